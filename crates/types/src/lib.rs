@@ -1,0 +1,19 @@
+//! The words of Tranship as types: ids, page ranges, modes, phases, blockers and reports. No I/O.
+//!
+//! Everything here is plain data that serialises with serde; the JSON forms are part of the API.
+
+mod blocker;
+mod id;
+mod mode;
+mod network;
+mod pages;
+mod phase;
+mod report;
+
+pub use blocker::{Blocker, BlockerKind};
+pub use id::{InvalidName, MigrationId, NodeName};
+pub use mode::Mode;
+pub use network::{Attachment, Interface, NetworkIdentity, Route};
+pub use pages::{AddressSpaceId, PAGE_SIZE, PageRange};
+pub use phase::{Outcome, Phase};
+pub use report::{Part, Progress, Report, Side};

@@ -1,0 +1,21 @@
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// How memory moves relative to the freeze.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Mode {
+    /// Stop-and-copy: freeze, then move everything.
+    #[default]
+    Cold,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Mode::Cold => "cold",
+        })
+    }
+}

@@ -1,0 +1,58 @@
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// The network identity of a container: what its network namespace must look like on any node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkIdentity {
+    /// The interfaces but `lo`, in their order of index.
+    pub interfaces: Vec<Interface>,
+    /// The routes that were not made by the kernel itself.
+    pub routes: Vec<Route>,
+}
+
+/// One interface inside the container's network namespace.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interface {
+    /// Name inside the namespace, e.g. `eth0`.
+    pub name: String,
+    /// Index inside the namespace; restored sockets may be bound to it.
+    pub index: u32,
+    /// Hardware address.
+    pub mac: [u8; 6],
+    /// Maximum transmission unit in bytes.
+    pub mtu: u32,
+    /// Addresses with their prefix lengths.
+    pub addresses: Vec<(IpAddr, u8)>,
+    /// How it hangs on the node.
+    pub attachment: Attachment,
+}
+
+/// How an interface hangs on the node; the names are those of the node's own interfaces.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", tag = "kind")]
+pub enum Attachment {
+    /// A macvlan in bridge mode on `parent`.
+    Macvlan {
+        /// The node's interface, e.g. `eth0`.
+        parent: String,
+    },
+    /// A veth whose other end is a port of `bridge`.
+    Bridge {
+        /// The node's bridge, e.g. `br0`.
+        bridge: String,
+    },
+}
+
+/// A route of the container's main table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Route {
+    /// Destination and prefix length; `None` is the default route.
+    pub destination: Option<(IpAddr, u8)>,
+    /// Next hop.
+    pub gateway: Option<IpAddr>,
+    /// Name of the interface it leaves by.
+    pub interface: String,
+    /// Priority; lower wins, 0 where none was set.
+    pub metric: u32,
+}

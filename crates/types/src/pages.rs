@@ -1,0 +1,60 @@
+use serde::{Deserialize, Serialize};
+
+/// Bytes in a page. Both nodes must agree; only kernels with 4 KiB pages are supported.
+pub const PAGE_SIZE: u64 = 4096;
+
+/// One address space of the container: the pid of its thread group leader *inside the container's pid namespace*,
+/// which is what CRIU's images and its lazy-pages socket call it and what stays the same across the move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct AddressSpaceId(pub u32);
+
+/// A run of pages `[start, end)` in one address space; both page-aligned, `start < end`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PageRange {
+    /// First byte's address.
+    pub start: u64,
+    /// Address after the last byte.
+    pub end: u64,
+}
+
+impl PageRange {
+    /// The range, or `None` if it is empty, backwards or not page-aligned.
+    pub fn new(start: u64, end: u64) -> Option<Self> {
+        (start < end && start.is_multiple_of(PAGE_SIZE) && end.is_multiple_of(PAGE_SIZE)).then_some(Self { start, end })
+    }
+
+    /// Length in bytes.
+    #[allow(clippy::len_without_is_empty, reason = "a range is never empty")]
+    pub fn len(&self) -> u64 {
+        self.end - self.start
+    }
+
+    /// Length in pages.
+    pub fn pages(&self) -> u64 {
+        self.len() / PAGE_SIZE
+    }
+
+    /// Whether `address` lies inside.
+    pub fn contains(&self, address: u64) -> bool {
+        (self.start..self.end).contains(&address)
+    }
+
+    /// The part that both have in common.
+    pub fn intersection(&self, other: &PageRange) -> Option<PageRange> {
+        let (start, end) = (self.start.max(other.start), self.end.min(other.end));
+        (start < end).then_some(PageRange { start, end })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_aligned_forward_ranges_exist() {
+        assert!(PageRange::new(0, 4096).is_some());
+        for (s, e) in [(0, 0), (4096, 0), (1, 4096), (0, 4097)] {
+            assert!(PageRange::new(s, e).is_none(), "{s}-{e}");
+        }
+    }
+}

@@ -1,0 +1,66 @@
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Where a migration stands; the phases of the design in their order, then the ways it can end.
+///
+/// ```text
+/// plan → prepare → freeze → transfer → ready → COMMIT → resume → release → done
+///   └───────┴─────────┴────────┴─────────┘ any failure: undo → undone (the source runs)
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// Looking for blockers; nothing has been touched on either node.
+    Plan,
+    /// The destination makes everything that can be made before the freeze.
+    Prepare,
+    /// The container's tasks are being stopped. The blackout begins.
+    Freeze,
+    /// Skeleton and memory travel; the destination restores, stopped.
+    Transfer,
+    /// The destination holds a complete, stopped copy.
+    Ready,
+    /// The decision is in the source's journal: from here on there is only forward.
+    Commit,
+    /// The destination's copy is being let go. The blackout ends.
+    Resume,
+    /// The source removes the original.
+    Release,
+    /// The container runs on the destination and is gone from the source.
+    Done,
+    /// A failure before the commit point is being undone.
+    Undo,
+    /// The container runs on the source as if nothing had happened.
+    Undone,
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Phase::Plan => "plan",
+            Phase::Prepare => "prepare",
+            Phase::Freeze => "freeze",
+            Phase::Transfer => "transfer",
+            Phase::Ready => "ready",
+            Phase::Commit => "commit",
+            Phase::Resume => "resume",
+            Phase::Release => "release",
+            Phase::Done => "done",
+            Phase::Undo => "undo",
+            Phase::Undone => "undone",
+        })
+    }
+}
+
+/// How a migration ended, or that it has not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Outcome {
+    /// Still under way, or waiting for a node that is out of reach.
+    Running,
+    /// The container runs on the destination.
+    Moved,
+    /// The container runs on the source; `Report::error` says why.
+    Failed,
+}

@@ -1,0 +1,120 @@
+use serde::{Deserialize, Serialize};
+
+use crate::{Blocker, MigrationId, Mode, NodeName, Outcome, Phase};
+
+/// Which side of a migration something happened on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Side {
+    /// The node that the container leaves.
+    Source,
+    /// The node that the container goes to.
+    Destination,
+}
+
+/// One part of a migration's time, on the source's clock.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Part {
+    /// What was done, e.g. `skeleton: dump`.
+    pub name: String,
+    /// Where.
+    pub side: Side,
+    /// When it began, in ms from the start of the freeze; negative before it.
+    pub start_ms: f64,
+    /// How long it took, in ms. Parts may overlap.
+    pub ms: f64,
+}
+
+/// What is known of a migration that is under way; made often, small.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct Progress {
+    /// Bytes of memory found to be moved.
+    pub memory_bytes: u64,
+    /// Bytes of memory moved so far (zero pages count as moved).
+    pub moved_bytes: u64,
+    /// Bytes written to the wire so far, framing and TLS included.
+    pub wire_bytes: u64,
+    /// Rate of the last interval in bytes a second.
+    pub rate: f64,
+}
+
+/// Everything that is known about one migration: what `status`, `history` and `move --json` show.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Its id.
+    pub id: MigrationId,
+    /// The container's name.
+    pub container: String,
+    /// Where from.
+    pub source: NodeName,
+    /// Where to.
+    pub destination: NodeName,
+    /// How.
+    pub mode: Mode,
+    /// Where it stands.
+    pub phase: Phase,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Start, in ms since the Unix epoch.
+    pub started_unix_ms: u64,
+    /// From the request to done or undone, in ms.
+    pub total_ms: Option<f64>,
+    /// From the first task frozen to the last task running, in ms: on the source's clock, the destination's part placed
+    /// by half the round trip. `None` where nothing was frozen.
+    pub blackout_ms: Option<f64>,
+    /// By how much `blackout_ms` can be wrong, in ms: half the round trip between the agents.
+    pub blackout_error_ms: Option<f64>,
+    /// The steps in the order in which they began.
+    pub parts: Vec<Part>,
+    /// Amounts.
+    pub progress: Progress,
+    /// Bytes of the skeleton's images.
+    pub skeleton_bytes: u64,
+    /// Most memory that the migration held on the source besides the container, in bytes.
+    pub source_extra_bytes: u64,
+    /// The same on the destination, the page store included.
+    pub destination_extra_bytes: u64,
+    /// Which way was taken where there are several ("memory: page store", "memory: criu", …), in words.
+    pub ways: Vec<String>,
+    /// Blockers, where they were the reason.
+    pub blockers: Vec<Blocker>,
+    /// The one sentence for the user, where it failed.
+    pub error: Option<String>,
+    /// What could not be tidied up, and what to do about it.
+    pub leftovers: Vec<String>,
+}
+
+impl Report {
+    /// The report of a migration that was just asked for.
+    pub fn new(
+        id: MigrationId,
+        container: String,
+        source: NodeName,
+        destination: NodeName,
+        mode: Mode,
+        started_unix_ms: u64,
+    ) -> Self {
+        Self {
+            id,
+            container,
+            source,
+            destination,
+            mode,
+            phase: Phase::Plan,
+            outcome: Outcome::Running,
+            started_unix_ms,
+            total_ms: None,
+            blackout_ms: None,
+            blackout_error_ms: None,
+            parts: Vec::new(),
+            progress: Progress::default(),
+            skeleton_bytes: 0,
+            source_extra_bytes: 0,
+            destination_extra_bytes: 0,
+            ways: Vec::new(),
+            blockers: Vec::new(),
+            error: None,
+            leftovers: Vec::new(),
+        }
+    }
+}
