@@ -55,4 +55,10 @@ pub struct Route {
     pub interface: String,
     /// Priority; lower wins, 0 where none was set.
     pub metric: u32,
+    /// The source address that packets without one of their own get on this route.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preferred_source: Option<IpAddr>,
+    /// The next hop is taken to be on the link although no prefix of the interface covers it.
+    #[serde(default)]
+    pub onlink: bool,
 }
