@@ -1,1 +1,6 @@
-//! placeholder
+//! CRIU, the tool that dumps and restores the skeleton: its RPC, the front that stands between an engine and criu, what it
+//! cannot carry (preflight), and where a working one is found.
+
+pub mod front;
+pub mod hidden;
+pub mod rpc;

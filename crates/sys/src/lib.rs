@@ -1,1 +1,12 @@
-//! placeholder
+//! Safe wrappers over the kernel interfaces that Tranship needs. The only crate with `unsafe` code (beside the preloaded
+//! library in `preload/`, which cannot be anything else).
+//!
+//! Each `unsafe` block names the invariant that makes it sound; ioctl numbers and the sizes of kernel structures are
+//! asserted at compile time.
+
+pub mod arena;
+pub mod clock;
+pub mod descriptor;
+pub mod pagemap;
+pub mod process;
+pub mod userfault;

@@ -1,1 +1,184 @@
-//! placeholder
+//! Preloaded into criu for a dump: hides the pages that the memory plane moves.
+//!
+//! CRIU asks the kernel which pages of a task hold data: by the ioctl PAGEMAP_SCAN, or on kernels before 6.7 by reading
+//! `/proc/PID/pagemap`. For the ranges listed in the file that `TRANSHIP_HIDDEN` names, this library answers "none", so
+//! that criu neither drains nor writes those pages: its images hold the skeleton only.
+//!
+//! The file is a sequence of 24-byte records `{pid: u32, zero: u32, start: u64, end: u64}`, little endian, sorted by pid
+//! and start, ranges not overlapping, written completely before criu is asked to dump. Once it has been loaded, a file of
+//! the same name with `.used` appended shows the agent that the library is at work.
+
+use std::ffi::{CStr, c_int, c_long, c_ulong, c_void};
+use std::sync::OnceLock;
+
+/// `struct pm_scan_arg` of linux/fs.h.
+#[repr(C)]
+struct ScanArg {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+const PAGEMAP_SCAN: c_ulong = 0xc060_6610;
+const REGION_BYTES: u64 = 24;
+const PAGE: u64 = 4096;
+const _: () = assert!(size_of::<ScanArg>() == 96);
+
+#[derive(Clone, Copy)]
+struct Hidden {
+    pid: u32,
+    start: u64,
+    end: u64,
+}
+
+type Ioctl = unsafe extern "C" fn(c_int, c_ulong, *mut c_void) -> c_int;
+type Pread = unsafe extern "C" fn(c_int, *mut c_void, usize, i64) -> isize;
+
+/// The next definition of `name` after this library's own.
+fn next(name: &CStr) -> *mut c_void {
+    // SAFETY: the name is a C string; dlsym returns an address or null.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    // There is no way to go on without libc's own functions.
+    if found.is_null() { std::process::abort() } else { found }
+}
+
+fn table() -> &'static [Hidden] {
+    static TABLE: OnceLock<Vec<Hidden>> = OnceLock::new();
+    TABLE.get_or_init(|| {
+        let Some(path) = std::env::var_os("TRANSHIP_HIDDEN") else { return Vec::new() };
+        let Ok(bytes) = std::fs::read(&path) else { return Vec::new() };
+        let word = |at: &[u8]| u64::from_le_bytes(at.try_into().expect("8 bytes"));
+        let table = bytes
+            .chunks_exact(24)
+            .map(|r| Hidden { pid: word(&r[..8]) as u32, start: word(&r[8..16]), end: word(&r[16..]) })
+            .collect();
+        let mut used = path;
+        used.push(".used");
+        let _ = std::fs::write(used, b"");
+        table
+    })
+}
+
+/// The pid whose pagemap the descriptor is, if it is one.
+fn pagemap_pid(fd: c_int) -> Option<u32> {
+    let target = std::fs::read_link(format!("/proc/self/fd/{fd}")).ok()?;
+    let text = target.to_str()?;
+    let (_, pid) = text.strip_suffix("/pagemap")?.rsplit_once('/')?;
+    pid.parse().ok()
+}
+
+/// The hidden ranges of `pid` that touch `[start, end)`.
+fn hidden(pid: u32, start: u64, end: u64) -> &'static [Hidden] {
+    let all = table();
+    let from = all.partition_point(|h| (h.pid, h.end) <= (pid, start));
+    let to = all.partition_point(|h| (h.pid, h.start) < (pid, end));
+    &all[from..to.max(from)]
+}
+
+/// Answers PAGEMAP_SCAN without the hidden ranges: only the gaps between them are scanned.
+///
+/// # Safety
+/// `arg` points to a valid `pm_scan_arg`, as the ioctl requires.
+unsafe fn scan(fd: c_int, arg: *mut ScanArg, pid: u32, real: Ioctl) -> c_int {
+    // SAFETY: by contract.
+    let whole = unsafe { &mut *arg };
+    let (start, end, vec, vec_len) = (whole.start, whole.end, whole.vec, whole.vec_len);
+    let mut found: u64 = 0;
+    let mut at = start;
+    for hide in hidden(pid, start, end).iter().copied().chain([Hidden { pid, start: end, end }]) {
+        let gap_end = hide.start.min(end);
+        while at < gap_end {
+            if found == vec_len {
+                whole.walk_end = at;
+                (whole.start, whole.end, whole.vec, whole.vec_len) = (start, end, vec, vec_len);
+                return found as c_int;
+            }
+            whole.start = at;
+            whole.end = gap_end;
+            whole.vec = vec + found * REGION_BYTES;
+            whole.vec_len = vec_len - found;
+            // SAFETY: the caller's own vector, advanced by what is filled already.
+            let count = unsafe { real(fd, PAGEMAP_SCAN, arg.cast()) };
+            if count < 0 || whole.walk_end <= at {
+                (whole.start, whole.end, whole.vec, whole.vec_len) = (start, end, vec, vec_len);
+                return if count < 0 { count } else { found as c_int };
+            }
+            found += count as u64;
+            at = whole.walk_end;
+        }
+        at = at.max(hide.end.min(end));
+    }
+    whole.walk_end = end;
+    (whole.start, whole.end, whole.vec, whole.vec_len) = (start, end, vec, vec_len);
+    found as c_int
+}
+
+/// Stands in for libc's `ioctl`.
+///
+/// # Safety
+/// As libc's: the argument must fit the request.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    static REAL: OnceLock<usize> = OnceLock::new();
+    // SAFETY: the symbol is libc's function of this type.
+    let real: Ioctl = unsafe { std::mem::transmute(*REAL.get_or_init(|| next(c"ioctl") as usize)) };
+    if request == PAGEMAP_SCAN
+        && !table().is_empty()
+        && let Some(pid) = pagemap_pid(fd)
+    {
+        // SAFETY: for this request the argument is a pm_scan_arg.
+        return unsafe { scan(fd, argument.cast(), pid, real) };
+    }
+    // SAFETY: handed on as it came.
+    unsafe { real(fd, request, argument) }
+}
+
+/// Blanks the entries of hidden pages in what was read of a pagemap file.
+fn blank(fd: c_int, buffer: *mut c_void, got: isize, offset: i64) {
+    let (Ok(got), Ok(offset)) = (u64::try_from(got), u64::try_from(offset)) else { return };
+    if got == 0 || table().is_empty() {
+        return;
+    }
+    let Some(pid) = pagemap_pid(fd) else { return };
+    let first = offset / 8 * PAGE;
+    let last = (offset + got).div_ceil(8) * PAGE;
+    for hide in hidden(pid, first, last) {
+        let from = (hide.start / PAGE * 8).max(offset) - offset;
+        let to = ((hide.end / PAGE * 8).min(offset + got)).saturating_sub(offset);
+        if from < to {
+            // SAFETY: `from..to` lies within the `got` bytes that the kernel has just written to the caller's buffer.
+            unsafe { std::ptr::write_bytes(buffer.cast::<u8>().add(from as usize), 0, (to - from) as usize) };
+        }
+    }
+}
+
+macro_rules! pread {
+    ($name:ident, $symbol:literal) => {
+        /// Stands in for libc's function of this name.
+        ///
+        /// # Safety
+        /// As libc's: the buffer must hold `count` bytes.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(fd: c_int, buffer: *mut c_void, count: usize, offset: c_long) -> isize {
+            static REAL: OnceLock<usize> = OnceLock::new();
+            // SAFETY: the symbol is libc's function of this type.
+            let real: Pread = unsafe { std::mem::transmute(*REAL.get_or_init(|| next($symbol) as usize)) };
+            // SAFETY: handed on as it came.
+            let got = unsafe { real(fd, buffer, count, offset) };
+            blank(fd, buffer, got, offset);
+            got
+        }
+    };
+}
+
+pread!(pread, c"pread");
+pread!(pread64, c"pread64");

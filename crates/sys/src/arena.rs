@@ -1,0 +1,209 @@
+//! Memory that is filled by one process and read by another: an unnamed file in memory with a bump allocator.
+//!
+//! The agent receives pages into slices of the arena; the pager, which has the same file, copies them from there into
+//! the restored tasks. Nothing in it can reach a disk (but for swap, see `docs/failure-model.md`).
+
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+
+const PAGE: u64 = 4096;
+
+/// A shared mapping of a whole file, unmapped on drop.
+#[derive(Debug)]
+struct Mapping {
+    start: NonNull<libc::c_void>,
+    len: usize,
+}
+
+// SAFETY: the mapping is plain memory that stays valid until drop; who may touch which bytes is decided by the types
+// that hold it (`Slice` is the only owner of its range, `View` hands out addresses only).
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn new(file: BorrowedFd<'_>, len: u64, protection: ProtFlags) -> io::Result<Self> {
+        let size = usize::try_from(len).ok().and_then(std::num::NonZeroUsize::new).ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: a new mapping at an address of the kernel's choice replaces no memory that anyone holds.
+        let start = unsafe { mmap(None, size, protection, MapFlags::MAP_SHARED | MapFlags::MAP_NORESERVE, file, 0)? };
+        Ok(Self { start, len: size.get() })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: exactly the range that `new` mapped; every borrower holds an `Arc` of the mapping or a reference to it.
+        let _ = unsafe { munmap(self.start, self.len) };
+    }
+}
+
+/// The writing side: hands out slices that nobody else has.
+#[derive(Debug)]
+pub struct Arena {
+    file: OwnedFd,
+    mapping: Mapping,
+    capacity: u64,
+    next: AtomicU64,
+}
+
+impl Arena {
+    /// An arena that can hold `capacity` bytes (rounded up to pages). Memory is taken as it is written, not here.
+    pub fn new(capacity: u64) -> io::Result<Arc<Self>> {
+        let capacity = capacity.max(PAGE).next_multiple_of(PAGE);
+        let file = memfd_create(c"tranship-pages", MFdFlags::MFD_CLOEXEC)?;
+        nix::unistd::ftruncate(&file, capacity.try_into().map_err(|_| io::ErrorKind::InvalidInput)?)?;
+        let mapping = Mapping::new(file.as_fd(), capacity, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE)?;
+        Ok(Arc::new(Self { file, mapping, capacity, next: AtomicU64::new(0) }))
+    }
+
+    /// The file, to be passed to the reading process.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Bytes that can be held.
+    pub fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// Bytes handed out so far.
+    pub fn used(&self) -> u64 {
+        self.next.load(Ordering::Relaxed)
+    }
+
+    /// A slice of `len` bytes (rounded up to pages) for the caller alone, or `None` when the arena is full.
+    pub fn allocate(self: &Arc<Self>, len: usize) -> Option<Slice> {
+        let size = (len as u64).next_multiple_of(PAGE);
+        let offset = self
+            .next
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
+                next.checked_add(size).filter(|end| *end <= self.capacity)
+            })
+            .ok()?;
+        Some(Slice { arena: Arc::clone(self), offset, len })
+    }
+}
+
+/// A part of an arena that nobody else has; dereferences to its bytes.
+#[derive(Debug)]
+pub struct Slice {
+    arena: Arc<Arena>,
+    offset: u64,
+    len: usize,
+}
+
+impl Slice {
+    /// Where in the file it begins, in bytes.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+}
+
+impl Deref for Slice {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `allocate` gave [offset, offset + len) of the live mapping to this value alone, and the file is never
+        // shrunk, so the bytes exist.
+        unsafe {
+            std::slice::from_raw_parts(self.arena.mapping.start.as_ptr().cast::<u8>().add(self.offset as usize), self.len)
+        }
+    }
+}
+
+impl DerefMut for Slice {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`; `&mut self` makes the access exclusive. The reading process is told of the range only
+        // after the slice is gone.
+        unsafe {
+            std::slice::from_raw_parts_mut(
+                self.arena.mapping.start.as_ptr().cast::<u8>().add(self.offset as usize),
+                self.len,
+            )
+        }
+    }
+}
+
+/// The reading side: knows addresses for the kernel to copy from, and gives memory back.
+#[derive(Debug)]
+pub struct View {
+    file: OwnedFd,
+    mapping: Mapping,
+}
+
+impl View {
+    /// Maps an arena's file that was received from another process. Fails unless the file is sealed in size by nature:
+    /// it must be a non-empty regular file in memory.
+    pub fn new(file: OwnedFd) -> io::Result<Self> {
+        let stat = nix::sys::stat::fstat(&file)?;
+        let len = u64::try_from(stat.st_size).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let mapping = Mapping::new(file.as_fd(), len, ProtFlags::PROT_READ)?;
+        Ok(Self { file, mapping })
+    }
+
+    /// The address of `[offset, offset + len)` in this process, for the kernel to read from; `None` if out of bounds.
+    pub(crate) fn address(&self, offset: u64, len: u64) -> Option<u64> {
+        let end = offset.checked_add(len)?;
+        (end <= self.mapping.len as u64).then(|| self.mapping.start.as_ptr() as u64 + offset)
+    }
+
+    /// Bytes that it spans.
+    #[allow(clippy::len_without_is_empty, reason = "a view is never empty")]
+    pub fn len(&self) -> u64 {
+        self.mapping.len as u64
+    }
+
+    /// Gives the memory of `[offset, offset + len)` back to the system; reads as zeros afterwards.
+    pub fn release(&self, offset: u64, len: u64) -> io::Result<()> {
+        let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        let invalid = |_| io::Error::from(io::ErrorKind::InvalidInput);
+        fallocate(&self.file, flags, offset.try_into().map_err(invalid)?, len.try_into().map_err(invalid)?)?;
+        Ok(())
+    }
+
+    /// Bytes of memory that the file occupies now.
+    pub fn resident(&self) -> io::Result<u64> {
+        Ok(nix::sys::stat::fstat(&self.file)?.st_blocks.unsigned_abs() * 512)
+    }
+}
+
+impl AsRawFd for Arena {
+    fn as_raw_fd(&self) -> std::os::fd::RawFd {
+        self.file.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_side_writes_the_other_sees_until_it_releases_it() {
+        let arena = Arena::new(1 << 20).unwrap();
+        let mut slice = arena.allocate(8192).unwrap();
+        slice.fill(7);
+        assert_eq!(slice.offset(), 0);
+        let view = View::new(arena.file().try_clone_to_owned().unwrap()).unwrap();
+        assert!(view.resident().unwrap() >= 8192);
+        assert!(view.address(0, 1 << 20).is_some());
+        assert!(view.address(1, 1 << 20).is_none());
+        assert!(view.address(u64::MAX, 2).is_none());
+        view.release(0, 8192).unwrap();
+        assert!(slice.iter().all(|b| *b == 0));
+    }
+
+    #[test]
+    fn a_full_arena_refuses_and_says_so() {
+        let arena = Arena::new(8192).unwrap();
+        assert!(arena.allocate(4097).is_some());
+        assert!(arena.allocate(1).is_none());
+        assert_eq!(arena.used(), 8192);
+    }
+}

@@ -1,0 +1,162 @@
+//! Which pages of a task hold data: PAGEMAP_SCAN (Documentation/admin-guide/mm/pagemap.rst), and the pagemap file itself
+//! on kernels before 6.7, which do not have it.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+
+const PAGE: u64 = 4096;
+
+/// `struct pm_scan_arg` of linux/fs.h.
+#[repr(C)]
+#[derive(Default)]
+struct ScanArg {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+/// `struct page_region` of linux/fs.h.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct PageRegion {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+const _: () = assert!(size_of::<ScanArg>() == 96);
+const _: () = assert!(size_of::<PageRegion>() == 24);
+
+const PAGEMAP_SCAN: u64 = nix::request_code_readwrite!(b'f', 16, size_of::<ScanArg>());
+const _: () = assert!(PAGEMAP_SCAN == 0xc060_6610);
+
+const PAGE_IS_FILE: u64 = 1 << 2;
+const PAGE_IS_PRESENT: u64 = 1 << 3;
+const PAGE_IS_SWAPPED: u64 = 1 << 4;
+const PAGE_IS_PFNZERO: u64 = 1 << 5;
+
+/// The page table of one task, open for asking.
+#[derive(Debug)]
+pub struct Pagemap {
+    file: File,
+    scan: bool,
+}
+
+impl Pagemap {
+    /// Opens `/proc/PID/pagemap`.
+    pub fn open(pid: u32) -> io::Result<Self> {
+        Ok(Self { file: File::open(format!("/proc/{pid}/pagemap"))?, scan: true })
+    }
+
+    /// Calls `found` with every run `[start, end)` of private anonymous pages below `[start, end)` that hold data: in
+    /// memory or swapped out, neither the shared zero page nor a page of a file. Runs come in order and do not overlap.
+    pub fn populated(&mut self, start: u64, end: u64, mut found: impl FnMut(u64, u64)) -> io::Result<()> {
+        if self.scan {
+            match self.scan_populated(start, end, &mut found) {
+                Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => self.scan = false,
+                done => return done,
+            }
+        }
+        self.read_populated(start, end, &mut found)
+    }
+
+    fn scan_populated(&self, start: u64, end: u64, found: &mut impl FnMut(u64, u64)) -> io::Result<()> {
+        let mut regions = [PageRegion::default(); 512];
+        let mut at = start;
+        while at < end {
+            let mut arg = ScanArg {
+                size: size_of::<ScanArg>() as u64,
+                start: at,
+                end,
+                vec: regions.as_mut_ptr() as u64,
+                vec_len: regions.len() as u64,
+                category_inverted: PAGE_IS_PFNZERO | PAGE_IS_FILE,
+                category_mask: PAGE_IS_PFNZERO | PAGE_IS_FILE,
+                category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+                return_mask: PAGE_IS_PRESENT,
+                ..ScanArg::default()
+            };
+            // SAFETY: the kernel writes at most `vec_len` regions to `vec`, which points to that many, and the argument
+            // has the size that the request number states.
+            let count = unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) };
+            let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
+            for region in &regions[..count.min(regions.len())] {
+                found(region.start, region.end);
+            }
+            if arg.walk_end <= at {
+                return Err(io::Error::other("PAGEMAP_SCAN made no progress"));
+            }
+            at = arg.walk_end;
+        }
+        Ok(())
+    }
+
+    fn read_populated(&self, start: u64, end: u64, found: &mut impl FnMut(u64, u64)) -> io::Result<()> {
+        const PRESENT_OR_SWAPPED: u64 = 0b11 << 62;
+        const FILE_OR_SHARED: u64 = 1 << 61;
+        let mut entries = [0u8; 8 * 4096];
+        let mut run: Option<(u64, u64)> = None;
+        let mut at = start;
+        while at < end {
+            let want = (((end - at) / PAGE * 8) as usize).min(entries.len());
+            self.file.read_exact_at(&mut entries[..want], at / PAGE * 8)?;
+            for entry in entries[..want].chunks_exact(8) {
+                let entry = u64::from_le_bytes(entry.try_into().expect("chunks of 8"));
+                if entry & PRESENT_OR_SWAPPED != 0 && entry & FILE_OR_SHARED == 0 {
+                    run = match run {
+                        Some((from, to)) if to == at => Some((from, at + PAGE)),
+                        other => {
+                            if let Some((from, to)) = other {
+                                found(from, to);
+                            }
+                            Some((at, at + PAGE))
+                        }
+                    };
+                }
+                at += PAGE;
+            }
+        }
+        if let Some((from, to)) = run {
+            found(from, to);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn collect(map: &mut Pagemap, start: u64, len: u64) -> Vec<(u64, u64)> {
+        let mut out = Vec::new();
+        map.populated(start, start + len, |s, e| out.push((s - start, e - start))).unwrap();
+        out
+    }
+
+    #[test]
+    fn both_ways_find_just_the_pages_that_were_written() {
+        let mut memory = vec![0u8; 64 * PAGE as usize + PAGE as usize];
+        let start = (memory.as_ptr() as u64).next_multiple_of(PAGE);
+        let skip = (start - memory.as_ptr() as u64) as usize;
+        for page in [3usize, 4, 9] {
+            memory[skip + page * PAGE as usize] = 1;
+        }
+        let mut map = Pagemap::open(std::process::id()).unwrap();
+        let expected = vec![(3 * PAGE, 5 * PAGE), (9 * PAGE, 10 * PAGE)];
+        // Only the 32 pages in the middle are surely untouched by the allocator's own bookkeeping.
+        assert_eq!(collect(&mut map, start, 32 * PAGE), expected);
+        map.scan = false;
+        assert_eq!(collect(&mut map, start, 32 * PAGE), expected);
+    }
+}

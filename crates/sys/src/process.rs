@@ -1,0 +1,57 @@
+//! Starting and reading processes.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+/// Makes the command's process the leader of a session of its own, so that neither a terminal's signals nor the end of
+/// its parent's session reach it.
+pub fn detach(command: &mut Command) -> &mut Command {
+    // SAFETY: setsid is async-signal-safe and touches no memory.
+    unsafe {
+        command.pre_exec(|| {
+            // Fails only if the process leads a group already, which a freshly forked child does not.
+            libc::setsid();
+            Ok(())
+        })
+    }
+}
+
+/// Lets the command's process have `descriptor` under the number `number`, whatever was there before, and keeps every
+/// other descriptor as its own close-on-exec flag says.
+pub fn with_descriptor(command: &mut Command, descriptor: OwnedFd, number: RawFd) -> &mut Command {
+    // SAFETY: dup2 and fcntl are async-signal-safe; the closure owns the descriptor, so it is open when it runs.
+    unsafe {
+        command.pre_exec(move || {
+            let raw = descriptor.as_raw_fd();
+            let done = if raw == number {
+                libc::fcntl(raw, libc::F_SETFD, 0)
+            } else {
+                libc::dup2(raw, number)
+            };
+            if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+
+    #[test]
+    fn a_child_finds_its_descriptor_under_the_number_and_leads_a_session() {
+        let (mut read, write) = std::io::pipe().unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo $$ $(cut -d' ' -f6 /proc/$$/stat) >&7"]);
+        with_descriptor(&mut command, write.into(), 7);
+        detach(&mut command);
+        assert!(command.status().unwrap().success());
+        drop(command);
+        let mut text = String::new();
+        read.read_to_string(&mut text).unwrap();
+        let ids: Vec<&str> = text.split_whitespace().collect();
+        assert_eq!(ids[0], ids[1]);
+    }
+}

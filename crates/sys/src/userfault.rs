@@ -1,0 +1,179 @@
+//! userfaultfd (Documentation/admin-guide/mm/userfaultfd.rst), the side that answers.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use crate::arena::View;
+
+#[repr(C)]
+struct CopyArg {
+    dst: u64,
+    src: u64,
+    len: u64,
+    mode: u64,
+    copy: i64,
+}
+
+#[repr(C)]
+struct ZeroArg {
+    start: u64,
+    len: u64,
+    mode: u64,
+    zeropage: i64,
+}
+
+/// `struct uffd_msg`: the event, padding, then 24 bytes that the event gives a meaning to.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Message {
+    event: u8,
+    reserved: [u8; 7],
+    arg: [u64; 3],
+}
+
+const _: () = assert!(size_of::<CopyArg>() == 40);
+const _: () = assert!(size_of::<ZeroArg>() == 32);
+const _: () = assert!(size_of::<Message>() == 32);
+
+const UFFDIO_COPY: u64 = nix::request_code_readwrite!(0xAA, 0x03, size_of::<CopyArg>());
+const UFFDIO_ZEROPAGE: u64 = nix::request_code_readwrite!(0xAA, 0x04, size_of::<ZeroArg>());
+const _: () = assert!(UFFDIO_COPY == 0xc028_aa03);
+const _: () = assert!(UFFDIO_ZEROPAGE == 0xc020_aa04);
+
+const EVENT_PAGEFAULT: u8 = 0x12;
+const EVENT_FORK: u8 = 0x13;
+const EVENT_REMAP: u8 = 0x14;
+const EVENT_REMOVE: u8 = 0x15;
+const EVENT_UNMAP: u8 = 0x16;
+
+/// What happened in the address space.
+#[derive(Debug)]
+pub enum Event {
+    /// A thread waits for the page that contains `address`.
+    Fault {
+        /// Where it touched memory.
+        address: u64,
+    },
+    /// The task forked; the child's address space is answered through the new descriptor.
+    Fork(Userfault),
+    /// `[from, from + len)` is now at `to`.
+    Remap {
+        /// Old start.
+        from: u64,
+        /// New start.
+        to: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// The content of `[start, end)` was thrown away (madvise); it reads as zeros from now on.
+    Remove {
+        /// Start.
+        start: u64,
+        /// End.
+        end: u64,
+    },
+    /// `[start, end)` is no longer mapped.
+    Unmap {
+        /// Start.
+        start: u64,
+        /// End.
+        end: u64,
+    },
+}
+
+/// How far an attempt to fill pages came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Filled {
+    /// All of it.
+    All,
+    /// The first `n` bytes; then there was a page already.
+    UntilPresent(u64),
+    /// The first `n` bytes; the address space is being changed: read the events, then try again.
+    UntilChange(u64),
+    /// The first `n` bytes; what follows is not mapped, or not ours.
+    UntilUnmapped(u64),
+    /// The address space is gone.
+    Gone,
+}
+
+/// One address space whose missing pages this process supplies.
+#[derive(Debug)]
+pub struct Userfault {
+    fd: OwnedFd,
+}
+
+impl From<OwnedFd> for Userfault {
+    /// Takes a descriptor received from the task's side. If it is not a userfaultfd, every call on it fails.
+    fn from(fd: OwnedFd) -> Self {
+        Self { fd }
+    }
+}
+
+impl AsFd for Userfault {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Userfault {
+    /// The next event, or `None` if there is none now. The descriptor must be non-blocking (CRIU opens it so).
+    pub fn next_event(&self) -> io::Result<Option<Event>> {
+        let mut message = Message::default();
+        // SAFETY: the buffer is a plain structure of the size given; the kernel writes whole messages only.
+        let got = unsafe { libc::read(self.fd.as_raw_fd(), (&raw mut message).cast(), size_of::<Message>()) };
+        if got < 0 {
+            let error = io::Error::last_os_error();
+            return if error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) };
+        }
+        if got == 0 {
+            return Ok(None);
+        }
+        if got as usize != size_of::<Message>() {
+            return Err(io::Error::other("short userfaultfd message"));
+        }
+        let [a, b, c] = message.arg;
+        Ok(Some(match message.event {
+            EVENT_PAGEFAULT => Event::Fault { address: b },
+            // SAFETY: the kernel has just installed this descriptor in our table, for us alone.
+            EVENT_FORK => Event::Fork(Self { fd: unsafe { OwnedFd::from_raw_fd(a as u32 as RawFd) } }),
+            EVENT_REMAP => Event::Remap { from: a, to: b, len: c },
+            EVENT_REMOVE => Event::Remove { start: a, end: b },
+            EVENT_UNMAP => Event::Unmap { start: a, end: b },
+            other => return Err(io::Error::other(format!("userfaultfd event {other:#x} is unknown"))),
+        }))
+    }
+
+    /// Fills `[address, address + len)` with `[offset, offset + len)` of `source`, and wakes who waits for it.
+    pub fn copy(&self, address: u64, source: &View, offset: u64, len: u64) -> io::Result<Filled> {
+        let src = source.address(offset, len).ok_or(io::ErrorKind::InvalidInput)?;
+        let mut arg = CopyArg { dst: address, src, len, mode: 0, copy: 0 };
+        // SAFETY: `src` is `len` readable bytes of the view, which outlives the call; `dst` lies in another address
+        // space (or is refused), so no memory of this process is written but `arg`.
+        let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_COPY, &raw mut arg) };
+        Self::filled(result, arg.copy, len)
+    }
+
+    /// Fills `[address, address + len)` with zeros, and wakes who waits for it.
+    pub fn zero(&self, address: u64, len: u64) -> io::Result<Filled> {
+        let mut arg = ZeroArg { start: address, len, mode: 0, zeropage: 0 };
+        // SAFETY: as in `copy`; the kernel writes nothing of ours but `arg`.
+        let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_ZEROPAGE, &raw mut arg) };
+        Self::filled(result, arg.zeropage, len)
+    }
+
+    fn filled(result: i32, progress: i64, len: u64) -> io::Result<Filled> {
+        if result == 0 {
+            return Ok(Filled::All);
+        }
+        let error = io::Error::last_os_error();
+        let done = u64::try_from(progress).unwrap_or(0).min(len);
+        match error.raw_os_error() {
+            Some(libc::EEXIST) => Ok(Filled::UntilPresent(done)),
+            // A partial copy is reported as EAGAIN with the count; the reason shows when it is tried again.
+            Some(libc::EAGAIN) => Ok(Filled::UntilChange(done)),
+            Some(libc::ENOENT | libc::EFAULT | libc::EINVAL) => Ok(Filled::UntilUnmapped(done)),
+            Some(libc::ESRCH) => Ok(Filled::Gone),
+            _ => Err(error),
+        }
+    }
+}
