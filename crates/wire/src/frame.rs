@@ -1,0 +1,297 @@
+use std::fmt;
+
+use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange};
+
+use crate::WireError;
+
+/// Length of an encoded [`FrameHeader`] in bytes.
+pub const HEADER_LEN: usize = 24;
+/// Most bytes in a message's JSON.
+pub const MAX_MESSAGE: u32 = 1 << 20;
+/// Most bytes of pages in one frame.
+pub const MAX_PAGES: u32 = 1 << 20;
+/// Most bytes in one piece of a file.
+pub const MAX_FILE_DATA: u32 = 1 << 20;
+/// Most bytes in the JSON that announces a file.
+pub const MAX_FILE_BEGIN: u32 = 4096;
+/// End of a task's address space: 47 bits, as x86-64 and arm64 tasks have them unless they ask for more.
+pub const USER_ADDRESS_END: u64 = 1 << 47;
+
+/// What a frame is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// A request or response in JSON.
+    Message = 1,
+    /// Pages with their content.
+    Pages = 2,
+    /// Pages of zeros, without content.
+    Zero = 3,
+    /// Announces a file.
+    FileBegin = 4,
+    /// A piece of the file.
+    FileData = 5,
+    /// The stream is complete.
+    End = 6,
+    /// Asks for a [`Kind::Pong`].
+    Ping = 7,
+    /// Answers a [`Kind::Ping`].
+    Pong = 8,
+}
+
+impl Kind {
+    fn from_u8(value: u8) -> Option<Self> {
+        Some(match value {
+            1 => Kind::Message,
+            2 => Kind::Pages,
+            3 => Kind::Zero,
+            4 => Kind::FileBegin,
+            5 => Kind::FileData,
+            6 => Kind::End,
+            7 => Kind::Ping,
+            8 => Kind::Pong,
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Kind::Message => "Message",
+            Kind::Pages => "Pages",
+            Kind::Zero => "Zero",
+            Kind::FileBegin => "FileBegin",
+            Kind::FileData => "FileData",
+            Kind::End => "End",
+            Kind::Ping => "Ping",
+            Kind::Pong => "Pong",
+        })
+    }
+}
+
+/// The header of a frame: each variant has what exists in a frame of that kind.
+///
+/// On the wire, little-endian, 24 bytes:
+///
+/// ```text
+/// 0     1      2         4      8        16       20     24
+/// │kind │flags │reserved │space │address │length  │extra │ payload: `length` bytes
+/// ```
+///
+/// | kind | space | address | length | extra |
+/// |---|---|---|---|---|
+/// | Message, FileBegin | 0 | 0 | bytes of JSON | 0 |
+/// | Pages | address space | first page | bytes of pages | 0 |
+/// | Zero | address space | first page | 0 | pages |
+/// | FileData | 0 | offset in the file | bytes | 0 |
+/// | End | 0 | payload bytes of the stream | 0 | 0 |
+/// | Ping, Pong | 0 | sender's timestamp in ns | 0 | 0 |
+///
+/// `flags` and `reserved` are 0. What a kind does not use must be 0, so that a later version can give it a meaning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FrameHeader {
+    /// `length` bytes of JSON follow.
+    Message {
+        /// Bytes of JSON, 1 to [`MAX_MESSAGE`].
+        length: u32,
+    },
+    /// The content of `range` follows.
+    Pages {
+        /// Whose pages.
+        space: AddressSpaceId,
+        /// Which, at most [`MAX_PAGES`] bytes.
+        range: PageRange,
+    },
+    /// `range` is all zeros; nothing follows.
+    Zero {
+        /// Whose pages.
+        space: AddressSpaceId,
+        /// Which.
+        range: PageRange,
+    },
+    /// `length` bytes of JSON follow, a [`crate::FileBegin`].
+    FileBegin {
+        /// Bytes of JSON, 1 to [`MAX_FILE_BEGIN`].
+        length: u32,
+    },
+    /// `length` bytes of the file follow.
+    FileData {
+        /// Where in the file they belong.
+        offset: u64,
+        /// Bytes, 1 to [`MAX_FILE_DATA`].
+        length: u32,
+    },
+    /// The stream is complete.
+    End {
+        /// The sum of the payloads' lengths in bytes, as the sender counted them.
+        total: u64,
+    },
+    /// Asks for a [`FrameHeader::Pong`] with the same timestamp.
+    Ping {
+        /// The sender's clock in ns; means something to the sender only.
+        timestamp_ns: u64,
+    },
+    /// Answers a [`FrameHeader::Ping`].
+    Pong {
+        /// The timestamp of the ping.
+        timestamp_ns: u64,
+    },
+}
+
+impl FrameHeader {
+    /// The header of a message of `length` bytes of JSON.
+    ///
+    /// # Errors
+    /// If it is empty or over [`MAX_MESSAGE`].
+    pub fn message(length: usize) -> Result<Self, WireError> {
+        let length = bounded(Kind::Message, length as u64, MAX_MESSAGE)?;
+        Ok(Self::Message { length })
+    }
+
+    /// The header of the pages at `address`, `length` bytes.
+    ///
+    /// # Errors
+    /// If these are not whole pages, not at least one, over [`MAX_PAGES`], or beyond [`USER_ADDRESS_END`].
+    pub fn pages(space: AddressSpaceId, address: u64, length: usize) -> Result<Self, WireError> {
+        bounded(Kind::Pages, length as u64, MAX_PAGES)?;
+        Ok(Self::Pages { space, range: range(Kind::Pages, address, length as u64)? })
+    }
+
+    /// The header that says that `pages` pages from `address` on are zero.
+    ///
+    /// # Errors
+    /// If `address` is not a page's, there is no page, or the pages go beyond [`USER_ADDRESS_END`].
+    pub fn zero(space: AddressSpaceId, address: u64, pages: u32) -> Result<Self, WireError> {
+        Ok(Self::Zero { space, range: range(Kind::Zero, address, u64::from(pages) * PAGE_SIZE)? })
+    }
+
+    /// The header of a [`crate::FileBegin`] of `length` bytes of JSON.
+    ///
+    /// # Errors
+    /// If it is empty or over [`MAX_FILE_BEGIN`].
+    pub fn file_begin(length: usize) -> Result<Self, WireError> {
+        let length = bounded(Kind::FileBegin, length as u64, MAX_FILE_BEGIN)?;
+        Ok(Self::FileBegin { length })
+    }
+
+    /// The header of `length` bytes of a file, from `offset` on.
+    ///
+    /// # Errors
+    /// If there are none, more than [`MAX_FILE_DATA`], or they end beyond 2^64.
+    pub fn file_data(offset: u64, length: usize) -> Result<Self, WireError> {
+        let length = bounded(Kind::FileData, length as u64, MAX_FILE_DATA)?;
+        if offset.checked_add(u64::from(length)).is_none() {
+            return Err(WireError::OutOfRange { kind: Kind::FileData, address: offset, length: u64::from(length) });
+        }
+        Ok(Self::FileData { offset, length })
+    }
+
+    /// What kind of frame this is.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Message { .. } => Kind::Message,
+            Self::Pages { .. } => Kind::Pages,
+            Self::Zero { .. } => Kind::Zero,
+            Self::FileBegin { .. } => Kind::FileBegin,
+            Self::FileData { .. } => Kind::FileData,
+            Self::End { .. } => Kind::End,
+            Self::Ping { .. } => Kind::Ping,
+            Self::Pong { .. } => Kind::Pong,
+        }
+    }
+
+    /// Bytes that follow the header; at most 1 MiB in a header that was decoded.
+    pub fn payload_len(&self) -> usize {
+        match self {
+            Self::Message { length } | Self::FileBegin { length } | Self::FileData { length, .. } => *length as usize,
+            Self::Pages { range, .. } => range.len() as usize,
+            Self::Zero { .. } | Self::End { .. } | Self::Ping { .. } | Self::Pong { .. } => 0,
+        }
+    }
+
+    /// The 24 bytes for the wire. A header that the constructors or [`FrameHeader::decode`] made decodes to itself.
+    pub fn encode(&self) -> [u8; HEADER_LEN] {
+        let (space, address, length, extra) = match *self {
+            Self::Message { length } | Self::FileBegin { length } => (0, 0, length, 0),
+            Self::Pages { space, range } => (space.0, range.start, range.end.wrapping_sub(range.start) as u32, 0),
+            Self::Zero { space, range } => {
+                (space.0, range.start, 0, (range.end.wrapping_sub(range.start) / PAGE_SIZE) as u32)
+            }
+            Self::FileData { offset, length } => (0, offset, length, 0),
+            Self::End { total } => (0, total, 0, 0),
+            Self::Ping { timestamp_ns } | Self::Pong { timestamp_ns } => (0, timestamp_ns, 0, 0),
+        };
+        let mut bytes = [0; HEADER_LEN];
+        bytes[0] = self.kind() as u8;
+        bytes[4..8].copy_from_slice(&space.to_le_bytes());
+        bytes[8..16].copy_from_slice(&address.to_le_bytes());
+        bytes[16..20].copy_from_slice(&length.to_le_bytes());
+        bytes[20..24].copy_from_slice(&extra.to_le_bytes());
+        bytes
+    }
+
+    /// Reads and checks a header: what it returns is within all limits.
+    ///
+    /// # Errors
+    /// Any kind that is unknown, any length, address or range that is not allowed, any unused field that is not 0.
+    pub fn decode(bytes: &[u8; HEADER_LEN]) -> Result<Self, WireError> {
+        let u32_at = |i: usize| u32::from_le_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
+        let kind = Kind::from_u8(bytes[0])
+            .ok_or(WireError::Unknown { field: "the kind of a frame", value: u64::from(bytes[0]) })?;
+        let (space, length, extra) = (u32_at(4), u32_at(16), u32_at(20));
+        let address = u64::from(u32_at(8)) | u64::from(u32_at(12)) << 32;
+        let zero = |field, value: u64| if value == 0 { Ok(()) } else { Err(WireError::NotZero { kind, field, value }) };
+
+        zero("flags", u64::from(bytes[1]))?;
+        zero("reserved", u64::from(u16::from_le_bytes([bytes[2], bytes[3]])))?;
+        if !matches!(kind, Kind::Pages | Kind::Zero) {
+            zero("space", u64::from(space))?;
+        }
+        if kind != Kind::Zero {
+            zero("extra", u64::from(extra))?;
+        }
+        if matches!(kind, Kind::Message | Kind::FileBegin) {
+            zero("address", address)?;
+        }
+        if matches!(kind, Kind::Zero | Kind::End | Kind::Ping | Kind::Pong) {
+            zero("length", u64::from(length))?;
+        }
+        match kind {
+            Kind::Message => Self::message(length as usize),
+            Kind::Pages => Self::pages(AddressSpaceId(space), address, length as usize),
+            Kind::Zero => Self::zero(AddressSpaceId(space), address, extra),
+            Kind::FileBegin => Self::file_begin(length as usize),
+            Kind::FileData => Self::file_data(address, length as usize),
+            Kind::End => Ok(Self::End { total: address }),
+            Kind::Ping => Ok(Self::Ping { timestamp_ns: address }),
+            Kind::Pong => Ok(Self::Pong { timestamp_ns: address }),
+        }
+    }
+}
+
+fn bounded(kind: Kind, length: u64, limit: u32) -> Result<u32, WireError> {
+    let what = match kind {
+        Kind::Message => "a message",
+        Kind::Pages => "a frame of pages",
+        Kind::FileBegin => "the announcement of a file",
+        _ => "a piece of a file",
+    };
+    match u32::try_from(length) {
+        Ok(0) => Err(WireError::Empty { kind }),
+        Ok(n) if n <= limit => Ok(n),
+        _ => Err(WireError::TooLong { what, length, limit: u64::from(limit) }),
+    }
+}
+
+fn range(kind: Kind, address: u64, length: u64) -> Result<PageRange, WireError> {
+    if length == 0 {
+        return Err(WireError::Empty { kind });
+    }
+    let end = address.checked_add(length).filter(|end| *end <= USER_ADDRESS_END).ok_or(WireError::OutOfRange {
+        kind,
+        address,
+        length,
+    })?;
+    PageRange::new(address, end).ok_or(WireError::Unaligned { kind, address, length })
+}
