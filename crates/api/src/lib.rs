@@ -1,1 +1,41 @@
-//! placeholder
+//! The agent's HTTP+JSON API, spoken over a Unix socket: what is exchanged, the server's side, and a client.
+//!
+//! | call | answer |
+//! |---|---|
+//! | `GET /v1/node` | [`NodeInfo`] |
+//! | `GET /v1/containers` | [`ContainerInfo`]s |
+//! | `POST /v1/migrations` ([`MoveRequest`]) | 202 [`Report`], or 200 [`Plan`] for a dry run |
+//! | `GET /v1/migrations` | [`Report`]s, newest first |
+//! | `GET /v1/migrations/ID` | [`Report`] |
+//! | `GET /v1/migrations/ID/events` | newline-delimited [`Report`]s until the migration has ended |
+//! | `GET /v1/openapi.json` | the OpenAPI description |
+//!
+//! Everything else is an [`ApiError`]: 400 for a request that makes no sense, 404 for an unknown id or container, 409 where
+//! a move of the container is under way, 422 for blockers, 503 where this node cannot move anything as it stands, 500 for
+//! what should not happen.
+//!
+//! An agent implements [`AgentService`] and hands it to [`router`] and [`serve`]. Programs use [`Client`], or
+//! [`blocking::Client`] where they have no async runtime.
+//!
+//! [`Report`]: tranship_types::Report
+
+pub mod blocking;
+mod client;
+mod exchange;
+mod openapi;
+mod server;
+mod service;
+mod socket;
+
+pub use client::{Client, ClientError, Events};
+pub use exchange::{
+    ApiError, Begun, ContainerInfo, ContainerState, ErrorBody, MoveRequest, NodeInfo, PeerInfo, PeerState, Plan,
+    Problem, ToolInfo,
+};
+pub use openapi::description;
+pub use server::{router, serve};
+pub use service::{AgentService, ErrorKind, ServiceError};
+pub use socket::{BindError, bind};
+
+/// Where the agent listens unless it is told otherwise.
+pub const DEFAULT_SOCKET: &str = "/run/tranship/agent.sock";

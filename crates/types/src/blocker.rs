@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// What kind of thing stands in the way of a move; stable names for programs, the texts are for people.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum BlockerKind {
@@ -47,6 +48,7 @@ pub enum BlockerKind {
 
 /// One thing that stands in the way of a move, found before anything is touched.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Blocker {
     /// Stable name of the kind.
     pub kind: BlockerKind,

@@ -36,6 +36,7 @@ macro_rules! name_type {
     ($(#[$doc:meta])* $ty:ident, $what:literal, $max:literal) => {
         $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
         #[serde(try_from = "String", into = "String")]
         pub struct $ty(String);
 

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// How memory moves relative to the freeze.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Mode {

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 ///   └───────┴─────────┴────────┴─────────┘ any failure: undo → undone (the source runs)
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
     /// Looking for blockers; nothing has been touched on either node.
@@ -55,6 +56,7 @@ impl fmt::Display for Phase {
 
 /// How a migration ended, or that it has not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
     /// Still under way, or waiting for a node that is out of reach.

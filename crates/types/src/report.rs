@@ -4,6 +4,7 @@ use crate::{Blocker, MigrationId, Mode, NodeName, Outcome, Phase};
 
 /// Which side of a migration something happened on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Side {
     /// The node that the container leaves.
@@ -14,6 +15,7 @@ pub enum Side {
 
 /// One part of a migration's time, on the source's clock.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Part {
     /// What was done, e.g. `skeleton: dump`.
     pub name: String,
@@ -27,6 +29,7 @@ pub struct Part {
 
 /// What is known of a migration that is under way; made often, small.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Progress {
     /// Bytes of memory found to be moved.
     pub memory_bytes: u64,
@@ -40,6 +43,7 @@ pub struct Progress {
 
 /// Everything that is known about one migration: what `status`, `history` and `move --json` show.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Report {
     /// Its id.
     pub id: MigrationId,

@@ -1,0 +1,203 @@
+use serde::{Deserialize, Serialize};
+use tranship_types::{Blocker, MigrationId, Mode, NodeName, Report};
+use utoipa::ToSchema;
+
+/// Something that does not work, and what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Problem {
+    /// What is wrong, without a full stop.
+    pub cause: String,
+    /// What the user can do, as an imperative without a full stop.
+    pub remedy: String,
+}
+
+/// A program that the node needs: criu, or an engine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ToolInfo {
+    /// What it is called, e.g. `runc`.
+    pub name: String,
+    /// The file that would be executed, where one was found.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// Its version as it states it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// Why it cannot be used; absent where it can.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<Problem>,
+}
+
+impl ToolInfo {
+    /// Whether moves can rely on it.
+    pub fn usable(&self) -> bool {
+        self.problem.is_none()
+    }
+}
+
+/// What is known of a peer's agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum PeerState {
+    /// It answered, and both sides accept each other's certificate.
+    Up,
+    /// It did not answer or was refused; `problem` says why.
+    Down,
+    /// Nobody has asked it yet.
+    Unknown,
+}
+
+/// Another node that containers can be moved to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PeerInfo {
+    /// Its name.
+    pub name: NodeName,
+    /// Where its agent listens, `host:port`.
+    pub address: String,
+    /// Whether it can be talked to.
+    pub state: PeerState,
+    /// Why it cannot be talked to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<Problem>,
+}
+
+/// The node that the agent runs on, and whether it can take part in moves.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NodeInfo {
+    /// Its name, as in its certificate.
+    pub name: NodeName,
+    /// The agent's version.
+    pub version: String,
+    /// Where the agent listens for other agents, `host:port`.
+    pub listen: String,
+    /// The criu that would be used.
+    pub criu: ToolInfo,
+    /// The engines on this node.
+    pub engines: Vec<ToolInfo>,
+    /// The nodes that it knows.
+    pub peers: Vec<PeerInfo>,
+}
+
+/// What a container does, in the engine's eyes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ContainerState {
+    /// Made but never started.
+    Created,
+    /// Running.
+    Running,
+    /// Frozen by its engine.
+    Paused,
+    /// Ended.
+    Stopped,
+    /// The engine says something else.
+    Unknown,
+}
+
+/// A container of the node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ContainerInfo {
+    /// Its name, unique on the node.
+    pub name: String,
+    /// The engine that it belongs to, e.g. `runc`.
+    pub engine: String,
+    /// What it does.
+    pub state: ContainerState,
+    /// Pid of its first process as the node sees it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// Resident memory of all its tasks in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// When it was made, in ms since the Unix epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created_unix_ms: Option<u64>,
+    /// The migration that it takes part in at this moment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub migration: Option<MigrationId>,
+}
+
+/// The wish to move a container. Fields that nobody knows are refused: a misspelt `dry_run` must not move anything.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MoveRequest {
+    /// The container's name on this node.
+    pub container: String,
+    /// The node to move it to.
+    pub to: NodeName,
+    /// How.
+    #[serde(default)]
+    #[schema(required = false)]
+    pub mode: Mode,
+    /// Only look: answer with a plan and touch nothing.
+    #[serde(default)]
+    #[schema(required = false)]
+    pub dry_run: bool,
+}
+
+/// What a move would do, found out without touching anything.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Plan {
+    /// The container.
+    pub container: String,
+    /// Where from.
+    pub from: NodeName,
+    /// Where to.
+    pub to: NodeName,
+    /// How.
+    pub mode: Mode,
+    /// Memory that would move, in bytes.
+    pub memory_bytes: u64,
+    /// Tasks (threads) that would move.
+    pub tasks: u64,
+    /// Content of tmpfs mounts that would move, in bytes.
+    pub tmpfs_bytes: u64,
+    /// How long no task would run anywhere, in ms, where that can be told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub estimated_blackout_ms: Option<f64>,
+    /// How long all of it would take, in ms, where that can be told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub estimated_total_ms: Option<f64>,
+    /// What stands in the way; empty where the move would be tried.
+    pub blockers: Vec<Blocker>,
+    /// What else the user should know, one sentence each.
+    pub notes: Vec<String>,
+}
+
+/// What a [`MoveRequest`] leads to.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Begun {
+    /// The migration is under way; its first report.
+    Started(Box<Report>),
+    /// It was a dry run.
+    Planned(Plan),
+}
+
+/// The body of every answer that is not a success.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ApiError {
+    /// The error.
+    pub error: ErrorBody,
+}
+
+/// What went wrong, for people; `blockers` for programs too.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ErrorBody {
+    /// What failed, on what, and why, without a full stop.
+    pub message: String,
+    /// What the user can do, as an imperative without a full stop; empty where nothing helps.
+    #[serde(default)]
+    pub remedy: String,
+    /// What stands in the way, where that is the reason.
+    #[serde(default)]
+    pub blockers: Vec<Blocker>,
+}
+
+impl std::fmt::Display for ErrorBody {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)?;
+        if !self.remedy.is_empty() {
+            write!(f, "; {}", self.remedy)?;
+        }
+        Ok(())
+    }
+}

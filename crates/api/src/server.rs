@@ -1,0 +1,228 @@
+use std::convert::Infallible;
+use std::future::{Future, IntoFuture};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, get};
+use futures::stream::{self, Stream};
+use tokio::net::UnixListener;
+use tokio::sync::{oneshot, watch};
+use tranship_types::{MigrationId, Outcome, Report};
+
+use crate::{AgentService, ApiError, Begun, ContainerInfo, ErrorKind, MoveRequest, NodeInfo, Plan, ServiceError};
+
+/// Requests are small; anything longer is a mistake.
+const MAX_REQUEST_BYTES: usize = 64 * 1024;
+
+/// How long answers that are being written at the end of the agent's life may take.
+const GRACE: Duration = Duration::from_millis(500);
+
+type Service = Arc<dyn AgentService>;
+
+/// The API of `service`.
+pub fn router(service: Arc<dyn AgentService>) -> Router {
+    routes()
+        .into_iter()
+        .fold(Router::new(), |router, (path, methods)| router.route(path, methods))
+        .fallback(async || not_found("there is no such call").into_response())
+        .method_not_allowed_fallback(async || {
+            let error = ServiceError::new(ErrorKind::Invalid, "the call does not know this method", SEE_OPENAPI);
+            (StatusCode::METHOD_NOT_ALLOWED, Json(ApiError { error: error.body })).into_response()
+        })
+        .layer(DefaultBodyLimit::max(MAX_REQUEST_BYTES))
+        .with_state(service)
+}
+
+/// Every call: one table, so that a test can hold the description against it.
+pub(crate) fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
+    vec![
+        ("/v1/node", get(node)),
+        ("/v1/containers", get(containers)),
+        ("/v1/migrations", get(reports).post(begin_move)),
+        ("/v1/migrations/{id}", get(report)),
+        ("/v1/migrations/{id}/events", get(events)),
+        ("/v1/openapi.json", get(openapi)),
+    ]
+}
+
+const SEE_OPENAPI: &str = "see GET /v1/openapi.json for the calls that there are";
+
+/// Serves `router` on `listener` until `shutdown` completes. Answers that are being written then get half a second; followers
+/// of a migration are not waited for, because it may last longer than the agent: the end of the runtime cuts them off.
+pub async fn serve(
+    listener: UnixListener,
+    router: Router,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
+    let (stopping, stopped) = oneshot::channel();
+    let serving = axum::serve(listener, router).with_graceful_shutdown(async move {
+        shutdown.await;
+        // Nobody listens only where serving has ended already.
+        let _ = stopping.send(());
+    });
+    tokio::select! {
+        done = serving.into_future() => done,
+        () = async {
+            match stopped.await {
+                Ok(()) => tokio::time::sleep(GRACE).await,
+                Err(_) => std::future::pending().await,
+            }
+        } => Ok(()),
+    }
+}
+
+impl ErrorKind {
+    fn status(self) -> StatusCode {
+        match self {
+            ErrorKind::Invalid => StatusCode::BAD_REQUEST,
+            ErrorKind::NotFound => StatusCode::NOT_FOUND,
+            ErrorKind::Busy => StatusCode::CONFLICT,
+            ErrorKind::Blocked => StatusCode::UNPROCESSABLE_ENTITY,
+            ErrorKind::Unusable => StatusCode::SERVICE_UNAVAILABLE,
+            ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+}
+
+impl IntoResponse for ServiceError {
+    fn into_response(self) -> Response {
+        if self.kind == ErrorKind::Internal {
+            tracing::error!(error = %self.body, "a call failed");
+        }
+        (self.kind.status(), Json(ApiError { error: self.body })).into_response()
+    }
+}
+
+fn not_found(message: &str) -> ServiceError {
+    ServiceError::new(ErrorKind::NotFound, message, SEE_OPENAPI)
+}
+
+/// Runs a call of the service on a thread where it may block.
+async fn ask<T: Send + 'static>(
+    service: Service,
+    call: impl FnOnce(&dyn AgentService) -> Result<T, ServiceError> + Send + 'static,
+) -> Result<T, ServiceError> {
+    match tokio::task::spawn_blocking(move || call(&*service)).await {
+        Ok(answer) => answer,
+        Err(e) => Err(ServiceError::new(
+            ErrorKind::Internal,
+            format!("the agent failed to answer: {e}"),
+            "see the agent's log, and report this as a bug",
+        )),
+    }
+}
+
+fn parse_id(id: &str) -> Result<MigrationId, ServiceError> {
+    id.parse().map_err(|e| {
+        let remedy = "see `tranship history` for the ids that this node knows";
+        ServiceError::new(ErrorKind::NotFound, format!("there is no such migration: {e}"), remedy)
+    })
+}
+
+/// The node's name, version, peers, and whether its criu and engines are usable.
+#[utoipa::path(get, path = "/v1/node", responses(
+    (status = 200, body = NodeInfo),
+    (status = 500, body = ApiError),
+))]
+pub(crate) async fn node(State(service): State<Service>) -> Result<Json<NodeInfo>, ServiceError> {
+    ask(service, AgentService::node).await.map(Json)
+}
+
+/// The node's containers.
+#[utoipa::path(get, path = "/v1/containers", responses(
+    (status = 200, body = [ContainerInfo]),
+    (status = 503, body = ApiError, description = "no engine on this node is usable"),
+))]
+pub(crate) async fn containers(State(service): State<Service>) -> Result<Json<Vec<ContainerInfo>>, ServiceError> {
+    ask(service, AgentService::containers).await.map(Json)
+}
+
+/// Begins a move, or plans one.
+#[utoipa::path(post, path = "/v1/migrations", request_body = MoveRequest, responses(
+    (status = 202, body = Report, description = "the move has begun"),
+    (status = 200, body = Plan, description = "what a move would do (dry run)"),
+    (status = 400, body = ApiError, description = "the request makes no sense"),
+    (status = 404, body = ApiError, description = "no such container"),
+    (status = 409, body = ApiError, description = "a move of the container is under way"),
+    (status = 422, body = ApiError, description = "something stands in the way: see its blockers"),
+    (status = 503, body = ApiError, description = "this node cannot move anything as it stands"),
+))]
+pub(crate) async fn begin_move(
+    State(service): State<Service>,
+    request: Result<Json<MoveRequest>, JsonRejection>,
+) -> Result<Response, ServiceError> {
+    let Json(request) = request.map_err(|e| ServiceError::new(ErrorKind::Invalid, e.body_text(), SEE_OPENAPI))?;
+    Ok(match ask(service, |s| s.begin_move(request)).await? {
+        Begun::Started(report) => (StatusCode::ACCEPTED, Json(report)).into_response(),
+        Begun::Planned(plan) => Json(plan).into_response(),
+    })
+}
+
+/// All migrations that the node knows, newest first.
+#[utoipa::path(get, path = "/v1/migrations", responses(
+    (status = 200, body = [Report]),
+    (status = 500, body = ApiError),
+))]
+pub(crate) async fn reports(State(service): State<Service>) -> Result<Json<Vec<Report>>, ServiceError> {
+    ask(service, AgentService::reports).await.map(Json)
+}
+
+/// One migration.
+#[utoipa::path(get, path = "/v1/migrations/{id}", params(("id" = String, Path, description = "the migration's id")), responses(
+    (status = 200, body = Report),
+    (status = 404, body = ApiError),
+))]
+pub(crate) async fn report(
+    State(service): State<Service>,
+    Path(id): Path<String>,
+) -> Result<Json<Report>, ServiceError> {
+    let id = parse_id(&id)?;
+    ask(service, move |s| s.report(&id)).await.map(Json)
+}
+
+/// One migration's reports, one a line, from now until it has ended. A reader that is slower than the changes misses some
+/// of them, never the last.
+#[utoipa::path(get, path = "/v1/migrations/{id}/events", params(("id" = String, Path, description = "the migration's id")), responses(
+    (status = 200, body = Report, content_type = "application/x-ndjson"),
+    (status = 404, body = ApiError),
+))]
+pub(crate) async fn events(State(service): State<Service>, Path(id): Path<String>) -> Result<Response, ServiceError> {
+    let id = parse_id(&id)?;
+    let reports = ask(service, move |s| s.watch(&id)).await?;
+    Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines(reports))).into_response())
+}
+
+/// This description.
+#[utoipa::path(get, path = "/v1/openapi.json", responses((status = 200, content_type = "application/json")))]
+pub(crate) async fn openapi() -> Response {
+    Json(crate::description()).into_response()
+}
+
+/// The reports as lines. The stream makes a line only when the connection has room for it, from whatever report is the
+/// newest then: that is all the memory that a slow reader can cost.
+fn lines(mut reports: watch::Receiver<Report>) -> impl Stream<Item = Result<Bytes, Infallible>> {
+    reports.mark_changed();
+    stream::unfold(Some(reports), |reports| async {
+        let mut reports = reports?;
+        // An error says that the sender is gone and that its last report has been seen.
+        reports.changed().await.ok()?;
+        let (line, ended) = {
+            let report = reports.borrow_and_update();
+            let mut line = serde_json::to_vec(&*report).unwrap_or_else(|e| {
+                tracing::error!(id = %report.id, "a report cannot be written as JSON: {e}");
+                Vec::new()
+            });
+            line.push(b'\n');
+            (line, report.outcome != Outcome::Running)
+        };
+        Some((Ok(Bytes::from(line)), (!ended).then_some(reports)))
+    })
+}

@@ -1,0 +1,86 @@
+use tokio::sync::watch;
+use tranship_types::{Blocker, BlockerKind, MigrationId, Report};
+
+use crate::{Begun, ContainerInfo, ErrorBody, MoveRequest, NodeInfo};
+
+/// What the API asks of an agent. The calls may block (each runs on a thread of its own) and may come at the same time.
+pub trait AgentService: Send + Sync + 'static {
+    /// The node and its health.
+    fn node(&self) -> Result<NodeInfo, ServiceError>;
+
+    /// The node's containers, by name.
+    fn containers(&self) -> Result<Vec<ContainerInfo>, ServiceError>;
+
+    /// Begins a move and returns at once, or, for a dry run, says what it would do. A dry run with blockers is a success
+    /// whose plan lists them.
+    fn begin_move(&self, request: MoveRequest) -> Result<Begun, ServiceError>;
+
+    /// All migrations that this node knows, newest first.
+    fn reports(&self) -> Result<Vec<Report>, ServiceError>;
+
+    /// One migration.
+    fn report(&self, id: &MigrationId) -> Result<Report, ServiceError>;
+
+    /// One migration's reports as they change. The newest replaces one that nobody has read yet, so that a slow reader
+    /// costs nothing. The sender sets the last report before it is dropped; for a migration that ended long ago, a channel
+    /// that holds its report and has no sender any more is right.
+    fn watch(&self, id: &MigrationId) -> Result<watch::Receiver<Report>, ServiceError>;
+}
+
+/// Why an agent refuses or fails; decides the HTTP status.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The request makes no sense: 400.
+    Invalid,
+    /// No such migration or container: 404.
+    NotFound,
+    /// A move of the container is under way: 409.
+    Busy,
+    /// Something about the container or the other node stands in the way: 422.
+    Blocked,
+    /// This node cannot move anything as it stands: 503.
+    Unusable,
+    /// What should not happen: 500.
+    Internal,
+}
+
+/// A refusal or failure of an [`AgentService`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{body}")]
+pub struct ServiceError {
+    /// Its kind.
+    pub kind: ErrorKind,
+    /// What the user is told.
+    pub body: ErrorBody,
+}
+
+impl ServiceError {
+    /// An error without blockers.
+    pub fn new(kind: ErrorKind, message: impl Into<String>, remedy: impl Into<String>) -> Self {
+        let body = ErrorBody { message: message.into(), remedy: remedy.into(), blockers: Vec::new() };
+        Self { kind, body }
+    }
+
+    /// The error for an id that this node does not know.
+    pub fn no_such_migration(id: &MigrationId) -> Self {
+        Self::new(
+            ErrorKind::NotFound,
+            format!("this node knows no migration {id}"),
+            "see `tranship history` for those that it knows",
+        )
+    }
+
+    /// The refusal of a move because of `blockers`, of which there must be at least one; the first decides the kind.
+    pub fn blocked(container: &str, blockers: Vec<Blocker>) -> Self {
+        let kind = match blockers.first().map(|b| b.kind) {
+            Some(BlockerKind::NoSuchContainer) => ErrorKind::NotFound,
+            Some(BlockerKind::Busy) => ErrorKind::Busy,
+            _ => ErrorKind::Blocked,
+        };
+        let (message, remedy) = match blockers.as_slice() {
+            [one] => (one.cause.clone(), one.remedy.clone()),
+            many => (format!("{container} cannot be moved: {} things stand in the way", many.len()), String::new()),
+        };
+        Self { kind, body: ErrorBody { message, remedy, blockers } }
+    }
+}
