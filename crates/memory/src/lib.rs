@@ -1,1 +1,12 @@
-//! placeholder
+//! The memory plane: what moves the container's memory, which CRIU is never shown.
+//!
+//! Source: [`survey`](mod@survey) finds the address spaces and the ranges that are ours, [`send`](mod@send) reads the pages
+//! from the stopped tasks and streams them. Destination: [`receive`] puts them into an arena, and [`pager`] is the process
+//! that supplies them to the restored tasks; [`index`] tells where in the arena a page is.
+
+pub mod index;
+pub mod maps;
+pub mod pager;
+pub mod receive;
+pub mod send;
+pub mod survey;

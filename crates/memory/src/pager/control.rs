@@ -1,0 +1,254 @@
+//! What an agent and a pager say to each other: messages on a local socket that keeps their boundaries.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, connect, listen, socket};
+use serde::{Deserialize, Serialize};
+use tranship_sys::descriptor;
+use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange};
+
+use crate::index::Extent;
+
+/// Bytes of an extent in an `Extents` message.
+const EXTENT_BYTES: usize = 24;
+/// Extents in one message.
+const BATCH: usize = 1024;
+/// Largest message.
+const MESSAGE_CAP: usize = 1 + EXTENT_BYTES * BATCH;
+
+/// Pages of one address space that are in the arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoredExtent {
+    /// Whose they are.
+    pub space: AddressSpaceId,
+    /// Where they belong and where they are.
+    pub extent: Extent,
+}
+
+/// What a pager is told.
+#[derive(Debug)]
+pub(super) enum Message {
+    /// The arena's file.
+    Arena(OwnedFd),
+    /// Pages that are in it now.
+    Extents(Vec<StoredExtent>),
+    /// All pages have come: what is not listed is zero.
+    Complete,
+    /// All mappings are registered: fill them.
+    Fill,
+    /// Say how things stand.
+    Status,
+    /// End now, whatever is left.
+    Quit,
+}
+
+/// How things stand with a pager.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// Whether all pages have come.
+    pub complete: bool,
+    /// Whether criu has said that the restore is finished.
+    pub restored: bool,
+    /// Whether every page is where it belongs.
+    pub drained: bool,
+    /// Bytes that still have to be put into the tasks.
+    pub pending_bytes: u64,
+    /// Bytes put into the tasks so far.
+    pub installed_bytes: u64,
+    /// Faults answered so far.
+    pub faults: u64,
+    /// Faults that wait for a page that has not come.
+    pub waiting: u64,
+    /// Most bytes of memory that the store has occupied.
+    pub peak_bytes: u64,
+}
+
+fn encode(message: &Message) -> Vec<u8> {
+    match message {
+        Message::Arena(_) => vec![b'A'],
+        Message::Complete => vec![b'C'],
+        Message::Fill => vec![b'F'],
+        Message::Status => vec![b'S'],
+        Message::Quit => vec![b'Q'],
+        Message::Extents(extents) => {
+            let mut bytes = Vec::with_capacity(1 + extents.len() * EXTENT_BYTES);
+            bytes.push(b'I');
+            for StoredExtent { space, extent } in extents {
+                bytes.extend_from_slice(&space.0.to_le_bytes());
+                bytes.extend_from_slice(&(extent.range.pages() as u32).to_le_bytes());
+                bytes.extend_from_slice(&extent.range.start.to_le_bytes());
+                bytes.extend_from_slice(&extent.offset.to_le_bytes());
+            }
+            bytes
+        }
+    }
+}
+
+pub(super) fn decode(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Option<Message> {
+    let (kind, body) = bytes.split_first()?;
+    Some(match (kind, body.len()) {
+        (b'A', 0) => Message::Arena(descriptors.into_iter().next()?),
+        (b'C', 0) => Message::Complete,
+        (b'F', 0) => Message::Fill,
+        (b'S', 0) => Message::Status,
+        (b'Q', 0) => Message::Quit,
+        (b'I', len) if len.is_multiple_of(EXTENT_BYTES) => Message::Extents(
+            body.chunks_exact(EXTENT_BYTES)
+                .map(|row| {
+                    let word = |at: usize| u64::from_le_bytes(row[at..at + 8].try_into().expect("8 bytes"));
+                    let half = |at: usize| u32::from_le_bytes(row[at..at + 4].try_into().expect("4 bytes"));
+                    let start = word(8);
+                    let range = PageRange::new(start, start.checked_add(u64::from(half(4)) * PAGE_SIZE)?)?;
+                    Some(StoredExtent { space: AddressSpaceId(half(0)), extent: Extent { range, offset: word(16) } })
+                })
+                .collect::<Option<_>>()?,
+        ),
+        _ => return None,
+    })
+}
+
+/// Receives one message; `None` when the peer has hung up or talks nonsense.
+pub(super) fn receive(socket: BorrowedFd<'_>) -> Option<Message> {
+    let mut buffer = vec![0; MESSAGE_CAP];
+    let (got, descriptors) = descriptor::receive(socket, &mut buffer).ok()?;
+    decode(&buffer[..got], descriptors)
+}
+
+/// Makes the listening control socket. It gets its name only when it listens, so that who sees it can connect.
+pub(super) fn listen_at(path: &Path) -> io::Result<OwnedFd> {
+    let nascent = path.with_extension("nascent");
+    let fd = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
+    bind(std::os::fd::AsRawFd::as_raw_fd(&fd), &UnixAddr::new(&nascent)?)?;
+    listen(&fd, nix::sys::socket::Backlog::new(4)?)?;
+    std::fs::rename(&nascent, path)?;
+    Ok(fd)
+}
+
+/// What an agent can fail at with a pager.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// No pager listens there.
+    #[error("the pager does not answer at {path:?}: {source}")]
+    Absent {
+        /// Its control socket.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It broke off or did not answer in time.
+    #[error("the pager broke off: {0}")]
+    Broken(#[from] io::Error),
+}
+
+/// The agent's end of a pager.
+#[derive(Debug)]
+pub struct PagerHandle {
+    socket: OwnedFd,
+}
+
+impl PagerHandle {
+    /// Connects to the pager of the migration whose directory is `directory`.
+    pub fn connect(directory: &Path) -> Result<Self, ControlError> {
+        let path = directory.join(super::CONTROL_SOCKET);
+        let go = || -> io::Result<OwnedFd> {
+            let fd = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
+            connect(std::os::fd::AsRawFd::as_raw_fd(&fd), &UnixAddr::new(&path)?)?;
+            Ok(fd)
+        };
+        Ok(Self { socket: go().map_err(|source| ControlError::Absent { path: path.clone(), source })? })
+    }
+
+    fn send(&self, message: &Message) -> Result<(), ControlError> {
+        let descriptors: &[BorrowedFd<'_>] = match message {
+            Message::Arena(fd) => &[fd.as_fd()],
+            _ => &[],
+        };
+        descriptor::send(self.socket.as_fd(), &encode(message), descriptors)?;
+        Ok(())
+    }
+
+    /// Hands over the arena's file.
+    pub fn arena(&self, file: BorrowedFd<'_>) -> Result<(), ControlError> {
+        self.send(&Message::Arena(file.try_clone_to_owned()?))
+    }
+
+    /// Says that pages are in the arena.
+    pub fn extents(&self, extents: &[StoredExtent]) -> Result<(), ControlError> {
+        extents.chunks(BATCH).try_for_each(|batch| self.send(&Message::Extents(batch.to_vec())))
+    }
+
+    /// Says that all pages have come.
+    pub fn complete(&self) -> Result<(), ControlError> {
+        self.send(&Message::Complete)
+    }
+
+    /// Says that all mappings are registered, so that they can be filled.
+    pub fn fill(&self) -> Result<(), ControlError> {
+        self.send(&Message::Fill)
+    }
+
+    /// Ends the pager, whatever is left.
+    pub fn quit(&self) -> Result<(), ControlError> {
+        self.send(&Message::Quit)
+    }
+
+    /// Asks how things stand. The answer comes after everything that was said before has been dealt with.
+    pub fn status(&self, timeout: Duration) -> Result<Status, ControlError> {
+        self.send(&Message::Status)?;
+        self.answer(timeout)
+    }
+
+    /// Waits until every page is where it belongs; the pager says so by itself.
+    pub fn drained(&self, timeout: Duration) -> Result<Status, ControlError> {
+        self.answer(timeout)
+    }
+
+    fn answer(&self, timeout: Duration) -> Result<Status, ControlError> {
+        let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+        let wait = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
+        if poll(&mut fds, wait).map_err(io::Error::from)? == 0 {
+            return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+        }
+        let mut buffer = [0; 4096];
+        let (got, _) = descriptor::receive(self.socket.as_fd(), &mut buffer)?;
+        if got == 0 {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        Ok(serde_json::from_slice(&buffer[..got]).map_err(io::Error::from)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn no_message_makes_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+            let _ = decode(&bytes, Vec::new());
+        }
+
+        #[test]
+        fn extents_come_back(rows in proptest::collection::vec((any::<u32>(), 1u64..1000, 0u64..1 << 34, 0u64..1 << 34), 0..20)) {
+            let extents: Vec<StoredExtent> = rows
+                .into_iter()
+                .map(|(space, pages, first, offset)| StoredExtent {
+                    space: AddressSpaceId(space),
+                    extent: Extent {
+                        range: PageRange { start: first * PAGE_SIZE, end: (first + pages) * PAGE_SIZE },
+                        offset: offset * PAGE_SIZE,
+                    },
+                })
+                .collect();
+            let Some(Message::Extents(back)) = decode(&encode(&Message::Extents(extents.clone())), Vec::new()) else {
+                panic!("another kind");
+            };
+            prop_assert_eq!(back, extents);
+        }
+    }
+}

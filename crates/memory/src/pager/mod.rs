@@ -1,0 +1,35 @@
+//! The pager: the destination's page store and fault server, as a process of its own.
+//!
+//! It holds the pages of a container that is being restored and supplies them through userfaultfd, on demand first, then
+//! all the rest. The agent fills the store and may die at any time afterwards: the restored tasks do not notice.
+//!
+//! ```text
+//!   agent ──control socket── pager ──lazy-pages.socket── criu (hands over one userfaultfd for each task)
+//!                              │
+//!                         userfaultfds ── restored tasks
+//! ```
+//!
+//! The life of one address space here:
+//!
+//! ```text
+//!   ABSENT ──its userfaultfd arrives──▶ SERVED ──the agent says "fill"──▶ FILLING ──nothing left──▶ closed
+//!               (faults are answered from the store; a fault on a page that the agent has
+//!                not delivered yet waits until it has, or until it says that all have come)
+//! ```
+//!
+//! Until criu says that the restore is finished, nothing is taken out of the store: if criu dies before that, the restore
+//! can be done again from the same pages.
+
+mod control;
+mod serve;
+mod space;
+
+pub use control::{ControlError, PagerHandle, Status, StoredExtent};
+pub use serve::{PagerError, run};
+
+/// Name of the control socket in a migration's directory.
+pub const CONTROL_SOCKET: &str = "pager.sock";
+/// Name of the socket in criu's work directory; CRIU's own constant.
+pub const LAZY_SOCKET: &str = "lazy-pages.socket";
+/// Name of the file that the pager leaves in a migration's directory when every page is where it belongs.
+pub const DRAINED_FILE: &str = "drained.json";

@@ -1,0 +1,87 @@
+//! What is to be moved: the address spaces of a container and the ranges in them that are ours.
+
+use std::io;
+
+use tranship_types::{AddressSpaceId, PageRange};
+
+use crate::maps::{self, Mapping};
+
+/// One address space of the container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Space {
+    /// What both nodes call it.
+    pub id: AddressSpaceId,
+    /// Pid of its process on this node.
+    pub pid: u32,
+    /// The private anonymous mappings that are ours, in order.
+    pub ranges: Vec<PageRange>,
+    /// Those of `ranges` in which code may run. CRIU borrows executable memory for a moment while it dumps, so these
+    /// must be read before it begins.
+    pub executable: Vec<PageRange>,
+}
+
+/// A process that cannot be looked at.
+#[derive(Debug, thiserror::Error)]
+#[error("the memory map of process {pid} cannot be read: {source}")]
+pub struct SurveyError {
+    /// Pid on this node.
+    pub pid: u32,
+    /// Why.
+    pub source: io::Error,
+}
+
+/// Surveys the processes of a container, given by their pids on this node. Zombies have no memory and are left out.
+pub fn survey(pids: &[u32]) -> Result<Vec<Space>, SurveyError> {
+    let mut spaces = Vec::with_capacity(pids.len());
+    for &pid in pids {
+        let failed = |source| SurveyError { pid, source };
+        let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}"));
+        let status = read("status").map_err(failed)?;
+        let field = |name: &str| {
+            status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap_or_default().trim()
+        };
+        let maps = read("maps").map_err(failed)?;
+        if maps.is_empty() {
+            continue;
+        }
+        // The innermost pid is the one in the container's own namespace: CRIU carries no nested pid namespaces.
+        let inner = field("NSpid").split_ascii_whitespace().last().and_then(|p| p.parse().ok());
+        let inner = inner.ok_or_else(|| failed(io::Error::other("its status names no pid")))?;
+        // smaps walks every page; it is worth reading only where something is locked.
+        let locked = if field("VmLck").starts_with("0 ") && field("HugetlbPages").starts_with("0 ") {
+            Vec::new()
+        } else {
+            maps::locked_starts(&read("smaps").map_err(failed)?)
+        };
+        let mut space = Space { id: AddressSpaceId(inner), pid, ranges: Vec::new(), executable: Vec::new() };
+        for mapping in maps.lines().filter_map(Mapping::parse) {
+            if mapping.is_private_anonymous() && !locked.contains(&mapping.range.start) {
+                if mapping.executable {
+                    space.executable.push(mapping.range);
+                }
+                space.ranges.push(mapping.range);
+            }
+        }
+        spaces.push(space);
+    }
+    Ok(spaces)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_has_a_heap_and_a_stack_that_are_ours() {
+        let spaces = survey(&[std::process::id()]).unwrap();
+        let local = 1u8;
+        let address = &raw const local as u64;
+        assert!(spaces[0].ranges.iter().any(|r| r.contains(address)), "the stack");
+    }
+
+    #[test]
+    fn a_process_that_is_gone_is_named() {
+        let error = survey(&[4_000_000]).unwrap_err();
+        assert!(error.to_string().contains("4000000"), "{error}");
+    }
+}
