@@ -66,7 +66,7 @@ impl Store {
                 FrameHeader::Pages { space, range } => {
                     let full = || ReceiveError::Full { capacity: self.arena.capacity() };
                     let mut slice = self.arena.allocate(range.len() as usize).ok_or_else(full)?;
-                    stream.read_exact(&mut slice).map_err(ReadError::from)?;
+                    stream.read_exact(&mut slice).map_err(ReadError::Io)?;
                     received += range.len();
                     self.received.fetch_add(range.len(), Ordering::Relaxed);
                     batch.push(StoredExtent { space, extent: Extent { range, offset: slice.offset() } });

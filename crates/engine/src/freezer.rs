@@ -1,0 +1,142 @@
+//! The cgroup freezer, versions 1 and 2: how a container is stopped, and kept stopped by nobody's grace.
+//!
+//! A frozen cgroup stays frozen whatever dies, which no tracer could promise: this is what keeps a container from running
+//! twice. Freezing is polled tightly, since each millisecond is one of blackout.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// The freezer's cgroup of one container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Freezer {
+    /// `freezer.state` below this directory.
+    V1(PathBuf),
+    /// `cgroup.freeze` and `cgroup.events` below this directory.
+    V2(PathBuf),
+}
+
+/// What can go wrong with a freezer.
+#[derive(Debug, thiserror::Error)]
+pub enum FreezerError {
+    /// A file of the cgroup cannot be used.
+    #[error("the cgroup file {path:?} cannot be used: {source}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It takes too long.
+    #[error("the container in {cgroup:?} did not {what} within {waited:?}: a task of it is stuck in the kernel")]
+    Stuck {
+        /// Its cgroup.
+        cgroup: PathBuf,
+        /// What was wanted.
+        what: &'static str,
+        /// For how long.
+        waited: Duration,
+    },
+}
+
+impl Freezer {
+    fn directory(&self) -> &Path {
+        match self {
+            Freezer::V1(path) | Freezer::V2(path) => path,
+        }
+    }
+
+    /// Stops all tasks; returns when every one of them has stopped.
+    pub fn freeze(&self, timeout: Duration) -> Result<(), FreezerError> {
+        self.switch(true)?;
+        self.wait("stop", timeout, || self.is_frozen())
+    }
+
+    /// Lets all tasks run again.
+    pub fn thaw(&self) -> Result<(), FreezerError> {
+        self.switch(false)
+    }
+
+    fn switch(&self, frozen: bool) -> Result<(), FreezerError> {
+        let (file, word) = match (self, frozen) {
+            (Freezer::V1(_), true) => ("freezer.state", "FROZEN"),
+            (Freezer::V1(_), false) => ("freezer.state", "THAWED"),
+            (Freezer::V2(_), true) => ("cgroup.freeze", "1"),
+            (Freezer::V2(_), false) => ("cgroup.freeze", "0"),
+        };
+        let path = self.directory().join(file);
+        std::fs::write(&path, word).map_err(|source| FreezerError::File { path, source })
+    }
+
+    /// Whether every task is stopped.
+    pub fn is_frozen(&self) -> Result<bool, FreezerError> {
+        let file = match self {
+            Freezer::V1(_) => "freezer.state",
+            Freezer::V2(_) => "cgroup.events",
+        };
+        let text = self.read(&self.directory().join(file))?;
+        Ok(match self {
+            Freezer::V1(_) => text.trim() == "FROZEN",
+            Freezer::V2(_) => text.lines().any(|line| line == "frozen 1"),
+        })
+    }
+
+    fn read(&self, path: &Path) -> Result<String, FreezerError> {
+        std::fs::read_to_string(path).map_err(|source| FreezerError::File { path: path.to_owned(), source })
+    }
+
+    /// All processes in it and below, by their pids on this node, in ascending order.
+    pub fn processes(&self) -> Result<Vec<u32>, FreezerError> {
+        let mut found = BTreeSet::new();
+        let mut todo = vec![self.directory().to_owned()];
+        while let Some(directory) = todo.pop() {
+            let text = self.read(&directory.join("cgroup.procs"))?;
+            // A process outside of this pid namespace reads as 0.
+            found.extend(text.lines().filter_map(|line| line.parse::<u32>().ok()).filter(|pid| *pid != 0));
+            let below = std::fs::read_dir(&directory);
+            let below = below.map_err(|source| FreezerError::File { path: directory.clone(), source })?;
+            todo.extend(below.flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()));
+        }
+        Ok(found.into_iter().collect())
+    }
+
+    /// Ends every process without letting any of them run: they are killed while frozen, so that the first thing each of
+    /// them does when thawed is to die. Returns when none is left. A cgroup that is gone has none.
+    pub fn kill_frozen(&self, timeout: Duration) -> Result<(), FreezerError> {
+        if !self.directory().exists() {
+            return Ok(());
+        }
+        for pid in self.processes()? {
+            match kill(Pid::from_raw(pid as i32), Signal::SIGKILL) {
+                Ok(()) | Err(Errno::ESRCH) => {}
+                Err(error) => {
+                    return Err(FreezerError::File { path: self.directory().to_owned(), source: error.into() });
+                }
+            }
+        }
+        self.thaw()?;
+        self.wait("end", timeout, || Ok(self.processes()?.is_empty()))
+    }
+
+    fn wait(
+        &self,
+        what: &'static str,
+        timeout: Duration,
+        mut done: impl FnMut() -> Result<bool, FreezerError>,
+    ) -> Result<(), FreezerError> {
+        let start = Instant::now();
+        while !done()? {
+            if start.elapsed() > timeout {
+                return Err(FreezerError::Stuck { cgroup: self.directory().to_owned(), what, waited: timeout });
+            }
+            // The kernel offers no event for this on version 1; the other tasks of this node get their turn meanwhile.
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+}

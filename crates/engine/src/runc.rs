@@ -1,0 +1,183 @@
+//! runc (and what has its command line).
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::{Container, Engine, EngineError, Freezer, Images, State, Summary};
+
+/// runc as configured on this node.
+#[derive(Debug, Clone)]
+pub struct Runc {
+    /// Its program.
+    pub path: PathBuf,
+    /// Its state directory (`--root`).
+    pub root: PathBuf,
+    /// Where restored containers' cgroups are put; `None` leaves them where the configuration says.
+    pub cgroup_parent: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct Row {
+    id: String,
+    pid: u32,
+    status: State,
+    bundle: PathBuf,
+    #[serde(default)]
+    created: String,
+}
+
+impl Runc {
+    const NAME: &'static str = "runc";
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.path);
+        command.arg("--root").arg(&self.root);
+        command
+    }
+
+    /// Runs to the end; the output on success, else the last line of what it said.
+    fn run(&self, command: &mut Command, what: &'static str, name: &str) -> Result<Vec<u8>, EngineError> {
+        let output = command.stdin(Stdio::null()).output();
+        let output = output.map_err(|source| EngineError::Run { program: self.path.clone().into(), source })?;
+        if output.status.success() {
+            return Ok(output.stdout);
+        }
+        Err(EngineError::Refused { engine: Self::NAME, what, name: name.to_owned(), why: last_words(&output.stderr) })
+    }
+
+    fn row(&self, name: &str) -> Result<Row, EngineError> {
+        match self.run(self.command().arg("state").arg(name), "show", name) {
+            Ok(text) => serde_json::from_slice(&text).map_err(|e| self.unreadable("runc state", name, &e.to_string())),
+            Err(EngineError::Refused { why, .. }) if why.contains("does not exist") => {
+                Err(EngineError::NoSuchContainer { engine: Self::NAME, name: name.to_owned() })
+            }
+            Err(other) => Err(other),
+        }
+    }
+
+    fn unreadable(&self, path: impl Into<PathBuf>, name: &str, why: &str) -> EngineError {
+        EngineError::Unreadable { path: path.into(), name: name.to_owned(), why: why.to_owned() }
+    }
+
+    fn json(&self, path: &Path, name: &str) -> Result<Value, EngineError> {
+        let text = std::fs::read(path).map_err(|e| self.unreadable(path, name, &e.to_string()))?;
+        serde_json::from_slice(&text).map_err(|e| self.unreadable(path, name, &e.to_string()))
+    }
+
+    fn with_front(command: &mut Command, images: Images<'_>) {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let mut with_front = images.front.as_os_str().to_owned();
+        with_front.push(":");
+        with_front.push(path);
+        command.env("PATH", with_front).env("TRANSHIP_FRONT", images.plan);
+        command.arg("--image-path").arg(images.images).arg("--work-path").arg(images.work);
+        command.args(["--tcp-established", "--file-locks", "--ext-unix-sk"]);
+    }
+}
+
+/// The last line that a program said, without runc's decoration.
+fn last_words(stderr: &[u8]) -> String {
+    let text = String::from_utf8_lossy(stderr);
+    let line = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
+    let message = line.split_once("msg=").map_or(line, |(_, message)| message);
+    message.trim().trim_matches('"').to_owned()
+}
+
+impl Engine for Runc {
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    fn version(&self) -> Result<String, EngineError> {
+        let text = self.run(Command::new(&self.path).arg("--version"), "tell its version", "")?;
+        let text = String::from_utf8_lossy(&text);
+        Ok(text.lines().next().unwrap_or_default().trim_start_matches("runc version ").to_owned())
+    }
+
+    fn list(&self) -> Result<Vec<Summary>, EngineError> {
+        if !self.root.exists() {
+            return Ok(Vec::new());
+        }
+        let text = self.run(self.command().args(["list", "--format", "json"]), "list containers in", "")?;
+        let rows: Option<Vec<Row>> =
+            serde_json::from_slice(&text).map_err(|e| self.unreadable("runc list", "", &e.to_string()))?;
+        let summary = |r: Row| Summary { name: r.id, state: r.status, init: r.pid, created: r.created };
+        Ok(rows.unwrap_or_default().into_iter().map(summary).collect())
+    }
+
+    fn inspect(&self, name: &str) -> Result<Container, EngineError> {
+        let row = self.row(name)?;
+        let mut config = self.json(&row.bundle.join("config.json"), name)?;
+        let root = row.bundle.join(config["root"]["path"].as_str().unwrap_or("rootfs"));
+        config["root"]["path"] = root.to_string_lossy().into_owned().into();
+        let state_file = self.root.join(name).join("state.json");
+        let cgroups = self.json(&state_file, name)?;
+        let cgroup = |controller: &str| cgroups["cgroup_paths"][controller].as_str().map(PathBuf::from);
+        let (freezer, memory_cgroup) = match (cgroup("freezer"), cgroup("")) {
+            (Some(path), _) => (Freezer::V1(path), cgroup("memory")),
+            (None, Some(path)) => (Freezer::V2(path.clone()), Some(path)),
+            (None, None) => {
+                return Err(self.unreadable(state_file, name, "it names no cgroup in which the container can be frozen"));
+            }
+        };
+        let (state, init, bundle) = (row.status, row.pid, row.bundle);
+        Ok(Container { name: name.to_owned(), state, init, config, bundle, freezer, memory_cgroup })
+    }
+
+    fn adopt(&self, name: &str, mut config: Value) -> Value {
+        if let Some(parent) = &self.cgroup_parent {
+            config["linux"]["cgroupsPath"] = parent.join(name).to_string_lossy().into_owned().into();
+        }
+        config
+    }
+
+    fn dump(&self, container: &Container, images: Images<'_>) -> Command {
+        let mut command = self.command();
+        command.args(["checkpoint", "--leave-running"]);
+        Self::with_front(&mut command, images);
+        command.arg(&container.name);
+        command
+    }
+
+    fn restore(&self, name: &str, bundle: &Path, images: Images<'_>) -> Command {
+        let mut command = self.command();
+        command.args(["restore", "--detach", "--bundle"]).arg(bundle);
+        Self::with_front(&mut command, images);
+        command.arg(name);
+        command
+    }
+
+    fn remove(&self, name: &str) -> Result<(), EngineError> {
+        match self.run(self.command().args(["delete", "--force"]).arg(name), "remove", name) {
+            Err(EngineError::Refused { why, .. }) if why.contains("does not exist") => Ok(()),
+            other => other.map(drop),
+        }
+    }
+
+    fn mount_residue(&self, name: &str) -> Vec<PathBuf> {
+        vec![self.root.join(name)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runc_s_last_words_are_plain() {
+        let said = b"time=\"x\" level=warning msg=\"a\"\ntime=\"x\" level=error msg=\"container does not exist\"\n\n";
+        assert_eq!(last_words(said), "container does not exist");
+        assert_eq!(last_words(b""), "it said nothing");
+    }
+
+    #[test]
+    fn a_restored_container_goes_below_this_node_s_cgroup() {
+        let runc =
+            Runc { path: "runc".into(), root: "/run/runc".into(), cgroup_parent: Some("/tranship-lab/b".into()) };
+        let config = serde_json::json!({"linux": {"cgroupsPath": "/tranship-lab/a/redis"}});
+        assert_eq!(runc.adopt("redis", config)["linux"]["cgroupsPath"], "/tranship-lab/b/redis");
+    }
+}
