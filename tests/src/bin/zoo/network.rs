@@ -1,0 +1,140 @@
+//! Internet sockets on the loopback interface inside the container.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::socket::{getsockopt, setsockopt, sockopt};
+
+use crate::species::{Check, pattern};
+
+/// How long a socket may wait for its peer in the same process.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn pair() -> Result<(TcpStream, TcpStream)> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let client = TcpStream::connect(listener.local_addr()?)?;
+    let (server, _) = listener.accept()?;
+    for socket in [&client, &server] {
+        socket.set_read_timeout(Some(PATIENCE))?;
+    }
+    Ok((client, server))
+}
+
+/// A bound UDP socket and a connected one. UDP may lose what is under way, so it is asked three times.
+pub fn udp(_: &Path) -> Result<Check> {
+    let server = UdpSocket::bind("127.0.0.1:0")?;
+    let client = UdpSocket::bind("127.0.0.1:0")?;
+    client.connect(server.local_addr()?)?;
+    server.set_read_timeout(Some(Duration::from_secs(1)))?;
+    setsockopt(&server, sockopt::Broadcast, &true)?;
+    let (here, there) = (client.local_addr()?, server.local_addr()?);
+    let mut n = 0u64;
+    Ok(Box::new(move || {
+        ensure!(client.local_addr()? == here && client.peer_addr()? == there, "the addresses changed");
+        ensure!(getsockopt(&server, sockopt::Broadcast)?, "an option of the socket is gone");
+        for _ in 0..3 {
+            n += 1;
+            client.send(&n.to_le_bytes())?;
+            let mut bytes = [0; 16];
+            while let Ok((length, from)) = server.recv_from(&mut bytes) {
+                ensure!(length == 8 && from == here, "{length} bytes came from {from}");
+                if bytes[..8] == n.to_le_bytes() {
+                    return Ok(());
+                }
+            }
+        }
+        bail!("three datagrams were lost")
+    }))
+}
+
+/// A listening socket that accepts a new connection now and then. Not at every check: CRIU refuses to dump while a
+/// connection waits to be accepted, and a connection made fifty times a second would meet the freeze too often.
+pub fn listener(_: &Path) -> Result<Check> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    let mut n = 0u64;
+    Ok(Box::new(move || {
+        ensure!(listener.local_addr()? == address, "the listener changed its address");
+        n += 1;
+        if n % 25 == 1 {
+            let mut client = TcpStream::connect_timeout(&address, PATIENCE).context("connecting anew")?;
+            let (mut server, _) = listener.accept()?;
+            client.write_all(b"hello")?;
+            server.set_read_timeout(Some(PATIENCE))?;
+            let mut text = [0; 5];
+            server.read_exact(&mut text)?;
+            ensure!(&text == b"hello", "a new connection has the wrong data");
+        }
+        Ok(())
+    }))
+}
+
+/// An established connection with unread data in both directions.
+pub fn queued_data(_: &Path) -> Result<Check> {
+    const QUEUED: u64 = 1000;
+    let (mut a, mut b) = pair()?;
+    for token in 0..QUEUED {
+        a.write_all(&pattern(token).to_le_bytes())?;
+        b.write_all(&pattern(!token).to_le_bytes())?;
+    }
+    let mut next = 0u64;
+    Ok(Box::new(move || {
+        for _ in 0..5 {
+            let mut bytes = [0; 8];
+            b.read_exact(&mut bytes)?;
+            ensure!(u64::from_le_bytes(bytes) == pattern(next), "token {next} to the server is wrong");
+            a.read_exact(&mut bytes)?;
+            ensure!(u64::from_le_bytes(bytes) == pattern(!next), "token {next} to the client is wrong");
+            a.write_all(&pattern(next + QUEUED).to_le_bytes())?;
+            b.write_all(&pattern(!(next + QUEUED)).to_le_bytes())?;
+            next += 1;
+        }
+        Ok(())
+    }))
+}
+
+/// A connection of which one side has said that it will send no more.
+pub fn half_closed(_: &Path) -> Result<Check> {
+    let (mut a, mut b) = pair()?;
+    a.shutdown(Shutdown::Write)?;
+    let mut n = 0u64;
+    Ok(Box::new(move || {
+        let length = b.read(&mut [0; 8])?;
+        ensure!(length == 0, "{length} bytes came after the end");
+        ensure!(a.write(b"x").is_err(), "the closed direction takes data");
+        n += 1;
+        b.write_all(&n.to_le_bytes())?;
+        let mut bytes = [0; 8];
+        a.read_exact(&mut bytes)?;
+        ensure!(bytes == n.to_le_bytes(), "the open direction has the wrong data");
+        Ok(())
+    }))
+}
+
+/// Options of a connection.
+pub fn options(_: &Path) -> Result<Check> {
+    let (a, _b) = pair()?;
+    a.set_nodelay(true)?;
+    a.set_nonblocking(true)?;
+    setsockopt(&a, sockopt::KeepAlive, &true)?;
+    setsockopt(&a, sockopt::TcpKeepIdle, &77)?;
+    setsockopt(&a, sockopt::TcpKeepCount, &7)?;
+    setsockopt(&a, sockopt::TcpKeepInterval, &17)?;
+    Ok(Box::new(move || {
+        let _peer = &_b;
+        ensure!(a.nodelay()?, "TCP_NODELAY is gone");
+        ensure!(getsockopt(&a, sockopt::KeepAlive)?, "SO_KEEPALIVE is gone");
+        let keep = (
+            getsockopt(&a, sockopt::TcpKeepIdle)?,
+            getsockopt(&a, sockopt::TcpKeepCount)?,
+            getsockopt(&a, sockopt::TcpKeepInterval)?,
+        );
+        ensure!(keep == (77, 7, 17), "the keepalive times are {keep:?}");
+        let read = (&a).read(&mut [0]).map_err(|e| e.kind());
+        ensure!(read == Err(std::io::ErrorKind::WouldBlock), "reading gave {read:?}");
+        Ok(())
+    }))
+}

@@ -1,0 +1,90 @@
+//! Pseudo-terminals.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use nix::pty::{OpenptyResult, Winsize, openpty};
+use nix::sys::termios::{LocalFlags, SetArg, SpecialCharacterIndices, Termios, tcgetattr, tcsetattr};
+use nix::unistd::{getpgrp, getsid, setsid, tcgetpgrp, ttyname};
+
+use crate::kin::Kin;
+use crate::raw;
+use crate::species::Check;
+
+const COLUMNS: u16 = 132;
+const ROWS: u16 = 43;
+
+fn open() -> Result<OpenptyResult> {
+    let size = Winsize { ws_col: COLUMNS, ws_row: ROWS, ws_xpixel: 0, ws_ypixel: 0 };
+    let pty = openpty(Some(&size), None)?;
+    let mut mode: Termios = tcgetattr(&pty.slave)?;
+    mode.local_flags.remove(LocalFlags::ECHO);
+    mode.control_chars[SpecialCharacterIndices::VINTR as usize] = 7;
+    tcsetattr(&pty.slave, SetArg::TCSANOW, &mode)?;
+    Ok(pty)
+}
+
+fn verify(slave: impl AsFd) -> Result<()> {
+    let size = raw::window_size(slave.as_fd())?;
+    ensure!(size == (COLUMNS, ROWS), "the window is {size:?}");
+    let mode = tcgetattr(&slave)?;
+    ensure!(!mode.local_flags.contains(LocalFlags::ECHO), "the terminal echoes");
+    ensure!(mode.local_flags.contains(LocalFlags::ICANON), "the terminal is no longer line by line");
+    let key = mode.control_chars[SpecialCharacterIndices::VINTR as usize];
+    ensure!(key == 7, "the interrupt key is {key}");
+    Ok(())
+}
+
+fn talk(master: &mut File, slave: &mut File, n: u64) -> Result<()> {
+    let typed = format!("line {n}\n");
+    master.write_all(typed.as_bytes())?;
+    let mut buffer = [0; 64];
+    let length = slave.read(&mut buffer)?;
+    ensure!(buffer[..length] == *typed.as_bytes(), "typed {typed:?} came as {:?}", &buffer[..length]);
+    slave.write_all(b"answer\n")?;
+    let length = master.read(&mut buffer)?;
+    ensure!(&buffer[..length] == b"answer\r\n", "the answer came as {:?}", &buffer[..length]);
+    Ok(())
+}
+
+/// A pair with a mode and a size of its own.
+pub fn pty(_: &Path) -> Result<Check> {
+    let pty = open()?;
+    let name = ttyname(&pty.slave)?;
+    let (mut master, mut slave) = (File::from(pty.master), File::from(pty.slave));
+    let mut n = 0;
+    Ok(Box::new(move || {
+        verify(&slave)?;
+        ensure!(ttyname(&slave)? == name, "the terminal changed its name");
+        n += 1;
+        talk(&mut master, &mut slave, n)
+    }))
+}
+
+/// A session whose leader has a controlling terminal; this process has the other end.
+pub fn controlling(_: &Path) -> Result<Check> {
+    let pty = open()?;
+    let name = ttyname(&pty.slave)?;
+    let mut kin = Kin::fork(|| {
+        setsid()?;
+        // The first terminal that a session leader opens becomes the session's.
+        let terminal = File::options().read(true).write(true).open(&name)?;
+        Ok(Box::new(move |_| {
+            verify(&terminal)?;
+            let tty = File::options().read(true).write(true).open("/dev/tty")?;
+            ensure!(getsid(None)?.as_raw() == std::process::id().cast_signed(), "no longer the session's leader");
+            ensure!(tcgetpgrp(&tty)? == getpgrp(), "no longer in the foreground");
+            Ok(String::new())
+        }))
+    })?;
+    let (mut master, mut slave) = (File::from(pty.master), File::from(pty.slave));
+    let mut n = 0;
+    Ok(Box::new(move || {
+        n += 1;
+        kin.ask("look")?;
+        talk(&mut master, &mut slave, n)
+    }))
+}
