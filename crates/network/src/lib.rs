@@ -1,1 +1,31 @@
-//! placeholder
+//! The container's network identity on a node: capturing it, making it again, and deciding which copy speaks.
+//!
+//! ```text
+//! source       capture ─────────────── gate.close ──────── (COMMIT) stand_aside ── remove
+//! destination            create (gate closed) ── restore ─ (COMMIT) gate.open ── announce
+//! ```
+//!
+//! Two copies of an identity, same MAC and same addresses, exist at once during a migration. The *gate* keeps all but one
+//! of them mute and deaf: a table of the netdev family in the container's own network namespace that drops every frame in
+//! both directions, so not one ARP reply, neighbour solicitation, RST or FIN comes from the wrong one. It belongs to the
+//! namespace, not to a process, so it stays when an agent dies.
+//!
+//! All functions take the calling thread's network namespace for the node's; what has to happen inside the container's
+//! happens on a short-lived thread of its own.
+
+mod announce;
+mod capture;
+mod create;
+mod error;
+mod gate;
+mod link;
+mod namespace;
+mod nftables;
+mod reply;
+mod rtnl;
+
+pub use announce::{Announcer, stand_aside};
+pub use capture::capture;
+pub use create::{create, remove};
+pub use error::NetworkError;
+pub use gate::Gate;

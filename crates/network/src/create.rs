@@ -1,0 +1,293 @@
+use std::fs::File;
+use std::io::Read;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
+use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
+use netlink_packet_route::link::{InfoData, InfoKind, InfoVeth, LinkAttribute, LinkInfo, MacVlanMode};
+use netlink_packet_route::route::{
+    RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
+};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use nix::errno::Errno;
+use tranship_types::{Attachment, Interface, NetworkIdentity, Route};
+
+use crate::capture::open_rtnl;
+use crate::link::{self, Link};
+use crate::namespace::{self, Presence};
+use crate::rtnl::Rtnl;
+use crate::{Gate, NetworkError};
+
+/// Makes the network namespace `netns` with the given identity, attached to the calling thread's namespace, the node's,
+/// and with its gate closed.
+///
+/// The source's copy of the identity is still in use: not one frame leaves or enters the new one before [`Gate::open`].
+/// Hence the order: namespace, interfaces (down), gate, interfaces up, addresses, routes. A macvlan is in mode vepa until
+/// [`Announcer::announce`](crate::Announcer::announce), lest its neighbours on this node take it for the live one.
+///
+/// # Errors
+/// [`NetworkError::Exists`] if there is something at that path, which is left alone;
+/// [`NetworkError::Attachment`] if the node lacks the parent or bridge; the kernel's refusals. On any error nothing of
+/// what was made remains.
+pub fn create(netns: &Path, identity: &NetworkIdentity) -> Result<(), NetworkError> {
+    let mut node = Node { namespace: namespace::own()?, rtnl: open_rtnl(netns)? };
+    let plans: Vec<Plan<'_>> = identity.interfaces.iter().map(|i| node.plan(i)).collect::<Result<_, _>>()?;
+    namespace::make(netns)?;
+    let built = namespace::inside(netns, || build(netns, identity, &plans, &mut node));
+    if built.is_err()
+        && let Err(e) = remove(netns)
+    {
+        tracing::warn!("after a failed creation: {e}");
+    }
+    built
+}
+
+/// Removes the network namespace `netns`, its interfaces and its name; success if it is gone already.
+///
+/// The gate is closed first, so that nothing that the kernel sends when connections and multicast memberships end
+/// (FIN, RST, MLD reports) gets out under addresses that live elsewhere by now. Interfaces are deleted one by one, so
+/// that they are gone from the node even if a process or socket keeps the namespace itself alive.
+///
+/// # Errors
+/// [`NetworkError::NotANamespace`] if the path is something else, which is left alone; the system's refusals.
+pub fn remove(netns: &Path) -> Result<(), NetworkError> {
+    match namespace::presence(netns)? {
+        Presence::Absent => return Ok(()),
+        Presence::EmptyFile => {}
+        Presence::Namespace => namespace::inside(netns, || delete_interfaces(netns))?,
+    }
+    namespace::unname(netns)
+}
+
+fn delete_interfaces(netns: &Path) -> Result<(), NetworkError> {
+    let mut rtnl = open_rtnl(netns)?;
+    let links = link::links(&mut rtnl).map_err(|e| {
+        NetworkError::refused(format!("read the interfaces of network namespace {}", netns.display()), e)
+    })?;
+    let links: Vec<Link> = links.into_iter().filter(|l| !l.comes_with_the_namespace()).collect();
+    let names: Vec<String> = links.iter().map(|l| l.name.clone()).collect();
+    if let Err(e) = Gate::here(netns, &names).and_then(|mut gate| gate.close()) {
+        // An interface may have gone this moment, or the kernel may have no nf_tables; removal goes on either way.
+        tracing::warn!("{e}");
+    }
+    let mut failure = None;
+    for link in links {
+        match rtnl.change(RouteNetlinkMessage::DelLink(link::message(link.index, [])), 0) {
+            Err(e) if e.errno != Errno::ENODEV => {
+                let what = format!("delete interface {} in network namespace {}", link.name, netns.display());
+                failure.get_or_insert(NetworkError::refused(what, e));
+            }
+            _ => {}
+        }
+    }
+    failure.map_or(Ok(()), Err)
+}
+
+struct Node {
+    namespace: File,
+    rtnl: Rtnl,
+}
+
+/// An interface to be made, and what it will hang on.
+struct Plan<'a> {
+    interface: &'a Interface,
+    parent: Link,
+    /// Name and MAC of a veth's end on the node.
+    end: (String, [u8; 6]),
+}
+
+impl Node {
+    fn plan<'a>(&mut self, interface: &'a Interface) -> Result<Plan<'a>, NetworkError> {
+        let (name, kind) = match &interface.attachment {
+            Attachment::Macvlan { parent } => (parent, None),
+            Attachment::Bridge { bridge } => (bridge, Some("bridge")),
+        };
+        let missing =
+            |why: String| NetworkError::Attachment { interface: interface.name.clone(), parent: name.clone(), why };
+        let parent = link::by_name(&mut self.rtnl, name)
+            .map_err(|e| NetworkError::refused(format!("look for interface {name} on this node"), e))?
+            .ok_or_else(|| missing(format!("there is no interface {name}")))?;
+        if kind.is_some_and(|kind| parent.kind != kind) {
+            return Err(missing(format!("{name} is not a bridge")));
+        }
+        if !parent.up {
+            return Err(missing(format!("{name} is down")));
+        }
+        let mut random = [0u8; 9];
+        File::open("/dev/urandom")
+            .and_then(|mut f| f.read_exact(&mut random))
+            .map_err(|e| NetworkError::refused("read /dev/urandom", e))?;
+        let [a, b, c, d, e, f, g, h, i] = random;
+        // A bridge takes the lowest MAC of its ports for its own; 0xfe keeps this one from ever being it.
+        let end = (format!("veth{:08x}", u32::from_ne_bytes([a, b, c, d])), [0xfe, e, f, g, h, i]);
+        Ok(Plan { interface, parent, end })
+    }
+}
+
+fn build(netns: &Path, identity: &NetworkIdentity, plans: &[Plan<'_>], node: &mut Node) -> Result<(), NetworkError> {
+    let mut rtnl = open_rtnl(netns)?;
+    let failed =
+        |what: String| move |e| NetworkError::refused(format!("{what} in network namespace {}", netns.display()), e);
+    for plan in plans {
+        make_interface(&mut rtnl, plan, node).map_err(failed(format!("make interface {}", plan.interface.name)))?;
+    }
+    let names: Vec<String> = identity.interfaces.iter().map(|i| i.name.clone()).collect();
+    Gate::here(netns, &names)?.close()?;
+    link::set_up(&mut rtnl, 1).map_err(failed("set lo up".into()))?;
+    for plan in plans {
+        let Interface { name, index, addresses, .. } = plan.interface;
+        if matches!(plan.interface.attachment, Attachment::Bridge { .. }) {
+            attach_to_bridge(&mut node.rtnl, plan)?;
+        }
+        link::set_up(&mut rtnl, *index).map_err(failed(format!("set interface {name} up")))?;
+        for (address, prefix) in addresses {
+            rtnl.change(
+                RouteNetlinkMessage::NewAddress(address_message(*index, *address, *prefix)),
+                NLM_F_CREATE | NLM_F_EXCL,
+            )
+            .map_err(failed(format!("give interface {name} the address {address}/{prefix}")))?;
+        }
+    }
+    // What a gateway is reached by must be there before the routes through the gateway.
+    let (direct, via): (Vec<_>, Vec<_>) = identity.routes.iter().partition(|r| r.gateway.is_none());
+    for route in direct.into_iter().chain(via) {
+        let what = failed(format!("add the route to {} through {}", shown(route), route.interface));
+        let Some(interface) = identity.interfaces.iter().find(|i| i.name == route.interface) else {
+            return Err(what(crate::reply::Refusal::nonsense("the identity has no such interface")));
+        };
+        rtnl.change(RouteNetlinkMessage::NewRoute(route_message(interface.index, route)), NLM_F_CREATE | NLM_F_APPEND)
+            .map_err(what)?;
+    }
+    Ok(())
+}
+
+/// Two routes may differ in nothing but their next hop; replacing one by the other would lose it.
+const NLM_F_APPEND: u16 = 0x800;
+
+fn make_interface(rtnl: &mut Rtnl, plan: &Plan<'_>, node: &Node) -> Result<(), crate::reply::Refusal> {
+    let Interface { name, index, mac, mtu, attachment, .. } = plan.interface;
+    let mut attributes =
+        vec![LinkAttribute::IfName(name.clone()), LinkAttribute::Address(mac.to_vec()), LinkAttribute::Mtu(*mtu)];
+    // The request comes from inside the new namespace: made from the node's, an index that is in use there is refused.
+    match attachment {
+        Attachment::Macvlan { .. } => {
+            let id = link::ensure_namespace_id(rtnl, &node.namespace)?;
+            attributes.push(LinkAttribute::Link(plan.parent.index));
+            attributes.push(LinkAttribute::LinkNetNsId(id));
+            attributes.push(link::macvlan(MacVlanMode::Vepa));
+        }
+        Attachment::Bridge { .. } => {
+            let (end, end_mac) = &plan.end;
+            let peer = link::message(
+                0,
+                [
+                    LinkAttribute::IfName(end.clone()),
+                    LinkAttribute::Address(end_mac.to_vec()),
+                    LinkAttribute::Mtu(*mtu),
+                    LinkAttribute::NetNsFd(node.namespace.as_raw_fd()),
+                ],
+            );
+            attributes.push(LinkAttribute::LinkInfo(vec![
+                LinkInfo::Kind(InfoKind::Veth),
+                LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(peer))),
+            ]));
+        }
+    }
+    rtnl.change(RouteNetlinkMessage::NewLink(link::message(*index, attributes)), NLM_F_CREATE | NLM_F_EXCL)
+}
+
+fn attach_to_bridge(node: &mut Rtnl, plan: &Plan<'_>) -> Result<(), NetworkError> {
+    let (end, _) = &plan.end;
+    let attach = |node: &mut Rtnl| {
+        let link = link::by_name(node, end)?.ok_or_else(|| crate::reply::Refusal::nonsense("it is gone"))?;
+        let port = link::message(link.index, [LinkAttribute::Controller(plan.parent.index)]);
+        node.change(RouteNetlinkMessage::SetLink(port), 0)?;
+        link::set_up(node, link.index)
+    };
+    attach(node).map_err(|e| NetworkError::refused(format!("make {end} a port of bridge {}", plan.parent.name), e))
+}
+
+fn address_message(index: u32, address: IpAddr, prefix: u8) -> AddressMessage {
+    let mut message = AddressMessage::default();
+    message.header.index = index;
+    message.header.prefix_len = prefix;
+    match address {
+        IpAddr::V4(v4) => {
+            message.header.family = AddressFamily::Inet;
+            if v4.is_link_local() {
+                message.header.scope = AddressScope::Link;
+            }
+            message.attributes.push(AddressAttribute::Local(address));
+            message.attributes.push(AddressAttribute::Address(address));
+            // As the CNI plugins and Docker do it.
+            if prefix < 31 {
+                message.attributes.push(AddressAttribute::Broadcast(broadcast(v4, prefix)));
+            }
+        }
+        IpAddr::V6(_) => {
+            message.header.family = AddressFamily::Inet6;
+            message.attributes.push(AddressAttribute::Local(address));
+            message.attributes.push(AddressAttribute::Address(address));
+            // Duplicate address detection would ask a network on which the duplicate is alive, and should be.
+            message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
+        }
+    }
+    message
+}
+
+fn broadcast(address: Ipv4Addr, prefix: u8) -> Ipv4Addr {
+    Ipv4Addr::from(u32::from(address) | u32::MAX.checked_shr(u32::from(prefix)).unwrap_or(0))
+}
+
+fn route_message(interface: u32, route: &Route) -> RouteMessage {
+    let mut message = RouteMessage::default();
+    let (destination, prefix) = route.destination.unwrap_or(match route.gateway {
+        Some(IpAddr::V6(_)) => (IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0),
+        _ => (IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
+    });
+    let header = &mut message.header;
+    header.address_family = if destination.is_ipv6() { AddressFamily::Inet6 } else { AddressFamily::Inet };
+    header.destination_prefix_length = prefix;
+    header.table = RouteHeader::RT_TABLE_MAIN;
+    header.protocol = RouteProtocol::Boot;
+    header.kind = RouteType::Unicast;
+    header.scope =
+        if route.gateway.is_none() && destination.is_ipv4() { RouteScope::Link } else { RouteScope::Universe };
+    if route.onlink {
+        header.flags = RouteFlags::Onlink;
+    }
+    if prefix > 0 {
+        message.attributes.push(RouteAttribute::Destination(destination.into()));
+    }
+    if let Some(gateway) = route.gateway {
+        message.attributes.push(RouteAttribute::Gateway(gateway.into()));
+    }
+    if let Some(source) = route.preferred_source {
+        message.attributes.push(RouteAttribute::PrefSource(source.into()));
+    }
+    if route.metric != 0 {
+        message.attributes.push(RouteAttribute::Priority(route.metric));
+    }
+    message.attributes.push(RouteAttribute::Oif(interface));
+    message
+}
+
+fn shown(route: &Route) -> String {
+    route.destination.map_or("anywhere".into(), |(address, prefix)| format!("{address}/{prefix}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn broadcast_addresses_end_the_prefix() {
+        let of = |a: &str, p| broadcast(a.parse().unwrap(), p).to_string();
+        assert_eq!(of("10.1.2.3", 24), "10.1.2.255");
+        assert_eq!(of("10.1.2.3", 30), "10.1.2.3");
+        assert_eq!(of("10.1.2.3", 0), "255.255.255.255");
+        assert_eq!(of("10.1.2.3", 32), "10.1.2.3");
+    }
+}

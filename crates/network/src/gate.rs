@@ -1,0 +1,102 @@
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+
+use crate::NetworkError;
+use crate::namespace::inside;
+use crate::nftables::{Hook, Nftables};
+
+const TABLE: &str = "tranship";
+/// Before whatever chains the container may have of its own.
+const PRIORITY: i32 = -1000;
+
+/// The gate of a network namespace: closed, no frame leaves or enters by the given interfaces, of whatever protocol.
+///
+/// It is a table `tranship` of nftables' netdev family with one chain on the ingress and one on the egress hook of each
+/// device, policy drop and no rules. The netdev hooks are the outermost that there are, right at the device: they also
+/// see ARP, neighbour discovery and what packet sockets send, which the inet families' hooks do not. The state lives in
+/// the namespace; dropping this value, or dying, changes nothing.
+///
+/// Everything that costs time is done by [`Gate::prepare`]; [`close`](Gate::close) and [`open`](Gate::open) are one
+/// netlink transaction each, which the kernel carries out before the call returns.
+pub struct Gate {
+    nftables: Nftables,
+    netns: PathBuf,
+    interfaces: Vec<String>,
+}
+
+impl Gate {
+    /// Opens what is needed for the gate of `netns`, on `interfaces` in there. Changes nothing. The value holds a socket
+    /// in the namespace, which keeps the namespace alive.
+    ///
+    /// # Errors
+    /// [`NetworkError::Missing`], [`NetworkError::NotANamespace`], or the system's refusal.
+    pub fn prepare(netns: &Path, interfaces: &[String]) -> Result<Self, NetworkError> {
+        inside(netns, || Self::here(netns, interfaces))
+    }
+
+    /// The same for a thread that is inside already.
+    pub(crate) fn here(netns: &Path, interfaces: &[String]) -> Result<Self, NetworkError> {
+        let nftables = Nftables::open().map_err(|e| NetworkError::Refused {
+            what: format!("prepare the gate of network namespace {}", netns.display()),
+            why: e.to_string(),
+            remedy: "a kernel with nf_tables is needed",
+        })?;
+        Ok(Self { nftables, netns: netns.to_owned(), interfaces: interfaces.to_vec() })
+    }
+
+    /// Closes the gate; success if it was closed. When this returns, no further frame passes.
+    ///
+    /// # Errors
+    /// The kernel's refusal: then nothing has changed.
+    pub fn close(&mut self) -> Result<(), NetworkError> {
+        let interfaces = &self.interfaces;
+        let closed = self.nftables.transact(|batch| {
+            // Made, deleted and made again in one transaction: whatever was there before, complete or not, is replaced
+            // without a moment in which a frame could pass.
+            batch.new_table(TABLE);
+            batch.delete_table(TABLE);
+            batch.new_table(TABLE);
+            for device in interfaces {
+                batch.new_dropping_chain(TABLE, device, Hook::Ingress, PRIORITY);
+                batch.new_dropping_chain(TABLE, device, Hook::Egress, PRIORITY);
+            }
+        });
+        closed.map_err(|e| NetworkError::Refused {
+            what: format!("close the gate of network namespace {} on {}", self.netns.display(), interfaces.join(", ")),
+            remedy: match e.errno {
+                Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EPROTONOSUPPORT => {
+                    "a kernel from 5.16 with nf_tables, NETFILTER_INGRESS and NETFILTER_EGRESS is needed"
+                }
+                _ => "",
+            },
+            why: e.to_string(),
+        })
+    }
+
+    /// Opens the gate; success if it was open.
+    ///
+    /// # Errors
+    /// The kernel's refusal: then nothing has changed.
+    pub fn open(&mut self) -> Result<(), NetworkError> {
+        match self.nftables.transact(|batch| batch.delete_table(TABLE)) {
+            Err(e) if e.errno != Errno::ENOENT => {
+                Err(NetworkError::refused(format!("open the gate of network namespace {}", self.netns.display()), e))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether every one of the interfaces is closed in both directions. Costs a listing: for tests and diagnosis.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn is_closed(&mut self) -> Result<bool, NetworkError> {
+        let chains = self.nftables.dropping_chains(TABLE).map_err(|e| {
+            NetworkError::refused(format!("look at the gate of network namespace {}", self.netns.display()), e)
+        })?;
+        let shut = |hook: Hook, device: &str| chains.contains(&hook.chain(device));
+        Ok(!self.interfaces.is_empty()
+            && self.interfaces.iter().all(|d| shut(Hook::Ingress, d) && shut(Hook::Egress, d)))
+    }
+}

@@ -1,0 +1,116 @@
+//! Named network namespaces, as `ip netns` makes them: a file with a namespace bind-mounted over it.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, setns, unshare};
+use nix::sys::statfs::{FsType, fstatfs};
+
+use crate::NetworkError;
+
+const NSFS_MAGIC: FsType = FsType(0x6e73_6673);
+const OWN: &str = "/proc/thread-self/ns/net";
+
+/// The calling thread's network namespace: the node's.
+pub(crate) fn own() -> Result<File, NetworkError> {
+    File::open(OWN).map_err(|e| NetworkError::refused(format!("open {OWN}"), e))
+}
+
+fn open(netns: &Path) -> Result<File, NetworkError> {
+    let file = File::open(netns).map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => NetworkError::Missing { netns: netns.to_owned() },
+        _ => NetworkError::refused(format!("open network namespace {}", netns.display()), e),
+    })?;
+    match fstatfs(&file) {
+        Ok(fs) if fs.filesystem_type() == NSFS_MAGIC => Ok(file),
+        _ => Err(NetworkError::not_a_namespace(netns)),
+    }
+}
+
+/// Runs `work` on a thread of its own inside `netns`; sockets that it returns stay in there.
+pub(crate) fn inside<T: Send>(
+    netns: &Path,
+    work: impl FnOnce() -> Result<T, NetworkError> + Send,
+) -> Result<T, NetworkError> {
+    let file = open(netns)?;
+    on_a_thread(|| {
+        setns(&file, CloneFlags::CLONE_NEWNET).map_err(|e| match e {
+            Errno::EINVAL => NetworkError::not_a_namespace(netns),
+            e => NetworkError::refused(format!("enter network namespace {}", netns.display()), e.desc()),
+        })?;
+        work()
+    })
+}
+
+fn on_a_thread<T: Send>(work: impl FnOnce() -> Result<T, NetworkError> + Send) -> Result<T, NetworkError> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new()
+            .name("netns".into())
+            .spawn_scoped(scope, work)
+            .map_err(|e| NetworkError::refused("start a thread", e))?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Makes a new, empty network namespace at `netns`. Refuses if anything is there.
+pub(crate) fn make(netns: &Path) -> Result<(), NetworkError> {
+    let refused =
+        |what: &str, e: &dyn ToString| NetworkError::refused(format!("{what} {}", netns.display()), e.to_string());
+    if let Some(dir) = netns.parent() {
+        DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(|e| refused("make the directory of", &e))?;
+    }
+    OpenOptions::new().write(true).create_new(true).mode(0o444).open(netns).map_err(|e| match e.kind() {
+        io::ErrorKind::AlreadyExists => NetworkError::Exists { netns: netns.to_owned() },
+        _ => refused("create", &e),
+    })?;
+    let made = on_a_thread(|| {
+        unshare(CloneFlags::CLONE_NEWNET).map_err(|e| refused("make a network namespace for", &e.desc()))?;
+        mount(Some(OWN), netns, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+            .map_err(|e| refused("mount the network namespace at", &e.desc()))
+    });
+    if made.is_err() {
+        let _ = std::fs::remove_file(netns);
+    }
+    made
+}
+
+/// Whether `netns` is there, and is a namespace. A file without content that nothing is mounted on is what an
+/// interrupted creation leaves; anything else that is no namespace is an error.
+pub(crate) enum Presence {
+    Absent,
+    EmptyFile,
+    Namespace,
+}
+
+pub(crate) fn presence(netns: &Path) -> Result<Presence, NetworkError> {
+    match open(netns) {
+        Ok(_) => Ok(Presence::Namespace),
+        Err(NetworkError::Missing { .. }) => Ok(Presence::Absent),
+        Err(NetworkError::NotANamespace { .. }) => match std::fs::symlink_metadata(netns) {
+            Ok(meta) if meta.is_file() && meta.len() == 0 => Ok(Presence::EmptyFile),
+            _ => Err(NetworkError::not_a_namespace(netns)),
+        },
+        Err(e) => Err(e),
+    }
+}
+
+/// Takes the name away: unmounts whatever namespaces are mounted there and deletes the file.
+pub(crate) fn unname(netns: &Path) -> Result<(), NetworkError> {
+    loop {
+        match umount2(netns, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
+            Ok(()) => {}
+            Err(Errno::EINVAL | Errno::ENOENT) => break,
+            Err(e) => return Err(NetworkError::refused(format!("unmount {}", netns.display()), e.desc())),
+        }
+    }
+    match std::fs::remove_file(netns) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => {
+            Err(NetworkError::refused(format!("delete {}", netns.display()), e))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,283 @@
+//! The little of nftables' netlink protocol that the gate needs: one table, base chains of the netdev family, and the
+//! transaction around them. Formats after the kernel's `include/uapi/linux/netfilter/nf_tables.h` and `nfnetlink.h`.
+
+use std::io;
+
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
+
+use crate::reply::{Attributes, HEADER, Messages, Refusal};
+
+const NLM_F_REQUEST: u16 = 1;
+const NLM_F_ACK: u16 = 4;
+const NLM_F_DUMP: u16 = 0x300;
+const NLM_F_CREATE: u16 = 0x400;
+const NLMSG_DONE: u16 = 3;
+const MSG_DONTWAIT: i32 = 0x40;
+
+const SUBSYSTEM: u16 = 10;
+const BATCH_BEGIN: u16 = 0x10;
+const BATCH_END: u16 = 0x11;
+const NEWTABLE: u16 = SUBSYSTEM << 8;
+const DELTABLE: u16 = SUBSYSTEM << 8 | 2;
+const NEWCHAIN: u16 = SUBSYSTEM << 8 | 3;
+const GETCHAIN: u16 = SUBSYSTEM << 8 | 4;
+const NFPROTO_NETDEV: u8 = 5;
+
+const TABLE_NAME: u16 = 1;
+const CHAIN_TABLE: u16 = 1;
+const CHAIN_NAME: u16 = 3;
+const CHAIN_HOOK: u16 = 4;
+const CHAIN_POLICY: u16 = 5;
+const CHAIN_TYPE: u16 = 7;
+const HOOK_NUMBER: u16 = 1;
+const HOOK_PRIORITY: u16 = 2;
+const HOOK_DEVICE: u16 = 3;
+const NESTED: u16 = 0x8000;
+const NF_DROP: u32 = 0;
+
+/// Where on a device a chain sits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hook {
+    Ingress = 0,
+    Egress = 1,
+}
+
+impl Hook {
+    /// The name of the chain on `device`.
+    pub(crate) fn chain(self, device: &str) -> String {
+        match self {
+            Hook::Ingress => format!("ingress-{device}"),
+            Hook::Egress => format!("egress-{device}"),
+        }
+    }
+}
+
+/// A transaction under construction: all of it happens, or nothing.
+pub(crate) struct Batch {
+    bytes: Vec<u8>,
+    first: u32,
+    next: u32,
+}
+
+impl Batch {
+    /// An empty one whose messages are numbered from `first`.
+    pub(crate) fn new(first: u32) -> Self {
+        let mut batch = Self { bytes: Vec::with_capacity(512), first, next: first };
+        batch.message(BATCH_BEGIN, NLM_F_REQUEST, 0, SUBSYSTEM, |_| {});
+        batch
+    }
+
+    /// Makes the table if it is not there.
+    pub(crate) fn new_table(&mut self, table: &str) {
+        let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE;
+        self.message(NEWTABLE, flags, NFPROTO_NETDEV, 0, |b| string(b, TABLE_NAME, table));
+    }
+
+    /// Deletes the table with everything in it.
+    pub(crate) fn delete_table(&mut self, table: &str) {
+        self.message(DELTABLE, NLM_F_REQUEST | NLM_F_ACK, NFPROTO_NETDEV, 0, |b| string(b, TABLE_NAME, table));
+    }
+
+    /// Makes a base chain on `device` that drops whatever no rule accepts; and there are no rules.
+    pub(crate) fn new_dropping_chain(&mut self, table: &str, device: &str, hook: Hook, priority: i32) {
+        let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE;
+        self.message(NEWCHAIN, flags, NFPROTO_NETDEV, 0, |b| {
+            string(b, CHAIN_TABLE, table);
+            string(b, CHAIN_NAME, &hook.chain(device));
+            attribute(b, CHAIN_HOOK | NESTED, |b| {
+                number(b, HOOK_NUMBER, hook as u32);
+                number(b, HOOK_PRIORITY, priority as u32);
+                string(b, HOOK_DEVICE, device);
+            });
+            number(b, CHAIN_POLICY, NF_DROP);
+            string(b, CHAIN_TYPE, "filter");
+        });
+    }
+
+    fn message(&mut self, kind: u16, flags: u16, family: u8, resource: u16, body: impl FnOnce(&mut Vec<u8>)) {
+        message(&mut self.bytes, kind, flags, self.next, family, resource, body);
+        self.next += 1;
+    }
+
+    /// The sequence numbers that are acknowledged when all went well, and the bytes.
+    fn finish(mut self) -> (std::ops::Range<u32>, Vec<u8>) {
+        let acknowledged = self.first + 1..self.next;
+        self.message(BATCH_END, NLM_F_REQUEST, 0, SUBSYSTEM, |_| {});
+        (acknowledged, self.bytes)
+    }
+}
+
+fn message(
+    b: &mut Vec<u8>,
+    kind: u16,
+    flags: u16,
+    sequence: u32,
+    family: u8,
+    resource: u16,
+    body: impl FnOnce(&mut Vec<u8>),
+) {
+    let start = b.len();
+    b.extend_from_slice(&[0; 4]);
+    b.extend_from_slice(&kind.to_ne_bytes());
+    b.extend_from_slice(&flags.to_ne_bytes());
+    b.extend_from_slice(&sequence.to_ne_bytes());
+    b.extend_from_slice(&[0; 4]);
+    b.extend_from_slice(&[family, 0]);
+    b.extend_from_slice(&resource.to_be_bytes());
+    body(b);
+    let length = (b.len() - start) as u32;
+    b[start..start + 4].copy_from_slice(&length.to_ne_bytes());
+}
+
+fn attribute(b: &mut Vec<u8>, kind: u16, value: impl FnOnce(&mut Vec<u8>)) {
+    let start = b.len();
+    b.extend_from_slice(&[0; 2]);
+    b.extend_from_slice(&kind.to_ne_bytes());
+    value(b);
+    let length = (b.len() - start) as u16;
+    b[start..start + 2].copy_from_slice(&length.to_ne_bytes());
+    b.resize(b.len().div_ceil(4) * 4, 0);
+}
+
+fn string(b: &mut Vec<u8>, kind: u16, value: &str) {
+    attribute(b, kind, |b| {
+        b.extend_from_slice(value.as_bytes());
+        b.push(0);
+    });
+}
+
+fn number(b: &mut Vec<u8>, kind: u16, value: u32) {
+    attribute(b, kind, |b| b.extend_from_slice(&value.to_be_bytes()));
+}
+
+/// An nfnetlink socket in the namespace of the thread that opened it.
+pub(crate) struct Nftables {
+    socket: Socket,
+    sequence: u32,
+}
+
+impl Nftables {
+    /// Opens one in the calling thread's namespace.
+    pub(crate) fn open() -> io::Result<Self> {
+        let mut socket = Socket::new(NETLINK_NETFILTER)?;
+        socket.bind_auto()?;
+        socket.connect(&SocketAddr::new(0, 0))?;
+        socket.set_cap_ack(true)?;
+        socket.set_ext_ack(true)?;
+        Ok(Self { socket, sequence: 1 })
+    }
+
+    /// Has a transaction carried out.
+    pub(crate) fn transact(&mut self, fill: impl FnOnce(&mut Batch)) -> Result<(), Refusal> {
+        let mut batch = Batch::new(self.sequence);
+        fill(&mut batch);
+        let (acknowledged, bytes) = batch.finish();
+        self.sequence = acknowledged.end + 1;
+        let ours = acknowledged.start - 1..self.sequence;
+        self.socket.send(&bytes, 0)?;
+        // The kernel has queued every answer by the time that send returns.
+        let mut missing = acknowledged.len();
+        let mut refusal = None;
+        while let Some(answer) = self.receive()? {
+            for m in Messages(&answer).filter(|m| ours.contains(&m.sequence)) {
+                match m.verdict() {
+                    Some(Ok(())) if acknowledged.contains(&m.sequence) => missing -= 1,
+                    Some(Err(e)) => {
+                        refusal.get_or_insert(e);
+                    }
+                    _ => {}
+                }
+            }
+        }
+        match refusal {
+            Some(refusal) => Err(refusal),
+            None if missing > 0 => Err(Refusal::nonsense("no answer to a transaction")),
+            None => Ok(()),
+        }
+    }
+
+    /// The names of the chains of `table` that drop what no rule accepts.
+    pub(crate) fn dropping_chains(&mut self, table: &str) -> Result<Vec<String>, Refusal> {
+        let sequence = self.sequence;
+        self.sequence += 1;
+        let mut question = Vec::new();
+        message(&mut question, GETCHAIN, NLM_F_REQUEST | NLM_F_DUMP, sequence, NFPROTO_NETDEV, 0, |_| {});
+        self.socket.send(&question, 0)?;
+        let mut chains = Vec::new();
+        loop {
+            let (answer, _) = self.socket.recv_from_full()?;
+            for m in Messages(&answer).filter(|m| m.sequence == sequence) {
+                match (m.kind, m.verdict()) {
+                    (NLMSG_DONE, _) => return Ok(chains),
+                    (_, Some(verdict)) => verdict?,
+                    (NEWCHAIN, _) => chains.extend(dropping_chain(table, m.payload.get(4..).unwrap_or_default())),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    fn receive(&self) -> io::Result<Option<Vec<u8>>> {
+        let mut buffer = Vec::with_capacity(8192);
+        match self.socket.recv(&mut buffer, MSG_DONTWAIT) {
+            Ok(_) => Ok(Some(buffer)),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+/// The name of the chain that the attributes describe, if it is one of `table` and drops by policy.
+fn dropping_chain(table: &str, attributes: &[u8]) -> Option<String> {
+    let find = |kind| Attributes(attributes).find(|(k, _)| *k == kind).map(|(_, value)| value);
+    let text = |kind| Some(std::str::from_utf8(find(kind)?).ok()?.trim_end_matches('\0'));
+    let dropping = find(CHAIN_POLICY)? == NF_DROP.to_be_bytes();
+    (text(CHAIN_TABLE)? == table && dropping && find(CHAIN_HOOK).is_some())
+        .then(|| text(CHAIN_NAME).map(str::to_owned))?
+}
+
+// Keeps the arithmetic of `finish` and of the parser honest.
+const _: () = assert!(HEADER == 16);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_transaction_is_framed_by_begin_and_end_and_numbered_throughout() {
+        let mut batch = Batch::new(7);
+        batch.new_table("t");
+        batch.new_dropping_chain("t", "eth0", Hook::Egress, -5);
+        let (acknowledged, bytes) = batch.finish();
+        assert_eq!(acknowledged, 8..10);
+        let all: Vec<_> = Messages(&bytes).collect();
+        assert_eq!(all.iter().map(|m| m.kind).collect::<Vec<_>>(), [BATCH_BEGIN, NEWTABLE, NEWCHAIN, BATCH_END]);
+        assert_eq!(all.iter().map(|m| m.sequence).collect::<Vec<_>>(), [7, 8, 9, 10]);
+        assert_eq!(all[0].payload, [0, 0, 0, 10], "begin names the subsystem, in network order");
+        assert_eq!(all[1].payload[0], NFPROTO_NETDEV);
+        let hook = Attributes(&all[2].payload[4..]).find(|(k, _)| *k == CHAIN_HOOK).unwrap().1;
+        let hook: Vec<_> = Attributes(hook).collect();
+        assert_eq!(hook[0], (HOOK_NUMBER, &[0, 0, 0, 1][..]));
+        assert_eq!(hook[1], (HOOK_PRIORITY, &(-5i32).to_be_bytes()[..]));
+        assert_eq!(hook[2], (HOOK_DEVICE, &b"eth0\0"[..]));
+    }
+
+    proptest! {
+        #[test]
+        fn a_chain_that_was_encoded_is_recognised(table in "[a-z]{1,20}", device in "[a-zA-Z0-9.@_-]{1,15}", priority: i32) {
+            let mut batch = Batch::new(1);
+            batch.new_dropping_chain(&table, &device, Hook::Ingress, priority);
+            let (_, bytes) = batch.finish();
+            prop_assert_eq!(bytes.len() % 4, 0);
+            let m = Messages(&bytes).nth(1).unwrap();
+            prop_assert_eq!(dropping_chain(&table, &m.payload[4..]), Some(Hook::Ingress.chain(&device)));
+            prop_assert_eq!(dropping_chain("other table", &m.payload[4..]), None);
+        }
+
+        #[test]
+        fn no_attributes_make_the_reader_panic(bytes in proptest::collection::vec(any::<u8>(), 0..128)) {
+            let _ = dropping_chain("tranship", &bytes);
+        }
+    }
+}

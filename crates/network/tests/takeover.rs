@@ -1,0 +1,120 @@
+//! The whole way of an identity from one node to another, in network namespaces of the test's own.
+
+mod lab;
+
+use std::io::Write;
+use std::net::{Shutdown, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+use lab::{Kind, Lab, V4, V6, echo, until};
+use tranship_network::{Announcer, Gate, capture, create, remove, stand_aside};
+
+fn names() -> Vec<String> {
+    vec!["web0".into()]
+}
+
+/// The container's first life: on node a, speaking.
+fn live_on_a(lab: &Lab) {
+    let identity = lab.identity();
+    lab.inside("a", || create(&lab.path("d1"), &identity)).unwrap();
+    Gate::prepare(&lab.path("d1"), &names()).unwrap().open().unwrap();
+    Announcer::prepare(&lab.path("d1"), &identity).unwrap().announce().unwrap();
+}
+
+fn moves(kind: Kind) {
+    if !lab::privileged() {
+        return;
+    }
+    let lab = Lab::new(kind);
+    live_on_a(&lab);
+    let ends = lab.echo_server("d1", 7000);
+    let captured = lab.inside("a", || capture(&lab.path("d1"))).unwrap();
+    assert_eq!(captured, lab.identity(), "what was made is what is captured");
+
+    let mut four = lab.connect(V4, 7000).unwrap();
+    let mut six = lab.connect(V6, 7000).unwrap();
+    assert_eq!(lab.learned_port().as_deref(), Some("pa"));
+
+    // A second copy on node b, while the first one is live.
+    let at_b = lab.tap("pb");
+    lab.inside("b", || create(&lab.path("d2"), &captured)).unwrap();
+    let mut second = Gate::prepare(&lab.path("d2"), &names()).unwrap();
+    assert!(second.is_closed().unwrap());
+    lab.echo_server("d2", 7000);
+    let mut announcer = Announcer::prepare(&lab.path("d2"), &captured).unwrap();
+    provoke(&lab, "d2");
+    let client = lab.name("c");
+    let started = Instant::now();
+    // Longer than the second after which the kernel repeats what it sends about a new link.
+    while started.elapsed() < Duration::from_millis(1500) {
+        lab.ip(&format!("-n {client} neigh flush dev eth0"));
+        echo(&mut four, b"still here").unwrap();
+        echo(&mut six, b"and here").unwrap();
+        assert_eq!(lab.learned_port().as_deref(), Some("pa"));
+    }
+    assert_eq!(at_b.frames(), Vec::<String>::new(), "the gated copy has sent something");
+
+    // The first one falls silent: no answer, no acknowledgement, and no FIN when its end closes.
+    let at_a = lab.tap("pa");
+    let mut first = Gate::prepare(&lab.path("d1"), &names()).unwrap();
+    let closing = Instant::now();
+    first.close().unwrap();
+    println!("close: {:?}", closing.elapsed());
+    at_a.frames();
+    provoke(&lab, "d1");
+    ends.lock().unwrap().iter_mut().for_each(|end| end.write_all(b"unasked").unwrap());
+    ends.lock().unwrap()[0].shutdown(Shutdown::Both).unwrap();
+    four.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    assert!(echo(&mut four, b"anyone?").is_err());
+    assert_eq!(at_a.frames(), Vec::<String>::new(), "frames after the gate was closed");
+
+    // The second one takes over.
+    let opening = Instant::now();
+    second.open().unwrap();
+    let opened = opening.elapsed();
+    announcer.announce().unwrap();
+    println!("open: {opened:?}, announce: {:?}", opening.elapsed() - opened);
+    stand_aside(&lab.path("d1")).unwrap();
+    assert!(!second.is_closed().unwrap() && first.is_closed().unwrap());
+    assert!(!at_b.frames().is_empty(), "the tap sees what passes");
+    until("the switch has learned the new port", || lab.learned_port().as_deref() == Some("pb"));
+    let mut four = lab.connect(V4, 7000).unwrap();
+    let mut six = lab.connect(V6, 7000).unwrap();
+    echo(&mut four, b"hello").unwrap();
+    echo(&mut six, b"hello").unwrap();
+    assert!(lab.ip(&format!("-n {client} neigh show {V4}")).contains("02:42:0a:09:00:63"));
+
+    drop((first, second, announcer));
+    remove(&lab.path("d1")).unwrap();
+    assert_eq!(at_a.frames(), Vec::<String>::new(), "the removal was heard");
+    echo(&mut four, b"hello").unwrap();
+    remove(&lab.path("d2")).unwrap();
+    remove(&lab.path("d2")).unwrap();
+    assert!(!lab.path("d2").exists());
+    for node in ["a", "b"] {
+        let links = lab.ip(&format!("-n {} -br link", lab.name(node)));
+        assert!(!links.contains("veth"), "left on node {node}: {links}");
+    }
+}
+
+/// Makes a namespace want to send whatever it can.
+fn provoke(lab: &Lab, namespace: &str) {
+    let _ = Announcer::prepare(&lab.path(namespace), &lab.identity()).unwrap().announce();
+    lab.inside(namespace, || {
+        for to in ["10.9.0.1:9", "10.9.0.200:9", "[fd09::1]:9", "[fd09::200]:9", "[ff02::1%7]:9"] {
+            let socket = UdpSocket::bind(if to.starts_with('[') { "[::]:0" } else { "0.0.0.0:0" }).unwrap();
+            let _ = socket.send_to(b"x", to);
+        }
+        let _ = TcpStream::connect_timeout(&"10.9.0.1:9".parse().unwrap(), Duration::from_millis(50));
+    });
+}
+
+#[test]
+fn a_macvlan_identity_moves_while_its_twin_is_live() {
+    moves(Kind::Macvlan);
+}
+
+#[test]
+fn a_bridged_identity_moves_while_its_twin_is_live() {
+    moves(Kind::Bridge);
+}
