@@ -1,0 +1,255 @@
+//! Rules about open files, devices, pipes and the kernel's anonymous files (CRIU: files.c, `dump_one_file`).
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use rustix::fs::{FileType, statfs};
+use tranship_types::{Blocker, BlockerKind};
+
+use super::container::Container;
+use super::files::{Descriptor, Files, Holder, Kind};
+use super::procfs::{self, FdInfo, bracketed};
+use super::{Look, Subject};
+
+const O_DIRECT: u32 = 0o40000;
+const O_ACCMODE: u32 = 0o3;
+const O_WRONLY: u32 = 0o1;
+const O_RDWR: u32 = 0o2;
+/// `PIDFD_THREAD` has the value of `O_EXCL`.
+const O_EXCL: u32 = 0o200;
+
+fn blocker(d: &Descriptor<'_>, what: &str, remedy: &str) -> Blocker {
+    Blocker::new(BlockerKind::Descriptor, format!("{} {what}", d.name()), remedy).at(d.task.pid, Some(d.fd))
+}
+
+pub(super) fn check(container: &Container, subject: &Subject, files: &Files<'_>, look: &mut Look) {
+    let namespaces = container.namespaces();
+    // A file that many processes have inherited is named once, for the first of them.
+    let mut named = HashSet::new();
+    for d in &files.all {
+        let found = match d.kind.kind {
+            // sockets.rs
+            FileType::Socket => None,
+            FileType::Fifo if d.link.starts_with("pipe:[") => packets(d),
+            FileType::CharacterDevice => device(d).or_else(|| place(container, d)),
+            FileType::BlockDevice => {
+                let remedy = "close it, or run the program without access to the device";
+                Some(blocker(d, &format!("is the block device {}", d.link), remedy))
+            }
+            _ if d.link == "anon_inode:[eventpoll]" => {
+                look.passing.extend(watched(files, d));
+                None
+            }
+            _ if d.link.starts_with("anon_inode:") => anonymous(container, d),
+            _ if d.link.starts_with('/') => place(container, d),
+            _ => namespace(&namespaces, d),
+        };
+        if let Some(found) = found {
+            if named.insert((d.link.clone(), d.kind.inode)) {
+                look.block(found);
+            }
+        }
+    }
+    pipes(container, subject, files, look);
+    terminals(container, files, look);
+}
+
+/// Files must lie on a mount that the container can see (files-reg.c, `dump_one_reg_file`).
+fn place(container: &Container, d: &Descriptor<'_>) -> Option<Blocker> {
+    const MQUEUE_MAGIC: u64 = 0x1980_0202;
+    let path = d.link.strip_suffix(" (deleted)").unwrap_or(&d.link);
+    if let Some(name) = path.strip_prefix("/secretmem") {
+        let what = format!("is secret memory{name} (memfd_secret), which nobody but its process can read");
+        return Some(blocker(d, &what, "run the program without secret memory"));
+    }
+    if path.starts_with("/dmabuf:") {
+        return Some(blocker(d, "is a buffer of a device (dma-buf)", "run the program without the device"));
+    }
+    // memfd.c: by its device, which is that of the kernel's own tmpfs; so have anonymous huge pages theirs.
+    if path.starts_with("/memfd:") || path.starts_with("/anon_hugepage") {
+        return None;
+    }
+    if container.mount_ids.contains(&d.info.mount) {
+        return container.covered.contains(&d.info.mount).then(|| {
+            let what = format!("is {path}, on a mount that another mount hides");
+            blocker(d, &what, "unmount what lies on top, or close the file")
+        });
+    }
+    if statfs(d.path()).is_ok_and(|s| u64::try_from(s.f_type) == Ok(MQUEUE_MAGIC)) {
+        let what = format!("is the POSIX message queue {path}, which CRIU does not support");
+        return Some(blocker(d, &what, "use another means of communication"));
+    }
+    let (thing, remedy) = match (d.kind.kind, d.fd) {
+        (FileType::CharacterDevice, 0..=2) if terminal(d) => {
+            ("terminal", "start the container detached, or with a terminal of its own")
+        }
+        (FileType::CharacterDevice, _) => ("device", "let the program open the container's own device"),
+        (FileType::Directory, _) => ("directory", "close it before the program is started in the container"),
+        (_, 0) => ("file", "start the container with stdin from /dev/null or a pipe"),
+        (_, 1) => ("file", "start the container with stdout on a pipe"),
+        (_, 2) => ("file", "start the container with stderr on a pipe"),
+        _ => ("file", "close it before the program is started, or mount it into the container"),
+    };
+    Some(blocker(d, &format!("is the host {thing} {path}"), remedy))
+}
+
+fn terminal(d: &Descriptor<'_>) -> bool {
+    // tty.c, `get_tty_driver`: consoles and serial lines, /dev/tty and /dev/ptmx, USB and other serial lines, ptys.
+    matches!(d.kind.stands_for.0, 4 | 5 | 188 | 204 | 128..=143)
+}
+
+fn device(d: &Descriptor<'_>) -> Option<Blocker> {
+    let (major, minor) = d.kind.stands_for;
+    let known = match major {
+        // Memory devices: null, zero, full, random, urandom, kmsg.
+        1 => true,
+        // Of the miscellaneous ones only tun and autofs.
+        10 => matches!(minor, 200 | 235),
+        _ => terminal(d),
+    };
+    if known {
+        return None;
+    }
+    let what = match (major, minor) {
+        (10, 229) => "a connection to a FUSE filesystem that the program serves".to_owned(),
+        (10, 232) => "the KVM device".to_owned(),
+        (10, 196) => "a VFIO device".to_owned(),
+        (226, _) => format!("the graphics device {}", d.link),
+        (195, _) => format!("the NVIDIA device {}", d.link),
+        (231, _) => format!("the InfiniBand device {}", d.link),
+        _ => format!("the device {} ({major}:{minor})", d.link),
+    };
+    let remedy = "stop using the device, or run the program without it";
+    Some(blocker(d, &format!("is {what}, whose state CRIU cannot carry"), remedy))
+}
+
+fn packets(d: &Descriptor<'_>) -> Option<Blocker> {
+    // pipes.c, "packetized mode".
+    (d.info.flags & O_DIRECT != 0)
+        .then(|| blocker(d, "is a pipe in packet mode (O_DIRECT)", "let the program make its pipes without O_DIRECT"))
+}
+
+fn anonymous(container: &Container, d: &Descriptor<'_>) -> Option<Blocker> {
+    let kind = d.link.strip_prefix("anon_inode:").unwrap_or(&d.link).trim_matches(['[', ']']);
+    match kind {
+        "eventfd" | "signalfd" | "timerfd" | "inotify" | "fanotify" => None,
+        "pidfd" => pidfd(container, d),
+        "io_uring" => Some(blocker(
+            d,
+            "is an io_uring, which CRIU does not support",
+            "turn io_uring off in the program's settings (it falls back to epoll), or deny it by seccomp",
+        )),
+        // bpfmap.c: hash (1) and array (2) maps, where criu was built with libbpf, as distributions do.
+        "bpf-map" => (!matches!(d.info.number("map_type"), Some(1 | 2)))
+            .then(|| blocker(d, "is a BPF map of a kind that CRIU does not support", "run the program without it")),
+        _ => {
+            let what = match kind {
+                "bpf-prog" | "bpf_link" | "bpf-link" | "btf" => "a loaded BPF program or a part of one".to_owned(),
+                "perf_event" => "a performance counter (perf_event)".to_owned(),
+                "userfaultfd" => "a userfaultfd".to_owned(),
+                "seccomp notify" => "a listener for another process's system calls (seccomp notify)".to_owned(),
+                "landlock-ruleset" => "a Landlock ruleset".to_owned(),
+                k if k.starts_with("kvm") => "a virtual machine (KVM)".to_owned(),
+                k => format!("a kernel object of the kind {k}"),
+            };
+            Some(blocker(
+                d,
+                &format!("is {what}, which CRIU does not support"),
+                "close it, or run the program without it",
+            ))
+        }
+    }
+}
+
+/// An epoll may go on watching a file whose last descriptor is closed; CRIU looks for one in the whole tree (eventpoll.c).
+fn watched(files: &Files<'_>, d: &Descriptor<'_>) -> Option<Blocker> {
+    let mut lost = d.info.epoll_targets();
+    lost.retain(|(_, inode)| files.all.iter().all(|f| f.kind.inode != *inode));
+    if lost.is_empty() {
+        return None;
+    }
+    // Opened since the descriptors were listed, or closed and thereby out of the epoll?
+    let there = |fd: i32| Kind::of(format!("/proc/{}/fd/{fd}", d.task.pid)).map(|k| k.inode);
+    lost.retain(|(fd, inode)| there(*fd) != Some(*inode));
+    let now = FdInfo::parse(&procfs::lossy(format!("/proc/{}/fdinfo/{}", d.task.pid, d.fd)).ok()?).epoll_targets();
+    let (fd, _) = lost.into_iter().find(|t| now.contains(t))?;
+    let what = format!("is an epoll that watches a file (once descriptor {fd}) that no descriptor refers to any more");
+    Some(blocker(d, &what, "restart the program, or let it remove closed files from its epoll"))
+}
+
+fn pidfd(container: &Container, d: &Descriptor<'_>) -> Option<Blocker> {
+    if d.info.flags & O_EXCL != 0 {
+        return Some(blocker(
+            d,
+            "is a pidfd of a thread, which CRIU does not support",
+            "let the program use pidfds of processes",
+        ));
+    }
+    // pidfd.c: -1 is a process that has ended; 0 one that this /proc does not show.
+    let pid = d.info.number("Pid")?;
+    let known = pid < 0 || u32::try_from(pid).is_ok_and(|p| container.owns(p));
+    (!known).then(|| blocker(d, "is a pidfd of a process outside of the container", "close it, or restart the program"))
+}
+
+fn namespace(namespaces: &HashSet<&str>, d: &Descriptor<'_>) -> Option<Blocker> {
+    let kind = d.link.split(":[").next().unwrap_or_default();
+    let known = matches!(kind, "net" | "mnt" | "pid" | "user" | "ipc" | "uts" | "cgroup" | "time");
+    if !known || bracketed(&d.link, kind).is_none() {
+        let what = format!("is {}, a kind of file that CRIU does not know", d.link);
+        return Some(blocker(d, &what, "close it, or run the program without it"));
+    }
+    // namespaces.c, `dump_one_ns_file`: it must be one that a task of the container lives in.
+    (!namespaces.contains(d.link.as_str())).then(|| {
+        let what = format!("is a {kind} namespace that no process of the container lives in");
+        blocker(d, &what, "close it, or restart the program")
+    })
+}
+
+/// A pipe's other end outside of the container is lost by a dump: CRIU makes a new pipe with one end, without complaint.
+fn pipes(container: &Container, subject: &Subject, files: &Files<'_>, look: &mut Look) {
+    let mut ends: BTreeMap<&str, (bool, bool, &Descriptor<'_>)> = BTreeMap::new();
+    for d in files.all.iter().filter(|d| d.link.starts_with("pipe:[")) {
+        let mode = d.info.flags & O_ACCMODE;
+        let end = ends.entry(&d.link).or_insert((false, false, d));
+        end.0 |= mode != O_WRONLY;
+        end.1 |= mode == O_WRONLY || mode == O_RDWR;
+    }
+    let first = |d: &&Descriptor<'_>| d.task.pid == container.init && (0..=2).contains(&d.fd);
+    let kept: HashSet<&str> = match subject.stdio_pipes_kept {
+        true => files.all.iter().filter(first).map(|d| d.link.as_str()).collect(),
+        false => HashSet::new(),
+    };
+    for (link, (read, write, d)) in ends {
+        if (read && write) || kept.contains(link) {
+            continue;
+        }
+        if let Some(Holder::Outside(pid, name)) = files.holder(container, link) {
+            let what = format!("is a pipe whose other end is held by {name} (pid {pid}) outside of the container");
+            look.block(blocker(d, &what, "use a socket or a FIFO in a shared directory, or end that process"));
+        }
+    }
+}
+
+/// tty.c, `tty_verify_active_pairs`: the engine holds the master of one terminal, the container's console; any other
+/// slave needs its master inside.
+fn terminals(container: &Container, files: &Files<'_>, look: &mut Look) {
+    let masters: HashSet<i64> = files.all.iter().filter_map(|d| d.info.number("tty-index")).collect();
+    let mut slaves: BTreeMap<u32, &Descriptor<'_>> = BTreeMap::new();
+    for d in &files.all {
+        let (major, minor) = d.kind.stands_for;
+        let slave = d.kind.kind == FileType::CharacterDevice && major == 136;
+        if slave && container.mount_ids.contains(&d.info.mount) && !masters.contains(&i64::from(minor)) {
+            slaves.entry(minor).or_insert(d);
+        }
+    }
+    for d in slaves.values().skip(1) {
+        let what = format!("is the terminal {}, whose other side is outside of the container", d.link);
+        look.block(blocker(d, &what, "end the session on that terminal and try again"));
+    }
+}
+
+/// Bytes of shared memory behind descriptors (memfds), by device and inode, so that mappings of the same are not counted
+/// again.
+pub(super) fn shared_memory(files: &Files<'_>) -> HashMap<((u32, u32), u64), u64> {
+    let memfds = files.all.iter().filter(|d| d.link.starts_with("/memfd:"));
+    memfds.map(|d| ((d.kind.device, d.kind.inode), d.kind.bytes)).collect()
+}

@@ -1,0 +1,111 @@
+//! Rules about memory mappings (CRIU: proc_parse.c, `handle_vma`), and how much shared memory there is.
+
+use std::collections::HashSet;
+use std::os::fd::AsRawFd;
+
+use rustix::fs::{CWD, FileType, Mode, OFlags, openat};
+use tranship_types::{Blocker, BlockerKind};
+
+use super::Look;
+use super::container::{Container, Task};
+use super::descriptors::shared_memory;
+use super::files::{Files, Kind};
+use super::procfs::{self, FdInfo, Mapping};
+
+fn blocker(task: &Task, what: &str, remedy: &str) -> Blocker {
+    Blocker::new(BlockerKind::Process, format!("{} {what}", task.name()), remedy).at(task.pid, None)
+}
+
+pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) {
+    let mut shared = shared_memory(files);
+    let mut seen = HashSet::new();
+    let host_ipc = procfs::namespaces(std::process::id()).ok().and_then(|n| n.get("ipc").cloned());
+    for task in container.tasks.values() {
+        let Ok(maps) = procfs::lossy(format!("/proc/{}/maps", task.pid)) else { continue };
+        for m in Mapping::parse_all(&maps) {
+            // One look for each file, however many processes map it. Kernel objects share one inode, so by name too.
+            if m.name.starts_with('[') && !m.name.starts_with("[anon_shmem:") && m.name != "[uprobes]"
+                || !seen.insert((m.file.clone(), m.name.clone()))
+            {
+                continue;
+            }
+            let in_host_ipc = task.namespaces.get("ipc") == host_ipc.as_ref();
+            if let Some(found) = special(task, &m, in_host_ipc) {
+                look.block(found);
+            } else if kernel_memory(&m.name) {
+                if let Some(kind) = Kind::of(map_file(task, &m)) {
+                    shared.insert((kind.device, kind.inode), kind.bytes);
+                }
+            } else if m.name.starts_with('/') && !m.name.starts_with("/anon_hugepage") && !m.name.starts_with("/[aio]")
+            {
+                if let Some(found) = file(container, task, &m) {
+                    look.block(found);
+                }
+            }
+        }
+    }
+    look.findings.memory_bytes += shared.values().sum::<u64>();
+}
+
+fn map_file(task: &Task, m: &Mapping) -> String {
+    format!("/proc/{}/map_files/{}", task.pid, m.range)
+}
+
+/// Shared memory that lies on the kernel's own tmpfs: anonymous, memfd, System V.
+fn kernel_memory(name: &str) -> bool {
+    ["/dev/zero (deleted)", "/memfd:", "/SYSV", "[anon_shmem:"].iter().any(|p| name.starts_with(p))
+}
+
+fn special(task: &Task, m: &Mapping, in_host_ipc: bool) -> Option<Blocker> {
+    if m.name.contains("[io_uring]") {
+        let remedy = "turn io_uring off in the program's settings (it falls back to epoll), or deny it by seccomp";
+        return Some(blocker(task, "uses an io_uring, which CRIU does not support", remedy));
+    }
+    if let Some(kind) = m.name.strip_prefix("anon_inode:") {
+        let what = format!("maps a kernel object of the kind {kind}, which CRIU does not support");
+        return Some(blocker(task, &what, "run the program without it"));
+    }
+    if m.name == "[uprobes]" {
+        // VM_IO (proc_parse.c, `parse_vma_vmflags`).
+        let what = "is being probed by a tracing tool of the host (uprobes)";
+        return Some(blocker(task, what, "end the tracing (bpftrace, perf, …) and restart the program"));
+    }
+    if m.name.starts_with("/secretmem") {
+        let what = "maps secret memory (memfd_secret), which nobody but itself can read";
+        return Some(blocker(task, what, "run the program without secret memory"));
+    }
+    if m.name.starts_with("/SYSV") && in_host_ipc {
+        // cr-dump.c: "doesn't live in IPC ns".
+        let what = "uses System V shared memory of the host";
+        return Some(blocker(task, what, "start the container with an IPC namespace of its own"));
+    }
+    None
+}
+
+fn file(container: &Container, task: &Task, m: &Mapping) -> Option<Blocker> {
+    let path = map_file(task, m);
+    let kind = Kind::of(&path)?;
+    let name = m.name.strip_suffix(" (deleted)").unwrap_or(&m.name);
+    match kind.kind {
+        FileType::RegularFile => {}
+        // /dev/zero is as good as anonymous memory.
+        FileType::CharacterDevice if kind.stands_for == (1, 5) => return None,
+        _ => {
+            let what = format!("maps the device {name}, whose memory CRIU cannot carry");
+            return Some(blocker(task, &what, "stop using the device, or run the program without it"));
+        }
+    }
+    let mount = mount_of(&path)?;
+    if container.mount_ids.contains(&mount) {
+        return None;
+    }
+    let what = format!("maps {name}, a file that is not on any mount of the container");
+    Some(blocker(task, &what, "restart the container with that file inside it or mounted into it"))
+}
+
+/// The mount that a file was opened through, found by a reference to it (`O_PATH`), which opens nothing.
+fn mount_of(path: &str) -> Option<u32> {
+    let reference = openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let info = procfs::lossy(format!("/proc/self/fdinfo/{}", reference.as_raw_fd())).ok()?;
+    Some(FdInfo::parse(&info).mount)
+}

@@ -1,0 +1,153 @@
+//! Names everything inside a running container that CRIU cannot dump or restore, before anything is touched and without
+//! stopping anything. A user gets one sentence for each: process, descriptor, cause, remedy.
+//!
+//! The rules are those of CRIU 4.1.1; where one is not obvious, a comment names the file of CRIU's source that has it.
+//! What shows only while a process is stopped (LDT entries, corked UDP sockets, `fs_struct` or memory shared by two
+//! processes that have finished their vfork) stays CRIU's to find: its dump fails then, and the move is undone.
+
+mod container;
+mod descriptors;
+mod diag;
+mod files;
+mod mappings;
+mod mounts;
+mod processes;
+mod procfs;
+mod sockets;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use tranship_types::Blocker;
+
+use container::Container;
+
+/// How long a state that usually passes (a task in uninterruptible sleep, data in a queue that CRIU cannot carry) may
+/// last before it counts as a blocker.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Time between two looks at such a state.
+const INTERVAL: Duration = Duration::from_millis(150);
+
+/// What is to be inspected.
+#[derive(Debug, Clone, Default)]
+pub struct Subject {
+    /// The container's first process, by its pid on this node.
+    pub init_pid: u32,
+    /// All processes of the container, by their pids on this node (from its cgroup: processes that entered later too).
+    pub pids: Vec<u32>,
+    /// Mount points inside the container that the engine hands to CRIU as external: its bind mounts.
+    pub external_mounts: Vec<PathBuf>,
+    /// Whether the engine connects the pipes that are the first process's stdin, stdout and stderr anew on restore (runc
+    /// does: it keeps their names in `descriptors.json`).
+    pub stdio_pipes_kept: bool,
+    /// Whether the criu in use dumps 32-bit tasks (`criu check --feature compat_restore`).
+    pub compat: bool,
+}
+
+/// What was found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Findings {
+    /// What stands in the way of a move; empty if nothing does.
+    pub blockers: Vec<Blocker>,
+    /// What a user should know although a move is possible: sentences without a full stop.
+    pub notes: Vec<String>,
+    /// Processes.
+    pub tasks: usize,
+    /// Threads, the processes' first ones included.
+    pub threads: usize,
+    /// Bytes in the container's own tmpfs mounts (not in those the engine bound into it).
+    pub tmpfs_bytes: u64,
+    /// Bytes of private anonymous memory (resident or swapped out) and of shared memory, each shared region counted once.
+    pub memory_bytes: u64,
+    /// TCP connections that must survive: every socket that is neither closed nor listening.
+    pub tcp_connections: usize,
+}
+
+/// Why a container cannot be inspected.
+#[derive(Debug, thiserror::Error)]
+pub enum PreflightError {
+    /// The first process is gone.
+    #[error("the container's first process (pid {pid}) has ended; start the container and try again")]
+    Gone {
+        /// Its pid on this node.
+        pid: u32,
+    },
+    /// Something of /proc cannot be read.
+    #[error("cannot read {what} of pid {pid}: {source}; the agent must run as root on the node itself")]
+    Unreadable {
+        /// What was read, e.g. `mountinfo`.
+        what: &'static str,
+        /// Whose.
+        pid: u32,
+        /// The system's answer.
+        source: io::Error,
+    },
+}
+
+impl PreflightError {
+    fn reading(what: &'static str, pid: u32) -> impl FnOnce(io::Error) -> Self {
+        move |source| match source.kind() {
+            io::ErrorKind::NotFound => Self::Gone { pid },
+            _ if source.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => Self::Gone { pid },
+            _ => Self::Unreadable { what, pid, source },
+        }
+    }
+}
+
+/// What one look at the container has found.
+#[derive(Debug, Default)]
+struct Look {
+    findings: Findings,
+    /// Blockers that may pass by themselves.
+    passing: Vec<Blocker>,
+}
+
+impl Look {
+    fn block(&mut self, blocker: Blocker) {
+        self.findings.blockers.push(blocker);
+    }
+
+    fn wait(&mut self, blocker: Blocker) {
+        self.passing.push(blocker);
+    }
+
+    fn note(&mut self, note: String) {
+        if !self.findings.notes.contains(&note) {
+            self.findings.notes.push(note);
+        }
+    }
+}
+
+/// Inspects a running container: reads /proc, lists sockets, stops and changes nothing. Takes milliseconds, and up to a
+/// second where something that usually passes by itself has to be watched.
+///
+/// # Errors
+/// The first process is gone, or /proc may not be read. Other processes may come and go meanwhile.
+pub fn inspect(subject: &Subject) -> Result<Findings, PreflightError> {
+    let began = Instant::now();
+    let mut look = examine(subject)?;
+    let mut lasting = std::mem::take(&mut look.passing);
+    while !lasting.is_empty() && began.elapsed() < PATIENCE {
+        std::thread::sleep(INTERVAL);
+        look = examine(subject)?;
+        lasting.retain(|b| look.passing.contains(b));
+    }
+    let mut findings = look.findings;
+    findings.blockers.extend(lasting);
+    Ok(findings)
+}
+
+fn examine(subject: &Subject) -> Result<Look, PreflightError> {
+    let container = Container::read(subject)?;
+    let mut look = Look::default();
+    processes::check(&container, subject, &mut look);
+    mounts::check(&container, subject, &mut look);
+    let files = files::Files::read(&container);
+    descriptors::check(&container, subject, &files, &mut look);
+    sockets::check(&container, &files, &mut look)?;
+    mappings::check(&container, &files, &mut look);
+    Ok(look)
+}

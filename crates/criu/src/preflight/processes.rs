@@ -1,0 +1,165 @@
+//! Rules about processes and threads.
+
+use std::fs::File;
+use std::io::Read;
+
+use tranship_types::{Blocker, BlockerKind};
+
+use super::container::{Container, Task};
+use super::procfs::{self, Status};
+use super::{Look, Subject};
+
+fn process(task: &Task, what: &str, remedy: impl Into<String>) -> Blocker {
+    Blocker::new(BlockerKind::Process, format!("{} {what}", task.name()), remedy).at(task.pid, None)
+}
+
+pub(super) fn check(container: &Container, subject: &Subject, look: &mut Look) {
+    for task in container.entered.values() {
+        count(task, look);
+        // Its children are named with it; its descriptors and sessions are alien for the same reason.
+        if !container.entered.contains_key(&task.status.ppid) {
+            look.block(entered(task));
+        }
+    }
+    for task in container.tasks.values() {
+        count(task, look);
+        session(container, task, look);
+        if task.zombie() {
+            continue;
+        }
+        if matches!(task.status.state, 'Z' | 'X') {
+            // seize.c: a dead leader among living threads.
+            let what = "has a main thread that has ended while other threads go on";
+            look.block(process(task, what, "restart the program, or wait until it has ended"));
+            continue;
+        }
+        threads(container, task, look);
+        namespaces(container, task, look);
+        machine(task, subject, look);
+    }
+    let root = procfs::link(format!("/proc/{}/root", container.init)).unwrap_or_default();
+    if !root.is_empty() && root != "/" {
+        // mount.c: the first task's root must be the root of its mount namespace.
+        let what = format!("has changed its root to {root} inside the container");
+        look.block(process(container.first(), &what, "start the container without a chroot in its first process"));
+    }
+}
+
+fn count(task: &Task, look: &mut Look) {
+    look.findings.tasks += 1;
+    look.findings.threads += task.status.threads.max(1);
+    look.findings.memory_bytes += task.status.anonymous;
+}
+
+fn entered(task: &Task) -> Blocker {
+    process(
+        task,
+        "was started by exec and its parent is outside of the container",
+        "end it, or wait until it has ended, and try again",
+    )
+}
+
+fn session(container: &Container, task: &Task, look: &mut Look) {
+    let status = &task.status;
+    if status.inner_pid == 0 {
+        return;
+    }
+    if status.inner_sid == 0 {
+        // cr-dump.c, for tasks and zombies alike.
+        let what = "belongs to a session whose leader is outside of the container";
+        look.block(process(task, what, "start it in a session of its own (setsid)"));
+    } else if task.pid == container.init && status.inner_sid != status.inner_pid {
+        // pstree.c: the root task leads its session, unless it is a shell's job.
+        let what = "is the first process but does not lead its session";
+        look.block(process(task, what, "start the container with an engine that gives it a session of its own"));
+    }
+}
+
+fn threads(container: &Container, task: &Task, look: &mut Look) {
+    let tids = procfs::numbers(format!("/proc/{}/task", task.pid)).unwrap_or_default();
+    let (mut stopped, mut running) = (0, 0);
+    for tid in tids {
+        let Ok(thread) = Status::read(task.pid, Some(tid)) else { continue };
+        if thread.tracer != 0 {
+            look.block(traced(container, task, thread.tracer));
+            return;
+        }
+        match thread.state {
+            'D' => look.wait(stuck(task, tid)),
+            'T' => stopped += 1,
+            _ => running += 1,
+        }
+        // 6 = SCHED_DEADLINE: the restorer sets a policy without the parameters that this one needs (pie/restorer.c).
+        let stat = procfs::lossy(format!("/proc/{}/task/{tid}/stat", task.pid)).unwrap_or_default();
+        if procfs::policy(&stat) == Some(6) {
+            let name = task.name();
+            look.note(format!("thread {tid} of {name} uses deadline scheduling, which it loses by the move"));
+        }
+    }
+    if stopped > 0 && running > 0 {
+        // seize.c, "individually stopped threads".
+        let what = "has some threads stopped and others not";
+        look.wait(process(task, what, "continue it (SIGCONT) or stop all of it (SIGSTOP)"));
+    }
+}
+
+fn traced(container: &Container, task: &Task, tracer: u32) -> Blocker {
+    let by = match container.tasks.get(&tracer) {
+        Some(tracer) => format!("{} in the same container", tracer.name()),
+        None => match Status::read(tracer, None) {
+            Ok(status) => format!("{} (pid {tracer})", status.name),
+            Err(_) => format!("pid {tracer}"),
+        },
+    };
+    process(task, &format!("is being traced by {by}"), "detach the debugger or tracer")
+}
+
+fn stuck(task: &Task, tid: u32) -> Blocker {
+    let whereabouts = procfs::lossy(format!("/proc/{}/task/{tid}/wchan", task.pid)).unwrap_or_default();
+    if whereabouts.contains("vfork") {
+        // The child shares its parent's memory until it calls exec (cr-dump.c, KCMP_VM).
+        let what = "waits for a child that it has vforked and that shares its memory";
+        return process(task, what, "try again when that child has called exec or ended");
+    }
+    let place = if whereabouts.len() > 1 { format!(" (in {whereabouts})") } else { String::new() };
+    let thread = if tid == task.pid { String::new() } else { format!("has a thread ({tid}) that ") };
+    let what = format!("{thread}is stuck in the kernel for more than a second{place}");
+    process(task, &what, "wait until its disk or network filesystem answers")
+}
+
+fn namespaces(container: &Container, task: &Task, look: &mut Look) {
+    let own = &task.namespaces;
+    let differs = |kind: &str| match (own.get(kind), container.first().namespaces.get(kind)) {
+        (Some(a), Some(b)) => a != b,
+        _ => false,
+    };
+    // namespaces.c: only mount and network namespaces may be nested.
+    for kind in ["pid", "user", "ipc", "uts", "cgroup", "time"] {
+        if differs(kind) {
+            let what = format!("lives in a {kind} namespace of its own inside the container");
+            look.block(process(task, &what, "run it without nested namespaces (no containers within the container)"));
+            return;
+        }
+    }
+    if own.contains_key("time") && own.get("time") != own.get("time_for_children") {
+        let what = "has prepared another time namespace for its children";
+        look.block(process(task, what, "run it without a nested time namespace"));
+    }
+    for kind in ["mnt", "net"] {
+        if differs(kind) {
+            let kind = if kind == "mnt" { "mount" } else { "network" };
+            look.note(format!("{} lives in a {kind} namespace of its own inside the container", task.name()));
+        }
+    }
+}
+
+/// The kind of machine that a program was built for.
+fn machine(task: &Task, subject: &Subject, look: &mut Look) {
+    let mut head = [0u8; 5];
+    let exe = File::open(format!("/proc/{}/exe", task.pid)).and_then(|mut f| f.read_exact(&mut head));
+    // infect.c of compel: "running in 32-bit mode", where criu was built without support for it.
+    if exe.is_ok() && head[..4] == *b"\x7fELF" && head[4] == 1 && !subject.compat {
+        let what = "is a 32-bit program, which the criu in use cannot dump";
+        look.block(process(task, what, "use a 64-bit build of it, or a criu that was built with compat support"));
+    }
+}

@@ -1,0 +1,289 @@
+//! Readers of /proc. The parsers take text, so that they can be tested without a process; whatever does not parse is left
+//! out rather than guessed.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// What /proc/PID/status tells about a task.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Status {
+    pub name: String,
+    /// `R`, `S`, `D`, `T`, `t`, `Z` …
+    pub state: char,
+    /// Parent as this /proc shows it; 0 where the parent is out of its sight.
+    pub ppid: u32,
+    /// Tracer, 0 for none.
+    pub tracer: u32,
+    pub threads: usize,
+    /// Pid in the innermost pid namespace.
+    pub inner_pid: u32,
+    /// Session in the innermost pid namespace, 0 where its leader is outside of it.
+    pub inner_sid: u32,
+    /// Resident private anonymous memory and what of it is swapped out, in bytes.
+    pub anonymous: u64,
+}
+
+impl Status {
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let mut status = Status { state: '?', ..Status::default() };
+        let last = |v: &str| v.split_whitespace().next_back().and_then(|n| n.parse().ok()).unwrap_or(0);
+        let kib = |v: &str| v.split_whitespace().next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) * 1024;
+        for line in text.lines() {
+            let Some((key, value)) = line.split_once(':') else { continue };
+            let value = value.trim();
+            match key {
+                "Name" => value.clone_into(&mut status.name),
+                "State" => status.state = value.chars().next()?,
+                "PPid" => status.ppid = value.parse().ok()?,
+                "TracerPid" => status.tracer = value.parse().ok()?,
+                "Threads" => status.threads = value.parse().ok()?,
+                "NSpid" => status.inner_pid = last(value),
+                "NSsid" => status.inner_sid = last(value),
+                "RssAnon" | "VmSwap" => status.anonymous += kib(value),
+                _ => {}
+            }
+        }
+        (status.state != '?').then_some(status)
+    }
+
+    pub(super) fn read(pid: u32, tid: Option<u32>) -> io::Result<Self> {
+        let path = match tid {
+            Some(tid) => format!("/proc/{pid}/task/{tid}/status"),
+            None => format!("/proc/{pid}/status"),
+        };
+        Self::parse(&lossy(&path)?).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, path))
+    }
+}
+
+/// What /proc/PID/fdinfo/FD tells about any descriptor; the rest of the lines stay at hand as `text`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct FdInfo {
+    /// Open flags, `O_CLOEXEC` included where it is set.
+    pub flags: u32,
+    /// Mount that the file was opened through.
+    pub mount: u32,
+    pub text: String,
+}
+
+impl FdInfo {
+    pub(super) fn parse(text: &str) -> Self {
+        let mut info = FdInfo { text: text.to_owned(), ..FdInfo::default() };
+        for line in text.lines() {
+            match line.split_once(':') {
+                Some(("flags", v)) => info.flags = u32::from_str_radix(v.trim(), 8).unwrap_or(0),
+                Some(("mnt_id", v)) => info.mount = v.trim().parse().unwrap_or(0),
+                _ => {}
+            }
+        }
+        info
+    }
+
+    /// The number behind a key of a type's own lines, e.g. `Pid:` of a pidfd or `tty-index:` of a pty's master.
+    pub(super) fn number(&self, key: &str) -> Option<i64> {
+        self.text.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix(':')?.trim().parse().ok())
+    }
+
+    /// Targets of an epoll: descriptor number and inode.
+    pub(super) fn epoll_targets(&self) -> Vec<(i32, u64)> {
+        let target = |line: &str| {
+            let mut words = line.strip_prefix("tfd:")?.split_whitespace();
+            let fd = words.next()?.parse().ok()?;
+            let inode = line.split_once("ino:")?.1.split_whitespace().next()?;
+            Some((fd, u64::from_str_radix(inode, 16).ok()?))
+        };
+        self.text.lines().filter_map(target).collect()
+    }
+}
+
+/// One line of /proc/PID/mountinfo.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Mount {
+    pub id: u32,
+    pub parent: u32,
+    /// `major:minor` of the filesystem.
+    pub device: String,
+    /// What of the filesystem is mounted; `/` for all of it.
+    pub root: String,
+    pub point: String,
+    pub shared: Option<u32>,
+    pub master: Option<u32>,
+    pub fstype: String,
+    pub source: String,
+}
+
+impl Mount {
+    fn parse(line: &str) -> Option<Self> {
+        let (front, back) = line.split_once(" - ")?;
+        let mut words = front.split(' ');
+        let id = words.next()?.parse().ok()?;
+        let parent = words.next()?.parse().ok()?;
+        let device = words.next()?.to_owned();
+        let root = unescape(words.next()?);
+        let point = unescape(words.next()?);
+        let group = |tag: &str| words.clone().find_map(|w| w.strip_prefix(tag)?.strip_prefix(':')?.parse::<u32>().ok());
+        let (shared, master) = (group("shared"), group("master"));
+        let mut words = back.split(' ');
+        let fstype = words.next()?.to_owned();
+        let source = unescape(words.next().unwrap_or(""));
+        Some(Mount { id, parent, device, root, point, shared, master, fstype, source })
+    }
+
+    pub(super) fn parse_all(text: &str) -> Vec<Self> {
+        text.lines().filter_map(Self::parse).collect()
+    }
+}
+
+/// Undoes the octal escapes of mountinfo (`\040` for a space).
+fn unescape(field: &str) -> String {
+    let bytes = field.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut i = 0;
+    while i < bytes.len() {
+        let code = (bytes[i] == b'\\').then(|| field.get(i + 1..i + 4)).flatten();
+        match code.and_then(|c| u8::from_str_radix(c, 8).ok()) {
+            Some(byte) => {
+                out.push(byte);
+                i += 4;
+            }
+            None => {
+                out.push(bytes[i]);
+                i += 1;
+            }
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+/// One mapping of /proc/PID/maps that has a name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Mapping {
+    /// `start-end` as written, which is also its name in map_files.
+    pub range: String,
+    /// Device and inode as written; equal for all mappings of one file.
+    pub file: String,
+    pub name: String,
+}
+
+impl Mapping {
+    fn parse(line: &str) -> Option<Self> {
+        let mut rest = line;
+        let mut word = || {
+            let (w, r) = rest.split_once(' ')?;
+            rest = r.trim_start();
+            Some(w)
+        };
+        let (range, _permissions, _offset, device, inode) = (word()?, word()?, word()?, word()?, word()?);
+        (!rest.is_empty()).then(|| Mapping {
+            range: range.to_owned(),
+            file: format!("{device} {inode}"),
+            name: rest.to_owned(),
+        })
+    }
+
+    pub(super) fn parse_all(text: &str) -> Vec<Self> {
+        text.lines().filter_map(Self::parse).collect()
+    }
+}
+
+/// The scheduling policy in /proc/PID/stat (field 41), whatever the command's name contains.
+pub(super) fn policy(stat: &str) -> Option<u32> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(38)?.parse().ok()
+}
+
+/// The inode in a link such as `socket:[123]`, `pipe:[7]`, `net:[4026531840]`.
+pub(super) fn bracketed(link: &str, kind: &str) -> Option<u64> {
+    link.strip_prefix(kind)?.strip_prefix(":[")?.strip_suffix(']')?.parse().ok()
+}
+
+/// Reads a file of /proc as text; bytes that are no UTF-8 are replaced.
+pub(super) fn lossy(path: impl AsRef<Path>) -> io::Result<String> {
+    fs::read(path).map(|b| String::from_utf8_lossy(&b).into_owned())
+}
+
+/// The target of a link in /proc as text.
+pub(super) fn link(path: impl AsRef<Path>) -> io::Result<String> {
+    fs::read_link(path).map(|p| p.to_string_lossy().into_owned())
+}
+
+/// The numbers that name the entries of a directory (pids of /proc, tids of task, descriptors of fd), sorted.
+pub(super) fn numbers(dir: impl AsRef<Path>) -> io::Result<Vec<u32>> {
+    let mut all: Vec<u32> = fs::read_dir(dir)?.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok()).collect();
+    all.sort_unstable();
+    Ok(all)
+}
+
+/// The namespaces of a process: name of the link (`net`, `pid_for_children` …) to its target (`net:[…]`).
+pub(super) fn namespaces(pid: u32) -> io::Result<HashMap<String, String>> {
+    let entries = fs::read_dir(format!("/proc/{pid}/ns"))?.flatten();
+    Ok(entries.filter_map(|e| Some((e.file_name().into_string().ok()?, link(e.path()).ok()?))).collect())
+}
+
+/// A path inside the container as this process can reach it.
+pub(super) fn inside(init: u32, path: &str) -> PathBuf {
+    Path::new(&format!("/proc/{init}/root")).join(path.trim_start_matches('/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn status_takes_the_innermost_numbers_and_survives_odd_names() {
+        let text = "Name:\tx: y) z\nState:\tS (sleeping)\nPPid:\t7\nTracerPid:\t0\nNSpid:\t812\t1\nNSsid:\t812\t1\n\
+                    VmSwap:\t       4 kB\nRssAnon:\t    12 kB\nThreads:\t3\n";
+        let s = Status::parse(text).unwrap();
+        assert_eq!((s.name.as_str(), s.state, s.ppid, s.inner_pid, s.inner_sid), ("x: y) z", 'S', 7, 1, 1));
+        assert_eq!((s.threads, s.anonymous), (3, 16 * 1024));
+        assert_eq!(Status::parse("Name:\tx\n"), None);
+    }
+
+    #[test]
+    fn fdinfo_gives_flags_mount_and_what_epoll_watches() {
+        let info = FdInfo::parse(
+            "pos:\t0\nflags:\t02000002\nmnt_id:\t16\nino:\t2064\n\
+             tfd:        5 events:       19 data:                5  pos:0 ino:1f3a sdev:9\nPid:\t-1\n",
+        );
+        assert_eq!((info.flags, info.mount), (0o2000002, 16));
+        assert_eq!(info.epoll_targets(), [(5, 0x1f3a)]);
+        assert_eq!(info.number("Pid"), Some(-1));
+        assert_eq!(info.number("tty-index"), None);
+    }
+
+    #[test]
+    fn mountinfo_with_spaces_and_propagation() {
+        let m = Mount::parse("36 35 98:0 /mnt1 /mnt\\0402 rw,noatime master:1 shared:7 - ext3 /dev/root rw,errors=c");
+        let m = m.unwrap();
+        assert_eq!((m.id, m.parent, m.device.as_str(), m.root.as_str()), (36, 35, "98:0", "/mnt1"));
+        assert_eq!((m.point.as_str(), m.shared, m.master), ("/mnt 2", Some(7), Some(1)));
+        assert_eq!((m.fstype.as_str(), m.source.as_str()), ("ext3", "/dev/root"));
+        assert!(Mount::parse_all("garbage\n\n1 2 3\n").is_empty());
+    }
+
+    #[test]
+    fn maps_keep_names_with_spaces_and_drop_the_anonymous() {
+        let text = "7f00-7f01 rw-p 00000000 00:00 0 \n\
+                    7f02-7f03 rw-s 00000000 00:0e 2064                       anon_inode:[io_uring]\n\
+                    7f04-7f05 r--p 00000000 fe:00 12   /a b (deleted)\n";
+        let all = Mapping::parse_all(text);
+        assert_eq!(all.len(), 2);
+        assert_eq!((all[0].range.as_str(), all[0].name.as_str()), ("7f02-7f03", "anon_inode:[io_uring]"));
+        assert_eq!((all[1].file.as_str(), all[1].name.as_str()), ("fe:00 12", "/a b (deleted)"));
+    }
+
+    #[test]
+    fn policy_is_found_behind_a_hostile_name() {
+        let mut fields: Vec<String> = (4..=52).map(|n| n.to_string()).collect();
+        fields[41 - 4] = "6".into();
+        assert_eq!(policy(&format!("12 (a) b (c) S {}", fields.join(" "))), Some(6));
+        assert_eq!(policy("12 (a"), None);
+    }
+
+    #[test]
+    fn links_of_kernel_objects() {
+        assert_eq!(bracketed("socket:[42]", "socket"), Some(42));
+        assert_eq!(bracketed("pipe:[42]", "socket"), None);
+        assert_eq!(bracketed("/tmp/socket:[42]", "socket"), None);
+    }
+}
