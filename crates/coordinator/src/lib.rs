@@ -1,1 +1,34 @@
-//! placeholder
+//! The migration as a transaction: steps, undo, journal, commit point.
+//!
+//! ```text
+//!   source                                                destination
+//!   ──────                                                ───────────
+//!   inspect · connect · offer ───────────────────────────▶ check · network · bundle · directory · pager · engine
+//!   arm                                                       (everything that can be made before the freeze)
+//!   freeze · close-gate
+//!   transfer ═══ memory, skeleton ════════════════════════▶ receive · restore (stopped)
+//!   await-ready ◀─────────────────────────────────────────── READY, in its journal: from here it only waits
+//!   COMMIT, in its journal (fsync): the commit point
+//!   deliver ─────────────────────────────────────────────▶ open-gate · resume · announce
+//!   release ◀─────────────────────────────────────────────── running
+//!   done                                                   drain · tidy · done
+//! ```
+//!
+//! This crate decides what happens and in which order, and what a failure or a restart means; the *ports* ([`SourcePort`],
+//! [`DestinationPort`]) do it. Each step has an action and an idempotent undo, and the journal entry precedes the action.
+//!
+//! Before the commit point any failure undoes every step that was begun, last first. After it the remaining steps are
+//! repeated until they succeed. The source alone decides; a destination that was READY keeps its stopped copy until the
+//! source's word reaches it (presumed abort: what the source has no record of was aborted).
+
+mod destination;
+mod failure;
+mod faults;
+mod journal;
+mod source;
+
+pub use destination::{DestinationPort, DestinationStep, abort, commit, drain, make_ready, prepare, standing, Standing};
+pub use failure::Failure;
+pub use faults::{Fault, FaultPlan, FaultSpecError, When};
+pub use journal::{Journal, JournalError, Record};
+pub use source::{Ending, SourcePort, SourceStep, migrate, recover};

@@ -17,6 +17,7 @@ mod file;
 mod frame;
 mod hello;
 mod io;
+pub mod message;
 
 pub use error::{FileError, ReadError, WireError, WriteError};
 pub use file::{FileBegin, MAX_FILE, receive_file, receive_file_after, send_file};

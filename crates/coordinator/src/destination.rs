@@ -1,0 +1,209 @@
+//! The destination's half: it does what the source says, and once READY, nothing else.
+
+use std::fmt;
+
+use tranship_types::{Phase, Side};
+
+use crate::{Failure, Fault, FaultPlan, Journal, Record, When};
+
+/// The destination's steps, in their order. Those up to `Restore` can be undone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DestinationStep {
+    /// Whether the container can live here.
+    Check,
+    /// The network namespace, its gate closed.
+    Network,
+    /// The bundle for the engine.
+    Bundle,
+    /// The migration's directory in memory.
+    Directory,
+    /// The page store and its pager.
+    Pager,
+    /// Engine and criu, waiting.
+    Engine,
+    /// Memory and skeleton.
+    Receive,
+    /// All tasks restored, and held, stopped.
+    Restore,
+    /// Let packets through.
+    OpenGate,
+    /// Let the tasks run. The blackout ends.
+    Resume,
+    /// Tell the network where the container is now.
+    Announce,
+    /// Every page where it belongs.
+    Drain,
+    /// Remove what only the migration needed.
+    Tidy,
+}
+
+impl DestinationStep {
+    /// On the source's offer.
+    pub const PREPARE: [DestinationStep; 6] = [
+        DestinationStep::Check,
+        DestinationStep::Network,
+        DestinationStep::Bundle,
+        DestinationStep::Directory,
+        DestinationStep::Pager,
+        DestinationStep::Engine,
+    ];
+    /// While the source is frozen.
+    pub const MAKE_READY: [DestinationStep; 2] = [DestinationStep::Receive, DestinationStep::Restore];
+    /// On the source's decision.
+    pub const COMMIT: [DestinationStep; 3] =
+        [DestinationStep::OpenGate, DestinationStep::Resume, DestinationStep::Announce];
+    /// Afterwards.
+    pub const DRAIN: [DestinationStep; 2] = [DestinationStep::Drain, DestinationStep::Tidy];
+
+    /// Which phase it belongs to.
+    pub fn phase(self) -> Phase {
+        match self {
+            step if Self::PREPARE.contains(&step) => Phase::Prepare,
+            step if Self::MAKE_READY.contains(&step) => Phase::Transfer,
+            step if Self::COMMIT.contains(&step) => Phase::Resume,
+            _ => Phase::Release,
+        }
+    }
+}
+
+impl fmt::Display for DestinationStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            DestinationStep::Check => "check",
+            DestinationStep::Network => "network",
+            DestinationStep::Bundle => "bundle",
+            DestinationStep::Directory => "directory",
+            DestinationStep::Pager => "pager",
+            DestinationStep::Engine => "engine",
+            DestinationStep::Receive => "receive",
+            DestinationStep::Restore => "restore",
+            DestinationStep::OpenGate => "open-gate",
+            DestinationStep::Resume => "resume",
+            DestinationStep::Announce => "announce",
+            DestinationStep::Drain => "drain",
+            DestinationStep::Tidy => "tidy",
+        })
+    }
+}
+
+/// What does the destination's steps.
+pub trait DestinationPort {
+    /// Does a step. Those of `COMMIT` and `DRAIN` may be done again after a restart and must then succeed.
+    fn run(&mut self, step: DestinationStep) -> Result<(), Failure>;
+
+    /// Undoes a step that was begun, whether or not it was done, and whether or not it was undone before.
+    fn undo(&mut self, step: DestinationStep) -> Result<(), Failure>;
+
+    /// Lets a fault that was asked for happen, other than an error.
+    fn inject(&mut self, fault: Fault);
+}
+
+/// Where a destination stands by its journal, after a restart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// Not READY: to be undone.
+    Undo,
+    /// READY: wait for the source's word.
+    Ready,
+    /// The word has come: go on.
+    Committed,
+    /// Nothing is left to do.
+    Ended,
+}
+
+/// Reads where a destination stands.
+pub fn standing(records: &[Record]) -> Standing {
+    let has = |wanted: fn(&Record) -> bool| records.iter().any(wanted);
+    if has(|r| matches!(r, Record::Done)) {
+        Standing::Ended
+    } else if has(|r| matches!(r, Record::Undone { .. })) {
+        Standing::Undo
+    } else if has(|r| matches!(r, Record::Commit)) {
+        Standing::Committed
+    } else if has(|r| matches!(r, Record::Ready)) {
+        Standing::Ready
+    } else {
+        Standing::Undo
+    }
+}
+
+fn pass(
+    port: &mut dyn DestinationPort,
+    faults: &FaultPlan,
+    step: impl fmt::Display,
+    when: When,
+) -> Result<(), Failure> {
+    match faults.due(Side::Destination, &step, when) {
+        None => Ok(()),
+        Some(Fault::Error) => Err(Failure::new(format!("an injected fault at {step}"))),
+        Some(other) => {
+            port.inject(other);
+            Ok(())
+        }
+    }
+}
+
+fn run(
+    port: &mut dyn DestinationPort,
+    journal: &mut Journal,
+    faults: &FaultPlan,
+    steps: &[DestinationStep],
+) -> Result<(), Failure> {
+    for step in steps {
+        let noted = journal.append(&Record::Step { step: step.to_string() });
+        // After the commit point nothing may keep the container from running, not even a full disk.
+        if step.phase() < Phase::Commit {
+            noted.map_err(|e| Failure::new(e.to_string()))?;
+        }
+        pass(port, faults, step, When::Before)?;
+        port.run(*step)?;
+        pass(port, faults, step, When::After)?;
+    }
+    Ok(())
+}
+
+/// On the source's offer: everything that can be made before the freeze. On failure the caller calls [`abort`].
+pub fn prepare(port: &mut dyn DestinationPort, journal: &mut Journal, faults: &FaultPlan) -> Result<(), Failure> {
+    run(port, journal, faults, &DestinationStep::PREPARE)
+}
+
+/// While the source is frozen: receives and restores. When it returns `Ok`, READY is in the journal and may be said. On
+/// failure the caller calls [`abort`].
+pub fn make_ready(port: &mut dyn DestinationPort, journal: &mut Journal, faults: &FaultPlan) -> Result<(), Failure> {
+    run(port, journal, faults, &DestinationStep::MAKE_READY)?;
+    pass(port, faults, "ready", When::Before)?;
+    // Not synced: if this host goes down, the stopped copy is gone with it, and no READY can be kept.
+    journal.append(&Record::Ready).map_err(|e| Failure::new(e.to_string()))?;
+    pass(port, faults, "ready", When::After)
+}
+
+/// On the source's decision. It may be called again, also after a restart, until it succeeds.
+pub fn commit(port: &mut dyn DestinationPort, journal: &mut Journal, faults: &FaultPlan) -> Result<(), Failure> {
+    pass(port, faults, "commit", When::Before)?;
+    // If it cannot be written here it still stands in the source's journal, and the source will say it again.
+    let _ = journal.append(&Record::Commit);
+    pass(port, faults, "commit", When::After)?;
+    run(port, journal, faults, &DestinationStep::COMMIT)
+}
+
+/// Afterwards: waits for the last page and removes what only the migration needed.
+pub fn drain(port: &mut dyn DestinationPort, journal: &mut Journal, faults: &FaultPlan) -> Result<(), Failure> {
+    run(port, journal, faults, &DestinationStep::DRAIN)?;
+    journal.append(&Record::Done).map_err(|e| Failure::new(e.to_string()))
+}
+
+/// Undoes everything; the failures are what could not be undone. Never to be called once the decision was to commit.
+pub fn abort(port: &mut dyn DestinationPort, journal: &mut Journal, failure: &Failure) -> Vec<String> {
+    let undone = Record::Undone { failure: failure.clone() };
+    let mut leftovers: Vec<String> = journal.append(&undone).err().map(|e| e.to_string()).into_iter().collect();
+    let steps = DestinationStep::PREPARE.iter().chain(&DestinationStep::MAKE_READY);
+    for step in steps.rev() {
+        if let Err(failure) = port.undo(*step) {
+            leftovers.push(format!("undoing {step}: {failure}"));
+        }
+    }
+    if leftovers.is_empty() {
+        leftovers.extend(journal.append(&Record::Done).err().map(|e| e.to_string()));
+    }
+    leftovers
+}

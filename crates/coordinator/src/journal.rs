@@ -1,0 +1,188 @@
+//! The journal of one migration: what was begun and what was decided, so that an agent that was killed at any moment can
+//! finish or undo.
+//!
+//! One JSON object a line. Steps are appended without fsync: a killed agent loses nothing that it wrote, and where the host
+//! itself goes down there is no container left to undo anything for. Decisions are synced before anybody acts on them, and
+//! the space for them is reserved beforehand, so that a full disk is found out before the freeze.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{FallocateFlags, fallocate};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tranship_types::{MigrationId, NodeName, Side};
+
+use crate::Failure;
+
+/// Bytes reserved for a journal beyond its first record.
+const RESERVED: i64 = 16 << 10;
+
+/// One line of a journal.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "record")]
+pub enum Record {
+    /// The migration began.
+    Begin {
+        /// Its id.
+        id: MigrationId,
+        /// Which side of it this node is.
+        side: Side,
+        /// The container.
+        container: String,
+        /// The other node.
+        peer: NodeName,
+        /// What the port needs to take up its work after a restart.
+        context: Value,
+    },
+    /// More that the port needs after a restart, known only now. The newest value of each key counts.
+    Context {
+        /// Keys and values.
+        context: Value,
+    },
+    /// A step is about to be done.
+    Step {
+        /// Its name.
+        step: String,
+    },
+    /// Destination: a complete, stopped copy is held; only the source's word counts from here on.
+    Ready,
+    /// Source: the decision. Destination: word of it has come.
+    Commit,
+    /// The decision not to move, or that the failure was undone.
+    Undone {
+        /// Why.
+        failure: Failure,
+    },
+    /// Source: the destination knows that it was undone.
+    Confirmed,
+    /// Nothing is left to do.
+    Done,
+}
+
+/// A journal that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("the journal {path:?} cannot be {what}: {source}; free some space or mend the disk below the agent's state_dir")]
+pub struct JournalError {
+    /// Its file.
+    pub path: PathBuf,
+    /// What was attempted.
+    pub what: &'static str,
+    /// Why.
+    pub source: io::Error,
+}
+
+/// A migration's journal, open for appending.
+#[derive(Debug)]
+pub struct Journal {
+    path: PathBuf,
+    file: File,
+}
+
+impl Journal {
+    fn failed(path: &Path, what: &'static str) -> impl Fn(io::Error) -> JournalError {
+        let path = path.to_owned();
+        move |source| JournalError { path: path.clone(), what, source }
+    }
+
+    /// Makes a new journal below `directory` with its first record, synced, and space reserved for the rest.
+    pub fn create(directory: &Path, id: &MigrationId, begin: &Record) -> Result<Self, JournalError> {
+        let path = directory.join(format!("{id}.jsonl"));
+        let failed = Self::failed(&path, "made");
+        std::fs::create_dir_all(directory).map_err(&failed)?;
+        let file = OpenOptions::new().append(true).create_new(true).open(&path).map_err(&failed)?;
+        let mut journal = Self { path: path.clone(), file };
+        let made = journal.append(begin).and_then(|()| {
+            let len = journal.file.metadata().map_err(&failed)?.len();
+            match fallocate(&journal.file, FallocateFlags::FALLOC_FL_KEEP_SIZE, len as i64, RESERVED) {
+                // A filesystem that cannot reserve is used as it is.
+                Ok(()) | Err(nix::errno::Errno::EOPNOTSUPP) => {}
+                Err(error) => return Err(failed(error.into())),
+            }
+            journal.file.sync_all().map_err(&failed)?;
+            File::open(directory).and_then(|d| d.sync_all()).map_err(&failed)
+        });
+        if let Err(error) = made {
+            // Nothing has been done yet, so that no record of it is needed.
+            let _ = std::fs::remove_file(&path);
+            return Err(error);
+        }
+        Ok(journal)
+    }
+
+    /// Opens an existing journal and reads its records. A last line that was torn by a crash is dropped.
+    pub fn open(path: &Path) -> Result<(Self, Vec<Record>), JournalError> {
+        let failed = Self::failed(path, "read");
+        let mut file = OpenOptions::new().read(true).append(true).open(path).map_err(&failed)?;
+        let mut text = String::new();
+        file.read_to_string(&mut text).map_err(&failed)?;
+        let whole = text.rfind('\n').map_or(0, |at| at + 1);
+        if whole < text.len() {
+            file.set_len(whole as u64).map_err(&failed)?;
+        }
+        let records: Result<Vec<Record>, _> = text[..whole].lines().map(serde_json::from_str).collect();
+        Ok((Self { path: path.to_owned(), file }, records.map_err(|e| failed(e.into()))?))
+    }
+
+    /// All journals below a directory, oldest name first.
+    pub fn list(directory: &Path) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(directory).map(|d| d.flatten().map(|e| e.path()).collect()).unwrap_or_default();
+        let mut found: Vec<PathBuf> = entries;
+        found.retain(|p| p.extension().is_some_and(|e| e == "jsonl"));
+        found.sort();
+        found
+    }
+
+    /// Appends a record.
+    pub fn append(&mut self, record: &Record) -> Result<(), JournalError> {
+        let mut line = serde_json::to_vec(record).map_err(|e| Self::failed(&self.path, "written")(e.into()))?;
+        line.push(b'\n');
+        self.file.write_all(&line).map_err(Self::failed(&self.path, "written"))
+    }
+
+    /// Appends a decision: it is on the disk when this returns.
+    pub fn decide(&mut self, record: &Record) -> Result<(), JournalError> {
+        self.append(record)?;
+        self.file.sync_data().map_err(Self::failed(&self.path, "synced"))
+    }
+
+    /// Ends the journal: nothing is left to do, and nothing to remember.
+    pub fn close(self) -> Result<(), JournalError> {
+        std::fs::remove_file(&self.path).map_err(Self::failed(&self.path, "removed"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_torn_last_line_is_dropped_and_the_rest_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let id: MigrationId = "m-1".parse().unwrap();
+        let begin = Record::Begin {
+            id: id.clone(),
+            side: Side::Source,
+            container: "c".into(),
+            peer: "b".parse().unwrap(),
+            context: Value::Null,
+        };
+        let mut journal = Journal::create(directory.path(), &id, &begin).unwrap();
+        journal.append(&Record::Step { step: "freeze".into() }).unwrap();
+        journal.file.write_all(b"{\"record\":\"com").unwrap();
+        let path = Journal::list(directory.path()).remove(0);
+        let (mut journal, records) = Journal::open(&path).unwrap();
+        assert_eq!(records, [begin, Record::Step { step: "freeze".into() }]);
+        journal.decide(&Record::Commit).unwrap();
+        assert_eq!(Journal::open(&path).unwrap().1.last(), Some(&Record::Commit));
+    }
+
+    #[test]
+    fn a_second_journal_of_the_same_migration_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let id: MigrationId = "m-1".parse().unwrap();
+        Journal::create(directory.path(), &id, &Record::Ready).unwrap();
+        assert!(Journal::create(directory.path(), &id, &Record::Ready).is_err());
+    }
+}

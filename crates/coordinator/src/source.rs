@@ -1,0 +1,207 @@
+//! The source's half: it owns the decision.
+
+use std::fmt;
+
+use tranship_types::{Phase, Side};
+
+use crate::{Failure, Fault, FaultPlan, Journal, Record, When};
+
+/// The source's steps, in their order. Those up to `AwaitReady` can be undone; `Deliver` and `Release` come after the
+/// commit point and are repeated until they succeed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SourceStep {
+    /// Find the container and everything that stands in the way on this node.
+    Inspect,
+    /// Reach the destination's agent.
+    Connect,
+    /// Have the destination check, and prepare all that can be prepared.
+    Offer,
+    /// Have engine, criu and streams waiting.
+    Arm,
+    /// Stop every task. The blackout begins.
+    Freeze,
+    /// Close the container's network: no packet leaves or arrives.
+    CloseGate,
+    /// Send memory and skeleton.
+    Transfer,
+    /// Have the destination's word that it holds a complete, stopped copy.
+    AwaitReady,
+    /// Have the destination's word that the container runs there.
+    Deliver,
+    /// Remove the original.
+    Release,
+}
+
+impl SourceStep {
+    /// What is done before the commit point.
+    pub const BEFORE_COMMIT: [SourceStep; 8] = [
+        SourceStep::Inspect,
+        SourceStep::Connect,
+        SourceStep::Offer,
+        SourceStep::Arm,
+        SourceStep::Freeze,
+        SourceStep::CloseGate,
+        SourceStep::Transfer,
+        SourceStep::AwaitReady,
+    ];
+    /// What is done after it.
+    pub const AFTER_COMMIT: [SourceStep; 2] = [SourceStep::Deliver, SourceStep::Release];
+
+    /// Which phase it belongs to.
+    pub fn phase(self) -> Phase {
+        match self {
+            SourceStep::Inspect | SourceStep::Connect => Phase::Plan,
+            SourceStep::Offer | SourceStep::Arm => Phase::Prepare,
+            SourceStep::Freeze | SourceStep::CloseGate => Phase::Freeze,
+            SourceStep::Transfer => Phase::Transfer,
+            SourceStep::AwaitReady => Phase::Ready,
+            SourceStep::Deliver => Phase::Resume,
+            SourceStep::Release => Phase::Release,
+        }
+    }
+}
+
+impl fmt::Display for SourceStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            SourceStep::Inspect => "inspect",
+            SourceStep::Connect => "connect",
+            SourceStep::Offer => "offer",
+            SourceStep::Arm => "arm",
+            SourceStep::Freeze => "freeze",
+            SourceStep::CloseGate => "close-gate",
+            SourceStep::Transfer => "transfer",
+            SourceStep::AwaitReady => "await-ready",
+            SourceStep::Deliver => "deliver",
+            SourceStep::Release => "release",
+        })
+    }
+}
+
+/// What does the source's steps.
+pub trait SourcePort {
+    /// Does a step.
+    fn run(&mut self, step: SourceStep) -> Result<(), Failure>;
+
+    /// Undoes a step that was begun, whether or not it was done, and whether or not it was undone before.
+    fn undo(&mut self, step: SourceStep) -> Result<(), Failure>;
+
+    /// Tells who watches where the migration stands.
+    fn entered(&mut self, phase: Phase);
+
+    /// A step that must not fail did. Returns when it makes sense to try again (a node is back, some time has passed), or
+    /// false if the agent is stopping and its next start shall go on.
+    fn try_again(&mut self, step: SourceStep, failure: &Failure) -> bool;
+
+    /// Lets a fault that was asked for happen, other than an error.
+    fn inject(&mut self, fault: Fault);
+}
+
+/// How a migration ended on the source.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ending {
+    /// The container runs on the destination, and is gone here.
+    Moved,
+    /// It runs here; `leftovers` are undos that failed.
+    Undone {
+        /// Why it was not moved.
+        failure: Failure,
+        /// What could not be undone, each in a sentence.
+        leftovers: Vec<String>,
+    },
+    /// The agent is stopping after the commit point; its next start goes on.
+    Suspended,
+}
+
+fn pass(port: &mut dyn SourcePort, faults: &FaultPlan, step: impl fmt::Display, when: When) -> Result<(), Failure> {
+    match faults.due(Side::Source, &step, when) {
+        None => Ok(()),
+        Some(Fault::Error) => Err(Failure::new(format!("an injected fault at {step}"))),
+        Some(other) => {
+            port.inject(other);
+            Ok(())
+        }
+    }
+}
+
+/// Runs a migration to its end.
+pub fn migrate(port: &mut dyn SourcePort, journal: &mut Journal, faults: &FaultPlan) -> Ending {
+    let mut begun = Vec::new();
+    match attempt(port, journal, faults, &mut begun) {
+        Ok(()) => forward(port, journal, faults),
+        Err(failure) => undo(port, journal, &begun, failure),
+    }
+}
+
+/// Everything up to and including the commit point. Whatever it returns, `begun` has the steps that were begun.
+fn attempt(
+    port: &mut dyn SourcePort,
+    journal: &mut Journal,
+    faults: &FaultPlan,
+    begun: &mut Vec<SourceStep>,
+) -> Result<(), Failure> {
+    let written = |e: crate::JournalError| Failure::new(e.to_string());
+    for step in SourceStep::BEFORE_COMMIT {
+        journal.append(&Record::Step { step: step.to_string() }).map_err(written)?;
+        begun.push(step);
+        port.entered(step.phase());
+        pass(port, faults, step, When::Before)?;
+        port.run(step)?;
+        pass(port, faults, step, When::After)?;
+    }
+    port.entered(Phase::Commit);
+    pass(port, faults, "commit", When::Before)?;
+    journal.decide(&Record::Commit).map_err(written)
+}
+
+/// Everything after the commit point; there is no way back.
+fn forward(port: &mut dyn SourcePort, journal: &mut Journal, faults: &FaultPlan) -> Ending {
+    let mut step_after_commit = pass(port, faults, "commit", When::After);
+    for step in SourceStep::AFTER_COMMIT {
+        port.entered(step.phase());
+        loop {
+            let done = std::mem::replace(&mut step_after_commit, Ok(()))
+                .and_then(|()| pass(port, faults, step, When::Before))
+                .and_then(|()| port.run(step))
+                .and_then(|()| pass(port, faults, step, When::After));
+            match done {
+                Ok(()) => break,
+                Err(failure) if port.try_again(step, &failure) => {}
+                Err(_) => return Ending::Suspended,
+            }
+        }
+    }
+    // If this cannot be written, a restart finds the decision, and repeats steps that are idempotent.
+    let _ = journal.append(&Record::Done);
+    port.entered(Phase::Done);
+    Ending::Moved
+}
+
+fn undo(port: &mut dyn SourcePort, journal: &mut Journal, begun: &[SourceStep], failure: Failure) -> Ending {
+    port.entered(Phase::Undo);
+    // First of all the decision: after a crash in the middle of undoing, it is undoing that goes on.
+    let mut leftovers: Vec<String> =
+        journal.append(&Record::Undone { failure: failure.clone() }).err().map(|e| e.to_string()).into_iter().collect();
+    for step in begun.iter().rev() {
+        // One failure must not keep the others from being undone.
+        if let Err(failure) = port.undo(*step) {
+            leftovers.push(format!("undoing {step}: {failure}"));
+        }
+    }
+    port.entered(Phase::Undone);
+    Ending::Undone { failure, leftovers }
+}
+
+/// Takes up a migration of which an earlier agent left this journal: forward if it was decided, else back.
+pub fn recover(port: &mut dyn SourcePort, journal: &mut Journal, records: &[Record]) -> Ending {
+    let failure = records.iter().find_map(|r| match r {
+        Record::Undone { failure } => Some(failure.clone()),
+        _ => None,
+    });
+    if failure.is_none() && records.contains(&Record::Commit) {
+        return forward(port, journal, &FaultPlan::default());
+    }
+    let failure = failure.unwrap_or_else(|| Failure::new("the agent was restarted in the middle of the migration"));
+    // Undoing what was never begun does nothing; so no step is missed, even if its entry is.
+    undo(port, journal, &SourceStep::BEFORE_COMMIT, failure)
+}

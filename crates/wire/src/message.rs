@@ -1,0 +1,117 @@
+//! What agents say to each other on a control link: requests of the source, answers of the destination.
+//!
+//! ```text
+//!   Offer ──▶ Prepared │ Failed          (Check: the same without preparing)
+//!   Clock ──▶ Clock                      several times, to compare the nodes' clocks
+//!   ── files of the skeleton, then ──
+//!   Ready? ─▶ Ready │ Failed             the pages come on links of their own meanwhile
+//!   Commit ─▶ Running │ Failed           repeated over new links until it is answered
+//!   Abort ──▶ Aborted                    likewise
+//!   Drained? ▶ Drained │ Failed
+//! ```
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use tranship_types::{Blocker, Mode, NetworkIdentity, Part};
+
+/// What a source offers: everything that the destination must know before the freeze.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Offer {
+    /// The container's name.
+    pub container: String,
+    /// The engine it runs in.
+    pub engine: String,
+    /// How it shall move.
+    pub mode: Mode,
+    /// Its OCI configuration, root path absolute.
+    pub config: serde_json::Value,
+    /// Path of its network namespace and what is in it; `None` if it has none of its own name.
+    pub network: Option<(PathBuf, NetworkIdentity)>,
+    /// Bytes of memory that it has now.
+    pub memory_bytes: u64,
+    /// Digest of its root filesystem, as its storage wrote it.
+    pub rootfs: serde_json::Value,
+    /// The source's CPU features, as found there.
+    pub cpu: serde_json::Value,
+    /// Bind mounts: paths that must exist on the destination too.
+    pub binds: Vec<PathBuf>,
+    /// How many links will bring pages.
+    pub streams: u8,
+    /// Version of the source's criu.
+    pub criu: String,
+}
+
+/// What a source asks.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "request")]
+pub enum Request {
+    /// Could this container come?
+    Check(Box<Offer>),
+    /// This container comes: prepare.
+    Offer(Box<Offer>),
+    /// What time is it with you?
+    Clock,
+    /// The skeleton follows, so many files.
+    Skeleton {
+        /// Files.
+        files: u32,
+    },
+    /// Everything is sent. Say when you hold a complete, stopped copy.
+    Ready,
+    /// The decision is that the container runs with you.
+    Commit,
+    /// The decision is that it does not.
+    Abort,
+    /// Say when every page is in place.
+    Drained,
+}
+
+/// What a destination answers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "response")]
+pub enum Response {
+    /// What stands in the way; nothing, if it is empty.
+    Checked {
+        /// The blockers.
+        blockers: Vec<Blocker>,
+    },
+    /// Prepared, and waiting.
+    Prepared,
+    /// The destination's CLOCK_MONOTONIC in ns.
+    Clock {
+        /// Now.
+        now_ns: u64,
+    },
+    /// A complete, stopped copy is held. Times are on the destination's clock, in ms of it.
+    Ready {
+        /// What was done meanwhile.
+        parts: Vec<Part>,
+    },
+    /// The container runs.
+    Running {
+        /// When its last task was let go, on the destination's CLOCK_MONOTONIC, ns.
+        resumed_ns: u64,
+        /// What was done meanwhile.
+        parts: Vec<Part>,
+    },
+    /// Nothing is left of it here.
+    Aborted {
+        /// What could not be tidied up.
+        leftovers: Vec<String>,
+    },
+    /// Every page is in place.
+    Drained {
+        /// Faults that were answered.
+        faults: u64,
+        /// Most memory that the destination held besides the container, in bytes.
+        peak_bytes: u64,
+    },
+    /// It could not be done.
+    Failed {
+        /// Why, in a sentence.
+        message: String,
+        /// What stood in the way.
+        blockers: Vec<Blocker>,
+    },
+}
