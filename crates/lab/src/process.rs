@@ -1,0 +1,117 @@
+//! Processes as /proc shows them, and waiting for things to come true.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+
+/// A process that cannot be mistaken for a later one with the same pid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Process {
+    pub pid: u32,
+    /// Start time in clock ticks since boot, field 22 of proc_pid_stat(5).
+    pub start: u64,
+}
+
+impl Process {
+    /// The process that has this pid now; `None` if there is none, or only its zombie.
+    pub fn of(pid: u32) -> Option<Self> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let (state, start) = parse_stat(&stat)?;
+        (state != 'Z' && state != 'X').then_some(Self { pid, start })
+    }
+
+    pub fn is_alive(self) -> bool {
+        Self::of(self.pid) == Some(self)
+    }
+
+    /// Sends SIGKILL, unless the process is gone already.
+    pub fn kill(self) {
+        if self.is_alive() {
+            // It may go away by itself meanwhile; what counts is that it is gone, which callers wait for.
+            let _ = kill(Pid::from_raw(self.pid.cast_signed()), Signal::SIGKILL);
+        }
+    }
+}
+
+/// State and start time from the text of /proc/PID/stat; the name in it may hold blanks and parentheses.
+fn parse_stat(stat: &str) -> Option<(char, u64)> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_whitespace();
+    let state = fields.next()?.chars().next()?;
+    Some((state, fields.nth(18)?.parse().ok()?))
+}
+
+/// All pids, as this process sees them.
+pub(crate) fn pids() -> Vec<u32> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    entries.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// The arguments of a process; empty for a zombie or a kernel thread.
+pub(crate) fn arguments(pid: u32) -> Vec<String> {
+    let raw = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    raw.split(|b| *b == 0).filter(|a| !a.is_empty()).map(|a| String::from_utf8_lossy(a).into_owned()).collect()
+}
+
+/// Whether a process has a variable of this name in the environment it was started with.
+pub(crate) fn has_variable(pid: u32, name: &str) -> bool {
+    let raw = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    raw.split(|b| *b == 0).any(|v| v.strip_prefix(name.as_bytes()).is_some_and(|rest| rest.starts_with(b"=")))
+}
+
+/// The namespace of a kind (`net`, `mnt`, `pid` …) that a process is in, as `net:[4026531840]`.
+pub(crate) fn namespace(pid: u32, kind: &str) -> Option<String> {
+    Some(fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok()?.to_str()?.to_owned())
+}
+
+/// The processes that are in one of these namespaces, with the namespace and their name.
+pub(crate) fn inhabitants(namespaces: &BTreeSet<String>) -> Vec<String> {
+    let mut found = Vec::new();
+    for pid in pids() {
+        for kind in ["net", "mnt", "pid"] {
+            if let Some(space) = namespace(pid, kind).filter(|n| namespaces.contains(n)) {
+                let name = arguments(pid).join(" ");
+                found.push(format!("process {pid} ({name}) is still in {space}"));
+                break;
+            }
+        }
+    }
+    found
+}
+
+/// Looks every few milliseconds whether something has come true; `None` when the time is over.
+pub(crate) fn wait_for<T>(limit: Duration, mut condition: impl FnMut() -> Option<T>) -> Option<T> {
+    let deadline = Instant::now() + limit;
+    loop {
+        if let Some(value) = condition() {
+            return Some(value);
+        }
+        if Instant::now() >= deadline {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(4));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_parentheses_does_not_shift_the_fields() {
+        let stat = "7 (a) b (c) S 1 7 7 0 -1 4194560 5 0 0 0 0 0 0 0 20 0 1 0 4711 9 9 9";
+        assert_eq!(parse_stat(stat), Some(('S', 4711)));
+        assert_eq!(parse_stat("7 (a"), None);
+    }
+
+    #[test]
+    fn this_process_is_alive_and_not_another_with_its_pid() {
+        let me = Process::of(std::process::id()).unwrap();
+        assert!(me.is_alive());
+        assert!(!Process { start: me.start + 1, ..me }.is_alive());
+    }
+}
