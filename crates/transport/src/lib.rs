@@ -1,1 +1,35 @@
-//! placeholder
+//! Links between agents: TLS 1.3 over TCP with certificates on both sides, and an in-memory link for tests.
+//!
+//! Blocking, one thread for each link; no async runtime. A link is opened by a [`Connector`] and taken by a [`Listener`]:
+//!
+//! ```text
+//! Connector::connect                          Listener::accept → Incoming::handshake
+//!   TCP, TLS 1.3 ◀────────────────────────────▶ each checks the other's certificate against the CA;
+//!   the server's must name the node dialled      the client's names the client
+//!   Hello ────────────────────────────────────▶ names the same node, has a common version
+//!   ◀──────────────────────────────────────────  Welcome, or a refusal with its reason
+//!   Connection                                   Connection
+//! ```
+//!
+//! [`pki`] makes the CA and the nodes' certificates.
+
+mod connection;
+mod connector;
+mod error;
+mod identity;
+mod link;
+mod listener;
+mod memory;
+pub mod pki;
+mod session;
+mod socket;
+#[cfg(test)]
+mod tests;
+
+pub use connection::Connection;
+pub use connector::Connector;
+pub use error::{TransportError, Verdict};
+pub use identity::Identity;
+pub use link::{Closer, Counters, Link};
+pub use listener::{Incoming, Listener};
+pub use memory::{MemoryLink, memory_pair, memory_pair_between};

@@ -1,0 +1,326 @@
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::net::Shutdown;
+use std::time::{Duration, Instant};
+
+use tranship_types::NodeName;
+
+use crate::session::{Outgoing, Send, Session, Step, tls_io_error};
+use crate::socket::Socket;
+use crate::{Closer, Counters, Link};
+
+/// Most plaintext in one TLS record (RFC 8446, section 5.1).
+const RECORD: usize = 16 << 10;
+/// Encrypted bytes that leave in one write, and most that one read takes in. Small enough to stay in a core's cache
+/// between the cipher and the kernel's copy, large enough that the system calls do not count (`docs/transport.md`).
+const BATCH: usize = 256 << 10;
+/// Room for the records' own bytes: header, type, tag.
+const OVERHEAD: usize = 2 * (BATCH / RECORD + 2) * 22;
+
+/// A TLS stream over a socket; the peer's name is not known before the handshake is done.
+pub(crate) struct Channel {
+    socket: Socket,
+    session: Session,
+    /// Encrypted bytes from the socket; those at `incoming[start..end]` are still to be handled.
+    incoming: Vec<u8>,
+    start: usize,
+    end: usize,
+    /// Plaintext that was decrypted but not asked for yet, from `overflow_at` on.
+    overflow: Vec<u8>,
+    overflow_at: usize,
+    /// Plaintext of small writes, at most a record.
+    small: Vec<u8>,
+    /// Encrypted bytes that have not left yet.
+    out: Outgoing,
+    peer_closed: bool,
+    /// Writing has failed: what the peer got is unknown, so nothing can follow.
+    broken: bool,
+}
+
+impl Channel {
+    pub fn new(socket: Socket, session: Session) -> Self {
+        Self {
+            socket,
+            session,
+            incoming: vec![0; BATCH],
+            start: 0,
+            end: 0,
+            overflow: Vec::new(),
+            overflow_at: 0,
+            small: Vec::with_capacity(RECORD),
+            out: Outgoing { bytes: vec![0; 2 * BATCH + OVERHEAD], len: 0 },
+            peer_closed: false,
+            broken: false,
+        }
+    }
+
+    pub fn socket_mut(&mut self) -> &mut Socket {
+        &mut self.socket
+    }
+
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// Does the TLS handshake. A client does not know afterwards whether the server accepts its certificate: that shows
+    /// with the first read.
+    pub fn handshake(&mut self, deadline: Instant) -> io::Result<()> {
+        self.socket.set_deadline(deadline);
+        loop {
+            match self.step(&mut [], &mut Send::Nothing)? {
+                // What the peer sent right behind its handshake is in the overflow and will be read from there.
+                Step::Progress | Step::Data(_) => {}
+                // A server may send before the client has finished; we do not, not to someone unknown.
+                Step::Idle if !self.session.is_handshaking() => return self.send(),
+                Step::Idle | Step::Blocked => self.receive()?,
+                Step::PeerClosed => return Err(ErrorKind::UnexpectedEof.into()),
+            }
+        }
+    }
+
+    /// After a failed handshake: sends the alert that says why, and waits a moment for the peer to take notice. To close
+    /// at once while unread bytes lie in the socket would send an RST, which can overtake the alert.
+    pub fn send_alert(&mut self, patience: Duration) {
+        while matches!(self.step(&mut [], &mut Send::Nothing), Ok(Step::Progress)) {}
+        let sent = self.out.len;
+        self.out.len = 0;
+        if sent == 0 || self.socket.write_all(&self.out.bytes[..sent]).is_err() {
+            return;
+        }
+        self.socket.shutdown(Shutdown::Write);
+        self.socket.set_deadline(Instant::now() + patience);
+        let mut budget = 4;
+        while budget > 0 && self.socket.read(&mut self.incoming).is_ok_and(|n| n > 0) {
+            budget -= 1;
+        }
+    }
+
+    /// One step of the session over the bytes that are here.
+    fn step(&mut self, to: &mut [u8], send: &mut Send<'_>) -> io::Result<Step> {
+        let incoming = &mut self.incoming[self.start..self.end];
+        let (discard, step) = self.session.step(incoming, to, &mut self.overflow, &mut self.out, send);
+        self.start += discard;
+        if self.start >= self.end {
+            (self.start, self.end) = (0, 0);
+        }
+        step.map_err(tls_io_error)
+    }
+
+    /// Sends what is encrypted, then waits for bytes.
+    fn receive(&mut self) -> io::Result<()> {
+        if !self.broken {
+            self.send()?;
+        }
+        if self.incoming.len() - self.end < self.incoming.len() / 2 {
+            self.incoming.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        if self.end == self.incoming.len() {
+            return Err(io::Error::new(ErrorKind::InvalidData, "the peer sent a TLS message that is too long"));
+        }
+        match self.socket.read(&mut self.incoming[self.end..])? {
+            0 => Err(io::Error::new(ErrorKind::UnexpectedEof, "the link broke off")),
+            n => {
+                self.end += n;
+                Ok(())
+            }
+        }
+    }
+
+    /// Encrypts `data`, whatever its length, behind what is encrypted already.
+    fn encrypt(&mut self, mut send: Send<'_>) -> io::Result<()> {
+        loop {
+            match self.step(&mut [], &mut send)? {
+                Step::Idle if matches!(send, Send::Nothing) => return Ok(()),
+                Step::Progress | Step::Data(_) => {}
+                Step::PeerClosed if !self.peer_closed => self.peer_closed = true,
+                Step::Idle | Step::Blocked | Step::PeerClosed => return Err(ErrorKind::BrokenPipe.into()),
+            }
+        }
+    }
+
+    fn send(&mut self) -> io::Result<()> {
+        if self.out.len > 0 {
+            let len = self.out.len;
+            self.out.len = 0;
+            self.socket.write_all(&self.out.bytes[..len]).inspect_err(|_| self.broken = true)?;
+        }
+        Ok(())
+    }
+
+    fn encrypt_small(&mut self) -> io::Result<()> {
+        if !self.small.is_empty() {
+            let mut small = std::mem::take(&mut self.small);
+            let result = self.encrypt(Send::Data(&small));
+            small.clear();
+            self.small = small;
+            result.inspect_err(|_| self.broken = true)?;
+        }
+        Ok(())
+    }
+
+    fn check(&self) -> io::Result<()> {
+        if self.broken {
+            return Err(io::Error::new(ErrorKind::BrokenPipe, "the link broke before"));
+        }
+        Ok(())
+    }
+
+    fn take_overflow(&mut self, to: &mut [u8]) -> usize {
+        let rest = &self.overflow[self.overflow_at..];
+        let n = rest.len().min(to.len());
+        to[..n].copy_from_slice(&rest[..n]);
+        self.overflow_at += n;
+        if self.overflow_at == self.overflow.len() {
+            self.overflow.clear();
+            self.overflow_at = 0;
+        }
+        n
+    }
+}
+
+impl Read for Channel {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let mut done = self.take_overflow(buf);
+        while done < buf.len() && !self.peer_closed {
+            match self.step(&mut buf[done..], &mut Send::Nothing)? {
+                Step::Progress => {}
+                Step::Data(n) => done += n,
+                Step::PeerClosed => self.peer_closed = true,
+                // What is here is better than what may come.
+                Step::Idle | Step::Blocked if done > 0 => break,
+                Step::Idle | Step::Blocked => {
+                    if !self.broken {
+                        self.encrypt_small()?;
+                    }
+                    self.receive()?;
+                }
+            }
+        }
+        Ok(done)
+    }
+}
+
+impl Write for Channel {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.check()?;
+        if self.small.len() + buf.len() > RECORD {
+            self.encrypt_small()?;
+        }
+        if buf.len() < RECORD {
+            self.small.extend_from_slice(buf);
+        } else {
+            for piece in buf.chunks(BATCH) {
+                self.encrypt(Send::Data(piece)).inspect_err(|_| self.broken = true)?;
+                if self.out.len >= BATCH {
+                    self.send()?;
+                }
+            }
+        }
+        if self.out.len >= BATCH {
+            self.send()?;
+        }
+        Ok(buf.len())
+    }
+
+    fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut done = 0;
+        for buf in bufs {
+            done += self.write(buf)?;
+        }
+        Ok(done)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.check()?;
+        self.encrypt_small()?;
+        self.send()
+    }
+}
+
+/// An open link to a peer that has proved its name.
+///
+/// Small writes are gathered into records and records into large writes to the socket; `flush` (or a `read`) sends what
+/// is left. Writes of 16 KiB and more are encrypted from where they are. Dropping it ends the link in good order as far
+/// as that needs no waiting.
+pub struct Connection {
+    channel: Channel,
+    peer: NodeName,
+    version: u16,
+}
+
+impl Connection {
+    pub(crate) fn new(mut channel: Channel, peer: NodeName, version: u16) -> io::Result<Self> {
+        channel.socket_mut().set_timeout(None)?;
+        Ok(Self { channel, peer, version })
+    }
+
+    /// The protocol version that both agreed on.
+    pub fn version(&self) -> u16 {
+        self.version
+    }
+
+    /// Bytes sent so far, TLS included.
+    pub fn bytes_sent(&self) -> u64 {
+        self.channel.socket.counters().sent()
+    }
+
+    /// Bytes received so far, TLS included.
+    pub fn bytes_received(&self) -> u64 {
+        self.channel.socket.counters().received()
+    }
+}
+
+impl Link for Connection {
+    fn peer(&self) -> &NodeName {
+        &self.peer
+    }
+
+    fn set_timeout(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.channel.socket.set_timeout(timeout)
+    }
+
+    fn closer(&self) -> Closer {
+        self.channel.socket.closer()
+    }
+
+    fn counters(&self) -> Counters {
+        self.channel.socket.counters().clone()
+    }
+}
+
+impl Read for Connection {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.channel.read(buf)
+    }
+}
+
+impl Write for Connection {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.channel.write(buf)
+    }
+
+    fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.channel.write_vectored(bufs)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.channel.flush()
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        let channel = &mut self.channel;
+        if !channel.broken && channel.encrypt_small().is_ok() && channel.encrypt(Send::Close).is_ok() {
+            channel.socket.set_nonblocking();
+            let _ = channel.send();
+        }
+        channel.socket.shutdown(Shutdown::Write);
+    }
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection").field("peer", &self.peer).field("version", &self.version).finish_non_exhaustive()
+    }
+}

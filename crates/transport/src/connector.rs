@@ -1,0 +1,110 @@
+use std::io;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use rustls::client::UnbufferedClientConnection;
+use tranship_types::NodeName;
+use tranship_wire::{Hello, RefusalKind, Welcome, WriteError, read_welcome, write_hello};
+
+use crate::connection::Channel;
+use crate::error::Remote;
+use crate::identity::{node_of, server_name};
+use crate::session::Session;
+use crate::socket::Socket;
+use crate::{Connection, Identity, TransportError};
+
+/// Opens links to other agents.
+#[derive(Debug, Clone)]
+pub struct Connector {
+    identity: Identity,
+}
+
+impl Connector {
+    /// A connector that shows `identity`.
+    pub fn new(identity: Identity) -> Self {
+        Self { identity }
+    }
+
+    /// Opens a link to `peer` at `addr` (`host:port`): when it returns, both sides have accepted each other's certificate
+    /// and version. All of it together takes `timeout` at most (resolving a host name not included).
+    ///
+    /// # Errors
+    /// [`TransportError::Unreachable`], [`Untrusted`](TransportError::Untrusted) by either side,
+    /// [`WrongNode`](TransportError::WrongNode), [`Version`](TransportError::Version),
+    /// [`Refused`](TransportError::Refused), [`Protocol`](TransportError::Protocol).
+    pub fn connect(
+        &self,
+        peer: &NodeName,
+        addr: &str,
+        hello: &Hello,
+        timeout: Duration,
+    ) -> Result<Connection, TransportError> {
+        let remote = Remote { dialled: Some(peer), addr };
+        let deadline = Instant::now() + timeout;
+        let protocol = |why: String| TransportError::Protocol { peer: remote.to_string(), why };
+
+        let name = server_name(peer).map_err(protocol)?;
+        let stream = dial(addr, deadline).map_err(|e| remote.unreachable(e))?;
+        let socket = Socket::new(stream).map_err(|e| remote.unreachable(e))?;
+        let session =
+            UnbufferedClientConnection::new(self.identity.client.clone(), name).map_err(|e| protocol(e.to_string()))?;
+        let mut channel = Channel::new(socket, Session::Client(session));
+        if let Err(e) = channel.handshake(deadline) {
+            let patience = deadline.saturating_duration_since(Instant::now()).min(Duration::from_millis(200));
+            channel.send_alert(patience);
+            return Err(remote.io_error(e));
+        }
+
+        // Should the server have refused our certificate, this may fail; its alert then says why.
+        let greeted = write_hello(&mut channel, hello);
+        let welcome = match (greeted, read_welcome(&mut channel)) {
+            (_, Ok(welcome)) => welcome,
+            (Err(WriteError::Io(sent)), Err(tranship_wire::ReadError::Io(e))) if e.get_ref().is_none() => {
+                return Err(remote.io_error(sent));
+            }
+            (_, Err(e)) => return Err(remote.read_error(e)),
+        };
+        let version = match welcome {
+            Welcome::Accepted { version } if (hello.versions.min..=hello.versions.max).contains(&version) => version,
+            Welcome::Accepted { version } => {
+                return Err(protocol(format!("it chose version {version}, which was not offered")));
+            }
+            Welcome::Refused(refusal) => {
+                let (peer, why) = (remote.to_string(), refusal.reason);
+                return Err(match refusal.kind {
+                    RefusalKind::Version => TransportError::Version { peer, why },
+                    RefusalKind::Node | RefusalKind::Greeting | RefusalKind::Unwanted => {
+                        TransportError::Refused { peer, why }
+                    }
+                });
+            }
+        };
+        // The certificate is valid for the name; this is to have it from the certificate and not from the question.
+        let certified = channel.session().peer_certificate().map(node_of);
+        if !matches!(&certified, Some(Ok(node)) if node == peer) {
+            let found = match certified {
+                Some(Ok(node)) => format!("node {node}"),
+                Some(Err(why)) => why,
+                None => "a nameless node".to_owned(),
+            };
+            return Err(TransportError::WrongNode { expected: peer.clone(), addr: addr.to_owned(), found });
+        }
+        Connection::new(channel, peer.clone(), version).map_err(|e| remote.io_error(e))
+    }
+}
+
+/// Tries the addresses of a name in their order; the last failure is the one reported.
+fn dial(addr: &str, deadline: Instant) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
+    for address in addr.to_socket_addrs()? {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "no answer in the time allowed"));
+        }
+        match TcpStream::connect_timeout(&address, left) {
+            Ok(stream) => return Ok(stream),
+            Err(e) => last = e,
+        }
+    }
+    Err(last)
+}

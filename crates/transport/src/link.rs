@@ -1,0 +1,75 @@
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tranship_types::NodeName;
+
+/// A two-way stream of bytes to a peer whose name is known. One thread uses it at a time.
+///
+/// What is written may wait in a buffer until `flush`; a `read` flushes first, so that a request is never left lying while
+/// its answer is awaited. `Ok(0)` from `read` means that the peer has ended the link in good order; a link that breaks
+/// gives an error.
+pub trait Link: Read + Write + Send {
+    /// Who is at the other end.
+    fn peer(&self) -> &NodeName;
+
+    /// How long one read or write may wait for the peer; `None` waits for ever (a dead peer is still noticed). A read that
+    /// times out ([`io::ErrorKind::TimedOut`]) can be repeated; after a write that does, the link is broken.
+    ///
+    /// # Errors
+    /// Those of the socket; a zero duration.
+    fn set_timeout(&mut self, timeout: Option<Duration>) -> io::Result<()>;
+
+    /// A handle that breaks the link from any thread.
+    fn closer(&self) -> Closer;
+
+    /// The link's counters, to be read from any thread.
+    fn counters(&self) -> Counters;
+}
+
+/// Breaks a link from another thread: whoever waits on it gets an error at once. Does not keep the link alive.
+#[derive(Clone)]
+pub struct Closer(Arc<dyn Fn() + Send + Sync>);
+
+impl Closer {
+    pub(crate) fn new(close: impl Fn() + Send + Sync + 'static) -> Self {
+        Self(Arc::new(close))
+    }
+
+    /// Breaks the link; does nothing if it is gone already.
+    pub fn close(&self) {
+        (self.0)();
+    }
+}
+
+impl fmt::Debug for Closer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Closer")
+    }
+}
+
+/// Counts a link's bytes as they are on the wire, TLS included, TCP/IP not.
+#[derive(Debug, Clone, Default)]
+pub struct Counters(Arc<[AtomicU64; 2]>);
+
+impl Counters {
+    /// Bytes sent so far.
+    pub fn sent(&self) -> u64 {
+        self.0[0].load(Ordering::Relaxed)
+    }
+
+    /// Bytes received so far.
+    pub fn received(&self) -> u64 {
+        self.0[1].load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn add_sent(&self, n: usize) {
+        self.0[0].fetch_add(n as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn add_received(&self, n: usize) {
+        self.0[1].fetch_add(n as u64, Ordering::Relaxed);
+    }
+}

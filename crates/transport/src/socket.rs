@@ -1,0 +1,127 @@
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{setsockopt, sockopt};
+
+use crate::{Closer, Counters};
+
+/// Wanted size of each socket buffer in bytes.
+const SOCKET_BUFFER: usize = 4 << 20;
+const KEEPALIVE_IDLE_S: u32 = 5;
+const KEEPALIVE_INTERVAL_S: u32 = 2;
+const KEEPALIVE_PROBES: u32 = 3;
+const USER_TIMEOUT_MS: u32 = 10_000;
+
+/// A TCP socket set up for a link, which counts its bytes and can have a deadline.
+pub(crate) struct Socket {
+    stream: Arc<TcpStream>,
+    counters: Counters,
+    timeout: Option<Duration>,
+    deadline: Option<Instant>,
+}
+
+impl Socket {
+    pub fn new(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        // A peer whose machine has died is noticed in about ten seconds, whether data is under way (user timeout) or not
+        // (keepalive): tcp(7).
+        setsockopt(&stream, sockopt::KeepAlive, &true)?;
+        setsockopt(&stream, sockopt::TcpKeepIdle, &KEEPALIVE_IDLE_S)?;
+        setsockopt(&stream, sockopt::TcpKeepInterval, &KEEPALIVE_INTERVAL_S)?;
+        setsockopt(&stream, sockopt::TcpKeepCount, &KEEPALIVE_PROBES)?;
+        setsockopt(&stream, sockopt::TcpUserTimeout, &USER_TIMEOUT_MS)?;
+        // Only by the privileged option: the plain one is cut to net.core.{r,w}mem_max (often 208 KiB) and at the same
+        // time ends the kernel's own tuning, which goes higher.
+        let _ = setsockopt(&stream, sockopt::SndBufForce, &SOCKET_BUFFER);
+        let _ = setsockopt(&stream, sockopt::RcvBufForce, &SOCKET_BUFFER);
+        Ok(Self { stream: Arc::new(stream), counters: Counters::default(), timeout: None, deadline: None })
+    }
+
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Applies to each single read and write from now on.
+    pub fn set_timeout(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.timeout = timeout;
+        self.deadline = None;
+        self.stream.set_read_timeout(timeout)?;
+        self.stream.set_write_timeout(timeout)
+    }
+
+    /// All that follows together must be done by then, until a timeout is set instead.
+    pub fn set_deadline(&mut self, deadline: Instant) {
+        self.deadline = Some(deadline);
+    }
+
+    pub fn closer(&self) -> Closer {
+        let stream = Arc::downgrade(&self.stream);
+        Closer::new(move || {
+            if let Some(stream) = stream.upgrade() {
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+        })
+    }
+
+    pub fn shutdown(&self, how: Shutdown) {
+        let _ = self.stream.shutdown(how);
+    }
+
+    pub fn set_nonblocking(&self) {
+        let _ = self.stream.set_nonblocking(true);
+    }
+
+    /// Reads what there is, after waiting for something.
+    pub fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        loop {
+            if let Some(left) = self.left()? {
+                self.stream.set_read_timeout(Some(left))?;
+            }
+            match (&*self.stream).read(buf) {
+                Ok(n) => {
+                    self.counters.add_received(n);
+                    return Ok(n);
+                }
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(as_timeout(e)),
+            }
+        }
+    }
+
+    pub fn write_all(&mut self, mut buf: &[u8]) -> io::Result<()> {
+        while !buf.is_empty() {
+            if let Some(left) = self.left()? {
+                self.stream.set_write_timeout(Some(left))?;
+            }
+            match (&*self.stream).write(buf) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(n) => {
+                    self.counters.add_sent(n);
+                    buf = &buf[n..];
+                }
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(as_timeout(e)),
+            }
+        }
+        Ok(())
+    }
+
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let Some(deadline) = self.deadline else { return Ok(None) };
+        match deadline.checked_duration_since(Instant::now()) {
+            Some(left) if !left.is_zero() => Ok(Some(left)),
+            _ => Err(timed_out()),
+        }
+    }
+}
+
+fn timed_out() -> io::Error {
+    io::Error::new(ErrorKind::TimedOut, "the peer did not answer in the time allowed")
+}
+
+/// Linux reports an expired SO_RCVTIMEO or SO_SNDTIMEO as EAGAIN: socket(7).
+fn as_timeout(e: io::Error) -> io::Error {
+    if e.kind() == ErrorKind::WouldBlock { timed_out() } else { e }
+}
