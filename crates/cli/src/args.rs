@@ -1,0 +1,119 @@
+//! What can be typed, as clap parses it: texts that nobody has judged yet. `command` makes sense of them.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+
+const EXIT_STATUS: &str = "\
+Exit status:
+    0  done; for `move`: the container runs on the destination
+    1  failed; for `move`: the container runs on the source, unharmed
+    2  the command line makes no sense
+    3  `move` is blocked: nothing was touched
+    4  the agent cannot be reached
+  130  Ctrl-C; a move that has begun goes on
+
+Environment:
+    TRANSHIP_SOCKET  the agent's socket, where --socket is not given
+    NO_COLOR         no colours";
+
+/// Moves running containers between nodes, with their memory, files and TCP connections.
+#[derive(Debug, Parser)]
+#[command(name = "tranship", version, after_help = EXIT_STATUS, max_term_width = 100)]
+pub struct Arguments {
+    /// The agent's socket
+    #[arg(long, global = true, value_name = "PATH", env = "TRANSHIP_SOCKET", default_value = tranship_api::DEFAULT_SOCKET)]
+    pub socket: PathBuf,
+    #[command(subcommand)]
+    pub call: Call,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Call {
+    /// Move a running container to another node
+    #[command(after_help = EXIT_STATUS)]
+    Move(Move),
+    /// List this node's containers
+    Ls(Json),
+    /// Show the moves that are under way, or everything about one move
+    Status(Status),
+    /// List the moves that have ended
+    History(Json),
+    /// Show this node's health: criu, engines, peers (exit status 1 where it cannot take part in moves)
+    Node(Json),
+    /// Run this node's agent in the foreground (what systemd does with transhipd.service)
+    #[command(disable_help_flag = true)]
+    Agent(Agent),
+    /// Make a certificate authority, and a key and certificate for each node
+    Init(Init),
+    /// Print a shell's completion script
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct Json {
+    /// Print one line of JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Move {
+    /// The container, as `tranship ls` names it
+    pub name: String,
+    /// The node to move it to
+    #[arg(long, value_name = "NODE")]
+    pub to: String,
+    /// How memory moves relative to the freeze
+    #[arg(long, value_enum, default_value = "cold")]
+    pub mode: ModeName,
+    /// Only say what would be done and what stands in the way; touch nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print exactly one line of JSON on stdout: the final report, the plan of a dry run, or the error
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum ModeName {
+    /// Stop-and-copy: freeze, then move everything
+    Cold,
+}
+
+#[derive(Debug, Args)]
+pub struct Status {
+    /// The move's id
+    pub id: Option<String>,
+    /// Follow the move until it has ended; the exit status is then that of `move`
+    #[arg(long, short, requires = "id")]
+    pub follow: bool,
+    /// Print one line of JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Agent {
+    /// Passed on to transhipd, e.g. --config /etc/tranship/agent.toml
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGS")]
+    pub arguments: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub struct Init {
+    /// Where to put them
+    #[arg(long, value_name = "PATH", default_value = "/etc/tranship/pki")]
+    pub dir: PathBuf,
+    /// The nodes' names
+    #[arg(long = "node", value_name = "NAME", required = true, num_args = 1..)]
+    pub nodes: Vec<String>,
+    /// Replace the keys and certificates that these nodes have
+    #[arg(long)]
+    pub renew: bool,
+}

@@ -1,0 +1,205 @@
+//! What each command does with the agent, and the exit status that says how it went.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+use tranship_api::{ApiError, Begun, Client, ClientError, ErrorBody, MoveRequest};
+use tranship_types::{MigrationId, Outcome, Report};
+
+use crate::follow::{Followed, follow, interrupted};
+use crate::progress::Progress;
+use crate::screen::Screen;
+use crate::show;
+
+/// How it went, as `tranship --help` lists it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Exit {
+    Done = 0,
+    Failed = 1,
+    Usage = 2,
+    Blocked = 3,
+    NoAgent = 4,
+    Interrupted = 130,
+}
+
+/// Talks to one agent for one command.
+pub struct Calls<'a> {
+    /// The agent.
+    pub client: Client,
+    /// Where to print.
+    pub screen: &'a Screen,
+}
+
+impl Calls<'_> {
+    /// `tranship ls`.
+    pub async fn containers(&self, json: bool) -> Exit {
+        self.print(self.client.containers().await, json, |list| show::containers(list, now_unix_ms()))
+    }
+
+    /// `tranship history`.
+    pub async fn history(&self, json: bool) -> Exit {
+        let reports = self.client.reports().await.map(|list| ended(list, true));
+        self.print(reports, json, |list| show::history(list, &self.screen.zone))
+    }
+
+    /// `tranship status`.
+    pub async fn under_way(&self, json: bool) -> Exit {
+        let reports = self.client.reports().await.map(|list| ended(list, false));
+        self.print(reports, json, |list| show::under_way(list, now_unix_ms()))
+    }
+
+    /// `tranship status ID`.
+    pub async fn status(&self, id: &MigrationId, json: bool) -> Exit {
+        let report = self.client.report(id).await;
+        self.print(report, json, |r| show::report(r, self.screen.out, &self.screen.zone))
+    }
+
+    /// `tranship node`.
+    pub async fn node(&self, json: bool) -> Exit {
+        let node = self.client.node().await;
+        let usable = node.as_ref().is_ok_and(show::usable);
+        match self.print(node, json, |n| show::node(n, self.screen.out)) {
+            Exit::Done if !usable => Exit::Failed,
+            exit => exit,
+        }
+    }
+
+    /// `tranship move`.
+    pub async fn begin_move(&self, request: &MoveRequest, json: bool) -> Exit {
+        let begun = tokio::select! {
+            begun = self.client.begin_move(request) => begun,
+            () = interrupted() => {
+                let message = format!(
+                    "interrupted while the agent looked for blockers; the move of {} may begin all the same",
+                    request.container
+                );
+                let remedy = "see `tranship status`".to_owned();
+                let body = ErrorBody { message, remedy, blockers: Vec::new() };
+                self.screen.error(&body.to_string());
+                if json {
+                    print_json(&ApiError { error: body });
+                }
+                return Exit::Interrupted;
+            }
+        };
+        match begun {
+            Ok(Begun::Started(report)) => self.see_through(*report, json).await,
+            Ok(Begun::Planned(plan)) => {
+                let blocked = !plan.blockers.is_empty();
+                let printed = self.print(Ok(plan), json, |p| show::plan(p, self.screen.out));
+                if blocked { Exit::Blocked } else { printed }
+            }
+            Err(e) => match (self.refused(&e, json), &e) {
+                // Refusals of a move come before anything is touched.
+                (Exit::Failed, ClientError::Refused { status: 404 | 409 | 422 | 503, .. }) => Exit::Blocked,
+                (Exit::Failed, ClientError::Refused { status: 400, .. }) => Exit::Usage,
+                (exit, _) => exit,
+            },
+        }
+    }
+
+    /// `tranship status --follow ID`.
+    pub async fn follow(&self, id: &MigrationId, json: bool) -> Exit {
+        match self.client.report(id).await {
+            Ok(report) => self.see_through(report, json).await,
+            Err(e) => self.refused(&e, json),
+        }
+    }
+
+    async fn see_through(&self, first: Report, json: bool) -> Exit {
+        let mut progress = Progress::new(self.screen, json);
+        let (report, exit) = match follow(&self.client, first, &mut progress).await {
+            Followed::Ended(report) => {
+                let exit = self.ended(&report, json);
+                (report, exit)
+            }
+            Followed::Interrupted(report) => {
+                let id = &report.id;
+                Screen::tell(&format!(
+                    "\nthe move of {} goes on; see `tranship status {id}`, or follow it with `tranship status --follow {id}`\n",
+                    report.container
+                ));
+                (report, Exit::Interrupted)
+            }
+            Followed::Lost(report, error) => {
+                self.screen.error(&format!(
+                    "lost sight of the move of {} ({error}); once the agent runs again it finishes or undoes the move: see \
+                     `tranship status {}`",
+                    report.container, report.id
+                ));
+                (report, if error.is_unreachable() { Exit::NoAgent } else { Exit::Failed })
+            }
+        };
+        if json {
+            print_json(&report);
+        }
+        exit
+    }
+
+    /// Tells people how a move ended.
+    fn ended(&self, report: &Report, json: bool) -> Exit {
+        let moved = report.outcome == Outcome::Moved;
+        if moved && !json {
+            Screen::print(&show::headline(report, self.screen.out));
+        }
+        if !moved {
+            self.screen.error(&show::failure(report));
+            Screen::tell(&show::blockers(&report.blockers));
+        }
+        if !json && (moved || !report.parts.is_empty()) {
+            Screen::print(&format!("\n{}", show::details(report, &self.screen.zone)));
+        }
+        match (report.outcome, report.blockers.is_empty()) {
+            (Outcome::Moved, _) => Exit::Done,
+            (_, true) => Exit::Failed,
+            (_, false) => Exit::Blocked,
+        }
+    }
+
+    /// Prints an answer as JSON or as text, or says why there is none.
+    fn print<T: Serialize>(&self, answer: Result<T, ClientError>, json: bool, text: impl FnOnce(&T) -> String) -> Exit {
+        match answer {
+            Ok(answer) if json => print_json(&answer),
+            Ok(answer) => Screen::print(&text(&answer)),
+            Err(e) => return self.refused(&e, json),
+        }
+        Exit::Done
+    }
+
+    /// Says why there is no answer; with `json`, to programs too.
+    fn refused(&self, error: &ClientError, json: bool) -> Exit {
+        self.screen.error(&error.to_string());
+        let body = match error {
+            ClientError::Refused { body, .. } => {
+                // A single blocker is the sentence itself, but its pid and descriptor are not in it.
+                if body.blockers.len() > 1 || body.blockers.iter().any(|b| b.pid.is_some()) {
+                    Screen::tell(&show::blockers(&body.blockers));
+                }
+                body.clone()
+            }
+            other => ErrorBody { message: other.to_string(), remedy: String::new(), blockers: Vec::new() },
+        };
+        if json {
+            print_json(&ApiError { error: body });
+        }
+        if error.is_unreachable() { Exit::NoAgent } else { Exit::Failed }
+    }
+}
+
+fn ended(mut list: Vec<Report>, ended: bool) -> Vec<Report> {
+    list.retain(|r| (r.outcome != Outcome::Running) == ended);
+    list
+}
+
+fn print_json<T: Serialize>(value: &T) {
+    match serde_json::to_string(value) {
+        Ok(line) => Screen::print(&(line + "\n")),
+        Err(e) => Screen::tell(&format!("error: the answer cannot be written as JSON: {e}; report this as a bug\n")),
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "64 bits of ms last for 500 million years")]
+fn now_unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
+}

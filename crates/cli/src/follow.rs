@@ -1,0 +1,110 @@
+//! Following a move from its first report to its end, through Ctrl-C and an agent's restart.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::{Instant, MissedTickBehavior};
+use tranship_api::{Client, ClientError, Events};
+use tranship_types::{MigrationId, Outcome, Report};
+
+use crate::progress::{Progress, TICK};
+
+/// How long an agent may be away: systemd restarts one that died after a second, and it then reads its journal.
+const AWAY_AT_MOST: Duration = Duration::from_secs(30);
+/// How often one that is away is tried.
+const TRY_EVERY: Duration = Duration::from_millis(200);
+
+/// How following came to an end; each with the last report that was seen.
+pub enum Followed {
+    /// The move has ended.
+    Ended(Report),
+    /// Ctrl-C; the move goes on.
+    Interrupted(Report),
+    /// The agent went away and did not come back, or knows the move no more.
+    Lost(Report, ClientError),
+}
+
+enum News {
+    Report(Box<Report>),
+    Away,
+    Lost(ClientError),
+}
+
+/// Follows the move whose report is `first` until it has ended.
+pub async fn follow(client: &Client, first: Report, progress: &mut Progress) -> Followed {
+    let (sender, mut news) = mpsc::channel(1);
+    let reader = tokio::spawn(read(client.clone(), first.id.clone(), sender));
+    let mut ticks = tokio::time::interval_at(Instant::now() + TICK, TICK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut interrupt = std::pin::pin!(interrupted());
+    let mut latest = first;
+    progress.show(&latest);
+    let followed = loop {
+        if latest.outcome != Outcome::Running {
+            break Followed::Ended(latest);
+        }
+        tokio::select! {
+            Some(news) = news.recv() => match news {
+                News::Report(report) => {
+                    latest = *report;
+                    progress.show(&latest);
+                }
+                News::Away => progress.note("the agent went away; waiting for it to come back …"),
+                News::Lost(error) => break Followed::Lost(latest, error),
+            },
+            _ = ticks.tick() => progress.tick(&latest),
+            () = &mut interrupt => break Followed::Interrupted(latest),
+        }
+    };
+    reader.abort();
+    progress.finish();
+    followed
+}
+
+/// Completes at Ctrl-C; never where the signal cannot be had, because then it kills the process, which is right too.
+pub async fn interrupted() {
+    if tokio::signal::ctrl_c().await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Reads reports until the receiver is gone or there is no hope of another.
+async fn read(client: Client, id: MigrationId, news: mpsc::Sender<News>) {
+    let mut events: Option<Events> = None;
+    let mut away_since: Option<Instant> = None;
+    loop {
+        let next = match &mut events {
+            Some(events) => events.next().await,
+            None => match client.events(&id).await {
+                Ok(fresh) => {
+                    events = Some(fresh);
+                    continue;
+                }
+                Err(e) => Err(e),
+            },
+        };
+        let message = match next {
+            Ok(report) => {
+                away_since = None;
+                News::Report(Box::new(report))
+            }
+            Err(error) => {
+                events = None;
+                let first = away_since.is_none();
+                let since = *away_since.get_or_insert_with(Instant::now);
+                if !error.is_unreachable() || since.elapsed() > AWAY_AT_MOST {
+                    News::Lost(error)
+                } else if first {
+                    News::Away
+                } else {
+                    tokio::time::sleep(TRY_EVERY).await;
+                    continue;
+                }
+            }
+        };
+        let last = matches!(message, News::Lost(_));
+        if news.send(message).await.is_err() || last {
+            return;
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! A move's progress while it lasts: one line that changes where people watch, lines that stay where they do not.
+
+use std::time::{Duration, SystemTime};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use tranship_types::{Phase, Report};
+
+use crate::screen::Screen;
+use crate::units::{bytes, rate};
+
+/// How often [`Progress::tick`] is to be called.
+pub const TICK: Duration = Duration::from_secs(1);
+
+/// Who is shown what.
+pub enum Progress {
+    /// A terminal: a line that changes, gone at the end.
+    Live(ProgressBar),
+    /// A file or pipe: a line on stdout for each phase, and one each second.
+    Lines {
+        /// The phase of the last line.
+        shown: Option<Phase>,
+    },
+    /// Nobody.
+    Silent,
+}
+
+impl Progress {
+    /// The right one for `screen`. With `json`, stdout is not for progress: it shows on stderr, to people only.
+    pub fn new(screen: &Screen, json: bool) -> Self {
+        let target = match (json, screen.out_is_terminal, screen.err_is_terminal) {
+            (false, true, _) => ProgressDrawTarget::stdout(),
+            (false, false, _) => return Self::Lines { shown: None },
+            (true, _, true) => ProgressDrawTarget::stderr(),
+            (true, _, false) => return Self::Silent,
+        };
+        let bar = ProgressBar::with_draw_target(Some(0), target);
+        bar.set_style(live_style(false));
+        bar.enable_steady_tick(Duration::from_millis(100));
+        Self::Live(bar)
+    }
+
+    /// Shows a report that has just come.
+    pub fn show(&mut self, report: &Report) {
+        match self {
+            Self::Live(bar) => {
+                let progress = &report.progress;
+                bar.set_elapsed(elapsed(report));
+                bar.set_prefix(format!("{} → {}  {:<8}", report.container, report.destination, report.phase));
+                bar.set_message(amounts(report));
+                if bar.length() != Some(progress.memory_bytes) {
+                    bar.set_length(progress.memory_bytes);
+                    bar.set_style(live_style(progress.memory_bytes > 0));
+                }
+                bar.set_position(progress.moved_bytes);
+            }
+            Self::Lines { shown } if *shown != Some(report.phase) => {
+                *shown = Some(report.phase);
+                Screen::print(&line(report, elapsed(report)));
+            }
+            Self::Lines { .. } | Self::Silent => {}
+        }
+    }
+
+    /// Says that a second has passed since the last call.
+    pub fn tick(&mut self, report: &Report) {
+        if let Self::Lines { .. } = self {
+            Screen::print(&line(report, elapsed(report)));
+        }
+    }
+
+    /// Says something that stays.
+    pub fn note(&self, text: &str) {
+        match self {
+            Self::Live(bar) => bar.suspend(|| Screen::tell(&format!("{text}\n"))),
+            _ => Screen::tell(&format!("{text}\n")),
+        }
+    }
+
+    /// Clears the line that changes.
+    pub fn finish(&self) {
+        if let Self::Live(bar) = self {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+fn live_style(bar: bool) -> ProgressStyle {
+    let template = match bar {
+        true => "{spinner} {prefix}  {since:>7}  {bar:16}  {wide_msg}",
+        false => "{spinner} {prefix}  {since:>7}  {wide_msg}",
+    };
+    ProgressStyle::with_template(template)
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+        .progress_chars("██░")
+        .with_key("since", |state: &ProgressState, line: &mut dyn std::fmt::Write| {
+            // Nothing can be done about a line that cannot be written to.
+            let _ = write!(line, "{:.1} s", state.elapsed().as_secs_f64());
+        })
+}
+
+/// Since the move began, on the clock of this node, which is also the report's.
+fn elapsed(report: &Report) -> Duration {
+    let began = SystemTime::UNIX_EPOCH + Duration::from_millis(report.started_unix_ms);
+    SystemTime::now().duration_since(began).unwrap_or_default()
+}
+
+fn line(report: &Report, elapsed: Duration) -> String {
+    let amounts = amounts(report);
+    let text = format!("{:>6.1} s  {:<8}  {amounts}", elapsed.as_secs_f64(), report.phase);
+    format!("{}\n", text.trim_end())
+}
+
+fn amounts(report: &Report) -> String {
+    let progress = &report.progress;
+    if progress.memory_bytes == 0 {
+        return String::new();
+    }
+    format!(
+        "{} of {}, {}, {} on the wire",
+        bytes(progress.moved_bytes),
+        bytes(progress.memory_bytes),
+        rate(progress.rate),
+        bytes(progress.wire_bytes)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::show::report::tests::moved;
+
+    #[test]
+    fn a_line_says_when_what_and_how_much() {
+        let mut report = moved();
+        report.phase = Phase::Transfer;
+        report.progress.moved_bytes /= 2;
+        assert_eq!(
+            line(&report, Duration::from_millis(1234)),
+            "   1.2 s  transfer  82.4 MiB of 164.8 MiB, 112.3 MiB/s, 165.0 MiB on the wire\n"
+        );
+        report.progress = tranship_types::Progress::default();
+        report.phase = Phase::Prepare;
+        assert_eq!(line(&report, Duration::ZERO), "   0.0 s  prepare\n");
+    }
+}

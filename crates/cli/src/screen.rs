@@ -1,0 +1,74 @@
+//! What is known of the streams that we write to.
+
+use std::io::{IsTerminal, Write};
+
+use jiff::tz::TimeZone;
+
+/// Where output goes, found out once.
+#[derive(Debug, Clone)]
+pub struct Screen {
+    /// Colours of stdout.
+    pub out: Paint,
+    /// Colours of stderr.
+    pub err: Paint,
+    /// Whether people watch stdout.
+    pub out_is_terminal: bool,
+    /// Whether people watch stderr.
+    pub err_is_terminal: bool,
+    /// In which zone times are shown.
+    pub zone: TimeZone,
+}
+
+impl Screen {
+    /// The process's own.
+    pub fn here() -> Self {
+        let (out, err) = (std::io::stdout().is_terminal(), std::io::stderr().is_terminal());
+        let wanted = std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
+            && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
+        Self {
+            out: Paint(out && wanted),
+            err: Paint(err && wanted),
+            out_is_terminal: out,
+            err_is_terminal: err,
+            zone: TimeZone::system(),
+        }
+    }
+
+    /// Prints on stdout. That nobody reads any more is no error: what was asked for has been done all the same.
+    pub fn print(text: &str) {
+        let mut out = std::io::stdout().lock();
+        let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    }
+
+    /// Prints on stderr: `error: SENTENCE`.
+    pub fn error(&self, sentence: &str) {
+        Self::tell(&format!("{} {sentence}\n", self.err.bad("error:")));
+    }
+
+    /// Prints on stderr.
+    pub fn tell(text: &str) {
+        let _ = std::io::stderr().lock().write_all(text.as_bytes());
+    }
+}
+
+/// Colours, or none.
+#[derive(Debug, Clone, Copy)]
+pub struct Paint(pub bool);
+
+impl Paint {
+    fn wrap(self, code: &str, text: &str) -> String {
+        if self.0 { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+
+    pub fn good(self, text: &str) -> String {
+        self.wrap("32;1", text)
+    }
+
+    pub fn bad(self, text: &str) -> String {
+        self.wrap("31;1", text)
+    }
+
+    pub fn strong(self, text: &str) -> String {
+        self.wrap("1", text)
+    }
+}

@@ -1,0 +1,180 @@
+use jiff::tz::TimeZone;
+use tranship_api::{ContainerInfo, ContainerState};
+use tranship_types::{Outcome, Report};
+
+use super::table::{Column, table};
+use crate::units::{bytes, duration, rate, since, when};
+
+const NOTHING: &str = "-";
+
+fn or_nothing<T>(value: Option<T>, show: impl FnOnce(T) -> String) -> String {
+    value.map_or_else(|| NOTHING.to_owned(), show)
+}
+
+/// `tranship ls`.
+pub fn containers(list: &[ContainerInfo], now_unix_ms: u64) -> String {
+    if list.is_empty() {
+        return "no containers on this node\n".to_owned();
+    }
+    let columns = [
+        Column::Text("NAME"),
+        Column::Text("ENGINE"),
+        Column::Text("STATE"),
+        Column::Number("PID"),
+        Column::Number("MEMORY"),
+        Column::Number("SINCE"),
+    ];
+    let state = |c: &ContainerInfo| match (&c.migration, c.state) {
+        (Some(id), _) => format!("moving ({id})"),
+        (_, ContainerState::Created) => "created".into(),
+        (_, ContainerState::Running) => "running".into(),
+        (_, ContainerState::Paused) => "paused".into(),
+        (_, ContainerState::Stopped) => "stopped".into(),
+        (_, ContainerState::Unknown) => "unknown".into(),
+    };
+    let row = |c: &ContainerInfo| {
+        vec![
+            c.name.clone(),
+            c.engine.clone(),
+            state(c),
+            or_nothing(c.pid, |p| p.to_string()),
+            or_nothing(c.memory_bytes, bytes),
+            or_nothing(c.created_unix_ms, |t| since(t, now_unix_ms)),
+        ]
+    };
+    table("", &columns, list.iter().map(row))
+}
+
+/// `tranship status` without an id.
+pub fn under_way(list: &[Report], now_unix_ms: u64) -> String {
+    let mut running = list.iter().filter(|r| r.outcome == Outcome::Running).peekable();
+    if running.peek().is_none() {
+        return "no move is under way\n".to_owned();
+    }
+    let columns = [
+        Column::Text("ID"),
+        Column::Text("CONTAINER"),
+        Column::Text("FROM → TO"),
+        Column::Text("PHASE"),
+        Column::Number("MOVED"),
+        Column::Number("OF"),
+        Column::Number("RATE"),
+        Column::Number("SINCE"),
+    ];
+    let row = |r: &Report| {
+        vec![
+            r.id.to_string(),
+            r.container.clone(),
+            format!("{} → {}", r.source, r.destination),
+            r.phase.to_string(),
+            bytes(r.progress.moved_bytes),
+            bytes(r.progress.memory_bytes),
+            rate(r.progress.rate),
+            since(r.started_unix_ms, now_unix_ms),
+        ]
+    };
+    table("", &columns, running.map(row))
+}
+
+/// `tranship history`.
+pub fn history(list: &[Report], zone: &TimeZone) -> String {
+    let mut ended = list.iter().filter(|r| r.outcome != Outcome::Running).peekable();
+    if ended.peek().is_none() {
+        return "no move has ended on this node yet\n".to_owned();
+    }
+    let columns = [
+        Column::Text("ID"),
+        Column::Text("CONTAINER"),
+        Column::Text("FROM → TO"),
+        Column::Text("WHEN"),
+        Column::Number("BLACKOUT"),
+        Column::Number("TOTAL"),
+        Column::Text("OUTCOME"),
+    ];
+    let outcome = |r: &Report| match r.outcome {
+        Outcome::Running => "running",
+        Outcome::Moved => "moved",
+        Outcome::Failed if !r.blockers.is_empty() => "blocked",
+        Outcome::Failed => "failed",
+    };
+    let row = |r: &Report| {
+        vec![
+            r.id.to_string(),
+            r.container.clone(),
+            format!("{} → {}", r.source, r.destination),
+            when(r.started_unix_ms, zone),
+            or_nothing(r.blackout_ms, duration),
+            or_nothing(r.total_ms, duration),
+            outcome(r).to_owned(),
+        ]
+    };
+    table("", &columns, ended.map(row))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::show::report::tests::{failed, moved};
+
+    #[test]
+    fn containers_in_columns() {
+        let mut redis = ContainerInfo {
+            name: "redis".into(),
+            engine: "runc".into(),
+            state: ContainerState::Running,
+            pid: Some(812),
+            memory_bytes: Some(172_851_200),
+            created_unix_ms: Some(1_000_000),
+            migration: None,
+        };
+        let nginx = ContainerInfo {
+            name: "nginx-front".into(),
+            state: ContainerState::Stopped,
+            pid: None,
+            memory_bytes: None,
+            created_unix_ms: None,
+            ..redis.clone()
+        };
+        assert_eq!(
+            containers(&[redis.clone(), nginx], 4_600_000),
+            "\
+NAME         ENGINE  STATE    PID     MEMORY   SINCE
+redis        runc    running  812  164.8 MiB  60 min
+nginx-front  runc    stopped    -          -       -
+"
+        );
+        redis.migration = Some("m-1".parse().unwrap());
+        assert!(containers(&[redis], 0).contains("moving (m-1)"));
+        assert_eq!(containers(&[], 0), "no containers on this node\n");
+    }
+
+    #[test]
+    fn history_in_columns() {
+        let mut running = moved();
+        running.outcome = Outcome::Running;
+        assert_eq!(
+            history(&[running.clone(), moved(), failed()], &TimeZone::UTC),
+            "\
+ID          CONTAINER  FROM → TO  WHEN                 BLACKOUT     TOTAL  OUTCOME
+m-4k7tq0zd  redis      a → b      2023-11-14 22:13:20  213.4 ms    1.84 s  moved
+m-00000001  redis      a → b      2023-11-14 22:13:20         -  310.0 ms  failed
+"
+        );
+        assert_eq!(history(&[running], &TimeZone::UTC), "no move has ended on this node yet\n");
+    }
+
+    #[test]
+    fn moves_under_way_in_columns() {
+        let mut running = moved();
+        running.outcome = Outcome::Running;
+        running.phase = tranship_types::Phase::Transfer;
+        assert_eq!(
+            under_way(&[running, moved()], 1_700_000_003_000),
+            "\
+ID          CONTAINER  FROM → TO  PHASE         MOVED         OF         RATE  SINCE
+m-4k7tq0zd  redis      a → b      transfer  164.8 MiB  164.8 MiB  112.3 MiB/s    3 s
+"
+        );
+        assert_eq!(under_way(&[moved()], 0), "no move is under way\n");
+    }
+}

@@ -1,0 +1,24 @@
+//! What users read, as text: pure functions from the API's answers, so that tests can hold the text itself.
+
+mod lists;
+mod node;
+mod plan;
+pub mod report;
+mod table;
+
+pub use lists::{containers, history, under_way};
+pub use node::{node, usable};
+pub use plan::plan;
+pub use report::{details, failure, headline, report};
+
+use tranship_types::Blocker;
+
+/// One line for each blocker, indented: `  pid 812 fd 1: CAUSE; REMEDY`.
+pub fn blockers(blockers: &[Blocker]) -> String {
+    let line = |b: &Blocker| match (b.pid, b.fd) {
+        (Some(pid), Some(fd)) => format!("  pid {pid} fd {fd}: {b}\n"),
+        (Some(pid), None) => format!("  pid {pid}: {b}\n"),
+        _ => format!("  {b}\n"),
+    };
+    blockers.iter().map(line).collect()
+}

@@ -1,0 +1,282 @@
+use std::fmt::Write;
+
+use jiff::tz::TimeZone;
+use tranship_types::{Outcome, Part, Report, Side};
+
+use super::table::{Column, table};
+use crate::screen::Paint;
+use crate::units::{bytes, duration, when};
+
+/// Cells of a bar that spans the whole blackout.
+const BAR: usize = 32;
+
+/// One line: how the move ended, or where it stands.
+pub fn headline(r: &Report, paint: Paint) -> String {
+    let Report { container, source, destination, .. } = r;
+    match r.outcome {
+        Outcome::Running => {
+            format!("{container} moves from {source} to {destination}: {}\n", paint.strong(&r.phase.to_string()))
+        }
+        Outcome::Moved => {
+            let mut line = format!("{container} {} from {source} to {destination}", paint.good("moved"));
+            if let Some(total) = r.total_ms {
+                let _ = write!(line, " in {}", duration(total));
+            }
+            if let Some(blackout) = blackout(r) {
+                let _ = write!(line, "; blackout {}", paint.strong(&blackout));
+            }
+            line + "\n"
+        }
+        Outcome::Failed => {
+            format!("{container} {} to {destination}; it runs on {source}, unharmed\n", paint.bad("was not moved"))
+        }
+    }
+}
+
+/// The one sentence about a move that failed.
+pub fn failure(r: &Report) -> String {
+    let why = match (&r.error, r.blockers.as_slice()) {
+        (Some(error), _) => error.clone(),
+        (None, [one]) => one.to_string(),
+        (None, many) => format!("{} things stand in the way", many.len()),
+    };
+    format!("{} was not moved to {} and runs on {}, unharmed: {why}", r.container, r.destination, r.source)
+}
+
+fn blackout(r: &Report) -> Option<String> {
+    let blackout = duration(r.blackout_ms?);
+    Some(match r.blackout_error_ms {
+        Some(error) => format!("{blackout} (± {})", duration(error)),
+        None => blackout,
+    })
+}
+
+/// What was measured: the parts with their place in the blackout, then the amounts.
+pub fn details(r: &Report, zone: &TimeZone) -> String {
+    let mut text = String::new();
+    if !r.parts.is_empty() {
+        text += &parts(r);
+        text.push('\n');
+    }
+    let mut line = |name: &str, value: String| {
+        let _ = writeln!(text, "  {name:<14}{value}");
+    };
+    if let Some(blackout) = blackout(r) {
+        line("blackout", blackout);
+    }
+    if let Some(total) = r.total_ms {
+        line("total", duration(total));
+    }
+    let progress = &r.progress;
+    if progress.memory_bytes > 0 {
+        let moved = match progress.moved_bytes == progress.memory_bytes {
+            true => String::new(),
+            false => format!(", {} of it moved", bytes(progress.moved_bytes)),
+        };
+        line("memory", format!("{}{moved}", bytes(progress.memory_bytes)));
+    }
+    if r.skeleton_bytes > 0 {
+        line("skeleton", bytes(r.skeleton_bytes));
+    }
+    if progress.wire_bytes > 0 {
+        line("on the wire", bytes(progress.wire_bytes));
+    }
+    if r.source_extra_bytes > 0 || r.destination_extra_bytes > 0 {
+        let (source, destination) = (bytes(r.source_extra_bytes), bytes(r.destination_extra_bytes));
+        line("extra memory", format!("{source} on {}, {destination} on {}", r.source, r.destination));
+    }
+    for way in &r.ways {
+        line("way", way.clone());
+    }
+    for leftover in &r.leftovers {
+        line("left over", leftover.clone());
+    }
+    line("move", format!("{} ({}), begun {}", r.id, r.mode, when(r.started_unix_ms, zone)));
+    text
+}
+
+/// Everything about one move: `tranship status ID`.
+pub fn report(r: &Report, paint: Paint, zone: &TimeZone) -> String {
+    let mut text = headline(r, paint);
+    if let Some(error) = &r.error {
+        let _ = writeln!(text, "{error}");
+    }
+    text += &super::blockers(&r.blockers);
+    text + "\n" + &details(r, zone)
+}
+
+fn parts(r: &Report) -> String {
+    let columns = [
+        Column::Text("PART"),
+        Column::Text("NODE"),
+        Column::Number("START"),
+        Column::Number("TOOK"),
+        Column::Text("BLACKOUT"),
+    ];
+    let row = |p: &Part| {
+        let node = match p.side {
+            Side::Source => &r.source,
+            Side::Destination => &r.destination,
+        };
+        // A start is an offset into the blackout: the same unit on all lines lets the eye compare.
+        let start = format!("{:.1} ms", p.start_ms);
+        let took = format!("{:.1} ms", p.ms);
+        vec![p.name.clone(), node.to_string(), start, took, r.blackout_ms.map(|b| bar(p, b)).unwrap_or_default()]
+    };
+    table("  ", &columns, r.parts.iter().map(row))
+}
+
+/// The part's place within `[0, blackout]`; a part that has no share in it has no bar.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "0 to BAR")]
+fn bar(part: &Part, blackout_ms: f64) -> String {
+    let (start, end) = (part.start_ms.max(0.0), (part.start_ms + part.ms).min(blackout_ms));
+    let inside = blackout_ms > 0.0 && end >= start && start < blackout_ms && part.start_ms + part.ms > 0.0;
+    if !inside {
+        return String::new();
+    }
+    let cell = |ms: f64| ms / blackout_ms * BAR as f64;
+    let first = (cell(start).round() as usize).min(BAR - 1);
+    match (cell(end).round() as usize).saturating_sub(first) {
+        0 => " ".repeat(first) + "▏",
+        cells => " ".repeat(first) + &"█".repeat(cells),
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use tranship_types::{Blocker, BlockerKind, Mode, Phase, Progress};
+
+    use super::*;
+
+    fn part(name: &str, side: Side, start_ms: f64, ms: f64) -> Part {
+        Part { name: name.into(), side, start_ms, ms }
+    }
+
+    fn begun(id: &str) -> Report {
+        let (a, b) = ("a".parse().unwrap(), "b".parse().unwrap());
+        Report::new(id.parse().unwrap(), "redis".into(), a, b, Mode::Cold, 1_700_000_000_000)
+    }
+
+    pub fn moved() -> Report {
+        Report {
+            phase: Phase::Done,
+            outcome: Outcome::Moved,
+            total_ms: Some(1840.0),
+            blackout_ms: Some(213.4),
+            blackout_error_ms: Some(0.2),
+            parts: vec![
+                part("prepare", Side::Destination, -120.0, 95.5),
+                part("freeze", Side::Source, 0.0, 1.9),
+                part("skeleton: dump", Side::Source, 1.9, 44.1),
+                part("memory", Side::Source, 2.0, 148.0),
+                part("restore", Side::Destination, 46.0, 160.0),
+                part("resume", Side::Destination, 208.0, 5.4),
+                part("release", Side::Source, 213.5, 80.0),
+            ],
+            progress: Progress {
+                memory_bytes: 172_851_200,
+                moved_bytes: 172_851_200,
+                wire_bytes: 173_000_000,
+                rate: 117_755_084.8,
+            },
+            skeleton_bytes: 1_150_000,
+            source_extra_bytes: 12_000_000,
+            destination_extra_bytes: 180_000_000,
+            ways: vec!["memory: page store".into()],
+            ..begun("m-4k7tq0zd")
+        }
+    }
+
+    pub fn failed() -> Report {
+        Report {
+            phase: Phase::Undone,
+            outcome: Outcome::Failed,
+            total_ms: Some(310.0),
+            error: Some(
+                "node b went away while the skeleton travelled (connection reset); start its agent and move again"
+                    .into(),
+            ),
+            ..begun("m-00000001")
+        }
+    }
+
+    #[test]
+    fn a_move_that_succeeded() {
+        assert_eq!(
+            report(&moved(), Paint(false), &TimeZone::UTC),
+            "\
+redis moved from a to b in 1.84 s; blackout 213.4 ms (± 0.2 ms)
+
+  PART            NODE      START      TOOK  BLACKOUT
+  prepare         b     -120.0 ms   95.5 ms
+  freeze          a        0.0 ms    1.9 ms  ▏
+  skeleton: dump  a        1.9 ms   44.1 ms  ███████
+  memory          a        2.0 ms  148.0 ms  ██████████████████████
+  restore         b       46.0 ms  160.0 ms         ████████████████████████
+  resume          b      208.0 ms    5.4 ms                                 █
+  release         a      213.5 ms   80.0 ms
+
+  blackout      213.4 ms (± 0.2 ms)
+  total         1.84 s
+  memory        164.8 MiB
+  skeleton      1.1 MiB
+  on the wire   165.0 MiB
+  extra memory  11.4 MiB on a, 171.7 MiB on b
+  way           memory: page store
+  move          m-4k7tq0zd (cold), begun 2023-11-14 22:13:20
+"
+        );
+    }
+
+    #[test]
+    fn a_move_that_failed_says_where_the_container_runs_and_why() {
+        assert_eq!(
+            report(&failed(), Paint(false), &TimeZone::UTC),
+            "\
+redis was not moved to b; it runs on a, unharmed
+node b went away while the skeleton travelled (connection reset); start its agent and move again
+
+  total         310.0 ms
+  move          m-00000001 (cold), begun 2023-11-14 22:13:20
+"
+        );
+        assert_eq!(
+            failure(&failed()),
+            "redis was not moved to b and runs on a, unharmed: node b went away while the skeleton travelled (connection \
+             reset); start its agent and move again"
+        );
+    }
+
+    #[test]
+    fn blockers_stand_on_a_line_each_with_pid_and_descriptor() {
+        let blocker =
+            Blocker::new(BlockerKind::Descriptor, "stdout is the host file /var/log/x", "start it with a pipe");
+        let list = [blocker.clone().at(812, Some(1)), blocker.clone().at(812, None), blocker];
+        assert_eq!(
+            crate::show::blockers(&list),
+            "  \
+  pid 812 fd 1: stdout is the host file /var/log/x; start it with a pipe
+  pid 812: stdout is the host file /var/log/x; start it with a pipe
+  stdout is the host file /var/log/x; start it with a pipe
+"
+        );
+    }
+
+    #[test]
+    fn bars_stay_within_the_blackout_whatever_the_numbers() {
+        for start in [-1e9, -1.0, 0.0, 99.9, 100.0, 1e9, f64::NAN] {
+            for ms in [0.0, 1.0, 100.0, 1e12, f64::NAN] {
+                for blackout in [0.0, 100.0, f64::NAN] {
+                    let bar = bar(&part("x", Side::Source, start, ms), blackout);
+                    assert!(bar.chars().count() <= BAR, "{start} {ms} {blackout}: {bar}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn colours_only_where_they_are_wanted() {
+        assert!(headline(&moved(), Paint(true)).contains("\x1b[32;1mmoved\x1b[0m"));
+        assert!(!headline(&moved(), Paint(false)).contains('\x1b'));
+    }
+}

@@ -1,0 +1,186 @@
+//! An agent that does what a test tells it to, behind the real server on a real socket.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tranship_api::{
+    AgentService, Begun, ContainerInfo, ContainerState, MoveRequest, NodeInfo, Plan, Problem, ServiceError, ToolInfo,
+    bind, router, serve,
+};
+use tranship_types::{Blocker, BlockerKind, MigrationId, Mode, Outcome, Phase, Report};
+
+pub const ID: &str = "m-4k7tq0zd";
+const DEADLINE: Duration = Duration::from_secs(20);
+
+#[derive(Default)]
+pub struct Service {
+    migrations: Mutex<HashMap<MigrationId, watch::Sender<Report>>>,
+}
+
+impl AgentService for Service {
+    fn node(&self) -> Result<NodeInfo, ServiceError> {
+        let problem = Problem { cause: "`criu check` fails".into(), remedy: "install criu 4.1.1 or later".into() };
+        Ok(NodeInfo {
+            name: "a".parse().unwrap(),
+            version: "0.1.0".into(),
+            listen: "10.77.0.1:7077".into(),
+            criu: ToolInfo { name: "criu".into(), path: None, version: None, problem: Some(problem) },
+            engines: vec![],
+            peers: vec![],
+        })
+    }
+
+    fn containers(&self) -> Result<Vec<ContainerInfo>, ServiceError> {
+        Ok(vec![ContainerInfo {
+            name: "redis".into(),
+            engine: "runc".into(),
+            state: ContainerState::Running,
+            pid: Some(812),
+            memory_bytes: Some(4096),
+            created_unix_ms: None,
+            migration: None,
+        }])
+    }
+
+    fn begin_move(&self, request: MoveRequest) -> Result<Begun, ServiceError> {
+        let blocker =
+            Blocker::new(BlockerKind::Descriptor, "stdout is the host file /var/log/x", "use a pipe").at(812, Some(1));
+        match request.container.as_str() {
+            "blocked" => Err(ServiceError::blocked("blocked", vec![blocker])),
+            "nobody" => {
+                let cause = "node a has no container \"nobody\"";
+                let blocker = Blocker::new(BlockerKind::NoSuchContainer, cause, "see `tranship ls`");
+                Err(ServiceError::blocked("nobody", vec![blocker]))
+            }
+            container if request.dry_run => Ok(Begun::Planned(Plan {
+                container: container.into(),
+                from: "a".parse().unwrap(),
+                to: request.to,
+                mode: request.mode,
+                memory_bytes: 4096,
+                tasks: 4,
+                tmpfs_bytes: 0,
+                estimated_blackout_ms: None,
+                estimated_total_ms: None,
+                blockers: if container == "plan-blocked" { vec![blocker] } else { vec![] },
+                notes: vec![],
+            })),
+            _ => {
+                let report = begun();
+                self.migrations.lock().unwrap().insert(report.id.clone(), watch::Sender::new(report.clone()));
+                Ok(Begun::Started(Box::new(report)))
+            }
+        }
+    }
+
+    fn reports(&self) -> Result<Vec<Report>, ServiceError> {
+        Ok(self.migrations.lock().unwrap().values().map(|m| m.borrow().clone()).collect())
+    }
+
+    fn report(&self, id: &MigrationId) -> Result<Report, ServiceError> {
+        self.watch(id).map(|w| w.borrow().clone())
+    }
+
+    fn watch(&self, id: &MigrationId) -> Result<watch::Receiver<Report>, ServiceError> {
+        let migrations = self.migrations.lock().unwrap();
+        migrations.get(id).map(watch::Sender::subscribe).ok_or_else(|| ServiceError::no_such_migration(id))
+    }
+}
+
+fn begun() -> Report {
+    let now = u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis()).unwrap();
+    Report::new(ID.parse().unwrap(), "redis".into(), "a".parse().unwrap(), "b".parse().unwrap(), Mode::Cold, now)
+}
+
+impl Service {
+    /// Puts a migration there that has just begun.
+    pub fn begin(&self) {
+        self.migrations.lock().unwrap().insert(ID.parse().unwrap(), watch::Sender::new(begun()));
+    }
+
+    /// Waits until somebody has begun and follows the migration, then changes its report.
+    pub fn change(&self, change: impl FnOnce(&mut Report)) {
+        let id: MigrationId = ID.parse().unwrap();
+        until("somebody follows", || self.migrations.lock().unwrap().get(&id).is_some_and(|m| m.receiver_count() > 0));
+        self.migrations.lock().unwrap()[&id].send_modify(change);
+    }
+
+    /// The report becomes that of a move that went well.
+    pub fn succeed(&self) {
+        self.change(|r| {
+            (r.phase, r.outcome) = (Phase::Done, Outcome::Moved);
+            (r.total_ms, r.blackout_ms, r.blackout_error_ms) = (Some(1840.0), Some(213.4), Some(0.2));
+        });
+    }
+}
+
+/// Waits for `condition`, with a deadline.
+pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < DEADLINE, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+pub struct Agent {
+    pub service: Arc<Service>,
+    runtime: Option<Runtime>,
+    dir: tempfile::TempDir,
+}
+
+impl Agent {
+    pub fn start() -> Self {
+        let mut agent =
+            Self { service: Arc::new(Service::default()), runtime: None, dir: tempfile::tempdir().unwrap() };
+        agent.serve();
+        agent
+    }
+
+    /// Serves (again): what went on while nobody served is kept, as an agent keeps it in its journal.
+    pub fn serve(&mut self) {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let listener = runtime.block_on(async { bind(&self.socket()).unwrap() });
+        runtime.spawn(serve(listener, router(self.service.clone()), std::future::pending()));
+        self.runtime = Some(runtime);
+    }
+
+    /// Dies: every connection breaks.
+    pub fn die(&mut self) {
+        self.runtime.take().unwrap().shutdown_background();
+        until("the connections are gone", || {
+            self.service.migrations.lock().unwrap().values().all(|m| m.receiver_count() == 0)
+        });
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.dir.path().join("agent.sock")
+    }
+
+    pub fn command(&self, arguments: &str) -> Command {
+        tranship(&self.socket(), arguments)
+    }
+
+    pub fn run(&self, arguments: &str) -> Output {
+        self.command(arguments).output().unwrap()
+    }
+}
+
+pub fn tranship(socket: &Path, arguments: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tranship"));
+    command.env("TRANSHIP_SOCKET", socket).env("TZ", "UTC").args(arguments.split_whitespace());
+    command
+}
+
+pub fn out(output: &Output) -> &str {
+    std::str::from_utf8(&output.stdout).unwrap()
+}
+
+pub fn err(output: &Output) -> &str {
+    std::str::from_utf8(&output.stderr).unwrap()
+}
