@@ -223,7 +223,16 @@ impl Lab {
         command.envs([("CNI_COMMAND", verb), ("CNI_CONTAINERID", name), ("CNI_IFNAME", "eth0"), ("CNI_PATH", PLUGINS)]);
         command.env("CNI_NETNS", network_namespace(name));
         let what = format!("CNI {verb} of {attachment} for container {name} in node {}", node.name);
-        program::run(what, &mut command, &cni_config(attachment, ip).to_string()).map(drop)
+        match program::run(what, &mut command, &cni_config(attachment, ip).to_string()) {
+            // A device cannot be a bridge's port and carry macvlans at once.
+            Err(LabError::Program { output, .. }) if attachment == "macvlan" && output.contains("busy") => {
+                Err(LabError::Refused(format!(
+                    "eth0 of node {} is a port of the bridge br0 and cannot carry macvlans any more; give --bridge too",
+                    node.name
+                )))
+            }
+            other => other.map(drop),
+        }
     }
 }
 

@@ -53,7 +53,7 @@ pub(crate) fn connect(switch: &Node, nodes: &[Node], link: Option<Rate>) -> Resu
     for node in nodes {
         let (name, pid) = (&node.name, node.init.pid);
         let _ = writeln!(ports, "link add name {name} type veth peer name eth0 netns {pid}");
-        let _ = writeln!(ports, "link set {name} master br0 up");
+        let _ = writeln!(ports, "link set dev {name} master br0 up");
     }
     batch("ip", switch, &ports)?;
     for node in nodes {
@@ -74,14 +74,14 @@ pub(crate) fn connect(switch: &Node, nodes: &[Node], link: Option<Rate>) -> Resu
 
 /// Takes a node's port down or up, at the switch's end.
 pub(crate) fn set_port(switch: &Node, name: &str, up: bool) -> Result<()> {
-    batch("ip", switch, &format!("link set {name} {}\n", if up { "up" } else { "down" }))
+    batch("ip", switch, &format!("link set dev {name} {}\n", if up { "up" } else { "down" }))
 }
 
 /// Puts the node's own address on a bridge `br0` that eth0 is a port of, if that has not been done: what `--bridge`
 /// containers hang on.
 pub(crate) fn ensure_bridge(node: &Node) -> Result<()> {
-    let listing = in_network_of(node, "ip", &["-json", "-details", "link", "show"]);
-    let output = program::run(format!("listing the interfaces of node {}", node.name), listing?.arg(""), "")?;
+    let mut listing = in_network_of(node, "ip", &["-json", "-details", "link", "show"])?;
+    let output = program::run(format!("listing the interfaces of node {}", node.name), &mut listing, "")?;
     let links: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
     let find = |name: &str| links.as_array()?.iter().find(|l| l["ifname"] == name);
     if find("br0").is_some() {

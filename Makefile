@@ -1,0 +1,32 @@
+# The only commands one has to know. All need root on a Debian machine, but build and lint.
+.PHONY: demo test bench lint setup build clean
+
+# Moves a busy Redis between two nodes on this machine under a connected client, and shows what the client noticed.
+demo: setup build
+	target/release/tranship-lab demo
+
+# Unit tests and end-to-end tests with real containers.
+test: setup build
+	cargo test --release --workspace
+
+# make bench SUITE=cold [OUT=DIR] [ONLY=WORKLOAD-PREFIX] [RUNS=N]: writes OUT/results.json and a table.
+SUITE ?= cold
+OUT ?= bench/out
+bench: setup build
+	cargo run --release -p tranship-bench -- $(SUITE) --out $(OUT) $(if $(ONLY),--only $(ONLY)) $(if $(RUNS),--runs $(RUNS))
+
+lint:
+	cargo fmt --all --check
+	cargo clippy --release --workspace --all-targets -- -D warnings
+
+# Installs what the demo and the tests need: Debian packages, and a working CRIU in a prefix of its own.
+setup:
+	scripts/setup
+
+build:
+	cargo build --release --workspace
+
+# Takes a lab down that is still up, and removes what was built.
+clean:
+	if [ -x target/release/tranship-lab ]; then target/release/tranship-lab down; fi
+	cargo clean
