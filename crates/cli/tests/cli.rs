@@ -283,7 +283,7 @@ fn init_makes_certificates_once_and_adds_nodes_later() {
 /// `script` lends the program a terminal.
 fn on_a_terminal(agent: &Agent, no_color: &str) -> String {
     let line = format!("{} move redis --to b", env!("CARGO_BIN_EXE_tranship"));
-    let child = std::process::Command::new("script")
+    let mut child = std::process::Command::new("script")
         .args(["-qec", &line, "/dev/null"])
         .env("TRANSHIP_SOCKET", agent.socket())
         .env("TERM", "xterm")
@@ -297,7 +297,7 @@ fn on_a_terminal(agent: &Agent, no_color: &str) -> String {
         (r.progress.memory_bytes, r.progress.moved_bytes, r.progress.rate) = (2 << 20, 1 << 20, 1e6);
     });
     // The line that changes is drawn ten times a second; the end may come when it has been seen.
-    let mut reader = BufReader::new(child.stdout.unwrap());
+    let mut reader = BufReader::new(child.stdout.take().unwrap());
     let mut text = Vec::new();
     while !String::from_utf8_lossy(&text).contains("of 2.0 MiB") {
         let chunk = reader.fill_buf().unwrap();
@@ -308,6 +308,7 @@ fn on_a_terminal(agent: &Agent, no_color: &str) -> String {
     }
     agent.service.succeed();
     std::io::Read::read_to_end(&mut reader, &mut text).unwrap();
+    assert!(child.wait().unwrap().success());
     String::from_utf8(text).unwrap()
 }
 
