@@ -122,7 +122,7 @@ pub enum TransportError {
         found: String,
     },
     /// No common protocol version.
-    #[error("{peer} speaks another version of the protocol ({why})")]
+    #[error("there is no protocol version in common with {peer}: {why}")]
     Version {
         /// The other side.
         peer: String,

@@ -40,7 +40,7 @@ impl Identity {
     /// A file that is missing or not what it should be, a key of another certificate, a certificate that has expired or is
     /// not of this CA.
     pub fn load(ca: &Path, cert: &Path, key: &Path) -> Result<Self, TransportError> {
-        Self::load_at(ca, cert, key, UnixTime::now())
+        Self::load_at(ca, cert, key, UnixTime::now(), provider())
     }
 
     /// This node's name, from its certificate.
@@ -63,8 +63,14 @@ impl Identity {
         })
     }
 
-    pub(crate) fn load_at(ca: &Path, cert: &Path, key: &Path, now: UnixTime) -> Result<Self, TransportError> {
-        let provider = Arc::new(provider());
+    pub(crate) fn load_at(
+        ca: &Path,
+        cert: &Path,
+        key: &Path,
+        now: UnixTime,
+        provider: CryptoProvider,
+    ) -> Result<Self, TransportError> {
+        let provider = Arc::new(provider);
         let roots = Arc::new(load_roots(ca)?);
         let chain = load_certificates("node's certificate", cert)?;
         let key_der = load_key(key)?;
@@ -130,7 +136,7 @@ impl Identity {
 
 /// ring with the two fast suites: AES-128-GCM first where the CPU has AES instructions, else ChaCha20-Poly1305. The
 /// dialling side's order decides.
-fn provider() -> CryptoProvider {
+pub(crate) fn provider() -> CryptoProvider {
     use ring::cipher_suite::{TLS13_AES_128_GCM_SHA256 as AES, TLS13_CHACHA20_POLY1305_SHA256 as CHACHA};
     #[cfg(target_arch = "x86_64")]
     let aes = std::is_x86_feature_detected!("aes") && std::is_x86_feature_detected!("pclmulqdq");

@@ -147,9 +147,10 @@ impl Incoming {
             let reason = format!("the certificate is for node {peer}, the greeting says {}", hello.node);
             return Err(refuse(&mut channel, RefusalKind::Node, reason));
         }
-        let version = match negotiate(Versions::OURS, hello.versions) {
-            Ok(version) => version,
-            Err(e) => return Err(refuse(&mut channel, RefusalKind::Version, e.to_string())),
+        let Ok(version) = negotiate(Versions::OURS, hello.versions) else {
+            let (ours, us, theirs) = (Versions::OURS, self.identity.node(), hello.versions);
+            let reason = format!("{us} speaks {ours}, {peer} speaks {theirs}; install the same release on both nodes");
+            return Err(refuse(&mut channel, RefusalKind::Version, reason));
         };
         if let Err(reason) = admit(&hello) {
             return Err(refuse(&mut channel, RefusalKind::Unwanted, reason));

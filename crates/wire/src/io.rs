@@ -138,7 +138,9 @@ pub(crate) fn read_json<R: Read, T: DeserializeOwned>(
     if json.len() as u64 != length {
         return Err(ReadError::Io(ErrorKind::UnexpectedEof.into()));
     }
-    Ok(serde_json::from_slice(&json).map_err(|e| WireError::Json { kind: expected, why: e.to_string() })?)
+    // The parser's words can quote the peer's; they will be shown on terminals.
+    let printable = |e: serde_json::Error| e.to_string().chars().filter(|c| !c.is_control()).take(200).collect();
+    Ok(serde_json::from_slice(&json).map_err(|e| WireError::Json { kind: expected, why: printable(e) })?)
 }
 
 pub(crate) fn write_frame<W: Write>(w: &mut W, header: &FrameHeader, payload: &[u8]) -> Result<(), WriteError> {
