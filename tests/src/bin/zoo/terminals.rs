@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 use nix::pty::{OpenptyResult, Winsize, openpty};
-use nix::sys::termios::{LocalFlags, SetArg, SpecialCharacterIndices, Termios, tcgetattr, tcsetattr};
+use nix::sys::termios::{LocalFlags, OutputFlags, SetArg, SpecialCharacterIndices, Termios, tcgetattr, tcsetattr};
 use nix::unistd::{getpgrp, getsid, setsid, tcgetpgrp, ttyname};
 
 use crate::kin::Kin;
@@ -22,6 +22,8 @@ fn open() -> Result<OpenptyResult> {
     let pty = openpty(Some(&size), None)?;
     let mut mode: Termios = tcgetattr(&pty.slave)?;
     mode.local_flags.remove(LocalFlags::ECHO);
+    // CRIU carries output that nobody has read yet by writing it once more, so it must not be processed twice.
+    mode.output_flags.remove(OutputFlags::OPOST);
     mode.control_chars[SpecialCharacterIndices::VINTR as usize] = 7;
     tcsetattr(&pty.slave, SetArg::TCSANOW, &mode)?;
     Ok(pty)
@@ -38,15 +40,28 @@ fn verify(slave: impl AsFd) -> Result<()> {
     Ok(())
 }
 
+fn read_line(from: &mut File) -> Result<String> {
+    let mut line = String::new();
+    while !line.ends_with('\n') {
+        let mut buffer = [0; 64];
+        let length = from.read(&mut buffer)?;
+        ensure!(length > 0, "the terminal ended after {line:?}");
+        line += &String::from_utf8_lossy(&buffer[..length]);
+    }
+    Ok(line)
+}
+
+/// Types a line that is read at once, and leaves an answer that is read the next time.
 fn talk(master: &mut File, slave: &mut File, n: u64) -> Result<()> {
     let typed = format!("line {n}\n");
     master.write_all(typed.as_bytes())?;
-    let mut buffer = [0; 64];
-    let length = slave.read(&mut buffer)?;
-    ensure!(buffer[..length] == *typed.as_bytes(), "typed {typed:?} came as {:?}", &buffer[..length]);
-    slave.write_all(b"answer\n")?;
-    let length = master.read(&mut buffer)?;
-    ensure!(&buffer[..length] == b"answer\r\n", "the answer came as {:?}", &buffer[..length]);
+    let read = read_line(slave)?;
+    ensure!(read == typed, "{typed:?} was typed and {read:?} read");
+    if n > 1 {
+        let read = read_line(master)?;
+        ensure!(read == format!("answer {}\n", n - 1), "answer {} is {read:?}", n - 1);
+    }
+    slave.write_all(format!("answer {n}\n").as_bytes())?;
     Ok(())
 }
 
