@@ -1,1 +1,17 @@
-//! placeholder
+//! Files of a container on a node: is a root filesystem the same on both, and how to clean up without following a mount.
+//!
+//! A recursive deletion that ran into a mount once deleted a container's whole root filesystem. So nothing here deletes
+//! before it knows that nothing is mounted below, and no step of a deletion can enter another mount even if one appears
+//! meanwhile.
+
+mod digest;
+mod error;
+mod memory;
+mod mounts;
+mod remove;
+
+pub use digest::{Subtree, TreeDigest, digest};
+pub use error::StorageError;
+pub use memory::ensure_tmpfs;
+pub use mounts::unmount_below;
+pub use remove::remove_tree;
