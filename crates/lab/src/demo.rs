@@ -11,7 +11,8 @@ use anyhow::{Context, Result, bail};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tranship_lab::{
-    CounterClient, Lab, REDIS_PORT, Rate, Redis, RunOptions, Snapshot, UpOptions, redis_command, report_of, take_down,
+    CounterClient, Lab, REDIS_PORT, Rate, Redis, RunOptions, Snapshot, UpOptions, redis_command, report_of,
+    take_down_own,
 };
 use tranship_types::{Outcome, Report};
 
@@ -26,8 +27,8 @@ const INTERVAL: Duration = Duration::from_micros(500);
 /// Runs the demo. The exit code is 0 only if every reply, key and connection was right and nothing was left behind.
 pub fn demo(keys: u64, link: Option<Rate>) -> Result<ExitCode> {
     let begin = Instant::now();
-    println!("{}", bold("Tranship demo: a busy Redis changes nodes under a connected client"));
-    println!();
+    say(&bold("Tranship demo: a busy Redis changes nodes under a connected client"));
+    say("");
     let before = Arc::new(Snapshot::take());
     let interrupted = clean_up_on_signals(Arc::clone(&before))?;
 
@@ -36,7 +37,7 @@ pub fn demo(keys: u64, link: Option<Rate>) -> Result<ExitCode> {
     while interrupted.load(Ordering::SeqCst) {
         std::thread::park();
     }
-    let down = take_down().context("taking the lab down");
+    let down = take_down_own().context("taking the lab down");
     let left = before.compare();
     let all_right = match &shown {
         Ok(all_right) => *all_right,
@@ -49,13 +50,13 @@ pub fn demo(keys: u64, link: Option<Rate>) -> Result<ExitCode> {
         failed(&format!("{e:#}"));
     }
     let clean = tell_leftovers(&left) && down.is_ok();
-    println!();
+    say("");
     let seconds = begin.elapsed().as_secs_f64();
     if all_right && clean {
-        println!("{}", bold(&format!("All right, after {seconds:.0} s.")));
+        say(&bold(&format!("All right, after {seconds:.0} s.")));
         return Ok(ExitCode::SUCCESS);
     }
-    println!("{}", bold(&format!("The demo failed, after {seconds:.0} s; see above.")));
+    say(&bold(&format!("The demo failed, after {seconds:.0} s; see above.")));
     Ok(ExitCode::FAILURE)
 }
 
@@ -67,9 +68,9 @@ fn clean_up_on_signals(before: Arc<Snapshot>) -> Result<Arc<AtomicBool>> {
     std::thread::spawn(move || {
         let Some(signal) = signals.forever().next() else { return };
         flag.store(true, Ordering::SeqCst);
-        println!();
-        println!("interrupted; taking the lab down …");
-        if let Err(e) = take_down() {
+        say("");
+        say("interrupted; taking the lab down …");
+        if let Err(e) = take_down_own() {
             failed(&format!("{e}"));
         }
         tell_leftovers(&before.compare());
@@ -104,7 +105,7 @@ fn show(keys: u64, link: Option<Rate>) -> Result<bool> {
 
     let mut all_right = true;
     for (from, to) in [("a", "b"), ("b", "a")] {
-        println!();
+        say("");
         client.wait_replies(500, Duration::from_secs(10))?;
         client.mark()?;
         let report = moved(&lab, from, to)?;
@@ -113,17 +114,17 @@ fn show(keys: u64, link: Option<Rate>) -> Result<bool> {
         let (count, now) = redis.verify_without(COUNTER).context("checking the keys after the move")?;
         client.resume()?;
         let found = Findings { client: seen, keys: (count, keys), checksums: (now, checksum.clone()) };
-        println!("{}", of_move(&report, &found));
+        say(&of_move(&report, &found));
         all_right &= found.all_right() && report.leftovers.is_empty();
         for leftover in &report.leftovers {
             failed(leftover);
         }
     }
-    println!();
+    say("");
     let last = client.stop()?;
     let same = last.error.is_none() && last.same_connection;
-    println!("same connection: {}", if same { "yes" } else { "NO" });
-    println!("replies checked: {}, longest gap {}", grouped(last.total.replies), ms(last.total.longest.ms));
+    say(&format!("same connection: {}", if same { "yes" } else { "NO" }));
+    say(&format!("replies checked: {}, longest gap {}", grouped(last.total.replies), ms(last.total.longest.ms)));
     if let Some(error) = last.error {
         failed(&error);
     }
@@ -153,7 +154,7 @@ fn moved(lab: &Lab, from: &str, to: &str) -> Result<Report> {
 
 fn tell_leftovers(left: &[String]) -> bool {
     if left.is_empty() {
-        println!("nothing left behind: namespaces, mounts, cgroups, firewall rules, processes, files");
+        say("nothing left behind: namespaces, mounts, cgroups, firewall rules, processes, files");
     }
     for thing in left {
         failed(thing);
@@ -161,13 +162,18 @@ fn tell_leftovers(left: &[String]) -> bool {
     left.is_empty()
 }
 
+/// Prints a line. Not println: the demo must clean up even if nobody reads any more.
+fn say(line: &str) {
+    let mut stdout = std::io::stdout().lock();
+    let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
+}
+
 fn done(what: &str, begin: Instant) {
-    println!("  {} {what} ({:.1} s)", styled("✔", "32"), begin.elapsed().as_secs_f64());
-    let _ = std::io::stdout().flush();
+    say(&format!("  {} {what} ({:.1} s)", styled("✔", "32"), begin.elapsed().as_secs_f64()));
 }
 
 fn failed(what: &str) {
-    println!("  {} {what}", styled("✘", "31"));
+    say(&format!("  {} {what}", styled("✘", "31")));
 }
 
 fn bold(text: &str) -> String {

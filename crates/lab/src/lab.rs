@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{self, BufRead, BufReader, ErrorKind, Read};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use nix::sched::{CloneFlags, setns};
 
 use crate::amount::Rate;
 use crate::error::{LabError, Result};
-use crate::process::{Process, arguments, inhabitants, namespace, pids, wait_for};
+use crate::process::{NAMESPACES, Process, arguments, inhabitants, namespace, pids, wait_for};
 use crate::state::{BIN, DIRECTORY, Lock, Node, ROOTFS, STAGE, SWITCH, State};
 use crate::{agent, cgroup, program, rootfs, switch};
 
@@ -74,6 +74,7 @@ impl Lab {
     }
 
     fn bring_up(&mut self, options: &UpOptions, holder: &Path) -> Result<()> {
+        self.state.owner = Process::of(std::process::id());
         self.state.link = options.link.map(|rate| rate.bits);
         self.state.agents = options.agents;
         for directory in ["/etc/tranship", "/var/lib/tranship"] {
@@ -266,7 +267,8 @@ impl Drop for Lab {
         if self.owned
             && let Err(e) = take_down()
         {
-            eprintln!("tranship-lab: {e}");
+            // Not eprintln: a drop must not panic because stderr is closed.
+            let _ = writeln!(io::stderr(), "tranship-lab: {e}");
         }
     }
 }
@@ -337,6 +339,18 @@ fn init_processes() -> Vec<Process> {
     found
 }
 
+/// Takes down the lab that this process brought up, if it is still there; for when its [`Lab`] is out of reach, as in
+/// the handler of a signal. Waits for an `up` that is under way.
+///
+/// # Errors
+/// [`LabError::Leftovers`] names what could not be removed.
+pub fn take_down_own() -> Result<()> {
+    let lock = Lock::acquire(LOCK_LIMIT)?;
+    let owner = State::load()?.and_then(|state| state.owner);
+    drop(lock);
+    if owner.is_some() && owner == Process::of(std::process::id()) { take_down().map(drop) } else { Ok(()) }
+}
+
 /// Takes down whatever lab there is on this machine, also one that is only half there. Returns whether there was one.
 ///
 /// # Errors
@@ -347,10 +361,14 @@ pub fn take_down() -> Result<bool> {
     let mut leftovers = Vec::new();
     let existed = lock.is_some() || !inits.is_empty();
 
-    let spaces: BTreeSet<_> =
-        inits.iter().flat_map(|p| ["net", "mnt", "pid"].map(|kind| namespace(p.pid, kind))).flatten().collect();
-    let own: BTreeSet<_> =
-        ["net", "mnt", "pid"].iter().filter_map(|kind| namespace(std::process::id(), kind)).collect();
+    let own: BTreeSet<_> = NAMESPACES.iter().filter_map(|kind| namespace(std::process::id(), kind)).collect();
+    let spaces: BTreeSet<_> = inits
+        .iter()
+        .flat_map(|init| NAMESPACES.iter().filter_map(|kind| namespace(init.pid, kind)))
+        .filter(|space| !own.contains(space))
+        .collect();
+    // Whom to ask afterwards: the kernel gives the number of a namespace that is gone to the next one at once.
+    let inside = inhabitants(&spaces);
     cgroup::thaw();
     // With process 1 of a pid namespace the kernel kills all others in it, and ends it only when they are gone.
     inits.iter().for_each(|init| init.kill());
@@ -362,9 +380,10 @@ pub fn take_down() -> Result<bool> {
         let alive = inits.iter().filter(|p| p.is_alive());
         leftovers.extend(alive.map(|p| format!("process {}, the init process of a node, does not die", p.pid)));
     }
-    let spaces = spaces.difference(&own).cloned().collect();
-    if wait_for(Duration::from_secs(3), || inhabitants(&spaces).is_empty().then_some(())).is_none() {
-        leftovers.extend(inhabitants(&spaces));
+    let staying = || inside.iter().filter(|p| p.is_alive() && !inits.contains(p)).map(|p| p.pid);
+    if wait_for(Duration::from_secs(3), || staying().next().is_none().then_some(())).is_none() {
+        let describe = |pid| format!("process {pid} ({}) is still in a node's namespaces", arguments(pid).join(" "));
+        leftovers.extend(staying().map(describe));
     }
     if wait_for(Duration::from_secs(5), || cgroup::remove().is_empty().then_some(())).is_none() {
         leftovers.extend(cgroup::remove().iter().map(|c| format!("cgroup {} is busy", c.display())));

@@ -49,7 +49,7 @@ pub use amount::{Rate, parse_size};
 pub use counter::{CounterClient, CounterReport, Gap, LISTED_GAP_MS, Window, count};
 pub use error::{LabError, Result};
 pub use hold::hold;
-pub use lab::{Lab, UpOptions, take_down};
+pub use lab::{Lab, UpOptions, take_down, take_down_own};
 pub use program::{find_program, program_directory};
 pub use redis::{REDIS_PORT, Redis, redis_command};
 pub use snapshot::Snapshot;

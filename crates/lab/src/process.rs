@@ -8,6 +8,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
+/// The kinds of namespaces that a node has of its own.
+pub(crate) const NAMESPACES: [&str; 3] = ["net", "mnt", "pid"];
+
 /// A process that cannot be mistaken for a later one with the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Process {
@@ -68,19 +71,11 @@ pub(crate) fn namespace(pid: u32, kind: &str) -> Option<String> {
     Some(fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok()?.to_str()?.to_owned())
 }
 
-/// The processes that are in one of these namespaces, with the namespace and their name.
-pub(crate) fn inhabitants(namespaces: &BTreeSet<String>) -> Vec<String> {
-    let mut found = Vec::new();
-    for pid in pids() {
-        for kind in ["net", "mnt", "pid"] {
-            if let Some(space) = namespace(pid, kind).filter(|n| namespaces.contains(n)) {
-                let name = arguments(pid).join(" ");
-                found.push(format!("process {pid} ({name}) is still in {space}"));
-                break;
-            }
-        }
-    }
-    found
+/// The processes that are in one of these namespaces now.
+pub(crate) fn inhabitants(namespaces: &BTreeSet<String>) -> Vec<Process> {
+    let inside =
+        |pid: &u32| NAMESPACES.iter().filter_map(|kind| namespace(*pid, kind)).any(|n| namespaces.contains(&n));
+    pids().into_iter().filter(inside).filter_map(Process::of).collect()
 }
 
 /// Looks every few milliseconds whether something has come true; `None` when the time is over.

@@ -41,6 +41,8 @@ pub(crate) struct State {
     pub nodes: Vec<Node>,
     /// Directories outside of `DIRECTORY` that `up` had to make as mount points.
     pub made: Vec<PathBuf>,
+    /// The process that brought the lab up.
+    pub owner: Option<Process>,
     /// The link's rate in bits a second, where one was given.
     pub link: Option<u64>,
     /// Whether agents were asked for.

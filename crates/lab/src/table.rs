@@ -27,7 +27,7 @@ impl Findings {
 /// The table of one move.
 pub fn of_move(report: &Report, found: &Findings) -> String {
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_preset(presets::UTF8_BORDERS_ONLY);
     table.set_header([format!("{} → {}", report.source, report.destination), String::new(), String::new()]);
     let mut row = |name: &str, value: String, note: String| {
         let value = Cell::new(value).set_alignment(CellAlignment::Right);
