@@ -1,6 +1,7 @@
 //! The destination's half: it does what the source says, and once READY, nothing else.
 
 use std::fmt;
+use std::str::FromStr;
 
 use tranship_types::{Phase, Side};
 
@@ -98,6 +99,19 @@ pub trait DestinationPort {
     fn inject(&mut self, fault: Fault);
 }
 
+impl FromStr for DestinationStep {
+    type Err = ();
+
+    /// Reads a step's name as the journal has it.
+    fn from_str(name: &str) -> Result<Self, ()> {
+        [&Self::PREPARE[..], &Self::MAKE_READY, &Self::COMMIT, &Self::DRAIN]
+            .concat()
+            .into_iter()
+            .find(|step| step.to_string() == name)
+            .ok_or(())
+    }
+}
+
 /// Where a destination stands by its journal, after a restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
@@ -148,6 +162,7 @@ fn run(
     journal: &mut Journal,
     faults: &FaultPlan,
     steps: &[DestinationStep],
+    begun: &mut Vec<DestinationStep>,
 ) -> Result<(), Failure> {
     for step in steps {
         let noted = journal.append(&Record::Step { step: step.to_string() });
@@ -155,6 +170,7 @@ fn run(
         if step.phase() < Phase::Commit {
             noted.map_err(|e| Failure::new(e.to_string()))?;
         }
+        begun.push(*step);
         pass(port, faults, step, When::Before)?;
         port.run(*step)?;
         pass(port, faults, step, When::After)?;
@@ -162,15 +178,26 @@ fn run(
     Ok(())
 }
 
-/// On the source's offer: everything that can be made before the freeze. On failure the caller calls [`abort`].
-pub fn prepare(port: &mut dyn DestinationPort, journal: &mut Journal, faults: &FaultPlan) -> Result<(), Failure> {
-    run(port, journal, faults, &DestinationStep::PREPARE)
+/// On the source's offer: everything that can be made before the freeze. Whatever it returns, `begun` has the steps that
+/// were begun; on failure the caller gives them to [`abort`].
+pub fn prepare(
+    port: &mut dyn DestinationPort,
+    journal: &mut Journal,
+    faults: &FaultPlan,
+    begun: &mut Vec<DestinationStep>,
+) -> Result<(), Failure> {
+    run(port, journal, faults, &DestinationStep::PREPARE, begun)
 }
 
 /// While the source is frozen: receives and restores. When it returns `Ok`, READY is in the journal and may be said. On
 /// failure the caller calls [`abort`].
-pub fn make_ready(port: &mut dyn DestinationPort, journal: &mut Journal, faults: &FaultPlan) -> Result<(), Failure> {
-    run(port, journal, faults, &DestinationStep::MAKE_READY)?;
+pub fn make_ready(
+    port: &mut dyn DestinationPort,
+    journal: &mut Journal,
+    faults: &FaultPlan,
+    begun: &mut Vec<DestinationStep>,
+) -> Result<(), Failure> {
+    run(port, journal, faults, &DestinationStep::MAKE_READY, begun)?;
     pass(port, faults, "ready", When::Before)?;
     // Not synced: if this host goes down, the stopped copy is gone with it, and no READY can be kept.
     journal.append(&Record::Ready).map_err(|e| Failure::new(e.to_string()))?;
@@ -183,21 +210,35 @@ pub fn commit(port: &mut dyn DestinationPort, journal: &mut Journal, faults: &Fa
     // If it cannot be written here it still stands in the source's journal, and the source will say it again.
     let _ = journal.append(&Record::Commit);
     pass(port, faults, "commit", When::After)?;
-    run(port, journal, faults, &DestinationStep::COMMIT)
+    run(port, journal, faults, &DestinationStep::COMMIT, &mut Vec::new())
 }
 
 /// Afterwards: waits for the last page and removes what only the migration needed.
 pub fn drain(port: &mut dyn DestinationPort, journal: &mut Journal, faults: &FaultPlan) -> Result<(), Failure> {
-    run(port, journal, faults, &DestinationStep::DRAIN)?;
+    run(port, journal, faults, &DestinationStep::DRAIN, &mut Vec::new())?;
     journal.append(&Record::Done).map_err(|e| Failure::new(e.to_string()))
 }
 
-/// Undoes everything; the failures are what could not be undone. Never to be called once the decision was to commit.
-pub fn abort(port: &mut dyn DestinationPort, journal: &mut Journal, failure: &Failure) -> Vec<String> {
+/// The steps that a journal says were begun.
+pub fn begun(records: &[Record]) -> Vec<DestinationStep> {
+    let step = |record: &Record| match record {
+        Record::Step { step } => step.parse().ok(),
+        _ => None,
+    };
+    records.iter().filter_map(step).collect()
+}
+
+/// Undoes the steps that were begun, last first; what it returns could not be undone. Never to be called once the
+/// decision was to commit.
+pub fn abort(
+    port: &mut dyn DestinationPort,
+    journal: &mut Journal,
+    begun: &[DestinationStep],
+    failure: &Failure,
+) -> Vec<String> {
     let undone = Record::Undone { failure: failure.clone() };
     let mut leftovers: Vec<String> = journal.append(&undone).err().map(|e| e.to_string()).into_iter().collect();
-    let steps = DestinationStep::PREPARE.iter().chain(&DestinationStep::MAKE_READY);
-    for step in steps.rev() {
+    for step in begun.iter().rev() {
         if let Err(failure) = port.undo(*step) {
             leftovers.push(format!("undoing {step}: {failure}"));
         }

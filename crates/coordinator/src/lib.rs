@@ -27,7 +27,9 @@ mod faults;
 mod journal;
 mod source;
 
-pub use destination::{DestinationPort, DestinationStep, abort, commit, drain, make_ready, prepare, standing, Standing};
+pub use destination::{
+    DestinationPort, DestinationStep, Standing, abort, begun, commit, drain, make_ready, prepare, standing,
+};
 pub use failure::Failure;
 pub use faults::{Fault, FaultPlan, FaultSpecError, When};
 pub use journal::{Journal, JournalError, Record};

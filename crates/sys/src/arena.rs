@@ -79,6 +79,24 @@ impl Arena {
         self.next.load(Ordering::Relaxed)
     }
 
+    /// Takes the memory for the first `len` bytes now, so that writing them later neither waits for it nor fails for want
+    /// of it. Fails with `OutOfMemory` where there is not enough.
+    pub fn populate(&self, len: u64) -> io::Result<()> {
+        let len = len.min(self.capacity).next_multiple_of(PAGE) as usize;
+        // SAFETY: the range lies within the mapping; populating changes no content.
+        let done = unsafe { libc::madvise(self.mapping.start.as_ptr(), len, libc::MADV_POPULATE_WRITE) };
+        if done == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            // A kernel before 5.14 takes the memory as it is written.
+            Some(libc::EINVAL) => Ok(()),
+            Some(libc::EFAULT | libc::ENOMEM) => Err(io::ErrorKind::OutOfMemory.into()),
+            _ => Err(error),
+        }
+    }
+
     /// A slice of `len` bytes (rounded up to pages) for the caller alone, or `None` when the arena is full.
     pub fn allocate(self: &Arc<Self>, len: usize) -> Option<Slice> {
         let size = (len as u64).next_multiple_of(PAGE);
