@@ -32,7 +32,8 @@ pub(crate) struct Channel {
     /// Encrypted bytes that have not left yet.
     out: Outgoing,
     peer_closed: bool,
-    /// Writing has failed: what the peer got is unknown, so nothing can follow.
+    /// One direction has failed for good. Nothing is sent after that, no farewell either: the peer must not take what broke
+    /// for what ended in good order.
     broken: bool,
 }
 
@@ -102,7 +103,7 @@ impl Channel {
         if self.start >= self.end {
             (self.start, self.end) = (0, 0);
         }
-        step.map_err(tls_io_error)
+        step.map_err(tls_io_error).inspect_err(|_| self.broken = true)
     }
 
     /// Sends what is encrypted, then waits for bytes.
@@ -117,11 +118,18 @@ impl Channel {
         if self.end == self.incoming.len() {
             return Err(io::Error::new(ErrorKind::InvalidData, "the peer sent a TLS message that is too long"));
         }
-        match self.socket.read(&mut self.incoming[self.end..])? {
-            0 => Err(io::Error::new(ErrorKind::UnexpectedEof, "the link broke off")),
-            n => {
+        match self.socket.read(&mut self.incoming[self.end..]) {
+            Ok(0) => {
+                self.broken = true;
+                Err(io::Error::new(ErrorKind::UnexpectedEof, "the link broke off"))
+            }
+            Ok(n) => {
                 self.end += n;
                 Ok(())
+            }
+            Err(e) => {
+                self.broken |= e.kind() != ErrorKind::TimedOut;
+                Err(e)
             }
         }
     }
