@@ -231,9 +231,11 @@ fn counter(arguments: &CounterArguments) -> Result<()> {
     let interval = Duration::from_micros(*interval_us);
     let report = tranship_lab::count(*addr, key, interval, duration.transpose()?, *control)
         .with_context(|| format!("the counter at {addr} cannot go on"))?;
-    if !control {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+    // Whoever controls it has the report already.
+    if *control {
+        return Ok(());
     }
+    println!("{}", serde_json::to_string_pretty(&report)?);
     if let Some(error) = report.error {
         anyhow::bail!("the connection to {addr} did not survive: {error}");
     }
