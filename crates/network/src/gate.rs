@@ -3,6 +3,8 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 
 use crate::NetworkError;
+use crate::capture::open_rtnl;
+use crate::link;
 use crate::namespace::inside;
 use crate::nftables::{Hook, Nftables};
 
@@ -30,22 +32,32 @@ impl Gate {
     /// in the namespace, which keeps the namespace alive.
     ///
     /// # Errors
-    /// [`NetworkError::Missing`], [`NetworkError::NotANamespace`], or the system's refusal.
+    /// [`NetworkError::Missing`], [`NetworkError::NotANamespace`], an interface that is not there, the system's refusal.
     pub fn prepare(netns: &Path, interfaces: &[String]) -> Result<Self, NetworkError> {
         inside(netns, || Self::here(netns, interfaces))
     }
 
     /// The same for a thread that is inside already.
     pub(crate) fn here(netns: &Path, interfaces: &[String]) -> Result<Self, NetworkError> {
+        let what = || format!("prepare the gate of network namespace {}", netns.display());
+        // Kernels from 6.16 take the name of a device that is not there yet, others refuse: a wrong name must not make
+        // a gate that guards nothing.
+        let mut rtnl = open_rtnl(netns)?;
+        for name in interfaces {
+            if link::by_name(&mut rtnl, name).map_err(|e| NetworkError::refused(what(), e))?.is_none() {
+                return Err(NetworkError::refused(what(), format!("it has no interface {name}")));
+            }
+        }
         let nftables = Nftables::open().map_err(|e| NetworkError::Refused {
-            what: format!("prepare the gate of network namespace {}", netns.display()),
+            what: what(),
             why: e.to_string(),
             remedy: "a kernel with nf_tables is needed",
         })?;
         Ok(Self { nftables, netns: netns.to_owned(), interfaces: interfaces.to_vec() })
     }
 
-    /// Closes the gate; success if it was closed. When this returns, no further frame passes.
+    /// Closes the gate; success if it was closed. When this returns, no frame passes any more but one that another
+    /// processor was carrying past the hook at that very moment.
     ///
     /// # Errors
     /// The kernel's refusal: then nothing has changed.

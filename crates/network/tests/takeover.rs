@@ -37,7 +37,9 @@ fn moves(kind: Kind) {
 
     // A second copy on node b, while the first one is live.
     let at_b = lab.tap("pb");
+    let making = Instant::now();
     lab.inside("b", || create(&lab.path("d2"), &captured)).unwrap();
+    println!("{kind:?}: create: {:?}", making.elapsed());
     let mut second = Gate::prepare(&lab.path("d2"), &names()).unwrap();
     assert!(second.is_closed().unwrap());
     lab.echo_server("d2", 7000);
@@ -59,7 +61,7 @@ fn moves(kind: Kind) {
     let mut first = Gate::prepare(&lab.path("d1"), &names()).unwrap();
     let closing = Instant::now();
     first.close().unwrap();
-    println!("close: {:?}", closing.elapsed());
+    println!("{kind:?}: close: {:?}", closing.elapsed());
     at_a.frames();
     provoke(&lab, "d1");
     ends.lock().unwrap().iter_mut().for_each(|end| end.write_all(b"unasked").unwrap());
@@ -73,7 +75,7 @@ fn moves(kind: Kind) {
     second.open().unwrap();
     let opened = opening.elapsed();
     announcer.announce().unwrap();
-    println!("open: {opened:?}, announce: {:?}", opening.elapsed() - opened);
+    println!("{kind:?}: open: {opened:?}, announce: {:?}", opening.elapsed() - opened);
     stand_aside(&lab.path("d1")).unwrap();
     assert!(!second.is_closed().unwrap() && first.is_closed().unwrap());
     assert!(!at_b.frames().is_empty(), "the tap sees what passes");
@@ -85,7 +87,9 @@ fn moves(kind: Kind) {
     assert!(lab.ip(&format!("-n {client} neigh show {V4}")).contains("02:42:0a:09:00:63"));
 
     drop((first, second, announcer));
+    let removing = Instant::now();
     remove(&lab.path("d1")).unwrap();
+    println!("{kind:?}: remove: {:?}", removing.elapsed());
     assert_eq!(at_a.frames(), Vec::<String>::new(), "the removal was heard");
     echo(&mut four, b"hello").unwrap();
     remove(&lab.path("d2")).unwrap();

@@ -31,6 +31,8 @@ pub enum Kind {
     Bridge,
 }
 
+/// Each test file uses a part of this.
+#[allow(dead_code, reason = "shared by several test programs")]
 pub struct Lab {
     prefix: String,
     pub kind: Kind,
@@ -49,6 +51,7 @@ pub fn privileged() -> bool {
     root
 }
 
+#[allow(dead_code, reason = "shared by several test programs")]
 impl Lab {
     pub fn new(kind: Kind) -> Self {
         let prefix = format!("trt{}x{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed));
@@ -170,8 +173,12 @@ impl Lab {
     }
 
     pub fn connect(&self, address: &str, port: u16) -> std::io::Result<TcpStream> {
+        self.connect_from("c", address, port)
+    }
+
+    pub fn connect_from(&self, short: &str, address: &str, port: u16) -> std::io::Result<TcpStream> {
         let address = SocketAddr::new(address.parse::<IpAddr>().unwrap(), port);
-        let stream = self.inside("c", || TcpStream::connect_timeout(&address, Duration::from_secs(5)))?;
+        let stream = self.inside(short, || TcpStream::connect_timeout(&address, Duration::from_secs(5)))?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;
         Ok(stream)
@@ -223,6 +230,7 @@ impl Tap {
     }
 }
 
+#[allow(dead_code, reason = "shared by several test programs")]
 /// One question and its answer.
 pub fn echo(stream: &mut TcpStream, text: &[u8]) -> std::io::Result<()> {
     stream.write_all(text)?;
@@ -231,6 +239,7 @@ pub fn echo(stream: &mut TcpStream, text: &[u8]) -> std::io::Result<()> {
     if answer == text { Ok(()) } else { Err(ErrorKind::InvalidData.into()) }
 }
 
+#[allow(dead_code, reason = "shared by several test programs")]
 /// Waits for a condition.
 pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(10);
