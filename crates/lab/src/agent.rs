@@ -122,10 +122,14 @@ impl Lab {
         let log = fs::read_to_string(&log).unwrap_or_default();
         let lines: Vec<_> = log.lines().collect();
         let end = lines[lines.len().saturating_sub(12)..].join("\n  ");
-        Err(LabError::Deadline {
-            what: format!("the agent of node {node} did not answer on {SOCKET}"),
-            seconds: START_LIMIT.as_secs(),
-            detail: format!("; its log in the node, {LOG}, ends:\n  {end}"),
+        let end = format!("its log in the node, {LOG}, ends:\n  {end}");
+        Err(match answered {
+            Some(_) => LabError::Refused(format!("the agent of node {node} ended right after its start; {end}")),
+            None => LabError::Deadline {
+                what: format!("the agent of node {node} did not answer on {SOCKET}"),
+                seconds: START_LIMIT.as_secs(),
+                detail: format!("; {end}"),
+            },
         })
     }
 
