@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -108,12 +108,12 @@ impl Lab {
         command.stdin(Stdio::null()).stdout(output).stderr(errors);
         command.status().map_err(LabError::start("nsenter"))?;
 
-        let mut seen = false;
+        let (begin, mut seen) = (Instant::now(), false);
         let answered = wait_for(START_LIMIT, || {
             let runs = matches!(self.agent_pid(node), Ok(Some(_)));
-            // An agent that was seen and is gone has given up: no use in waiting.
+            // An agent that was seen and is gone has given up, and so has one that nobody saw for a second.
             let gave_up = seen && !runs;
-            seen |= runs;
+            seen |= runs || begin.elapsed() > Duration::from_secs(1);
             if gave_up { Some(false) } else { answers(&socket).then_some(true) }
         });
         if answered == Some(true) {
