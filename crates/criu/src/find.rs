@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
+use rustix::net::{AddressFamily, SocketType, sockopt};
+
 /// Where `make setup` puts a criu if the machine's own does not work.
 pub const PRIVATE_PREFIX: &str = "/opt/tranship/criu/criu";
 
@@ -17,7 +19,7 @@ pub const PRIVATE_PREFIX: &str = "/opt/tranship/criu/criu";
 pub struct Criu {
     /// The file to execute.
     pub path: PathBuf,
-    /// Its version as it prints it, e.g. `4.1.1`.
+    /// Its version as it prints it, e.g. `4.2.1`.
     pub version: String,
     /// How a library gets into it.
     pub how_preloaded: HowPreloaded,
@@ -119,13 +121,25 @@ fn check(path: &Path) -> Result<Criu, String> {
     let version = run(&["--version"])?;
     let version = version_in(&String::from_utf8_lossy(&version.stdout))
         .ok_or_else(|| format!("{} tells no version: {}", path.display(), last_line(&version)))?;
-    let major = version.split('.').next().and_then(|m| m.parse::<u32>().ok()).unwrap_or(0);
+    let mut numbers = version.split('.').map(|n| n.parse::<u32>().unwrap_or(0));
+    let (major, minor) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     if major < 4 {
         return Err(format!("{} is version {version}", path.display()));
+    }
+    if (major, minor) < (4, 2) && kernel_refuses_passcred() {
+        return Err(format!("{} is version {version}, which cannot dump a TCP socket on this kernel", path.display()));
     }
     let compat = run(&["check", "--feature", "compat_restore"])?.status.success();
     let how_preloaded = how_preloaded(path).map_err(|e| format!("{} cannot be read: {e}", path.display()))?;
     Ok(Criu { path: path.to_owned(), version, how_preloaded, compat })
+}
+
+/// Since 6.16 kernels refuse SO_PASSCRED for all but Unix and netlink sockets, and criu < 4.2 asks every socket for it, a
+/// thing that `criu check` does not notice. Asks the kernel rather than for its version, since distributions move such
+/// changes about.
+fn kernel_refuses_passcred() -> bool {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None);
+    socket.is_ok_and(|s| sockopt::socket_passcred(&s) == Err(rustix::io::Errno::OPNOTSUPP))
 }
 
 /// An ELF file is preloaded by the loader; a script only if it is one that knows our variable.
@@ -169,7 +183,7 @@ mod tests {
     }
 
     const WORKS: &str =
-        r#"case $1 in check) [ $# = 1 ] && echo "Looks good.";; --version) echo "Version: 4.1.1";; esac"#;
+        r#"case $1 in check) [ $# = 1 ] && echo "Looks good.";; --version) echo "Version: 4.2.1";; esac"#;
 
     #[test]
     fn a_configured_criu_is_checked_once_until_it_changes() {
@@ -177,7 +191,7 @@ mod tests {
         let log = dir.path().join("log");
         let path = script(dir.path(), "criu", &format!("echo x >> {}; {WORKS}", log.display()));
         let criu = find(Some(&path)).unwrap();
-        assert_eq!((criu.version.as_str(), criu.compat), ("4.1.1", false));
+        assert_eq!((criu.version.as_str(), criu.compat), ("4.2.1", false));
         let runs = fs::read(&log).unwrap();
         assert_eq!(find(Some(&path)).unwrap(), criu);
         assert_eq!(fs::read(&log).unwrap(), runs, "it was run again");
@@ -199,7 +213,7 @@ mod tests {
     #[test]
     fn too_old_a_criu_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        let path = script(dir.path(), "criu", &WORKS.replace("4.1.1", "3.17.1"));
+        let path = script(dir.path(), "criu", &WORKS.replace("4.2.1", "3.17.1"));
         assert!(find(Some(&path)).unwrap_err().why.ends_with("is version 3.17.1"));
     }
 

@@ -43,10 +43,10 @@ pub(super) fn check(container: &Container, subject: &Subject, files: &Files<'_>,
             _ if d.link.starts_with('/') => place(container, d),
             _ => namespace(&namespaces, d),
         };
-        if let Some(found) = found {
-            if named.insert((d.link.clone(), d.kind.inode)) {
-                look.block(found);
-            }
+        // Anonymous files all have one inode: these are named for each process.
+        let process = if d.link.starts_with("anon_inode:") { d.task.pid } else { 0 };
+        if let Some(found) = found.filter(|_| named.insert((process, d.link.clone(), d.kind.inode))) {
+            look.block(found);
         }
     }
     pipes(container, subject, files, look);
@@ -161,7 +161,7 @@ fn anonymous(container: &Container, d: &Descriptor<'_>) -> Option<Blocker> {
 }
 
 /// An epoll may go on watching a file whose last descriptor is closed; CRIU looks for one in the whole tree (eventpoll.c).
-fn watched(files: &Files<'_>, d: &Descriptor<'_>) -> Option<Blocker> {
+fn watched(files: &Files<'_>, d: &Descriptor<'_>) -> Option<(u64, Blocker)> {
     let mut lost = d.info.epoll_targets();
     lost.retain(|(_, inode)| files.all.iter().all(|f| f.kind.inode != *inode));
     if lost.is_empty() {
@@ -171,9 +171,9 @@ fn watched(files: &Files<'_>, d: &Descriptor<'_>) -> Option<Blocker> {
     let there = |fd: i32| Kind::of(format!("/proc/{}/fd/{fd}", d.task.pid)).map(|k| k.inode);
     lost.retain(|(fd, inode)| there(*fd) != Some(*inode));
     let now = FdInfo::parse(&procfs::lossy(format!("/proc/{}/fdinfo/{}", d.task.pid, d.fd)).ok()?).epoll_targets();
-    let (fd, _) = lost.into_iter().find(|t| now.contains(t))?;
+    let (fd, inode) = lost.into_iter().find(|t| now.contains(t))?;
     let what = format!("is an epoll that watches a file (once descriptor {fd}) that no descriptor refers to any more");
-    Some(blocker(d, &what, "restart the program, or let it remove closed files from its epoll"))
+    Some((inode, blocker(d, &what, "restart the program, or let it remove closed files from its epoll")))
 }
 
 fn pidfd(container: &Container, d: &Descriptor<'_>) -> Option<Blocker> {

@@ -134,7 +134,7 @@ fn each_message(mut bytes: &[u8], each: &mut impl FnMut(&[u8])) -> io::Result<bo
         match kind {
             DONE => return Ok(true),
             ERROR => {
-                let code = u32_at(payload, 0).unwrap_or(0).cast_signed();
+                let code = i32::from_ne_bytes(u32_at(payload, 0).unwrap_or(0).to_ne_bytes());
                 return if code == 0 { Ok(true) } else { Err(io::Error::from_raw_os_error(-code)) };
             }
             _ => each(payload),

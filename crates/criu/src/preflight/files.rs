@@ -80,7 +80,7 @@ impl<'a> Files<'a> {
         let mut all = Vec::new();
         for task in container.tasks.values() {
             for fd in procfs::numbers(format!("/proc/{}/fd", task.pid)).unwrap_or_default() {
-                all.extend(read(task, fd.cast_signed()));
+                all.extend(i32::try_from(fd).ok().and_then(|fd| read(task, fd)));
             }
         }
         let sockets = all.iter().filter_map(|d| procfs::bracketed(&d.link, "socket")).collect();
@@ -124,7 +124,9 @@ fn holders(container: &Container) -> HashMap<String, Holder> {
                 true => Holder::Inside,
                 false => Holder::Outside(pid, procfs::Status::read(pid, None).map(|s| s.name).unwrap_or_default()),
             });
-            if *holder == Holder::Inside || !all.contains_key(&link) {
+            // Both ends of a pipe have one name, so the container's own end says nothing; of a socket there is but one.
+            let decides = if link.starts_with("pipe:") { *holder != Holder::Inside } else { *holder == Holder::Inside };
+            if decides || !all.contains_key(&link) {
                 all.insert(link, holder.clone());
             }
         }

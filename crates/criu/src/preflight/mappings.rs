@@ -38,9 +38,7 @@ pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) {
                 }
             } else if m.name.starts_with('/') && !m.name.starts_with("/anon_hugepage") && !m.name.starts_with("/[aio]")
             {
-                if let Some(found) = file(container, task, &m) {
-                    look.block(found);
-                }
+                look.findings.blockers.extend(file(container, task, &m));
             }
         }
     }

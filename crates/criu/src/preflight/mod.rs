@@ -1,7 +1,7 @@
 //! Names everything inside a running container that CRIU cannot dump or restore, before anything is touched and without
 //! stopping anything. A user gets one sentence for each: process, descriptor, cause, remedy.
 //!
-//! The rules are those of CRIU 4.1.1; where one is not obvious, a comment names the file of CRIU's source that has it.
+//! The rules are those of CRIU 4.1.1 and 4.2; where one is not obvious, a comment names the file of CRIU's source that has it.
 //! What shows only while a process is stopped (LDT entries, corked UDP sockets, `fs_struct` or memory shared by two
 //! processes that have finished their vfork) stays CRIU's to find: its dump fails then, and the move is undone.
 
@@ -45,6 +45,10 @@ pub struct Subject {
     pub stdio_pipes_kept: bool,
     /// Whether the criu in use dumps 32-bit tasks (`criu check --feature compat_restore`).
     pub compat: bool,
+    /// Whether the library preloaded into criu answers for the resource limits of other users' processes (from
+    /// /proc/PID/limits) where the kernel refuses them to criu. Else they are blockers where the agent lacks
+    /// CAP_SYS_RESOURCE.
+    pub limits_answered: bool,
 }
 
 /// What was found.
@@ -101,8 +105,9 @@ impl PreflightError {
 #[derive(Debug, Default)]
 struct Look {
     findings: Findings,
-    /// Blockers that may pass by themselves.
-    passing: Vec<Blocker>,
+    /// Blockers that may pass by themselves, each with a number that is the same at the next look only if the same thing
+    /// is still in the way: a socket's inode, a stuck thread's count of switches.
+    passing: Vec<(u64, Blocker)>,
 }
 
 impl Look {
@@ -110,8 +115,8 @@ impl Look {
         self.findings.blockers.push(blocker);
     }
 
-    fn wait(&mut self, blocker: Blocker) {
-        self.passing.push(blocker);
+    fn wait(&mut self, identity: u64, blocker: Blocker) {
+        self.passing.push((identity, blocker));
     }
 
     fn note(&mut self, note: String) {
@@ -133,10 +138,12 @@ pub fn inspect(subject: &Subject) -> Result<Findings, PreflightError> {
     while !lasting.is_empty() && began.elapsed() < PATIENCE {
         std::thread::sleep(INTERVAL);
         look = examine(subject)?;
-        lasting.retain(|b| look.passing.contains(b));
+        lasting.retain(|(identity, b)| {
+            look.passing.iter().any(|(i, now)| i == identity && (b.pid, b.fd) == (now.pid, now.fd))
+        });
     }
     let mut findings = look.findings;
-    findings.blockers.extend(lasting);
+    findings.blockers.extend(lasting.into_iter().map(|(_, b)| b));
     Ok(findings)
 }
 

@@ -18,7 +18,8 @@ pub(super) fn check(container: &Container, subject: &Subject, look: &mut Look) {
         count(task, look);
         // Its children are named with it; its descriptors and sessions are alien for the same reason.
         if !container.entered.contains_key(&task.status.ppid) {
-            look.block(entered(task));
+            // A health check is over in a moment.
+            look.wait(0, entered(task));
         }
     }
     for task in container.tasks.values() {
@@ -35,6 +36,7 @@ pub(super) fn check(container: &Container, subject: &Subject, look: &mut Look) {
         }
         threads(container, task, look);
         namespaces(container, task, look);
+        limits(task, subject, look);
         machine(task, subject, look);
     }
     let root = procfs::link(format!("/proc/{}/root", container.init)).unwrap_or_default();
@@ -54,7 +56,7 @@ fn count(task: &Task, look: &mut Look) {
 fn entered(task: &Task) -> Blocker {
     process(
         task,
-        "was started by exec and its parent is outside of the container",
+        "was started by exec and its parent is outside of the container, where it would stay behind",
         "end it, or wait until it has ended, and try again",
     )
 }
@@ -85,7 +87,7 @@ fn threads(container: &Container, task: &Task, look: &mut Look) {
             return;
         }
         match thread.state {
-            'D' => look.wait(stuck(task, tid)),
+            'D' => look.wait((u64::from(tid) << 40) ^ thread.switches, stuck(task, tid)),
             'T' => stopped += 1,
             _ => running += 1,
         }
@@ -99,7 +101,7 @@ fn threads(container: &Container, task: &Task, look: &mut Look) {
     if stopped > 0 && running > 0 {
         // seize.c, "individually stopped threads".
         let what = "has some threads stopped and others not";
-        look.wait(process(task, what, "continue it (SIGCONT) or stop all of it (SIGSTOP)"));
+        look.wait(0, process(task, what, "continue it (SIGCONT) or stop all of it (SIGSTOP)"));
     }
 }
 
@@ -116,7 +118,7 @@ fn traced(container: &Container, task: &Task, tracer: u32) -> Blocker {
 
 fn stuck(task: &Task, tid: u32) -> Blocker {
     let whereabouts = procfs::lossy(format!("/proc/{}/task/{tid}/wchan", task.pid)).unwrap_or_default();
-    if whereabouts.contains("vfork") {
+    if ["vfork", "kernel_clone", "do_fork"].iter().any(|f| whereabouts.contains(f)) {
         // The child shares its parent's memory until it calls exec (cr-dump.c, KCMP_VM).
         let what = "waits for a child that it has vforked and that shares its memory";
         return process(task, what, "try again when that child has called exec or ended");
@@ -151,6 +153,24 @@ fn namespaces(container: &Container, task: &Task, look: &mut Look) {
             look.note(format!("{} lives in a {kind} namespace of its own inside the container", task.name()));
         }
     }
+}
+
+/// CRIU reads resource limits from outside (cr-dump.c), which prlimit(2) allows for another user's process only with
+/// CAP_SYS_RESOURCE; some machines withhold that from root.
+fn limits(task: &Task, subject: &Subject, look: &mut Look) {
+    // The ids of the filesystem do not count.
+    let same = task.status.ids.iter().enumerate().all(|(i, id)| i % 4 == 3 || *id == 0);
+    if !same && !subject.limits_answered && !has_sys_resource() {
+        let what = "runs as another user than root, and criu may not read its resource limits here";
+        look.block(process(task, what, "give the agent the capability CAP_SYS_RESOURCE"));
+    }
+}
+
+pub(super) fn has_sys_resource() -> bool {
+    const CAP_SYS_RESOURCE: u32 = 24;
+    let status = procfs::lossy("/proc/thread-self/status").unwrap_or_default();
+    let set = status.lines().find_map(|l| u64::from_str_radix(l.strip_prefix("CapEff:")?.trim(), 16).ok());
+    set.is_none_or(|s| s >> CAP_SYS_RESOURCE & 1 == 1)
 }
 
 /// The kind of machine that a program was built for.

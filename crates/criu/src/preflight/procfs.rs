@@ -21,6 +21,10 @@ pub(super) struct Status {
     pub inner_pid: u32,
     /// Session in the innermost pid namespace, 0 where its leader is outside of it.
     pub inner_sid: u32,
+    /// All user ids, then all group ids: real, effective, saved, of the filesystem.
+    pub ids: Vec<u32>,
+    /// How often it has left the CPU; stands still for as long as it does not run.
+    pub switches: u64,
     /// Resident private anonymous memory and what of it is swapped out, in bytes.
     pub anonymous: u64,
 }
@@ -41,6 +45,10 @@ impl Status {
                 "Threads" => status.threads = value.parse().ok()?,
                 "NSpid" => status.inner_pid = last(value),
                 "NSsid" => status.inner_sid = last(value),
+                "Uid" | "Gid" => status.ids.extend(value.split_whitespace().filter_map(|n| n.parse::<u32>().ok())),
+                "voluntary_ctxt_switches" | "nonvoluntary_ctxt_switches" => {
+                    status.switches += value.parse::<u64>().unwrap_or(0);
+                }
                 "RssAnon" | "VmSwap" => status.anonymous += kib(value),
                 _ => {}
             }

@@ -62,7 +62,7 @@ fn sockets(container: &Container) -> Result<Sockets, PreflightError> {
 
 /// A second reference to the process's socket, to ask the socket what it is; the process does not notice.
 fn borrow(d: &Descriptor<'_>, inode: u64) -> io::Result<OwnedFd> {
-    let pid = Pid::from_raw(d.task.pid.cast_signed()).ok_or(io::ErrorKind::NotFound)?;
+    let pid = i32::try_from(d.task.pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::NotFound)?;
     let socket = pidfd_getfd(pidfd_open(pid, PidfdFlags::empty())?, d.fd, PidfdGetfdFlags::empty())?;
     // The number may stand for something else by now.
     let same = File::from(socket.try_clone()?).metadata()?.ino() == inode;
@@ -155,7 +155,9 @@ fn inet(
         LISTEN | CLOSE => {}
         // net/tcp_states.h: 1 established, 2 SYN_SENT, 4 and 5 FIN_WAIT, 8 CLOSE_WAIT, 9 LAST_ACK, 11 CLOSING.
         1 | 2 | 4 | 5 | 8 | 9 | 11 => look.findings.tcp_connections += 1,
-        n => look.wait(blocker(d, &format!("is a TCP socket in state {n}, which CRIU cannot dump"), "try again")),
+        n => {
+            look.wait(inode, blocker(d, &format!("is a TCP socket in state {n}, which CRIU cannot dump"), "try again"));
+        }
     }
     if !s.ulp.is_empty() {
         let what = match s.ulp.as_str() {
@@ -187,14 +189,14 @@ fn unix(container: &Container, files: &Files<'_>, known: &Sockets, d: &Descripto
         let what = format!("is connected to a Unix socket{name} that is {whose}");
         let remedy = "close the connection (a host's socket such as /dev/log or docker.sock cannot move along)";
         // Sockets come and go between the listing of descriptors and that of sockets.
-        look.wait(blocker(d, &what, remedy));
+        look.wait(inode, blocker(d, &what, remedy));
     } else if known.unix.get(&s.peer).is_some_and(|p| p.peer != inode && p.name.is_empty()) {
         let what = "sends to a Unix socket that has neither a name nor a way back";
-        look.wait(blocker(d, what, "let the program bind the receiving socket to a name"));
+        look.wait(inode, blocker(d, what, "let the program bind the receiving socket to a name"));
     }
     if s.listening && s.waiting.contains(&0) {
         let what = format!("listens at {} and has a connection waiting whose client has left", s.name);
-        look.wait(blocker(d, &what, "let the program accept its connections, then try again"));
+        look.wait(inode, blocker(d, &what, "let the program accept its connections, then try again"));
     }
 }
 
@@ -210,6 +212,6 @@ fn netlink(known: &Sockets, d: &Descriptor<'_>, inode: u64, look: &mut Look) {
     }
     if s.waiting > 0 {
         let what = "is a netlink socket with messages that the program does not read";
-        look.wait(blocker(d, what, "try again when the program has read them"));
+        look.wait(inode, blocker(d, what, "try again when the program has read them"));
     }
 }

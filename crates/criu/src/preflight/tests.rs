@@ -1,1 +1,445 @@
+//! The rules against real containers, each result compared with what criu itself says: a container without blockers is
+//! dumped by it (and goes on running), one with a blocker is not.
 
+use std::fs::{self, File};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use tranship_types::{Blocker, BlockerKind};
+
+use super::{Findings, Subject, inspect};
+use crate::find::{Criu, find};
+
+const BOUND: [&str; 6] = ["/usr", "/bin", "/lib", "/lib64", "/etc", "/shared"];
+
+/// A runc container that runs a Python script; removed on drop.
+struct Sandbox {
+    dir: tempfile::TempDir,
+    name: String,
+    init: u32,
+}
+
+fn wait(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !condition() {
+        assert!(Instant::now() < deadline, "waited 20 s in vain: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Why containers cannot be run here, if so.
+fn missing() -> Option<&'static str> {
+    let there = |p: &str| Path::new(p).exists();
+    if !nix::unistd::Uid::effective().is_root() {
+        return Some("not root");
+    }
+    let runc = std::env::var_os("PATH").is_some_and(|p| std::env::split_paths(&p).any(|d| d.join("runc").exists()));
+    match (runc, there("/usr/bin/python3")) {
+        (false, _) => Some("no runc"),
+        (_, false) => Some("no /usr/bin/python3"),
+        _ => None,
+    }
+}
+
+impl Sandbox {
+    /// Runs `script`, which ends with `ready()`, below the usual set of mounts.
+    fn run(name: &str, script: &str, stdout: Option<File>) -> Option<Self> {
+        let prologue = "import os, socket, sys, time, ctypes, mmap, threading, signal\nlibc = ctypes.CDLL(None, use_errno=True)\n\
+                        def ready():\n    open('/shared/ready', 'w').close()\n    while True: time.sleep(1000)\n";
+        let script = format!("{prologue}{script}");
+        Self::run_program(name, &["/usr/bin/python3", "-u", "/shared/script.py"], &script, stdout)
+    }
+
+    fn run_program(name: &str, program: &[&str], script: &str, stdout: Option<File>) -> Option<Self> {
+        if let Some(why) = missing() {
+            eprintln!("skipped: {why}");
+            return None;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let name = format!("tranship-preflight-{name}-{}", std::process::id());
+        for d in ["rootfs", "shared", "state"] {
+            fs::create_dir(dir.path().join(d)).unwrap();
+        }
+        fs::write(dir.path().join("shared/script.py"), script).unwrap();
+        fs::write(dir.path().join("config.json"), config(dir.path(), &name, program).to_string()).unwrap();
+        let mut container = Sandbox { dir, name, init: 0 };
+        let pid_file = container.dir.path().join("pid");
+        let out = stdout.map_or_else(Stdio::null, Stdio::from);
+        let mut run = container.runc();
+        let run = run.args(["run", "-d", "--bundle"]).arg(container.dir.path()).arg("--pid-file").arg(&pid_file);
+        let status = run.arg(&container.name).stdin(Stdio::null()).stdout(out).stderr(Stdio::null()).status();
+        assert!(status.unwrap().success(), "runc run failed");
+        container.init = fs::read_to_string(&pid_file).unwrap().trim().parse().unwrap();
+        Some(container)
+    }
+
+    fn started(self) -> Self {
+        wait("the script is ready", || {
+            assert!(Path::new(&format!("/proc/{}", self.init)).exists(), "the container has ended");
+            self.dir.path().join("shared/ready").exists()
+        });
+        self
+    }
+
+    fn runc(&self) -> Command {
+        let mut command = Command::new("runc");
+        command.arg("--root").arg(self.dir.path().join("state"));
+        command
+    }
+
+    fn subject(&self) -> Subject {
+        let output = self.runc().args(["ps", "--format", "json", &self.name]).output().unwrap();
+        Subject {
+            init_pid: self.init,
+            pids: serde_json::from_slice(&output.stdout).unwrap(),
+            external_mounts: BOUND.iter().map(PathBuf::from).collect(),
+            stdio_pipes_kept: true,
+            ..Subject::default()
+        }
+    }
+
+    /// What criu says, where there is one: an error is the dump's.
+    fn dump(&self) -> Option<Result<(), String>> {
+        let criu: Criu = find(None).map_err(|e| eprintln!("not compared with criu: {e}")).ok()?;
+        let images = self.dir.path().join("images");
+        let mut path = criu.path.parent()?.as_os_str().to_owned();
+        path.push(":");
+        path.push(std::env::var_os("PATH")?);
+        let mut command = self.runc();
+        command.env("PATH", path).args(["checkpoint", "--leave-running", "--tcp-established", "--file-locks"]);
+        if let Some(library) = preload() {
+            command.envs(criu.environment(&library));
+        }
+        command.arg("--image-path").arg(&images).arg("--work-path").arg(&images);
+        let output = command.arg(&self.name).output().unwrap();
+        let log = fs::read_to_string(images.join("dump.log")).unwrap_or_default();
+        let errors: Vec<&str> = log.lines().filter(|l| l.contains("Error")).collect();
+        let said = format!("{}{}", String::from_utf8_lossy(&output.stderr), errors.join("\n"));
+        assert!(output.status.success() || !errors.is_empty(), "criu was not even asked: {said}");
+        Some(if output.status.success() { Ok(()) } else { Err(said) })
+    }
+
+    fn passes(&self) -> Findings {
+        let findings = inspect(&self.subject()).unwrap();
+        assert_eq!(findings.blockers, [], "a false alarm");
+        if let Some(result) = self.dump() {
+            result.expect("criu refuses what preflight lets pass");
+        }
+        findings
+    }
+
+    fn blocked(&self, kind: BlockerKind, cause: &str) -> Blocker {
+        let findings = inspect(&self.subject()).unwrap();
+        let found: Vec<String> = findings.blockers.iter().map(ToString::to_string).collect();
+        assert!(findings.blockers.iter().all(|b| b.kind == kind), "{found:#?}");
+        let blocker = findings.blockers.iter().find(|b| b.cause.contains(cause));
+        let blocker = blocker.unwrap_or_else(|| panic!("no {cause:?} among {found:#?}")).clone();
+        assert_eq!(found.len(), 1, "{found:#?}");
+        assert!(!blocker.remedy.is_empty());
+        if let Some(result) = self.dump() {
+            assert!(result.is_err(), "criu dumps what preflight refuses: {blocker}");
+        }
+        blocker
+    }
+}
+
+/// The preloaded library as the workspace builds it, or another one that the variable names.
+fn preload() -> Option<PathBuf> {
+    let built = || Some(std::env::current_exe().ok()?.parent()?.parent()?.join("libtranship_preload.so"));
+    std::env::var_os("TRANSHIP_TEST_PRELOAD").map(PathBuf::from).or_else(built).filter(|p| p.exists())
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        let _ = self.runc().args(["delete", "--force", &self.name]).stderr(Stdio::null()).status();
+    }
+}
+
+fn config(dir: &Path, name: &str, program: &[&str]) -> serde_json::Value {
+    let bind = |to: &str| {
+        let from =
+            if to == "/shared" { dir.join("shared") } else { fs::canonicalize(to).unwrap_or_else(|_| to.into()) };
+        json!({"destination": to, "source": from, "type": "bind", "options": ["bind", if to == "/shared" { "rw" } else { "ro" }]})
+    };
+    let mut mounts = vec![
+        json!({"destination": "/proc", "type": "proc", "source": "proc"}),
+        json!({"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]}),
+        json!({"destination": "/dev/pts", "type": "devpts", "source": "devpts", "options": ["newinstance", "ptmxmode=0666", "mode=0620"]}),
+        json!({"destination": "/dev/shm", "type": "tmpfs", "source": "shm"}),
+        json!({"destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue"}),
+        json!({"destination": "/tmp", "type": "tmpfs", "source": "tmpfs"}),
+    ];
+    mounts.extend(BOUND.map(bind));
+    let capabilities = json!(["CAP_NET_RAW", "CAP_NET_ADMIN", "CAP_SYS_PTRACE", "CAP_SETUID", "CAP_SETGID"]);
+    json!({
+        "ociVersion": "1.0.2",
+        "process": {
+            "terminal": false, "args": program, "cwd": "/", "user": {"uid": 0, "gid": 0},
+            "env": ["PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin"],
+            "capabilities": {"bounding": capabilities, "effective": capabilities, "permitted": capabilities},
+        },
+        "root": {"path": dir.join("rootfs"), "readonly": false},
+        "mounts": mounts,
+        "linux": {
+            "cgroupsPath": format!("/{name}"),
+            "namespaces": [{"type": "pid"}, {"type": "mount"}, {"type": "ipc"}, {"type": "uts"}, {"type": "network"}, {"type": "cgroup"}],
+            "maskedPaths": ["/proc/kcore", "/proc/keys"], "readonlyPaths": ["/proc/sys"],
+            "resources": {"devices": [{"allow": true, "access": "rwm"}]},
+        },
+    })
+}
+
+#[test]
+fn an_ordinary_program_has_no_blockers_and_is_counted() {
+    let script = r#"
+import select, tempfile, subprocess
+l = socket.create_server(('127.0.0.1', 7000))
+c = socket.create_connection(('127.0.0.1', 7000)); s, _ = l.accept()
+a, b = socket.socketpair(); u = socket.socket(socket.AF_UNIX); u.bind('/tmp/u'); u.listen()
+v = socket.socket(socket.AF_UNIX); v.connect('/tmp/u'); w, _ = u.accept()
+d = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); d.bind('\0abstract')
+udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); udp6 = socket.create_server(('::1', 7001), family=socket.AF_INET6)
+nl = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0); nl.bind((0, 0)); raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)
+pk = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+p = os.pipe(); e = select.epoll(); e.register(l, 1); e.register(p[0], 1); os.pidfd_open(os.getpid()); os.eventfd(0)
+m = os.memfd_create('x'); os.ftruncate(m, 1 << 20); mm = mmap.mmap(m, 1 << 20); mm.write(b'x' * (1 << 20))
+sh = mmap.mmap(-1, 1 << 20); sh.write(b'y' * (1 << 20))
+f = open('/tmp/file', 'wb'); f.write(b'z' * 100000); f.flush(); g = open('/tmp/gone', 'wb'); os.unlink('/tmp/gone')
+h = open('/shared/script.py'); z = open('/dev/zero'); n = os.open('/proc/self/ns/net', os.O_RDONLY); r = open('/dev/urandom')
+master, slave = os.openpty(); o = os.open('/tmp', os.O_PATH)
+threading.Thread(target=lambda: time.sleep(1000), daemon=True).start()
+if os.fork() == 0: os.setsid(); time.sleep(1000)
+if os.fork() == 0: os._exit(0)
+subprocess.Popen(['sleep', '1000'], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+ready()
+"#;
+    let Some(container) = Sandbox::run("ordinary", script, None).map(Sandbox::started) else { return };
+    let findings = container.passes();
+    assert_eq!((findings.tasks, findings.threads, findings.tcp_connections), (3, 4, 2), "{findings:?}");
+    assert!((100_000..1_000_000).contains(&findings.tmpfs_bytes), "{findings:?}");
+    assert!((2 << 20..100 << 20).contains(&findings.memory_bytes), "{findings:?}");
+    assert_eq!(findings.notes, [""; 0]);
+}
+
+#[test]
+fn a_busy_program_raises_no_false_alarm() {
+    let script = r#"
+import select, subprocess
+def repeat(f):
+    def forever():
+        while True: f()
+    threading.Thread(target=forever, daemon=True).start()
+def pairs():
+    a, b = socket.socketpair(); e = select.epoll(); e.register(a, 1); e.register(b, 1); r, w = os.pipe(); e.register(r, 1)
+    a.close(); b.close(); e.close(); os.close(r); os.close(w)
+def clients(family, address):
+    def once():
+        c = socket.socket(family); c.connect(address); c.send(b'x'); c.recv(1); c.close()
+    return once
+def servers(family, address):
+    l = socket.socket(family); l.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); l.bind(address); l.listen(64)
+    if os.fork() == 0:
+        def once():
+            s, _ = l.accept(); s.send(b'y'); s.recv(1); s.close()
+        repeat(once)
+        while True: time.sleep(1000)
+for family, address in [(socket.AF_UNIX, '/tmp/u'), (socket.AF_INET, ('127.0.0.1', 7004))]:
+    servers(family, address)
+    if os.fork() == 0:
+        repeat(clients(family, address))
+        while True: time.sleep(1000)
+if os.fork() == 0:
+    while True: subprocess.run(['true'], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+repeat(pairs)
+ready()
+"#;
+    let Some(container) = Sandbox::run("busy", script, None).map(Sandbox::started) else { return };
+    for _ in 0..20 {
+        assert_eq!(inspect(&container.subject()).unwrap().blockers, []);
+    }
+}
+
+#[test]
+fn servers_as_people_run_them_have_no_blockers() {
+    let nginx = "user root; daemon off; master_process on; error_log /dev/null; pid /tmp/pid; events {} http { access_log off; \
+                 client_body_temp_path /tmp/a; proxy_temp_path /tmp/b; fastcgi_temp_path /tmp/c; uwsgi_temp_path /tmp/d; \
+                 scgi_temp_path /tmp/e; server { listen 8080; } }";
+    let postgres = "initdb --no-sync -D /tmp/pg -U pg >/dev/null && exec postgres -D /tmp/pg -k /tmp";
+    let unprivileged = ["--reuid=65534", "--regid=65534", "--clear-groups", "/bin/sh", "-c", postgres];
+    let servers: [(&str, &[&str], u16, &str); 3] = [
+        ("/usr/bin/redis-server", &["--port", "7002", "--save", "", "--dir", "/tmp"], 7002, ""),
+        ("/usr/sbin/nginx", &["-e", "/dev/null", "-c", "/shared/script.py"], 8080, nginx),
+        ("/usr/bin/setpriv", &unprivileged, 5432, ""),
+    ];
+    for (program, arguments, port, configuration) in servers {
+        if !Path::new(program).exists() || port == 5432 && !Path::new("/usr/local/bin/initdb").exists() {
+            eprintln!("skipped: no {program}");
+            continue;
+        }
+        let name = program.rsplit('/').next().unwrap();
+        let command = [&[program], arguments].concat();
+        let Some(container) = Sandbox::run_program(name, &command, configuration, None) else { return };
+        let listens = format!(":{port:04X} 00000000:0000 0A");
+        wait("the server listens", || {
+            fs::read_to_string(format!("/proc/{}/net/tcp", container.init)).is_ok_and(|t| t.contains(&listens))
+        });
+        if port == 5432 && !super::processes::has_sys_resource() {
+            let blockers = inspect(&container.subject()).unwrap().blockers;
+            assert!(
+                !blockers.is_empty() && blockers.iter().all(|b| b.cause.contains("resource limits")),
+                "{blockers:?}"
+            );
+            let subject = Subject { limits_answered: true, ..container.subject() };
+            assert_eq!(inspect(&subject).unwrap().blockers, []);
+        } else {
+            container.passes();
+        }
+    }
+}
+
+#[test]
+fn an_io_uring_is_named() {
+    let script =
+        "params = ctypes.create_string_buffer(120)\nfd = libc.syscall(425, 4, params)\nassert fd > 0\nready()\n";
+    if fs::read_to_string("/proc/sys/kernel/io_uring_disabled").is_ok_and(|t| t.trim() == "2") {
+        eprintln!("skipped: io_uring is disabled on this machine");
+        return;
+    }
+    let Some(container) = Sandbox::run("uring", script, None).map(Sandbox::started) else { return };
+    let blocker = container.blocked(BlockerKind::Descriptor, "is an io_uring");
+    assert_eq!((blocker.pid, blocker.fd.is_some()), (Some(container.init), true));
+}
+
+#[test]
+fn a_multipath_tcp_listener_is_named_with_its_port() {
+    let script =
+        "s = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262)\ns.bind(('', 7003))\ns.listen()\nready()\n";
+    if fs::read_to_string("/proc/sys/net/mptcp/enabled").map_or(true, |t| t.trim() != "1") {
+        eprintln!("skipped: this kernel has no MPTCP");
+        return;
+    }
+    let Some(container) = Sandbox::run("mptcp", script, None).map(Sandbox::started) else { return };
+    let blocker = container.blocked(BlockerKind::Socket, "is a multipath TCP socket on port 7003");
+    assert!(blocker.remedy.contains("GODEBUG=multipathtcp=0"));
+}
+
+#[test]
+fn stdout_on_a_host_file_is_named() {
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let out = log.reopen().unwrap();
+    let Some(container) = Sandbox::run("stdout", "ready()\n", Some(out)).map(Sandbox::started) else { return };
+    let blocker = container.blocked(BlockerKind::Descriptor, &log.path().display().to_string());
+    assert!(blocker.cause.starts_with("stdout of python3"), "{blocker}");
+    assert_eq!((blocker.pid, blocker.fd), (Some(container.init), Some(1)));
+}
+
+#[test]
+fn a_traced_process_is_named_with_its_tracer() {
+    let script = "child = os.fork()\nif child == 0:\n    libc.ptrace(0, 0, 0, 0)\n    os.kill(os.getpid(), signal.SIGSTOP)\n    \
+                  time.sleep(1000)\nos.waitpid(child, os.WUNTRACED)\nready()\n";
+    let Some(container) = Sandbox::run("traced", script, None).map(Sandbox::started) else { return };
+    // Not compared with criu, which takes ten seconds to give up.
+    let blockers = inspect(&container.subject()).unwrap().blockers;
+    assert!(blockers.len() == 1 && blockers[0].cause.contains("is being traced by python3"), "{blockers:?}");
+    assert!(blockers[0].cause.ends_with("in the same container"), "{blockers:?}");
+}
+
+#[test]
+fn a_process_that_entered_by_exec_is_named_alone() {
+    let Some(container) = Sandbox::run("exec", "ready()\n", None).map(Sandbox::started) else { return };
+    let mut command = container.runc();
+    let command = command.args(["exec", &container.name, "/bin/sh", "-c", "sleep 1000 & touch /shared/in; wait"]);
+    let mut entered: Child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    wait("the command runs", || container.dir.path().join("shared/in").exists());
+    let findings = inspect(&container.subject()).unwrap();
+    let causes: Vec<&str> = findings.blockers.iter().map(|b| b.cause.as_str()).collect();
+    assert!(
+        causes.len() == 1 && causes[0].starts_with("sh (pid") && causes[0].contains("started by exec"),
+        "{causes:?}"
+    );
+    assert_eq!(findings.tasks, 3);
+    drop(container);
+    entered.wait().unwrap();
+}
+
+#[test]
+fn a_connection_to_a_socket_of_the_host_is_named_with_its_holder() {
+    let script = "c = socket.socket(socket.AF_UNIX)\nwhile True:\n    try: c.connect('/shared/host.sock'); break\n    \
+                  except OSError: time.sleep(0.01)\nready()\n";
+    let Some(container) = Sandbox::run("unix", script, None) else { return };
+    let listener = UnixListener::bind(container.dir.path().join("shared/host.sock")).unwrap();
+    let _accepted = listener.accept().unwrap();
+    let container = container.started();
+    container.blocked(BlockerKind::Socket, "is connected to a Unix socket");
+}
+
+#[test]
+fn a_message_queue_is_named() {
+    let script = "fd = libc.mq_open(b'/queue', os.O_CREAT | os.O_RDWR, 0o600, None)\nassert fd > 0\nready()\n";
+    let Some(container) = Sandbox::run("mqueue", script, None).map(Sandbox::started) else { return };
+    let findings = inspect(&container.subject()).unwrap();
+    let mut causes: Vec<String> = findings.blockers.into_iter().map(|b| b.cause).collect();
+    causes.sort();
+    assert_eq!(causes.len(), 2, "{causes:?}");
+    assert!(causes[0].contains("is the POSIX message queue /queue"), "{causes:?}");
+    assert!(causes[1].contains("the mount at /dev/mqueue holds POSIX message queues"), "{causes:?}");
+    assert!(container.dump().is_none_or(|r| r.is_err()));
+}
+
+#[test]
+fn a_vfork_that_lasts_is_named() {
+    // posix_spawn vforks; the child is held up by opening a FIFO that nobody writes to.
+    let script = "os.mkfifo('/tmp/fifo')\ndef spawn():\n    os.posix_spawn('/bin/true', ['true'], {}, file_actions=[(os.POSIX_SPAWN_OPEN, \
+                  9, '/tmp/fifo', os.O_RDONLY, 0)])\nif os.fork() == 0: spawn()\nready()\n";
+    let Some(container) = Sandbox::run("vfork", script, None).map(Sandbox::started) else { return };
+    wait("the child waits", || container.subject().pids.len() == 3);
+    let findings = inspect(&container.subject()).unwrap();
+    let causes: Vec<&str> = findings.blockers.iter().map(|b| b.cause.as_str()).collect();
+    assert!(causes.len() == 1 && causes[0].contains("vforked"), "{causes:?}");
+}
+
+#[test]
+fn bind_mounts_that_the_engine_does_not_know_are_named() {
+    let Some(container) = Sandbox::run("mounts", "ready()\n", None).map(Sandbox::started) else { return };
+    let mut subject = container.subject();
+    subject.external_mounts.retain(|p| p != Path::new("/shared"));
+    let causes: Vec<String> = inspect(&subject).unwrap().blockers.into_iter().map(|b| b.cause).collect();
+    assert!(causes.iter().all(|c| c.starts_with("the mount at /shared ")), "{causes:?}");
+    // Where the test's directory lies on the root filesystem of the container, CRIU finds it by itself.
+    assert!(causes.len() <= 1);
+}
+
+#[test]
+fn pipes_to_the_outside_are_named_unless_the_engine_keeps_them() {
+    let (read, write) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).unwrap();
+    let Some(container) = Sandbox::run("pipe", "ready()\n", Some(File::from(write))).map(Sandbox::started) else {
+        return;
+    };
+    // Our own descriptors do not count (an agent may hold one for an instant), so another process has to hold the end.
+    let mut holder = Command::new("sleep").arg("1000").stdin(read).spawn().unwrap();
+    assert_eq!(inspect(&container.subject()).unwrap().blockers, []);
+    let subject = Subject { stdio_pipes_kept: false, ..container.subject() };
+    let blockers = inspect(&subject).unwrap().blockers;
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    let cause = format!("is a pipe whose other end is held by sleep (pid {}) outside of the container", holder.id());
+    assert!(blockers.len() == 1 && blockers[0].cause.ends_with(&cause), "{blockers:?}");
+}
+
+#[test]
+fn other_objects_of_the_kernel_are_named() {
+    let script = "fd = libc.syscall(323, 1)\nassert fd > 0\nready()\n";
+    let Some(container) = Sandbox::run("userfault", script, None).map(Sandbox::started) else { return };
+    container.blocked(BlockerKind::Descriptor, "is a userfaultfd, which CRIU does not support");
+}
+
+#[test]
+fn a_container_that_has_ended_is_an_error_of_its_own() {
+    let mut child = Command::new("true").spawn().unwrap();
+    child.wait().unwrap();
+    let subject = Subject { init_pid: child.id(), ..Subject::default() };
+    assert!(inspect(&subject).unwrap_err().to_string().contains("has ended"));
+}
