@@ -1,1 +1,32 @@
-//! placeholder
+//! What end-to-end scenarios have in common: a lab for each test binary, tests that run one after the other and never
+//! pass in silence, and the assertions that hold after every move.
+//!
+//! ```no_run
+//! use std::process::ExitCode;
+//! use tranship_e2e::{Stage, exactly_one_runs, move_container, scenarios};
+//!
+//! fn moves(stage: &mut Stage) -> anyhow::Result<()> {
+//!     // … stage.lab.run("a", "web", …)
+//!     let report = move_container(&stage.lab, "a", "web", "b")?;
+//!     assert_eq!(exactly_one_runs(&stage.lab, "web")?, "b");
+//!     Ok(())
+//! }
+//!
+//! fn main() -> ExitCode {
+//!     scenarios(&[("a_container_moves", moves)])
+//! }
+//! ```
+
+mod computation;
+mod containers;
+mod guest;
+mod moves;
+mod runner;
+mod switch;
+
+pub use computation::{Computation, Progress};
+pub use containers::{Copy, copies, exactly_one_runs, nothing_left};
+pub use guest::{Guest, ZooLine};
+pub use moves::{Refusal, connection_alive, move_container, refused_move, second_move_succeeds};
+pub use runner::{Scenario, Stage, scenarios, wait_until};
+pub use switch::Capture;

@@ -118,3 +118,18 @@ pub fn epoll(_: &Path) -> Result<Check> {
         Ok(())
     }))
 }
+
+/// An eventfd that gives out one at a time.
+pub fn eventfd_semaphore(_: &Path) -> Result<Check> {
+    const LEFT: u64 = 5;
+    let semaphore = EventFd::from_value_and_flags(LEFT as u32, EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_SEMAPHORE)?;
+    Ok(Box::new(move || {
+        for _ in 0..LEFT {
+            let given = semaphore.read()?;
+            ensure!(given == 1, "the semaphore gives {given} at once");
+        }
+        ensure!(semaphore.read() == Err(nix::Error::EAGAIN), "the semaphore had more than {LEFT}");
+        semaphore.write(LEFT)?;
+        Ok(())
+    }))
+}

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use nix::fcntl::{FcntlArg, OFlag};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 
@@ -107,5 +107,20 @@ pub fn inotify(place: &Path) -> Result<Check> {
             }
         }
         anyhow::bail!("no events for the files that were made and deleted")
+    }))
+}
+
+/// An event that waits to be read.
+pub fn inotify_unread(place: &Path) -> Result<Check> {
+    let watcher = Inotify::init(InitFlags::IN_NONBLOCK)?;
+    watcher.add_watch(place, AddWatchFlags::IN_CREATE)?;
+    let path = place.join("file");
+    File::create(&path)?;
+    Ok(Box::new(move || {
+        let events = watcher.read_events().context("the event that waited is gone")?;
+        ensure!(events.iter().any(|e| e.name.as_deref() == path.file_name()), "another event waited");
+        std::fs::remove_file(&path)?;
+        File::create(&path)?;
+        Ok(())
     }))
 }

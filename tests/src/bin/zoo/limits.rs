@@ -3,11 +3,12 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::stat::Mode;
 
 use crate::raw;
-use crate::species::{Check, status_line};
+use crate::species::{Check, read_proc, status_line};
 
 /// Limits that are lower than usual.
 pub fn resource_limits(_: &Path) -> Result<Check> {
@@ -83,7 +84,7 @@ pub fn environment(_: &Path) -> Result<Check> {
 pub fn nice(_: &Path) -> Result<Check> {
     raw::set_nice(5)?;
     Ok(Box::new(|| {
-        let stat = std::fs::read_to_string("/proc/self/stat")?;
+        let stat = read_proc("/proc/self/stat")?;
         // The name may contain anything, so fields are counted from its closing parenthesis: state is the third.
         let nice = stat.rsplit(')').next().and_then(|rest| rest.split_ascii_whitespace().nth(19 - 3));
         ensure!(nice == Some("5"), "the niceness is {nice:?}");
@@ -101,15 +102,28 @@ pub fn identity(_: &Path) -> Result<Check> {
                 .iter()
                 .map(|key| status_line(key))
                 .collect::<Result<Vec<_>>>()?,
-            std::fs::read_to_string("/proc/self/comm")?,
+            read_proc("/proc/self/comm")?,
             nix::unistd::gethostname()?,
-            std::fs::read_to_string("/proc/self/oom_score_adj")?,
+            read_proc("/proc/self/oom_score_adj")?,
         ))
     };
     let before = look()?;
     Ok(Box::new(move || {
         let now = look()?;
         ensure!(now == before, "it was {before:?} and is {now:?}");
+        Ok(())
+    }))
+}
+
+/// The processors that it may run on.
+pub fn affinity(_: &Path) -> Result<Check> {
+    let me = nix::unistd::Pid::from_raw(0);
+    let mut one = CpuSet::new();
+    one.set(0)?;
+    sched_setaffinity(me, &one)?;
+    Ok(Box::new(move || {
+        let now = sched_getaffinity(me)?;
+        ensure!(now == one, "it may run on other processors than the first");
         Ok(())
     }))
 }

@@ -72,17 +72,17 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<()> {
     if arguments.list {
         for species in species::ALL {
-            println!("{:<24} {}", species.name, species.cage);
+            let wild = species.wild.map(|why| format!("only if named; CRIU: {why}"));
+            println!("{:<24} {:<12} {}", species.name, species.cage, wild.unwrap_or_default());
         }
         return Ok(());
     }
     for name in &arguments.only {
         ensure!(species::ALL.iter().any(|s| s.name == name), "no animal is called {name:?}; --list shows the names");
     }
-    let chosen: Vec<_> = species::ALL
-        .iter()
-        .filter(|s| arguments.only.is_empty() || arguments.only.iter().any(|n| n == s.name))
-        .collect();
+    let named = |s: &&species::Species| arguments.only.iter().any(|name| name == s.name);
+    let all = arguments.only.is_empty();
+    let chosen: Vec<_> = species::ALL.iter().filter(|s| if all { s.wild.is_none() } else { named(s) }).collect();
     match &arguments.cage {
         Some(cage) => keeper::run_cage(cage, &chosen, &arguments.dir),
         None => keeper::keep(&chosen, &arguments.dir, arguments.port),

@@ -138,3 +138,20 @@ pub fn options(_: &Path) -> Result<Check> {
         Ok(())
     }))
 }
+
+/// A connection that waits to be accepted.
+pub fn pending(_: &Path) -> Result<Check> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    let mut client = TcpStream::connect(address)?;
+    Ok(Box::new(move || {
+        let (mut server, _) = listener.accept()?;
+        client.write_all(b"hello")?;
+        server.set_read_timeout(Some(PATIENCE))?;
+        let mut text = [0; 5];
+        server.read_exact(&mut text)?;
+        ensure!(&text == b"hello", "the connection that waited has the wrong data");
+        client = TcpStream::connect(address)?;
+        Ok(())
+    }))
+}

@@ -129,6 +129,11 @@ impl Region {
 
     /// The permissions (as `rw-p`) and the flags (as `rd wr mr …`) of the mapping, from `/proc/self/smaps`.
     pub fn kernel_view(&self) -> Result<(String, String)> {
+        // The file is read in parts; after a move between two of them they do not fit together, so look once more.
+        self.look_up().or_else(|_| self.look_up())
+    }
+
+    fn look_up(&self) -> Result<(String, String)> {
         let smaps = std::fs::read_to_string("/proc/self/smaps")?;
         let begin = format!("{:x}-", self.start as usize);
         let mut lines = smaps.lines().skip_while(|l| !l.starts_with(&begin));

@@ -14,10 +14,21 @@ pub struct Species {
     pub name: &'static str,
     pub cage: &'static str,
     pub settle: fn(&Path) -> Result<Check>,
+    /// What CRIU does with it, where it cannot carry it. Such animals are wild: they run only when they are named.
+    pub wild: Option<&'static str>,
 }
 
 const fn species(cage: &'static str, name: &'static str, settle: fn(&Path) -> Result<Check>) -> Species {
-    Species { name, cage, settle }
+    Species { name, cage, settle, wild: None }
+}
+
+const fn wild(
+    cage: &'static str,
+    name: &'static str,
+    settle: fn(&Path) -> Result<Check>,
+    why: &'static str,
+) -> Species {
+    Species { name, cage, settle, wild: Some(why) }
 }
 
 /// Every animal. In one cage those that fork come before those that start threads.
@@ -81,6 +92,14 @@ pub const ALL: &[Species] = &[
     species("threads", "deep_stack", threads::deep_stack),
     species("threads", "thread_local", threads::thread_local),
     species("threads", "futex", threads::futex),
+    wild("channels", "eventfd_semaphore", channels::eventfd_semaphore, "becomes a plain counter"),
+    wild("unix", "unix_pending_data", unix::pending_data, "refused: data sent before the accept"),
+    wild("terminals", "pty_processed_output", terminals::processed_output, "unread output is processed twice"),
+    wild("files", "inotify_unread", files::inotify_unread, "events that wait unread are dropped"),
+    wild("files", "thread_file", threads::proc_file, "restore fails: an open file of /proc that belongs to a thread"),
+    wild("network", "tcp_pending", network::pending, "refused: a TCP connection that waits to be accepted"),
+    wild("timers", "timerfd_expired", timers::expired, "a periodic timerfd that has expired unread stops for ever"),
+    wild("limits", "affinity", limits::affinity, "the set of allowed CPUs is forgotten"),
 ];
 
 /// Notices when something that should go on has stopped: complains after so many looks at the same value. Looks, not
@@ -92,8 +111,8 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// About ten seconds' worth of checks on an idle machine.
-    const PATIENCE: u32 = 500;
+    /// At least two seconds' worth of checks.
+    const PATIENCE: u32 = 100;
 
     pub fn new(what: &'static str) -> Self {
         Self { what, last: 0, same: 0 }
@@ -126,9 +145,17 @@ pub fn pattern_bytes(seed: u64, length: usize) -> Vec<u8> {
     (0..length.div_ceil(8) as u64).flat_map(|i| pattern(seed.wrapping_add(i)).to_le_bytes()).take(length).collect()
 }
 
+/// A small file of `/proc`, read by one system call: were it read in parts, a move between two of them would put together
+/// what does not belong together.
+pub fn read_proc(path: &str) -> Result<String> {
+    let mut buffer = vec![0; 16 << 10];
+    let length = std::io::Read::read(&mut std::fs::File::open(path)?, &mut buffer)?;
+    Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
+}
+
 /// The value of a line `Key:\tvalue` of `/proc/self/status`.
 pub fn status_line(key: &str) -> Result<String> {
-    let text = std::fs::read_to_string("/proc/self/status")?;
+    let text = read_proc("/proc/self/status")?;
     match text.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix(':')) {
         Some(value) => Ok(value.trim().to_owned()),
         None => bail!("/proc/self/status has no line {key}"),

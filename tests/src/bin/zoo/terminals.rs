@@ -103,3 +103,19 @@ pub fn controlling(_: &Path) -> Result<Check> {
         talk(&mut master, &mut slave, n)
     }))
 }
+
+/// Output that waits to be read, with `\n` made `\r\n` on its way as terminals usually do.
+pub fn processed_output(_: &Path) -> Result<Check> {
+    let pty = open()?;
+    let mut mode = tcgetattr(&pty.slave)?;
+    mode.output_flags.insert(OutputFlags::OPOST | OutputFlags::ONLCR);
+    tcsetattr(&pty.slave, SetArg::TCSANOW, &mode)?;
+    let (mut master, mut slave) = (File::from(pty.master), File::from(pty.slave));
+    slave.write_all(b"output\n")?;
+    Ok(Box::new(move || {
+        let read = read_line(&mut master)?;
+        ensure!(read == "output\r\n", "the output that waited is {read:?}");
+        slave.write_all(b"output\n")?;
+        Ok(())
+    }))
+}

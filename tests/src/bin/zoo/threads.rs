@@ -61,8 +61,9 @@ pub fn thread_local(_: &Path) -> Result<Check> {
                     let mut found = SigSet::empty();
                     nix::sys::signal::pthread_sigmask(SigmaskHow::SIG_BLOCK, None, Some(&mut found))?;
                     ensure!(found == mask, "its signal mask is {found:?}");
-                    let name = std::fs::read_to_string("/proc/thread-self/comm")?;
-                    ensure!(name.trim_end() == format!("beast-{n}"), "its name is {name:?}");
+                    // Not from /proc: CRIU cannot restore a file of /proc that belongs to a thread and happens to be open.
+                    let name = nix::sys::prctl::get_name()?;
+                    ensure!(name.to_bytes() == format!("beast-{n}").as_bytes(), "its name is {name:?}");
                     Ok(())
                 })());
                 thread::sleep(Duration::from_millis(10));
@@ -137,5 +138,25 @@ pub fn futex(_: &Path) -> Result<Check> {
         let turn = *turns.0.lock().expect("nobody panics with it");
         ensure!(turn.0 == turn.1, "torn: {turn:?}");
         check()
+    }))
+}
+
+/// An open file of `/proc` that belongs to a thread which is not the first of its process.
+pub fn proc_file(_: &Path) -> Result<Check> {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    thread::Builder::new().name("named".into()).spawn(move || {
+        // Nobody waits for it if this cage is ending.
+        let _ = sender.send(std::fs::File::open("/proc/thread-self/comm"));
+        loop {
+            thread::park();
+        }
+    })?;
+    let mut file = receiver.recv()??;
+    Ok(Box::new(move || {
+        let mut name = String::new();
+        std::io::Seek::rewind(&mut file)?;
+        std::io::Read::read_to_string(&mut file, &mut name)?;
+        ensure!(name == "named\n", "the thread's name is {name:?}");
+        Ok(())
     }))
 }

@@ -55,14 +55,44 @@ fn in_an_hour() -> Expiration {
     Expiration::OneShot(TimeSpec::from(HOUR))
 }
 
-/// Timer descriptors: one periodic, one long.
+/// Timer descriptors: a long one, a long periodic one, and one that has expired and was not read yet.
 pub fn timerfd(_: &Path) -> Result<Check> {
-    let short = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_NONBLOCK)?;
-    short.set(every_period(), TimerSetTimeFlags::empty())?;
     let long = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::empty())?;
     long.set(in_an_hour(), TimerSetTimeFlags::empty())?;
+    let periodic = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::empty())?;
+    let hourly = Expiration::IntervalDelayed(TimeSpec::from(HOUR), TimeSpec::from(PERIOD));
+    periodic.set(hourly, TimerSetTimeFlags::empty())?;
+    let short = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_NONBLOCK)?;
+    let soon = Expiration::OneShot(TimeSpec::from(Duration::from_micros(1)));
+    short.set(soon, TimerSetTimeFlags::empty())?;
     let mut watch = Watch::new("the number of expirations");
-    let mut count_down = countdown();
+    let (mut count_down, mut until_first) = (countdown(), countdown());
+    let mut ticks = 0;
+    Ok(Box::new(move || {
+        match short.wait() {
+            Ok(()) => {
+                ticks += 1;
+                short.set(soon, TimerSetTimeFlags::empty())?;
+            }
+            Err(nix::Error::EAGAIN) => {}
+            Err(error) => return Err(error.into()),
+        }
+        watch.look(ticks)?;
+        match periodic.get()? {
+            Some(Expiration::IntervalDelayed(left, every)) if Duration::from(every) == PERIOD => {
+                until_first(left.into())?
+            }
+            other => anyhow::bail!("the periodic timer is {other:?}"),
+        }
+        count_down(one_shot(long.get()?)?)
+    }))
+}
+
+/// A timer descriptor that ticks faster than it is read.
+pub fn expired(_: &Path) -> Result<Check> {
+    let short = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_NONBLOCK)?;
+    short.set(every_period(), TimerSetTimeFlags::empty())?;
+    let mut watch = Watch::new("the number of expirations");
     let mut ticks = 0;
     Ok(Box::new(move || {
         match short.wait() {
@@ -70,9 +100,7 @@ pub fn timerfd(_: &Path) -> Result<Check> {
             Err(nix::Error::EAGAIN) => {}
             Err(error) => return Err(error.into()),
         }
-        watch.look(ticks)?;
-        periodic(short.get()?)?;
-        count_down(one_shot(long.get()?)?)
+        watch.look(ticks)
     }))
 }
 

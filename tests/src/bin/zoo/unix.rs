@@ -149,3 +149,23 @@ pub fn pending_connection(place: &Path) -> Result<Check> {
         Ok(())
     }))
 }
+
+/// The same with data that was sent before the accept.
+pub fn pending_data(place: &Path) -> Result<Check> {
+    let path = place.join("socket");
+    let listener = UnixListener::bind(&path)?;
+    let mut client = UnixStream::connect(&path)?;
+    client.write_all(b"early")?;
+    Ok(Box::new(move || {
+        let (mut server, _) = listener.accept()?;
+        let mut text = [0; 5];
+        server.read_exact(&mut text)?;
+        ensure!(&text == b"early", "what was sent before the accept is wrong");
+        server.write_all(b"late")?;
+        client.read_exact(&mut text[..4])?;
+        ensure!(&text[..4] == b"late", "the answer is wrong");
+        client = UnixStream::connect(&path)?;
+        client.write_all(b"early")?;
+        Ok(())
+    }))
+}

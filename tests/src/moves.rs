@@ -1,0 +1,78 @@
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use tranship_api::{ApiError, ErrorBody};
+use tranship_lab::{CounterClient, CounterReport, Lab};
+use tranship_types::{Outcome, Report};
+
+use crate::containers::exactly_one_runs;
+
+/// Moves a container, and returns the report.
+///
+/// # Errors
+/// If the move fails, says that something was left over, or has a report that cannot be right.
+pub fn move_container(lab: &Lab, from: &str, name: &str, to: &str) -> Result<Report> {
+    let value = lab.move_container(from, name, to)?;
+    let report: Report = serde_json::from_value(value).context("the report of the move")?;
+    ensure!(report.outcome == Outcome::Moved, "the move ended as {:?}: {:?}", report.outcome, report.error);
+    ensure!(report.leftovers.is_empty(), "the move left something over: {}", report.leftovers.join("; "));
+    let (blackout, total) = (report.blackout_ms, report.total_ms);
+    ensure!(
+        matches!((blackout, total), (Some(b), Some(t)) if b > 0.0 && b <= t),
+        "a blackout of {blackout:?} ms in a total of {total:?} ms cannot be"
+    );
+    Ok(report)
+}
+
+/// What `tranship move` said when it refused.
+#[derive(Debug)]
+pub struct Refusal {
+    /// Its exit status: 3 for a blocked move, 4 if the agent cannot be reached, 2 if the command makes no sense.
+    pub status: i32,
+    /// What people saw, on stderr.
+    pub text: String,
+    /// The error in the JSON on stdout.
+    pub error: ErrorBody,
+}
+
+/// Asks for a move that must be refused before anything is touched.
+///
+/// # Errors
+/// If it was not refused but begun, or the refusal is not said as it should be.
+pub fn refused_move(lab: &Lab, from: &str, name: &str, to: &str) -> Result<Refusal> {
+    let output = lab.exec(from, &["tranship", "move", name, "--to", to, "--json"])?;
+    let (stdout, text) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let status = output.status.code().with_context(|| format!("tranship ended with {}", output.status))?;
+    let last = stdout.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    let value: Value = serde_json::from_str(last).with_context(|| format!("status {status}, {stdout:?}, {text:?}"))?;
+    if value.get("error").is_none_or(|error| !error.is_object()) {
+        bail!("the move of {name} was not refused but begun: status {status}, {last}");
+    }
+    let ApiError { error } = serde_json::from_value(value).with_context(|| format!("the error {last:?}"))?;
+    Ok(Refusal { status, text: text.into_owned(), error })
+}
+
+/// Checks that the counter goes on on its one connection: 100 further right replies within 5 s.
+///
+/// # Errors
+/// If not.
+pub fn connection_alive(counter: &mut CounterClient) -> Result<CounterReport> {
+    let report = counter.wait_replies(100, Duration::from_secs(5))?;
+    ensure!(report.same_connection && report.error.is_none(), "it is not the same connection any more: {report:?}");
+    Ok(report)
+}
+
+/// Moves the container from where it runs to the other of two nodes and checks that it runs there and nowhere else; says
+/// where it is now.
+///
+/// # Errors
+/// If not.
+pub fn second_move_succeeds(lab: &Lab, name: &str) -> Result<String> {
+    let from = exactly_one_runs(lab, name).context("before the second move")?;
+    let to = lab.nodes().into_iter().find(|node| *node != from).context("there is no other node")?;
+    move_container(lab, &from, name, &to).context("the second move")?;
+    let now = exactly_one_runs(lab, name).context("after the second move")?;
+    ensure!(now == to, "after the second move {name} runs on {now}, not on {to}");
+    Ok(now)
+}

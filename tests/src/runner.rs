@@ -1,0 +1,148 @@
+use std::env;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use libtest_mimic::{Arguments, Completion, Trial};
+use tranship_lab::{Lab, Snapshot, UpOptions, find_program};
+
+/// How long to wait for another test's lab on this machine to be taken down.
+const LAB_PATIENCE: Duration = Duration::from_secs(600);
+const PROGRAMS: [&str; 4] = ["tranship", "transhipd", "tranship-lab", "zoo"];
+
+/// What a scenario plays on: a lab with two nodes whose agents run.
+#[derive(Debug)]
+pub struct Stage {
+    /// The lab.
+    pub lab: Lab,
+}
+
+/// A test: an error or a panic is a failure. It leaves no containers behind.
+pub type Scenario = fn(&mut Stage) -> Result<()>;
+
+/// The `main` of a file of tests: runs the scenarios one after the other, in this order, all in one lab that is taken
+/// down afterwards; a scenario that fails gets the lab taken down, and the next one a new one. Finally the machine is
+/// compared with what it was before.
+///
+/// Where tests cannot run (not root, programs not built) each is counted as ignored, with the reason; where `CI` is set,
+/// it fails instead.
+pub fn scenarios(list: &[(&'static str, Scenario)]) -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    // The lab is the machine's only one.
+    arguments.test_threads = Some(1);
+    let stage = Arc::new(Mutex::new(None));
+    let before = Arc::new(Mutex::new(None));
+    let mut trials: Vec<_> = list
+        .iter()
+        .map(|(name, scenario)| {
+            let (stage, before, scenario) = (Arc::clone(&stage), Arc::clone(&before), *scenario);
+            Trial::ignorable_test(*name, move || unless_hindered(|| play(scenario, &stage, &before)))
+        })
+        .collect();
+    let last = Arc::clone(&stage);
+    trials.push(Trial::ignorable_test("nothing_is_left_of_the_lab", move || {
+        unless_hindered(|| {
+            take_down(&last)?;
+            let before = before.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let left = before.map(|b: Snapshot| b.compare()).unwrap_or_default();
+            if !left.is_empty() {
+                bail!("{}", left.join("\n"));
+            }
+            Ok(())
+        })
+    }));
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    // A filter may have left out the test that does this.
+    if let Err(error) = take_down(&stage) {
+        eprintln!("{error:#}");
+        return ExitCode::FAILURE;
+    }
+    conclusion.exit_code()
+}
+
+fn take_down(stage: &Mutex<Option<Stage>>) -> Result<()> {
+    let stage = stage.lock().unwrap_or_else(PoisonError::into_inner).take();
+    stage.map_or(Ok(()), |s| s.lab.down()).context("taking the lab down")
+}
+
+fn play(scenario: Scenario, stage: &Mutex<Option<Stage>>, before: &Mutex<Option<Snapshot>>) -> Result<()> {
+    let mut on = stage.lock().unwrap_or_else(PoisonError::into_inner);
+    if on.is_none() {
+        let mut before = before.lock().unwrap_or_else(PoisonError::into_inner);
+        wait_for_other_labs()?;
+        before.get_or_insert_with(Snapshot::take);
+        let lab = Lab::up(&UpOptions { wait: LAB_PATIENCE, ..UpOptions::default() });
+        *on = Some(Stage { lab: lab.context("bringing the lab up")? });
+    }
+    let stage = on.as_mut().context("no stage")?;
+    // The stage goes with a scenario that fails or panics: nobody knows in what state it was left.
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| scenario(stage)));
+    match result {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => {
+            tell_agents_last_words(stage);
+            *on = None;
+            Err(error)
+        }
+        Err(panic) => {
+            tell_agents_last_words(stage);
+            *on = None;
+            drop(on);
+            std::panic::resume_unwind(panic)
+        }
+    }
+}
+
+/// Waits until no other lab is up, so that the snapshot does not show what goes away with it.
+fn wait_for_other_labs() -> Result<()> {
+    wait_until("another lab on this machine to be taken down", LAB_PATIENCE, || {
+        Ok(Lab::attach().is_err().then_some(()))
+    })
+}
+
+/// Prints the ends of the agents' logs, which are gone with the lab.
+fn tell_agents_last_words(stage: &Stage) {
+    for node in stage.lab.nodes() {
+        let log = stage.lab.path(&node, "/run/tranship/agent.log").map(std::fs::read_to_string);
+        let Ok(Ok(text)) = log else { continue };
+        let lines: Vec<_> = text.lines().collect();
+        eprintln!("--- the agent of node {node} said last:");
+        lines[lines.len().saturating_sub(30)..].iter().for_each(|line| eprintln!("    {line}"));
+    }
+}
+
+fn unless_hindered(test: impl FnOnce() -> Result<()>) -> Result<Completion, libtest_mimic::Failed> {
+    if let Some(why) = hindrance() {
+        if env::var_os("CI").is_some() {
+            return Err(format!("cannot run here, and must on CI: {why}").into());
+        }
+        return Ok(Completion::ignored_with(why));
+    }
+    test().map(|()| Completion::Completed).map_err(|error| format!("{error:#}").into())
+}
+
+/// Why end-to-end tests cannot run here.
+fn hindrance() -> Option<String> {
+    if !nix::unistd::geteuid().is_root() {
+        return Some("nodes are namespaces, which needs root".into());
+    }
+    PROGRAMS.iter().find_map(|name| find_program(name).err()).map(|e| e.to_string())
+}
+
+/// Waits until `probe` finds something, looking every 10 ms, at most for `limit`; `what` completes "waited for …".
+///
+/// # Errors
+/// If it does not in time, or the probe fails.
+pub fn wait_until<T>(what: &str, limit: Duration, mut probe: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let deadline = Instant::now() + limit;
+    loop {
+        if let Some(found) = probe().with_context(|| format!("while waiting for {what}"))? {
+            return Ok(found);
+        }
+        if Instant::now() >= deadline {
+            bail!("waited for {what} for {} s", limit.as_secs());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
