@@ -4,21 +4,52 @@
 //! - `transhipd pager DIRECTORY WORK` is the page store and fault server of one migration.
 //! - called as `criu`, it is the CRIU front that an engine executes.
 
+mod arrivals;
+mod config;
+mod destination;
+mod inspection;
+mod layout;
+mod moves;
+mod node;
+mod peers;
+mod registry;
+mod service;
+mod source;
+mod timeline;
+
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::Context;
+use clap::Parser;
+use tracing_subscriber::EnvFilter;
+use tranship_coordinator::FaultPlan;
 use tranship_criu::front;
+use tranship_engine::Runc;
 use tranship_memory::pager;
+use tranship_transport::{Connector, Identity, Listener};
+
+use crate::config::Config;
+use crate::node::Node;
+
+/// The Tranship agent: moves this node's containers to other nodes, and takes theirs.
+#[derive(Debug, Parser)]
+#[command(name = "transhipd", version)]
+struct Arguments {
+    /// The configuration file.
+    #[arg(long, default_value = "/etc/tranship/agent.toml", value_name = "FILE")]
+    config: PathBuf,
+}
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    let called_as = arguments.first().and_then(|a| Path::new(a).file_name().map(|n| n.to_owned()));
+    let called_as = arguments.first().and_then(|a| Path::new(a).file_name().map(ToOwned::to_owned));
     let done = match (called_as.as_deref().and_then(|n| n.to_str()), arguments.get(1).and_then(|a| a.to_str())) {
         (Some("criu"), _) => criu_front(&arguments),
         (_, Some("pager")) => run_pager(&arguments),
-        _ => Ok(0),
+        _ => agent(&Arguments::parse()).map(|()| 0),
     };
     match done {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
@@ -46,4 +77,55 @@ fn run_pager(arguments: &[OsString]) -> anyhow::Result<i32> {
     let [_, _, directory, work] = arguments else { anyhow::bail!("usage: transhipd pager DIRECTORY WORK") };
     pager::run(Path::new(directory), Path::new(work))?;
     Ok(0)
+}
+
+fn agent(arguments: &Arguments) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_from_env("TRANSHIP_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+
+    let config = Config::load(&arguments.config)?;
+    let identity = Identity::load(&config.tls.ca, &config.tls.cert, &config.tls.key)?;
+    identity.expect_node(&config.node)?;
+    let faults = FaultPlan::parse(&std::env::var("TRANSHIP_FAULTS").unwrap_or_default())?;
+    let engine = Runc {
+        path: config.runc.path.clone(),
+        root: config.runc.root.clone(),
+        cgroup_parent: config.runc.cgroup_parent.clone(),
+    };
+    let (listen, socket) = (config.listen.clone(), config.socket.clone());
+    for directory in [&config.run_dir, &config.state_dir] {
+        std::fs::create_dir_all(directory).with_context(|| format!("{} cannot be made", directory.display()))?;
+    }
+    let node = Node::new(config, Box::new(engine), Connector::new(identity.clone()), faults);
+    if let Err(blocker) = node.criu() {
+        // Not an end: the containers that are here can be listed, and criu may be installed while the agent runs.
+        tracing::error!("{blocker}");
+    }
+
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let api = runtime.block_on(async { tranship_api::bind(&socket) })?;
+    let listener = Arc::new(Listener::bind(identity, &listen)?);
+    moves::recover(&node);
+    let closer = listener.closer()?;
+    let (peers_node, peers_listener) = (Arc::clone(&node), Arc::clone(&listener));
+    let peers = std::thread::Builder::new().name("peers".into()).spawn(move || peers::serve(&peers_node, &peers_listener))?;
+    tracing::info!(node = %node.config.node, %listen, socket = %socket.display(), "ready");
+
+    let router = tranship_api::router(Arc::new(service::Service(Arc::clone(&node))));
+    let stopped = async {
+        let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate());
+        let mut interrupt = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt());
+        match (&mut terminate, &mut interrupt) {
+            (Ok(terminate), Ok(interrupt)) => tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} },
+            _ => std::future::pending().await,
+        }
+    };
+    runtime.block_on(tranship_api::serve(api, router, stopped))?;
+    // Migrations under way are left as a killed agent would leave them: the next one takes them up.
+    tracing::info!("stopping");
+    node.stop();
+    closer.close();
+    let _ = peers.join();
+    let _ = std::fs::remove_file(&socket);
+    Ok(())
 }

@@ -204,13 +204,17 @@ pub fn make_ready(
     pass(port, faults, "ready", When::After)
 }
 
-/// On the source's decision. It may be called again, also after a restart, until it succeeds.
+/// On the source's decision. It may be called again, also after a restart, until it succeeds. When it returns `Ok`, the
+/// decision is in the journal too, and the source may be told that the container runs.
 pub fn commit(port: &mut dyn DestinationPort, journal: &mut Journal, faults: &FaultPlan) -> Result<(), Failure> {
     pass(port, faults, "commit", When::Before)?;
-    // If it cannot be written here it still stands in the source's journal, and the source will say it again.
-    let _ = journal.append(&Record::Commit);
+    // If it cannot be written here it still stands in the source's journal, and the container must not wait for it.
+    let noted = journal.append(&Record::Commit);
     pass(port, faults, "commit", When::After)?;
-    run(port, journal, faults, &DestinationStep::COMMIT, &mut Vec::new())
+    run(port, journal, faults, &DestinationStep::COMMIT, &mut Vec::new())?;
+    // But the source may forget it only when it is written here: an agent that was restarted and found nothing but its
+    // READY would wait for a word that nobody says any more.
+    noted.or_else(|_| journal.append(&Record::Commit)).map_err(|e| Failure::new(e.to_string()))
 }
 
 /// Afterwards: waits for the last page and removes what only the migration needed.

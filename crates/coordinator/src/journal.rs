@@ -115,13 +115,15 @@ impl Journal {
     pub fn open(path: &Path) -> Result<(Self, Vec<Record>), JournalError> {
         let failed = Self::failed(path, "read");
         let mut file = OpenOptions::new().read(true).append(true).open(path).map_err(&failed)?;
-        let mut text = String::new();
-        file.read_to_string(&mut text).map_err(&failed)?;
-        let whole = text.rfind('\n').map_or(0, |at| at + 1);
+        // As bytes: a line may have been torn within a character.
+        let mut text = Vec::new();
+        file.read_to_end(&mut text).map_err(&failed)?;
+        let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
         if whole < text.len() {
             file.set_len(whole as u64).map_err(&failed)?;
         }
-        let records: Result<Vec<Record>, _> = text[..whole].lines().map(serde_json::from_str).collect();
+        let lines = text[..whole].split_inclusive(|byte| *byte == b'\n');
+        let records: Result<Vec<Record>, _> = lines.map(serde_json::from_slice).collect();
         Ok((Self { path: path.to_owned(), file }, records.map_err(|e| failed(e.into()))?))
     }
 
@@ -134,17 +136,30 @@ impl Journal {
         found
     }
 
-    /// Appends a record.
+    /// Appends a record. On failure the journal is as it was.
     pub fn append(&mut self, record: &Record) -> Result<(), JournalError> {
         let mut line = serde_json::to_vec(record).map_err(|e| Self::failed(&self.path, "written")(e.into()))?;
         line.push(b'\n');
-        self.file.write_all(&line).map_err(Self::failed(&self.path, "written"))
+        let whole = self.length()?;
+        // A full disk may have taken a part of the line, into which the next one must not run.
+        self.file.write_all(&line).inspect_err(|_| self.cut(whole)).map_err(Self::failed(&self.path, "written"))
     }
 
-    /// Appends a decision: it is on the disk when this returns.
+    /// Appends a decision: it is on the disk when this returns. On failure the journal is as it was.
     pub fn decide(&mut self, record: &Record) -> Result<(), JournalError> {
+        let whole = self.length()?;
         self.append(record)?;
-        self.file.sync_data().map_err(Self::failed(&self.path, "synced"))
+        // A later agent must not find a decision that nobody acted on.
+        self.file.sync_data().inspect_err(|_| self.cut(whole)).map_err(Self::failed(&self.path, "synced"))
+    }
+
+    fn length(&self) -> Result<u64, JournalError> {
+        self.file.metadata().map(|m| m.len()).map_err(Self::failed(&self.path, "examined"))
+    }
+
+    /// Takes back what was written past `whole`, as far as the disk lets us: the failure itself is reported anyway.
+    fn cut(&self, whole: u64) {
+        let _ = self.file.set_len(whole);
     }
 
     /// Ends the journal: nothing is left to do, and nothing to remember.
@@ -170,7 +185,7 @@ mod tests {
         };
         let mut journal = Journal::create(directory.path(), &id, &begin).unwrap();
         journal.append(&Record::Step { step: "freeze".into() }).unwrap();
-        journal.file.write_all(b"{\"record\":\"com").unwrap();
+        journal.file.write_all("{\"record\":\"undone\",\"failure\":\"ü".as_bytes().split_last().unwrap().1).unwrap();
         let path = Journal::list(directory.path()).remove(0);
         let (mut journal, records) = Journal::open(&path).unwrap();
         assert_eq!(records, [begin, Record::Step { step: "freeze".into() }]);

@@ -198,6 +198,12 @@ pub fn recover(port: &mut dyn SourcePort, journal: &mut Journal, records: &[Reco
         Record::Undone { failure } => Some(failure.clone()),
         _ => None,
     });
+    if records.contains(&Record::Done) {
+        return match failure {
+            Some(failure) => Ending::Undone { failure, leftovers: Vec::new() },
+            None => Ending::Moved,
+        };
+    }
     if failure.is_none() && records.contains(&Record::Commit) {
         return forward(port, journal, &FaultPlan::default());
     }

@@ -140,3 +140,39 @@ impl Freezer {
         Ok(())
     }
 }
+
+/// How long killed processes may take to be gone.
+const SWEEP: Duration = Duration::from_secs(10);
+
+/// Ends every process in the cgroups of this path (below the root of each hierarchy), and removes the cgroups.
+pub(crate) fn sweep(path: &Path) -> Result<(), FreezerError> {
+    let Ok(relative) = path.strip_prefix("/") else { return Ok(()) };
+    if relative.as_os_str().is_empty() {
+        // The root cgroup is everybody's.
+        return Ok(());
+    }
+    let root = Path::new("/sys/fs/cgroup");
+    let hierarchies = std::fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
+    let cgroups: Vec<PathBuf> =
+        hierarchies.chain([root.to_owned()]).map(|h| h.join(relative)).filter(|c| c.is_dir()).collect();
+    for cgroup in &cgroups {
+        let freezer = if cgroup.join("freezer.state").exists() {
+            Freezer::V1(cgroup.clone())
+        } else if cgroup.join("cgroup.freeze").exists() {
+            Freezer::V2(cgroup.clone())
+        } else {
+            continue;
+        };
+        freezer.kill_frozen(SWEEP)?;
+    }
+    // cgroup v1 has the same directory under several names.
+    for cgroup in cgroups {
+        match std::fs::remove_dir(&cgroup) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(FreezerError::File { path: cgroup, source: error });
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}

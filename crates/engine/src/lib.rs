@@ -178,6 +178,10 @@ pub trait Engine: Send + Sync {
     /// Removes a container from the engine, ending what still runs of it. Removing one that is not there is a success.
     fn remove(&self, name: &str) -> Result<(), EngineError>;
 
+    /// Ends whatever runs in the cgroups that the configuration (as from [`Engine::adopt`]) names, and removes those: for
+    /// what a restore that was killed has left.
+    fn sweep(&self, config: &serde_json::Value) -> Result<(), EngineError>;
+
     /// Directories of the engine's own below which a killed restore may have left mounts, for this container.
     fn mount_residue(&self, name: &str) -> Vec<PathBuf>;
 }

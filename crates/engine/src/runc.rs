@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::freezer;
 use crate::{Container, Engine, EngineError, Freezer, Images, State, Summary};
 
 /// runc as configured on this node.
@@ -155,6 +156,11 @@ impl Engine for Runc {
             Err(EngineError::Refused { why, .. }) if why.contains("does not exist") => Ok(()),
             other => other.map(drop),
         }
+    }
+
+    fn sweep(&self, config: &Value) -> Result<(), EngineError> {
+        let Some(path) = config["linux"]["cgroupsPath"].as_str() else { return Ok(()) };
+        Ok(freezer::sweep(Path::new(path))?)
     }
 
     fn mount_residue(&self, name: &str) -> Vec<PathBuf> {

@@ -47,6 +47,11 @@ impl Store {
         Ok(Self { arena, pager: Mutex::new(pager), received: AtomicU64::new(0) })
     }
 
+    /// Takes the memory for so many bytes now, before the freeze.
+    pub fn populate(&self, bytes: u64) -> io::Result<()> {
+        self.arena.populate(bytes)
+    }
+
     /// Bytes of pages received so far.
     pub fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)

@@ -1,7 +1,9 @@
 //! Preloaded into criu for a dump: hides the pages that the memory plane moves.
 //!
 //! It also answers two questions that criu before 4.2 asks of every socket and that kernels since 6.16 refuse for all but
-//! Unix and netlink sockets (SO_PASSCRED and SO_PASSSEC; where they are refused, they are off).
+//! Unix and netlink sockets (SO_PASSCRED and SO_PASSSEC; where they are refused, they are off), and tells the resource
+//! limits of a task of another user where the kernel wants CAP_SYS_RESOURCE for that, from `/proc/PID/limits`, which wants
+//! nothing.
 //!
 //! CRIU asks the kernel which pages of a task hold data: by the ioctl PAGEMAP_SCAN, or on kernels before 6.7 by reading
 //! `/proc/PID/pagemap`. For the ranges listed in the file that `TRANSHIP_HIDDEN` names, this library answers "none", so
@@ -216,4 +218,74 @@ pub unsafe extern "C" fn getsockopt(
     // SAFETY: `value` holds at least the size of an int, by contract and the check above.
     unsafe { value.cast::<c_int>().write_unaligned(0) };
     0
+}
+
+type Syscall = unsafe extern "C" fn(c_long, c_long, c_long, c_long, c_long, c_long, c_long) -> c_long;
+
+/// One row of `/proc/PID/limits`, whose rows are in the order of the resources' numbers: (soft, hard).
+fn limits_row(text: &str, resource: usize) -> Option<[u64; 2]> {
+    let row = text.lines().nth(resource + 1)?;
+    let value = |column: &str| match column.trim() {
+        "unlimited" => Some(u64::MAX),
+        number => number.parse().ok(),
+    };
+    // The name's column is 26 wide and has blanks in it.
+    let mut values = row.get(26..)?.split_ascii_whitespace();
+    Some([value(values.next()?)?, value(values.next()?)?])
+}
+
+/// Stands in for libc's `syscall`, by which criu calls prlimit64.
+///
+/// # Safety
+/// As libc's: the arguments must fit the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn syscall(
+    number: c_long,
+    a: c_long,
+    b: c_long,
+    c: c_long,
+    d: c_long,
+    e: c_long,
+    f: c_long,
+) -> c_long {
+    static REAL: OnceLock<usize> = OnceLock::new();
+    // SAFETY: the symbol is libc's function of this type; arguments beyond those of the call are ignored by the kernel.
+    let real: Syscall = unsafe { std::mem::transmute(*REAL.get_or_init(|| next(c"syscall") as usize)) };
+    // SAFETY: handed on as it came.
+    let done = unsafe { real(number, a, b, c, d, e, f) };
+    let (pid, resource, new, old) = (a, b, c, d);
+    if done == 0 || number != libc::SYS_prlimit64 || new != 0 || old == 0 {
+        return done;
+    }
+    // SAFETY: libc's function has just set errno of this thread.
+    if unsafe { *libc::__errno_location() } != libc::EPERM {
+        return done;
+    }
+    let text = std::fs::read_to_string(format!("/proc/{pid}/limits"));
+    let limits = text.ok().zip(usize::try_from(resource).ok()).and_then(|(text, row)| limits_row(&text, row));
+    let Some(limits) = limits else {
+        // SAFETY: errno of this thread; reading the file has changed it.
+        unsafe { *libc::__errno_location() = libc::EPERM };
+        return done;
+    };
+    // SAFETY: for this call the fourth argument points to a struct rlimit64, which is two u64.
+    unsafe { std::ptr::with_exposed_provenance_mut::<[u64; 2]>(old as usize).write_unaligned(limits) };
+    0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::limits_row;
+
+    #[test]
+    fn this_process_s_limits_are_those_that_the_kernel_tells() {
+        let text = std::fs::read_to_string("/proc/self/limits").unwrap();
+        for resource in 0..16 {
+            let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
+            // SAFETY: the structure is ours.
+            assert_eq!(unsafe { libc::getrlimit64(resource, &raw mut limit) }, 0);
+            assert_eq!(limits_row(&text, resource as usize), Some([limit.rlim_cur, limit.rlim_max]));
+        }
+        assert_eq!(limits_row("", 3), None);
+    }
 }

@@ -1,0 +1,140 @@
+//! Containers that are arriving: their page store while it is filled, and their state for whoever asks next.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tranship_coordinator::{DestinationStep, Failure, Journal};
+use tranship_memory::receive::Store;
+use tranship_types::MigrationId;
+
+use crate::destination::DestinationRun;
+use crate::node::Claim;
+
+/// Where an arrival stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// Being prepared or restored: a failure or a lost link undoes it.
+    Open,
+    /// Holds a complete, stopped copy: only the source's word counts.
+    Ready,
+    /// The word was to commit, and the container runs.
+    Running,
+    /// Every page is in place, and nothing but the container is left.
+    Drained,
+}
+
+/// One container that is arriving. Whoever works on it holds its lock.
+pub struct Arrival {
+    pub run: DestinationRun,
+    pub journal: Option<Journal>,
+    pub begun: Vec<DestinationStep>,
+    pub standing: Standing,
+    /// Until it is drained, no other migration may have the container.
+    pub claim: Option<Claim>,
+}
+
+/// All of them.
+#[derive(Default)]
+pub struct Arrivals(Mutex<HashMap<MigrationId, (Arc<Mutex<Arrival>>, Arc<Inbox>)>>);
+
+impl Arrivals {
+    fn map(&self) -> std::sync::MutexGuard<'_, HashMap<MigrationId, (Arc<Mutex<Arrival>>, Arc<Inbox>)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn insert(&self, id: &MigrationId, arrival: Arrival, inbox: Arc<Inbox>) -> Arc<Mutex<Arrival>> {
+        let arrival = Arc::new(Mutex::new(arrival));
+        self.map().insert(id.clone(), (Arc::clone(&arrival), inbox));
+        arrival
+    }
+
+    pub fn get(&self, id: &MigrationId) -> Option<Arc<Mutex<Arrival>>> {
+        self.map().get(id).map(|(arrival, _)| Arc::clone(arrival))
+    }
+
+    pub fn inbox(&self, id: &MigrationId) -> Option<Arc<Inbox>> {
+        self.map().get(id).map(|(_, inbox)| Arc::clone(inbox))
+    }
+
+    pub fn remove(&self, id: &MigrationId) {
+        self.map().remove(id);
+    }
+}
+
+/// Takes an arrival's lock; a thread that panicked with it leaves it usable.
+pub fn lock(arrival: &Mutex<Arrival>) -> std::sync::MutexGuard<'_, Arrival> {
+    arrival.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(Default)]
+struct Streams {
+    store: Option<Arc<Store>>,
+    /// Streams that have not come to their end yet.
+    open: u8,
+    failure: Option<Failure>,
+}
+
+/// Where the threads that receive pages put them. Not behind the arrival's lock: they work while that is held.
+#[derive(Default)]
+pub struct Inbox {
+    streams: Mutex<Streams>,
+    changed: Condvar,
+}
+
+impl Inbox {
+    fn streams(&self) -> std::sync::MutexGuard<'_, Streams> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on pages may come, on so many streams.
+    pub fn open(&self, store: Store, streams: u8) {
+        *self.streams() = Streams { store: Some(Arc::new(store)), open: streams, failure: None };
+    }
+
+    /// No more pages are wanted.
+    pub fn close(&self) {
+        self.streams().store = None;
+    }
+
+    /// The page store.
+    pub fn store(&self) -> Result<Arc<Store>, Failure> {
+        self.streams().store.clone().ok_or_else(|| Failure::new("there is no page store for this migration"))
+    }
+
+    /// One stream has come to its end.
+    pub fn ended(&self, result: Result<(), Failure>) {
+        let mut streams = self.streams();
+        match result {
+            Ok(()) => streams.open = streams.open.saturating_sub(1),
+            Err(failure) => {
+                streams.failure.get_or_insert(failure);
+            }
+        }
+        self.changed.notify_all();
+    }
+
+    /// The failure of a stream, if one has failed.
+    pub fn failed(&self) -> Option<Failure> {
+        self.streams().failure.clone()
+    }
+
+    /// Waits until every stream has come to its end.
+    pub fn wait_complete(&self, timeout: Duration) -> Result<(), Failure> {
+        let deadline = Instant::now() + timeout;
+        let mut streams = self.streams();
+        loop {
+            if let Some(failure) = &streams.failure {
+                return Err(failure.clone());
+            }
+            if streams.open == 0 {
+                return Ok(());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Failure::new(format!("the memory did not arrive within {timeout:?}")));
+            }
+            streams = self.changed.wait_timeout(streams, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! The agent's configuration file.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use serde::Deserialize;
+use tranship_types::NodeName;
+
+/// `/etc/tranship/agent.toml`; see `packaging/agent.toml` for an example with explanations.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// This node's name; its certificate must say the same.
+    pub node: NodeName,
+    /// Where to listen for other agents, `host:port`.
+    pub listen: String,
+    /// The API's socket.
+    #[serde(default = "default_socket")]
+    pub socket: PathBuf,
+    /// For what lives as long as a migration, in memory.
+    #[serde(default = "default_run_dir")]
+    pub run_dir: PathBuf,
+    /// For journals and history.
+    #[serde(default = "default_state_dir")]
+    pub state_dir: PathBuf,
+    /// Certificates.
+    pub tls: Tls,
+    /// The other nodes and where their agents listen.
+    #[serde(default)]
+    pub peers: BTreeMap<NodeName, String>,
+    /// CRIU.
+    #[serde(default)]
+    pub criu: CriuConfig,
+    /// runc.
+    #[serde(default)]
+    pub runc: RuncConfig,
+}
+
+/// Certificates, as `tranship init` makes them.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tls {
+    /// The authority that both sides trust.
+    pub ca: PathBuf,
+    /// This node's certificate.
+    pub cert: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+}
+
+/// CRIU.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CriuConfig {
+    /// The program; found by itself if not given.
+    pub path: Option<PathBuf>,
+    /// How much it logs, 0–4.
+    pub log_level: Option<i32>,
+}
+
+/// runc.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RuncConfig {
+    /// The program.
+    pub path: PathBuf,
+    /// Its state directory.
+    pub root: PathBuf,
+    /// Where restored containers' cgroups are put; not given: where their configuration says.
+    pub cgroup_parent: Option<PathBuf>,
+}
+
+impl Default for RuncConfig {
+    fn default() -> Self {
+        Self { path: "runc".into(), root: "/run/runc".into(), cgroup_parent: None }
+    }
+}
+
+fn default_socket() -> PathBuf {
+    "/run/tranship/agent.sock".into()
+}
+
+fn default_run_dir() -> PathBuf {
+    "/run/tranship".into()
+}
+
+fn default_state_dir() -> PathBuf {
+    "/var/lib/tranship".into()
+}
+
+impl Config {
+    /// Reads and checks the file.
+    pub fn load(path: &Path) -> anyhow::Result<Self> {
+        let text = std::fs::read_to_string(path).with_context(|| {
+            format!("the configuration {} cannot be read; `tranship init` and packaging/agent.toml make one", path.display())
+        })?;
+        let config: Self = toml::from_str(&text)
+            .with_context(|| format!("the configuration {} is not right", path.display()))?;
+        anyhow::ensure!(
+            !config.peers.contains_key(&config.node),
+            "the configuration {} names this node, {}, among its own peers; take that line out",
+            path.display(),
+            config.node
+        );
+        Ok(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_packaged_example_is_valid() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/agent.toml");
+        Config::load(&path).unwrap();
+    }
+}

@@ -1,0 +1,477 @@
+//! The destination's steps, done with the real parts.
+
+use std::path::PathBuf;
+use std::process::Child;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tranship_coordinator::{DestinationPort, DestinationStep, Failure, Fault};
+use tranship_criu::cpu::{self, CpuFeatures};
+use tranship_criu::front::{FrontHandle, Mark, Order};
+use tranship_engine::EngineError;
+use tranship_memory::pager::{self, PagerHandle};
+use tranship_memory::receive::Store;
+use tranship_network::{Announcer, Gate};
+use tranship_storage::TreeDigest;
+use tranship_sys::clock::monotonic_ns;
+use tranship_types::{Blocker, BlockerKind, MigrationId};
+use tranship_wire::message::Offer;
+
+use crate::arrivals::Inbox;
+use crate::layout::{Front, Layout, Role};
+use crate::node::{self, Node};
+use crate::timeline::Timeline;
+
+/// How long a restore may take.
+const RESTORE: Duration = Duration::from_secs(60);
+/// How long memory may take to arrive once the skeleton is there and nothing moves.
+const MEMORY: Duration = Duration::from_secs(600);
+/// How long a restore that is no longer wanted may take to end.
+const RESTORE_END: Duration = Duration::from_secs(20);
+/// How long the last page may take to be put in place.
+const DRAIN: Duration = Duration::from_secs(600);
+/// Memory that a node keeps for itself.
+const SPARE_MEMORY: u64 = 64 << 20;
+
+fn failed(error: impl std::fmt::Display) -> Failure {
+    Failure::new(error.to_string())
+}
+
+/// One migration on the node that the container goes to.
+pub struct DestinationRun {
+    node: Arc<Node>,
+    id: MigrationId,
+    offer: Offer,
+    layout: Layout,
+    inbox: Arc<Inbox>,
+    front: Option<Front>,
+    /// The engine's process that ran the restore, until it has been waited for.
+    engine: Option<Child>,
+    pager: Option<Child>,
+    gate: Option<Gate>,
+    announcer: Option<Announcer>,
+    cut: Option<tranship_transport::Closer>,
+    pub timeline: Timeline,
+    /// When the last task was let go.
+    pub resumed_ns: Option<u64>,
+    pub drained: Option<pager::Status>,
+}
+
+impl DestinationRun {
+    pub fn new(node: &Arc<Node>, id: &MigrationId, offer: Offer, inbox: Arc<Inbox>) -> Self {
+        Self {
+            layout: Layout::new(&node.config.run_dir, id),
+            node: Arc::clone(node),
+            id: id.clone(),
+            offer,
+            inbox,
+            front: None,
+            engine: None,
+            pager: None,
+            gate: None,
+            announcer: None,
+            cut: None,
+            timeline: Timeline::default(),
+            resumed_ns: None,
+            drained: None,
+        }
+    }
+
+    /// The link that an injected fault cuts.
+    pub fn cut_by(&mut self, closer: tranship_transport::Closer) {
+        self.cut = Some(closer);
+    }
+
+    pub fn container(&self) -> &str {
+        &self.offer.container
+    }
+
+    pub fn images(&self) -> PathBuf {
+        self.layout.images()
+    }
+
+    fn bundle(&self) -> PathBuf {
+        self.node.bundle(&self.offer.container)
+    }
+
+    fn make_network(&mut self) -> Result<(), Failure> {
+        if let Some((path, identity)) = &self.offer.network {
+            tranship_network::create(path, identity).map_err(failed)?;
+            let names: Vec<String> = identity.interfaces.iter().map(|i| i.name.clone()).collect();
+            self.gate = Some(Gate::prepare(path, &names).map_err(failed)?);
+            self.announcer = Some(Announcer::prepare(path, identity).map_err(failed)?);
+        }
+        Ok(())
+    }
+
+    fn make_bundle(&self) -> Result<(), Failure> {
+        let config = self.node.engine.adopt(&self.offer.container, self.offer.config.clone());
+        let write = || -> std::io::Result<()> {
+            std::fs::create_dir_all(self.bundle())?;
+            std::fs::write(self.bundle().join("config.json"), serde_json::to_vec(&config)?)
+        };
+        write().map_err(|e| Failure::new(format!("the bundle {} cannot be made: {e}", self.bundle().display())))
+    }
+
+    fn start_pager(&mut self) -> Result<(), Failure> {
+        self.pager = Some(self.layout.start_pager()?);
+        let handle = PagerHandle::connect(self.layout.root()).map_err(failed)?;
+        let capacity = Store::capacity_for(self.offer.memory_bytes, available_memory()).map_err(failed)?;
+        let store = Store::new(capacity, handle).map_err(failed)?;
+        store.populate(self.offer.memory_bytes).map_err(|e| {
+            Failure::new(format!(
+                "node {} has not enough memory for the {} MiB of container {}: {e}; free some, or choose another node",
+                self.node.config.node,
+                self.offer.memory_bytes >> 20,
+                self.offer.container
+            ))
+        })?;
+        self.inbox.open(store, self.offer.streams);
+        Ok(())
+    }
+
+    fn start_engine(&mut self) -> Result<(), Failure> {
+        let criu = self.node.criu().map_err(|b| failed(b.to_string()))?;
+        self.layout.write_plan(Role::Restore, &criu, self.node.config.criu.log_level)?;
+        let (name, bundle) = (&self.offer.container, self.bundle());
+        // An engine reads what it noted in the images before criu has written any; for runc, that no pipes are kept.
+        let descriptors = self.layout.images().join("descriptors.json");
+        if !descriptors.exists() {
+            std::fs::write(descriptors, b"[\"/dev/null\",\"/dev/null\",\"/dev/null\"]").map_err(failed)?;
+        }
+        let command = self.layout.with_images(Role::Restore, |images| self.node.engine.restore(name, &bundle, images));
+        let mut front = self.layout.start_front(Role::Restore, command)?;
+        self.engine = front.engine.take();
+        self.front = Some(front);
+        Ok(())
+    }
+
+    /// Lets criu restore, and then waits for the rest of the memory: the tasks are stopped, and complete.
+    fn restore(&mut self) -> Result<(), Failure> {
+        let start = monotonic_ns();
+        let store = self.inbox.store()?;
+        let words = || {
+            let last = self.layout.last_words(Role::Restore);
+            Failure::new(format!("the container could not be restored on node {}: {last}", self.node.config.node))
+        };
+        let front = self.front.as_mut().ok_or_else(|| failed("there is no front"))?;
+        front.handle.order(Order::Go).map_err(failed)?;
+        let deadline = Instant::now() + RESTORE;
+        loop {
+            match front.handle.next(deadline.saturating_duration_since(Instant::now())) {
+                Ok(Mark::Held { at_ns, .. }) => {
+                    self.timeline.note("skeleton: restore", start, at_ns);
+                    break;
+                }
+                Ok(Mark::Done { .. }) | Err(_) => return Err(words()),
+                Ok(_) => {}
+            }
+        }
+        // All mappings are there now: what has come is put in place while the rest comes.
+        store.pager().fill().map_err(failed)?;
+        let waited = monotonic_ns();
+        self.inbox.wait_complete(MEMORY)?;
+        store.pager().complete().map_err(failed)?;
+        // The answer comes after the pager has dealt with everything before.
+        store.pager().status(RESTORE).map_err(failed)?;
+        self.timeline.note("memory: last pages", waited, monotonic_ns());
+        Ok(())
+    }
+
+    /// Lets the held tasks go; where they are lost because criu was killed, restores them again from what is in memory.
+    fn resume(&mut self) -> Result<(), Failure> {
+        if self.resumed_ns.is_some() {
+            return Ok(());
+        }
+        if self.front.is_none() {
+            // After a restart of the agent: the front, if it still holds, is found by its socket.
+            let socket = self.layout.front_socket(Role::Restore);
+            let handle = FrontHandle::connect(&socket).ok();
+            self.front = handle.map(|handle| Front { handle, criu: 0, engine: None });
+        }
+        let start = monotonic_ns();
+        if self.release_held() {
+            self.timeline.note("resume", start, self.resumed_ns.unwrap_or(start));
+            return Ok(());
+        }
+        if self.restored_by_now() {
+            // The word that it runs was lost, the tasks were not.
+            self.resumed_ns.get_or_insert_with(monotonic_ns);
+            return Ok(());
+        }
+        tracing::warn!(id = %self.id, "the held tasks are lost; restoring them again");
+        if let Some(gate) = &mut self.gate {
+            gate.close().map_err(failed)?;
+        }
+        self.sweep_engine()?;
+        let _ = std::fs::remove_file(self.layout.front_socket(Role::Restore));
+        self.start_engine()?;
+        self.restore()?;
+        if let Some(gate) = &mut self.gate {
+            gate.open().map_err(failed)?;
+        }
+        if self.release_held() {
+            return Ok(());
+        }
+        Err(Failure::new(format!("the container could not be resumed: {}", self.layout.last_words(Role::Restore))))
+    }
+
+    /// Gives the order, and waits until the last task runs. False: the front is gone, or criu is.
+    fn release_held(&mut self) -> bool {
+        let Some(front) = &mut self.front else { return false };
+        if front.handle.order(Order::Release).is_err() {
+            return false;
+        }
+        let deadline = Instant::now() + RESTORE;
+        loop {
+            match front.handle.next(deadline.saturating_duration_since(Instant::now())) {
+                Ok(Mark::Resumed { at_ns }) => {
+                    self.resumed_ns = Some(at_ns);
+                    return true;
+                }
+                Ok(Mark::Done { .. }) | Err(_) => return false,
+                Ok(_) => {}
+            }
+        }
+    }
+
+    /// Whether criu came so far that the tasks run by themselves: it says so to the pager just before it lets them go.
+    fn restored_by_now(&self) -> bool {
+        if self.layout.root().join(pager::DRAINED_FILE).exists() {
+            return true;
+        }
+        let status = PagerHandle::connect(self.layout.root()).and_then(|p| p.status(RESTORE));
+        status.is_ok_and(|s| s.restored)
+    }
+
+    fn drain(&mut self) -> Result<(), Failure> {
+        let file = self.layout.root().join(pager::DRAINED_FILE);
+        let read = || serde_json::from_slice(&std::fs::read(&file).ok()?).ok();
+        self.drained = read();
+        if self.drained.is_none() {
+            let waited = match self.inbox.store() {
+                Ok(store) => store.pager().drained(DRAIN),
+                // After a restart: another connection to the same pager.
+                Err(_) => PagerHandle::connect(self.layout.root()).and_then(|p| p.drained(DRAIN)),
+            };
+            // It writes the file before it says so, and ends.
+            self.drained = read().or(waited.ok());
+        }
+        if let Some(mut pager) = self.pager.take() {
+            let _ = pager.wait();
+        }
+        match &self.drained {
+            Some(status) if status.drained => Ok(()),
+            _ => Err(Failure::new(format!("the pager of migration {} is gone before its last page", self.id))),
+        }
+    }
+
+    fn tidy(&mut self) -> Result<(), Failure> {
+        self.front = None;
+        (self.gate, self.announcer) = (None, None);
+        if let Some(mut engine) = self.engine.take() {
+            let _ = engine.wait();
+        }
+        self.inbox.close();
+        self.layout.remove()
+    }
+
+    /// Removes what an engine or criu that were killed have left of the container.
+    fn sweep_engine(&mut self) -> Result<(), Failure> {
+        let name = self.offer.container.clone();
+        self.front = None;
+        self.layout.end_front(Role::Restore, RESTORE_END)?;
+        if let Some(mut engine) = self.engine.take() {
+            let _ = engine.wait();
+        }
+        let config = self.node.engine.adopt(&name, self.offer.config.clone());
+        let removed = self.node.engine.remove(&name).map_err(failed);
+        self.node.engine.sweep(&config).map_err(failed)?;
+        for path in self.node.engine.mount_residue(&name) {
+            if path.exists() {
+                tranship_storage::unmount_below(&path).map_err(failed)?;
+                tranship_storage::remove_tree(&path).map_err(failed)?;
+            }
+        }
+        // What runc could not remove was removed above; if it still knows the container, that is an error.
+        match self.node.engine.inspect(&name) {
+            Err(EngineError::NoSuchContainer { .. }) => Ok(()),
+            _ => removed,
+        }
+    }
+}
+
+impl DestinationPort for DestinationRun {
+    fn run(&mut self, step: DestinationStep) -> Result<(), Failure> {
+        match step {
+            DestinationStep::Check => Failure::blocked(check(&self.node, &self.offer)).map_or(Ok(()), Err),
+            DestinationStep::Network => self.make_network(),
+            DestinationStep::Bundle => self.make_bundle(),
+            DestinationStep::Directory => self.layout.make(),
+            DestinationStep::Pager => self.start_pager(),
+            DestinationStep::Engine => self.start_engine(),
+            // The files came with the request that leads here; memory comes on links of its own.
+            DestinationStep::Receive => self.inbox.failed().map_or(Ok(()), Err),
+            DestinationStep::Restore => self.restore(),
+            DestinationStep::OpenGate => self.open_gate(),
+            DestinationStep::Resume => self.resume(),
+            DestinationStep::Announce => match &mut self.announcer {
+                Some(announcer) => announcer.announce().map_err(failed),
+                None => Ok(()),
+            },
+            DestinationStep::Drain => self.drain(),
+            DestinationStep::Tidy => self.tidy(),
+        }
+    }
+
+    fn undo(&mut self, step: DestinationStep) -> Result<(), Failure> {
+        match step {
+            DestinationStep::Engine => self.sweep_engine(),
+            DestinationStep::Pager => {
+                self.inbox.close();
+                if let Ok(pager) = PagerHandle::connect(self.layout.root()) {
+                    pager.quit().map_err(failed)?;
+                }
+                if let Some(mut pager) = self.pager.take() {
+                    let _ = pager.wait();
+                }
+                Ok(())
+            }
+            DestinationStep::Directory => self.layout.remove(),
+            DestinationStep::Bundle => tranship_storage::remove_tree(&self.bundle()).map_err(failed),
+            DestinationStep::Network => {
+                (self.gate, self.announcer) = (None, None);
+                match &self.offer.network {
+                    Some((path, _)) => tranship_network::remove(path).map_err(failed),
+                    None => Ok(()),
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn inject(&mut self, fault: Fault) {
+        tracing::warn!(?fault, "injected on the destination");
+        match fault {
+            Fault::Die => node::die(),
+            Fault::KillCriu => {
+                if let Some(front) = &self.front {
+                    node::kill(front.criu);
+                }
+            }
+            Fault::Cut => self.cut.iter().for_each(tranship_transport::Closer::close),
+            Fault::Error => {}
+        }
+    }
+}
+
+impl DestinationRun {
+    fn open_gate(&mut self) -> Result<(), Failure> {
+        if self.gate.is_none()
+            && let Some((path, identity)) = &self.offer.network
+        {
+            // After a restart of the agent.
+            let names: Vec<String> = identity.interfaces.iter().map(|i| i.name.clone()).collect();
+            self.gate = Some(Gate::prepare(path, &names).map_err(failed)?);
+            self.announcer = Some(Announcer::prepare(path, identity).map_err(failed)?);
+        }
+        match &mut self.gate {
+            Some(gate) => self.timeline.time("network: gate opened", || gate.open()).map_err(failed),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Bytes of memory that this node could give to a container.
+fn available_memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib = text.lines().find_map(|l| l.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    (kib.unwrap_or(0) << 10).saturating_sub(SPARE_MEMORY)
+}
+
+/// What stands in the way of this container on this node.
+pub fn check(node: &Node, offer: &Offer) -> Vec<Blocker> {
+    let here = &node.config.node;
+    let name = &offer.container;
+    let mut blockers = Vec::new();
+    let mut add = |kind, cause: String, remedy: String| blockers.push(Blocker::new(kind, cause, remedy));
+    if offer.engine != node.engine.name() {
+        let (theirs, ours) = (&offer.engine, node.engine.name());
+        add(
+            BlockerKind::Engine,
+            format!("container {name} is run by {theirs}, but node {here} runs {ours}"),
+            format!("choose a node that runs {theirs}"),
+        );
+    }
+    match node.engine.inspect(name) {
+        Err(EngineError::NoSuchContainer { .. }) => {
+            if let Some((path, _)) = &offer.network
+                && path.exists()
+            {
+                add(
+                    BlockerKind::NameTaken,
+                    format!("node {here} has a network namespace {} already", path.display()),
+                    format!("remove it there (`ip netns delete`), or give {name} another one"),
+                );
+            }
+        }
+        Ok(_) => add(
+            BlockerKind::NameTaken,
+            format!("node {here} has a container {name} already"),
+            "remove or rename one of them".to_owned(),
+        ),
+        Err(error) => add(BlockerKind::Engine, format!("{error} (on node {here})"), "mend the engine there".to_owned()),
+    }
+    let available = available_memory();
+    if offer.memory_bytes > available {
+        let (need, have) = (offer.memory_bytes >> 20, available >> 20);
+        add(
+            BlockerKind::Memory,
+            format!("container {name} has {need} MiB of memory, but node {here} has only {have} MiB to spare"),
+            "free some there, or choose another node".to_owned(),
+        );
+    }
+    if let Err(blocker) = node.criu() {
+        add(blocker.kind, blocker.cause, blocker.remedy);
+    }
+    if let Ok(theirs) = serde_json::from_value::<CpuFeatures>(offer.cpu.clone()) {
+        let missing = theirs.missing_on(&cpu::features());
+        if !missing.is_empty() {
+            add(
+                BlockerKind::Cpu,
+                format!("the CPU of node {here} lacks {} that programs in {name} may be using", missing.join(", ")),
+                "choose a node whose CPU has them".to_owned(),
+            );
+        }
+    }
+    for path in offer.binds.iter().filter(|p| !p.exists()) {
+        add(
+            BlockerKind::Mount,
+            format!("{}, which is mounted into container {name}, does not exist on node {here}", path.display()),
+            "provide it there".to_owned(),
+        );
+    }
+    check_rootfs(node, offer, &mut blockers);
+    blockers
+}
+
+fn check_rootfs(node: &Node, offer: &Offer, blockers: &mut Vec<Blocker>) {
+    let here = &node.config.node;
+    let root = PathBuf::from(offer.config["root"]["path"].as_str().unwrap_or_default());
+    let mut add = |cause: String, remedy: String| blockers.push(Blocker::new(BlockerKind::Rootfs, cause, remedy));
+    if !root.is_absolute() || !root.is_dir() {
+        let cause = format!("the root filesystem {} does not exist on node {here}", root.display());
+        return add(cause, "copy it there, times and owners included (`rsync -aHAX`)".to_owned());
+    }
+    let theirs: Result<TreeDigest, _> = serde_json::from_value(offer.rootfs.clone());
+    match (theirs, tranship_storage::digest(&root, &[])) {
+        (Ok(theirs), Ok(ours)) => {
+            if let Some(difference) = theirs.difference(&ours) {
+                let cause = format!("the root filesystem {} differs on node {here}: {difference}", root.display());
+                add(cause, "make them equal, times and owners included (`rsync -aHAX --delete`)".to_owned());
+            }
+        }
+        (Err(error), _) => add(format!("the digest of the root filesystem cannot be read: {error}"), "update both agents".into()),
+        (_, Err(error)) => add(error.to_string(), format!("mend it on node {here}")),
+    }
+}

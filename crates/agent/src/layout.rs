@@ -1,0 +1,277 @@
+//! One migration's directory in memory, and the fronts and pager that live in it.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use tranship_coordinator::Failure;
+use tranship_criu::find::Criu;
+use tranship_criu::front::{FrontHandle, FrontPlan, HandleError, Mark, Order};
+use tranship_criu::rpc::Overrides;
+use tranship_engine::Images;
+use tranship_types::MigrationId;
+
+/// How long an engine may take until it asks criu for something.
+const ENGINE_START: Duration = Duration::from_secs(30);
+/// How long a front waits for its order before it gives up.
+const FRONT_PATIENCE: Duration = Duration::from_secs(600);
+
+/// Which of the two fronts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// On the source.
+    Dump,
+    /// On the destination.
+    Restore,
+}
+
+impl Role {
+    fn name(self) -> &'static str {
+        match self {
+            Role::Dump => "dump",
+            Role::Restore => "restore",
+        }
+    }
+}
+
+/// The paths of one migration.
+#[derive(Debug, Clone)]
+pub struct Layout {
+    root: PathBuf,
+}
+
+impl Layout {
+    /// The directory of migration `id` below the agent's run directory. Makes nothing.
+    pub fn new(run_dir: &Path, id: &MigrationId) -> Self {
+        Self { root: run_dir.join("migrations").join(id.as_str()) }
+    }
+
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub fn images(&self) -> PathBuf {
+        self.root.join("images")
+    }
+
+    pub fn work(&self) -> PathBuf {
+        self.root.join("work")
+    }
+
+    /// The table of pages that criu must not see.
+    pub fn hidden(&self) -> PathBuf {
+        self.root.join("hidden")
+    }
+
+    fn bin(&self) -> PathBuf {
+        self.root.join("bin")
+    }
+
+    fn plan(&self, role: Role) -> PathBuf {
+        self.root.join(format!("{}.json", role.name()))
+    }
+
+    pub fn front_socket(&self, role: Role) -> PathBuf {
+        self.root.join(format!("{}.sock", role.name()))
+    }
+
+    /// Makes the directories: in memory (a tmpfs is mounted if need be), for root alone, the front in place.
+    pub fn make(&self) -> Result<(), Failure> {
+        let failed = |e: &dyn std::fmt::Display| {
+            Failure::new(format!("the migration's directory {} cannot be made: {e}", self.root.display()))
+        };
+        let parent = self.root.parent().unwrap_or(&self.root);
+        std::fs::create_dir_all(parent).map_err(|e| failed(&e))?;
+        tranship_storage::ensure_tmpfs(parent, None).map_err(|e| failed(&e))?;
+        let make = || -> io::Result<()> {
+            use std::os::unix::fs::DirBuilderExt;
+            let mut builder = std::fs::DirBuilder::new();
+            builder.mode(0o700);
+            for directory in [self.root.clone(), self.images(), self.work(), self.bin()] {
+                builder.create(directory)?;
+            }
+            std::os::unix::fs::symlink(std::env::current_exe()?, self.bin().join("criu"))
+        };
+        make().map_err(|e| failed(&e))
+    }
+
+    /// Removes them, whatever a killed process has left mounted there.
+    pub fn remove(&self) -> Result<(), Failure> {
+        let removed = || -> Result<(), tranship_storage::StorageError> {
+            if self.root.exists() {
+                tranship_storage::unmount_below(&self.root)?;
+            }
+            tranship_storage::remove_tree(&self.root)
+        };
+        removed().map_err(|e| Failure::new(e.to_string()))
+    }
+
+    /// Bytes of the skeleton's images.
+    pub fn image_bytes(&self) -> u64 {
+        let entries = std::fs::read_dir(self.images()).into_iter().flatten().flatten();
+        entries.filter_map(|e| Some(e.metadata().ok()?.len())).sum()
+    }
+
+    /// Writes a front's plan.
+    pub fn write_plan(&self, role: Role, criu: &Criu, log_level: Option<i32>) -> Result<(), Failure> {
+        let plain = |pairs: Vec<(OsString, OsString)>| -> Vec<(String, String)> {
+            pairs.into_iter().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?))).collect()
+        };
+        let common = Overrides {
+            log_level: Some(log_level.unwrap_or(2)),
+            // Engines have made the cgroups already.
+            manage_cgroups_mode: Some(0),
+            // The gate is closed; criu's own lock starts processes.
+            network_lock: Some(3),
+            ..Overrides::default()
+        };
+        let (environment, overrides) = match role {
+            Role::Dump => {
+                let mut environment = preload().map(|p| plain(criu.environment(&p))).unwrap_or_default();
+                let table = self.hidden().to_string_lossy().into_owned();
+                environment.push((tranship_criu::hidden::TABLE_VARIABLE.to_owned(), table));
+                let dump = Overrides {
+                    leave_running: Some(true),
+                    link_remap: Some(true),
+                    ghost_limit: Some(u32::MAX),
+                    tcp_skip_in_flight: Some(true),
+                    ..common
+                };
+                (environment, dump)
+            }
+            Role::Restore => (Vec::new(), Overrides { lazy_pages: Some(true), ..common }),
+        };
+        let plan = FrontPlan {
+            criu: criu.path.clone(),
+            environment,
+            socket: self.front_socket(role),
+            overrides,
+            patience_ms: FRONT_PATIENCE.as_millis() as u64,
+        };
+        let text = serde_json::to_vec(&plan).map_err(|e| Failure::new(e.to_string()))?;
+        std::fs::write(self.plan(role), text).map_err(|e| Failure::new(format!("the front's plan cannot be written: {e}")))
+    }
+
+    /// Lets an engine use the images through the front.
+    pub fn with_images<T>(&self, role: Role, ask: impl FnOnce(Images<'_>) -> T) -> T {
+        let (images, work, front, plan) = (self.images(), self.work(), self.bin(), self.plan(role));
+        ask(Images { images: &images, work: &work, front: &front, plan: &plan })
+    }
+
+    /// Starts an engine's command and waits until its front is waiting. The engine survives this agent.
+    pub fn start_front(&self, role: Role, mut command: Command) -> Result<Front, Failure> {
+        let log = std::fs::File::create(self.work().join("engine.log"));
+        let log = log.map_err(|e| Failure::new(format!("the engine's log cannot be made: {e}")))?;
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        tranship_sys::process::detach(&mut command);
+        let program = command.get_program().to_owned();
+        let mut engine =
+            command.spawn().map_err(|e| Failure::new(format!("{} cannot be run: {e}", program.display())))?;
+        let socket = self.front_socket(role);
+        match await_path(&socket, ENGINE_START, &mut engine) {
+            Ok(true) => {}
+            Ok(false) => return Err(Failure::new(format!("the engine did not ask for criu: {}", self.last_words(role)))),
+            Err(e) => return Err(Failure::new(format!("the engine did not ask for criu: {e}"))),
+        }
+        let mut handle = FrontHandle::connect(&socket).map_err(|e| Failure::new(e.to_string()))?;
+        match handle.next(ENGINE_START) {
+            Ok(Mark::Waiting { criu, .. }) => Ok(Front { handle, criu, engine: Some(engine) }),
+            Ok(other) => Err(Failure::new(format!("the CRIU front is in an unexpected state: {other:?}"))),
+            Err(e) => Err(Failure::new(e.to_string())),
+        }
+    }
+
+    /// Starts the pager and waits until it listens. It survives this agent.
+    pub fn start_pager(&self) -> Result<Child, Failure> {
+        let failed = |e: &dyn std::fmt::Display| Failure::new(format!("the pager cannot be started: {e}"));
+        let log = std::fs::File::create(self.work().join("pager.log")).map_err(|e| failed(&e))?;
+        let mut command = Command::new(std::env::current_exe().map_err(|e| failed(&e))?);
+        command.arg("pager").arg(&self.root).arg(self.work());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        tranship_sys::process::detach(&mut command);
+        let mut pager = command.spawn().map_err(|e| failed(&e))?;
+        let socket = self.root.join(tranship_memory::pager::CONTROL_SOCKET);
+        match await_path(&socket, ENGINE_START, &mut pager) {
+            Ok(true) => Ok(pager),
+            Ok(false) => Err(failed(&std::fs::read_to_string(self.work().join("pager.log")).unwrap_or_default().trim())),
+            Err(e) => Err(failed(&e)),
+        }
+    }
+
+    /// Ends a front that may or may not be there, from whichever agent, and waits until it is gone. A dump that is under
+    /// way is let finish: criu must not be killed in the middle of one.
+    pub fn end_front(&self, role: Role, timeout: Duration) -> Result<(), Failure> {
+        let deadline = Instant::now() + timeout;
+        let mut handle = match FrontHandle::connect(&self.front_socket(role)) {
+            Ok(handle) => handle,
+            Err(_) => return Ok(()),
+        };
+        // If it waits for an order, this is it; if it is at work, the connection ends when it does.
+        let _ = handle.order(Order::Abort);
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match handle.next(left) {
+                Ok(_) => {}
+                Err(HandleError::Broken(e)) if matches!(e.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock) => {
+                    return Err(Failure::new(format!("criu is still at work after {timeout:?}: {}", self.last_words(role))));
+                }
+                Err(_) => return Ok(()),
+            }
+        }
+    }
+
+    /// What criu, or failing that the engine, said last: for error messages.
+    pub fn last_words(&self, role: Role) -> String {
+        let log = std::fs::read(self.work().join(format!("{}.log", role.name()))).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        // criu's first error is the cause; those after it tell who was told. Its complaint about RLIMIT_NOFILE is none.
+        let error = log.lines().find(|l| l.contains("Error (") && !l.contains("rlimit"));
+        if let Some((_, words)) = error.and_then(|l| l.split_once("Error (")) {
+            return format!("criu says: {}", words.split_once("): ").map_or(words, |(_, w)| w).trim());
+        }
+        let engine = std::fs::read_to_string(self.work().join("engine.log")).unwrap_or_default();
+        engine.lines().last().map_or_else(|| "it said nothing".to_owned(), |l| format!("the engine says: {}", l.trim()))
+    }
+}
+
+/// A front that waits or works, and the engine that started it.
+#[derive(Debug)]
+pub struct Front {
+    pub handle: FrontHandle,
+    /// Pid of the real criu.
+    pub criu: u32,
+    /// The engine's process, if this agent started it.
+    pub engine: Option<Child>,
+}
+
+/// Waits until `path` exists; false if `process` ends first.
+fn await_path(path: &Path, timeout: Duration, process: &mut Child) -> io::Result<bool> {
+    use std::os::fd::AsFd;
+    let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    inotify.add_watch(directory, AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO)?;
+    let deadline = Instant::now() + timeout;
+    while !path.exists() {
+        if process.try_wait()?.is_some() {
+            return Ok(path.exists());
+        }
+        if Instant::now() > deadline {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        // The process's end shows at the latest after this many ms.
+        let mut fds = [PollFd::new(inotify.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::from(50u8)).map_err(io::Error::from)?;
+        let _ = inotify.read_events();
+    }
+    Ok(true)
+}
+
+/// The preloaded library: beside this program, or where packages put it.
+fn preload() -> Option<PathBuf> {
+    let beside = std::env::current_exe().ok()?.with_file_name("libtranship_preload.so");
+    [beside, PathBuf::from("/usr/lib/tranship/libtranship_preload.so")].into_iter().find(|p| p.exists())
+}

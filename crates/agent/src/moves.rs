@@ -1,0 +1,214 @@
+//! Runs migrations of which this node is the source, and takes up what an earlier agent has left.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tranship_coordinator::{self as coordinator, Ending, Failure, Journal, Record};
+use tranship_types::{MigrationId, Mode, NodeName, Outcome, Phase, Report, Side};
+
+use crate::arrivals::{Arrival, Inbox, Standing};
+use crate::destination::DestinationRun;
+use crate::node::{Claim, Node};
+use crate::peers;
+use crate::registry::{LiveReport, unix_ms};
+use crate::source::SourceRun;
+
+/// Starts a migration; it runs on a thread of its own.
+pub fn start(node: &Arc<Node>, claim: Claim, id: MigrationId, container: &str, to: &NodeName, mode: Mode) -> Report {
+    let source = node.config.node.clone();
+    let report = Report::new(id, container.to_owned(), source, to.clone(), mode, unix_ms());
+    let live = node.registry.begin(report.clone());
+    let node = Arc::clone(node);
+    let began = Instant::now();
+    std::thread::spawn(move || run(&node, claim, &live, began));
+    report
+}
+
+fn begin(report: &Report) -> Record {
+    Record::Begin {
+        id: report.id.clone(),
+        side: Side::Source,
+        container: report.container.clone(),
+        peer: report.destination.clone(),
+        context: serde_json::to_value(report).unwrap_or_default(),
+    }
+}
+
+fn run(node: &Arc<Node>, claim: Claim, live: &LiveReport, began: Instant) {
+    let report = live.read();
+    let mut journal = match Journal::create(&node.journals(), &report.id, &begin(&report)) {
+        Ok(journal) => journal,
+        Err(error) => {
+            drop(claim);
+            return live.end(|r| {
+                r.outcome = Outcome::Failed;
+                r.phase = Phase::Undone;
+                r.error = Some(error.to_string());
+                r.total_ms = Some(began.elapsed().as_secs_f64() * 1e3);
+            });
+        }
+    };
+    let mut port = SourceRun::new(node, live.clone());
+    let ending = coordinator::migrate(&mut port, &mut journal, &node.faults);
+    conclude(node, claim, live, &mut port, journal, ending, began);
+}
+
+/// Puts a migration's end on record, and sees to it that the destination learns of an undone one.
+fn conclude(
+    node: &Arc<Node>,
+    claim: Claim,
+    live: &LiveReport,
+    port: &mut SourceRun,
+    mut journal: Journal,
+    ending: Ending,
+    began: Instant,
+) {
+    let total_ms = Some(began.elapsed().as_secs_f64() * 1e3);
+    let id = live.read().id;
+    match ending {
+        Ending::Moved => {
+            close(journal, &id);
+            drop(claim);
+            live.end(|r| {
+                r.outcome = Outcome::Moved;
+                r.phase = Phase::Done;
+                r.error = None;
+                r.total_ms = total_ms;
+            });
+        }
+        Ending::Undone { failure, leftovers } => {
+            let confirmed = port.abort_confirmed || !port.offered;
+            drop(claim);
+            live.end(|r| {
+                r.outcome = Outcome::Failed;
+                r.phase = Phase::Undone;
+                r.error = Some(failure.message);
+                r.blockers = failure.blockers;
+                r.leftovers.extend(leftovers);
+                r.total_ms = total_ms;
+            });
+            if confirmed {
+                return close(journal, &id);
+            }
+            // The container runs here; what is left is that the destination may still hold a stopped copy.
+            let mut wait = Duration::from_millis(50);
+            while node.pause(wait) {
+                match port.confirm_abort() {
+                    Ok(()) => {
+                        // If it cannot be written, the next agent asks once more.
+                        let _ = journal.append(&Record::Confirmed);
+                        return close(journal, &id);
+                    }
+                    Err(failure) => tracing::info!(%id, %failure, "the destination does not know yet that it is off"),
+                }
+                wait = (wait * 2).min(Duration::from_secs(5));
+            }
+        }
+        Ending::Suspended => live.change(|r| r.error = Some("the agent is stopping; its next start goes on".to_owned())),
+    }
+}
+
+fn close(journal: Journal, id: &MigrationId) {
+    if let Err(error) = journal.close() {
+        tracing::warn!(%id, %error, "a journal stays behind");
+    }
+}
+
+/// Takes up everything that an earlier agent has left in its journals. Containers are claimed before this returns; the
+/// work itself goes on in threads.
+pub fn recover(node: &Arc<Node>) {
+    for path in Journal::list(&node.journals()) {
+        match Journal::open(&path) {
+            Ok((journal, records)) => match records.first().cloned() {
+                Some(Record::Begin { id, side, container, peer, context }) => {
+                    tracing::info!(%id, ?side, %container, "taking up a migration of an earlier agent");
+                    let Ok(claim) = node.claim(&container, &id) else {
+                        tracing::error!(%id, %container, "two journals are about the same container");
+                        continue;
+                    };
+                    match side {
+                        Side::Source => recover_source(node, claim, journal, records, context),
+                        Side::Destination => {
+                            recover_destination(node, claim, &id, &peer, journal, &records, context);
+                        }
+                    }
+                }
+                _ => discard(&path),
+            },
+            Err(error) => tracing::error!(%error, "a journal cannot be read"),
+        }
+    }
+}
+
+/// A journal without a first record: the agent died before it had done anything.
+fn discard(path: &Path) {
+    if let Err(error) = std::fs::remove_file(path) {
+        tracing::warn!(path = %path.display(), %error, "an empty journal stays behind");
+    }
+}
+
+fn recover_source(
+    node: &Arc<Node>,
+    claim: Claim,
+    mut journal: Journal,
+    records: Vec<Record>,
+    context: serde_json::Value,
+) {
+    let report: Report = match serde_json::from_value(context) {
+        Ok(report) => report,
+        Err(error) => return tracing::error!(%error, "a journal's first record cannot be read"),
+    };
+    let live = node.registry.begin(report);
+    let node = Arc::clone(node);
+    std::thread::spawn(move || {
+        let mut port = SourceRun::new(&node, live.clone());
+        // Whether the offer left is not on record; asking costs nothing.
+        port.offered = true;
+        let ending = coordinator::recover(&mut port, &mut journal, &records);
+        conclude(&node, claim, &live, &mut port, journal, ending, Instant::now());
+    });
+}
+
+fn recover_destination(
+    node: &Arc<Node>,
+    claim: Claim,
+    id: &MigrationId,
+    peer: &NodeName,
+    journal: Journal,
+    records: &[Record],
+    context: serde_json::Value,
+) {
+    let offer = match serde_json::from_value(context) {
+        Ok(offer) => offer,
+        Err(error) => return tracing::error!(%id, %error, "a journal's first record cannot be read"),
+    };
+    let inbox = Arc::new(Inbox::default());
+    let run = DestinationRun::new(node, id, offer, Arc::clone(&inbox));
+    let standing = coordinator::standing(records);
+    let begun = coordinator::begun(records);
+    let at = match standing {
+        coordinator::Standing::Ready | coordinator::Standing::Committed => Standing::Ready,
+        coordinator::Standing::Undo => Standing::Open,
+        coordinator::Standing::Ended => return close(journal, id),
+    };
+    let arrival = Arrival { run, journal: Some(journal), begun, standing: at, claim: Some(claim) };
+    node.arrivals.insert(id, arrival, inbox);
+    let (node, id) = (Arc::clone(node), id.clone());
+    match standing {
+        coordinator::Standing::Committed => drop(std::thread::spawn(move || {
+            while matches!(peers::commit(&node, &id), tranship_wire::message::Response::Failed { .. })
+                && node.pause(Duration::from_secs(1))
+            {}
+        })),
+        coordinator::Standing::Undo => drop(std::thread::spawn(move || {
+            let failure = Failure::new("the agent was restarted in the middle of the migration");
+            let undo = || match peers::abort(&node, &id, &failure) {
+                tranship_wire::message::Response::Aborted { leftovers } => leftovers.is_empty(),
+                _ => true,
+            };
+            while !undo() && node.pause(Duration::from_secs(1)) {}
+        })),
+        _ => tracing::info!(%id, %peer, "a stopped copy waits for the source's word"),
+    }
+}

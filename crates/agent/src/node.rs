@@ -1,0 +1,176 @@
+//! What all migrations of this agent share.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use tranship_coordinator::{Failure, FaultPlan};
+use tranship_criu::find::Criu;
+use tranship_engine::Engine;
+use tranship_transport::{Connection, Connector};
+use tranship_types::{Blocker, BlockerKind, MigrationId, NodeName};
+use tranship_wire::{Hello, Purpose};
+
+use crate::arrivals::Arrivals;
+use crate::config::Config;
+use crate::registry::Registry;
+
+/// How long a peer may take to answer a call.
+const DIAL: Duration = Duration::from_secs(5);
+
+/// This node.
+pub struct Node {
+    pub config: Config,
+    pub engine: Box<dyn Engine>,
+    pub connector: Connector,
+    pub registry: Arc<Registry>,
+    pub arrivals: Arrivals,
+    pub faults: FaultPlan,
+    /// Containers that a migration of this node has to do with.
+    busy: Mutex<HashMap<String, MigrationId>>,
+    stopping: (Mutex<bool>, Condvar),
+}
+
+/// A container's being taken by a migration; given back on drop.
+pub struct Claim {
+    node: Arc<Node>,
+    container: String,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.node.busy().remove(&self.container);
+    }
+}
+
+impl Node {
+    pub fn new(config: Config, engine: Box<dyn Engine>, connector: Connector, faults: FaultPlan) -> Arc<Self> {
+        Arc::new(Self {
+            registry: Registry::new(&config.state_dir),
+            config,
+            engine,
+            connector,
+            arrivals: Arrivals::default(),
+            faults,
+            busy: Mutex::default(),
+            stopping: (Mutex::new(false), Condvar::new()),
+        })
+    }
+
+    fn busy(&self) -> std::sync::MutexGuard<'_, HashMap<String, MigrationId>> {
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a container for a migration, unless another one has it.
+    pub fn claim(self: &Arc<Self>, container: &str, id: &MigrationId) -> Result<Claim, Blocker> {
+        let mut busy = self.busy();
+        if let Some(other) = busy.get(container) {
+            return Err(Blocker::new(
+                BlockerKind::Busy,
+                format!("{container} is being moved already on node {} ({other})", self.config.node),
+                format!("wait for it; `tranship status {other}` shows how far it is"),
+            ));
+        }
+        busy.insert(container.to_owned(), id.clone());
+        Ok(Claim { node: Arc::clone(self), container: container.to_owned() })
+    }
+
+    /// The migration that has a container.
+    pub fn claimed_by(&self, container: &str) -> Option<MigrationId> {
+        self.busy().get(container).cloned()
+    }
+
+    /// The criu that works here.
+    pub fn criu(&self) -> Result<Criu, Blocker> {
+        tranship_criu::find::find(self.config.criu.path.as_deref()).map_err(|missing| {
+            let text = missing.to_string();
+            let (cause, remedy) = text.split_once("; ").unwrap_or((&text, "run `make setup`"));
+            Blocker::new(BlockerKind::Criu, format!("{cause} (on node {})", self.config.node), remedy)
+        })
+    }
+
+    /// Calls a peer's agent.
+    pub fn dial(
+        &self,
+        peer: &NodeName,
+        purpose: Purpose,
+        migration: Option<&MigrationId>,
+    ) -> Result<Connection, Failure> {
+        use tranship_transport::TransportError as E;
+        let address = self.config.peers.get(peer).ok_or_else(|| self.no_such_node(peer))?;
+        let hello = Hello::new(self.config.node.clone(), purpose, migration.cloned());
+        self.connector.connect(peer, address, &hello, DIAL).map_err(|error| {
+            let kind = match &error {
+                E::Untrusted { .. } | E::WrongNode { .. } => BlockerKind::Untrusted,
+                E::Version { .. } => BlockerKind::Version,
+                _ => BlockerKind::Unreachable,
+            };
+            let text = error.to_string();
+            let (cause, remedy) = text.split_once("; ").unwrap_or((&text, "check that its agent runs and can be reached"));
+            let blocker = Blocker::new(kind, cause, remedy);
+            Failure { message: blocker.to_string(), blockers: vec![blocker] }
+        })
+    }
+
+    fn no_such_node(&self, peer: &NodeName) -> Failure {
+        let blocker = self.unknown_peer(peer);
+        Failure { message: blocker.to_string(), blockers: vec![blocker] }
+    }
+
+    /// The blocker for a node that is not configured.
+    pub fn unknown_peer(&self, peer: &NodeName) -> Blocker {
+        let known: Vec<&str> = self.config.peers.keys().map(NodeName::as_str).collect();
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        let cause = if *peer == self.config.node {
+            format!("{peer} is this node itself")
+        } else {
+            format!("there is no node {peer} in the configuration of node {}", self.config.node)
+        };
+        Blocker::new(BlockerKind::NoSuchNode, cause, format!("name one of its peers ({known}), or add it to [peers]"))
+    }
+
+    /// Where the bundles of restored containers are: the engine's state refers to them as long as the container lives.
+    pub fn bundle(&self, container: &str) -> PathBuf {
+        self.config.run_dir.join("bundles").join(container)
+    }
+
+    pub fn journals(&self) -> PathBuf {
+        self.config.state_dir.join("journal")
+    }
+
+    /// Waits for some time; false if the agent is stopping.
+    pub fn pause(&self, time: Duration) -> bool {
+        let (lock, condition) = &self.stopping;
+        let stopping = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let (stopping, _) =
+            condition.wait_timeout_while(stopping, time, |s| !*s).unwrap_or_else(PoisonError::into_inner);
+        !*stopping
+    }
+
+    /// Tells everything that waits that the agent is stopping.
+    pub fn stop(&self) {
+        *self.stopping.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.stopping.1.notify_all();
+    }
+}
+
+/// An id that no other migration has.
+pub fn new_id() -> std::io::Result<MigrationId> {
+    use std::io::Read;
+    let mut bytes = [0; 5];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(MigrationId::from_random(bytes))
+}
+
+/// Lets an injected fault happen that needs no more than this process.
+pub fn die() -> ! {
+    let _ = nix::sys::signal::kill(nix::unistd::Pid::this(), nix::sys::signal::Signal::SIGKILL);
+    // SIGKILL cannot be blocked; this is for the type only.
+    std::process::abort()
+}
+
+/// SIGKILL for a process that this agent knows by its pid; one that is gone is no error.
+pub fn kill(pid: u32) {
+    let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid as i32), nix::sys::signal::Signal::SIGKILL);
+}

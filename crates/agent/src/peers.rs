@@ -1,0 +1,287 @@
+//! Answers other agents: each link has a thread of its own.
+
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tranship_coordinator::{self as coordinator, Failure, Journal, Record};
+use tranship_sys::clock::monotonic_ns;
+use tranship_transport::{Connection, Incoming, Link, Listener};
+use tranship_types::{MigrationId, NodeName, Side};
+use tranship_wire::message::{Offer, Request, Response};
+use tranship_wire::{MAX_FILE, Purpose, ReadError};
+
+use crate::arrivals::{Arrival, Inbox, Standing, lock};
+use crate::destination::{self, DestinationRun};
+use crate::node::Node;
+
+/// How long a caller may take to say who it is.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long a source may be silent before its link counts as dead: longer than anything that it does in between.
+const SILENCE: Duration = Duration::from_secs(300);
+/// Links at a time; beyond, callers are turned away.
+const LINKS: usize = 256;
+/// Files of a skeleton.
+const FILES: u32 = 4096;
+
+/// Takes links until the listener is closed.
+pub fn serve(node: &Arc<Node>, listener: &Listener) {
+    let links = Arc::new(AtomicUsize::new(0));
+    loop {
+        let incoming = match listener.accept() {
+            Ok(incoming) => incoming,
+            Err(error) => {
+                if !node.pause(Duration::from_millis(100)) {
+                    return;
+                }
+                tracing::warn!(%error, "a link was not accepted");
+                continue;
+            }
+        };
+        if links.fetch_add(1, Ordering::Relaxed) >= LINKS {
+            links.fetch_sub(1, Ordering::Relaxed);
+            continue;
+        }
+        let (node, counter) = (Arc::clone(node), Arc::clone(&links));
+        let spawned = std::thread::Builder::new().name("peer".into()).spawn(move || {
+            answer(&node, incoming);
+            counter.fetch_sub(1, Ordering::Relaxed);
+        });
+        if let Err(error) = spawned {
+            links.fetch_sub(1, Ordering::Relaxed);
+            tracing::error!(%error, "no thread for a link");
+        }
+    }
+}
+
+fn answer(node: &Arc<Node>, incoming: Incoming) {
+    let address = incoming.addr();
+    let (mut link, hello) = match incoming.handshake(HANDSHAKE) {
+        Ok(opened) => opened,
+        Err(error) => return tracing::warn!(%address, %error, "a caller was turned away"),
+    };
+    match (hello.purpose, hello.migration) {
+        (Purpose::Control, id) => {
+            if let Err(error) = control(node, link, id) {
+                tracing::debug!(%address, %error, "a control link ended");
+            }
+        }
+        (Purpose::Pages { .. }, Some(id)) => {
+            let Some(inbox) = node.arrivals.inbox(&id) else { return };
+            let failed = |e: &dyn std::fmt::Display| Failure::new(e.to_string());
+            let received = link.set_timeout(Some(SILENCE)).map_err(|e| failed(&e)).and_then(|()| {
+                inbox.store()?.receive(&mut link).map_err(|e| failed(&e))
+            });
+            inbox.ended(received);
+        }
+        (Purpose::Pages { .. }, None) => {}
+    }
+}
+
+/// One control link: requests are answered in their order until it ends.
+fn control(node: &Arc<Node>, mut link: Connection, id: Option<MigrationId>) -> Result<(), ReadError> {
+    let peer = link.peer().clone();
+    link.set_timeout(Some(SILENCE)).map_err(ReadError::Io)?;
+    let ended = loop {
+        let request: Request = match tranship_wire::read_message(&mut link) {
+            Ok(request) => request,
+            Err(error) => break Err(error),
+        };
+        let response = match (request, &id) {
+            (Request::Clock, _) => Response::Clock { now_ns: monotonic_ns() },
+            (Request::Check(offer), _) => Response::Checked { blockers: destination::check(node, &offer) },
+            (Request::Offer(offer), Some(id)) => offered(node, id, &peer, *offer, &link),
+            (Request::Skeleton { files }, Some(id)) => match skeleton(node, id, files, &mut link) {
+                Ok(()) => continue,
+                Err(failure) => failure_response(failure),
+            },
+            (Request::Ready, Some(id)) => ready(node, id),
+            (Request::Commit, Some(id)) => commit(node, id),
+            (Request::Abort, Some(id)) => abort(node, id, &Failure::new("the source gave the migration up")),
+            (Request::Drained, Some(id)) => drained(node, id),
+            (_, None) => failure_response(Failure::new("the request belongs to no migration")),
+        };
+        if let Err(error) = tranship_wire::write_message(&mut link, &response) {
+            break Err(ReadError::Io(io::Error::other(error.to_string())));
+        }
+    };
+    // Whoever is READY waits for the word, over whatever link it comes. Everybody else is undone.
+    if let Some(id) = &id
+        && let Some(arrival) = node.arrivals.get(id)
+        && lock(&arrival).standing == Standing::Open
+    {
+        abort(node, id, &Failure::new("the link to the source was lost"));
+    }
+    ended
+}
+
+fn failure_response(failure: Failure) -> Response {
+    Response::Failed { message: failure.message, blockers: failure.blockers }
+}
+
+fn offered(node: &Arc<Node>, id: &MigrationId, peer: &NodeName, offer: Offer, link: &Connection) -> Response {
+    if node.arrivals.get(id).is_some() {
+        return failure_response(Failure::new(format!("migration {id} was offered already")));
+    }
+    let claim = match node.claim(&offer.container, id) {
+        Ok(claim) => claim,
+        Err(blocker) => {
+            return Response::Failed { message: blocker.to_string(), blockers: vec![blocker] };
+        }
+    };
+    let begin = Record::Begin {
+        id: id.clone(),
+        side: Side::Destination,
+        container: offer.container.clone(),
+        peer: peer.clone(),
+        context: serde_json::to_value(&offer).unwrap_or_default(),
+    };
+    let mut journal = match Journal::create(&node.journals(), id, &begin) {
+        Ok(journal) => journal,
+        Err(error) => return failure_response(Failure::new(format!("node {}: {error}", node.config.node))),
+    };
+    let inbox = Arc::new(Inbox::default());
+    let mut run = DestinationRun::new(node, id, offer, Arc::clone(&inbox));
+    run.cut_by(link.closer());
+    let mut begun = Vec::new();
+    tracing::info!(%id, container = run.container(), from = %peer, "preparing");
+    let prepared = coordinator::prepare(&mut run, &mut journal, &node.faults, &mut begun);
+    let arrival = Arrival { run, journal: Some(journal), begun, standing: Standing::Open, claim: Some(claim) };
+    node.arrivals.insert(id, arrival, inbox);
+    match prepared {
+        Ok(()) => Response::Prepared,
+        Err(failure) => {
+            abort(node, id, &failure);
+            failure_response(failure)
+        }
+    }
+}
+
+fn arrival(node: &Node, id: &MigrationId) -> Result<Arc<Mutex<Arrival>>, Failure> {
+    node.arrivals.get(id).ok_or_else(|| Failure::new(format!("node {} knows no migration {id}", node.config.node)))
+}
+
+fn skeleton(node: &Node, id: &MigrationId, files: u32, link: &mut Connection) -> Result<(), Failure> {
+    let arrival = arrival(node, id)?;
+    let images = lock(&arrival).run.images();
+    if files > FILES {
+        return Err(Failure::new(format!("a skeleton of {files} files is not believable")));
+    }
+    // The engine was given a file of its own making to start with; the source's takes its place.
+    let _ = std::fs::remove_file(images.join("descriptors.json"));
+    for _ in 0..files {
+        tranship_wire::receive_file(link, &images, MAX_FILE)
+            .map_err(|e| Failure::new(format!("the skeleton cannot be received: {e}")))?;
+    }
+    Ok(())
+}
+
+fn ready(node: &Arc<Node>, id: &MigrationId) -> Response {
+    let found = match arrival(node, id) {
+        Ok(found) => found,
+        Err(failure) => return failure_response(failure),
+    };
+    let made = {
+        let mut arrival = lock(&found);
+        let Arrival { run, journal, begun, standing, .. } = &mut *arrival;
+        let Some(journal) = journal else { return failure_response(Failure::new("the migration has ended")) };
+        coordinator::make_ready(run, journal, &node.faults, begun).map(|()| {
+            *standing = Standing::Ready;
+            run.timeline.take(Side::Destination)
+        })
+    };
+    match made {
+        Ok(parts) => {
+            tracing::info!(%id, "ready");
+            Response::Ready { parts }
+        }
+        Err(failure) => {
+            abort(node, id, &failure);
+            failure_response(failure)
+        }
+    }
+}
+
+/// The word to commit; it may come again, also after a restart.
+pub fn commit(node: &Arc<Node>, id: &MigrationId) -> Response {
+    let Some(found) = node.arrivals.get(id) else {
+        // The source says it until it is confirmed, and a destination forgets only what is complete.
+        return Response::Running { resumed_ns: monotonic_ns(), parts: Vec::new() };
+    };
+    let mut arrival = lock(&found);
+    match arrival.standing {
+        Standing::Open => return failure_response(Failure::new("there is nothing to commit: it was never ready")),
+        Standing::Running | Standing::Drained => {}
+        Standing::Ready => {
+            let Arrival { run, journal: Some(journal), .. } = &mut *arrival else {
+                return failure_response(Failure::new("the migration has ended"));
+            };
+            if let Err(failure) = coordinator::commit(run, journal, &node.faults) {
+                tracing::warn!(%id, %failure, "the commit will be tried again");
+                return failure_response(failure);
+            }
+            arrival.standing = Standing::Running;
+            tracing::info!(%id, "running");
+            let (node, id, found) = (Arc::clone(node), id.clone(), Arc::clone(&found));
+            std::thread::spawn(move || drain(&node, &id, &found));
+        }
+    }
+    let resumed_ns = arrival.run.resumed_ns.unwrap_or_else(monotonic_ns);
+    Response::Running { resumed_ns, parts: arrival.run.timeline.take(Side::Destination) }
+}
+
+/// After the resume: waits for the last page, and forgets the migration but for what the source may still ask.
+fn drain(node: &Arc<Node>, id: &MigrationId, found: &Mutex<Arrival>) {
+    let mut arrival = lock(found);
+    let Arrival { run, journal: Some(journal), .. } = &mut *arrival else { return };
+    match coordinator::drain(run, journal, &node.faults) {
+        Ok(()) => {
+            arrival.standing = Standing::Drained;
+            arrival.claim = None;
+            if let Some(journal) = arrival.journal.take()
+                && let Err(error) = journal.close()
+            {
+                tracing::warn!(%id, %error, "a journal stays behind");
+            }
+            tracing::info!(%id, "drained");
+        }
+        Err(failure) => tracing::error!(%id, %failure, "the migration could not be finished; restart the agent to try again"),
+    }
+}
+
+fn drained(node: &Arc<Node>, id: &MigrationId) -> Response {
+    let response = node.arrivals.get(id).and_then(|found| {
+        let arrival = lock(&found);
+        let status = arrival.run.drained.clone()?;
+        Some(Response::Drained { faults: status.faults, peak_bytes: status.peak_bytes })
+    });
+    node.arrivals.remove(id);
+    response.unwrap_or(Response::Drained { faults: 0, peak_bytes: 0 })
+}
+
+/// The word, or the need, to undo. What nobody knows was undone before.
+pub fn abort(node: &Arc<Node>, id: &MigrationId, failure: &Failure) -> Response {
+    let Some(found) = node.arrivals.get(id) else { return Response::Aborted { leftovers: Vec::new() } };
+    let mut arrival = lock(&found);
+    if matches!(arrival.standing, Standing::Running | Standing::Drained) {
+        return failure_response(Failure::new("the container runs here already"));
+    }
+    let Arrival { run, journal, begun, .. } = &mut *arrival;
+    let Some(record) = journal else { return Response::Aborted { leftovers: Vec::new() } };
+    tracing::info!(%id, container = run.container(), %failure, "undoing");
+    let leftovers = coordinator::abort(run, record, begun, failure);
+    if leftovers.is_empty() {
+        if let Some(journal) = journal.take()
+            && let Err(error) = journal.close()
+        {
+            tracing::warn!(%id, %error, "a journal stays behind");
+        }
+        arrival.claim = None;
+        drop(arrival);
+        node.arrivals.remove(id);
+    } else {
+        tracing::error!(%id, ?leftovers, "could not be undone; it will be tried again");
+    }
+    Response::Aborted { leftovers }
+}

@@ -1,0 +1,201 @@
+//! The API's calls.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tranship_api::{
+    AgentService, Begun, ContainerInfo, ContainerState, ErrorKind, MoveRequest, NodeInfo, PeerInfo, PeerState, Plan,
+    Problem, ServiceError, ToolInfo,
+};
+use tranship_coordinator::Failure;
+use tranship_engine::State;
+use tranship_types::{Blocker, MigrationId, NodeName, Report};
+use tranship_wire::Purpose;
+
+use crate::node::{Node, new_id};
+use crate::{inspection, moves, source};
+
+/// Blackout that has nothing to do with memory, in ms: what dump, restore and commit took on the platform of
+/// `docs/benchmarks.md`.
+const FIXED_MS: f64 = 150.0;
+/// Memory from one node to the other, in bytes a ms, unless the link is slower.
+const BYTES_PER_MS: f64 = 900_000.0;
+
+/// The agent as its API sees it.
+pub struct Service(pub Arc<Node>);
+
+fn refused(failure: Failure, container: &str) -> ServiceError {
+    if failure.blockers.is_empty() {
+        return ServiceError::new(ErrorKind::Internal, failure.message, "");
+    }
+    ServiceError::blocked(container, failure.blockers)
+}
+
+fn problem(blocker: Blocker) -> Problem {
+    Problem { cause: blocker.cause, remedy: blocker.remedy }
+}
+
+impl Service {
+    fn engine_info(&self) -> ToolInfo {
+        let node = &self.0;
+        let name = node.engine.name().to_owned();
+        match node.engine.version() {
+            Ok(version) => ToolInfo { name, path: None, version: Some(version), problem: None },
+            Err(error) => {
+                let text = error.to_string();
+                let (cause, remedy) = text.split_once("; ").unwrap_or((&text, "install it (`make setup`)"));
+                let problem = Some(Problem { cause: cause.to_owned(), remedy: remedy.to_owned() });
+                ToolInfo { name, path: None, version: None, problem }
+            }
+        }
+    }
+
+    fn criu_info(&self) -> ToolInfo {
+        let name = "criu".to_owned();
+        match self.0.criu() {
+            Ok(criu) => {
+                let path = Some(criu.path.to_string_lossy().into_owned());
+                ToolInfo { name, path, version: Some(criu.version), problem: None }
+            }
+            Err(blocker) => ToolInfo { name, path: None, version: None, problem: Some(problem(blocker)) },
+        }
+    }
+
+    fn peer_info(&self, name: &NodeName, address: &str) -> PeerInfo {
+        let (state, problem) = match self.0.dial(name, Purpose::Control, None) {
+            Ok(_) => (PeerState::Up, None),
+            Err(failure) => (PeerState::Down, failure.blockers.into_iter().next().map(problem)),
+        };
+        PeerInfo { name: name.clone(), address: address.to_owned(), state, problem }
+    }
+
+    fn plan(&self, request: &MoveRequest) -> Result<Plan, ServiceError> {
+        let node = &self.0;
+        let name = &request.container;
+        let found = inspection::inspect(node, name, request.mode).map_err(|f| refused(f, name))?;
+        let mut blockers = found.blockers;
+        if node.config.peers.contains_key(&request.to) {
+            match source::check(node, &request.to, &found.offer) {
+                Ok(there) => blockers.extend(there),
+                Err(failure) if !failure.blockers.is_empty() => blockers.extend(failure.blockers),
+                Err(failure) => return Err(refused(failure, name)),
+            }
+        } else {
+            blockers.push(node.unknown_peer(&request.to));
+        }
+        blockers.extend(node.claimed_by(name).map(|id| {
+            Blocker::new(
+                tranship_types::BlockerKind::Busy,
+                format!("{name} is being moved already ({id})"),
+                format!("wait for it; `tranship status {id}` shows how far it is"),
+            )
+        }));
+        let blackout = FIXED_MS + (found.findings.memory_bytes + found.findings.tmpfs_bytes) as f64 / BYTES_PER_MS;
+        Ok(Plan {
+            container: name.clone(),
+            from: node.config.node.clone(),
+            to: request.to.clone(),
+            mode: request.mode,
+            memory_bytes: found.findings.memory_bytes,
+            tasks: found.findings.threads as u64,
+            tmpfs_bytes: found.findings.tmpfs_bytes,
+            estimated_blackout_ms: blockers.is_empty().then_some(blackout),
+            estimated_total_ms: None,
+            blockers,
+            notes: found.findings.notes,
+        })
+    }
+}
+
+/// Resident memory of a container's processes in bytes: proportional shares, so that shared pages count once.
+fn memory_of(pids: &[u32]) -> u64 {
+    let share = |pid: &u32| -> Option<u64> {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+        let line = text.lines().find_map(|l| l.strip_prefix("Pss:"))?;
+        Some(line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()? << 10)
+    };
+    pids.iter().filter_map(share).sum()
+}
+
+impl AgentService for Service {
+    fn node(&self) -> Result<NodeInfo, ServiceError> {
+        let config = &self.0.config;
+        let peers = std::thread::scope(|scope| {
+            let asked: Vec<_> =
+                config.peers.iter().map(|(name, address)| scope.spawn(|| self.peer_info(name, address))).collect();
+            asked.into_iter().filter_map(|a| a.join().ok()).collect()
+        });
+        Ok(NodeInfo {
+            name: config.node.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            listen: config.listen.clone(),
+            criu: self.criu_info(),
+            engines: vec![self.engine_info()],
+            peers,
+        })
+    }
+
+    fn containers(&self) -> Result<Vec<ContainerInfo>, ServiceError> {
+        let engine = &self.0.engine;
+        let list = engine.list().map_err(|error| {
+            let text = error.to_string();
+            let (cause, remedy) = text.split_once("; ").unwrap_or((&text, ""));
+            ServiceError::new(ErrorKind::Unusable, cause, remedy)
+        })?;
+        let info = |s: tranship_engine::Summary| {
+            let pids = engine.inspect(&s.name).ok().and_then(|c| c.processes().ok()).unwrap_or_default();
+            ContainerInfo {
+                engine: engine.name().to_owned(),
+                state: match s.state {
+                    State::Created => ContainerState::Created,
+                    State::Running => ContainerState::Running,
+                    State::Paused => ContainerState::Paused,
+                    State::Stopped => ContainerState::Stopped,
+                },
+                pid: (s.init != 0).then_some(s.init),
+                memory_bytes: (!pids.is_empty()).then(|| memory_of(&pids)),
+                created_unix_ms: created_ms(s.init),
+                migration: self.0.claimed_by(&s.name),
+                name: s.name,
+            }
+        };
+        let mut all: Vec<ContainerInfo> = list.into_iter().map(info).collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(all)
+    }
+
+    fn begin_move(&self, request: MoveRequest) -> Result<Begun, ServiceError> {
+        let node = &self.0;
+        if request.dry_run {
+            return self.plan(&request).map(Begun::Planned);
+        }
+        let name = &request.container;
+        let id = new_id().map_err(|e| ServiceError::new(ErrorKind::Internal, format!("no random bytes: {e}"), ""))?;
+        // Wrong names are answered at once; what takes a look is reported by the migration itself.
+        inspection::find(node, name).map_err(|f| refused(f, name))?;
+        if !node.config.peers.contains_key(&request.to) {
+            return Err(ServiceError::blocked(name, vec![node.unknown_peer(&request.to)]));
+        }
+        let claim = node.claim(name, &id).map_err(|blocker| ServiceError::blocked(name, vec![blocker]))?;
+        Ok(Begun::Started(Box::new(moves::start(node, claim, id, name, &request.to, request.mode))))
+    }
+
+    fn reports(&self) -> Result<Vec<Report>, ServiceError> {
+        Ok(self.0.registry.reports())
+    }
+
+    fn report(&self, id: &MigrationId) -> Result<Report, ServiceError> {
+        self.0.registry.report(id).ok_or_else(|| ServiceError::no_such_migration(id))
+    }
+
+    fn watch(&self, id: &MigrationId) -> Result<watch::Receiver<Report>, ServiceError> {
+        self.0.registry.watch(id).ok_or_else(|| ServiceError::no_such_migration(id))
+    }
+}
+
+/// When a process was started, in ms since the Unix epoch.
+fn created_ms(pid: u32) -> Option<u64> {
+    let modified = std::fs::metadata(format!("/proc/{pid}")).ok()?.modified().ok()?;
+    modified.duration_since(std::time::UNIX_EPOCH).ok().map(|d: Duration| d.as_millis() as u64)
+}

@@ -1,0 +1,569 @@
+//! The source's steps, done with the real parts.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tranship_coordinator::{Failure, Fault, SourcePort, SourceStep};
+use tranship_criu::front::{Mark, Order};
+use tranship_engine::Container;
+use tranship_memory::send::{self, Counters, Stream};
+use tranship_memory::survey;
+use tranship_network::Gate;
+use tranship_sys::clock::monotonic_ns;
+use tranship_transport::{Connection, Link};
+use tranship_types::{Blocker, MigrationId, NodeName, Phase, Side};
+use tranship_wire::message::{Offer, Request, Response};
+use tranship_wire::{MAX_FILE, Purpose};
+
+use crate::inspection;
+use crate::layout::{Front, Layout, Role};
+use crate::node::{self, Node};
+use crate::registry::LiveReport;
+use crate::timeline::{ClockOffset, Timeline, align};
+
+/// How long tasks may take to stop.
+const FREEZE: Duration = Duration::from_secs(5);
+/// How long the destination may take to check and prepare: it may have to read a large tree.
+const PREPARE: Duration = Duration::from_secs(120);
+/// How long a silent destination is waited for while the container is frozen.
+const FROZEN_PATIENCE: Duration = Duration::from_secs(20);
+/// How long a dump that is under way is let finish when it is no longer wanted.
+const DUMP_END: Duration = Duration::from_secs(60);
+/// Progress is shown so often while memory travels.
+const TICK: Duration = Duration::from_millis(100);
+
+/// One migration on the node that the container leaves.
+pub struct SourceRun {
+    node: Arc<Node>,
+    id: MigrationId,
+    name: String,
+    peer: NodeName,
+    report: LiveReport,
+    layout: Layout,
+    inspection: Option<(Container, Offer)>,
+    control: Option<Connection>,
+    streams: Vec<Stream<Connection>>,
+    front: Option<Front>,
+    gate: Option<Gate>,
+    clock: ClockOffset,
+    timeline: Timeline,
+    frozen_ns: Option<u64>,
+    /// Bytes sent on links that are closed by now.
+    wire_bytes: u64,
+    /// The destination may know of the migration.
+    pub offered: bool,
+    /// The destination has confirmed that nothing is left there.
+    pub abort_confirmed: bool,
+    attempts: u32,
+}
+
+fn failed(error: impl std::fmt::Display) -> Failure {
+    Failure::new(error.to_string())
+}
+
+/// The answer to a request, or the failure that it tells of.
+fn answered(response: Response) -> Result<Response, Failure> {
+    match response {
+        Response::Failed { message, blockers } => Err(Failure { message, blockers }),
+        other => Ok(other),
+    }
+}
+
+impl SourceRun {
+    pub fn new(node: &Arc<Node>, report: LiveReport) -> Self {
+        let first = report.read();
+        Self {
+            layout: Layout::new(&node.config.run_dir, &first.id),
+            node: Arc::clone(node),
+            id: first.id,
+            name: first.container,
+            peer: first.destination,
+            report,
+            inspection: None,
+            control: None,
+            streams: Vec::new(),
+            front: None,
+            gate: None,
+            clock: ClockOffset::default(),
+            timeline: Timeline::default(),
+            frozen_ns: None,
+            wire_bytes: 0,
+            offered: false,
+            abort_confirmed: false,
+            attempts: 0,
+        }
+    }
+
+    fn inspected(&self) -> Result<&(Container, Offer), Failure> {
+        self.inspection.as_ref().ok_or_else(|| Failure::new(format!("container {} was not inspected", self.name)))
+    }
+
+    /// The container, also after a restart of the agent, when nothing was inspected.
+    fn container(&self) -> Result<Container, Failure> {
+        match &self.inspection {
+            Some((container, _)) => Ok(container.clone()),
+            None => self.node.engine.inspect(&self.name).map_err(failed),
+        }
+    }
+
+    fn control(&mut self) -> Result<&mut Connection, Failure> {
+        let peer = &self.peer;
+        self.control.as_mut().ok_or_else(|| Failure::new(format!("the link to node {peer} is gone")))
+    }
+
+    fn ask(&mut self, request: &Request, patience: Duration) -> Result<Response, Failure> {
+        self.say(request)?;
+        self.hear(patience)
+    }
+
+    fn say(&mut self, request: &Request) -> Result<(), Failure> {
+        let peer = self.peer.clone();
+        let broke = |e: &dyn std::fmt::Display| Failure::new(format!("the link to node {peer} broke: {e}"));
+        tranship_wire::write_message(self.control()?, request).map_err(|e| broke(&e))
+    }
+
+    fn hear(&mut self, patience: Duration) -> Result<Response, Failure> {
+        let peer = self.peer.clone();
+        let broke = |e: &dyn std::fmt::Display| Failure::new(format!("the link to node {peer} broke: {e}"));
+        let control = self.control()?;
+        control.set_timeout(Some(patience)).map_err(|e| broke(&e))?;
+        answered(tranship_wire::read_message(control).map_err(|e| broke(&e))?)
+    }
+
+    fn unexpected(&self, response: &Response) -> Failure {
+        Failure::new(format!("node {} gave an answer that does not fit: {response:?}", self.peer))
+    }
+
+    fn inspect(&mut self) -> Result<(), Failure> {
+        let found = inspection::inspect(&self.node, &self.name, self.report.read().mode)?;
+        if !self.node.config.peers.contains_key(&self.peer) {
+            return Err(Failure::blocked(vec![self.node.unknown_peer(&self.peer)]).unwrap_or_else(|| failed("no peer")));
+        }
+        self.report.change(|r| r.progress.memory_bytes = found.offer.memory_bytes);
+        if let Some(failure) = Failure::blocked(found.blockers) {
+            return Err(failure);
+        }
+        self.inspection = Some((found.container, found.offer));
+        Ok(())
+    }
+
+    fn connect(&mut self) -> Result<(), Failure> {
+        self.control = Some(self.node.dial(&self.peer, Purpose::Control, Some(&self.id))?);
+        let mut trips = Vec::new();
+        for _ in 0..8 {
+            let sent = monotonic_ns();
+            match self.ask(&Request::Clock, PREPARE)? {
+                Response::Clock { now_ns } => trips.push((sent, now_ns, monotonic_ns())),
+                other => return Err(self.unexpected(&other)),
+            }
+        }
+        self.clock = ClockOffset::from_round_trips(&trips);
+        Ok(())
+    }
+
+    fn offer(&mut self) -> Result<(), Failure> {
+        let offer = Box::new(self.inspected()?.1.clone());
+        self.offered = true;
+        match self.ask(&Request::Offer(offer), PREPARE)? {
+            Response::Prepared => Ok(()),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    fn arm(&mut self) -> Result<(), Failure> {
+        let (container, offer) = self.inspected()?.clone();
+        let criu = self.node.criu().map_err(|b| failed(b.to_string()))?;
+        self.layout.make()?;
+        self.layout.write_plan(Role::Dump, &criu, self.node.config.criu.log_level)?;
+        let command = self.layout.with_images(Role::Dump, |images| self.node.engine.dump(&container, images));
+        self.front = Some(self.layout.start_front(Role::Dump, command)?);
+        for stream in 0..offer.streams {
+            let link = self.node.dial(&self.peer, Purpose::Pages { stream }, Some(&self.id))?;
+            self.streams.push(Stream::new(link));
+        }
+        self.gate = prepared_gate(&offer)?;
+        Ok(())
+    }
+
+    fn freeze(&mut self) -> Result<(), Failure> {
+        let freezer = self.inspected()?.0.freezer.clone();
+        self.frozen_ns = Some(monotonic_ns());
+        self.timeline.time("freeze", || freezer.freeze(FREEZE)).map_err(failed)
+    }
+
+    fn close_gate(&mut self) -> Result<(), Failure> {
+        match &mut self.gate {
+            Some(gate) => self.timeline.time("network: gate closed", || gate.close()).map_err(failed),
+            None => Ok(()),
+        }
+    }
+
+    /// Memory over the page streams and the skeleton over the control link, at the same time.
+    fn transfer(&mut self) -> Result<(), Failure> {
+        let container = self.inspected()?.0.clone();
+        let survey_start = monotonic_ns();
+        let spaces = survey::survey(&container.processes().map_err(failed)?).map_err(failed)?;
+        let hidden: Vec<_> = spaces.iter().map(|s| (s.pid, s.ranges.clone())).collect();
+        tranship_criu::hidden::write(&self.layout.hidden(), &hidden)
+            .map_err(|e| Failure::new(format!("the table of hidden pages cannot be written: {e}")))?;
+        let plan = send::plan(&spaces).map_err(failed)?;
+        self.timeline.note("memory: survey", survey_start, monotonic_ns());
+        self.report.change(|r| r.progress.memory_bytes = plan.bytes());
+
+        let counters = Counters::default();
+        let mut streams = std::mem::take(&mut self.streams);
+        send::send(&plan.first, &mut streams, &counters).map_err(failed)?;
+        let wire: Vec<_> = streams.iter_mut().map(|s| s.link().counters()).collect();
+        let closers: Vec<_> = streams.iter_mut().map(|s| s.link().closer()).collect();
+
+        let watched = self.report.clone();
+        let (memory, skeleton) = std::thread::scope(|scope| {
+            let (tell, told) = std::sync::mpsc::channel::<()>();
+            let (report, counters, wire) = (&watched, &counters, &wire);
+            scope.spawn(move || {
+                let mut last = 0;
+                // Ends when the sender is dropped.
+                while told.recv_timeout(TICK) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                    let read = counters.read.load(Ordering::Relaxed);
+                    let sent: u64 = wire.iter().map(tranship_transport::Counters::sent).sum();
+                    report.change(|r| {
+                        r.progress.moved_bytes = read;
+                        r.progress.rate = (read - last) as f64 / TICK.as_secs_f64();
+                        r.progress.wire_bytes = sent;
+                    });
+                    last = read;
+                }
+            });
+            let (plan, streams) = (&plan, &mut streams);
+            let sender = scope.spawn(move || {
+                let start = monotonic_ns();
+                let sent = send::send(&plan.rest, streams, counters).and_then(|()| send::finish(streams));
+                (sent, start, monotonic_ns())
+            });
+            let skeleton = self.skeleton();
+            if skeleton.is_err() {
+                // The memory is of no use any more; whoever waits for it shall not go on waiting.
+                closers.iter().for_each(tranship_transport::Closer::close);
+            }
+            let memory = sender.join().expect("the sender does not panic");
+            drop(tell);
+            (memory, skeleton)
+        });
+        skeleton?;
+        let (sent, start, end) = memory;
+        sent.map_err(failed)?;
+        self.timeline.note("memory: sent", start, end);
+        let sent: u64 = wire.iter().map(tranship_transport::Counters::sent).sum();
+        self.wire_bytes += sent;
+        let skeleton_bytes = self.layout.image_bytes();
+        let way = if tranship_criu::hidden::was_used(&self.layout.hidden()) {
+            "memory: page store"
+        } else {
+            "memory: page store, and once more in criu's images (the preloaded library was not at work)"
+        };
+        self.report.change(|r| {
+            r.progress.moved_bytes = plan.bytes();
+            r.progress.wire_bytes = sent;
+            r.skeleton_bytes = skeleton_bytes;
+            r.source_extra_bytes = skeleton_bytes + u64::from(STREAM_BUFFERS) * wire.len() as u64;
+            r.ways.push(way.to_owned());
+        });
+        // The streams have said that they are complete; closing them ends the threads that receive them.
+        drop(streams);
+        Ok(())
+    }
+
+    /// Lets criu dump, and sends what it wrote.
+    fn skeleton(&mut self) -> Result<(), Failure> {
+        let start = monotonic_ns();
+        let front = self.front.as_mut().ok_or_else(|| failed("there is no front"))?;
+        front.handle.order(Order::Go).map_err(failed)?;
+        loop {
+            match front.handle.next(FROZEN_PATIENCE) {
+                Ok(Mark::Done { success: true, .. }) => break,
+                Ok(Mark::Done { success: false, message, .. }) if message == "criu died" => {
+                    return Err(failed("criu was killed in the middle of the dump; try again"));
+                }
+                Ok(Mark::Done { success: false, .. }) | Err(_) => {
+                    return Err(Failure::new(format!(
+                        "the container could not be dumped: {}; `tranship move --dry-run` lists what is known to stand in \
+                         the way",
+                        self.layout.last_words(Role::Dump)
+                    )));
+                }
+                Ok(_) => {}
+            }
+        }
+        let dumped = monotonic_ns();
+        self.timeline.note("skeleton: dump", start, dumped);
+        let images = self.layout.images();
+        let mut files: Vec<PathBuf> =
+            std::fs::read_dir(&images).map_err(failed)?.flatten().map(|entry| entry.path()).collect();
+        files.sort();
+        self.say(&Request::Skeleton { files: files.len() as u32 })?;
+        let control = self.control()?;
+        control.set_timeout(Some(FROZEN_PATIENCE)).map_err(failed)?;
+        for file in &files {
+            tranship_wire::send_file(control, file, MAX_FILE)
+                .map_err(|e| Failure::new(format!("the skeleton cannot be sent: {e}")))?;
+        }
+        control.flush().map_err(|e| Failure::new(format!("the skeleton cannot be sent: {e}")))?;
+        self.timeline.note("skeleton: sent", dumped, monotonic_ns());
+        // Said now, so that the destination restores while memory is still on its way.
+        self.say(&Request::Ready)
+    }
+
+    fn await_ready(&mut self) -> Result<(), Failure> {
+        match self.hear(FROZEN_PATIENCE)? {
+            Response::Ready { parts } => {
+                self.report.change(|r| r.parts.extend(parts));
+                Ok(())
+            }
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    fn deliver(&mut self) -> Result<(), Failure> {
+        if self.control.is_none() {
+            self.control = Some(self.node.dial(&self.peer, Purpose::Control, Some(&self.id))?);
+        }
+        let start = monotonic_ns();
+        let answer = self.ask(&Request::Commit, FROZEN_PATIENCE);
+        let (resumed_ns, parts) = match answer {
+            Ok(Response::Running { resumed_ns, parts }) => (resumed_ns, parts),
+            Ok(other) => return Err(self.unexpected(&other)),
+            Err(failure) => {
+                // Whatever was on its way on this link is not to be taken for the answer to the next try.
+                self.control = None;
+                return Err(failure);
+            }
+        };
+        self.timeline.note("commit and resume", start, monotonic_ns());
+        let error_ms = self.clock.error_ns as f64 / 1e6;
+        let resumed = self.clock.to_source(resumed_ns);
+        let mut own = self.timeline.take(Side::Source);
+        self.report.change(|r| {
+            r.parts.extend(parts);
+            r.parts.append(&mut own);
+            if let Some(frozen) = self.frozen_ns {
+                align(&mut r.parts, self.clock, frozen);
+                r.blackout_ms = Some(resumed.saturating_sub(frozen) as f64 / 1e6);
+                r.blackout_error_ms = Some(error_ms);
+            }
+            r.parts.sort_by(|a, b| a.start_ms.total_cmp(&b.start_ms));
+        });
+        Ok(())
+    }
+
+    /// Removes the original: it is killed while frozen and behind its closed gate, so that it never runs again and not
+    /// one packet of its end gets out.
+    fn release(&mut self) -> Result<(), Failure> {
+        // Another node's containers shall find the new copy from now on.
+        let namespace = match &self.inspection {
+            Some((_, offer)) => offer.network.as_ref().map(|(path, _)| path.clone()),
+            None => self.container().ok().and_then(|c| c.network_namespace()),
+        };
+        if let Some(namespace) = &namespace
+            && namespace.exists()
+        {
+            tranship_network::stand_aside(namespace).map_err(failed)?;
+        }
+        self.end_engine(Duration::from_secs(10));
+        match self.node.engine.inspect(&self.name) {
+            Ok(container) => {
+                container.freezer.freeze(FREEZE).map_err(failed)?;
+                container.freezer.kill_frozen(FREEZE).map_err(failed)?;
+                self.node.engine.remove(&self.name).map_err(failed)?;
+            }
+            Err(tranship_engine::EngineError::NoSuchContainer { .. }) => {}
+            Err(error) => return Err(failed(error)),
+        }
+        self.gate = None;
+        if let Some(namespace) = namespace {
+            tranship_network::remove(&namespace).map_err(failed)?;
+        }
+        tranship_storage::remove_tree(&self.node.bundle(&self.name)).map_err(failed)?;
+        self.layout.remove()?;
+        self.await_drained();
+        Ok(())
+    }
+
+    /// Nothing depends on it but the report.
+    fn await_drained(&mut self) {
+        if self.control.is_none() {
+            self.control = self.node.dial(&self.peer, Purpose::Control, Some(&self.id)).ok();
+        }
+        match self.ask(&Request::Drained, FROZEN_PATIENCE) {
+            Ok(Response::Drained { peak_bytes, faults }) => self.report.change(|r| {
+                r.destination_extra_bytes = peak_bytes + r.skeleton_bytes;
+                r.ways.push(format!("{faults} pages were asked for before they had been put in place"));
+            }),
+            Ok(_) => {}
+            Err(failure) => tracing::info!(id = %self.id, %failure, "the destination did not say that it has drained"),
+        }
+        if let Some(control) = &self.control {
+            self.wire_bytes += control.bytes_sent();
+        }
+        let bytes = self.wire_bytes;
+        self.report.change(|r| r.progress.wire_bytes = bytes);
+    }
+
+    /// Waits for the engine's own process, so that no zombie of it stays.
+    fn end_engine(&mut self, patience: Duration) {
+        let Some(Front { engine: Some(mut engine), criu, handle }) = self.front.take() else { return };
+        drop(handle);
+        let deadline = std::time::Instant::now() + patience;
+        while std::time::Instant::now() < deadline {
+            match engine.try_wait() {
+                Ok(None) => std::thread::yield_now(),
+                _ => return,
+            }
+        }
+        node::kill(criu);
+        node::kill(engine.id());
+        let _ = engine.wait();
+    }
+
+    fn undo_offer(&mut self) -> Result<(), Failure> {
+        if !self.offered {
+            return Ok(());
+        }
+        if self.control.is_none() {
+            self.control = Some(self.node.dial(&self.peer, Purpose::Control, Some(&self.id))?);
+        }
+        // An answer to an earlier request may still be on its way; the one to this is the last.
+        self.say(&Request::Abort)?;
+        loop {
+            match self.hear(Duration::from_secs(15)) {
+                Ok(Response::Aborted { leftovers }) => {
+                    self.abort_confirmed = true;
+                    self.report.change(|r| r.leftovers.extend(leftovers));
+                    return Ok(());
+                }
+                Ok(_) => {}
+                // The destination's own failure, which is undone there.
+                Err(failure) if self.link_works() => tracing::debug!(%failure, "an earlier answer"),
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+
+    /// Whether the control link still answers.
+    fn link_works(&mut self) -> bool {
+        self.say(&Request::Clock).is_ok()
+    }
+
+    /// Tells the destination that the migration is off, over a new link.
+    pub fn confirm_abort(&mut self) -> Result<(), Failure> {
+        self.control = None;
+        self.undo_offer()
+    }
+}
+
+/// Bytes of buffers of one stream: its own, and its link's.
+const STREAM_BUFFERS: u32 = 2 << 20;
+
+fn prepared_gate(offer: &Offer) -> Result<Option<Gate>, Failure> {
+    let Some((path, identity)) = &offer.network else { return Ok(None) };
+    let names: Vec<String> = identity.interfaces.iter().map(|i| i.name.clone()).collect();
+    Gate::prepare(path, &names).map(Some).map_err(failed)
+}
+
+impl SourcePort for SourceRun {
+    fn run(&mut self, step: SourceStep) -> Result<(), Failure> {
+        match step {
+            SourceStep::Inspect => self.inspect(),
+            SourceStep::Connect => self.connect(),
+            SourceStep::Offer => self.offer(),
+            SourceStep::Arm => self.arm(),
+            SourceStep::Freeze => self.freeze(),
+            SourceStep::CloseGate => self.close_gate(),
+            SourceStep::Transfer => self.transfer(),
+            SourceStep::AwaitReady => self.await_ready(),
+            SourceStep::Deliver => self.deliver(),
+            SourceStep::Release => self.release(),
+        }
+    }
+
+    fn undo(&mut self, step: SourceStep) -> Result<(), Failure> {
+        match step {
+            SourceStep::Inspect | SourceStep::Connect | SourceStep::AwaitReady => Ok(()),
+            SourceStep::Offer => self.undo_offer(),
+            SourceStep::Arm => {
+                let ended = self.layout.end_front(Role::Dump, DUMP_END);
+                self.end_engine(DUMP_END);
+                self.streams.clear();
+                ended.and(self.layout.remove())
+            }
+            SourceStep::Freeze => match self.container() {
+                Ok(container) => container.freezer.thaw().map_err(failed),
+                // It was never found, so it was never frozen.
+                Err(failure) if self.frozen_ns.is_none() => {
+                    tracing::info!(%failure, "nothing to thaw");
+                    Ok(())
+                }
+                Err(failure) => Err(failure),
+            },
+            SourceStep::CloseGate => {
+                if self.gate.is_none()
+                    && let Ok(container) = self.container()
+                    && let Some(path) = container.network_namespace()
+                    && path.exists()
+                {
+                    let identity = tranship_network::capture(&path).map_err(failed)?;
+                    let names: Vec<String> = identity.interfaces.iter().map(|i| i.name.clone()).collect();
+                    self.gate = Some(Gate::prepare(&path, &names).map_err(failed)?);
+                }
+                self.gate.as_mut().map_or(Ok(()), |gate| gate.open().map_err(failed))
+            }
+            // A dump must have ended before the tasks are let go.
+            SourceStep::Transfer => self.layout.end_front(Role::Dump, DUMP_END),
+            SourceStep::Deliver | SourceStep::Release => Err(failed("this cannot be undone")),
+        }
+    }
+
+    fn entered(&mut self, phase: Phase) {
+        tracing::info!(id = %self.id, container = %self.name, %phase, "source");
+        self.report.change(|r| r.phase = phase);
+    }
+
+    fn try_again(&mut self, step: SourceStep, failure: &Failure) -> bool {
+        tracing::warn!(id = %self.id, %step, %failure, "will be tried again");
+        self.control = None;
+        self.attempts += 1;
+        let waiting = format!("after the commit point, still trying: {failure}");
+        self.report.change(|r| r.error = Some(waiting));
+        self.node.pause(Duration::from_millis(50 << self.attempts.min(6)))
+    }
+
+    fn inject(&mut self, fault: Fault) {
+        tracing::warn!(?fault, "injected on the source");
+        match fault {
+            Fault::Die => node::die(),
+            Fault::KillCriu => {
+                if let Some(front) = &self.front {
+                    node::kill(front.criu);
+                }
+            }
+            Fault::Cut => {
+                self.control.iter().for_each(|c| c.closer().close());
+                self.streams.iter_mut().for_each(|s| s.link().closer().close());
+            }
+            Fault::Error => {}
+        }
+    }
+}
+
+/// The blockers on both nodes, without touching anything.
+pub fn check(node: &Arc<Node>, peer: &NodeName, offer: &Offer) -> Result<Vec<Blocker>, Failure> {
+    let mut link = node.dial(peer, Purpose::Control, None)?;
+    link.set_timeout(Some(PREPARE)).map_err(failed)?;
+    tranship_wire::write_message(&mut link, &Request::Check(Box::new(offer.clone()))).map_err(failed)?;
+    match answered(tranship_wire::read_message(&mut link).map_err(failed)?)? {
+        Response::Checked { blockers } => Ok(blockers),
+        other => Err(Failure::new(format!("node {peer} gave an answer that does not fit: {other:?}"))),
+    }
+}

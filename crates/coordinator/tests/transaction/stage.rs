@@ -1,0 +1,361 @@
+//! Where both agents act, one at a time, and what befalls them.
+
+use std::collections::VecDeque;
+use std::fmt::Display;
+use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::{Condvar, Mutex, MutexGuard};
+
+use tranship_coordinator::{Ending, FaultPlan, Journal};
+use tranship_types::Side;
+
+use crate::agents;
+use crate::world::World;
+
+/// Actions after which a run is taken not to end at all. One without mishaps has about a hundred.
+const ENOUGH: usize = 20_000;
+/// A line that was being written when its writer died; the last character is torn too.
+const TORN: &[u8] = b"{\"record\":\"undone\",\"failure\":{\"message\":\"\xc3";
+
+/// What the source asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Request {
+    Offer,
+    Ready,
+    Commit,
+    Abort,
+}
+
+/// What the destination answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Response {
+    Prepared,
+    Ready,
+    Running,
+    Aborted,
+    Failed(String),
+}
+
+/// What befalls a run, just before one of its actions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mishap {
+    /// An agent is killed.
+    Kill(Side),
+    /// The link breaks, and what is on its way is lost.
+    Cut,
+    /// Not a mishap: somebody has made space on the disk.
+    FreeSpace,
+}
+
+/// What a run shall go through.
+#[derive(Debug, Clone, Default)]
+pub struct Case {
+    /// Draws who acts when.
+    pub seed: u64,
+    /// Mishaps, each at the action of that number.
+    pub mishaps: Vec<(usize, Mishap)>,
+    /// Injected faults, as [`FaultPlan`] reads them.
+    pub faults: String,
+    /// A step of which the action has its effect but reports an error, once.
+    pub failing_action: Option<(Side, String)>,
+    /// A step of which the undo fails, once.
+    pub failing_undo: Option<(Side, String)>,
+    /// Who dies is just writing a line of its journal.
+    pub torn: bool,
+    /// The source's agent is told to stop when the first step after the commit point fails.
+    pub stopping: bool,
+}
+
+/// A link; a new one takes the place of the one before.
+#[derive(Debug, Default)]
+struct Link {
+    number: usize,
+    requests: VecDeque<Request>,
+    responses: VecDeque<Response>,
+}
+
+/// What the destination finds when it listens.
+#[derive(Debug)]
+pub enum Heard {
+    Nothing,
+    /// The link that it had broke.
+    Lost,
+    Request(Request),
+    /// The source has nothing left to do.
+    Finished,
+}
+
+/// All that is changed by actions.
+#[derive(Debug)]
+pub struct Scene {
+    pub world: World,
+    pub failing_action: Option<(Side, String)>,
+    pub failing_undo: Option<(Side, String)>,
+    pub stopping: bool,
+    /// The user has asked for the move, and no agent has taken it up.
+    pub asked: bool,
+    /// How each attempt of the source to end the migration ended.
+    pub endings: Vec<Ending>,
+    /// What the destination could not undo.
+    pub leftovers: Vec<String>,
+    link: Option<Link>,
+    links: usize,
+    up: [bool; 2],
+    finished: [bool; 2],
+}
+
+impl Scene {
+    /// The source makes a new link.
+    pub fn dial(&mut self) -> bool {
+        self.link = None;
+        if self.up[Side::Destination as usize] {
+            self.links += 1;
+            self.link = Some(Link { number: self.links, ..Link::default() });
+        }
+        self.link.is_some()
+    }
+
+    pub fn linked(&self) -> bool {
+        self.link.is_some()
+    }
+
+    pub fn hang_up(&mut self) {
+        self.link = None;
+    }
+
+    /// The source asks; false if there is no link.
+    pub fn ask(&mut self, request: Request) -> bool {
+        self.link.as_mut().map(|link| link.requests.push_back(request)).is_some()
+    }
+
+    /// The source looks for an answer; an error if the link broke.
+    pub fn answered(&mut self) -> Result<Option<Response>, ()> {
+        self.link.as_mut().map(|link| link.responses.pop_front()).ok_or(())
+    }
+
+    /// The destination listens; `known` is the number of the link that it has.
+    pub fn hear(&mut self, known: &mut usize) -> Heard {
+        let number = self.link.as_ref().map_or(0, |link| link.number);
+        if number != *known {
+            let had = std::mem::replace(known, number);
+            return if had == 0 { Heard::Nothing } else { Heard::Lost };
+        }
+        match &mut self.link {
+            Some(link) => link.requests.pop_front().map_or(Heard::Nothing, Heard::Request),
+            None if self.finished[Side::Source as usize] => Heard::Finished,
+            None => Heard::Nothing,
+        }
+    }
+
+    /// The destination answers on the link that it knows, if it is still there.
+    pub fn answer(&mut self, known: usize, response: Response) {
+        if let Some(link) = self.link.as_mut().filter(|link| link.number == known) {
+            link.responses.push_back(response);
+        }
+    }
+
+    fn fall(&mut self, side: Side) {
+        self.up[side as usize] = false;
+        self.link = None;
+    }
+}
+
+/// How an agent's thread unwinds when it is killed.
+struct Died;
+
+struct State {
+    scene: Scene,
+    whose: Side,
+    chance: Chance,
+    actions: usize,
+    doomed: [bool; 2],
+    log: Vec<String>,
+}
+
+/// Where both agents act, one at a time.
+pub struct Stage {
+    case: Case,
+    directory: PathBuf,
+    pub plan: FaultPlan,
+    state: Mutex<State>,
+    turned: Condvar,
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub struct End {
+    pub world: World,
+    pub endings: Vec<Ending>,
+    pub leftovers: Vec<String>,
+    pub actions: usize,
+}
+
+/// Runs a migration until both ends are quiet, checks each action on the way, and that all is settled at the end.
+pub fn run(case: &Case) -> End {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let stage = Stage {
+        case: case.clone(),
+        directory: directory.path().to_owned(),
+        plan: FaultPlan::parse(&case.faults).expect("a plan of faults"),
+        state: Mutex::new(State {
+            scene: Scene {
+                world: World::new(),
+                failing_action: case.failing_action.clone(),
+                failing_undo: case.failing_undo.clone(),
+                stopping: case.stopping,
+                asked: true,
+                endings: Vec::new(),
+                leftovers: Vec::new(),
+                link: None,
+                links: 0,
+                up: [false; 2],
+                finished: [false; 2],
+            },
+            whose: Side::Source,
+            chance: Chance(case.seed),
+            actions: 0,
+            doomed: [false; 2],
+            log: Vec::new(),
+        }),
+        turned: Condvar::new(),
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| stage.live(Side::Source, agents::source));
+        scope.spawn(|| stage.live(Side::Destination, agents::destination));
+    });
+    let state = stage.state.into_inner().expect("both agents have ended well");
+    let told = || format!("{case:?}\n{}", state.log.join("\n"));
+    assert!(state.scene.world.is_settled(), "not settled: {:?}\n{}", state.scene.world, told());
+    let journals = Journal::list(&directory.path().join("source"));
+    assert!(journals.is_empty(), "the source's journal is left\n{}", told());
+    let Scene { world, endings, leftovers, .. } = state.scene;
+    End { world, endings, leftovers, actions: state.actions }
+}
+
+impl Stage {
+    /// Where a side has its journal.
+    pub fn directory(&self, side: Side) -> PathBuf {
+        self.directory.join(if side == Side::Source { "source" } else { "destination" })
+    }
+
+    /// Lets an agent live, die, and start again, until it has nothing left to do.
+    fn live(&self, side: Side, agent: fn(&Stage)) {
+        loop {
+            let life = AssertUnwindSafe(|| {
+                self.act(side, "starts", |scene| scene.up[side as usize] = true);
+                agent(self);
+                self.act(side, "is quiet", |scene| {
+                    scene.finished[side as usize] = true;
+                    scene.hang_up();
+                });
+            });
+            match catch_unwind(life) {
+                Ok(()) => return,
+                Err(how) if how.is::<Died>() => self.stay_down(side),
+                Err(how) => {
+                    // The other must not wait for a turn that never comes: it finds the lock poisoned.
+                    let _lock = self.state.lock();
+                    self.turned.notify_all();
+                    resume_unwind(how);
+                }
+            }
+        }
+    }
+
+    fn stay_down(&self, side: Side) {
+        let turns = self.act(side, "is dead", |_| ()).1 % 12;
+        for _ in 0..turns {
+            self.act(side, "is dead", |_| ());
+        }
+    }
+
+    /// Does one action when it is this side's turn, and checks the world. Returns also a number drawn by lot.
+    fn act<R>(&self, side: Side, what: impl Display, effect: impl FnOnce(&mut Scene) -> R) -> (R, usize) {
+        let waited = self.turned.wait_while(self.state.lock().expect("the other is well"), |s| s.whose != side);
+        let mut state = waited.expect("the other is well");
+        state.actions += 1;
+        let now = state.actions;
+        for (_, mishap) in self.case.mishaps.iter().filter(|(at, _)| *at == now) {
+            state.log.push(format!("{now:4} -- {mishap:?}"));
+            match mishap {
+                Mishap::Kill(side) => state.doomed[*side as usize] = state.scene.up[*side as usize],
+                Mishap::Cut => state.scene.hang_up(),
+                Mishap::FreeSpace => crate::full_disk::free_space(),
+            }
+        }
+        if std::mem::take(&mut state.doomed[side as usize]) {
+            self.die_here(state, side);
+        }
+        state.log.push(format!("{now:4} {side:?}: {what}"));
+        let result = effect(&mut state.scene);
+        state.scene.world.decided |= is_decided(&self.directory(Side::Source));
+        let broken = state.scene.world.broken_rule().or((now > ENOUGH).then_some("it does not end"));
+        if let Some(broken) = broken {
+            panic!("{broken}: {:?}\n{:?}\n{}", state.scene.world, self.case, state.log.join("\n"));
+        }
+        let lot = state.chance.draw();
+        state.pass_turn();
+        self.turned.notify_all();
+        (result, lot)
+    }
+
+    /// Does one action, as [`act`](Self::act).
+    pub fn turn<R>(&self, side: Side, what: impl Display, effect: impl FnOnce(&mut Scene) -> R) -> R {
+        self.act(side, what, effect).0
+    }
+
+    /// Kills the agent that calls it.
+    pub fn die(&self, side: Side) -> ! {
+        let waited = self.turned.wait_while(self.state.lock().expect("the other is well"), |s| s.whose != side);
+        self.die_here(waited.expect("the other is well"), side)
+    }
+
+    fn die_here(&self, mut state: MutexGuard<'_, State>, side: Side) -> ! {
+        let now = state.actions;
+        state.log.push(format!("{now:4} {side:?} dies"));
+        state.scene.fall(side);
+        if self.case.torn {
+            tear(&self.directory(side));
+        }
+        state.pass_turn();
+        drop(state);
+        self.turned.notify_all();
+        resume_unwind(Box::new(Died))
+    }
+}
+
+impl State {
+    fn pass_turn(&mut self) {
+        let other = if self.whose == Side::Source { Side::Destination } else { Side::Source };
+        let waiting = !self.scene.finished[other as usize];
+        if waiting && (self.scene.finished[self.whose as usize] || self.chance.draw().is_multiple_of(2)) {
+            self.whose = other;
+        }
+    }
+}
+
+fn is_decided(journals: &Path) -> bool {
+    Journal::list(journals).iter().any(|path| {
+        std::fs::read(path).is_ok_and(|text| text.split_inclusive(|b| *b == b'\n').any(|l| l == b"{\"record\":\"commit\"}\n"))
+    })
+}
+
+fn tear(journals: &Path) {
+    for path in Journal::list(journals) {
+        let mut file = std::fs::OpenOptions::new().append(true).open(path).expect("a journal");
+        file.write_all(TORN).expect("a journal can be written");
+    }
+}
+
+/// Numbers by lot: splitmix64 (Steele, Lea, Flood 2014), which has no bad seeds.
+struct Chance(u64);
+
+impl Chance {
+    fn draw(&mut self) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ (mixed >> 31)) >> 33) as usize
+    }
+}
