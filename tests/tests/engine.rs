@@ -1,1 +1,84 @@
-fn main() {}
+//! After a move the container is the destination's engine's own, and the source has neither the container nor has it
+//! told the container's peers that it is gone.
+
+use std::net::Ipv4Addr;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use tranship_e2e::{
+    Capture, Stage, connection_alive, exactly_one_runs, move_container, nothing_left, scenarios, second_move_succeeds,
+    wait_until,
+};
+use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, redis_command};
+
+const NAME: &str = "engine";
+const IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 30);
+
+fn start(lab: &Lab, bridge: bool) -> Result<CounterClient> {
+    let options = RunOptions { bridge, ..RunOptions::new(IP, redis_command()) };
+    lab.run("a", NAME, &options)?;
+    Redis::connect(lab, IP, Duration::from_secs(10))?;
+    Ok(CounterClient::start(lab, (IP, REDIS_PORT).into(), "counter", Duration::from_micros(500))?)
+}
+
+fn stock_runc_manages_the_moved_container(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let mut counter = start(lab, false)?;
+    move_container(lab, "a", NAME, "b")?;
+    connection_alive(&mut counter)?;
+    nothing_left(lab, "a", NAME)?;
+
+    let there = lab.check("b", &["runc", "list", "--quiet"])?;
+    ensure!(there.lines().any(|line| line == NAME), "runc list on the destination shows {there:?}");
+    let here = lab.check("a", &["runc", "list", "--quiet"])?;
+    ensure!(!here.lines().any(|line| line == NAME), "runc list on the source still shows {NAME}");
+    ensure!(lab.check("a", &["runc", "state", NAME]).is_err(), "runc state on the source still knows {NAME}");
+
+    let said = lab.check("b", &["runc", "exec", NAME, "sh", "-c", "hostname; cat /proc/1/comm"])?;
+    ensure!(said == format!("{NAME}\nredis-server\n"), "runc exec on the destination says {said:?}");
+    lab.check("b", &["runc", "pause", NAME])?;
+    ensure!(exactly_one_runs(lab, NAME).is_err(), "a paused container counts as running");
+    lab.check("b", &["runc", "resume", NAME])?;
+    connection_alive(&mut counter).context("after runc pause and resume on the destination")?;
+
+    lab.check("b", &["runc", "kill", NAME, "KILL"])?;
+    wait_until("the killed container to be stopped", Duration::from_secs(10), || {
+        Ok(lab.check("b", &["runc", "state", NAME])?.contains("\"status\": \"stopped\"").then_some(()))
+    })?;
+    lab.check("b", &["runc", "delete", NAME])?;
+    ensure!(!lab.check("b", &["runc", "list", "--quiet"])?.contains(NAME), "runc delete left {NAME} there");
+    Ok(lab.stop("b", NAME)?)
+}
+
+/// Counts what the container's address sends that would end a connection, while it moves there and back.
+fn no_packet_ends_the_connection(lab: &Lab, bridge: bool) -> Result<()> {
+    let mut counter = start(lab, bridge)?;
+    let filter = format!("src host {IP} and tcp[tcpflags] & (tcp-rst|tcp-fin) != 0");
+    let capture = Capture::begin(&filter)?;
+    move_container(lab, "a", NAME, "b")?;
+    connection_alive(&mut counter).context("after the first move")?;
+    let now = second_move_succeeds(lab, NAME)?;
+    connection_alive(&mut counter).context("after the second move")?;
+    let seen = capture.end()?;
+    ensure!(seen.is_empty(), "packets that end connections passed the switch:\n  {}", seen.join("\n  "));
+    nothing_left(lab, "b", NAME)?;
+    drop(counter);
+    Ok(lab.stop(&now, NAME)?)
+}
+
+fn no_rst_or_fin_leaves_the_source_by_macvlan(stage: &mut Stage) -> Result<()> {
+    no_packet_ends_the_connection(&stage.lab, false)
+}
+
+fn no_rst_or_fin_leaves_the_source_by_bridge(stage: &mut Stage) -> Result<()> {
+    no_packet_ends_the_connection(&stage.lab, true)
+}
+
+fn main() -> ExitCode {
+    scenarios(&[
+        ("stock_runc_manages_the_moved_container", stock_runc_manages_the_moved_container),
+        ("no_rst_or_fin_leaves_the_source_by_macvlan", no_rst_or_fin_leaves_the_source_by_macvlan),
+        ("no_rst_or_fin_leaves_the_source_by_bridge", no_rst_or_fin_leaves_the_source_by_bridge),
+    ])
+}

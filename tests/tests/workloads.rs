@@ -1,1 +1,282 @@
-fn main() {}
+//! Programs that people run, in the middle of what they do.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, ExitCode};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use tranship_e2e::{
+    Computation, Guest, Progress, Stage, exactly_one_runs, move_container, nothing_left, scenarios, wait_until,
+};
+use tranship_lab::{CLIENT, Lab, RunOptions, find_program};
+
+/// Moves a container from where it is to the other node, and checks that it is there and only there.
+fn to_and_fro(lab: &Lab, name: &str) -> Result<String> {
+    let from = exactly_one_runs(lab, name)?;
+    let to = if from == "a" { "b" } else { "a" };
+    move_container(lab, &from, name, to)?;
+    ensure!(exactly_one_runs(lab, name)? == to, "{name} is still on {from}");
+    nothing_left(lab, &from, name)?;
+    Ok(to.to_owned())
+}
+
+/// A psql that is asked one thing after the other.
+struct Psql {
+    child: Child,
+    ask: ChildStdin,
+    hear: BufReader<ChildStdout>,
+}
+
+impl Psql {
+    fn start(lab: &Lab, programs: &Path, ip: Ipv4Addr) -> Result<Self> {
+        let psql = programs.join("psql").display().to_string();
+        let ip = ip.to_string();
+        let arguments = [&psql, "-h", &ip, "-U", "postgres", "-XqAt", "-v", "ON_ERROR_STOP=1", "postgres"];
+        let mut command = lab.command(CLIENT, &arguments)?;
+        // Errors end psql, and are then seen on the test's own stderr.
+        command.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+        let mut child = command.spawn().context("cannot start psql")?;
+        let (ask, hear) = (child.stdin.take().context("no stdin")?, child.stdout.take().context("no stdout")?);
+        Ok(Self { child, ask, hear: BufReader::new(hear) })
+    }
+
+    /// The rows of the answer, in unaligned form, joined by newlines.
+    fn ask(&mut self, sql: &str) -> Result<String> {
+        writeln!(self.ask, "{sql};\n\\echo --end--")?;
+        let mut rows = Vec::new();
+        loop {
+            let mut line = String::new();
+            let length = self.hear.read_line(&mut line)?;
+            ensure!(length > 0, "psql ended at {sql:?}: {:?}", self.child.wait()?);
+            match line.trim_end() {
+                "--end--" => return Ok(rows.join("\n")),
+                row => rows.push(row.to_owned()),
+            }
+        }
+    }
+}
+
+impl Drop for Psql {
+    fn drop(&mut self) {
+        // Already gone is as good.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The directory of the newest PostgreSQL's programs.
+fn postgres_programs() -> Result<PathBuf> {
+    let versions = std::fs::read_dir("/usr/lib/postgresql").context("PostgreSQL is not installed; run `make setup`")?;
+    let mut found: Vec<_> =
+        versions.flatten().map(|e| e.path().join("bin")).filter(|p| p.join("postgres").exists()).collect();
+    found.sort();
+    found.pop().context("there is no PostgreSQL below /usr/lib/postgresql")
+}
+
+fn a_transaction_stays_open_and_pgbench_goes_on(stage: &mut Stage) -> Result<()> {
+    const NAME: &str = "postgres";
+    const IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 40);
+    let lab = &stage.lab;
+    let programs = postgres_programs()?;
+    let user = nix::unistd::User::from_name("postgres")?.context("there is no user postgres")?;
+    let bin = programs.display();
+    let script = format!(
+        "exec >/tmp/log 2>&1; {bin}/initdb --pgdata=/tmp/data --auth=trust --username=postgres --no-sync && \
+         echo 'host all all 10.77.0.0/24 trust' >> /tmp/data/pg_hba.conf && \
+         exec {bin}/postgres -D /tmp/data -c listen_addresses='*' -c unix_socket_directories=/tmp"
+    );
+    let mut options = RunOptions::new(IP, ["sh", "-c", &script]);
+    options.user = (user.uid.as_raw(), user.gid.as_raw());
+    lab.run("a", NAME, &options)?;
+    let ready = programs.join("pg_isready").display().to_string();
+    wait_until("PostgreSQL to accept connections", Duration::from_secs(60), || {
+        Ok(lab.exec(CLIENT, &[ready.as_str(), "-q", "-h", &IP.to_string()])?.status.success().then_some(()))
+    })?;
+
+    let bench = programs.join("pgbench").display().to_string();
+    let target = ["-h", &IP.to_string(), "-U", "postgres", "postgres"].map(str::to_owned);
+    let arguments = |own: &[&str]| -> Vec<String> {
+        [bench.as_str()].iter().chain(own).map(|s| (*s).to_owned()).chain(target.clone()).collect()
+    };
+    let made = lab.exec(CLIENT, &arguments(&["-i", "-q", "-s", "2"]))?;
+    ensure!(made.status.success(), "pgbench -i: {}", String::from_utf8_lossy(&made.stderr));
+
+    let mut inside = Psql::start(lab, &programs, IP)?;
+    let mut outside = Psql::start(lab, &programs, IP)?;
+    inside.ask("CREATE TABLE kept (n int)")?;
+    inside.ask("BEGIN")?;
+    inside.ask("INSERT INTO kept VALUES (1)")?;
+    let identity = inside.ask("SELECT pg_backend_pid(), txid_current()")?;
+
+    let mut busy = lab.spawn(CLIENT, &arguments(&["-c", "4", "-j", "2", "-T", "20", "-P", "1"]))?;
+    drop(busy.stdin.take());
+    let mut output = busy.stdout.take().context("pgbench has no stdout")?;
+    let (report, mut errors) = (
+        std::thread::spawn(move || {
+            let mut text = String::new();
+            output.read_to_string(&mut text).map(|_| text)
+        }),
+        BufReader::new(busy.stderr.take().context("pgbench has no stderr")?),
+    );
+    // Its progress, a line a second, goes to stderr.
+    let mut progress = String::new();
+    while !progress.contains("progress: ") {
+        ensure!(errors.read_line(&mut progress)? > 0, "pgbench ended at once: {progress}");
+    }
+    let progress = std::thread::spawn(move || errors.read_to_string(&mut progress).map(|_| progress));
+
+    for n in 1..=4 {
+        let on = to_and_fro(lab, NAME).with_context(|| format!("move {n}"))?;
+        let now = inside.ask("SELECT pg_backend_pid(), txid_current()")?;
+        ensure!(now == identity, "on {on} the transaction is {now} instead of {identity}");
+        inside.ask(&format!("INSERT INTO kept VALUES ({})", n + 1))?;
+        let seen = outside.ask("SELECT count(*) FROM kept")?;
+        ensure!(seen == "0", "others see {seen} rows of a transaction that is not committed");
+    }
+    ensure!(busy.try_wait()?.is_none(), "pgbench ended before the last move; it must run longer");
+    inside.ask("COMMIT")?;
+    let seen = outside.ask("SELECT string_agg(n::text, ',' ORDER BY n) FROM kept")?;
+    ensure!(seen == "1,2,3,4,5", "after the commit others see {seen}");
+
+    let status = busy.wait()?;
+    let joined = |thread: std::thread::JoinHandle<std::io::Result<String>>| -> Result<String> {
+        thread.join().map_err(|_| anyhow::anyhow!("the reading thread panicked"))?.context("reading from pgbench")
+    };
+    let (report, progress) = (joined(report)?, joined(progress)?);
+    ensure!(status.success(), "pgbench ended with {status}:\n{report}\n{progress}");
+    ensure!(report.contains("number of failed transactions: 0 "), "pgbench: {report}");
+    // What every transaction adds to an account it adds to a teller and a branch too, and writes down.
+    let sums = outside.ask(
+        "SELECT (SELECT sum(abalance) FROM pgbench_accounts) - (SELECT sum(delta) FROM pgbench_history), \
+                (SELECT sum(tbalance) FROM pgbench_tellers) - (SELECT sum(delta) FROM pgbench_history), \
+                (SELECT sum(bbalance) FROM pgbench_branches) - (SELECT sum(delta) FROM pgbench_history)",
+    )?;
+    ensure!(sums == "0|0|0", "pgbench's sums differ by {sums}");
+    let on = exactly_one_runs(lab, NAME)?;
+    drop((inside, outside));
+    Ok(lab.stop(&on, NAME)?)
+}
+
+/// What `seq -w 1 5000000` prints: five million lines of eight bytes.
+fn file_line(n: u64) -> String {
+    format!("{n:07}\n")
+}
+
+fn a_long_download_arrives_intact(stage: &mut Stage) -> Result<()> {
+    const NAME: &str = "nginx";
+    const IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 41);
+    const LINES: u64 = 5_000_000;
+    const BYTES: u64 = 8 * LINES;
+    let lab = &stage.lab;
+    let configuration = "daemon off; worker_processes 2; pid /tmp/nginx.pid; error_log /tmp/error.log; \
+        events { worker_connections 64; } \
+        http { access_log off; client_body_temp_path /tmp/b; proxy_temp_path /tmp/p; fastcgi_temp_path /tmp/f; \
+               uwsgi_temp_path /tmp/u; scgi_temp_path /tmp/s; \
+               server { listen 80; root /tmp/www; limit_rate 8m; } }";
+    let script = format!(
+        "mkdir /tmp/www && seq -w 1 {LINES} > /tmp/www/file && echo '{configuration}' > /tmp/nginx.conf && \
+         exec nginx -e /tmp/error.log -c /tmp/nginx.conf"
+    );
+    lab.run("a", NAME, &RunOptions::new(IP, ["sh", "-c", &script]))?;
+    wait_until("nginx to answer", Duration::from_secs(30), || {
+        Ok(lab.connect(CLIENT, (IP, 80).into(), Duration::from_secs(1)).ok())
+    })?;
+
+    let url = format!("http://{IP}/file");
+    let mut curl = lab.spawn(CLIENT, &["curl", "--silent", "--show-error", "--fail", "--no-buffer", &url])?;
+    let mut stream = curl.stdout.take().context("curl has no stdout")?;
+    let received = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&received);
+    let reader = std::thread::spawn(move || -> Result<()> {
+        let mut buffer = vec![0; 64 << 10];
+        let mut at = 0u64;
+        loop {
+            let length = stream.read(&mut buffer)?;
+            if length == 0 {
+                return Ok(());
+            }
+            for byte in &buffer[..length] {
+                let right = file_line(at / 8 + 1).as_bytes()[(at % 8) as usize];
+                ensure!(*byte == right, "byte {at} of the file is {byte} instead of {right}");
+                at += 1;
+            }
+            counted.store(at, Ordering::Relaxed);
+        }
+    });
+    for (n, part) in [(1, BYTES / 8), (2, BYTES / 4), (3, BYTES / 2)] {
+        wait_until("the download to go on", Duration::from_secs(30), || {
+            Ok((received.load(Ordering::Relaxed) >= part).then_some(()))
+        })?;
+        ensure!(received.load(Ordering::Relaxed) < BYTES, "the download was over before move {n}");
+        to_and_fro(lab, NAME).with_context(|| format!("move {n}"))?;
+    }
+    ensure!(received.load(Ordering::Relaxed) < BYTES, "the download was over before the last move was");
+    let status = curl.wait()?;
+    let mut said = String::new();
+    curl.stderr.take().context("curl has no stderr")?.read_to_string(&mut said)?;
+    ensure!(status.success(), "curl ended with {status}: {said}");
+    reader.join().map_err(|_| anyhow::anyhow!("the reading thread panicked"))??;
+    let total = received.load(Ordering::Relaxed);
+    ensure!(total == BYTES, "{total} bytes arrived instead of {BYTES}");
+    let on = exactly_one_runs(lab, NAME)?;
+    Ok(lab.stop(&on, NAME)?)
+}
+
+fn a_moved_computation_has_the_result_of_the_unmoved_one(stage: &mut Stage) -> Result<()> {
+    const NAME: &str = "computation";
+    const IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 42);
+    const PORT: u16 = 7001;
+    const PATIENCE: Duration = Duration::from_secs(120);
+    let lab = &stage.lab;
+    let computation = Computation { threads: 4, cells: 1 << 18, rounds: 40_000 };
+    let unmoved = computation.run(&Progress::default());
+
+    let arguments = [
+        "/opt/computation".to_owned(),
+        format!("--threads={}", computation.threads),
+        format!("--cells={}", computation.cells),
+        format!("--rounds={}", computation.rounds),
+        format!("--port={PORT}"),
+    ];
+    let mut options = RunOptions::new(IP, arguments);
+    options.binds.push((find_program("computation")?, "/opt/computation".into()));
+    lab.run("a", NAME, &options)?;
+    let mut guest = Guest::connect(lab, IP, PORT)?;
+    let round = move |guest: &mut Guest| -> Result<u64> {
+        let line = guest.line(PATIENCE)?;
+        let number = line.strip_prefix("round ").with_context(|| format!("too soon: {line}"))?;
+        Ok(number.parse()?)
+    };
+    for n in 1..=4 {
+        let due = computation.rounds * n / 8;
+        while round(&mut guest)? < due {}
+        to_and_fro(lab, NAME).with_context(|| format!("move {n}"))?;
+    }
+    let result = loop {
+        let line = guest.line(PATIENCE)?;
+        if let Some(result) = line.strip_prefix("result ") {
+            break result.to_owned();
+        }
+        if !line.starts_with("round ") {
+            bail!("the computation says {line:?}");
+        }
+    };
+    ensure!(result == format!("{unmoved:016x}"), "the result is {result}, unmoved it is {unmoved:016x}");
+    let on = exactly_one_runs(lab, NAME)?;
+    Ok(lab.stop(&on, NAME)?)
+}
+
+fn main() -> ExitCode {
+    scenarios(&[
+        ("a_transaction_stays_open_and_pgbench_goes_on", a_transaction_stays_open_and_pgbench_goes_on),
+        ("a_long_download_arrives_intact", a_long_download_arrives_intact),
+        (
+            "a_moved_computation_has_the_result_of_the_unmoved_one",
+            a_moved_computation_has_the_result_of_the_unmoved_one,
+        ),
+    ])
+}

@@ -1,1 +1,375 @@
-fn main() {}
+//! What cannot be done is said in one sentence before anything is frozen, and the container does not notice.
+
+use std::fs;
+use std::net::Ipv4Addr;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use tranship_e2e::{
+    Refusal, Stage, connection_alive, exactly_one_runs, refused_move, scenarios, second_move_succeeds, wait_until,
+};
+use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, find_program, redis_command, report_of};
+use tranship_types::BlockerKind;
+
+const NAME: &str = "wronged";
+const IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 50);
+
+/// Exit statuses of `tranship move`.
+const USAGE: i32 = 2;
+const BLOCKED: i32 = 3;
+const NO_AGENT: i32 = 4;
+
+/// Runs a Redis with a busy client on node a, does something wrong to it, and checks that neither has noticed: the same
+/// copy runs, on the same connection, without a gap as long as a freeze makes one.
+fn unharmed(lab: &Lab, options: &RunOptions, wrong: impl FnOnce() -> Result<()>) -> Result<()> {
+    lab.run("a", NAME, options)?;
+    Redis::connect(lab, IP, Duration::from_secs(10))?;
+    let mut counter = CounterClient::start(lab, (IP, REDIS_PORT).into(), "counter", Duration::from_micros(500))?;
+    let pid = container_pid(lab)?;
+    wrong()?;
+    connection_alive(&mut counter)?;
+    ensure!(exactly_one_runs(lab, NAME)? == "a", "the container is on another node");
+    ensure!(container_pid(lab)? == pid, "the container is another process");
+    drop(counter);
+    Ok(lab.stop("a", NAME)?)
+}
+
+fn container_pid(lab: &Lab) -> Result<String> {
+    let state = lab.check("a", &["runc", "state", NAME])?;
+    let line = state.lines().find(|line| line.contains("\"pid\"")).map(str::to_owned);
+    line.with_context(|| format!("runc state says {state}"))
+}
+
+fn redis() -> RunOptions {
+    RunOptions::new(IP, redis_command())
+}
+
+/// Checks a refusal: its exit status, the one blocker's kind, and that it is one sentence with these words in it.
+fn expect(refusal: &Refusal, status: i32, kind: Option<BlockerKind>, words: &[&str]) -> Result<()> {
+    let Refusal { error, text, .. } = refusal;
+    let seen = format!("{refusal:#?}");
+    ensure!(refusal.status == status, "exit status {} instead of {status}: {seen}", refusal.status);
+    let kinds: Vec<_> = error.blockers.iter().map(|b| b.kind).collect();
+    ensure!(kinds == Vec::from_iter(kind), "blockers {kinds:?} instead of {kind:?}: {seen}");
+    let sentence = match error.blockers.first() {
+        Some(blocker) => blocker.to_string(),
+        None => error.to_string(),
+    };
+    ensure!(!sentence.contains('\n') && (20..400).contains(&sentence.len()), "no sentence: {seen}");
+    let missing: Vec<_> = words.iter().filter(|word| !sentence.contains(*word)).collect();
+    ensure!(missing.is_empty(), "{missing:?} not in {sentence:?}: {seen}");
+    ensure!(words.iter().all(|word| text.contains(word)), "people do not see all of {words:?}: {seen}");
+    for debris in ["Error {", "Some(", "panicked", "os error"] {
+        ensure!(!text.contains(debris), "{debris:?} is nothing for people: {seen}");
+    }
+    Ok(())
+}
+
+/// The usual case: moving to b is refused because of what `kind` says.
+fn blocked(lab: &Lab, kind: BlockerKind, words: &[&str]) -> Result<()> {
+    expect(&refused_move(lab, "a", NAME, "b")?, BLOCKED, Some(kind), words)
+}
+
+fn no_such_container(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    unharmed(lab, &redis(), || {
+        let refusal = refused_move(lab, "a", "nobody", "b")?;
+        expect(&refusal, BLOCKED, Some(BlockerKind::NoSuchContainer), &["nobody"])
+    })
+}
+
+fn no_such_node(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    unharmed(lab, &redis(), || {
+        let refusal = refused_move(lab, "a", NAME, "nowhere")?;
+        expect(&refusal, BLOCKED, Some(BlockerKind::NoSuchNode), &["nowhere"])?;
+        let refusal = refused_move(lab, "a", NAME, "a")?;
+        expect(&refusal, BLOCKED, Some(BlockerKind::NoSuchNode), &["a is this node"])
+    })
+}
+
+fn names_that_cannot_be(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    for (name, to, word) in [("../etc", "b", "../etc"), (NAME, "../b", "../b"), ("", "b", "container")] {
+        let output = lab.exec("a", &["tranship", "move", name, "--to", to])?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.code() == Some(USAGE), "{name:?} to {to:?}: {} {said}", output.status);
+        ensure!(said.contains(word), "{name:?} to {to:?}: {said}");
+    }
+    Ok(())
+}
+
+fn node_unreachable(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    unharmed(lab, &redis(), || {
+        lab.cut_link("b")?;
+        let refused = blocked(lab, BlockerKind::Unreachable, &["b"]);
+        lab.restore_link("b")?;
+        refused.context("the link was cut")?;
+        lab.kill_agent("b")?;
+        let refused = blocked(lab, BlockerKind::Unreachable, &["b"]);
+        lab.start_agent("b", &[])?;
+        refused.context("its agent was killed")
+    })
+}
+
+/// Replaces a file of a node while `during` runs, with the node's agent restarted before and after.
+fn with_file(lab: &Lab, node: &str, path: &str, content: &[u8], during: impl FnOnce() -> Result<()>) -> Result<()> {
+    let path = lab.path(node, path)?;
+    let before = fs::read(&path)?;
+    let put = |content: &[u8]| -> Result<()> {
+        fs::write(&path, content)?;
+        lab.kill_agent(node)?;
+        Ok(lab.start_agent(node, &[])?)
+    };
+    let result = put(content).and_then(|()| during());
+    put(&before).context("putting things back")?;
+    result
+}
+
+fn certificate_not_trusted(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    lab.check("b", &["tranship", "init", "--dir", "/tmp/other", "--node", "b"])?;
+    let read = |file: &str| -> Result<Vec<u8>> { Ok(fs::read(lab.path("b", format!("/tmp/other/b/{file}"))?)?) };
+    let (certificate, key) = (read("node.crt")?, read("node.key")?);
+    unharmed(lab, &redis(), || {
+        // Key and certificate are changed together: between the two the agent would not start.
+        let path = lab.path("b", "/etc/tranship/tls/node.key")?;
+        let before = fs::read(&path)?;
+        fs::write(&path, &key)?;
+        let refused = swap_certificate(
+            lab,
+            &certificate,
+            || blocked(lab, BlockerKind::Untrusted, &["b"]),
+            || Ok(fs::write(&path, &before)?),
+        );
+        lab.check("b", &["rm", "-r", "--one-file-system", "/tmp/other"])?;
+        refused
+    })
+}
+
+fn swap_certificate(
+    lab: &Lab,
+    certificate: &[u8],
+    during: impl FnOnce() -> Result<()>,
+    restore_key: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    let path = lab.path("b", "/etc/tranship/tls/node.crt")?;
+    let before = fs::read(&path)?;
+    fs::write(&path, certificate)?;
+    lab.kill_agent("b")?;
+    let result = lab.start_agent("b", &[]).map_err(Into::into).and_then(|()| during());
+    fs::write(&path, before)?;
+    restore_key()?;
+    lab.kill_agent("b")?;
+    lab.start_agent("b", &[])?;
+    result
+}
+
+fn same_name_exists_there(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    unharmed(lab, &redis(), || {
+        lab.run("b", NAME, &RunOptions::new(Ipv4Addr::new(10, 77, 0, 51), ["sleep", "1000"]))?;
+        let refused = blocked(lab, BlockerKind::NameTaken, &["b", NAME]);
+        lab.stop("b", NAME)?;
+        refused
+    })
+}
+
+/// Shows another text to node b where its kernel's would be.
+fn with_proc_file(lab: &Lab, path: &str, content: &str, during: impl FnOnce() -> Result<()>) -> Result<()> {
+    let stand_in = "/tmp/stand-in";
+    fs::write(lab.path("b", stand_in)?, content)?;
+    lab.check("b", &["mount", "--bind", stand_in, path])?;
+    let result = during();
+    lab.check("b", &["umount", path])?;
+    fs::remove_file(lab.path("b", stand_in)?)?;
+    result
+}
+
+fn too_little_memory_there(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    unharmed(lab, &redis(), || {
+        Redis::connect(lab, IP, Duration::from_secs(5))?.populate(200_000, "key", 100)?;
+        let scarce = "MemTotal:        1000000 kB\nMemFree:            1000 kB\nMemAvailable:       2000 kB\n";
+        with_proc_file(lab, "/proc/meminfo", scarce, || blocked(lab, BlockerKind::Memory, &["b", NAME, "MiB"]))
+    })
+}
+
+fn cpu_features_missing_there(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let has = fs::read_to_string("/proc/cpuinfo")?;
+    let less = has.replace(" avx2 ", " ").replace(" sse4_2 ", " ").replace(" asimd ", " ");
+    ensure!(less != has, "this CPU has none of the features that the test could hide");
+    unharmed(lab, &redis(), || {
+        with_proc_file(lab, "/proc/cpuinfo", &less, || blocked(lab, BlockerKind::Cpu, &["b", "CPU"]))
+    })
+}
+
+fn rootfs_differs(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    // A root of its own on each node, in the node's own /tmp.
+    for (node, text) in [("a", "one\n"), ("b", "another\n")] {
+        lab.check(node, &["mkdir", "-p", "/tmp/root"])?;
+        for directory in ["bin", "dev", "etc", "lib", "lib64", "proc", "run", "sys", "tmp", "usr"] {
+            lab.check(node, &["mkdir", "-p", &format!("/tmp/root/{directory}")])?;
+        }
+        fs::write(lab.path(node, "/tmp/root/etc/version")?, text)?;
+    }
+    let mut options = redis();
+    options.rootfs = Some("/tmp/root".into());
+    options.tmpfs = vec!["/tmp".into()];
+    options.binds = ["/usr", "/lib", "/lib64", "/bin"].map(|d| (d.into(), d.into())).to_vec();
+    let result = unharmed(lab, &options, || blocked(lab, BlockerKind::Rootfs, &["b", "/tmp/root"]));
+    for node in ["a", "b"] {
+        lab.check(node, &["rm", "-r", "--one-file-system", "/tmp/root"])?;
+    }
+    result
+}
+
+fn bind_mount_missing_there(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    lab.check("a", &["mkdir", "/tmp/volume"])?;
+    let mut options = redis();
+    options.binds.push(("/tmp/volume".into(), "/opt/volume".into()));
+    let result = unharmed(lab, &options, || blocked(lab, BlockerKind::Mount, &["b", "/tmp/volume"]));
+    lab.check("a", &["rmdir", "/tmp/volume"])?;
+    result
+}
+
+fn criu_fails_its_check_there(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let configuration = fs::read_to_string(lab.path("b", "/etc/tranship/agent.toml")?)?;
+    let kept: Vec<_> = configuration.lines().filter(|l| *l != "[criu]" && !l.starts_with("path = ")).collect();
+    let with = |criu: &str| format!("{}\n[criu]\npath = \"{criu}\"\n", kept.join("\n"));
+    unharmed(lab, &redis(), || {
+        for criu in ["/bin/false", "/opt/nothing/criu"] {
+            with_file(lab, "b", "/etc/tranship/agent.toml", with(criu).as_bytes(), || {
+                blocked(lab, BlockerKind::Criu, &["b", criu]).with_context(|| criu.to_owned())
+            })?;
+        }
+        Ok(())
+    })
+}
+
+fn a_process_writes_to_a_host_file(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    unharmed(lab, &redis(), || {
+        let exec = format!("runc exec --detach {NAME} sleep 1000 </dev/null >/tmp/host-file 2>/dev/null");
+        lab.check("a", &["sh", "-c", &exec])?;
+        let refusal = refused_move(lab, "a", NAME, "b")?;
+        expect(&refusal, BLOCKED, Some(BlockerKind::Descriptor), &["sleep", "stdout", "/tmp/host-file"])?;
+        let blocker = refusal.error.blockers.first().context("no blocker")?;
+        ensure!(blocker.fd == Some(1) && blocker.pid.is_some(), "the blocker is {blocker:?}");
+        Ok(())
+    })
+}
+
+fn a_process_has_an_io_uring(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let mut options = redis();
+    options.binds.push((find_program("zoo")?, "/opt/zoo".into()));
+    unharmed(lab, &options, || {
+        let exec = format!("exec runc exec --detach {NAME} /opt/zoo --only io_uring </dev/null >/dev/null 2>&1");
+        lab.check("a", &["sh", "-c", &exec])?;
+        let refusal = wait_until("the program to have its io_uring", Duration::from_secs(10), || {
+            let refusal = plan(lab)?;
+            Ok(refusal.contains("io_uring").then_some(()))
+        });
+        refusal?;
+        let refusal = refused_move(lab, "a", NAME, "b")?;
+        ensure!(refusal.status == BLOCKED, "{refusal:#?}");
+        let blocker = refusal.error.blockers.iter().find(|b| b.kind == BlockerKind::Descriptor);
+        let blocker = blocker.with_context(|| format!("no descriptor is blamed: {refusal:#?}"))?;
+        ensure!(blocker.cause.contains("zoo") && blocker.cause.contains("io_uring"), "the cause is {blocker:?}");
+        ensure!(blocker.pid.is_some() && blocker.fd.is_some(), "the blocker is {blocker:?}");
+        Ok(())
+    })
+}
+
+/// What a dry run prints; it touches nothing, so it may be asked again and again.
+fn plan(lab: &Lab) -> Result<String> {
+    let output = lab.exec("a", &["tranship", "move", NAME, "--to", "b", "--dry-run", "--json"])?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn container_is_paused(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    unharmed(lab, &redis(), || {
+        lab.check("a", &["runc", "pause", NAME])?;
+        let refused = blocked(lab, BlockerKind::NotRunning, &[NAME, "paused"]);
+        lab.check("a", &["runc", "resume", NAME])?;
+        refused
+    })
+}
+
+fn agent_is_not_running(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    unharmed(lab, &redis(), || {
+        lab.kill_agent("a")?;
+        let refused = refused_move(lab, "a", NAME, "b").and_then(|r| expect(&r, NO_AGENT, None, &["agent"]));
+        lab.start_agent("a", &[])?;
+        refused
+    })
+}
+
+/// Two moves at once: one of them, whichever was first, goes through, and the other is told to wait.
+fn a_move_is_under_way_already(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    lab.run("a", NAME, &redis())?;
+    Redis::connect(lab, IP, Duration::from_secs(10))?.populate(1_000_000, "key", 100)?;
+    let mut counter = CounterClient::start(lab, (IP, REDIS_PORT).into(), "counter", Duration::from_micros(500))?;
+    let begin = || -> Result<_> {
+        let mut command = lab.move_command("a", NAME, "b")?;
+        Ok(command.stderr(std::process::Stdio::piped()).spawn()?)
+    };
+    let (one, other) = (begin()?, begin()?);
+    let (one, other) = (one.wait_with_output()?, other.wait_with_output()?);
+    let (moved, refused) = match (one.status.code(), other.status.code()) {
+        (Some(0), Some(BLOCKED)) => (one, other),
+        (Some(BLOCKED), Some(0)) => (other, one),
+        statuses => bail!("two moves at once ended with {statuses:?}: {one:?} {other:?}"),
+    };
+    ensure!(report_of(&moved.stdout)?["outcome"] == "moved", "{}", String::from_utf8_lossy(&moved.stdout));
+    let error = &report_of(&refused.stdout)?["error"];
+    ensure!(error["blockers"][0]["kind"] == "busy", "the other move was refused with {error}");
+    let sentence = error["blockers"][0]["cause"].as_str().unwrap_or_default();
+    ensure!(sentence.contains(NAME) && sentence.contains("moved"), "the cause is {sentence:?}");
+    connection_alive(&mut counter)?;
+    ensure!(exactly_one_runs(lab, NAME)? == "b", "the container is not on the destination");
+    drop(counter);
+    Ok(lab.stop("b", NAME)?)
+}
+
+/// After all of this the nodes are as good as new.
+fn then_the_right_use_succeeds(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    lab.run("a", NAME, &redis())?;
+    let mut client = Redis::connect(lab, IP, Duration::from_secs(10))?;
+    let now = second_move_succeeds(lab, NAME)?;
+    client.call(&["PING"])?;
+    Ok(lab.stop(&now, NAME)?)
+}
+
+fn main() -> ExitCode {
+    scenarios(&[
+        ("no_such_container", no_such_container),
+        ("no_such_node", no_such_node),
+        ("names_that_cannot_be", names_that_cannot_be),
+        ("node_unreachable", node_unreachable),
+        ("certificate_not_trusted", certificate_not_trusted),
+        ("same_name_exists_there", same_name_exists_there),
+        ("too_little_memory_there", too_little_memory_there),
+        ("cpu_features_missing_there", cpu_features_missing_there),
+        ("rootfs_differs", rootfs_differs),
+        ("bind_mount_missing_there", bind_mount_missing_there),
+        ("criu_fails_its_check_there", criu_fails_its_check_there),
+        ("a_process_writes_to_a_host_file", a_process_writes_to_a_host_file),
+        ("a_process_has_an_io_uring", a_process_has_an_io_uring),
+        ("container_is_paused", container_is_paused),
+        ("agent_is_not_running", agent_is_not_running),
+        ("a_move_is_under_way_already", a_move_is_under_way_already),
+        ("then_the_right_use_succeeds", then_the_right_use_succeeds),
+    ])
+}

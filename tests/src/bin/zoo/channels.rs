@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 
 use anyhow::{Result, ensure};
@@ -10,6 +10,7 @@ use nix::fcntl::{FcntlArg, OFlag};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use crate::raw;
 use crate::species::{Check, pattern};
 
 /// Tokens that are kept in a channel: 4 KB.
@@ -130,6 +131,16 @@ pub fn eventfd_semaphore(_: &Path) -> Result<Check> {
         }
         ensure!(semaphore.read() == Err(nix::Error::EAGAIN), "the semaphore had more than {LEFT}");
         semaphore.write(LEFT)?;
+        Ok(())
+    }))
+}
+
+/// A ring for asynchronous input and output.
+pub fn io_uring(_: &Path) -> Result<Check> {
+    let ring = raw::io_uring()?;
+    Ok(Box::new(move || {
+        let link = std::fs::read_link(format!("/proc/self/fd/{}", ring.as_raw_fd()))?;
+        ensure!(link.to_string_lossy() == "anon_inode:[io_uring]", "the ring is {}", link.display());
         Ok(())
     }))
 }

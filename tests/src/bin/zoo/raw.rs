@@ -376,3 +376,13 @@ pub fn received_file(fd: std::os::fd::RawFd) -> std::fs::File {
     // SAFETY: the kernel has just made this descriptor for the receiver and nobody else knows its number.
     unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) }
 }
+
+/// A new io_uring with eight entries.
+pub fn io_uring() -> Result<std::os::fd::OwnedFd> {
+    // struct io_uring_params of linux/io_uring.h.
+    let mut parameters = [0u8; 120];
+    // SAFETY: the kernel reads and writes one io_uring_params, which is as long as this.
+    let fd = check(unsafe { libc::syscall(libc::SYS_io_uring_setup, 8, parameters.as_mut_ptr()) })?;
+    // SAFETY: the kernel has just made this descriptor and nobody else knows its number.
+    Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(i32::try_from(fd)?) })
+}

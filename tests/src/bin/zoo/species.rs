@@ -93,6 +93,7 @@ pub const ALL: &[Species] = &[
     species("threads", "thread_local", threads::thread_local),
     species("threads", "futex", threads::futex),
     wild("channels", "eventfd_semaphore", channels::eventfd_semaphore, "becomes a plain counter"),
+    wild("channels", "io_uring", channels::io_uring, "refused: an io_uring"),
     wild("unix", "unix_pending_data", unix::pending_data, "refused: data sent before the accept"),
     wild("terminals", "pty_processed_output", terminals::processed_output, "unread output is processed twice"),
     wild("files", "inotify_unread", files::inotify_unread, "events that wait unread are dropped"),
