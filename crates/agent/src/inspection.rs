@@ -1,7 +1,5 @@
 //! Looks at a container before anything is touched: what it is, and what stands in the way.
 
-use std::path::PathBuf;
-
 use tranship_coordinator::Failure;
 use tranship_criu::{cpu, preflight};
 use tranship_engine::{Container, EngineError, State};
@@ -51,11 +49,10 @@ pub fn find(node: &Node, name: &str) -> Result<Container, Failure> {
 pub fn inspect(node: &Node, name: &str, mode: Mode) -> Result<Inspection, Failure> {
     let container = find(node, name)?;
     let criu = node.criu().map_err(blocked)?;
-    let binds = container.binds();
     let subject = preflight::Subject {
         init_pid: container.init,
         pids: container.processes().map_err(|e| Failure::new(e.to_string()))?,
-        external_mounts: binds.iter().map(|(_, destination)| destination.clone()).collect(),
+        external_mounts: container.external_mounts(),
         // A moved container's pipes would have nobody at their other end.
         stdio_pipes_kept: false,
         compat: criu.compat,
@@ -95,15 +92,11 @@ pub fn inspect(node: &Node, name: &str, mode: Mode) -> Result<Inspection, Failur
         memory_bytes: findings.memory_bytes,
         rootfs: serde_json::to_value(&rootfs).unwrap_or_default(),
         cpu: serde_json::to_value(cpu::features()).unwrap_or_default(),
-        binds: sources(&binds),
+        binds: container.binds().into_iter().map(|(source, _)| source).collect(),
         streams: STREAMS,
         criu: criu.version,
     };
     Ok(Inspection { container, offer, blockers, findings })
-}
-
-fn sources(binds: &[(PathBuf, PathBuf)]) -> Vec<PathBuf> {
-    binds.iter().map(|(source, _)| source.clone()).collect()
 }
 
 fn shares_network(container: &Container) -> bool {

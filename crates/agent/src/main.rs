@@ -80,8 +80,9 @@ fn run_pager(arguments: &[OsString]) -> anyhow::Result<i32> {
 }
 
 fn agent(arguments: &Arguments) -> anyhow::Result<()> {
+    let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
     let filter = EnvFilter::try_from_env("TRANSHIP_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(terminal).init();
 
     let config = Config::load(&arguments.config)?;
     let identity = Identity::load(&config.tls.ca, &config.tls.cert, &config.tls.key)?;

@@ -86,6 +86,13 @@ impl Container {
         mounts.iter().filter(is_bind).map(|m| (path(&m["source"]), path(&m["destination"]))).collect()
     }
 
+    /// The mount points that the engine hands to CRIU as external: binds, and the files that it masks with /dev/null.
+    pub fn external_mounts(&self) -> Vec<PathBuf> {
+        let masked = self.config["linux"]["maskedPaths"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let masked = masked.iter().filter_map(|path| path.as_str()).map(PathBuf::from);
+        self.binds().into_iter().map(|(_, destination)| destination).chain(masked).collect()
+    }
+
     /// All its processes, by their pids on this node.
     pub fn processes(&self) -> Result<Vec<u32>, FreezerError> {
         self.freezer.processes()
