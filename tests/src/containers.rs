@@ -91,6 +91,21 @@ pub fn nothing_left(lab: &Lab, node: &str, name: &str) -> Result<()> {
     Ok(())
 }
 
+/// Removes a container from wherever it is now, with what belongs to its owner on the nodes that it has left: bundles.
+///
+/// # Errors
+/// If something of it cannot be removed.
+pub fn remove(lab: &Lab, name: &str) -> Result<()> {
+    for node in lab.nodes() {
+        let places = [format!("/run/runc/{name}"), format!("/run/netns/{name}"), format!("/run/containers/{name}")];
+        let paths: Vec<_> = places.iter().map(|place| lab.path(&node, place)).collect::<Result<_, _>>()?;
+        if paths.iter().any(|path| path.symlink_metadata().is_ok()) {
+            lab.stop(&node, name)?;
+        }
+    }
+    Ok(())
+}
+
 /// The containers that stock runc lists in a node: id and status.
 fn runc_list(lab: &Lab, node: &str) -> Result<Vec<(String, String)>> {
     let text = lab.check(node, &["runc", "list", "--format", "json"])?;

@@ -25,7 +25,7 @@ mod runner;
 mod switch;
 
 pub use computation::{Computation, Progress};
-pub use containers::{Copy, copies, exactly_one_runs, nothing_left};
+pub use containers::{Copy, copies, exactly_one_runs, nothing_left, remove};
 pub use guest::{Guest, ZooLine};
 pub use moves::{Refusal, connection_alive, move_container, refused_move, second_move_succeeds};
 pub use runner::{Scenario, Stage, scenarios, wait_until};

@@ -2,9 +2,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
-use tranship_api::{ApiError, ErrorBody};
+use tranship_api::ApiError;
 use tranship_lab::{CounterClient, CounterReport, Lab};
-use tranship_types::{Outcome, Report};
+use tranship_types::{Blocker, Outcome, Phase, Report};
 
 use crate::containers::exactly_one_runs;
 
@@ -32,25 +32,39 @@ pub struct Refusal {
     pub status: i32,
     /// What people saw, on stderr.
     pub text: String,
-    /// The error in the JSON on stdout.
-    pub error: ErrorBody,
+    /// The one sentence, for programs.
+    pub sentence: String,
+    /// What stands in the way.
+    pub blockers: Vec<Blocker>,
 }
 
-/// Asks for a move that must be refused before anything is touched.
+/// Asks for a move that must be refused before anything is frozen.
 ///
 /// # Errors
-/// If it was not refused but begun, or the refusal is not said as it should be.
+/// If it was not refused, or only after the freeze, or the refusal is not said as it should be.
 pub fn refused_move(lab: &Lab, from: &str, name: &str, to: &str) -> Result<Refusal> {
     let output = lab.exec(from, &["tranship", "move", name, "--to", to, "--json"])?;
-    let (stdout, text) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (stdout, text) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr).into_owned());
     let status = output.status.code().with_context(|| format!("tranship ended with {}", output.status))?;
-    let last = stdout.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
-    let value: Value = serde_json::from_str(last).with_context(|| format!("status {status}, {stdout:?}, {text:?}"))?;
-    if value.get("error").is_none_or(|error| !error.is_object()) {
-        bail!("the move of {name} was not refused but begun: status {status}, {last}");
+    let lines: Vec<_> = stdout.lines().filter(|line| !line.trim().is_empty()).collect();
+    let [line] = lines.as_slice() else { bail!("not one line of JSON but {stdout:?}; status {status}, {text:?}") };
+    let value: Value = serde_json::from_str(line).with_context(|| format!("{line:?}; status {status}, {text:?}"))?;
+    // An agent refuses what it sees by itself at once; what takes a look at the other node is a move that was undone
+    // before it touched anything.
+    if value.get("error").is_some_and(Value::is_object) {
+        let ApiError { error } = serde_json::from_value(value).with_context(|| format!("the error {line}"))?;
+        return Ok(Refusal { status, text, sentence: error.to_string(), blockers: error.blockers });
     }
-    let ApiError { error } = serde_json::from_value(value).with_context(|| format!("the error {last:?}"))?;
-    Ok(Refusal { status, text: text.into_owned(), error })
+    let report: Report = serde_json::from_value(value).with_context(|| format!("the report {line}"))?;
+    ensure!(
+        report.outcome == Outcome::Failed && report.phase == Phase::Undone && report.leftovers.is_empty(),
+        "the move of {name} was not refused: status {status}, {line}"
+    );
+    let touched = report.blackout_ms.is_some() || report.progress.moved_bytes > 0 || report.skeleton_bytes > 0;
+    ensure!(!touched, "the move of {name} was refused after the freeze: {line}");
+    let sentence = report.error.with_context(|| format!("a failed move without an error: {line}"))?;
+    Ok(Refusal { status, text, sentence, blockers: report.blockers })
 }
 
 /// Checks that the counter goes on on its one connection: 100 further right replies within 5 s.

@@ -55,6 +55,8 @@ impl Capture {
         let mut seen = Vec::new();
         loop {
             match self.lines.recv_timeout(Duration::from_secs(10)) {
+                // At its end tcpdump prints an empty line.
+                Ok(line) if line.is_empty() => {}
                 Ok(line) => seen.push(line),
                 Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => break,
                 Err(error) => return Err(error).context("tcpdump does not end"),

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tranship_e2e::{
-    Capture, Stage, connection_alive, exactly_one_runs, move_container, nothing_left, scenarios, second_move_succeeds,
-    wait_until,
+    Capture, Stage, connection_alive, exactly_one_runs, move_container, nothing_left, remove, scenarios,
+    second_move_succeeds, wait_until,
 };
 use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, redis_command};
 
@@ -48,7 +48,7 @@ fn stock_runc_manages_the_moved_container(stage: &mut Stage) -> Result<()> {
     })?;
     lab.check("b", &["runc", "delete", NAME])?;
     ensure!(!lab.check("b", &["runc", "list", "--quiet"])?.contains(NAME), "runc delete left {NAME} there");
-    Ok(lab.stop("b", NAME)?)
+    remove(lab, NAME)
 }
 
 /// Counts what the container's address sends that would end a connection, while it moves there and back.
@@ -58,13 +58,13 @@ fn no_packet_ends_the_connection(lab: &Lab, bridge: bool) -> Result<()> {
     let capture = Capture::begin(&filter)?;
     move_container(lab, "a", NAME, "b")?;
     connection_alive(&mut counter).context("after the first move")?;
-    let now = second_move_succeeds(lab, NAME)?;
+    second_move_succeeds(lab, NAME)?;
     connection_alive(&mut counter).context("after the second move")?;
     let seen = capture.end()?;
     ensure!(seen.is_empty(), "packets that end connections passed the switch:\n  {}", seen.join("\n  "));
     nothing_left(lab, "b", NAME)?;
     drop(counter);
-    Ok(lab.stop(&now, NAME)?)
+    remove(lab, NAME)
 }
 
 fn no_rst_or_fin_leaves_the_source_by_macvlan(stage: &mut Stage) -> Result<()> {

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tranship_e2e::{Stage, connection_alive, exactly_one_runs, move_container, nothing_left, scenarios};
+use tranship_e2e::{Stage, connection_alive, exactly_one_runs, move_container, nothing_left, remove, scenarios};
 use tranship_lab::{CounterClient, REDIS_PORT, Redis, RunOptions, redis_command};
 
 const NAME: &str = "redis";
@@ -55,7 +55,7 @@ fn every_reply_is_right_over_twenty_moves_on_one_connection(stage: &mut Stage) -
         last.value
     );
     eprintln!("{} replies, all right; the longest gap was {slowest:.0} ms", last.total.replies);
-    Ok(lab.stop(from, NAME)?)
+    remove(lab, NAME)
 }
 
 fn main() -> ExitCode {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use tranship_e2e::{
-    Computation, Guest, Progress, Stage, exactly_one_runs, move_container, nothing_left, scenarios, wait_until,
+    Computation, Guest, Progress, Stage, exactly_one_runs, move_container, nothing_left, remove, scenarios, wait_until,
 };
 use tranship_lab::{CLIENT, Lab, RunOptions, find_program};
 
@@ -156,9 +156,8 @@ fn a_transaction_stays_open_and_pgbench_goes_on(stage: &mut Stage) -> Result<()>
                 (SELECT sum(bbalance) FROM pgbench_branches) - (SELECT sum(delta) FROM pgbench_history)",
     )?;
     ensure!(sums == "0|0|0", "pgbench's sums differ by {sums}");
-    let on = exactly_one_runs(lab, NAME)?;
     drop((inside, outside));
-    Ok(lab.stop(&on, NAME)?)
+    remove(lab, NAME)
 }
 
 /// What `seq -w 1 5000000` prints: five million lines of eight bytes.
@@ -222,8 +221,7 @@ fn a_long_download_arrives_intact(stage: &mut Stage) -> Result<()> {
     reader.join().map_err(|_| anyhow::anyhow!("the reading thread panicked"))??;
     let total = received.load(Ordering::Relaxed);
     ensure!(total == BYTES, "{total} bytes arrived instead of {BYTES}");
-    let on = exactly_one_runs(lab, NAME)?;
-    Ok(lab.stop(&on, NAME)?)
+    remove(lab, NAME)
 }
 
 fn a_moved_computation_has_the_result_of_the_unmoved_one(stage: &mut Stage) -> Result<()> {
@@ -266,8 +264,7 @@ fn a_moved_computation_has_the_result_of_the_unmoved_one(stage: &mut Stage) -> R
         }
     };
     ensure!(result == format!("{unmoved:016x}"), "the result is {result}, unmoved it is {unmoved:016x}");
-    let on = exactly_one_runs(lab, NAME)?;
-    Ok(lab.stop(&on, NAME)?)
+    remove(lab, NAME)
 }
 
 fn main() -> ExitCode {

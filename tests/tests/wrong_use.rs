@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use tranship_e2e::{
-    Refusal, Stage, connection_alive, exactly_one_runs, refused_move, scenarios, second_move_succeeds, wait_until,
+    Refusal, Stage, connection_alive, exactly_one_runs, refused_move, remove, scenarios, second_move_succeeds,
+    wait_until,
 };
 use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, find_program, redis_command, report_of};
 use tranship_types::BlockerKind;
@@ -32,7 +33,7 @@ fn unharmed(lab: &Lab, options: &RunOptions, wrong: impl FnOnce() -> Result<()>)
     ensure!(exactly_one_runs(lab, NAME)? == "a", "the container is on another node");
     ensure!(container_pid(lab)? == pid, "the container is another process");
     drop(counter);
-    Ok(lab.stop("a", NAME)?)
+    remove(lab, NAME)
 }
 
 fn container_pid(lab: &Lab) -> Result<String> {
@@ -47,20 +48,19 @@ fn redis() -> RunOptions {
 
 /// Checks a refusal: its exit status, the one blocker's kind, and that it is one sentence with these words in it.
 fn expect(refusal: &Refusal, status: i32, kind: Option<BlockerKind>, words: &[&str]) -> Result<()> {
-    let Refusal { error, text, .. } = refusal;
+    let Refusal { sentence, text, blockers, .. } = refusal;
     let seen = format!("{refusal:#?}");
     ensure!(refusal.status == status, "exit status {} instead of {status}: {seen}", refusal.status);
-    let kinds: Vec<_> = error.blockers.iter().map(|b| b.kind).collect();
+    let kinds: Vec<_> = blockers.iter().map(|b| b.kind).collect();
     ensure!(kinds == Vec::from_iter(kind), "blockers {kinds:?} instead of {kind:?}: {seen}");
-    let sentence = match error.blockers.first() {
-        Some(blocker) => blocker.to_string(),
-        None => error.to_string(),
-    };
     ensure!(!sentence.contains('\n') && (20..400).contains(&sentence.len()), "no sentence: {seen}");
+    for blocker in blockers {
+        ensure!(!blocker.cause.is_empty() && !blocker.remedy.is_empty(), "no cause or no remedy: {seen}");
+    }
     let missing: Vec<_> = words.iter().filter(|word| !sentence.contains(*word)).collect();
     ensure!(missing.is_empty(), "{missing:?} not in {sentence:?}: {seen}");
     ensure!(words.iter().all(|word| text.contains(word)), "people do not see all of {words:?}: {seen}");
-    for debris in ["Error {", "Some(", "panicked", "os error"] {
+    for debris in ["Error {", "Some(", "panicked"] {
         ensure!(!text.contains(debris), "{debris:?} is nothing for people: {seen}");
     }
     Ok(())
@@ -114,56 +114,37 @@ fn node_unreachable(stage: &mut Stage) -> Result<()> {
     })
 }
 
-/// Replaces a file of a node while `during` runs, with the node's agent restarted before and after.
-fn with_file(lab: &Lab, node: &str, path: &str, content: &[u8], during: impl FnOnce() -> Result<()>) -> Result<()> {
-    let path = lab.path(node, path)?;
-    let before = fs::read(&path)?;
-    let put = |content: &[u8]| -> Result<()> {
-        fs::write(&path, content)?;
+/// Gives files of a node another content while `during` runs, with the node's agent restarted before and after.
+fn with_files(lab: &Lab, node: &str, files: &[(&str, Vec<u8>)], during: impl FnOnce() -> Result<()>) -> Result<()> {
+    let mut before = Vec::new();
+    for (path, _) in files {
+        before.push(fs::read(lab.path(node, path)?)?);
+    }
+    let restart_with = |contents: &mut dyn Iterator<Item = &Vec<u8>>| -> Result<()> {
+        for ((path, _), content) in files.iter().zip(contents) {
+            fs::write(lab.path(node, path)?, content)?;
+        }
         lab.kill_agent(node)?;
         Ok(lab.start_agent(node, &[])?)
     };
-    let result = put(content).and_then(|()| during());
-    put(&before).context("putting things back")?;
+    let result = restart_with(&mut files.iter().map(|(_, content)| content)).and_then(|()| during());
+    restart_with(&mut before.iter()).context("putting things back")?;
     result
 }
 
 fn certificate_not_trusted(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     lab.check("b", &["tranship", "init", "--dir", "/tmp/other", "--node", "b"])?;
-    let read = |file: &str| -> Result<Vec<u8>> { Ok(fs::read(lab.path("b", format!("/tmp/other/b/{file}"))?)?) };
-    let (certificate, key) = (read("node.crt")?, read("node.key")?);
-    unharmed(lab, &redis(), || {
-        // Key and certificate are changed together: between the two the agent would not start.
-        let path = lab.path("b", "/etc/tranship/tls/node.key")?;
-        let before = fs::read(&path)?;
-        fs::write(&path, &key)?;
-        let refused = swap_certificate(
-            lab,
-            &certificate,
-            || blocked(lab, BlockerKind::Untrusted, &["b"]),
-            || Ok(fs::write(&path, &before)?),
-        );
-        lab.check("b", &["rm", "-r", "--one-file-system", "/tmp/other"])?;
-        refused
-    })
-}
-
-fn swap_certificate(
-    lab: &Lab,
-    certificate: &[u8],
-    during: impl FnOnce() -> Result<()>,
-    restore_key: impl FnOnce() -> Result<()>,
-) -> Result<()> {
-    let path = lab.path("b", "/etc/tranship/tls/node.crt")?;
-    let before = fs::read(&path)?;
-    fs::write(&path, certificate)?;
-    lab.kill_agent("b")?;
-    let result = lab.start_agent("b", &[]).map_err(Into::into).and_then(|()| during());
-    fs::write(&path, before)?;
-    restore_key()?;
-    lab.kill_agent("b")?;
-    lab.start_agent("b", &[])?;
+    let mut files = Vec::new();
+    for name in ["ca.crt", "node.crt", "node.key"] {
+        let content = fs::read(lab.path("b", format!("/tmp/other/b/{name}"))?)?;
+        files.push((format!("/etc/tranship/tls/{name}"), content));
+    }
+    let files: Vec<_> = files.iter().map(|(path, content)| (path.as_str(), content.clone())).collect();
+    let result = unharmed(lab, &redis(), || {
+        with_files(lab, "b", &files, || blocked(lab, BlockerKind::Untrusted, &["b", "certificate"]))
+    });
+    lab.check("b", &["rm", "-r", "--one-file-system", "/tmp/other"])?;
     result
 }
 
@@ -245,7 +226,7 @@ fn criu_fails_its_check_there(stage: &mut Stage) -> Result<()> {
     let with = |criu: &str| format!("{}\n[criu]\npath = \"{criu}\"\n", kept.join("\n"));
     unharmed(lab, &redis(), || {
         for criu in ["/bin/false", "/opt/nothing/criu"] {
-            with_file(lab, "b", "/etc/tranship/agent.toml", with(criu).as_bytes(), || {
+            with_files(lab, "b", &[("/etc/tranship/agent.toml", with(criu).into_bytes())], || {
                 blocked(lab, BlockerKind::Criu, &["b", criu]).with_context(|| criu.to_owned())
             })?;
         }
@@ -256,14 +237,23 @@ fn criu_fails_its_check_there(stage: &mut Stage) -> Result<()> {
 fn a_process_writes_to_a_host_file(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     unharmed(lab, &redis(), || {
-        let exec = format!("runc exec --detach {NAME} sleep 1000 </dev/null >/tmp/host-file 2>/dev/null");
-        lab.check("a", &["sh", "-c", &exec])?;
+        lab.check("a", &["sh", "-c", &exec_in_container("sleep 1000", "/tmp/host-file")])?;
+        wait_until("the process to be seen", Duration::from_secs(10), || {
+            Ok(plan(lab)?.contains("sleep").then_some(()))
+        })?;
         let refusal = refused_move(lab, "a", NAME, "b")?;
         expect(&refusal, BLOCKED, Some(BlockerKind::Descriptor), &["sleep", "stdout", "/tmp/host-file"])?;
-        let blocker = refusal.error.blockers.first().context("no blocker")?;
+        let blocker = refusal.blockers.first().context("no blocker")?;
         ensure!(blocker.fd == Some(1) && blocker.pid.is_some(), "the blocker is {blocker:?}");
         Ok(())
     })
+}
+
+/// A shell command for the node that starts a process in the container which belongs to the container alone (its parent
+/// is the container's first process), but for its stdout.
+fn exec_in_container(command: &str, stdout: &str) -> String {
+    let inside = format!("exec {command} </dev/null 2>/dev/null");
+    format!("exec runc exec --detach {NAME} setsid --fork sh -c '{inside}' </dev/null >{stdout} 2>/dev/null")
 }
 
 fn a_process_has_an_io_uring(stage: &mut Stage) -> Result<()> {
@@ -271,16 +261,13 @@ fn a_process_has_an_io_uring(stage: &mut Stage) -> Result<()> {
     let mut options = redis();
     options.binds.push((find_program("zoo")?, "/opt/zoo".into()));
     unharmed(lab, &options, || {
-        let exec = format!("exec runc exec --detach {NAME} /opt/zoo --only io_uring </dev/null >/dev/null 2>&1");
-        lab.check("a", &["sh", "-c", &exec])?;
-        let refusal = wait_until("the program to have its io_uring", Duration::from_secs(10), || {
-            let refusal = plan(lab)?;
-            Ok(refusal.contains("io_uring").then_some(()))
-        });
-        refusal?;
+        lab.check("a", &["sh", "-c", &exec_in_container("/opt/zoo --only io_uring >/dev/null", "/dev/null")])?;
+        wait_until("the program to have its io_uring", Duration::from_secs(10), || {
+            Ok(plan(lab)?.contains("io_uring").then_some(()))
+        })?;
         let refusal = refused_move(lab, "a", NAME, "b")?;
         ensure!(refusal.status == BLOCKED, "{refusal:#?}");
-        let blocker = refusal.error.blockers.iter().find(|b| b.kind == BlockerKind::Descriptor);
+        let blocker = refusal.blockers.iter().find(|b| b.kind == BlockerKind::Descriptor);
         let blocker = blocker.with_context(|| format!("no descriptor is blamed: {refusal:#?}"))?;
         ensure!(blocker.cause.contains("zoo") && blocker.cause.contains("io_uring"), "the cause is {blocker:?}");
         ensure!(blocker.pid.is_some() && blocker.fd.is_some(), "the blocker is {blocker:?}");
@@ -339,7 +326,7 @@ fn a_move_is_under_way_already(stage: &mut Stage) -> Result<()> {
     connection_alive(&mut counter)?;
     ensure!(exactly_one_runs(lab, NAME)? == "b", "the container is not on the destination");
     drop(counter);
-    Ok(lab.stop("b", NAME)?)
+    remove(lab, NAME)
 }
 
 /// After all of this the nodes are as good as new.
@@ -347,9 +334,9 @@ fn then_the_right_use_succeeds(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     lab.run("a", NAME, &redis())?;
     let mut client = Redis::connect(lab, IP, Duration::from_secs(10))?;
-    let now = second_move_succeeds(lab, NAME)?;
+    second_move_succeeds(lab, NAME)?;
     client.call(&["PING"])?;
-    Ok(lab.stop(&now, NAME)?)
+    remove(lab, NAME)
 }
 
 fn main() -> ExitCode {

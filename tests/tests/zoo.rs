@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tranship_e2e::{Guest, Stage, exactly_one_runs, move_container, nothing_left, scenarios};
+use tranship_e2e::{Guest, Stage, exactly_one_runs, move_container, nothing_left, remove, scenarios};
 use tranship_lab::{RunOptions, find_program};
 
 const NAME: &str = "zoo";
@@ -42,7 +42,7 @@ fn the_zoo_has_no_complaints_over_ten_moves(stage: &mut Stage) -> Result<()> {
         last.checks.len(),
         first.checks.len()
     );
-    Ok(lab.stop(from, NAME)?)
+    remove(lab, NAME)
 }
 
 fn main() -> ExitCode {
