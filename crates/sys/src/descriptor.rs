@@ -78,7 +78,7 @@ mod tests {
     fn bytes_and_descriptors_arrive_together() {
         let (a, b) = seqpacket_pair().unwrap();
         let (mut write_end, read_end) = {
-            let (r, w) = std::io::pipe().unwrap();
+            let (r, w) = io::pipe().unwrap();
             (w, r)
         };
         send(a.as_fd(), b"hello", &[read_end.as_fd()]).unwrap();

@@ -9,4 +9,6 @@ pub mod clock;
 pub mod descriptor;
 pub mod pagemap;
 pub mod process;
+pub mod remote;
 pub mod userfault;
+pub mod writes;

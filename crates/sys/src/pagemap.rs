@@ -41,6 +41,9 @@ const _: () = assert!(size_of::<PageRegion>() == 24);
 const PAGEMAP_SCAN: u64 = nix::request_code_readwrite!(b'f', 16, size_of::<ScanArg>());
 const _: () = assert!(PAGEMAP_SCAN == 0xc060_6610);
 
+const WP_MATCHING: u64 = 1 << 0;
+
+const PAGE_IS_WRITTEN: u64 = 1 << 1;
 const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
@@ -59,6 +62,27 @@ impl Pagemap {
         Ok(Self { file: File::open(format!("/proc/{pid}/pagemap"))?, scan: true })
     }
 
+    /// Opens it so that [`Pagemap::written`] can re-arm the watch.
+    pub fn open_writable(pid: u32) -> io::Result<Self> {
+        let file = File::options().read(true).write(true).open(format!("/proc/{pid}/pagemap"))?;
+        Ok(Self { file, scan: true })
+    }
+
+    /// Calls `found` with every run of private anonymous pages below `[start, end)` that hold data and were written since
+    /// the watch over them ([`crate::writes::WriteWatch`]) was armed; what is not watched counts as written. With `rearm`
+    /// the runs are armed again in the same instant, so that no write falls in between.
+    pub fn written(&self, start: u64, end: u64, rearm: bool, mut found: impl FnMut(u64, u64)) -> io::Result<()> {
+        let arg = ScanArg {
+            flags: if rearm { WP_MATCHING } else { 0 },
+            category_inverted: PAGE_IS_PFNZERO | PAGE_IS_FILE,
+            category_mask: PAGE_IS_PFNZERO | PAGE_IS_FILE | PAGE_IS_WRITTEN,
+            category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+            return_mask: PAGE_IS_WRITTEN,
+            ..ScanArg::default()
+        };
+        self.scan(start, end, arg, &mut found)
+    }
+
     /// Calls `found` with every run `[start, end)` of private anonymous pages below `[start, end)` that hold data: in
     /// memory or swapped out, neither the shared zero page nor a page of a file. Runs come in order and do not overlap.
     pub fn populated(&mut self, start: u64, end: u64, mut found: impl FnMut(u64, u64)) -> io::Result<()> {
@@ -72,6 +96,17 @@ impl Pagemap {
     }
 
     fn scan_populated(&self, start: u64, end: u64, found: &mut impl FnMut(u64, u64)) -> io::Result<()> {
+        let arg = ScanArg {
+            category_inverted: PAGE_IS_PFNZERO | PAGE_IS_FILE,
+            category_mask: PAGE_IS_PFNZERO | PAGE_IS_FILE,
+            category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+            return_mask: PAGE_IS_PRESENT,
+            ..ScanArg::default()
+        };
+        self.scan(start, end, arg, found)
+    }
+
+    fn scan(&self, start: u64, end: u64, question: ScanArg, found: &mut impl FnMut(u64, u64)) -> io::Result<()> {
         let mut regions = [PageRegion::default(); 512];
         let mut at = start;
         while at < end {
@@ -81,11 +116,7 @@ impl Pagemap {
                 end,
                 vec: regions.as_mut_ptr() as u64,
                 vec_len: regions.len() as u64,
-                category_inverted: PAGE_IS_PFNZERO | PAGE_IS_FILE,
-                category_mask: PAGE_IS_PFNZERO | PAGE_IS_FILE,
-                category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
-                return_mask: PAGE_IS_PRESENT,
-                ..ScanArg::default()
+                ..question
             };
             // SAFETY: the kernel writes at most `vec_len` regions to `vec`, which points to that many, and the argument
             // has the size that the request number states.

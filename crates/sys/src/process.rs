@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn a_child_finds_its_descriptor_under_the_number_and_leads_a_session() {
-        let (mut read, write) = std::io::pipe().unwrap();
+        let (mut read, write) = io::pipe().unwrap();
         let mut command = Command::new("sh");
         command.args(["-c", "echo $$ $(cut -d' ' -f6 /proc/$$/stat) >&7"]);
         with_descriptor(&mut command, write.into(), 7);

@@ -1,0 +1,169 @@
+//! System calls made in another process: the process is stopped for an instant with ptrace, made to execute one `syscall`
+//! instruction that its own vdso contains, and let go as if nothing had happened. Nothing of its memory is written.
+//!
+//! While it is stopped all its signals are blocked, so that none is delivered in between, and its seccomp filters are
+//! suspended (PTRACE_O_SUSPEND_SECCOMP). A system call that the stop interrupted is restarted by the kernel, from the
+//! registers that are put back.
+
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
+
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+/// One thread of another process, stopped until this is dropped.
+#[derive(Debug)]
+pub struct Stopped {
+    /// The process (thread group).
+    process: u32,
+    thread: Pid,
+    #[cfg(target_arch = "x86_64")]
+    saved: libc::user_regs_struct,
+    mask: u64,
+    instruction: u64,
+    /// Only the thread that stopped it may deal with it: ptrace(2).
+    of_this_thread: std::marker::PhantomData<*const ()>,
+}
+
+#[cfg(target_arch = "x86_64")]
+const SYSCALL: &[u8] = &[0x0f, 0x05];
+
+fn ptrace(request: libc::c_uint, thread: Pid, address: usize, data: usize) -> io::Result<()> {
+    // SAFETY: the callers pass pointers to live values of the type that the request wants, or plain numbers.
+    let done = unsafe { libc::ptrace(request, thread.as_raw(), address, data) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Stopped {
+    /// Stops one thread of a process. Fails for a process that another one traces already, and for one that is gone.
+    pub fn stop(process: u32) -> io::Result<Self> {
+        let instruction = instruction_of(process)?;
+        let thread = live_thread(process)?;
+        ptrace(libc::PTRACE_SEIZE, thread, 0, libc::PTRACE_O_SUSPEND_SECCOMP as usize)
+            // A tracer that is confined itself may not suspend filters; most processes have none.
+            .or_else(|_| ptrace(libc::PTRACE_SEIZE, thread, 0, 0))?;
+        let prepared = || -> io::Result<(libc::user_regs_struct, u64)> {
+            ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0)?;
+            wait_stop(thread)?;
+            let mut mask = 0u64;
+            ptrace(libc::PTRACE_GETSIGMASK, thread, 8, &raw mut mask as usize)?;
+            // SAFETY: plain integers; all zeros is a value.
+            let mut saved: libc::user_regs_struct = unsafe { std::mem::zeroed() };
+            ptrace(libc::PTRACE_GETREGS, thread, 0, &raw mut saved as usize)?;
+            let all = u64::MAX;
+            ptrace(libc::PTRACE_SETSIGMASK, thread, 8, &raw const all as usize)?;
+            Ok((saved, mask))
+        };
+        match prepared() {
+            Ok((saved, mask)) => {
+                Ok(Self { process, thread, saved, mask, instruction, of_this_thread: std::marker::PhantomData })
+            }
+            Err(error) => {
+                let _ = ptrace(libc::PTRACE_DETACH, thread, 0, 0);
+                Err(error)
+            }
+        }
+    }
+
+    /// Has the thread make a system call; what it returns, errors as errors.
+    pub fn call(&mut self, number: libc::c_long, arguments: [u64; 3]) -> io::Result<u64> {
+        let mut registers = self.saved;
+        registers.rip = self.instruction;
+        registers.rax = number as u64;
+        // No system call to be restarted.
+        registers.orig_rax = u64::MAX;
+        [registers.rdi, registers.rsi, registers.rdx] = arguments;
+        ptrace(libc::PTRACE_SETREGS, self.thread, 0, &raw const registers as usize)?;
+        ptrace(libc::PTRACE_SINGLESTEP, self.thread, 0, 0)?;
+        wait_stop(self.thread)?;
+        ptrace(libc::PTRACE_GETREGS, self.thread, 0, &raw mut registers as usize)?;
+        match registers.rax as i64 {
+            error @ -4095..0 => Err(io::Error::from_raw_os_error(-error as i32)),
+            value => Ok(value as u64),
+        }
+    }
+
+    /// Has the process open a descriptor by a system call, and takes that over: the process itself keeps none.
+    pub fn open(&mut self, number: libc::c_long, arguments: [u64; 3]) -> io::Result<OwnedFd> {
+        let theirs = self.call(number, arguments)?;
+        let taken = take_descriptor(self.process, theirs as i32);
+        self.call(libc::SYS_close, [theirs, 0, 0])?;
+        taken
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        // If any of these fails the thread has died, and there is nothing to put back.
+        let _ = ptrace(libc::PTRACE_SETREGS, self.thread, 0, &raw const self.saved as usize);
+        let _ = ptrace(libc::PTRACE_SETSIGMASK, self.thread, 8, &raw const self.mask as usize);
+        let _ = ptrace(libc::PTRACE_DETACH, self.thread, 0, 0);
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+impl Stopped {
+    /// System calls in other processes are made on x86-64 only.
+    pub fn stop(_process: u32) -> io::Result<Self> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// See [`Stopped::stop`].
+    pub fn open(&mut self, _number: libc::c_long, _arguments: [u64; 3]) -> io::Result<OwnedFd> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+fn wait_stop(thread: Pid) -> io::Result<()> {
+    match waitpid(thread, Some(WaitPidFlag::__WALL))? {
+        WaitStatus::Exited(..) | WaitStatus::Signaled(..) => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+        _ => Ok(()),
+    }
+}
+
+/// A thread that has not exited; the first one may have, while others go on.
+fn live_thread(process: u32) -> io::Result<Pid> {
+    for entry in std::fs::read_dir(format!("/proc/{process}/task"))?.flatten() {
+        let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        let state = stat.rsplit_once(") ").map(|(_, rest)| rest.as_bytes()[0]);
+        if let (Some(b'R' | b'S' | b'D' | b'T' | b'I'), Some(tid)) =
+            (state, entry.file_name().to_str().and_then(|n| n.parse().ok()))
+        {
+            return Ok(Pid::from_raw(tid));
+        }
+    }
+    Err(io::Error::from_raw_os_error(libc::ESRCH))
+}
+
+/// Address of a system call instruction in the process's vdso.
+#[cfg(target_arch = "x86_64")]
+fn instruction_of(process: u32) -> io::Result<u64> {
+    use std::os::unix::fs::FileExt;
+    let maps = std::fs::read_to_string(format!("/proc/{process}/maps"))?;
+    let range = maps.lines().find(|l| l.ends_with("[vdso]")).and_then(|l| l.split_once(' ')?.0.split_once('-'));
+    let parse = |text: &str| u64::from_str_radix(text, 16).ok();
+    let (start, end) = range
+        .and_then(|(start, end)| Some((parse(start)?, parse(end)?)))
+        .ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "the process has no vdso"))?;
+    let mut code = vec![0; (end - start) as usize];
+    std::fs::File::open(format!("/proc/{process}/mem"))?.read_exact_at(&mut code, start)?;
+    let at = code.windows(SYSCALL.len()).position(|w| w == SYSCALL);
+    let at = at.ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "its vdso makes no system calls"))?;
+    Ok(start + at as u64)
+}
+
+/// Duplicates a descriptor of another process.
+fn take_descriptor(process: u32, number: i32) -> io::Result<OwnedFd> {
+    // SAFETY: both calls take numbers only and return a new descriptor, owned by nobody else, or an error.
+    unsafe {
+        let pidfd = libc::syscall(libc::SYS_pidfd_open, process, 0);
+        if pidfd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let pidfd = OwnedFd::from_raw_fd(pidfd as i32);
+        let taken = libc::syscall(libc::SYS_pidfd_getfd, std::os::fd::AsRawFd::as_raw_fd(&pidfd), number, 0);
+        if taken < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(taken as i32)) }
+    }
+}
