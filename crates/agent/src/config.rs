@@ -93,10 +93,13 @@ impl Config {
     /// Reads and checks the file.
     pub fn load(path: &Path) -> anyhow::Result<Self> {
         let text = std::fs::read_to_string(path).with_context(|| {
-            format!("the configuration {} cannot be read; `tranship init` and packaging/agent.toml make one", path.display())
+            format!(
+                "the configuration {} cannot be read; `tranship init` and packaging/agent.toml make one",
+                path.display()
+            )
         })?;
-        let config: Self = toml::from_str(&text)
-            .with_context(|| format!("the configuration {} is not right", path.display()))?;
+        let config: Self =
+            toml::from_str(&text).with_context(|| format!("the configuration {} is not right", path.display()))?;
         anyhow::ensure!(
             !config.peers.contains_key(&config.node),
             "the configuration {} names this node, {}, among its own peers; take that line out",

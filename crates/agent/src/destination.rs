@@ -385,7 +385,8 @@ impl DestinationRun {
 /// Bytes of memory that this node could give to a container.
 fn available_memory() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kib = text.lines().find_map(|l| l.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    let kib =
+        text.lines().find_map(|l| l.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
     (kib.unwrap_or(0) << 10).saturating_sub(SPARE_MEMORY)
 }
 
@@ -471,7 +472,9 @@ fn check_rootfs(node: &Node, offer: &Offer, blockers: &mut Vec<Blocker>) {
                 add(cause, "make them equal, times and owners included (`rsync -aHAX --delete`)".to_owned());
             }
         }
-        (Err(error), _) => add(format!("the digest of the root filesystem cannot be read: {error}"), "update both agents".into()),
+        (Err(error), _) => {
+            add(format!("the digest of the root filesystem cannot be read: {error}"), "update both agents".into())
+        }
         (_, Err(error)) => add(error.to_string(), format!("mend it on node {here}")),
     }
 }

@@ -153,7 +153,8 @@ impl Layout {
             patience_ms: FRONT_PATIENCE.as_millis() as u64,
         };
         let text = serde_json::to_vec(&plan).map_err(|e| Failure::new(e.to_string()))?;
-        std::fs::write(self.plan(role), text).map_err(|e| Failure::new(format!("the front's plan cannot be written: {e}")))
+        std::fs::write(self.plan(role), text)
+            .map_err(|e| Failure::new(format!("the front's plan cannot be written: {e}")))
     }
 
     /// Lets an engine use the images through the front.
@@ -174,7 +175,9 @@ impl Layout {
         let socket = self.front_socket(role);
         match await_path(&socket, ENGINE_START, &mut engine) {
             Ok(true) => {}
-            Ok(false) => return Err(Failure::new(format!("the engine did not ask for criu: {}", self.last_words(role)))),
+            Ok(false) => {
+                return Err(Failure::new(format!("the engine did not ask for criu: {}", self.last_words(role))));
+            }
             Err(e) => return Err(Failure::new(format!("the engine did not ask for criu: {e}"))),
         }
         let mut handle = FrontHandle::connect(&socket).map_err(|e| Failure::new(e.to_string()))?;
@@ -197,7 +200,9 @@ impl Layout {
         let socket = self.root.join(tranship_memory::pager::CONTROL_SOCKET);
         match await_path(&socket, ENGINE_START, &mut pager) {
             Ok(true) => Ok(pager),
-            Ok(false) => Err(failed(&std::fs::read_to_string(self.work().join("pager.log")).unwrap_or_default().trim())),
+            Ok(false) => {
+                Err(failed(&std::fs::read_to_string(self.work().join("pager.log")).unwrap_or_default().trim()))
+            }
             Err(e) => Err(failed(&e)),
         }
     }
@@ -216,8 +221,13 @@ impl Layout {
             let left = deadline.saturating_duration_since(Instant::now());
             match handle.next(left) {
                 Ok(_) => {}
-                Err(HandleError::Broken(e)) if matches!(e.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock) => {
-                    return Err(Failure::new(format!("criu is still at work after {timeout:?}: {}", self.last_words(role))));
+                Err(HandleError::Broken(e))
+                    if matches!(e.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock) =>
+                {
+                    return Err(Failure::new(format!(
+                        "criu is still at work after {timeout:?}: {}",
+                        self.last_words(role)
+                    )));
                 }
                 Err(_) => return Ok(()),
             }

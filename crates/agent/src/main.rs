@@ -109,7 +109,8 @@ fn agent(arguments: &Arguments) -> anyhow::Result<()> {
     moves::recover(&node);
     let closer = listener.closer()?;
     let (peers_node, peers_listener) = (Arc::clone(&node), Arc::clone(&listener));
-    let peers = std::thread::Builder::new().name("peers".into()).spawn(move || peers::serve(&peers_node, &peers_listener))?;
+    let peers =
+        std::thread::Builder::new().name("peers".into()).spawn(move || peers::serve(&peers_node, &peers_listener))?;
     tracing::info!(node = %node.config.node, %listen, socket = %socket.display(), "ready");
 
     let router = tranship_api::router(Arc::new(service::Service(Arc::clone(&node))));

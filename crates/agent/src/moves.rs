@@ -4,8 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tranship_api::MoveRequest;
 use tranship_coordinator::{self as coordinator, Ending, Failure, Journal, Record};
-use tranship_types::{MigrationId, Mode, NodeName, Outcome, Phase, Report, Side};
+use tranship_memory::policy::Limits;
+use tranship_types::{MigrationId, NodeName, Outcome, Phase, Report, Side};
 
 use crate::arrivals::{Arrival, Inbox, Standing};
 use crate::destination::DestinationRun;
@@ -15,13 +17,18 @@ use crate::registry::{LiveReport, unix_ms};
 use crate::source::SourceRun;
 
 /// Starts a migration; it runs on a thread of its own.
-pub fn start(node: &Arc<Node>, claim: Claim, id: MigrationId, container: &str, to: &NodeName, mode: Mode) -> Report {
+pub fn start(node: &Arc<Node>, claim: Claim, id: MigrationId, request: &MoveRequest) -> Report {
     let source = node.config.node.clone();
-    let report = Report::new(id, container.to_owned(), source, to.clone(), mode, unix_ms());
+    let report = Report::new(id, request.container.clone(), source, request.to.clone(), request.mode, unix_ms());
+    let defaults = Limits::default();
+    let limits = Limits {
+        budget: request.blackout_budget_ms.map_or(defaults.budget, |ms| Duration::from_millis(ms.into())),
+        max_rounds: request.max_rounds.unwrap_or(defaults.max_rounds),
+    };
     let live = node.registry.begin(report.clone());
     let node = Arc::clone(node);
     let began = Instant::now();
-    std::thread::spawn(move || run(&node, claim, &live, began));
+    std::thread::spawn(move || run(&node, claim, &live, limits, began));
     report
 }
 
@@ -35,7 +42,7 @@ fn begin(report: &Report) -> Record {
     }
 }
 
-fn run(node: &Arc<Node>, claim: Claim, live: &LiveReport, began: Instant) {
+fn run(node: &Arc<Node>, claim: Claim, live: &LiveReport, limits: Limits, began: Instant) {
     let report = live.read();
     let mut journal = match Journal::create(&node.journals(), &report.id, &begin(&report)) {
         Ok(journal) => journal,
@@ -49,7 +56,7 @@ fn run(node: &Arc<Node>, claim: Claim, live: &LiveReport, began: Instant) {
             });
         }
     };
-    let mut port = SourceRun::new(node, live.clone());
+    let mut port = SourceRun::new(node, live.clone(), limits);
     let ending = coordinator::migrate(&mut port, &mut journal, &node.faults);
     conclude(node, claim, live, &mut port, journal, ending, began);
 }
@@ -105,7 +112,9 @@ fn conclude(
                 wait = (wait * 2).min(Duration::from_secs(5));
             }
         }
-        Ending::Suspended => live.change(|r| r.error = Some("the agent is stopping; its next start goes on".to_owned())),
+        Ending::Suspended => {
+            live.change(|r| r.error = Some("the agent is stopping; its next start goes on".to_owned()))
+        }
     }
 }
 
@@ -162,7 +171,7 @@ fn recover_source(
     let live = node.registry.begin(report);
     let node = Arc::clone(node);
     std::thread::spawn(move || {
-        let mut port = SourceRun::new(&node, live.clone());
+        let mut port = SourceRun::new(&node, live.clone(), Limits::default());
         // Whether the offer left is not on record; asking costs nothing.
         port.offered = true;
         let ending = coordinator::recover(&mut port, &mut journal, &records);

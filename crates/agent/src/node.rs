@@ -107,7 +107,8 @@ impl Node {
                 _ => BlockerKind::Unreachable,
             };
             let text = error.to_string();
-            let (cause, remedy) = text.split_once("; ").unwrap_or((&text, "check that its agent runs and can be reached"));
+            let (cause, remedy) =
+                text.split_once("; ").unwrap_or((&text, "check that its agent runs and can be reached"));
             let blocker = Blocker::new(kind, cause, remedy);
             Failure { message: blocker.to_string(), blockers: vec![blocker] }
         })

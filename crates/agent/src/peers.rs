@@ -70,9 +70,10 @@ fn answer(node: &Arc<Node>, incoming: Incoming) {
         (Purpose::Pages { .. }, Some(id)) => {
             let Some(inbox) = node.arrivals.inbox(&id) else { return };
             let failed = |e: &dyn std::fmt::Display| Failure::new(e.to_string());
-            let received = link.set_timeout(Some(SILENCE)).map_err(|e| failed(&e)).and_then(|()| {
-                inbox.store()?.receive(&mut link).map_err(|e| failed(&e))
-            });
+            let received = link
+                .set_timeout(Some(SILENCE))
+                .map_err(|e| failed(&e))
+                .and_then(|()| inbox.store()?.receive(&mut link).map_err(|e| failed(&e)));
             inbox.ended(received);
         }
         (Purpose::Pages { .. }, None) => {}
@@ -246,7 +247,9 @@ fn drain(node: &Arc<Node>, id: &MigrationId, found: &Mutex<Arrival>) {
             }
             tracing::info!(%id, "drained");
         }
-        Err(failure) => tracing::error!(%id, %failure, "the migration could not be finished; restart the agent to try again"),
+        Err(failure) => {
+            tracing::error!(%id, %failure, "the migration could not be finished; restart the agent to try again")
+        }
     }
 }
 

@@ -178,7 +178,7 @@ impl AgentService for Service {
             return Err(ServiceError::blocked(name, vec![node.unknown_peer(&request.to)]));
         }
         let claim = node.claim(name, &id).map_err(|blocker| ServiceError::blocked(name, vec![blocker]))?;
-        Ok(Begun::Started(Box::new(moves::start(node, claim, id, name, &request.to, request.mode))))
+        Ok(Begun::Started(Box::new(moves::start(node, claim, id, &request))))
     }
 
     fn reports(&self) -> Result<Vec<Report>, ServiceError> {

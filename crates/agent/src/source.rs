@@ -4,17 +4,19 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tranship_coordinator::{Failure, Fault, SourcePort, SourceStep};
 use tranship_criu::front::{Mark, Order};
 use tranship_engine::Container;
-use tranship_memory::send::{self, Counters, Stream};
+use tranship_memory::policy::{self, Limits, RoundSeen, Verdict};
+use tranship_memory::send::{self, Counters, Stream, Version};
 use tranship_memory::survey;
+use tranship_memory::tracker::{Round, TrackError, Tracker};
 use tranship_network::Gate;
 use tranship_sys::clock::monotonic_ns;
 use tranship_transport::{Connection, Link};
-use tranship_types::{Blocker, MigrationId, NodeName, Phase, Side};
+use tranship_types::{Blocker, MigrationId, NodeName, Phase, RoundReport, Side};
 use tranship_wire::message::{Offer, Request, Response};
 use tranship_wire::{MAX_FILE, Purpose};
 
@@ -51,6 +53,9 @@ pub struct SourceRun {
     clock: ClockOffset,
     timeline: Timeline,
     frozen_ns: Option<u64>,
+    limits: Limits,
+    /// The watch over the container's memory, where there are rounds. Dropping it takes time for each page.
+    tracker: Option<Tracker>,
     /// Bytes sent on links that are closed by now.
     wire_bytes: u64,
     /// The destination may know of the migration.
@@ -73,7 +78,7 @@ fn answered(response: Response) -> Result<Response, Failure> {
 }
 
 impl SourceRun {
-    pub fn new(node: &Arc<Node>, report: LiveReport) -> Self {
+    pub fn new(node: &Arc<Node>, report: LiveReport, limits: Limits) -> Self {
         let first = report.read();
         Self {
             layout: Layout::new(&node.config.run_dir, &first.id),
@@ -90,6 +95,8 @@ impl SourceRun {
             clock: ClockOffset::default(),
             timeline: Timeline::default(),
             frozen_ns: None,
+            limits,
+            tracker: None,
             wire_bytes: 0,
             offered: false,
             abort_confirmed: false,
@@ -188,6 +195,57 @@ impl SourceRun {
         Ok(())
     }
 
+    /// Sends memory while the container runs, until what a freeze would leave fits the budget, or rounds no longer help.
+    fn precopy(&mut self) -> Result<(), Failure> {
+        if !self.report.read().mode.has_rounds() {
+            return Ok(());
+        }
+        if !Tracker::supported() {
+            self.report.change(|r| r.ways.push("memory: no rounds, this kernel cannot track writes".to_owned()));
+            return Ok(());
+        }
+        let container = self.inspected()?.0.clone();
+        let mut tracker = Tracker::default();
+        let (mut seen, mut looked): (Vec<RoundSeen>, Option<Instant>) = (Vec::new(), None);
+        let mut verdict = Verdict::Another;
+        while verdict == Verdict::Another {
+            let round = match tracker.round(&container.processes().map_err(failed)?) {
+                Err(TrackError::Unsupported) => {
+                    self.report.change(|r| r.ways.push(format!("memory: no rounds; {}", TrackError::Unsupported)));
+                    return Ok(());
+                }
+                other => other.map_err(failed)?,
+            };
+            let since = looked.replace(Instant::now()).map(|before| before.elapsed().as_secs_f64());
+            let version = if seen.is_empty() { Version::First } else { Version::Later };
+            let start = Instant::now();
+            let counters = Counters::default();
+            for chunks in [&round.plan.first, &round.plan.rest] {
+                send::send(chunks, version, &mut self.streams, &counters).map_err(failed)?;
+            }
+            let (bytes, took) = (round.plan.bytes(), start.elapsed());
+            let dirty_rate = since.map_or(0.0, |seconds| bytes as f64 / seconds.max(1e-6));
+            seen.push(RoundSeen { bytes, took });
+            verdict = policy::decide(&seen, self.limits);
+            let wire: u64 = self.streams.iter_mut().map(|s| s.link().bytes_sent()).sum();
+            self.report.change(|r| {
+                r.rounds.push(RoundReport { bytes, ms: took.as_secs_f64() * 1e3, dirty_rate });
+                r.progress.rounds += 1;
+                r.progress.dirty_rate = dirty_rate;
+                r.progress.moved_bytes += bytes;
+                r.progress.memory_bytes = r.progress.memory_bytes.max(r.progress.moved_bytes);
+                r.progress.rate = bytes as f64 / took.as_secs_f64().max(1e-6);
+                r.progress.wire_bytes = wire;
+            });
+        }
+        if verdict == Verdict::Diverging {
+            let way = "memory: rounds no longer helped, the container writes too fast for the link";
+            self.report.change(|r| r.ways.push(way.to_owned()));
+        }
+        self.tracker = Some(tracker);
+        Ok(())
+    }
+
     fn freeze(&mut self) -> Result<(), Failure> {
         let freezer = self.inspected()?.0.freezer.clone();
         self.frozen_ns = Some(monotonic_ns());
@@ -205,17 +263,27 @@ impl SourceRun {
     fn transfer(&mut self) -> Result<(), Failure> {
         let container = self.inspected()?.0.clone();
         let survey_start = monotonic_ns();
-        let spaces = survey::survey(&container.processes().map_err(failed)?).map_err(failed)?;
-        let hidden: Vec<_> = spaces.iter().map(|s| (s.pid, s.ranges.clone())).collect();
+        let pids = container.processes().map_err(failed)?;
+        let (round, version) = match &mut self.tracker {
+            Some(tracker) => (tracker.last_round(&pids).map_err(failed)?, Version::Later),
+            None => {
+                let spaces = survey::survey(&pids).map_err(failed)?;
+                let plan = send::plan(&spaces).map_err(failed)?;
+                (Round { plan, spaces, ..Round::default() }, Version::First)
+            }
+        };
+        let hidden: Vec<_> = round.spaces.iter().map(|s| (s.pid, s.ranges.clone())).collect();
         tranship_criu::hidden::write(&self.layout.hidden(), &hidden)
             .map_err(|e| Failure::new(format!("the table of hidden pages cannot be written: {e}")))?;
-        let plan = send::plan(&spaces).map_err(failed)?;
+        let plan = round.plan;
         self.timeline.note("memory: survey", survey_start, monotonic_ns());
-        self.report.change(|r| r.progress.memory_bytes = plan.bytes());
+        let before = self.report.read().progress.moved_bytes;
+        self.report.change(|r| r.progress.memory_bytes = before + plan.bytes());
 
         let counters = Counters::default();
         let mut streams = std::mem::take(&mut self.streams);
-        send::send(&plan.first, &mut streams, &counters).map_err(failed)?;
+        send::send_stale(&round.stale, &mut streams).map_err(failed)?;
+        send::send(&plan.first, version, &mut streams, &counters).map_err(failed)?;
         let wire: Vec<_> = streams.iter_mut().map(|s| s.link().counters()).collect();
         let closers: Vec<_> = streams.iter_mut().map(|s| s.link().closer()).collect();
 
@@ -230,7 +298,7 @@ impl SourceRun {
                     let read = counters.read.load(Ordering::Relaxed);
                     let sent: u64 = wire.iter().map(tranship_transport::Counters::sent).sum();
                     report.change(|r| {
-                        r.progress.moved_bytes = read;
+                        r.progress.moved_bytes = before + read;
                         r.progress.rate = (read - last) as f64 / TICK.as_secs_f64();
                         r.progress.wire_bytes = sent;
                     });
@@ -240,7 +308,7 @@ impl SourceRun {
             let (plan, streams) = (&plan, &mut streams);
             let sender = scope.spawn(move || {
                 let start = monotonic_ns();
-                let sent = send::send(&plan.rest, streams, counters).and_then(|()| send::finish(streams));
+                let sent = send::send(&plan.rest, version, streams, counters).and_then(|()| send::finish(streams));
                 (sent, start, monotonic_ns())
             });
             let skeleton = self.skeleton();
@@ -265,7 +333,7 @@ impl SourceRun {
             "memory: page store, and once more in criu's images (the preloaded library was not at work)"
         };
         self.report.change(|r| {
-            r.progress.moved_bytes = plan.bytes();
+            r.progress.moved_bytes = before + plan.bytes();
             r.progress.wire_bytes = sent;
             r.skeleton_bytes = skeleton_bytes;
             r.source_extra_bytes = skeleton_bytes + u64::from(STREAM_BUFFERS) * wire.len() as u64;
@@ -415,8 +483,8 @@ impl SourceRun {
     fn end_engine(&mut self, patience: Duration) {
         let Some(Front { engine: Some(mut engine), criu, handle }) = self.front.take() else { return };
         drop(handle);
-        let deadline = std::time::Instant::now() + patience;
-        while std::time::Instant::now() < deadline {
+        let deadline = Instant::now() + patience;
+        while Instant::now() < deadline {
             match engine.try_wait() {
                 Ok(None) => std::thread::yield_now(),
                 _ => return,
@@ -479,6 +547,7 @@ impl SourcePort for SourceRun {
             SourceStep::Connect => self.connect(),
             SourceStep::Offer => self.offer(),
             SourceStep::Arm => self.arm(),
+            SourceStep::Precopy => self.precopy(),
             SourceStep::Freeze => self.freeze(),
             SourceStep::CloseGate => self.close_gate(),
             SourceStep::Transfer => self.transfer(),
@@ -492,6 +561,10 @@ impl SourcePort for SourceRun {
         match step {
             SourceStep::Inspect | SourceStep::Connect | SourceStep::AwaitReady => Ok(()),
             SourceStep::Offer => self.undo_offer(),
+            SourceStep::Precopy => {
+                self.tracker = None;
+                Ok(())
+            }
             SourceStep::Arm => {
                 let ended = self.layout.end_front(Role::Dump, DUMP_END);
                 self.end_engine(DUMP_END);

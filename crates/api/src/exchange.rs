@@ -132,6 +132,22 @@ pub struct MoveRequest {
     #[serde(default)]
     #[schema(required = false)]
     pub dry_run: bool,
+    /// With rounds: freeze when what is left takes no longer than this, in ms.
+    #[serde(default)]
+    #[schema(required = false)]
+    pub blackout_budget_ms: Option<u32>,
+    /// With rounds: freeze after so many, whatever is left.
+    #[serde(default)]
+    #[schema(required = false)]
+    pub max_rounds: Option<u32>,
+}
+
+impl MoveRequest {
+    /// The wish to move `container` to `to` with everything else left to the agent.
+    pub fn new(container: impl Into<String>, to: NodeName) -> Self {
+        let (mode, dry_run, blackout_budget_ms, max_rounds) = (Mode::default(), false, None, None);
+        Self { container: container.into(), to, mode, dry_run, blackout_budget_ms, max_rounds }
+    }
 }
 
 /// What a move would do, found out without touching anything.

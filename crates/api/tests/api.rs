@@ -132,7 +132,7 @@ impl Agent {
 }
 
 fn request(container: &str, dry_run: bool) -> MoveRequest {
-    MoveRequest { container: container.into(), to: "b".parse().unwrap(), mode: Mode::Cold, dry_run }
+    MoveRequest { dry_run, ..MoveRequest::new(container, "b".parse().unwrap()) }
 }
 
 #[tokio::test]

@@ -72,6 +72,12 @@ pub struct Move {
     /// How memory moves relative to the freeze
     #[arg(long, value_enum, default_value = "cold")]
     pub mode: ModeName,
+    /// With rounds: freeze when what is left takes no longer than this
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    pub blackout_budget: Option<u32>,
+    /// With rounds: freeze after so many, whatever is left
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub max_rounds: Option<u32>,
     /// Only say what would be done and what stands in the way; touch nothing
     #[arg(long)]
     pub dry_run: bool,
@@ -84,6 +90,8 @@ pub struct Move {
 pub enum ModeName {
     /// Stop-and-copy: freeze, then move everything
     Cold,
+    /// Move memory in rounds while the container runs, then freeze for the rest
+    Precopy,
 }
 
 #[derive(Debug, Args)]

@@ -65,8 +65,10 @@ fn request(m: args::Move) -> Result<MoveRequest, String> {
     }
     let mode = match m.mode {
         ModeName::Cold => Mode::Cold,
+        ModeName::Precopy => Mode::Precopy,
     };
-    Ok(MoveRequest { container: m.name, to: node(&m.to)?, mode, dry_run: m.dry_run })
+    let (blackout_budget_ms, max_rounds) = (m.blackout_budget, m.max_rounds);
+    Ok(MoveRequest { container: m.name, to: node(&m.to)?, mode, dry_run: m.dry_run, blackout_budget_ms, max_rounds })
 }
 
 fn node(name: &str) -> Result<NodeName, String> {
@@ -104,7 +106,7 @@ mod tests {
     #[test]
     fn a_move_is_understood() {
         let expected =
-            MoveRequest { container: "redis".into(), to: "b".parse().unwrap(), mode: Mode::Cold, dry_run: true };
+            MoveRequest { dry_run: true, ..MoveRequest::new("redis", "b".parse().unwrap()) };
         let command = parse("tranship move redis --to b --mode cold --dry-run").unwrap();
         assert_eq!(command, Command::Move { request: expected, json: false });
     }

@@ -41,7 +41,9 @@ struct Injection {
 
 /// A specification that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the fault {0:?} is not of the form SIDE.STEP.WHEN.WHAT (source|destination, a step, before|after, error|die|kill-criu|cut)")]
+#[error(
+    "the fault {0:?} is not of the form SIDE.STEP.WHEN.WHAT (source|destination, a step, before|after, error|die|kill-criu|cut)"
+)]
 pub struct FaultSpecError(String);
 
 impl FromStr for Injection {
@@ -81,7 +83,8 @@ pub struct FaultPlan(Mutex<Vec<Injection>>);
 impl FaultPlan {
     /// Reads a comma-separated list; an empty one is a plan without faults.
     pub fn parse(spec: &str) -> Result<Self, FaultSpecError> {
-        let list: Result<Vec<_>, _> = spec.split(',').map(str::trim).filter(|s| !s.is_empty()).map(str::parse).collect();
+        let list: Result<Vec<_>, _> =
+            spec.split(',').map(str::trim).filter(|s| !s.is_empty()).map(str::parse).collect();
         Ok(Self(Mutex::new(list?)))
     }
 

@@ -63,7 +63,9 @@ pub enum Record {
 
 /// A journal that cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("the journal {path:?} cannot be {what}: {source}; free some space or mend the disk below the agent's state_dir")]
+#[error(
+    "the journal {path:?} cannot be {what}: {source}; free some space or mend the disk below the agent's state_dir"
+)]
 pub struct JournalError {
     /// Its file.
     pub path: PathBuf,

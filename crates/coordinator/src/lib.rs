@@ -5,6 +5,7 @@
 //!   ──────                                                ───────────
 //!   inspect · connect · offer ───────────────────────────▶ check · network · bundle · directory · pager · engine
 //!   arm                                                       (everything that can be made before the freeze)
+//!   precopy ══ memory, in rounds ═════════════════════════▶
 //!   freeze · close-gate
 //!   transfer ═══ memory, skeleton ════════════════════════▶ receive · restore (stopped)
 //!   await-ready ◀─────────────────────────────────────────── READY, in its journal: from here it only waits

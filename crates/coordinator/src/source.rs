@@ -18,6 +18,8 @@ pub enum SourceStep {
     Offer,
     /// Have engine, criu and streams waiting.
     Arm,
+    /// Send memory in rounds while the container runs (nothing, in mode cold).
+    Precopy,
     /// Stop every task. The blackout begins.
     Freeze,
     /// Close the container's network: no packet leaves or arrives.
@@ -34,11 +36,12 @@ pub enum SourceStep {
 
 impl SourceStep {
     /// What is done before the commit point.
-    pub const BEFORE_COMMIT: [SourceStep; 8] = [
+    pub const BEFORE_COMMIT: [SourceStep; 9] = [
         SourceStep::Inspect,
         SourceStep::Connect,
         SourceStep::Offer,
         SourceStep::Arm,
+        SourceStep::Precopy,
         SourceStep::Freeze,
         SourceStep::CloseGate,
         SourceStep::Transfer,
@@ -52,6 +55,7 @@ impl SourceStep {
         match self {
             SourceStep::Inspect | SourceStep::Connect => Phase::Plan,
             SourceStep::Offer | SourceStep::Arm => Phase::Prepare,
+            SourceStep::Precopy => Phase::Precopy,
             SourceStep::Freeze | SourceStep::CloseGate => Phase::Freeze,
             SourceStep::Transfer => Phase::Transfer,
             SourceStep::AwaitReady => Phase::Ready,
@@ -68,6 +72,7 @@ impl fmt::Display for SourceStep {
             SourceStep::Connect => "connect",
             SourceStep::Offer => "offer",
             SourceStep::Arm => "arm",
+            SourceStep::Precopy => "precopy",
             SourceStep::Freeze => "freeze",
             SourceStep::CloseGate => "close-gate",
             SourceStep::Transfer => "transfer",

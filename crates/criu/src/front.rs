@@ -327,7 +327,9 @@ impl Front {
                 // Neither has anything to say now: criu died, or the engine was killed.
                 return None;
             }
-            if ready[0] && let Ok((stream, _)) = self.listener.as_ref()?.accept() {
+            if ready[0]
+                && let Ok((stream, _)) = self.listener.as_ref()?.accept()
+            {
                 self.agent = Some(BufReader::new(stream));
                 self.tell(mark);
                 continue;
@@ -411,7 +413,8 @@ pub enum HandleError {
 impl FrontHandle {
     /// Connects to a front that is known to listen.
     pub fn connect(path: &Path) -> Result<Self, HandleError> {
-        let stream = UnixStream::connect(path).map_err(|source| HandleError::Absent { path: path.to_owned(), source })?;
+        let stream =
+            UnixStream::connect(path).map_err(|source| HandleError::Absent { path: path.to_owned(), source })?;
         Ok(Self { stream: BufReader::new(stream) })
     }
 

@@ -121,7 +121,11 @@ impl Engine for Runc {
             (Some(path), _) => (Freezer::V1(path), cgroup("memory")),
             (None, Some(path)) => (Freezer::V2(path.clone()), Some(path)),
             (None, None) => {
-                return Err(self.unreadable(state_file, name, "it names no cgroup in which the container can be frozen"));
+                return Err(self.unreadable(
+                    state_file,
+                    name,
+                    "it names no cgroup in which the container can be frozen",
+                ));
             }
         };
         let (state, init, bundle) = (row.status, row.pid, row.bundle);

@@ -41,6 +41,16 @@ impl Index {
         (address < end).then_some(Extent { range: PageRange { start, end }, offset })
     }
 
+    /// What lies in `range`, cut to it.
+    pub fn within(&self, range: PageRange) -> Vec<Extent> {
+        let first = self.extents.range(..range.start).next_back().map_or(range.start, |(start, _)| *start);
+        let cut = |(&start, &(end, offset)): (&u64, &(u64, u64))| {
+            let range = PageRange { start, end }.intersection(&range)?;
+            Some(Extent { range, offset: offset + (range.start - start) })
+        };
+        self.extents.range(first..range.end).filter_map(cut).collect()
+    }
+
     /// The first extent at or after `address`, else the first of all: for a sweep that goes round.
     pub fn next_from(&self, address: u64) -> Option<Extent> {
         let (&start, &(end, offset)) = self.extents.range(address..).next().or_else(|| self.extents.iter().next())?;

@@ -7,6 +7,8 @@
 pub mod index;
 pub mod maps;
 pub mod pager;
+pub mod policy;
 pub mod receive;
 pub mod send;
 pub mod survey;
+pub mod tracker;

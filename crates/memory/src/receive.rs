@@ -1,14 +1,15 @@
 //! The destination's side: pages from the streams into the arena, and word of them to the pager.
 
+use std::collections::HashMap;
 use std::io::{self, Read};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tranship_sys::arena::Arena;
-use tranship_types::PAGE_SIZE;
+use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange};
 use tranship_wire::{FrameHeader, Kind, ReadError};
 
-use crate::index::Extent;
+use crate::index::{Extent, Index};
 use crate::pager::{ControlError, PagerHandle, StoredExtent};
 
 /// Extents that are told to the pager at a time.
@@ -37,6 +38,8 @@ pub struct Store {
     arena: Arc<Arena>,
     pager: Mutex<PagerHandle>,
     received: AtomicU64,
+    /// Where in the arena each page is, to put newer versions there.
+    places: Mutex<HashMap<AddressSpaceId, Index>>,
 }
 
 impl Store {
@@ -44,7 +47,7 @@ impl Store {
     pub fn new(capacity: u64, pager: PagerHandle) -> Result<Self, ControlError> {
         let arena = Arena::new(capacity)?;
         pager.arena(arena.file())?;
-        Ok(Self { arena, pager: Mutex::new(pager), received: AtomicU64::new(0) })
+        Ok(Self { arena, pager: Mutex::new(pager), received: AtomicU64::new(0), places: Mutex::default() })
     }
 
     /// Takes the memory for so many bytes now, before the freeze.
@@ -65,20 +68,34 @@ impl Store {
     /// Receives one stream to its end. Several threads may do so at once.
     pub fn receive<R: Read>(&self, stream: &mut R) -> Result<(), ReceiveError> {
         let mut batch = Vec::with_capacity(BATCH);
+        let mut buffer = Vec::new();
         let mut received = 0;
         loop {
             match tranship_wire::read_header(stream)? {
                 FrameHeader::Pages { space, range } => {
-                    let full = || ReceiveError::Full { capacity: self.arena.capacity() };
-                    let mut slice = self.arena.allocate(range.len() as usize).ok_or_else(full)?;
-                    stream.read_exact(&mut slice).map_err(ReadError::Io)?;
                     received += range.len();
                     self.received.fetch_add(range.len(), Ordering::Relaxed);
-                    batch.push(StoredExtent { space, extent: Extent { range, offset: slice.offset() } });
+                    match self.place_of(space, range) {
+                        Some(offset) => {
+                            // A newer version takes the older one's place; the pager knows where that is.
+                            buffer.resize(range.len() as usize, 0);
+                            stream.read_exact(&mut buffer).map_err(ReadError::Io)?;
+                            self.arena.replace(offset, &buffer);
+                        }
+                        None => batch.push(self.store(stream, space, range)?),
+                    }
                     if batch.len() == BATCH {
                         self.pager().extents(&batch)?;
                         batch.clear();
                     }
+                }
+                FrameHeader::Zero { space, range } => {
+                    // In their order: the pager must not hear of a page's end before its beginning.
+                    self.pager().extents(&batch)?;
+                    batch.clear();
+                    let replaced = self.places().entry(space).or_default().remove(range);
+                    self.give_back(&replaced);
+                    self.pager().gone(space, range)?;
                 }
                 FrameHeader::End { total } if total == received => {
                     self.pager().extents(&batch)?;
@@ -87,6 +104,40 @@ impl Store {
                 FrameHeader::End { total } => return Err(ReadError::Incomplete { sent: total, received }.into()),
                 other => return Err(ReadError::Unexpected { expected: Kind::Pages, found: other.kind() }.into()),
             }
+        }
+    }
+
+    fn places(&self) -> std::sync::MutexGuard<'_, HashMap<AddressSpaceId, Index>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where in the arena the older version of just these pages is, in one piece.
+    fn place_of(&self, space: AddressSpaceId, range: PageRange) -> Option<u64> {
+        let found = self.places().get(&space)?.find(range.start)?;
+        (range.end <= found.range.end).then(|| found.offset + (range.start - found.range.start))
+    }
+
+    /// Receives pages into a new place. Older versions of some of them, elsewhere, are given up.
+    fn store<R: Read>(
+        &self,
+        stream: &mut R,
+        space: AddressSpaceId,
+        range: PageRange,
+    ) -> Result<StoredExtent, ReceiveError> {
+        let full = || ReceiveError::Full { capacity: self.arena.capacity() };
+        let mut slice = self.arena.allocate(range.len() as usize).ok_or_else(full)?;
+        stream.read_exact(&mut slice).map_err(ReadError::Io)?;
+        let extent = Extent { range, offset: slice.offset() };
+        drop(slice);
+        let replaced = self.places().entry(space).or_default().insert(extent);
+        self.give_back(&replaced);
+        Ok(StoredExtent { space, extent })
+    }
+
+    fn give_back(&self, replaced: &[Extent]) {
+        for extent in replaced {
+            // Memory that cannot be given back now goes with the store.
+            let _ = self.arena.release(extent.offset, extent.range.len());
         }
     }
 

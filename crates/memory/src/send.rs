@@ -1,12 +1,12 @@
 //! The source's side: finds the pages that hold data, reads them from the stopped tasks, streams them.
 //!
-//! Memory goes from the task's pages to one buffer a stream and from there into TLS; nothing is queued. Several streams
-//! take chunks from one list, so that a slow one does not hold up the others.
+//! Memory goes from the task's pages to one buffer a stream and from there into TLS; nothing is queued. Which of several
+//! streams carries a page depends on its address alone, so that no version of it overtakes another.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut, Write};
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
@@ -70,6 +70,36 @@ pub struct Counters {
     pub sent: AtomicU64,
 }
 
+impl Plan {
+    /// The list for the chunks of one of the space's ranges.
+    pub(crate) fn list(&mut self, space: &Space, range: &PageRange) -> &mut Vec<Chunk> {
+        if space.executable.contains(range) { &mut self.first } else { &mut self.rest }
+    }
+}
+
+impl Chunk {
+    /// Cuts a run of pages into chunks, at addresses that are multiples of their size: so a page is always in the same
+    /// chunk's place, and travels on the same stream.
+    pub(crate) fn cut(space: &Space, run: PageRange, into: &mut Vec<Chunk>) {
+        let mut at = run.start;
+        while at < run.end {
+            let next = run.end.min((at + 1).next_multiple_of(CHUNK));
+            into.push(Chunk { space: space.id, pid: space.pid, range: PageRange { start: at, end: next } });
+            at = next;
+        }
+    }
+
+    /// Which of `streams` carries it. Newer versions of a page must not overtake older ones, so it depends on the address.
+    fn route(&self, streams: usize) -> usize {
+        (self.range.start / CHUNK) as usize % streams
+    }
+
+    /// Its length in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.range.len()
+    }
+}
+
 /// Lists the pages of the (stopped) tasks that hold data.
 pub fn plan(spaces: &[Space]) -> Result<Plan, SendError> {
     let mut plan = Plan::default();
@@ -77,35 +107,44 @@ pub fn plan(spaces: &[Space]) -> Result<Plan, SendError> {
         let failed = |address| move |source| SendError::Read { pid: space.pid, address, source };
         let mut pagemap = Pagemap::open(space.pid).map_err(failed(0))?;
         for range in &space.ranges {
-            let list = if space.executable.contains(range) { &mut plan.first } else { &mut plan.rest };
-            let found = |start: u64, end: u64| {
-                let mut at = start;
-                while at < end {
-                    let next = end.min(at + CHUNK);
-                    list.push(Chunk { space: space.id, pid: space.pid, range: PageRange { start: at, end: next } });
-                    at = next;
-                }
-            };
+            let list = plan.list(space, range);
+            let found = |start, end| Chunk::cut(space, PageRange { start, end }, list);
             pagemap.populated(range.start, range.end, found).map_err(failed(range.start))?;
         }
     }
     Ok(plan)
 }
 
+/// Which version of their pages chunks have, which decides what has to be said of zeros.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    /// The first that is sent: what is not sent reads as zeros there.
+    First,
+    /// A later one: zeros must be said, lest the older version stays.
+    Later,
+}
+
 /// Sends chunks over all the streams at once. The streams stay open: [`finish`] ends them.
-pub fn send<W: Write + Send>(chunks: &[Chunk], streams: &mut [Stream<W>], counters: &Counters) -> Result<(), SendError> {
-    let next = AtomicUsize::new(0);
+pub fn send<W: Write + Send>(
+    chunks: &[Chunk],
+    version: Version,
+    streams: &mut [Stream<W>],
+    counters: &Counters,
+) -> Result<(), SendError> {
+    let (broken, count) = (AtomicBool::new(false), streams.len());
     std::thread::scope(|scope| {
         let workers: Vec<_> = streams
             .iter_mut()
-            .map(|stream| {
-                let next = &next;
+            .enumerate()
+            .map(|(number, stream)| {
+                let broken = &broken;
                 scope.spawn(move || -> Result<(), SendError> {
-                    while let Some(chunk) = chunks.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        stream.send(chunk, counters).inspect_err(|_| {
-                            // No use in going on elsewhere.
-                            next.store(chunks.len(), Ordering::Relaxed);
-                        })?;
+                    for chunk in chunks.iter().filter(|c| c.route(count) == number) {
+                        if broken.load(Ordering::Relaxed) {
+                            // No use in going on here.
+                            break;
+                        }
+                        stream.send(chunk, version, counters).inspect_err(|_| broken.store(true, Ordering::Relaxed))?;
                     }
                     stream.link.flush().map_err(WriteError::from)?;
                     Ok(())
@@ -114,6 +153,22 @@ pub fn send<W: Write + Send>(chunks: &[Chunk], streams: &mut [Stream<W>], counte
             .collect();
         workers.into_iter().map(|w| w.join().expect("a sender does not panic")).collect()
     })
+}
+
+/// Says that pages that were sent before are gone: they read as zeros.
+pub fn send_stale<W: Write>(stale: &[(AddressSpaceId, PageRange)], streams: &mut [Stream<W>]) -> Result<(), SendError> {
+    let count = streams.len();
+    for (space, range) in stale {
+        let mut at = range.start;
+        while at < range.end {
+            let next = range.end.min((at + 1).next_multiple_of(CHUNK));
+            let piece = Chunk { space: *space, pid: 0, range: PageRange { start: at, end: next } };
+            let stream = &mut streams[piece.route(count)];
+            tranship_wire::write_zero(&mut stream.link, *space, at, piece.range.pages() as u32)?;
+            at = next;
+        }
+    }
+    Ok(())
 }
 
 /// Tells the other side, on every stream, that nothing more will come.
@@ -140,15 +195,24 @@ impl<W: Write> Stream<W> {
         &mut self.link
     }
 
-    fn send(&mut self, chunk: &Chunk, counters: &Counters) -> Result<(), SendError> {
+    fn send(&mut self, chunk: &Chunk, version: Version, counters: &Counters) -> Result<(), SendError> {
         let Chunk { space, pid, range } = *chunk;
         let pages = &mut self.buffer[..range.len() as usize];
         read(pid, range.start, pages)?;
         counters.read.fetch_add(range.len(), Ordering::Relaxed);
+        let mut told = range.start;
         for (first, run) in runs_with_data(pages) {
+            if version == Version::Later && told < range.start + first {
+                let zeros = (range.start + first - told) / PAGE_SIZE;
+                tranship_wire::write_zero(&mut self.link, space, told, zeros as u32)?;
+            }
+            told = range.start + first + run.len() as u64;
             tranship_wire::write_pages(&mut self.link, space, range.start + first, run)?;
             self.sent += run.len() as u64;
             counters.sent.fetch_add(run.len() as u64, Ordering::Relaxed);
+        }
+        if version == Version::Later && told < range.end {
+            tranship_wire::write_zero(&mut self.link, space, told, ((range.end - told) / PAGE_SIZE) as u32)?;
         }
         Ok(())
     }
@@ -202,7 +266,8 @@ mod tests {
         pages[size] = 1;
         pages[3 * size - 1] = 1;
         pages[5 * size + 7] = 1;
-        let runs: Vec<(u64, usize)> = runs_with_data(&pages).map(|(at, run)| (at / PAGE_SIZE, run.len() / size)).collect();
+        let runs: Vec<(u64, usize)> =
+            runs_with_data(&pages).map(|(at, run)| (at / PAGE_SIZE, run.len() / size)).collect();
         assert_eq!(runs, [(1, 2), (5, 1)]);
         assert_eq!(runs_with_data(&pages[..size]).count(), 0);
     }

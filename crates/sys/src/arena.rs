@@ -7,8 +7,8 @@ use std::io;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -31,7 +31,8 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     fn new(file: BorrowedFd<'_>, len: u64, protection: ProtFlags) -> io::Result<Self> {
-        let size = usize::try_from(len).ok().and_then(std::num::NonZeroUsize::new).ok_or(io::ErrorKind::InvalidInput)?;
+        let size =
+            usize::try_from(len).ok().and_then(std::num::NonZeroUsize::new).ok_or(io::ErrorKind::InvalidInput)?;
         // SAFETY: a new mapping at an address of the kernel's choice replaces no memory that anyone holds.
         let start = unsafe { mmap(None, size, protection, MapFlags::MAP_SHARED | MapFlags::MAP_NORESERVE, file, 0)? };
         Ok(Self { start, len: size.get() })
@@ -52,6 +53,8 @@ pub struct Arena {
     mapping: Mapping,
     capacity: u64,
     next: AtomicU64,
+    /// Held while bytes that were written before are replaced.
+    replacing: Mutex<()>,
 }
 
 impl Arena {
@@ -61,7 +64,7 @@ impl Arena {
         let file = memfd_create(c"tranship-pages", MFdFlags::MFD_CLOEXEC)?;
         nix::unistd::ftruncate(&file, capacity.try_into().map_err(|_| io::ErrorKind::InvalidInput)?)?;
         let mapping = Mapping::new(file.as_fd(), capacity, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE)?;
-        Ok(Arc::new(Self { file, mapping, capacity, next: AtomicU64::new(0) }))
+        Ok(Arc::new(Self { file, mapping, capacity, next: AtomicU64::new(0), replacing: Mutex::new(()) }))
     }
 
     /// The file, to be passed to the reading process.
@@ -95,6 +98,28 @@ impl Arena {
             Some(libc::EFAULT | libc::ENOMEM) => Err(io::ErrorKind::OutOfMemory.into()),
             _ => Err(error),
         }
+    }
+
+    /// Replaces `bytes.len()` bytes from `offset` on, which must have been allocated, and whose slice must be gone: false
+    /// if they were not allocated.
+    pub fn replace(&self, offset: u64, bytes: &[u8]) -> bool {
+        let _one_at_a_time = self.replacing.lock().unwrap_or_else(PoisonError::into_inner);
+        let end = offset.checked_add(bytes.len() as u64);
+        if end.is_none_or(|end| end > self.used()) {
+            return false;
+        }
+        // SAFETY: the range lies within the mapping, and nobody has a reference to it: `Slice`s are gone before their
+        // offsets are known to anybody who could replace them, and replacing is done by one thread at a time.
+        unsafe {
+            let target = self.mapping.start.as_ptr().cast::<u8>().add(offset as usize);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len());
+        }
+        true
+    }
+
+    /// Gives the memory of `[offset, offset + len)` back to the system; it is not handed out again.
+    pub fn release(&self, offset: u64, len: u64) -> io::Result<()> {
+        punch(&self.file, offset, len)
     }
 
     /// A slice of `len` bytes (rounded up to pages) for the caller alone, or `None` when the arena is full.
@@ -131,7 +156,10 @@ impl Deref for Slice {
         // SAFETY: `allocate` gave [offset, offset + len) of the live mapping to this value alone, and the file is never
         // shrunk, so the bytes exist.
         unsafe {
-            std::slice::from_raw_parts(self.arena.mapping.start.as_ptr().cast::<u8>().add(self.offset as usize), self.len)
+            std::slice::from_raw_parts(
+                self.arena.mapping.start.as_ptr().cast::<u8>().add(self.offset as usize),
+                self.len,
+            )
         }
     }
 }
@@ -180,16 +208,20 @@ impl View {
 
     /// Gives the memory of `[offset, offset + len)` back to the system; reads as zeros afterwards.
     pub fn release(&self, offset: u64, len: u64) -> io::Result<()> {
-        let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-        let invalid = |_| io::Error::from(io::ErrorKind::InvalidInput);
-        fallocate(&self.file, flags, offset.try_into().map_err(invalid)?, len.try_into().map_err(invalid)?)?;
-        Ok(())
+        punch(&self.file, offset, len)
     }
 
     /// Bytes of memory that the file occupies now.
     pub fn resident(&self) -> io::Result<u64> {
         Ok(nix::sys::stat::fstat(&self.file)?.st_blocks.unsigned_abs() * 512)
     }
+}
+
+fn punch(file: &OwnedFd, offset: u64, len: u64) -> io::Result<()> {
+    let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    let invalid = |_| io::Error::from(io::ErrorKind::InvalidInput);
+    fallocate(file, flags, offset.try_into().map_err(invalid)?, len.try_into().map_err(invalid)?)?;
+    Ok(())
 }
 
 impl AsRawFd for Arena {

@@ -10,7 +10,7 @@ const PAGE: u64 = 4096;
 
 /// `struct pm_scan_arg` of linux/fs.h.
 #[repr(C)]
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 struct ScanArg {
     size: u64,
     flags: u64,
@@ -80,7 +80,7 @@ impl Pagemap {
             return_mask: PAGE_IS_WRITTEN,
             ..ScanArg::default()
         };
-        self.scan(start, end, arg, &mut found)
+        self.scan(start, end, &arg, &mut found)
     }
 
     /// Calls `found` with every run `[start, end)` of private anonymous pages below `[start, end)` that hold data: in
@@ -103,10 +103,10 @@ impl Pagemap {
             return_mask: PAGE_IS_PRESENT,
             ..ScanArg::default()
         };
-        self.scan(start, end, arg, found)
+        self.scan(start, end, &arg, found)
     }
 
-    fn scan(&self, start: u64, end: u64, question: ScanArg, found: &mut impl FnMut(u64, u64)) -> io::Result<()> {
+    fn scan(&self, start: u64, end: u64, question: &ScanArg, found: &mut impl FnMut(u64, u64)) -> io::Result<()> {
         let mut regions = [PageRegion::default(); 512];
         let mut at = start;
         while at < end {
@@ -116,7 +116,7 @@ impl Pagemap {
                 end,
                 vec: regions.as_mut_ptr() as u64,
                 vec_len: regions.len() as u64,
-                ..question
+                ..*question
             };
             // SAFETY: the kernel writes at most `vec_len` regions to `vec`, which points to that many, and the argument
             // has the size that the request number states.

@@ -25,11 +25,7 @@ pub fn with_descriptor(command: &mut Command, descriptor: OwnedFd, number: RawFd
     unsafe {
         command.pre_exec(move || {
             let raw = descriptor.as_raw_fd();
-            let done = if raw == number {
-                libc::fcntl(raw, libc::F_SETFD, 0)
-            } else {
-                libc::dup2(raw, number)
-            };
+            let done = if raw == number { libc::fcntl(raw, libc::F_SETFD, 0) } else { libc::dup2(raw, number) };
             if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
         })
     }

@@ -141,7 +141,9 @@ for line in sys.stdin:
         let pagemap = Pagemap::open_writable(writer.child.id()).unwrap();
         let look = |rearm| {
             let mut pages = Vec::new();
-            pagemap.written(start, end, rearm, |s, e| pages.extend((s..e).step_by(4096).map(|a| (a - start) / PAGE))).unwrap();
+            pagemap
+                .written(start, end, rearm, |s, e| pages.extend((s..e).step_by(4096).map(|a| (a - start) / PAGE)))
+                .unwrap();
             pages
         };
         assert_eq!(look(true).len() as u64, PAGES, "at first everything counts as written");

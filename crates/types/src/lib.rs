@@ -16,4 +16,4 @@ pub use mode::Mode;
 pub use network::{Attachment, Interface, NetworkIdentity, Route};
 pub use pages::{AddressSpaceId, PAGE_SIZE, PageRange};
 pub use phase::{Outcome, Phase};
-pub use report::{Part, Progress, Report, Side};
+pub use report::{Part, Progress, Report, RoundReport, Side};

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 /// Where a migration stands; the phases of the design in their order, then the ways it can end.
 ///
 /// ```text
-/// plan → prepare → freeze → transfer → ready → COMMIT → resume → release → done
-///   └───────┴─────────┴────────┴─────────┘ any failure: undo → undone (the source runs)
+/// plan → prepare → precopy → freeze → transfer → ready → COMMIT → resume → release → done
+///   └───────┴─────────┴─────────┴────────┴─────────┘ any failure: undo → undone (the source runs)
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -16,6 +16,8 @@ pub enum Phase {
     Plan,
     /// The destination makes everything that can be made before the freeze.
     Prepare,
+    /// Memory travels in rounds while the container runs.
+    Precopy,
     /// The container's tasks are being stopped. The blackout begins.
     Freeze,
     /// Skeleton and memory travel; the destination restores, stopped.
@@ -41,6 +43,7 @@ impl fmt::Display for Phase {
         f.pad(match self {
             Phase::Plan => "plan",
             Phase::Prepare => "prepare",
+            Phase::Precopy => "precopy",
             Phase::Freeze => "freeze",
             Phase::Transfer => "transfer",
             Phase::Ready => "ready",

@@ -39,6 +39,24 @@ pub struct Progress {
     pub wire_bytes: u64,
     /// Rate of the last interval in bytes a second.
     pub rate: f64,
+    /// Rounds of pre-copy so far.
+    #[serde(default)]
+    pub rounds: u32,
+    /// How fast the container writes to memory that was sent already, in bytes a second, as the last round found it.
+    #[serde(default)]
+    pub dirty_rate: f64,
+}
+
+/// One round of pre-copy.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct RoundReport {
+    /// Bytes of pages that were sent.
+    pub bytes: u64,
+    /// How long that took, in ms.
+    pub ms: f64,
+    /// How fast the container wrote since the round before, in bytes a second; 0 in the first.
+    pub dirty_rate: f64,
 }
 
 /// Everything that is known about one migration: what `status`, `history` and `move --json` show.
@@ -70,6 +88,9 @@ pub struct Report {
     pub blackout_error_ms: Option<f64>,
     /// The steps in the order in which they began.
     pub parts: Vec<Part>,
+    /// The rounds of pre-copy.
+    #[serde(default)]
+    pub rounds: Vec<RoundReport>,
     /// Amounts.
     pub progress: Progress,
     /// Bytes of the skeleton's images.
@@ -111,6 +132,7 @@ impl Report {
             blackout_ms: None,
             blackout_error_ms: None,
             parts: Vec::new(),
+            rounds: Vec::new(),
             progress: Progress::default(),
             skeleton_bytes: 0,
             source_extra_bytes: 0,

@@ -337,7 +337,8 @@ impl State {
 
 fn is_decided(journals: &Path) -> bool {
     Journal::list(journals).iter().any(|path| {
-        std::fs::read(path).is_ok_and(|text| text.split_inclusive(|b| *b == b'\n').any(|l| l == b"{\"record\":\"commit\"}\n"))
+        std::fs::read(path)
+            .is_ok_and(|text| text.split_inclusive(|b| *b == b'\n').any(|l| l == b"{\"record\":\"commit\"}\n"))
     })
 }
 

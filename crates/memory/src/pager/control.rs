@@ -36,6 +36,8 @@ pub(super) enum Message {
     Arena(OwnedFd),
     /// Pages that are in it now.
     Extents(Vec<StoredExtent>),
+    /// These pages of an address space are zeros again.
+    Gone(AddressSpaceId, PageRange),
     /// All pages have come: what is not listed is zero.
     Complete,
     /// All mappings are registered: fill them.
@@ -70,6 +72,13 @@ pub struct Status {
 fn encode(message: &Message) -> Vec<u8> {
     match message {
         Message::Arena(_) => vec![b'A'],
+        Message::Gone(space, range) => {
+            let mut bytes = vec![b'Z'];
+            bytes.extend_from_slice(&u64::from(space.0).to_le_bytes());
+            bytes.extend_from_slice(&range.start.to_le_bytes());
+            bytes.extend_from_slice(&range.end.to_le_bytes());
+            bytes
+        }
         Message::Complete => vec![b'C'],
         Message::Fill => vec![b'F'],
         Message::Status => vec![b'S'],
@@ -92,6 +101,10 @@ pub(super) fn decode(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Option<Message>
     let (kind, body) = bytes.split_first()?;
     Some(match (kind, body.len()) {
         (b'A', 0) => Message::Arena(descriptors.into_iter().next()?),
+        (b'Z', 24) => {
+            let word = |at: usize| u64::from_le_bytes(body[at..at + 8].try_into().expect("8 bytes"));
+            Message::Gone(AddressSpaceId(u32::try_from(word(0)).ok()?), PageRange::new(word(8), word(16))?)
+        }
         (b'C', 0) => Message::Complete,
         (b'F', 0) => Message::Fill,
         (b'S', 0) => Message::Status,
@@ -179,6 +192,11 @@ impl PagerHandle {
     /// Says that pages are in the arena.
     pub fn extents(&self, extents: &[StoredExtent]) -> Result<(), ControlError> {
         extents.chunks(BATCH).try_for_each(|batch| self.send(&Message::Extents(batch.to_vec())))
+    }
+
+    /// Says that pages are zeros again.
+    pub fn gone(&self, space: AddressSpaceId, range: PageRange) -> Result<(), ControlError> {
+        self.send(&Message::Gone(space, range))
     }
 
     /// Says that all pages have come.

@@ -207,6 +207,14 @@ impl Pager {
                 }
                 self.retry_waiting()?;
             }
+            Message::Gone(id, range) => {
+                if let Some(index) = self.stored.get_mut(&id) {
+                    index.remove(range);
+                }
+                for (_, space) in self.served.iter_mut().filter(|(served, _)| *served == Some(id)) {
+                    space.pending.remove(range);
+                }
+            }
             Message::Complete => {
                 self.status.complete = true;
                 self.retry_waiting()?;

@@ -1,0 +1,45 @@
+//! Each agent dies, or the link is cut, at each single action in turn: before and after each effect, each message and
+//! each record of a journal, in going forward as in undoing.
+
+use tranship_types::Side;
+
+use crate::stage::{Case, Mishap, run};
+
+const MISHAPS: [Mishap; 3] = [Mishap::Kill(Side::Source), Mishap::Kill(Side::Destination), Mishap::Cut];
+
+/// Runs a case with a mishap at each action in turn, until the run ends before the mishap's time comes.
+fn at_each_action(case: &Case, mishap: Mishap) {
+    for at in 1.. {
+        let mut mishaps = case.mishaps.clone();
+        mishaps.push((at, mishap));
+        if run(&Case { mishaps, ..case.clone() }).actions < at {
+            return;
+        }
+    }
+}
+
+#[test]
+fn at_each_action_of_a_move() {
+    for mishap in MISHAPS {
+        at_each_action(&Case { seed: 1, ..Case::default() }, mishap);
+        at_each_action(&Case { seed: 2, torn: true, ..Case::default() }, mishap);
+    }
+}
+
+#[test]
+fn at_each_action_of_undoing() {
+    for mishap in MISHAPS {
+        let faults = "source.commit.before.error".to_owned();
+        at_each_action(&Case { seed: 3, faults: faults.clone(), ..Case::default() }, mishap);
+        at_each_action(&Case { seed: 4, faults, torn: true, ..Case::default() }, mishap);
+    }
+}
+
+#[test]
+fn at_each_action_of_recovering_from_a_death() {
+    for faults in ["source.commit.after.die", "source.await-ready.after.die", "destination.resume.before.die"] {
+        for mishap in MISHAPS {
+            at_each_action(&Case { seed: 5, faults: faults.into(), torn: true, ..Case::default() }, mishap);
+        }
+    }
+}

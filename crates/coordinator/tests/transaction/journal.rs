@@ -1,0 +1,168 @@
+//! What a journal keeps, and what is read from one.
+
+use serde_json::Value;
+use tranship_coordinator::{
+    DestinationPort, DestinationStep, Ending, Failure, Fault, FaultPlan, Journal, Record, SourcePort, SourceStep,
+    Standing, begun, commit, drain, make_ready, migrate, prepare, recover, standing,
+};
+use tranship_types::{MigrationId, Phase, Side};
+
+fn begin(side: Side) -> (MigrationId, Record) {
+    let id: MigrationId = "m-1".parse().unwrap();
+    let peer = "b".parse().unwrap();
+    (id.clone(), Record::Begin { id, side, container: "c".into(), peer, context: Value::Null })
+}
+
+/// Writes down what it is asked to do, and does it well.
+#[derive(Default)]
+struct Scribe(Vec<String>);
+
+impl SourcePort for Scribe {
+    fn run(&mut self, step: SourceStep) -> Result<(), Failure> {
+        self.0.push(step.to_string());
+        Ok(())
+    }
+    fn undo(&mut self, step: SourceStep) -> Result<(), Failure> {
+        self.0.push(format!("undo {step}"));
+        Ok(())
+    }
+    fn entered(&mut self, _: Phase) {}
+    fn try_again(&mut self, _: SourceStep, _: &Failure) -> bool {
+        true
+    }
+    fn inject(&mut self, _: Fault) {}
+}
+
+impl DestinationPort for Scribe {
+    fn run(&mut self, step: DestinationStep) -> Result<(), Failure> {
+        self.0.push(step.to_string());
+        Ok(())
+    }
+    fn undo(&mut self, step: DestinationStep) -> Result<(), Failure> {
+        self.0.push(format!("undo {step}"));
+        Ok(())
+    }
+    fn inject(&mut self, _: Fault) {}
+}
+
+#[test]
+fn a_decision_that_is_not_on_the_disk_is_not_acted_on() {
+    // What is written here succeeds, and is never on a disk: to sync it fails.
+    let (mut journal, _) = Journal::open("/dev/null".as_ref()).unwrap();
+    let mut port = Scribe::default();
+    let Ending::Undone { failure, leftovers } = migrate(&mut port, &mut journal, &FaultPlan::default()) else {
+        panic!("it was moved")
+    };
+    assert!(failure.message.contains("cannot be synced"), "{failure}");
+    assert_eq!(leftovers.len(), 0);
+    let forward = SourceStep::BEFORE_COMMIT.iter().map(ToString::to_string);
+    let back = SourceStep::BEFORE_COMMIT.iter().rev().map(|step| format!("undo {step}"));
+    assert_eq!(port.0, forward.chain(back).collect::<Vec<_>>());
+}
+
+#[test]
+fn without_a_journal_nothing_is_begun() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("a file");
+    std::fs::write(&file, "").unwrap();
+    let (id, begin) = begin(Side::Source);
+    let error = Journal::create(&file, &id, &begin).unwrap_err().to_string();
+    assert!(error.contains("cannot be made"), "{error}");
+}
+
+#[test]
+fn a_journal_torn_in_its_first_line_says_that_nothing_was_begun() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("m-1.jsonl");
+    std::fs::write(&path, b"{\"record\":\"begin\",\"id\":\"m-1\",\"container\":\"\xc3").unwrap();
+    let (_, records) = Journal::open(&path).unwrap();
+    assert_eq!(records, []);
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
+}
+
+#[test]
+fn a_damaged_journal_is_an_error_that_names_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("m-1.jsonl");
+    std::fs::write(&path, "{\"record\":\"commit\"}\nnonsense\n{\"record\":\"done\"}\n").unwrap();
+    let error = Journal::open(&path).unwrap_err().to_string();
+    assert!(error.contains("m-1.jsonl") && error.contains("cannot be read"), "{error}");
+}
+
+#[test]
+fn every_record_comes_back_whatever_is_in_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let (id, begin) = begin(Side::Source);
+    let failure = Failure::new("a\nb\r\n\u{2028}ü\0\"");
+    let rest = [
+        Record::Context { context: serde_json::json!({"a\n": 1}) },
+        Record::Step { step: "freeze".into() },
+        Record::Ready,
+        Record::Commit,
+        Record::Undone { failure },
+        Record::Confirmed,
+        Record::Done,
+    ];
+    let mut journal = Journal::create(directory.path(), &id, &begin).unwrap();
+    rest.iter().for_each(|record| journal.append(record).unwrap());
+    let path = Journal::list(directory.path()).remove(0);
+    let (journal, records) = Journal::open(&path).unwrap();
+    assert_eq!(records, [&[begin], &rest[..]].concat());
+    journal.close().unwrap();
+    assert!(Journal::list(directory.path()).is_empty());
+}
+
+#[test]
+fn at_each_length_of_a_destinations_journal_it_stands_where_it_should() {
+    let directory = tempfile::tempdir().unwrap();
+    let (id, begin) = begin(Side::Destination);
+    let mut journal = Journal::create(directory.path(), &id, &begin).unwrap();
+    let (mut port, plan, mut steps) = (Scribe::default(), FaultPlan::default(), Vec::new());
+    prepare(&mut port, &mut journal, &plan, &mut steps).unwrap();
+    make_ready(&mut port, &mut journal, &plan, &mut steps).unwrap();
+    assert_eq!(steps, [&DestinationStep::PREPARE[..], &DestinationStep::MAKE_READY].concat());
+    commit(&mut port, &mut journal, &plan).unwrap();
+    drain(&mut port, &mut journal, &plan).unwrap();
+
+    let (_, records) = Journal::open(&Journal::list(directory.path()).remove(0)).unwrap();
+    assert_eq!(begun(&records).iter().map(ToString::to_string).collect::<Vec<_>>(), port.0);
+    let mut expected = Standing::Undo;
+    for (at, record) in records.iter().enumerate() {
+        expected = match record {
+            Record::Ready => Standing::Ready,
+            Record::Commit => Standing::Committed,
+            Record::Done => Standing::Ended,
+            _ => expected,
+        };
+        assert_eq!(standing(&records[..=at]), expected, "after {record:?}");
+        let undone = [&records[..=at], &[Record::Undone { failure: Failure::new("") }]].concat();
+        if !matches!(expected, Standing::Committed | Standing::Ended) {
+            assert_eq!(standing(&undone), Standing::Undo, "undone after {record:?}");
+            assert_eq!(standing(&[&undone[..], &[Record::Done]].concat()), Standing::Ended);
+        }
+    }
+}
+
+#[test]
+fn a_source_goes_forward_only_from_a_decision() {
+    let plan = FaultPlan::default();
+    let directory = tempfile::tempdir().unwrap();
+    let (id, begin) = begin(Side::Source);
+    let mut journal = Journal::create(directory.path(), &id, &begin).unwrap();
+    assert_eq!(migrate(&mut Scribe::default(), &mut journal, &plan), Ending::Moved);
+    let (_, records) = Journal::open(&Journal::list(directory.path()).remove(0)).unwrap();
+    let decision = records.iter().position(|r| *r == Record::Commit).expect("a decision");
+    for len in 1..=records.len() {
+        let mut port = Scribe::default();
+        let ending = recover(&mut port, &mut journal, &records[..len]);
+        let forward: Vec<String> = SourceStep::AFTER_COMMIT.iter().map(ToString::to_string).collect();
+        if len <= decision {
+            assert!(matches!(&ending, Ending::Undone { leftovers, .. } if leftovers.is_empty()), "{ending:?}");
+            assert!(port.0.iter().all(|what| what.starts_with("undo ")), "{:?}", port.0);
+        } else {
+            assert_eq!(ending, Ending::Moved);
+            let ended = records[..len].contains(&Record::Done);
+            assert_eq!(port.0, if ended { Vec::new() } else { forward }, "with {len} records");
+        }
+    }
+}
