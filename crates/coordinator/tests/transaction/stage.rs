@@ -315,6 +315,7 @@ impl Stage {
         let now = state.actions;
         state.log.push(format!("{now:4} {side:?} dies"));
         state.scene.fall(side);
+        state.doomed[side as usize] = false;
         if self.case.torn {
             tear(&self.directory(side));
         }
