@@ -13,7 +13,7 @@ test: setup build
 SUITE ?= cold
 OUT ?= bench/out
 bench: setup build
-	cargo run --release -p tranship-bench -- $(SUITE) --out $(OUT) $(if $(ONLY),--only $(ONLY)) $(if $(RUNS),--runs $(RUNS))
+	cargo run --release -p tranship-bench -- --suite $(SUITE) --out $(OUT) $(if $(ONLY),--only $(ONLY)) $(if $(RUNS),--runs $(RUNS))
 
 lint:
 	cargo fmt --all --check

@@ -1,0 +1,41 @@
+//! What was measured on.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+/// The machine and the programs, as far as they matter to the figures.
+pub fn describe() -> Value {
+    let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
+    let (cpu, memory) = (read("/proc/cpuinfo"), read("/proc/meminfo"));
+    let after = |text: &str, name: &str| {
+        let line = text.lines().find(|line| line.starts_with(name));
+        line.and_then(|l| l.split_once(':')).map(|(_, value)| value.trim().to_owned())
+    };
+    let private = "/opt/tranship/criu/criu";
+    let criu = if Path::new(private).is_file() { private } else { "criu" };
+    json!({
+        "cpu": after(&cpu, "model name"),
+        "cores": std::thread::available_parallelism().map_or(0, usize::from),
+        "memory": after(&memory, "MemTotal"),
+        "kernel": read("/proc/sys/kernel/osrelease").trim(),
+        "runc": first_line("runc", &["--version"]),
+        "criu": first_line(criu, &["--version"]),
+        "redis": first_line("redis-server", &["--version"]),
+        "tranship": env!("CARGO_PKG_VERSION"),
+        "commit": first_line("git", &["rev-parse", "--short=12", "HEAD"]),
+    })
+}
+
+fn first_line(program: &str, arguments: &[&str]) -> Option<String> {
+    let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
+    let output = Command::new(program).args(arguments).env("PATH", path).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).lines().next().map(str::to_owned))?
+}
+
+/// An amount of bytes, as people read it.
+pub fn megabytes(bytes: u64) -> String {
+    format!("{:.1} MB", bytes as f64 / 1e6)
+}

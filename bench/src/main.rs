@@ -1,0 +1,178 @@
+//! Benchmarks: Tranship and the plain runc + CRIU recipe, side by side in one run, in the lab.
+//!
+//! ```text
+//! suite = cases × systems          (suite.rs)
+//!   each run: lab up → workload on a → watch → move a → b → check → lab down     (run.rs)
+//!   all runs of a case, the systems taking turns → one row for each system        (row.rs)
+//! rows → results.json, a table, a chart for each case                             (table.rs, chart.rs)
+//! ```
+
+mod chart;
+mod machine;
+mod peer;
+mod program;
+mod row;
+mod run;
+mod suite;
+mod table;
+mod timeline;
+mod watch;
+mod workload;
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use serde_json::{Value, json};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use tranship_lab::take_down_own;
+
+use crate::row::{Failure, Row};
+use crate::run::Sample;
+use crate::suite::{Case, Suite, System};
+
+/// Measures Tranship and the plain runc + CRIU recipe side by side, in one run, on nodes made of namespaces.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100)]
+struct Arguments {
+    /// What to measure
+    #[arg(long, default_value = "cold")]
+    suite: String,
+    /// Directory for results.json and the charts; made if it is not there
+    #[arg(long, value_name = "DIR", default_value = "bench/out")]
+    out: PathBuf,
+    /// Only workloads whose name begins so
+    #[arg(long, value_name = "WORKLOAD-PREFIX", default_value = "")]
+    only: String,
+    /// Runs of each workload and system
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    runs: u32,
+    /// Only systems whose name begins so: tranship or runc+criu (then there is no ratio)
+    #[arg(long, value_name = "SYSTEM-PREFIX", default_value = "")]
+    system: String,
+}
+
+fn main() -> ExitCode {
+    match perform(&Arguments::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(e) => {
+            let _ = writeln!(std::io::stderr(), "tranship-bench: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs a suite; `false` if a run failed, which the output says.
+fn perform(arguments: &Arguments) -> Result<bool> {
+    let suite = suite::find(&arguments.suite)?;
+    let cases: Vec<_> = suite.cases.iter().filter(|c| c.workload.starts_with(&arguments.only)).collect();
+    if cases.is_empty() {
+        let names: Vec<_> = suite.cases.iter().map(|c| c.workload).collect();
+        bail!("suite {} has no workload {:?}…; it has {}", suite.name, arguments.only, names.join(", "));
+    }
+    let systems: Vec<_> = suite.systems.iter().filter(|s| s.name().starts_with(&arguments.system)).collect();
+    if systems.is_empty() {
+        bail!("there is no system {:?}…; there are tranship and runc+criu", arguments.system);
+    }
+    fs::create_dir_all(&arguments.out).with_context(|| format!("cannot make {}", arguments.out.display()))?;
+    let interrupted = clean_up_on_signals()?;
+    say(&format!("suite {}: {}; {} runs each", suite.name, suite.about, arguments.runs));
+
+    let (mut rows, mut failures, mut charts) = (Vec::new(), Vec::new(), Vec::new());
+    for case in &cases {
+        let (samples, failed) = measure(case, &systems, arguments.runs, &interrupted);
+        failures.extend(failed);
+        let of_case: Vec<_> = systems.iter().zip(&samples).map(|(s, all)| Row::new(suite, case, s, all)).collect();
+        let of_case = row::with_ratios(of_case);
+        charts.extend(chart::draw(&arguments.out, suite, case, &of_case)?);
+        rows.extend(of_case);
+        // Written after each case, so that hours of measuring do not hang on the last one.
+        write_results(&arguments.out, suite, &rows, &failures)?;
+    }
+    say(&table::of_rows(&rows));
+    for verdict in rows.iter().flat_map(Row::verdicts) {
+        say(&format!("  {verdict}"));
+    }
+    for failure in &failures {
+        say(&format!("  failed: {failure}"));
+    }
+    say(&format!("results: {}", arguments.out.join("results.json").display()));
+    charts.iter().for_each(|chart| say(&format!("chart:   {}", chart.display())));
+    Ok(failures.is_empty())
+}
+
+/// All runs of one case: the systems take turns, so that whatever else goes on in the machine hits all of them, and take
+/// turns in going first. Samples are by system.
+fn measure(case: &Case, systems: &[&System], runs: u32, interrupted: &AtomicBool) -> (Vec<Vec<Sample>>, Vec<Failure>) {
+    let mut samples: Vec<Vec<Sample>> = systems.iter().map(|_| Vec::new()).collect();
+    let mut failures = Vec::new();
+    for run in 1..=runs {
+        let mut order: Vec<_> = (0..systems.len()).collect();
+        if run % 2 == 0 {
+            order.reverse();
+        }
+        for index in order {
+            let system = systems[index];
+            let outcome = run::perform(case, system);
+            // Once a signal has come, the thread that took it takes the lab down and ends the process.
+            while interrupted.load(Ordering::SeqCst) {
+                std::thread::park();
+            }
+            let what = format!("{:<10} {:<10} run {run}/{runs}", case.name(), system.name());
+            match outcome {
+                Ok(sample) => {
+                    say(&format!("  {what}  {sample}"));
+                    samples[index].push(sample);
+                }
+                Err(e) => {
+                    let error = format!("{e:#}");
+                    say(&format!("  {what}  FAILED: {error}"));
+                    failures.push(Failure { workload: case.name(), system: system.name(), run, error });
+                }
+            }
+        }
+    }
+    (samples, failures)
+}
+
+fn write_results(directory: &Path, suite: &Suite, rows: &[Row], failures: &[Failure]) -> Result<()> {
+    let file = directory.join("results.json");
+    let results = json!({
+        "suite": suite.name,
+        "date": jiff::Timestamp::now().to_string(),
+        "machine": machine::describe(),
+        "rows": rows.iter().map(Row::to_json).collect::<Vec<Value>>(),
+        "failures": failures,
+    });
+    fs::write(&file, format!("{results:#}\n")).with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// On Ctrl-C and its like: takes the lab down and exits with 128 + the signal's number.
+fn clean_up_on_signals() -> Result<Arc<AtomicBool>> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot watch for signals")?;
+    let flag = Arc::clone(&interrupted);
+    std::thread::spawn(move || {
+        let Some(signal) = signals.forever().next() else { return };
+        flag.store(true, Ordering::SeqCst);
+        say("interrupted; taking the lab down …");
+        if let Err(e) = take_down_own() {
+            say(&format!("{e:#}"));
+        }
+        std::process::exit(128 + signal);
+    });
+    Ok(interrupted)
+}
+
+/// Prints a line. Not println: what was begun is finished and tidied up even if nobody reads any more.
+fn say(line: &str) {
+    let mut stdout = std::io::stdout().lock();
+    let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
+}

@@ -1,0 +1,191 @@
+//! What a move costs besides time, seen from outside and in the same way for every system: memory held on both nodes, and
+//! bytes sent.
+//!
+//! Memory counted is everything in a node but the containers: the private memory of each process in the node's pid
+//! namespace (`RssAnon`; containers' processes are in pid namespaces of their own, also while CRIU restores them), every
+//! memfd that such a process has open, once, and what lies in the node's tmpfs mounts. Taken every 10 ms; what was there
+//! before the move began, agents at rest above all, is subtracted.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use nix::sys::statvfs::statvfs;
+use tranship_lab::Lab;
+
+const PACE: Duration = Duration::from_millis(10);
+/// The tmpfs mounts that each node has of its own.
+const MOUNTS: [&str; 3] = ["/run", "/tmp", "/var/lib/tranship"];
+
+/// Samples the memory of two nodes until it is stopped.
+pub struct Watch {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Result<(u64, u64)>>,
+}
+
+impl Watch {
+    /// Takes what there is as the level to count from, and begins.
+    pub fn start(lab: &Lab, source: &str, destination: &str) -> Result<Self> {
+        let (source, destination) = (NodeMemory::of(lab, source)?, NodeMemory::of(lab, destination)?);
+        let (source_rest, destination_rest) = (source.held()?, destination.held()?);
+        let stop = Arc::new(AtomicBool::new(false));
+        let flag = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let mut most = (source_rest, destination_rest);
+            let mut next = Instant::now();
+            while !flag.load(Ordering::Acquire) {
+                most = (most.0.max(source.held()?), most.1.max(destination.held()?));
+                next += PACE;
+                std::thread::sleep(next.saturating_duration_since(Instant::now()));
+            }
+            Ok((most.0 - source_rest, most.1 - destination_rest))
+        });
+        Ok(Self { stop, thread })
+    }
+
+    /// Ends it, and returns the most that was held on the source and on the destination above what was held at the
+    /// beginning, in bytes.
+    pub fn stop(self) -> Result<(u64, u64)> {
+        self.stop.store(true, Ordering::Release);
+        self.thread.join().map_err(|_| anyhow!("the thread that watches memory panicked"))?
+    }
+}
+
+/// Where the memory of a node can be read.
+struct NodeMemory {
+    processes: PathBuf,
+    mounts: Vec<PathBuf>,
+}
+
+impl NodeMemory {
+    fn of(lab: &Lab, node: &str) -> Result<Self> {
+        let mounts = MOUNTS.iter().map(|m| lab.path(node, m)).collect::<Result<_, _>>()?;
+        Ok(Self { processes: lab.path(node, "/proc")?, mounts })
+    }
+
+    /// Bytes held now.
+    fn held(&self) -> Result<u64> {
+        let mut bytes = 0;
+        for mount in &self.mounts {
+            let numbers = statvfs(mount).with_context(|| format!("cannot see how full {} is", mount.display()))?;
+            bytes += (numbers.blocks() - numbers.blocks_free()) * numbers.fragment_size();
+        }
+        let entries = fs::read_dir(&self.processes)
+            .with_context(|| format!("cannot list {}", self.processes.display()))?
+            .flatten();
+        let mut memfds = HashMap::new();
+        for entry in entries.filter(|e| e.file_name().as_encoded_bytes()[0].is_ascii_digit()) {
+            // A process may end at any moment: then it holds nothing.
+            let Ok(status) = fs::read_to_string(entry.path().join("status")) else { continue };
+            if is_in_container(&status) {
+                continue;
+            }
+            bytes += field(&status, "RssAnon:").unwrap_or(0);
+            collect_memfds(&entry.path().join("fd"), &mut memfds);
+        }
+        Ok(bytes + memfds.values().sum::<u64>())
+    }
+}
+
+/// Adds the memfds behind a process's descriptors by their inode, with their bytes.
+fn collect_memfds(descriptors: &Path, memfds: &mut HashMap<(u64, u64), u64>) {
+    for entry in fs::read_dir(descriptors).into_iter().flatten().flatten() {
+        let is_memfd =
+            fs::read_link(entry.path()).is_ok_and(|to| to.as_os_str().as_encoded_bytes().starts_with(b"/memfd:"));
+        if let (true, Ok(metadata)) = (is_memfd, fs::metadata(entry.path())) {
+            memfds.insert((metadata.dev(), metadata.ino()), metadata.blocks() * 512);
+        }
+    }
+}
+
+/// Whether a process is in a pid namespace below the one of the /proc that its status was read from.
+fn is_in_container(status: &str) -> bool {
+    let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    pids.is_some_and(|pids| pids.split_whitespace().count() > 1)
+}
+
+/// A field of /proc/PID/status in kB, as bytes.
+pub fn field(status: &str, name: &str) -> Option<u64> {
+    let value = status.lines().find_map(|line| line.strip_prefix(name))?;
+    value.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kilobytes| kilobytes * 1024)
+}
+
+/// The interface counters of some nodes at one moment.
+pub struct Wire<const N: usize> {
+    nodes: [&'static str; N],
+    sent: u64,
+}
+
+impl<const N: usize> Wire<N> {
+    /// Reads them.
+    pub fn now(lab: &Lab, nodes: [&'static str; N]) -> Result<Self> {
+        let mut sent = 0;
+        for node in nodes {
+            // The node's own /proc, whose process 1 is in the node's network namespace.
+            let file = lab.path(node, "/proc/1/net/dev")?;
+            let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+            sent += sent_by(&text, "eth0").with_context(|| format!("node {node} has no eth0"))?;
+        }
+        Ok(Self { nodes, sent })
+    }
+
+    /// Bytes that these nodes have sent since.
+    pub fn since(&self, lab: &Lab) -> Result<u64> {
+        let later = Self::now(lab, self.nodes)?;
+        match later.sent.checked_sub(self.sent) {
+            Some(bytes) => Ok(bytes),
+            None => bail!("the counters of the nodes' interfaces went backwards"),
+        }
+    }
+}
+
+/// Bytes that an interface has sent, from the text of /proc/net/dev.
+fn sent_by(text: &str, interface: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.trim_start().strip_prefix(interface)?.strip_prefix(':'))?;
+    line.split_whitespace().nth(8)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STATUS: &str = "Name:\tx\nNSpid:\t7\t1\nVmRSS:\t    2048 kB\nRssAnon:\t     12 kB\n";
+
+    #[test]
+    fn a_nested_pid_namespace_is_a_container() {
+        assert!(is_in_container(STATUS));
+        assert!(!is_in_container("NSpid:\t7\n"));
+    }
+
+    #[test]
+    fn fields_are_in_bytes() {
+        assert_eq!(field(STATUS, "RssAnon:"), Some(12 << 10));
+        assert_eq!(field(STATUS, "VmSwap:"), None);
+    }
+
+    #[test]
+    fn the_ninth_number_is_what_was_sent() {
+        let text =
+            "Inter-|\n face |\n    lo: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0\n  eth0: 11 1 0 0 0 0 0 0 4711 2 0 0 0 0 0 0\n";
+        assert_eq!(sent_by(text, "eth0"), Some(4711));
+        assert_eq!(sent_by(text, "eth1"), None);
+    }
+
+    #[test]
+    fn a_memfd_counts_once_with_the_pages_that_it_has() {
+        let memfd = nix::sys::memfd::memfd_create(c"bench-test", nix::sys::memfd::MFdFlags::empty()).unwrap();
+        let file = fs::File::from(memfd);
+        let second = file.try_clone().unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&second, &[1; 8192], 1 << 20).unwrap();
+        let mut found = HashMap::new();
+        collect_memfds(Path::new("/proc/self/fd"), &mut found);
+        let metadata = file.metadata().unwrap();
+        assert_eq!(found.get(&(metadata.dev(), metadata.ino())), Some(&8192));
+    }
+}
