@@ -45,12 +45,7 @@ pub fn scenarios(list: &[(&'static str, Scenario)]) -> ExitCode {
         unless_hindered(|| {
             take_down(&last)?;
             let before = before.lock().unwrap_or_else(PoisonError::into_inner).take();
-            let mut left = before.map(|b: Snapshot| b.compare()).unwrap_or_default();
-            left.retain(|thing| !is_of_others(thing));
-            if !left.is_empty() {
-                bail!("{}", left.join("\n"));
-            }
-            Ok(())
+            before.map_or(Ok(()), |before: Snapshot| nothing_is_left(&before))
         })
     }));
     let conclusion = libtest_mimic::run(&arguments, trials);
@@ -91,6 +86,24 @@ fn play(scenario: Scenario, stage: &Mutex<Option<Stage>>, before: &Mutex<Option<
             *on = None;
             drop(on);
             std::panic::resume_unwind(panic)
+        }
+    }
+}
+
+/// Compares the machine with what it was, at a moment when no other lab is up on it.
+fn nothing_is_left(before: &Snapshot) -> Result<()> {
+    let deadline = Instant::now() + LAB_PATIENCE;
+    loop {
+        wait_for_other_labs()?;
+        let mut left = before.compare();
+        left.retain(|thing| !is_of_others(thing));
+        if left.is_empty() {
+            return Ok(());
+        }
+        // Another lab may have come and gone meanwhile; what is still there when none is was left by this one.
+        let still: Vec<_> = before.compare().into_iter().filter(|thing| left.contains(thing)).collect();
+        if (!still.is_empty() && Lab::attach().is_err()) || Instant::now() > deadline {
+            bail!("{}", still.join("\n"));
         }
     }
 }

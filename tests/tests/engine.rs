@@ -13,18 +13,22 @@ use tranship_e2e::{
 use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, redis_command};
 
 const NAME: &str = "engine";
-const IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 30);
 
-fn start(lab: &Lab, bridge: bool) -> Result<CounterClient> {
-    let options = RunOptions { bridge, ..RunOptions::new(IP, redis_command()) };
+/// Each scenario has an address of its own: the client remembers for a while which interface had one.
+fn address(number: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 77, 0, number)
+}
+
+fn start(lab: &Lab, ip: Ipv4Addr, bridge: bool) -> Result<CounterClient> {
+    let options = RunOptions { bridge, ..RunOptions::new(ip, redis_command()) };
     lab.run("a", NAME, &options)?;
-    Redis::connect(lab, IP, Duration::from_secs(10))?;
-    Ok(CounterClient::start(lab, (IP, REDIS_PORT).into(), "counter", Duration::from_micros(500))?)
+    Redis::connect(lab, ip, Duration::from_secs(10))?;
+    Ok(CounterClient::start(lab, (ip, REDIS_PORT).into(), "counter", Duration::from_micros(500))?)
 }
 
 fn stock_runc_manages_the_moved_container(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
-    let mut counter = start(lab, false)?;
+    let mut counter = start(lab, address(30), false)?;
     move_container(lab, "a", NAME, "b")?;
     connection_alive(&mut counter)?;
     nothing_left(lab, "a", NAME)?;
@@ -52,9 +56,9 @@ fn stock_runc_manages_the_moved_container(stage: &mut Stage) -> Result<()> {
 }
 
 /// Counts what the container's address sends that would end a connection, while it moves there and back.
-fn no_packet_ends_the_connection(lab: &Lab, bridge: bool) -> Result<()> {
-    let mut counter = start(lab, bridge)?;
-    let filter = format!("src host {IP} and tcp[tcpflags] & (tcp-rst|tcp-fin) != 0");
+fn no_packet_ends_the_connection(lab: &Lab, ip: Ipv4Addr, bridge: bool) -> Result<()> {
+    let mut counter = start(lab, ip, bridge)?;
+    let filter = format!("src host {ip} and tcp[tcpflags] & (tcp-rst|tcp-fin) != 0");
     let capture = Capture::begin(&filter)?;
     move_container(lab, "a", NAME, "b")?;
     connection_alive(&mut counter).context("after the first move")?;
@@ -68,11 +72,11 @@ fn no_packet_ends_the_connection(lab: &Lab, bridge: bool) -> Result<()> {
 }
 
 fn no_rst_or_fin_leaves_the_source_by_macvlan(stage: &mut Stage) -> Result<()> {
-    no_packet_ends_the_connection(&stage.lab, false)
+    no_packet_ends_the_connection(&stage.lab, address(31), false)
 }
 
 fn no_rst_or_fin_leaves_the_source_by_bridge(stage: &mut Stage) -> Result<()> {
-    no_packet_ends_the_connection(&stage.lab, true)
+    no_packet_ends_the_connection(&stage.lab, address(32), true)
 }
 
 fn main() -> ExitCode {

@@ -27,7 +27,7 @@ pub fn position(place: &Path) -> Result<Check> {
         let found = file.stream_position()?;
         ensure!(found == at, "the position is {found} instead of {at}");
         let mut bytes = [0; 100];
-        let reader = if at % 200 == 0 { &mut file } else { &mut twin };
+        let reader = if at.is_multiple_of(200) { &mut file } else { &mut twin };
         reader.read_exact(&mut bytes)?;
         ensure!(bytes == content[at as usize..][..100], "wrong bytes at {at}");
         at += 100;
@@ -36,7 +36,7 @@ pub fn position(place: &Path) -> Result<Check> {
         }
         let flags = OFlag::from_bits_retain(nix::fcntl::fcntl(&log, FcntlArg::F_GETFL)?);
         ensure!(flags.contains(OFlag::O_APPEND), "the log is no longer appended to");
-        if lines % 1000 == 0 {
+        if lines.is_multiple_of(1000) {
             log.set_len(0)?;
         }
         log.write_all(b"0123456\n")?;

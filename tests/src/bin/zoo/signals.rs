@@ -39,7 +39,7 @@ pub fn pending(_: &Path) -> Result<Check> {
         let blocked = status_set("SigBlk")?;
         ensure!(all.iter().all(|s| blocked & bit(*s) != 0), "the signals are no longer blocked: {blocked:#x}");
         n += 1;
-        if n % 10 == 0 {
+        if n.is_multiple_of(10) {
             for value in 1..=3 {
                 let taken = raw::take_signal(&[real_time])?;
                 ensure!(taken == Some((real_time, value)), "signal {value} of the queue is {taken:?}");

@@ -15,7 +15,7 @@ pub fn shared_memory(_: &Path) -> Result<Check> {
     let id = raw::shm_create(LENGTH)?;
     let words = raw::shm_attach(id, LENGTH)?;
     // Every second page stays untouched.
-    let written = move || (0..words.len()).filter(|i| i / raw::PAGE_WORDS % 2 == 0);
+    let written = move || (0..words.len()).filter(|i| (i / raw::PAGE_WORDS).is_multiple_of(2));
     for i in written() {
         words[i].store(pattern(i as u64), Ordering::Relaxed);
     }

@@ -105,9 +105,9 @@ fn descend(depth: u64, caller: Option<&Frame>, report: &Report) {
 /// Two megabytes of stack in five hundred calls.
 pub fn deep_stack(_: &Path) -> Result<Check> {
     let report = Arc::new(Report::default());
-    let mut check = Arc::clone(&report).checked_by("the deep stack");
+    let check = Arc::clone(&report).checked_by("the deep stack");
     thread::Builder::new().name("diver".into()).stack_size(8 << 20).spawn(move || descend(0, None, &report))?;
-    Ok(Box::new(move || check()))
+    Ok(Box::new(check))
 }
 
 /// Threads that fight for a lock and wait for their turn: a counter that must never be torn.

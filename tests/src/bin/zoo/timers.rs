@@ -80,7 +80,7 @@ pub fn timerfd(_: &Path) -> Result<Check> {
         watch.look(ticks)?;
         match periodic.get()? {
             Some(Expiration::IntervalDelayed(left, every)) if Duration::from(every) == PERIOD => {
-                until_first(left.into())?
+                until_first(left.into())?;
             }
             other => anyhow::bail!("the periodic timer is {other:?}"),
         }
