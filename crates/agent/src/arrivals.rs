@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tranship_coordinator::{DestinationStep, Failure, Journal};
 use tranship_memory::receive::Store;
-use tranship_types::MigrationId;
+use tranship_types::{MigrationId, NodeName};
 
 use crate::destination::DestinationRun;
 use crate::node::Claim;
@@ -26,6 +26,8 @@ pub enum Standing {
 
 /// One container that is arriving. Whoever works on it holds its lock.
 pub struct Arrival {
+    /// Where it comes from: nobody else has a say.
+    pub peer: NodeName,
     pub run: DestinationRun,
     pub journal: Option<Journal>,
     pub begun: Vec<DestinationStep>,
@@ -70,8 +72,12 @@ pub fn lock(arrival: &Mutex<Arrival>) -> std::sync::MutexGuard<'_, Arrival> {
 #[derive(Default)]
 struct Streams {
     store: Option<Arc<Store>>,
+    /// Who may send.
+    peer: Option<NodeName>,
+    /// Numbers of the streams that have not begun yet.
+    expected: Vec<u8>,
     /// Streams that have not come to their end yet.
-    open: u8,
+    open: usize,
     failure: Option<Failure>,
 }
 
@@ -88,8 +94,24 @@ impl Inbox {
     }
 
     /// From now on pages may come, on so many streams.
-    pub fn open(&self, store: Store, streams: u8) {
-        *self.streams() = Streams { store: Some(Arc::new(store)), open: streams, failure: None };
+    pub fn open(&self, store: Store, peer: &NodeName, streams: u8) {
+        let (store, peer) = (Some(Arc::new(store)), Some(peer.clone()));
+        let expected: Vec<u8> = (0..streams).collect();
+        *self.streams() = Streams { store, peer, open: expected.len(), expected, failure: None };
+    }
+
+    /// Lets a stream begin: each of them once, and the source's only.
+    pub fn begin(&self, peer: &NodeName, stream: u8) -> Result<Arc<Store>, Failure> {
+        let mut streams = self.streams();
+        let expected = streams.expected.iter().position(|s| *s == stream);
+        match (expected, &streams.peer, &streams.store) {
+            (Some(at), Some(source), Some(store)) if source == peer => {
+                let store = Arc::clone(store);
+                streams.expected.remove(at);
+                Ok(store)
+            }
+            _ => Err(Failure::new(format!("node {peer} has no stream {stream} to send"))),
+        }
     }
 
     /// No more pages are wanted.
@@ -129,6 +151,9 @@ impl Inbox {
             }
             if streams.open == 0 {
                 return Ok(());
+            }
+            if streams.store.is_none() {
+                return Err(Failure::new("the page store was closed"));
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use tranship_coordinator::{DestinationPort, DestinationStep, Failure, Fault};
 use tranship_criu::cpu::{self, CpuFeatures};
 use tranship_criu::front::{FrontHandle, Mark, Order};
-use tranship_engine::EngineError;
+use tranship_engine::{EngineError, State};
 use tranship_memory::pager::{self, PagerHandle};
 use tranship_memory::receive::Store;
-use tranship_network::{Announcer, Gate};
+use tranship_network::{Announcer, Gate, NetworkError};
 use tranship_storage::TreeDigest;
 use tranship_sys::clock::monotonic_ns;
-use tranship_types::{Blocker, BlockerKind, MigrationId};
+use tranship_types::{Blocker, BlockerKind, MigrationId, NodeName};
 use tranship_wire::message::Offer;
 
 use crate::arrivals::Inbox;
@@ -41,6 +41,7 @@ fn failed(error: impl std::fmt::Display) -> Failure {
 pub struct DestinationRun {
     node: Arc<Node>,
     id: MigrationId,
+    peer: NodeName,
     offer: Offer,
     layout: Layout,
     inbox: Arc<Inbox>,
@@ -50,6 +51,8 @@ pub struct DestinationRun {
     pager: Option<Child>,
     gate: Option<Gate>,
     announcer: Option<Announcer>,
+    /// The network namespace turned out to be there already: it is somebody else's.
+    foreign_network: bool,
     cut: Option<tranship_transport::Closer>,
     pub timeline: Timeline,
     /// When the last task was let go.
@@ -58,11 +61,12 @@ pub struct DestinationRun {
 }
 
 impl DestinationRun {
-    pub fn new(node: &Arc<Node>, id: &MigrationId, offer: Offer, inbox: Arc<Inbox>) -> Self {
+    pub fn new(node: &Arc<Node>, id: &MigrationId, peer: &NodeName, offer: Offer, inbox: Arc<Inbox>) -> Self {
         Self {
             layout: Layout::new(&node.config.run_dir, id),
             node: Arc::clone(node),
             id: id.clone(),
+            peer: peer.clone(),
             offer,
             inbox,
             front: None,
@@ -70,6 +74,7 @@ impl DestinationRun {
             pager: None,
             gate: None,
             announcer: None,
+            foreign_network: false,
             cut: None,
             timeline: Timeline::default(),
             resumed_ns: None,
@@ -96,7 +101,10 @@ impl DestinationRun {
 
     fn make_network(&mut self) -> Result<(), Failure> {
         if let Some((path, identity)) = &self.offer.network {
-            tranship_network::create(path, identity).map_err(failed)?;
+            tranship_network::create(path, identity).map_err(|error| {
+                self.foreign_network = matches!(error, NetworkError::Exists { .. });
+                failed(error)
+            })?;
             let names: Vec<String> = identity.interfaces.iter().map(|i| i.name.clone()).collect();
             self.gate = Some(Gate::prepare(path, &names).map_err(failed)?);
             self.announcer = Some(Announcer::prepare(path, identity).map_err(failed)?);
@@ -126,7 +134,7 @@ impl DestinationRun {
                 self.offer.container
             ))
         })?;
-        self.inbox.open(store, self.offer.streams);
+        self.inbox.open(store, &self.peer, self.offer.streams);
         Ok(())
     }
 
@@ -149,7 +157,6 @@ impl DestinationRun {
     /// Lets criu restore, and then waits for the rest of the memory: the tasks are stopped, and complete.
     fn restore(&mut self) -> Result<(), Failure> {
         let start = monotonic_ns();
-        let store = self.inbox.store()?;
         let words = || {
             let last = self.layout.last_words(Role::Restore);
             Failure::new(format!("the container could not be restored on node {}: {last}", self.node.config.node))
@@ -167,22 +174,46 @@ impl DestinationRun {
                 Ok(_) => {}
             }
         }
-        // All mappings are there now: what has come is put in place while the rest comes.
-        store.pager().fill().map_err(failed)?;
         let waited = monotonic_ns();
-        self.inbox.wait_complete(MEMORY)?;
-        store.pager().complete().map_err(failed)?;
-        // The answer comes after the pager has dealt with everything before.
-        store.pager().status(RESTORE).map_err(failed)?;
+        match self.inbox.store() {
+            Ok(store) => {
+                self.inbox.wait_complete(MEMORY)?;
+                store.pager().complete().map_err(failed)?;
+                // The answer comes after the pager has dealt with everything before.
+                store.pager().status(RESTORE).map_err(failed)?;
+            }
+            // A restore that is done again after a restart of the agent: the pager has had every page for long.
+            Err(failure) => {
+                let status = PagerHandle::connect(self.layout.root()).and_then(|p| p.status(RESTORE)).map_err(failed)?;
+                if !status.complete {
+                    return Err(failure);
+                }
+            }
+        }
         self.timeline.note("memory: last pages", waited, monotonic_ns());
         Ok(())
     }
 
     /// Lets the held tasks go; where they are lost because criu was killed, restores them again from what is in memory.
     fn resume(&mut self) -> Result<(), Failure> {
-        if self.resumed_ns.is_some() {
+        if self.resumed_ns.is_some() || !self.layout.root().exists() {
+            // Its directory goes only when there is nothing left to do.
             return Ok(());
         }
+        self.let_go()?;
+        // From now on pages are put in place and given back; until here everything could have been done again.
+        match self.inbox.store() {
+            Ok(store) => store.pager().fill().map_err(failed),
+            Err(_) => match PagerHandle::connect(self.layout.root()) {
+                Ok(pager) => pager.fill().map_err(failed),
+                // It has ended because it was done.
+                Err(_) if self.layout.root().join(pager::DRAINED_FILE).exists() => Ok(()),
+                Err(error) => Err(failed(error)),
+            },
+        }
+    }
+
+    fn let_go(&mut self) -> Result<(), Failure> {
         if self.front.is_none() {
             // After a restart of the agent: the front, if it still holds, is found by its socket.
             let socket = self.layout.front_socket(Role::Restore);
@@ -194,7 +225,7 @@ impl DestinationRun {
             self.timeline.note("resume", start, self.resumed_ns.unwrap_or(start));
             return Ok(());
         }
-        if self.restored_by_now() {
+        if self.runs_by_now()? {
             // The word that it runs was lost, the tasks were not.
             self.resumed_ns.get_or_insert_with(monotonic_ns);
             return Ok(());
@@ -235,17 +266,23 @@ impl DestinationRun {
         }
     }
 
-    /// Whether criu came so far that the tasks run by themselves: it says so to the pager just before it lets them go.
-    fn restored_by_now(&self) -> bool {
+    /// Whether criu came so far that the tasks run by themselves: it says so to the pager just before it lets them go, and
+    /// kills them if it fails after that. An error if neither can be told: then nothing must be ended.
+    fn runs_by_now(&self) -> Result<bool, Failure> {
         if self.layout.root().join(pager::DRAINED_FILE).exists() {
-            return true;
+            return Ok(true);
         }
-        let status = PagerHandle::connect(self.layout.root()).and_then(|p| p.status(RESTORE));
-        status.is_ok_and(|s| s.restored)
+        let status = PagerHandle::connect(self.layout.root()).and_then(|p| p.status(RESTORE)).map_err(failed)?;
+        let lives = self.node.engine.inspect(&self.offer.container).is_ok_and(|c| c.state == State::Running);
+        Ok(status.restored && lives)
     }
 
     fn drain(&mut self) -> Result<(), Failure> {
         let file = self.layout.root().join(pager::DRAINED_FILE);
+        if !self.layout.root().exists() {
+            // Its directory goes only after it has drained.
+            return Ok(());
+        }
         let read = || serde_json::from_slice(&std::fs::read(&file).ok()?).ok();
         self.drained = read();
         if self.drained.is_none() {
@@ -257,20 +294,20 @@ impl DestinationRun {
             // It writes the file before it says so, and ends.
             self.drained = read().or(waited.ok());
         }
-        if let Some(mut pager) = self.pager.take() {
-            let _ = pager.wait();
-        }
         match &self.drained {
-            Some(status) if status.drained => Ok(()),
-            _ => Err(Failure::new(format!("the pager of migration {} is gone before its last page", self.id))),
+            Some(status) if status.drained => {
+                // It ends by itself once it has said so.
+                self.pager.take().map_or(Ok(()), |pager| node::reap(pager, RESTORE_END)).map_err(failed)
+            }
+            _ => Err(Failure::new(format!("migration {} has not drained within {DRAIN:?}, or its pager is gone", self.id))),
         }
     }
 
     fn tidy(&mut self) -> Result<(), Failure> {
         self.front = None;
         (self.gate, self.announcer) = (None, None);
-        if let Some(mut engine) = self.engine.take() {
-            let _ = engine.wait();
+        if let Some(engine) = self.engine.take() {
+            node::reap(engine, RESTORE_END).map_err(failed)?;
         }
         self.inbox.close();
         self.layout.remove()
@@ -281,11 +318,15 @@ impl DestinationRun {
         let name = self.offer.container.clone();
         self.front = None;
         self.layout.end_front(Role::Restore, RESTORE_END)?;
-        if let Some(mut engine) = self.engine.take() {
-            let _ = engine.wait();
+        if let Some(engine) = self.engine.take() {
+            node::reap(engine, RESTORE_END).map_err(failed)?;
         }
         let config = self.node.engine.adopt(&name, self.offer.config.clone());
-        let removed = self.node.engine.remove(&name).map_err(failed);
+        let removed = match self.node.engine.inspect(&name) {
+            // Somebody has made a container of this name meanwhile.
+            Ok(container) if container.bundle != self.bundle() => return Ok(()),
+            _ => self.node.engine.remove(&name).map_err(failed),
+        };
         self.node.engine.sweep(&config).map_err(failed)?;
         for path in self.node.engine.mount_residue(&name) {
             if path.exists() {
@@ -332,16 +373,14 @@ impl DestinationPort for DestinationRun {
                 if let Ok(pager) = PagerHandle::connect(self.layout.root()) {
                     pager.quit().map_err(failed)?;
                 }
-                if let Some(mut pager) = self.pager.take() {
-                    let _ = pager.wait();
-                }
-                Ok(())
+                self.pager.take().map_or(Ok(()), |pager| node::reap(pager, RESTORE_END)).map_err(failed)
             }
             DestinationStep::Directory => self.layout.remove(),
             DestinationStep::Bundle => tranship_storage::remove_tree(&self.bundle()).map_err(failed),
             DestinationStep::Network => {
                 (self.gate, self.announcer) = (None, None);
                 match &self.offer.network {
+                    Some(_) if self.foreign_network => Ok(()),
                     Some((path, _)) => tranship_network::remove(path).map_err(failed),
                     None => Ok(()),
                 }
@@ -383,7 +422,7 @@ impl DestinationRun {
 }
 
 /// Bytes of memory that this node could give to a container.
-fn available_memory() -> u64 {
+pub fn available_memory() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let kib =
         text.lines().find_map(|l| l.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
@@ -422,6 +461,15 @@ pub fn check(node: &Node, offer: &Offer) -> Vec<Blocker> {
             "remove or rename one of them".to_owned(),
         ),
         Err(error) => add(BlockerKind::Engine, format!("{error} (on node {here})"), "mend the engine there".to_owned()),
+    }
+    let config = node.engine.adopt(name, offer.config.clone());
+    if node.engine.occupied(&config) {
+        let cgroup = config["linux"]["cgroupsPath"].as_str().unwrap_or_default();
+        add(
+            BlockerKind::Engine,
+            format!("processes run already in cgroup {cgroup} on node {here}, which container {name} would use"),
+            "end them, or set cgroup_parent in that agent's configuration".to_owned(),
+        );
     }
     let available = available_memory();
     if offer.memory_bytes > available {

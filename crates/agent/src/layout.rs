@@ -172,8 +172,19 @@ impl Layout {
         let program = command.get_program().to_owned();
         let mut engine =
             command.spawn().map_err(|e| Failure::new(format!("{} cannot be run: {e}", program.display())))?;
+        match self.meet_front(role, &mut engine) {
+            Ok((handle, criu)) => Ok(Front { handle, criu, engine: Some(engine) }),
+            Err(failure) => {
+                // Its front gives up when nobody comes; the engine must not wait for that.
+                let _ = crate::node::reap(engine, Duration::ZERO);
+                Err(failure)
+            }
+        }
+    }
+
+    fn meet_front(&self, role: Role, engine: &mut Child) -> Result<(FrontHandle, u32), Failure> {
         let socket = self.front_socket(role);
-        match await_path(&socket, ENGINE_START, &mut engine) {
+        match await_path(&socket, ENGINE_START, engine) {
             Ok(true) => {}
             Ok(false) => {
                 return Err(Failure::new(format!("the engine did not ask for criu: {}", self.last_words(role))));
@@ -182,7 +193,7 @@ impl Layout {
         }
         let mut handle = FrontHandle::connect(&socket).map_err(|e| Failure::new(e.to_string()))?;
         match handle.next(ENGINE_START) {
-            Ok(Mark::Waiting { criu, .. }) => Ok(Front { handle, criu, engine: Some(engine) }),
+            Ok(Mark::Waiting { criu, .. }) => Ok((handle, criu)),
             Ok(other) => Err(Failure::new(format!("the CRIU front is in an unexpected state: {other:?}"))),
             Err(e) => Err(Failure::new(e.to_string())),
         }
@@ -203,7 +214,10 @@ impl Layout {
             Ok(false) => {
                 Err(failed(&std::fs::read_to_string(self.work().join("pager.log")).unwrap_or_default().trim()))
             }
-            Err(e) => Err(failed(&e)),
+            Err(e) => {
+                let _ = crate::node::reap(pager, Duration::ZERO);
+                Err(failed(&e))
+            }
         }
     }
 

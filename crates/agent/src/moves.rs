@@ -16,6 +16,9 @@ use crate::peers;
 use crate::registry::{LiveReport, unix_ms};
 use crate::source::SourceRun;
 
+/// For how long an ended arrival is remembered for a source that has not asked.
+const REMEMBERED: Duration = Duration::from_secs(7 * 24 * 3600);
+
 /// Starts a migration; it runs on a thread of its own.
 pub fn start(node: &Arc<Node>, claim: Claim, id: MigrationId, request: &MoveRequest) -> Report {
     let source = node.config.node.clone();
@@ -58,13 +61,13 @@ fn run(node: &Arc<Node>, claim: Claim, live: &LiveReport, limits: Limits, began:
     };
     let mut port = SourceRun::new(node, live.clone(), limits);
     let ending = coordinator::migrate(&mut port, &mut journal, &node.faults);
-    conclude(node, claim, live, &mut port, journal, ending, began);
+    conclude(node, Some(claim), live, &mut port, journal, ending, began);
 }
 
 /// Puts a migration's end on record, and sees to it that the destination learns of an undone one.
 fn conclude(
     node: &Arc<Node>,
-    claim: Claim,
+    claim: Option<Claim>,
     live: &LiveReport,
     port: &mut SourceRun,
     mut journal: Journal,
@@ -85,17 +88,27 @@ fn conclude(
             });
         }
         Ending::Undone { failure, leftovers } => {
-            let confirmed = port.abort_confirmed || !port.offered;
+            if !leftovers.is_empty() {
+                tracing::error!(%id, ?leftovers, "could not be undone; it is tried again");
+                live.change(|r| r.leftovers.clone_from(&leftovers));
+                // The container may be stopped still: nothing matters more.
+                if node.pause(Duration::from_secs(1))
+                    && let Ok((_, records)) = Journal::open(journal.path())
+                {
+                    let ending = coordinator::recover(port, &mut journal, &records);
+                    return conclude(node, claim, live, port, journal, ending, began);
+                }
+            }
             drop(claim);
             live.end(|r| {
                 r.outcome = Outcome::Failed;
                 r.phase = Phase::Undone;
                 r.error = Some(failure.message);
                 r.blockers = failure.blockers;
-                r.leftovers.extend(leftovers);
+                r.leftovers = leftovers;
                 r.total_ms = total_ms;
             });
-            if confirmed {
+            if port.abort_confirmed || !port.offered {
                 return close(journal, &id);
             }
             // The container runs here; what is left is that the destination may still hold a stopped copy.
@@ -127,15 +140,25 @@ fn close(journal: Journal, id: &MigrationId) {
 /// Takes up everything that an earlier agent has left in its journals. Containers are claimed before this returns; the
 /// work itself goes on in threads.
 pub fn recover(node: &Arc<Node>) {
-    for path in Journal::list(&node.journals()) {
-        match Journal::open(&path) {
+    let mut journals: Vec<_> =
+        Journal::list(&node.journals()).into_iter().map(|path| (Journal::open(&path), path)).collect();
+    // Where two are about the same container, the one that was decided tells where it is.
+    let decided = |(opened, _): &(Result<(Journal, Vec<Record>), _>, _)| {
+        opened.as_ref().is_ok_and(|(_, records)| records.contains(&Record::Commit))
+    };
+    journals.sort_by_key(|journal| !decided(journal));
+    for (opened, path) in journals {
+        match opened {
             Ok((journal, records)) => match records.first().cloned() {
                 Some(Record::Begin { id, side, container, peer, context }) => {
                     tracing::info!(%id, ?side, %container, "taking up a migration of an earlier agent");
-                    let Ok(claim) = node.claim(&container, &id) else {
+                    // What has ended only has to be remembered, or told to the other node.
+                    let ended = records.contains(&Record::Done);
+                    let claim = if ended { None } else { node.claim(&container, &id).ok() };
+                    if claim.is_none() && !ended {
                         tracing::error!(%id, %container, "two journals are about the same container");
                         continue;
-                    };
+                    }
                     match side {
                         Side::Source => recover_source(node, claim, journal, records, context),
                         Side::Destination => {
@@ -159,7 +182,7 @@ fn discard(path: &Path) {
 
 fn recover_source(
     node: &Arc<Node>,
-    claim: Claim,
+    claim: Option<Claim>,
     mut journal: Journal,
     records: Vec<Record>,
     context: serde_json::Value,
@@ -181,7 +204,7 @@ fn recover_source(
 
 fn recover_destination(
     node: &Arc<Node>,
-    claim: Claim,
+    claim: Option<Claim>,
     id: &MigrationId,
     peer: &NodeName,
     journal: Journal,
@@ -193,18 +216,26 @@ fn recover_destination(
         Err(error) => return tracing::error!(%id, %error, "a journal's first record cannot be read"),
     };
     let inbox = Arc::new(Inbox::default());
-    let run = DestinationRun::new(node, id, offer, Arc::clone(&inbox));
+    let run = DestinationRun::new(node, id, peer, offer, Arc::clone(&inbox));
     let standing = coordinator::standing(records);
     let begun = coordinator::begun(records);
+    let drains = begun.iter().any(|step| coordinator::DestinationStep::DRAIN.contains(step));
     let at = match standing {
+        // It runs, whatever became of it since: the steps of the commit must not be done again.
+        coordinator::Standing::Committed if drains => Standing::Running,
         coordinator::Standing::Ready | coordinator::Standing::Committed => Standing::Ready,
         coordinator::Standing::Undo => Standing::Open,
+        // Remembered until the source has asked, or cannot be interested any more.
+        coordinator::Standing::Ended if records.contains(&Record::Commit) && !journal.older_than(REMEMBERED) => {
+            Standing::Drained
+        }
         coordinator::Standing::Ended => return close(journal, id),
     };
-    let arrival = Arrival { run, journal: Some(journal), begun, standing: at, claim: Some(claim) };
+    let arrival = Arrival { peer: peer.clone(), run, journal: Some(journal), begun, standing: at, claim };
     node.arrivals.insert(id, arrival, inbox);
     let (node, id) = (Arc::clone(node), id.clone());
     match standing {
+        coordinator::Standing::Committed if drains => drop(std::thread::spawn(move || peers::resume_drain(&node, &id))),
         coordinator::Standing::Committed => drop(std::thread::spawn(move || {
             while matches!(peers::commit(&node, &id), tranship_wire::message::Response::Failed { .. })
                 && node.pause(Duration::from_secs(1))

@@ -171,6 +171,22 @@ pub fn die() -> ! {
     std::process::abort()
 }
 
+/// Waits for a child that is about to end; one that does not in time is killed.
+pub fn reap(mut child: std::process::Child, patience: Duration) -> std::io::Result<()> {
+    let deadline = std::time::Instant::now() + patience;
+    loop {
+        if child.try_wait()?.is_some() {
+            return Ok(());
+        }
+        if std::time::Instant::now() > deadline {
+            child.kill()?;
+            child.wait()?;
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// SIGKILL for a process that this agent knows by its pid; one that is gone is no error.
 pub fn kill(pid: u32) {
     let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid as i32), nix::sys::signal::Signal::SIGKILL);

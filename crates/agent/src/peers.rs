@@ -10,7 +10,7 @@ use tranship_sys::clock::monotonic_ns;
 use tranship_transport::{Connection, Incoming, Link, Listener};
 use tranship_types::{MigrationId, NodeName, Side};
 use tranship_wire::message::{Offer, Request, Response};
-use tranship_wire::{MAX_FILE, Purpose, ReadError};
+use tranship_wire::{Hello, Purpose, ReadError};
 
 use crate::arrivals::{Arrival, Inbox, Standing, lock};
 use crate::destination::{self, DestinationRun};
@@ -44,20 +44,33 @@ pub fn serve(node: &Arc<Node>, listener: &Listener) {
             continue;
         }
         let (node, counter) = (Arc::clone(node), Arc::clone(&links));
+        let place = Place(counter);
         let spawned = std::thread::Builder::new().name("peer".into()).spawn(move || {
+            let _place = place;
             answer(&node, incoming);
-            counter.fetch_sub(1, Ordering::Relaxed);
         });
         if let Err(error) = spawned {
-            links.fetch_sub(1, Ordering::Relaxed);
             tracing::error!(%error, "no thread for a link");
         }
     }
 }
 
+/// One of the links that are allowed at a time; free again on drop, also of a thread that panics.
+struct Place(Arc<AtomicUsize>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 fn answer(node: &Arc<Node>, incoming: Incoming) {
     let address = incoming.addr();
-    let (mut link, hello) = match incoming.handshake(HANDSHAKE) {
+    let known = |hello: &Hello| match node.config.peers.contains_key(&hello.node) {
+        true => Ok(()),
+        false => Err(format!("node {} does not have node {} among its peers", node.config.node, hello.node)),
+    };
+    let (mut link, hello) = match incoming.handshake_if(HANDSHAKE, known) {
         Ok(opened) => opened,
         Err(error) => return tracing::warn!(%address, %error, "a caller was turned away"),
     };
@@ -67,14 +80,15 @@ fn answer(node: &Arc<Node>, incoming: Incoming) {
                 tracing::debug!(%address, %error, "a control link ended");
             }
         }
-        (Purpose::Pages { .. }, Some(id)) => {
+        (Purpose::Pages { stream }, Some(id)) => {
             let Some(inbox) = node.arrivals.inbox(&id) else { return };
+            let store = match inbox.begin(link.peer(), stream) {
+                Ok(store) => store,
+                Err(failure) => return tracing::warn!(%address, %id, %failure, "a stream was turned away"),
+            };
             let failed = |e: &dyn std::fmt::Display| Failure::new(e.to_string());
-            let received = link
-                .set_timeout(Some(SILENCE))
-                .map_err(|e| failed(&e))
-                .and_then(|()| inbox.store()?.receive(&mut link).map_err(|e| failed(&e)));
-            inbox.ended(received);
+            let received = link.set_timeout(Some(SILENCE)).map_err(|e| failed(&e));
+            inbox.ended(received.and_then(|()| store.receive(&mut link).map_err(|e| failed(&e))));
         }
         (Purpose::Pages { .. }, None) => {}
     }
@@ -84,6 +98,14 @@ fn answer(node: &Arc<Node>, incoming: Incoming) {
 fn control(node: &Arc<Node>, mut link: Connection, id: Option<MigrationId>) -> Result<(), ReadError> {
     let peer = link.peer().clone();
     link.set_timeout(Some(SILENCE)).map_err(ReadError::Io)?;
+    if let Some(found) = id.as_ref().and_then(|id| node.arrivals.get(id))
+        && lock(&found).peer != peer
+    {
+        let failure = Failure::new(format!("the migration is not one of node {peer}"));
+        tracing::warn!(%peer, "asked about a migration of another node");
+        return tranship_wire::write_message(&mut link, &failure_response(failure))
+            .map_err(|e| ReadError::Io(io::Error::other(e.to_string())));
+    }
     let ended = loop {
         let request: Request = match tranship_wire::read_message(&mut link) {
             Ok(request) => request,
@@ -125,6 +147,9 @@ fn offered(node: &Arc<Node>, id: &MigrationId, peer: &NodeName, offer: Offer, li
     if node.arrivals.get(id).is_some() {
         return failure_response(Failure::new(format!("migration {id} was offered already")));
     }
+    if let Err(failure) = believable(&offer) {
+        return failure_response(failure);
+    }
     let claim = match node.claim(&offer.container, id) {
         Ok(claim) => claim,
         Err(blocker) => {
@@ -143,12 +168,13 @@ fn offered(node: &Arc<Node>, id: &MigrationId, peer: &NodeName, offer: Offer, li
         Err(error) => return failure_response(Failure::new(format!("node {}: {error}", node.config.node))),
     };
     let inbox = Arc::new(Inbox::default());
-    let mut run = DestinationRun::new(node, id, offer, Arc::clone(&inbox));
+    let mut run = DestinationRun::new(node, id, peer, offer, Arc::clone(&inbox));
     run.cut_by(link.closer());
     let mut begun = Vec::new();
     tracing::info!(%id, container = run.container(), from = %peer, "preparing");
     let prepared = coordinator::prepare(&mut run, &mut journal, &node.faults, &mut begun);
-    let arrival = Arrival { run, journal: Some(journal), begun, standing: Standing::Open, claim: Some(claim) };
+    let (peer, standing) = (peer.clone(), Standing::Open);
+    let arrival = Arrival { peer, run, journal: Some(journal), begun, standing, claim: Some(claim) };
     node.arrivals.insert(id, arrival, inbox);
     match prepared {
         Ok(()) => Response::Prepared,
@@ -157,6 +183,22 @@ fn offered(node: &Arc<Node>, id: &MigrationId, peer: &NodeName, offer: Offer, li
             failure_response(failure)
         }
     }
+}
+
+/// Whether an offer can be worked with at all: names in it become parts of paths here.
+fn believable(offer: &Offer) -> Result<(), Failure> {
+    let refuse = |why: &str| Err(Failure::new(format!("the offer of container {:?} is not acceptable: {why}", offer.container)));
+    if offer.container.parse::<MigrationId>().is_err() {
+        return refuse("its name can have letters, digits, '-', '_' and '.' only, at most 40");
+    }
+    let climbs = |path: &str| path.split('/').any(|part| part == "..");
+    if offer.config["linux"]["cgroupsPath"].as_str().is_some_and(climbs) {
+        return refuse("its cgroup's path leads upwards");
+    }
+    if offer.streams == 0 {
+        return refuse("no stream would bring its memory");
+    }
+    Ok(())
 }
 
 fn arrival(node: &Node, id: &MigrationId) -> Result<Arc<Mutex<Arrival>>, Failure> {
@@ -172,7 +214,8 @@ fn skeleton(node: &Node, id: &MigrationId, files: u32, link: &mut Connection) ->
     // The engine was given a file of its own making to start with; the source's takes its place.
     let _ = std::fs::remove_file(images.join("descriptors.json"));
     for _ in 0..files {
-        tranship_wire::receive_file(link, &images, MAX_FILE)
+        // The images are in memory.
+        tranship_wire::receive_file(link, &images, destination::available_memory())
             .map_err(|e| Failure::new(format!("the skeleton cannot be received: {e}")))?;
     }
     Ok(())
@@ -206,9 +249,11 @@ fn ready(node: &Arc<Node>, id: &MigrationId) -> Response {
 
 /// The word to commit; it may come again, also after a restart.
 pub fn commit(node: &Arc<Node>, id: &MigrationId) -> Response {
-    let Some(found) = node.arrivals.get(id) else {
-        // The source says it until it is confirmed, and a destination forgets only what is complete.
-        return Response::Running { resumed_ns: monotonic_ns(), parts: Vec::new() };
+    let found = match arrival(node, id) {
+        Ok(found) => found,
+        // A destination forgets a migration only when the source has asked whether it has drained. If it knows nothing
+        // now it holds no copy, and the source must keep its own.
+        Err(failure) => return failure_response(failure),
     };
     let mut arrival = lock(&found);
     match arrival.standing {
@@ -235,32 +280,46 @@ pub fn commit(node: &Arc<Node>, id: &MigrationId) -> Response {
 /// After the resume: waits for the last page, and forgets the migration but for what the source may still ask.
 fn drain(node: &Arc<Node>, id: &MigrationId, found: &Mutex<Arrival>) {
     let mut arrival = lock(found);
+    if arrival.standing != Standing::Running {
+        return;
+    }
     let Arrival { run, journal: Some(journal), .. } = &mut *arrival else { return };
     match coordinator::drain(run, journal, &node.faults) {
         Ok(()) => {
             arrival.standing = Standing::Drained;
             arrival.claim = None;
-            if let Some(journal) = arrival.journal.take()
-                && let Err(error) = journal.close()
-            {
-                tracing::warn!(%id, %error, "a journal stays behind");
-            }
             tracing::info!(%id, "drained");
         }
         Err(failure) => {
-            tracing::error!(%id, %failure, "the migration could not be finished; restart the agent to try again")
+            tracing::error!(%id, %failure, "the migration could not be finished; it is tried again when the source asks")
         }
     }
 }
 
+/// The source's last question: with its answer, this node may forget the migration.
 fn drained(node: &Arc<Node>, id: &MigrationId) -> Response {
-    let response = node.arrivals.get(id).and_then(|found| {
-        let arrival = lock(&found);
-        let status = arrival.run.drained.clone()?;
-        Some(Response::Drained { faults: status.faults, peak_bytes: status.peak_bytes })
-    });
+    let Some(found) = node.arrivals.get(id) else { return Response::Drained { faults: 0, peak_bytes: 0 } };
+    drain(node, id, &found);
+    let mut arrival = lock(&found);
+    if arrival.standing != Standing::Drained {
+        return failure_response(Failure::new("not every page is in place yet"));
+    }
+    if let Some(journal) = arrival.journal.take()
+        && let Err(error) = journal.close()
+    {
+        tracing::warn!(%id, %error, "a journal stays behind");
+    }
+    let status = arrival.run.drained.clone().unwrap_or_default();
+    drop(arrival);
     node.arrivals.remove(id);
-    response.unwrap_or(Response::Drained { faults: 0, peak_bytes: 0 })
+    Response::Drained { faults: status.faults, peak_bytes: status.peak_bytes }
+}
+
+/// Goes on draining after a restart.
+pub fn resume_drain(node: &Arc<Node>, id: &MigrationId) {
+    if let Some(found) = node.arrivals.get(id) {
+        drain(node, id, &found);
+    }
 }
 
 /// The word, or the need, to undo. What nobody knows was undone before.

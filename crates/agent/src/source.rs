@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tranship_coordinator::{Failure, Fault, SourcePort, SourceStep};
 use tranship_criu::front::{Mark, Order};
-use tranship_engine::Container;
+use tranship_engine::{Container, EngineError};
 use tranship_memory::policy::{self, Limits, RoundSeen, Verdict};
 use tranship_memory::send::{self, Counters, Stream, Version};
 use tranship_memory::survey;
@@ -18,7 +18,7 @@ use tranship_sys::clock::monotonic_ns;
 use tranship_transport::{Connection, Link};
 use tranship_types::{Blocker, MigrationId, NodeName, Phase, RoundReport, Side};
 use tranship_wire::message::{Offer, Request, Response};
-use tranship_wire::{MAX_FILE, Purpose};
+use tranship_wire::Purpose;
 
 use crate::inspection;
 use crate::layout::{Front, Layout, Role};
@@ -188,7 +188,8 @@ impl SourceRun {
         let command = self.layout.with_images(Role::Dump, |images| self.node.engine.dump(&container, images));
         self.front = Some(self.layout.start_front(Role::Dump, command)?);
         for stream in 0..offer.streams {
-            let link = self.node.dial(&self.peer, Purpose::Pages { stream }, Some(&self.id))?;
+            let mut link = self.node.dial(&self.peer, Purpose::Pages { stream }, Some(&self.id))?;
+            link.set_timeout(Some(FROZEN_PATIENCE)).map_err(failed)?;
             self.streams.push(Stream::new(link));
         }
         self.gate = prepared_gate(&offer)?;
@@ -375,7 +376,7 @@ impl SourceRun {
         let control = self.control()?;
         control.set_timeout(Some(FROZEN_PATIENCE)).map_err(failed)?;
         for file in &files {
-            tranship_wire::send_file(control, file, MAX_FILE)
+            tranship_wire::send_file(control, file, u64::MAX)
                 .map_err(|e| Failure::new(format!("the skeleton cannot be sent: {e}")))?;
         }
         control.flush().map_err(|e| Failure::new(format!("the skeleton cannot be sent: {e}")))?;
@@ -441,12 +442,17 @@ impl SourceRun {
         }
         self.end_engine(Duration::from_secs(10));
         match self.node.engine.inspect(&self.name) {
+            // The original is frozen since long before the commit point. One that is not is another container, which was
+            // given its name after the original had been removed.
+            Ok(container) if !container.freezer.is_frozen().map_err(failed)? => {
+                tracing::info!(id = %self.id, "the original is gone already");
+                return self.layout.remove();
+            }
             Ok(container) => {
-                container.freezer.freeze(FREEZE).map_err(failed)?;
                 container.freezer.kill_frozen(FREEZE).map_err(failed)?;
                 self.node.engine.remove(&self.name).map_err(failed)?;
             }
-            Err(tranship_engine::EngineError::NoSuchContainer { .. }) => {}
+            Err(EngineError::NoSuchContainer { .. }) => {}
             Err(error) => return Err(failed(error)),
         }
         self.gate = None;
@@ -571,14 +577,10 @@ impl SourcePort for SourceRun {
                 self.streams.clear();
                 ended.and(self.layout.remove())
             }
-            SourceStep::Freeze => match self.container() {
+            SourceStep::Freeze => match self.node.engine.inspect(&self.name) {
                 Ok(container) => container.freezer.thaw().map_err(failed),
-                // It was never found, so it was never frozen.
-                Err(failure) if self.frozen_ns.is_none() => {
-                    tracing::info!(%failure, "nothing to thaw");
-                    Ok(())
-                }
-                Err(failure) => Err(failure),
+                Err(EngineError::NoSuchContainer { .. }) => Ok(()),
+                Err(error) => Err(failed(error)),
             },
             SourceStep::CloseGate => {
                 if self.gate.is_none()

@@ -8,6 +8,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::fcntl::{FallocateFlags, fallocate};
 use serde::{Deserialize, Serialize};
@@ -136,6 +137,17 @@ impl Journal {
         found.retain(|p| p.extension().is_some_and(|e| e == "jsonl"));
         found.sort();
         found
+    }
+
+    /// Its file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether nothing was written to it for so long.
+    pub fn older_than(&self, age: Duration) -> bool {
+        let modified = self.file.metadata().and_then(|m| m.modified());
+        modified.is_ok_and(|at| at.elapsed().is_ok_and(|elapsed| elapsed > age))
     }
 
     /// Appends a record. On failure the journal is as it was.

@@ -193,6 +193,10 @@ fn undo(port: &mut dyn SourcePort, journal: &mut Journal, begun: &[SourceStep], 
             leftovers.push(format!("undoing {step}: {failure}"));
         }
     }
+    if leftovers.is_empty() {
+        // From here on a restart must not touch the container again: it may have been moved elsewhere by then.
+        leftovers.extend(journal.append(&Record::Done).err().map(|e| e.to_string()));
+    }
     port.entered(Phase::Undone);
     Ending::Undone { failure, leftovers }
 }
@@ -213,6 +217,9 @@ pub fn recover(port: &mut dyn SourcePort, journal: &mut Journal, records: &[Reco
         return forward(port, journal, &FaultPlan::default());
     }
     let failure = failure.unwrap_or_else(|| Failure::new("the agent was restarted in the middle of the migration"));
+    if records.contains(&Record::Done) {
+        return Ending::Undone { failure, leftovers: Vec::new() };
+    }
     // Undoing what was never begun does nothing; so no step is missed, even if its entry is.
     undo(port, journal, &SourceStep::BEFORE_COMMIT, failure)
 }

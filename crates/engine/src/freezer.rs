@@ -144,17 +144,25 @@ impl Freezer {
 /// How long killed processes may take to be gone.
 const SWEEP: Duration = Duration::from_secs(10);
 
-/// Ends every process in the cgroups of this path (below the root of each hierarchy), and removes the cgroups.
-pub(crate) fn sweep(path: &Path) -> Result<(), FreezerError> {
-    let Ok(relative) = path.strip_prefix("/") else { return Ok(()) };
-    if relative.as_os_str().is_empty() {
-        // The root cgroup is everybody's.
-        return Ok(());
+/// The cgroups of this path (below the root of each hierarchy) that there are. The root itself is everybody's, and never one.
+fn cgroups(path: &Path) -> Vec<PathBuf> {
+    let Ok(relative) = path.strip_prefix("/") else { return Vec::new() };
+    if relative.as_os_str().is_empty() || relative.components().any(|c| c == std::path::Component::ParentDir) {
+        return Vec::new();
     }
     let root = Path::new("/sys/fs/cgroup");
     let hierarchies = std::fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
-    let cgroups: Vec<PathBuf> =
-        hierarchies.chain([root.to_owned()]).map(|h| h.join(relative)).filter(|c| c.is_dir()).collect();
+    hierarchies.chain([root.to_owned()]).map(|h| h.join(relative)).filter(|c| c.is_dir()).collect()
+}
+
+/// Whether a process is in any of the cgroups of this path.
+pub(crate) fn occupied(path: &Path) -> bool {
+    cgroups(path).into_iter().any(|cgroup| Freezer::V1(cgroup).processes().is_ok_and(|all| !all.is_empty()))
+}
+
+/// Ends every process in the cgroups of this path, and removes the cgroups.
+pub(crate) fn sweep(path: &Path) -> Result<(), FreezerError> {
+    let cgroups = cgroups(path);
     for cgroup in &cgroups {
         let freezer = if cgroup.join("freezer.state").exists() {
             Freezer::V1(cgroup.clone())

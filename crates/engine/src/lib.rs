@@ -185,6 +185,9 @@ pub trait Engine: Send + Sync {
     /// Removes a container from the engine, ending what still runs of it. Removing one that is not there is a success.
     fn remove(&self, name: &str) -> Result<(), EngineError>;
 
+    /// Whether anything runs in the cgroups that the configuration (as from [`Engine::adopt`]) names.
+    fn occupied(&self, config: &serde_json::Value) -> bool;
+
     /// Ends whatever runs in the cgroups that the configuration (as from [`Engine::adopt`]) names, and removes those: for
     /// what a restore that was killed has left.
     fn sweep(&self, config: &serde_json::Value) -> Result<(), EngineError>;

@@ -162,6 +162,10 @@ impl Engine for Runc {
         }
     }
 
+    fn occupied(&self, config: &Value) -> bool {
+        config["linux"]["cgroupsPath"].as_str().is_some_and(|path| freezer::occupied(Path::new(path)))
+    }
+
     fn sweep(&self, config: &Value) -> Result<(), EngineError> {
         let Some(path) = config["linux"]["cgroupsPath"].as_str() else { return Ok(()) };
         Ok(freezer::sweep(Path::new(path))?)

@@ -35,6 +35,9 @@ impl Mapping {
             usize::try_from(len).ok().and_then(std::num::NonZeroUsize::new).ok_or(io::ErrorKind::InvalidInput)?;
         // SAFETY: a new mapping at an address of the kernel's choice replaces no memory that anyone holds.
         let start = unsafe { mmap(None, size, protection, MapFlags::MAP_SHARED | MapFlags::MAP_NORESERVE, file, 0)? };
+        // Kept out of swap as it is touched, where the limits allow: a container's memory must not reach a disk.
+        // SAFETY: locking changes neither content nor validity of the range that was mapped just now.
+        unsafe { libc::mlock2(start.as_ptr(), size.get(), libc::MLOCK_ONFAULT) };
         Ok(Self { start, len: size.get() })
     }
 }

@@ -170,7 +170,8 @@ impl Userfault {
         match error.raw_os_error() {
             Some(libc::EEXIST) => Ok(Filled::UntilPresent(done)),
             // A partial copy is reported as EAGAIN with the count; the reason shows when it is tried again.
-            Some(libc::EAGAIN) => Ok(Filled::UntilChange(done)),
+            // Memory may be free again in a moment; to give up would leave pages of zeros where there was content.
+            Some(libc::EAGAIN | libc::ENOMEM) => Ok(Filled::UntilChange(done)),
             Some(libc::ENOENT | libc::EFAULT | libc::EINVAL) => Ok(Filled::UntilUnmapped(done)),
             Some(libc::ESRCH) => Ok(Filled::Gone),
             _ => Err(error),

@@ -40,7 +40,7 @@ pub(super) enum Message {
     Gone(AddressSpaceId, PageRange),
     /// All pages have come: what is not listed is zero.
     Complete,
-    /// All mappings are registered: fill them.
+    /// The tasks run: put every page in place.
     Fill,
     /// Say how things stand.
     Status,
@@ -204,7 +204,7 @@ impl PagerHandle {
         self.send(&Message::Complete)
     }
 
-    /// Says that all mappings are registered, so that they can be filled.
+    /// Says that the tasks run, so that every page shall be put in place.
     pub fn fill(&self) -> Result<(), ControlError> {
         self.send(&Message::Fill)
     }

@@ -12,13 +12,17 @@
 //! The life of one address space here:
 //!
 //! ```text
-//!   ABSENT ──its userfaultfd arrives──▶ SERVED ──the agent says "fill"──▶ FILLING ──nothing left──▶ closed
+//!   ABSENT ──its userfaultfd arrives──▶ SERVED ──the agent says "the tasks run"──▶ FILLING ──nothing left──▶ closed
 //!               (faults are answered from the store; a fault on a page that the agent has
 //!                not delivered yet waits until it has, or until it says that all have come)
 //! ```
 //!
-//! Until criu says that the restore is finished, nothing is taken out of the store: if criu dies before that, the restore
-//! can be done again from the same pages.
+//! Until the agent says that the tasks run, nothing is taken out of the store: if criu dies before that, the restore can be
+//! done again from the same pages. Only then are they put in place beyond what is asked for, and given back to the system
+//! as they are, so that a node never holds the container's memory twice.
+//!
+//! A pager that cannot go on does not end: its userfaultfds would close with it, and the tasks would read zeros where there
+//! was content. It stays, and lets them wait.
 
 mod control;
 mod serve;

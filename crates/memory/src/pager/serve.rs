@@ -70,6 +70,8 @@ struct Pager {
     stored: HashMap<AddressSpaceId, Index>,
     served: Vec<(Option<AddressSpaceId>, Space)>,
     filling: bool,
+    /// Stored pages that were settled before the tasks ran: given back when they do.
+    freed: Vec<Extent>,
     /// A forked child shares stored pages with its parent, so that none may be given back before the end.
     forked: bool,
     status: Status,
@@ -89,6 +91,7 @@ impl Pager {
             stored: HashMap::new(),
             served: Vec::new(),
             filling: false,
+            freed: Vec::new(),
             forked: false,
             status: Status::default(),
         })
@@ -129,6 +132,8 @@ impl Pager {
             self.criu = Some(self.lazy.accept()?.0);
             // A restore that is done again starts with nothing in place.
             self.served.clear();
+            self.freed.clear();
+            self.status.restored = false;
         }
         if ready[0] {
             self.agents.push(descriptor::accept(self.control.as_fd())?);
@@ -137,7 +142,7 @@ impl Pager {
             self.fill()?;
         }
         self.served.retain(|(_, space)| !space.gone);
-        if self.filling && self.status.restored && self.status.complete {
+        if self.filling && self.status.complete {
             self.served.retain(|(_, space)| !(space.pending.is_empty() && space.waiting.is_empty()));
             self.status.drained = self.served.is_empty();
         }
@@ -168,13 +173,14 @@ impl Pager {
             self.forked = true;
             self.served.push((None, child));
         }
-        self.give_back(&work.freed);
+        self.freed.extend(work.freed);
+        self.give_back();
     }
 
-    fn give_back(&self, freed: &[Extent]) {
+    fn give_back(&mut self) {
         let Some(store) = &self.store else { return };
-        if self.status.restored && !self.forked {
-            for extent in freed {
+        if self.filling && !self.forked {
+            for extent in self.freed.drain(..) {
                 // Memory that cannot be given back now goes with the pager.
                 let _ = store.release(extent.offset, extent.range.len());
             }
@@ -222,7 +228,11 @@ impl Pager {
                     self.status.peak_bytes = self.status.peak_bytes.max(store.resident()?);
                 }
             }
-            Message::Fill => self.filling = true,
+            Message::Fill => {
+                self.filling = true;
+                self.stored = HashMap::new();
+                self.give_back();
+            }
             Message::Status => self.tell(index),
             Message::Quit => return Ok(true),
         }
@@ -253,7 +263,6 @@ impl Pager {
         let word = i32::from_le_bytes(word);
         if word == RESTORE_FINISHED {
             self.status.restored = true;
-            self.stored = HashMap::new();
         } else if word > 0 {
             let mut byte = [0; 1];
             let (_, descriptors) = descriptor::receive(criu.as_fd(), &mut byte)?;
