@@ -8,6 +8,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::row::Row;
 use crate::suite::{Case, Suite};
+use crate::timeline::Slice;
 
 const WIDTH: u32 = 960;
 const LEFT: i32 = 120;
@@ -29,9 +30,12 @@ const COLORS: [RGBColor; 10] = [
     RGBColor(0xba, 0xb0, 0xac),
 ];
 
+/// Slices smaller than this share of the blackout are drawn as one, which comes last.
+const SMALL: f64 = 0.005;
+
 /// Draws `SUITE-WORKLOAD.svg`; `None` if no run succeeded.
 pub fn draw(directory: &Path, suite: &Suite, case: &Case, rows: &[Row]) -> Result<Option<PathBuf>> {
-    let longest = rows.iter().filter_map(|r| Some(r.quantity("client_gap_ms")?.median)).fold(0.0, f64::max);
+    let longest = rows.iter().filter_map(|r| Some(r.quantity("client_gap_ms")?.max)).fold(0.0, f64::max);
     if longest <= 0.0 {
         return Ok(None);
     }
@@ -73,7 +77,7 @@ fn paint<'a>(area: &Area<'a>, suite: &Suite, case: &Case, rows: &[Row], most: f6
         let top = TOP + index as i32 * (BAR + 34);
         area.draw(&Text::new(row.system().name(), (LEFT - 10, top + BAR / 2), text(15, HPos::Right)))?;
         let mut begin = 0.0;
-        for (slice, color) in row.slices().iter().zip(COLORS.iter().cycle()) {
+        for (slice, color) in visible(row.slices()).iter().zip(COLORS.iter().cycle()) {
             let corners = [(x(begin), top), (x(begin + slice.ms), top + BAR)];
             area.draw(&Rectangle::new(corners, color.filled()))?;
             begin += slice.ms;
@@ -100,7 +104,7 @@ fn paint_legend<'a>(
     text: &dyn Fn(i32, HPos) -> TextStyle<'static>,
 ) -> Painted<'a> {
     area.draw(&Text::new(row.system().name(), (LEFT - 10, top), text(14, HPos::Right)))?;
-    for (index, (slice, color)) in row.slices().iter().zip(COLORS.iter().cycle()).enumerate() {
+    for (index, (slice, color)) in visible(row.slices()).iter().zip(COLORS.iter().cycle()).enumerate() {
         let column = (WIDTH as i32 - LEFT - RIGHT) / LEGEND_COLUMNS as i32;
         let (left, y) =
             (LEFT + (index % LEGEND_COLUMNS) as i32 * column, top + (index / LEGEND_COLUMNS) as i32 * LEGEND_LINE);
@@ -111,7 +115,21 @@ fn paint_legend<'a>(
 }
 
 fn legend_height(row: &Row) -> i32 {
-    row.slices().len().div_ceil(LEGEND_COLUMNS).max(1) as i32 * LEGEND_LINE + 12
+    visible(row.slices()).len().div_ceil(LEGEND_COLUMNS).max(1) as i32 * LEGEND_LINE + 12
+}
+
+/// The slices that can be seen.
+fn visible(slices: &[Slice]) -> Vec<Slice> {
+    let limit = SMALL * slices.iter().map(|s| s.ms).sum::<f64>();
+    let (mut large, small): (Vec<_>, Vec<_>) = slices.iter().cloned().partition(|s| s.ms >= limit);
+    match small.as_slice() {
+        [] | [_] => large.extend(small),
+        several => {
+            let name = format!("{} small parts", several.len());
+            large.push(Slice { name, ms: several.iter().map(|s| s.ms).sum() });
+        }
+    }
+    large
 }
 
 /// A round distance between ticks, so that there are four to ten of them.
@@ -123,6 +141,16 @@ fn tick(most: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn small_slices_are_drawn_as_one() {
+        let slice = |name: &str, ms| Slice { name: name.into(), ms };
+        let all = [slice("a", 0.1), slice("b", 100.0), slice("c", 0.2)];
+        let seen = visible(&all);
+        assert_eq!(seen.iter().map(|s| s.name.as_str()).collect::<Vec<_>>(), ["b", "2 small parts"]);
+        assert!((seen[1].ms - 0.3).abs() < 1e-9);
+        assert_eq!(visible(&all[..2]).len(), 2);
+    }
 
     #[test]
     fn ticks_are_round_and_few() {

@@ -15,7 +15,7 @@ const COLUMNS: [(&str, &str, f64); 5] = [
     ("extra memory MB", "peak_mem_bytes", MB),
 ];
 
-/// The table: medians, in brackets the range.
+/// The table: medians, below them the range.
 pub fn of_rows(rows: &[Row]) -> String {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_FULL_CONDENSED);
@@ -38,5 +38,6 @@ pub fn of_rows(rows: &[Row]) -> String {
 
 fn cell(spread: Spread, unit: f64) -> String {
     let Spread { median, min, max } = spread;
-    format!("{:.1} ({:.1}–{:.1})", median / unit, min / unit, max / unit)
+    // One line below the other: the table still fits a terminal when there are many columns.
+    format!("{:.1}\n{:.1}–{:.1}", median / unit, min / unit, max / unit)
 }
