@@ -133,7 +133,7 @@ fn pass(port: &mut dyn SourcePort, faults: &FaultPlan, step: impl fmt::Display, 
 pub fn migrate(port: &mut dyn SourcePort, journal: &mut Journal, faults: &FaultPlan) -> Ending {
     let mut begun = Vec::new();
     match attempt(port, journal, faults, &mut begun) {
-        Ok(()) => forward(port, journal, faults),
+        Ok(()) => forward(port, journal, faults, &[]),
         Err(failure) => undo(port, journal, &begun, failure),
     }
 }
@@ -159,10 +159,16 @@ fn attempt(
     journal.decide(&Record::Commit).map_err(written)
 }
 
-/// Everything after the commit point; there is no way back.
-fn forward(port: &mut dyn SourcePort, journal: &mut Journal, faults: &FaultPlan) -> Ending {
+/// Everything after the commit point that `records` do not say was done; there is no way back.
+fn forward(port: &mut dyn SourcePort, journal: &mut Journal, faults: &FaultPlan, records: &[Record]) -> Ending {
+    let entry = |step: SourceStep| Record::Step { step: step.to_string() };
+    // A step's entry says that those before it are done, and must not be done again: once the original is being removed,
+    // the destination may have forgotten the migration.
+    let from = SourceStep::AFTER_COMMIT.into_iter().rposition(|step| records.contains(&entry(step))).unwrap_or(0);
     let mut step_after_commit = pass(port, faults, "commit", When::After);
-    for step in SourceStep::AFTER_COMMIT {
+    for step in SourceStep::AFTER_COMMIT.into_iter().skip(from) {
+        // Where it cannot be written, a restart does more than it must.
+        let _ = journal.append(&entry(step));
         port.entered(step.phase());
         loop {
             let done = std::mem::replace(&mut step_after_commit, Ok(()))
@@ -214,12 +220,9 @@ pub fn recover(port: &mut dyn SourcePort, journal: &mut Journal, records: &[Reco
         };
     }
     if failure.is_none() && records.contains(&Record::Commit) {
-        return forward(port, journal, &FaultPlan::default());
+        return forward(port, journal, &FaultPlan::default(), records);
     }
     let failure = failure.unwrap_or_else(|| Failure::new("the agent was restarted in the middle of the migration"));
-    if records.contains(&Record::Done) {
-        return Ending::Undone { failure, leftovers: Vec::new() };
-    }
     // Undoing what was never begun does nothing; so no step is missed, even if its entry is.
     undo(port, journal, &SourceStep::BEFORE_COMMIT, failure)
 }

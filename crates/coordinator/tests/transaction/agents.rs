@@ -15,7 +15,8 @@ use crate::stage::{Heard, Request, Response, Stage};
 fn create(stage: &Stage, side: Side) -> Result<Journal, Failure> {
     let id: MigrationId = "m-1".parse().expect("an id");
     let peer: NodeName = "other".parse().expect("a name");
-    let begin = Record::Begin { id: id.clone(), side, container: "c".into(), peer, context: Value::Null };
+    let context = if stage.case.long == Some(side) { "x".repeat(2000).into() } else { Value::Null };
+    let begin = Record::Begin { id: id.clone(), side, container: "c".into(), peer, context };
     Journal::create(&stage.directory(side), &id, &begin).map_err(|e| Failure::new(e.to_string()))
 }
 
@@ -67,12 +68,12 @@ fn tell_that_it_was_undone(port: &SourceEnd<'_>) {
     while port.dial().and_then(|()| port.request(Request::Abort, &Response::Aborted)).is_err() {}
 }
 
-/// Just what is named is left.
+/// Nothing is left that is not named. (A restarted source may name what it had not begun.)
 fn assert_left_over(stage: &Stage, side: Side, leftovers: &[String]) {
     let step = |line: &String| Some(line.strip_prefix("undoing ")?.split_once(':')?.0.to_owned());
     let named: BTreeSet<String> = leftovers.iter().filter_map(step).collect();
     let left = stage.turn(side, "looks back", |scene| scene.world.made(side).clone());
-    assert_eq!(left, named, "what is left over, and what is said to be");
+    assert!(left.is_subset(&named), "left over: {left:?}, said to be: {named:?}");
 }
 
 /// The destination's agent, from its start until both have nothing left to do.
@@ -165,6 +166,12 @@ impl Destination<'_> {
                 self.abort(&Failure::new("the source says so"));
                 Ok(Response::Aborted)
             }
+            (Request::Drained, None) => Ok(Response::Drained),
+            (Request::Drained, Some((journal, _))) if stands == Some(Standing::Ended) => {
+                journal.close().expect("a journal can be removed");
+                Ok(Response::Drained)
+            }
+            (Request::Drained, Some(_)) => return Response::Failed("not every page is in place yet".into()),
             (request, found) => panic!("{request:?} must not come to {found:?}"),
         };
         done.unwrap_or_else(|failure| {

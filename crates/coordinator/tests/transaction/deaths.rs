@@ -1,6 +1,7 @@
 //! Each agent dies, or the link is cut, at each single action in turn: before and after each effect, each message and
 //! each record of a journal, in going forward as in undoing.
 
+use tranship_coordinator::{DestinationStep, SourceStep};
 use tranship_types::Side;
 
 use crate::stage::{Case, Mishap, run};
@@ -32,6 +33,18 @@ fn at_each_action_of_undoing() {
         let faults = "source.commit.before.error".to_owned();
         at_each_action(&Case { seed: 3, faults: faults.clone(), ..Case::default() }, mishap);
         at_each_action(&Case { seed: 4, faults, torn: true, ..Case::default() }, mishap);
+    }
+}
+
+#[test]
+fn at_each_action_around_an_undo_that_fails_at_first() {
+    let cases = [
+        (Side::Source, SourceStep::Freeze.to_string(), "source.commit.before.error"),
+        (Side::Destination, DestinationStep::Network.to_string(), "destination.ready.after.error"),
+    ];
+    for (side, step, faults) in cases {
+        let case = Case { seed: 6, failing_undo: Some((side, step)), faults: faults.into(), ..Case::default() };
+        MISHAPS.iter().for_each(|mishap| at_each_action(&case, *mishap));
     }
 }
 

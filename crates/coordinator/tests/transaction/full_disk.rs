@@ -5,6 +5,8 @@
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 
+use tranship_types::Side;
+
 use crate::stage::{Case, Mishap, run};
 
 const NAME: &str = "full_disk::a_disk_that_is_full_at_any_byte_harms_nothing";
@@ -12,7 +14,7 @@ const WITHIN: &str = "TRANSHIP_TEST_FULL_DISK";
 /// The action at which there is space again: long after a move that nothing disturbs has ended.
 const FREED_AT: usize = 400;
 /// Bytes from one size of the disk to the next: no divisor of what lines are long.
-const STRIDE: u64 = 3;
+const STRIDE: u64 = 7;
 
 fn limit(bytes: u64) {
     let (_, hard) = getrlimit(Resource::RLIMIT_FSIZE).expect("a limit");
@@ -57,15 +59,21 @@ fn a_disk_that_is_full_at_any_byte_harms_nothing() {
     signals.add(Signal::SIGXFSZ);
     signals.thread_block().expect("a signal can be blocked");
 
-    for (faults, expected) in [("", true), ("source.commit.before.error", false)] {
-        // Until the disk has been large enough for longer than any line is.
-        let (mut bytes, mut enough) = (0, 0);
+    let undo = "source.commit.before.error";
+    let cases =
+        [("", None), (undo, None), ("", Some(Side::Source)), ("", Some(Side::Destination)), (undo, Some(Side::Source))];
+    for (faults, long) in cases {
+        // Where one journal is long, the disk is full for that side alone; before it, neither can begin.
+        let mut bytes = if long.is_some() { 2000 } else { 0 };
+        // Until the disk has been large enough for longer than any line but the first is.
+        let mut enough = 0;
         while enough < 256 {
             let mishaps = vec![(FREED_AT, Mishap::FreeSpace)];
             let full = Full::at(bytes);
-            let end = run(&Case { seed: 7, mishaps, faults: faults.into(), ..Case::default() });
+            let end = run(&Case { seed: 7, mishaps, faults: faults.into(), long, ..Case::default() });
             drop(full);
-            let undisturbed = end.actions < FREED_AT && end.endings.len() == 1 && end.world.decided == expected;
+            let undisturbed =
+                end.actions < FREED_AT && end.endings.len() == 1 && end.world.decided == faults.is_empty();
             enough = if undisturbed { enough + STRIDE } else { 0 };
             bytes += STRIDE;
         }

@@ -1,5 +1,9 @@
 //! What a journal keeps, and what is read from one.
 
+use std::os::fd::AsRawFd;
+
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde_json::Value;
 use tranship_coordinator::{
     DestinationPort, DestinationStep, Ending, Failure, Fault, FaultPlan, Journal, Record, SourcePort, SourceStep,
@@ -58,6 +62,29 @@ fn a_decision_that_is_not_on_the_disk_is_not_acted_on() {
     let forward = SourceStep::BEFORE_COMMIT.iter().map(ToString::to_string);
     let back = SourceStep::BEFORE_COMMIT.iter().rev().map(|step| format!("undo {step}"));
     assert_eq!(port.0, forward.chain(back).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_full_disk_keeps_no_committed_container_from_running_but_the_source_from_forgetting_it() {
+    let full = memfd_create("full", MFdFlags::MFD_ALLOW_SEALING).unwrap();
+    fcntl(&full, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_GROW)).unwrap();
+    let (mut journal, _) = Journal::open(format!("/proc/self/fd/{}", full.as_raw_fd()).as_ref()).unwrap();
+    let mut port = Scribe::default();
+    let failure = commit(&mut port, &mut journal, &FaultPlan::default()).unwrap_err();
+    assert!(failure.message.contains("cannot be written"), "{failure}");
+    assert_eq!(port.0, DestinationStep::COMMIT.map(|step| step.to_string()));
+}
+
+#[test]
+fn an_undone_decision_is_undone() {
+    // A decision that could not be synced, nor taken back: nobody has acted on it.
+    let directory = tempfile::tempdir().unwrap();
+    let (id, begin) = begin(Side::Source);
+    let mut journal = Journal::create(directory.path(), &id, &begin).unwrap();
+    let records = [begin, Record::Commit, Record::Undone { failure: Failure::new("no") }];
+    let mut port = Scribe::default();
+    assert!(matches!(recover(&mut port, &mut journal, &records), Ending::Undone { .. }));
+    assert!(port.0.iter().all(|what| what.starts_with("undo ")), "{:?}", port.0);
 }
 
 #[test]
@@ -155,14 +182,33 @@ fn a_source_goes_forward_only_from_a_decision() {
     for len in 1..=records.len() {
         let mut port = Scribe::default();
         let ending = recover(&mut port, &mut journal, &records[..len]);
-        let forward: Vec<String> = SourceStep::AFTER_COMMIT.iter().map(ToString::to_string).collect();
         if len <= decision {
             assert!(matches!(&ending, Ending::Undone { leftovers, .. } if leftovers.is_empty()), "{ending:?}");
             assert!(port.0.iter().all(|what| what.starts_with("undo ")), "{:?}", port.0);
         } else {
             assert_eq!(ending, Ending::Moved);
+            // From the step that was begun last: what came before it was done.
+            let entry = |step: &SourceStep| Record::Step { step: step.to_string() };
+            let from =
+                SourceStep::AFTER_COMMIT.iter().rposition(|step| records[..len].contains(&entry(step))).unwrap_or(0);
             let ended = records[..len].contains(&Record::Done);
-            assert_eq!(port.0, if ended { Vec::new() } else { forward }, "with {len} records");
+            let left = if ended { &[] } else { &SourceStep::AFTER_COMMIT[from..] };
+            assert_eq!(port.0, left.iter().map(ToString::to_string).collect::<Vec<_>>(), "with {len} records");
         }
     }
+}
+
+#[test]
+fn what_was_undone_is_not_undone_again_by_a_later_agent() {
+    let directory = tempfile::tempdir().unwrap();
+    let (id, begin) = begin(Side::Source);
+    let mut journal = Journal::create(directory.path(), &id, &begin).unwrap();
+    let plan = FaultPlan::parse("source.transfer.after.error").unwrap();
+    assert!(matches!(migrate(&mut Scribe::default(), &mut journal, &plan), Ending::Undone { .. }));
+    let (_, records) = Journal::open(&Journal::list(directory.path()).remove(0)).unwrap();
+    let mut port = Scribe::default();
+    let Ending::Undone { failure, leftovers } = recover(&mut port, &mut journal, &records) else { panic!("it moved") };
+    assert!(failure.message.contains("transfer"), "the first cause is the one that is told: {failure}");
+    // The container may be somewhere else by now.
+    assert!(port.0.is_empty() && leftovers.is_empty(), "{:?}", port.0);
 }

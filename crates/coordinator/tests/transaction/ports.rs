@@ -51,6 +51,8 @@ impl SourcePort for SourceEnd<'_> {
                 }
                 self.request(Request::Commit, &Response::Running)?;
             }
+            // Nothing depends on it: a destination that was not asked remembers the migration.
+            SourceStep::Release => drop(self.request(Request::Drained, &Response::Drained)),
             _ => {}
         }
         self.0.turn(Side::Source, format_args!("has done {step}"), |scene| {

@@ -25,6 +25,8 @@ pub enum Request {
     Ready,
     Commit,
     Abort,
+    /// The last question: with its answer the destination may forget the migration.
+    Drained,
 }
 
 /// What the destination answers.
@@ -34,6 +36,7 @@ pub enum Response {
     Ready,
     Running,
     Aborted,
+    Drained,
     Failed(String),
 }
 
@@ -63,6 +66,8 @@ pub struct Case {
     pub failing_undo: Option<(Side, String)>,
     /// Who dies is just writing a line of its journal.
     pub torn: bool,
+    /// Whose journal begins with a record that is longer than all others of the other side's.
+    pub long: Option<Side>,
     /// The source's agent is told to stop when the first step after the commit point fails.
     pub stopping: bool,
 }
@@ -175,7 +180,7 @@ struct State {
 
 /// Where both agents act, one at a time.
 pub struct Stage {
-    case: Case,
+    pub case: Case,
     directory: PathBuf,
     pub plan: FaultPlan,
     state: Mutex<State>,
