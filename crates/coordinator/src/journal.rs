@@ -7,6 +7,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -94,7 +95,9 @@ impl Journal {
         let path = directory.join(format!("{id}.jsonl"));
         let failed = Self::failed(&path, "made");
         std::fs::create_dir_all(directory).map_err(&failed)?;
-        let file = OpenOptions::new().append(true).create_new(true).open(&path).map_err(&failed)?;
+        // For its owner alone: the context may have the container's configuration, and so its environment, in it.
+        let options = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path);
+        let file = options.map_err(&failed)?;
         let mut journal = Self { path: path.clone(), file };
         let made = journal.append(begin).and_then(|()| {
             let len = journal.file.metadata().map_err(&failed)?.len();

@@ -135,6 +135,10 @@ impl Destination<'_> {
 
     fn abort(&mut self, why: &Failure) {
         let Some((mut journal, records)) = open(self.stage, Side::Destination) else { return };
+        assert!(!records.contains(&Record::Commit), "what was committed must not be undone");
+        if standing(&records) == Standing::Ended {
+            return journal.close().expect("a journal can be removed");
+        }
         let leftovers = abort(&mut self.port, &mut journal, &begun(&records), why);
         assert_left_over(self.stage, Side::Destination, &leftovers);
         self.undoing = !leftovers.is_empty();
