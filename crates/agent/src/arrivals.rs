@@ -38,10 +38,12 @@ pub struct Arrival {
 
 /// All of them.
 #[derive(Default)]
-pub struct Arrivals(Mutex<HashMap<MigrationId, (Arc<Mutex<Arrival>>, Arc<Inbox>)>>);
+pub struct Arrivals(Mutex<ById>);
+
+type ById = HashMap<MigrationId, (Arc<Mutex<Arrival>>, Arc<Inbox>)>;
 
 impl Arrivals {
-    fn map(&self) -> std::sync::MutexGuard<'_, HashMap<MigrationId, (Arc<Mutex<Arrival>>, Arc<Inbox>)>> {
+    fn map(&self) -> std::sync::MutexGuard<'_, ById> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

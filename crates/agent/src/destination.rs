@@ -521,7 +521,7 @@ fn check_rootfs(node: &Node, offer: &Offer, blockers: &mut Vec<Blocker>) {
             }
         }
         (Err(error), _) => {
-            add(format!("the digest of the root filesystem cannot be read: {error}"), "update both agents".into())
+            add(format!("the digest of the root filesystem cannot be read: {error}"), "update both agents".into());
         }
         (_, Err(error)) => add(error.to_string(), format!("mend it on node {here}")),
     }

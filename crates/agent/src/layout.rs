@@ -225,10 +225,7 @@ impl Layout {
     /// way is let finish: criu must not be killed in the middle of one.
     pub fn end_front(&self, role: Role, timeout: Duration) -> Result<(), Failure> {
         let deadline = Instant::now() + timeout;
-        let mut handle = match FrontHandle::connect(&self.front_socket(role)) {
-            Ok(handle) => handle,
-            Err(_) => return Ok(()),
-        };
+        let Ok(mut handle) = FrontHandle::connect(&self.front_socket(role)) else { return Ok(()) };
         // If it waits for an order, this is it; if it is at work, the connection ends when it does.
         let _ = handle.order(Order::Abort);
         loop {

@@ -126,7 +126,7 @@ fn conclude(
             }
         }
         Ending::Suspended => {
-            live.change(|r| r.error = Some("the agent is stopping; its next start goes on".to_owned()))
+            live.change(|r| r.error = Some("the agent is stopping; its next start goes on".to_owned()));
         }
     }
 }

@@ -76,7 +76,7 @@ fn answer(node: &Arc<Node>, incoming: Incoming) {
     };
     match (hello.purpose, hello.migration) {
         (Purpose::Control, id) => {
-            if let Err(error) = control(node, link, id) {
+            if let Err(error) = control(node, link, id.as_ref()) {
                 tracing::debug!(%address, %error, "a control link ended");
             }
         }
@@ -95,10 +95,10 @@ fn answer(node: &Arc<Node>, incoming: Incoming) {
 }
 
 /// One control link: requests are answered in their order until it ends.
-fn control(node: &Arc<Node>, mut link: Connection, id: Option<MigrationId>) -> Result<(), ReadError> {
+fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> Result<(), ReadError> {
     let peer = link.peer().clone();
     link.set_timeout(Some(SILENCE)).map_err(ReadError::Io)?;
-    if let Some(found) = id.as_ref().and_then(|id| node.arrivals.get(id))
+    if let Some(found) = id.and_then(|id| node.arrivals.get(id))
         && lock(&found).peer != peer
     {
         let failure = Failure::new(format!("the migration is not one of node {peer}"));
@@ -111,7 +111,7 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<MigrationId>) -> R
             Ok(request) => request,
             Err(error) => break Err(error),
         };
-        let response = match (request, &id) {
+        let response = match (request, id) {
             (Request::Clock, _) => Response::Clock { now_ns: monotonic_ns() },
             (Request::Check(offer), _) => Response::Checked { blockers: destination::check(node, &offer) },
             (Request::Offer(offer), Some(id)) => offered(node, id, &peer, *offer, &link),
@@ -130,7 +130,7 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<MigrationId>) -> R
         }
     };
     // Whoever is READY waits for the word, over whatever link it comes. Everybody else is undone.
-    if let Some(id) = &id
+    if let Some(id) = id
         && let Some(arrival) = node.arrivals.get(id)
         && lock(&arrival).standing == Standing::Open
     {
@@ -291,7 +291,7 @@ fn drain(node: &Arc<Node>, id: &MigrationId, found: &Mutex<Arrival>) {
             tracing::info!(%id, "drained");
         }
         Err(failure) => {
-            tracing::error!(%id, %failure, "the migration could not be finished; it is tried again when the source asks")
+            tracing::error!(%id, %failure, "the migration could not be finished; it is tried again when the source asks");
         }
     }
 }

@@ -77,7 +77,7 @@ impl Index {
     /// Takes out what lies in `range` and returns it.
     pub fn remove(&mut self, range: PageRange) -> Vec<Extent> {
         let mut taken = Vec::new();
-        let first = self.extents.range(..range.start).next_back().map(|(s, _)| *s).unwrap_or(range.start);
+        let first = self.extents.range(..range.start).next_back().map_or(range.start, |(start, _)| *start);
         let touched: Vec<u64> = self.extents.range(first..range.end).map(|(start, _)| *start).collect();
         for start in touched {
             let (end, offset) = self.extents[&start];

@@ -151,7 +151,7 @@ pub fn send<W: Write + Send>(
                 })
             })
             .collect();
-        workers.into_iter().map(|w| w.join().expect("a sender does not panic")).collect()
+        workers.into_iter().try_for_each(|w| w.join().expect("a sender does not panic"))
     })
 }
 

@@ -56,7 +56,7 @@ impl PageSet {
 
     fn drain(self) -> Vec<PageRange> {
         let mut index = self.0;
-        index.remove(PageRange { start: 0, end: u64::MAX & !4095 }).into_iter().map(|e| e.range).collect()
+        index.remove(PageRange::EVERYTHING).into_iter().map(|e| e.range).collect()
     }
 }
 

@@ -18,6 +18,9 @@ pub struct PageRange {
 }
 
 impl PageRange {
+    /// Every page that there can be.
+    pub const EVERYTHING: PageRange = PageRange { start: 0, end: !(PAGE_SIZE - 1) };
+
     /// The range, or `None` if it is empty, backwards or not page-aligned.
     pub fn new(start: u64, end: u64) -> Option<Self> {
         (start < end && start.is_multiple_of(PAGE_SIZE) && end.is_multiple_of(PAGE_SIZE)).then_some(Self { start, end })

@@ -122,7 +122,7 @@ impl Space {
                 }
                 Filled::Gone => {
                     self.gone = true;
-                    work.freed.extend(self.pending.remove(PageRange { start: 0, end: u64::MAX & !(PAGE_SIZE - 1) }));
+                    work.freed.extend(self.pending.remove(PageRange::EVERYTHING));
                     return Ok(());
                 }
             };
