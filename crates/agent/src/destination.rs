@@ -196,9 +196,21 @@ impl DestinationRun {
 
     /// Lets the held tasks go; where they are lost because criu was killed, restores them again from what is in memory.
     fn resume(&mut self) -> Result<(), Failure> {
-        if self.resumed_ns.is_some() || !self.layout.root().exists() {
-            // Its directory goes only when there is nothing left to do.
+        if self.resumed_ns.is_some() {
             return Ok(());
+        }
+        if !self.layout.root().exists() {
+            // It goes only when there is nothing left to do, or with the host.
+            let name = &self.offer.container;
+            let ours = |c: tranship_engine::Container| c.state == State::Running && c.bundle == self.bundle();
+            return match self.node.engine.inspect(name).is_ok_and(ours) {
+                true => Ok(()),
+                false => Err(Failure::new(format!(
+                    "the stopped copy of container {name} on node {} is lost, its host was restarted; the original is still \
+                     frozen on its node",
+                    self.node.config.node
+                ))),
+            };
         }
         self.let_go()?;
         // From now on pages are put in place and given back; until here everything could have been done again.

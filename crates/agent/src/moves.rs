@@ -74,8 +74,23 @@ fn conclude(
     ending: Ending,
     began: Instant,
 ) {
-    let total_ms = Some(began.elapsed().as_secs_f64() * 1e3);
     let id = live.read().id;
+    let mut ending = ending;
+    while let Ending::Undone { leftovers, .. } = &ending
+        && !leftovers.is_empty()
+    {
+        tracing::error!(%id, ?leftovers, "could not be undone; it is tried again");
+        live.change(|r| r.leftovers.clone_from(leftovers));
+        // The container may be stopped still: nothing matters more. If the agent stops, its next start goes on.
+        if !node.pause(Duration::from_secs(1)) {
+            return;
+        }
+        match Journal::open(journal.path()) {
+            Ok((_, records)) => ending = coordinator::recover(port, &mut journal, &records),
+            Err(error) => tracing::error!(%id, %error, "the journal cannot be read"),
+        }
+    }
+    let total_ms = Some(began.elapsed().as_secs_f64() * 1e3);
     match ending {
         Ending::Moved => {
             close(journal, &id);
@@ -88,17 +103,6 @@ fn conclude(
             });
         }
         Ending::Undone { failure, leftovers } => {
-            if !leftovers.is_empty() {
-                tracing::error!(%id, ?leftovers, "could not be undone; it is tried again");
-                live.change(|r| r.leftovers.clone_from(&leftovers));
-                // The container may be stopped still: nothing matters more.
-                if node.pause(Duration::from_secs(1))
-                    && let Ok((_, records)) = Journal::open(journal.path())
-                {
-                    let ending = coordinator::recover(port, &mut journal, &records);
-                    return conclude(node, claim, live, port, journal, ending, began);
-                }
-            }
             drop(claim);
             live.end(|r| {
                 r.outcome = Outcome::Failed;

@@ -229,6 +229,9 @@ fn ready(node: &Arc<Node>, id: &MigrationId) -> Response {
     let made = {
         let mut arrival = lock(&found);
         let Arrival { run, journal, begun, standing, .. } = &mut *arrival;
+        if *standing != Standing::Open {
+            return failure_response(Failure::new("the migration is past that point"));
+        }
         let Some(journal) = journal else { return failure_response(Failure::new("the migration has ended")) };
         coordinator::make_ready(run, journal, &node.faults, begun).map(|()| {
             *standing = Standing::Ready;

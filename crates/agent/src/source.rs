@@ -566,7 +566,13 @@ impl SourcePort for SourceRun {
     fn undo(&mut self, step: SourceStep) -> Result<(), Failure> {
         match step {
             SourceStep::Inspect | SourceStep::Connect | SourceStep::AwaitReady => Ok(()),
-            SourceStep::Offer => self.undo_offer(),
+            SourceStep::Offer => {
+                // The container does not depend on it: the destination is told in the background until it has heard.
+                if let Err(failure) = self.undo_offer() {
+                    tracing::info!(id = %self.id, %failure, "the destination does not know yet that it is off");
+                }
+                Ok(())
+            }
             SourceStep::Precopy => {
                 self.tracker = None;
                 Ok(())

@@ -188,11 +188,20 @@ fn forward(port: &mut dyn SourcePort, journal: &mut Journal, faults: &FaultPlan,
     Ending::Moved
 }
 
+/// First of all the decision: after a crash in the middle of undoing, it is undoing that goes on.
 fn undo(port: &mut dyn SourcePort, journal: &mut Journal, begun: &[SourceStep], failure: Failure) -> Ending {
+    let noted = journal.append(&Record::Undone { failure: failure.clone() });
+    undo_steps(port, journal, begun, failure, noted.err().map(|e| e.to_string()).into_iter().collect())
+}
+
+fn undo_steps(
+    port: &mut dyn SourcePort,
+    journal: &mut Journal,
+    begun: &[SourceStep],
+    failure: Failure,
+    mut leftovers: Vec<String>,
+) -> Ending {
     port.entered(Phase::Undo);
-    // First of all the decision: after a crash in the middle of undoing, it is undoing that goes on.
-    let mut leftovers: Vec<String> =
-        journal.append(&Record::Undone { failure: failure.clone() }).err().map(|e| e.to_string()).into_iter().collect();
     for step in begun.iter().rev() {
         // One failure must not keep the others from being undone.
         if let Err(failure) = port.undo(*step) {
@@ -222,7 +231,12 @@ pub fn recover(port: &mut dyn SourcePort, journal: &mut Journal, records: &[Reco
     if failure.is_none() && records.contains(&Record::Commit) {
         return forward(port, journal, &FaultPlan::default(), records);
     }
-    let failure = failure.unwrap_or_else(|| Failure::new("the agent was restarted in the middle of the migration"));
-    // Undoing what was never begun does nothing; so no step is missed, even if its entry is.
-    undo(port, journal, &SourceStep::BEFORE_COMMIT, failure)
+    // An entry precedes its action, so that what has none was never begun, and is not to be undone: the container may have
+    // been paused by its owner.
+    let is_begun = |step: &SourceStep| records.contains(&Record::Step { step: step.to_string() });
+    let begun: Vec<SourceStep> = SourceStep::BEFORE_COMMIT.into_iter().filter(is_begun).collect();
+    match failure {
+        Some(failure) => undo_steps(port, journal, &begun, failure, Vec::new()),
+        None => undo(port, journal, &begun, Failure::new("the agent was restarted in the middle of the migration")),
+    }
 }
