@@ -184,7 +184,8 @@ impl DestinationRun {
             }
             // A restore that is done again after a restart of the agent: the pager has had every page for long.
             Err(failure) => {
-                let status = PagerHandle::connect(self.layout.root()).and_then(|p| p.status(RESTORE)).map_err(failed)?;
+                let status =
+                    PagerHandle::connect(self.layout.root()).and_then(|p| p.status(RESTORE)).map_err(failed)?;
                 if !status.complete {
                     return Err(failure);
                 }
@@ -311,7 +312,10 @@ impl DestinationRun {
                 // It ends by itself once it has said so.
                 self.pager.take().map_or(Ok(()), |pager| node::reap(pager, RESTORE_END)).map_err(failed)
             }
-            _ => Err(Failure::new(format!("migration {} has not drained within {DRAIN:?}, or its pager is gone", self.id))),
+            _ => Err(Failure::new(format!(
+                "migration {} has not drained within {DRAIN:?}, or its pager is gone",
+                self.id
+            ))),
         }
     }
 
@@ -455,7 +459,9 @@ pub fn check(node: &Node, offer: &Offer) -> Vec<Blocker> {
             format!("choose a node that runs {theirs}"),
         );
     }
-    match node.engine.inspect(name) {
+    let there = node.engine.inspect(name);
+    let taken = there.is_ok();
+    match there {
         Err(EngineError::NoSuchContainer { .. }) => {
             if let Some((path, _)) = &offer.network
                 && path.exists()
@@ -475,7 +481,7 @@ pub fn check(node: &Node, offer: &Offer) -> Vec<Blocker> {
         Err(error) => add(BlockerKind::Engine, format!("{error} (on node {here})"), "mend the engine there".to_owned()),
     }
     let config = node.engine.adopt(name, offer.config.clone());
-    if node.engine.occupied(&config) {
+    if !taken && node.engine.occupied(&config) {
         let cgroup = config["linux"]["cgroupsPath"].as_str().unwrap_or_default();
         add(
             BlockerKind::Engine,

@@ -187,7 +187,8 @@ fn offered(node: &Arc<Node>, id: &MigrationId, peer: &NodeName, offer: Offer, li
 
 /// Whether an offer can be worked with at all: names in it become parts of paths here.
 fn believable(offer: &Offer) -> Result<(), Failure> {
-    let refuse = |why: &str| Err(Failure::new(format!("the offer of container {:?} is not acceptable: {why}", offer.container)));
+    let refuse =
+        |why: &str| Err(Failure::new(format!("the offer of container {:?} is not acceptable: {why}", offer.container)));
     if offer.container.parse::<MigrationId>().is_err() {
         return refuse("its name can have letters, digits, '-', '_' and '.' only, at most 40");
     }

@@ -17,8 +17,8 @@ use tranship_network::Gate;
 use tranship_sys::clock::monotonic_ns;
 use tranship_transport::{Connection, Link};
 use tranship_types::{Blocker, MigrationId, NodeName, Phase, RoundReport, Side};
-use tranship_wire::message::{Offer, Request, Response};
 use tranship_wire::Purpose;
+use tranship_wire::message::{Offer, Request, Response};
 
 use crate::inspection;
 use crate::layout::{Front, Layout, Role};
@@ -388,6 +388,13 @@ impl SourceRun {
     fn await_ready(&mut self) -> Result<(), Failure> {
         match self.hear(FROZEN_PATIENCE)? {
             Response::Ready { parts } => {
+                // What was sent is of no use if the original has run since: it would be a second, newer copy.
+                if !self.inspected()?.0.freezer.is_held().map_err(failed)? {
+                    let name = &self.name;
+                    return Err(Failure::new(format!(
+                        "somebody resumed container {name} in the middle of its move; try again"
+                    )));
+                }
                 self.report.change(|r| r.parts.extend(parts));
                 Ok(())
             }

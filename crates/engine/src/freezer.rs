@@ -86,6 +86,15 @@ impl Freezer {
         })
     }
 
+    /// Whether nobody has asked for its tasks to run since they were stopped.
+    pub fn is_held(&self) -> Result<bool, FreezerError> {
+        let (file, frozen) = match self {
+            Freezer::V1(_) => ("freezer.self_freezing", "1"),
+            Freezer::V2(_) => ("cgroup.freeze", "1"),
+        };
+        Ok(self.read(&self.directory().join(file))?.trim() == frozen)
+    }
+
     fn read(&self, path: &Path) -> Result<String, FreezerError> {
         std::fs::read_to_string(path).map_err(|source| FreezerError::File { path: path.to_owned(), source })
     }
