@@ -145,7 +145,7 @@ impl Calls<'_> {
         }
         if !moved {
             self.screen.error(&show::failure(report));
-            Screen::tell(&show::blockers(&report.blockers));
+            Self::tell_blockers(&report.blockers);
         }
         if !json && (moved || !report.parts.is_empty()) {
             Screen::print(&format!("\n{}", show::details(report, &self.screen.zone)));
@@ -154,6 +154,13 @@ impl Calls<'_> {
             (Outcome::Moved, _) => Exit::Done,
             (_, true) => Exit::Failed,
             (_, false) => Exit::Blocked,
+        }
+    }
+
+    /// Lists blockers below the sentence that has said the first of them: where that was not all there is to say.
+    fn tell_blockers(blockers: &[tranship_types::Blocker]) {
+        if blockers.len() > 1 || blockers.iter().any(|b| b.pid.is_some()) {
+            Screen::tell(&show::blockers(blockers));
         }
     }
 
@@ -173,9 +180,7 @@ impl Calls<'_> {
         let body = match error {
             ClientError::Refused { body, .. } => {
                 // A single blocker is the sentence itself, but its pid and descriptor are not in it.
-                if body.blockers.len() > 1 || body.blockers.iter().any(|b| b.pid.is_some()) {
-                    Screen::tell(&show::blockers(&body.blockers));
-                }
+                Self::tell_blockers(&body.blockers);
                 body.clone()
             }
             other => ErrorBody { message: other.to_string(), remedy: String::new(), blockers: Vec::new() },

@@ -178,6 +178,7 @@ pub mod tests {
                 moved_bytes: 172_851_200,
                 wire_bytes: 173_000_000,
                 rate: 117_755_084.8,
+                ..Default::default()
             },
             skeleton_bytes: 1_150_000,
             source_extra_bytes: 12_000_000,
