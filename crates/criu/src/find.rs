@@ -53,7 +53,7 @@ const WRAPPER_VARIABLE: &str = "TRANSHIP_CRIU_PRELOAD";
 
 /// There is no criu that works here.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("criu is missing or does not work on this kernel: {why}; run `make setup` or install criu >= 4.0")]
+#[error("criu is missing or does not work on this kernel: {why}; run `make setup` or install criu >= 4.2")]
 pub struct CriuMissing {
     /// What was tried last and the last line of what it said.
     pub why: String,
@@ -205,7 +205,7 @@ mod tests {
         let path = script(dir.path(), "criu", "echo one; echo 'Error (x): no vdso' >&2; echo >&2; exit 1");
         let text = find(Some(&path)).unwrap_err().to_string();
         assert!(text.starts_with("criu is missing or does not work on this kernel: "), "{text}");
-        assert!(text.ends_with("Error (x): no vdso; run `make setup` or install criu >= 4.0"), "{text}");
+        assert!(text.ends_with("Error (x): no vdso; run `make setup` or install criu >= 4.2"), "{text}");
         let missing = find(Some(&dir.path().join("none"))).unwrap_err().to_string();
         assert!(missing.contains("none: No such file"), "{missing}");
     }
