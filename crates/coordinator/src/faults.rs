@@ -29,6 +29,8 @@ pub enum Fault {
     KillCriu,
     /// The link to the other agent is cut.
     Cut,
+    /// The agent stops (SIGSTOP) until it is told to go on, so that something else can be done to it just there.
+    Hold,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,7 +44,7 @@ struct Injection {
 /// A specification that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the fault {0:?} is not of the form SIDE.STEP.WHEN.WHAT (source|destination, a step, before|after, error|die|kill-criu|cut)"
+    "the fault {0:?} is not of the form SIDE.STEP.WHEN.WHAT (source|destination, a step, before|after, error|die|kill-criu|cut|hold)"
 )]
 pub struct FaultSpecError(String);
 
@@ -70,6 +72,7 @@ impl FromStr for Injection {
                 "die" => Fault::Die,
                 "kill-criu" => Fault::KillCriu,
                 "cut" => Fault::Cut,
+                "hold" => Fault::Hold,
                 _ => return Err(bad()),
             },
         })
