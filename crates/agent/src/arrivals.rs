@@ -40,7 +40,14 @@ pub struct Arrival {
 #[derive(Default)]
 pub struct Arrivals(Mutex<ById>);
 
-type ById = HashMap<MigrationId, (Arc<Mutex<Arrival>>, Arc<Inbox>)>;
+type ById = HashMap<MigrationId, Entry>;
+
+/// What can be had of an arrival without waiting for whoever works on it.
+struct Entry {
+    arrival: Arc<Mutex<Arrival>>,
+    inbox: Arc<Inbox>,
+    peer: NodeName,
+}
 
 impl Arrivals {
     fn map(&self) -> std::sync::MutexGuard<'_, ById> {
@@ -48,17 +55,23 @@ impl Arrivals {
     }
 
     pub fn insert(&self, id: &MigrationId, arrival: Arrival, inbox: Arc<Inbox>) -> Arc<Mutex<Arrival>> {
+        let peer = arrival.peer.clone();
         let arrival = Arc::new(Mutex::new(arrival));
-        self.map().insert(id.clone(), (Arc::clone(&arrival), inbox));
+        self.map().insert(id.clone(), Entry { arrival: Arc::clone(&arrival), inbox, peer });
         arrival
     }
 
     pub fn get(&self, id: &MigrationId) -> Option<Arc<Mutex<Arrival>>> {
-        self.map().get(id).map(|(arrival, _)| Arc::clone(arrival))
+        self.map().get(id).map(|entry| Arc::clone(&entry.arrival))
     }
 
     pub fn inbox(&self, id: &MigrationId) -> Option<Arc<Inbox>> {
-        self.map().get(id).map(|(_, inbox)| Arc::clone(inbox))
+        self.map().get(id).map(|entry| Arc::clone(&entry.inbox))
+    }
+
+    /// The node that a migration comes from.
+    pub fn peer(&self, id: &MigrationId) -> Option<NodeName> {
+        self.map().get(id).map(|entry| entry.peer.clone())
     }
 
     pub fn remove(&self, id: &MigrationId) {

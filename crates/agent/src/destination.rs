@@ -409,6 +409,7 @@ impl DestinationPort for DestinationRun {
         tracing::warn!(?fault, "injected on the destination");
         match fault {
             Fault::Die => node::die(),
+            Fault::Hold => node::hold(),
             Fault::KillCriu => {
                 if let Some(front) = &self.front {
                     node::kill(front.criu);

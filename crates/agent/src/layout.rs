@@ -67,6 +67,11 @@ impl Layout {
         self.root.join("hidden")
     }
 
+    /// The note of when the container on the source was made.
+    pub fn original(&self) -> PathBuf {
+        self.root.join("original")
+    }
+
     fn bin(&self) -> PathBuf {
         self.root.join("bin")
     }

@@ -93,14 +93,17 @@ fn conclude(
     let total_ms = Some(began.elapsed().as_secs_f64() * 1e3);
     match ending {
         Ending::Moved => {
-            close(journal, &id);
             drop(claim);
             live.end(|r| {
                 r.outcome = Outcome::Moved;
                 r.phase = Phase::Done;
                 r.error = None;
-                r.total_ms = total_ms;
+                r.total_ms = r.total_ms.or(total_ms);
             });
+            // The destination remembers the migration until it has been asked.
+            if until_told(node, &id, || port.confirm_drained()) {
+                close(journal, &id);
+            }
         }
         Ending::Undone { failure, leftovers } => {
             drop(claim);
@@ -110,29 +113,32 @@ fn conclude(
                 r.error = Some(failure.message);
                 r.blockers = failure.blockers;
                 r.leftovers = leftovers;
-                r.total_ms = total_ms;
+                r.total_ms = r.total_ms.or(total_ms);
             });
-            if port.abort_confirmed || !port.offered {
-                return close(journal, &id);
-            }
             // The container runs here; what is left is that the destination may still hold a stopped copy.
-            let mut wait = Duration::from_millis(50);
-            while node.pause(wait) {
-                match port.confirm_abort() {
-                    Ok(()) => {
-                        // If it cannot be written, the next agent asks once more.
-                        let _ = journal.append(&Record::Confirmed);
-                        return close(journal, &id);
-                    }
-                    Err(failure) => tracing::info!(%id, %failure, "the destination does not know yet that it is off"),
-                }
-                wait = (wait * 2).min(Duration::from_secs(5));
+            if until_told(node, &id, || port.confirm_abort()) {
+                // If it cannot be written, the next agent asks once more.
+                let _ = journal.append(&Record::Confirmed);
+                close(journal, &id);
             }
         }
         Ending::Suspended => {
             live.change(|r| r.error = Some("the agent is stopping; its next start goes on".to_owned()));
         }
     }
+}
+
+/// Tells the destination something until it has heard; false if the agent is stopping before that.
+fn until_told(node: &Node, id: &MigrationId, mut tell: impl FnMut() -> Result<(), Failure>) -> bool {
+    let mut wait = Duration::from_millis(50);
+    while let Err(failure) = tell() {
+        tracing::info!(%id, %failure, "the destination does not know yet that it is over");
+        if !node.pause(wait) {
+            return false;
+        }
+        wait = (wait * 2).min(Duration::from_secs(5));
+    }
+    true
 }
 
 fn close(journal: Journal, id: &MigrationId) {
@@ -195,7 +201,8 @@ fn recover_source(
         Ok(report) => report,
         Err(error) => return tracing::error!(%error, "a journal's first record cannot be read"),
     };
-    let live = node.registry.begin(report);
+    // One that has ended already, and only has to tell the other node so, keeps the report that it had.
+    let live = node.registry.begin(node.registry.report(&report.id).unwrap_or(report));
     let node = Arc::clone(node);
     std::thread::spawn(move || {
         let mut port = SourceRun::new(&node, live.clone(), Limits::default());

@@ -171,6 +171,11 @@ pub fn die() -> ! {
     std::process::abort()
 }
 
+/// Lets an injected fault happen: this process stops until it is sent SIGCONT.
+pub fn hold() {
+    let _ = nix::sys::signal::kill(nix::unistd::Pid::this(), nix::sys::signal::Signal::SIGSTOP);
+}
+
 /// Waits for a child that is about to end; one that does not in time is killed.
 pub fn reap(mut child: std::process::Child, patience: Duration) -> std::io::Result<()> {
     let deadline = std::time::Instant::now() + patience;

@@ -98,8 +98,8 @@ fn answer(node: &Arc<Node>, incoming: Incoming) {
 fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> Result<(), ReadError> {
     let peer = link.peer().clone();
     link.set_timeout(Some(SILENCE)).map_err(ReadError::Io)?;
-    if let Some(found) = id.and_then(|id| node.arrivals.get(id))
-        && lock(&found).peer != peer
+    if let Some(source) = id.and_then(|id| node.arrivals.peer(id))
+        && source != peer
     {
         let failure = Failure::new(format!("the migration is not one of node {peer}"));
         tracing::warn!(%peer, "asked about a migration of another node");
@@ -121,7 +121,14 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
             },
             (Request::Ready, Some(id)) => ready(node, id),
             (Request::Commit, Some(id)) => commit(node, id),
-            (Request::Abort, Some(id)) => abort(node, id, &Failure::new("the source gave the migration up")),
+            (Request::Abort, Some(id)) => {
+                let failure = Failure::new("the source gave the migration up");
+                // Whoever waits for memory under the arrival's lock shall not go on waiting.
+                if let Some(inbox) = node.arrivals.inbox(id) {
+                    inbox.ended(Err(failure.clone()));
+                }
+                abort(node, id, &failure)
+            }
             (Request::Drained, Some(id)) => drained(node, id),
             (_, None) => failure_response(Failure::new("the request belongs to no migration")),
         };
@@ -163,19 +170,22 @@ fn offered(node: &Arc<Node>, id: &MigrationId, peer: &NodeName, offer: Offer, li
         peer: peer.clone(),
         context: serde_json::to_value(&offer).unwrap_or_default(),
     };
-    let mut journal = match Journal::create(&node.journals(), id, &begin) {
+    let journal = match Journal::create(&node.journals(), id, &begin) {
         Ok(journal) => journal,
         Err(error) => return failure_response(Failure::new(format!("node {}: {error}", node.config.node))),
     };
     let inbox = Arc::new(Inbox::default());
     let mut run = DestinationRun::new(node, id, peer, offer, Arc::clone(&inbox));
     run.cut_by(link.closer());
-    let mut begun = Vec::new();
     tracing::info!(%id, container = run.container(), from = %peer, "preparing");
-    let prepared = coordinator::prepare(&mut run, &mut journal, &node.faults, &mut begun);
     let (peer, standing) = (peer.clone(), Standing::Open);
-    let arrival = Arrival { peer, run, journal: Some(journal), begun, standing, claim: Some(claim) };
-    node.arrivals.insert(id, arrival, inbox);
+    let arrival = Arrival { peer, run, journal: Some(journal), begun: Vec::new(), standing, claim: Some(claim) };
+    // Known from the first step on: an abort that comes on another link meanwhile waits, and then undoes it.
+    let arrival = node.arrivals.insert(id, arrival, inbox);
+    let prepared = match &mut *lock(&arrival) {
+        Arrival { run, journal: Some(journal), begun, .. } => coordinator::prepare(run, journal, &node.faults, begun),
+        _ => Err(Failure::new("the migration has ended")),
+    };
     match prepared {
         Ok(()) => Response::Prepared,
         Err(failure) => {

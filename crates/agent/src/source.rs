@@ -34,6 +34,8 @@ const PREPARE: Duration = Duration::from_secs(120);
 const FROZEN_PATIENCE: Duration = Duration::from_secs(20);
 /// How long a dump that is under way is let finish when it is no longer wanted.
 const DUMP_END: Duration = Duration::from_secs(60);
+/// How long the destination may take to undo everything before it is asked again.
+const ABORT: Duration = Duration::from_secs(15);
 /// Progress is shown so often while memory travels.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -62,6 +64,8 @@ pub struct SourceRun {
     pub offered: bool,
     /// The destination has confirmed that nothing is left there.
     pub abort_confirmed: bool,
+    /// The destination has confirmed that every page is in place.
+    drain_confirmed: bool,
     attempts: u32,
 }
 
@@ -100,6 +104,7 @@ impl SourceRun {
             wire_bytes: 0,
             offered: false,
             abort_confirmed: false,
+            drain_confirmed: false,
             attempts: 0,
         }
     }
@@ -184,6 +189,7 @@ impl SourceRun {
         let (container, offer) = self.inspected()?.clone();
         let criu = self.node.criu().map_err(|b| failed(b.to_string()))?;
         self.layout.make()?;
+        std::fs::write(self.layout.original(), &container.created).map_err(failed)?;
         self.layout.write_plan(Role::Dump, &criu, self.node.config.criu.log_level)?;
         let command = self.layout.with_images(Role::Dump, |images| self.node.engine.dump(&container, images));
         self.front = Some(self.layout.start_front(Role::Dump, command)?);
@@ -434,56 +440,79 @@ impl SourceRun {
         Ok(())
     }
 
-    /// Removes the original: it is killed while frozen and behind its closed gate, so that it never runs again and not
-    /// one packet of its end gets out.
+    /// Removes the original, and then asks whether the destination has every page. May be begun again after a restart of
+    /// the agent at any point: the directory with the note of which container is the original goes last.
     fn release(&mut self) -> Result<(), Failure> {
-        // Another node's containers shall find the new copy from now on.
-        let namespace = match &self.inspection {
-            Some((_, offer)) => offer.network.as_ref().map(|(path, _)| path.clone()),
-            None => self.container().ok().and_then(|c| c.network_namespace()),
-        };
-        if let Some(namespace) = &namespace
-            && namespace.exists()
-        {
-            tranship_network::stand_aside(namespace).map_err(failed)?;
-        }
         self.end_engine(Duration::from_secs(10));
-        match self.node.engine.inspect(&self.name) {
-            // The original is frozen since long before the commit point. One that is not is another container, which was
-            // given its name after the original had been removed.
-            Ok(container) if !container.freezer.is_frozen().map_err(failed)? => {
-                tracing::info!(id = %self.id, "the original is gone already");
-                return self.layout.remove();
+        match (self.node.engine.inspect(&self.name), self.original()) {
+            (Ok(container), Some(original)) if container.created == original => self.remove_original(&container)?,
+            (Err(EngineError::NoSuchContainer { .. }), _) => {
+                tranship_storage::remove_tree(&self.node.bundle(&self.name)).map_err(failed)?;
             }
-            Ok(container) => {
-                container.freezer.kill_frozen(FREEZE).map_err(failed)?;
-                self.node.engine.remove(&self.name).map_err(failed)?;
-            }
-            Err(EngineError::NoSuchContainer { .. }) => {}
-            Err(error) => return Err(failed(error)),
+            // Another container, which was given the name after the original had been removed.
+            (Ok(_), _) => tracing::info!(id = %self.id, "the original is gone already"),
+            (Err(error), _) => return Err(failed(error)),
         }
-        self.gate = None;
-        if let Some(namespace) = namespace {
-            tranship_network::remove(&namespace).map_err(failed)?;
-        }
-        tranship_storage::remove_tree(&self.node.bundle(&self.name)).map_err(failed)?;
         self.layout.remove()?;
         self.await_drained();
         Ok(())
     }
 
-    /// Nothing depends on it but the report.
-    fn await_drained(&mut self) {
+    /// When the container was made that is being moved: no other of its name was made at the same moment.
+    fn original(&self) -> Option<String> {
+        match &self.inspection {
+            Some((container, _)) => Some(container.created.clone()),
+            None => std::fs::read_to_string(self.layout.original()).ok(),
+        }
+    }
+
+    /// The container is killed while frozen and behind its closed gate, so that it never runs again and not one packet of
+    /// its end gets out. The engine forgets it only when all is gone that is found through the engine.
+    fn remove_original(&mut self, container: &Container) -> Result<(), Failure> {
+        let namespace = container.network_namespace().filter(|path| path.exists());
+        if let Some(namespace) = &namespace {
+            // Another node's containers shall find the new copy from now on.
+            tranship_network::stand_aside(namespace).map_err(failed)?;
+        }
+        container.freezer.kill_frozen(FREEZE).map_err(failed)?;
+        self.gate = None;
+        if let Some(namespace) = &namespace {
+            tranship_network::remove(namespace).map_err(failed)?;
+        }
+        self.node.engine.remove(&self.name).map_err(failed)?;
+        tranship_storage::remove_tree(&self.node.bundle(&self.name)).map_err(failed)
+    }
+
+    /// Has the destination's word that every page is in place, which lets it forget the migration.
+    pub fn confirm_drained(&mut self) -> Result<(), Failure> {
+        if self.drain_confirmed {
+            return Ok(());
+        }
         if self.control.is_none() {
-            self.control = self.node.dial(&self.peer, Purpose::Control, Some(&self.id)).ok();
+            self.control = Some(self.node.dial(&self.peer, Purpose::Control, Some(&self.id))?);
         }
         match self.ask(&Request::Drained, FROZEN_PATIENCE) {
-            Ok(Response::Drained { peak_bytes, faults }) => self.report.change(|r| {
-                r.destination_extra_bytes = peak_bytes + r.skeleton_bytes;
-                r.ways.push(format!("{faults} pages were asked for before they had been put in place"));
-            }),
-            Ok(_) => {}
-            Err(failure) => tracing::info!(id = %self.id, %failure, "the destination did not say that it has drained"),
+            Ok(Response::Drained { peak_bytes, faults }) => {
+                self.drain_confirmed = true;
+                self.report.change(|r| {
+                    r.destination_extra_bytes = peak_bytes + r.skeleton_bytes;
+                    r.ways.push(format!("{faults} pages were asked for before they had been put in place"));
+                });
+                Ok(())
+            }
+            Ok(other) => Err(self.unexpected(&other)),
+            Err(failure) => {
+                // A late answer on this link is not to be taken for that to the next question.
+                self.control = None;
+                Err(failure)
+            }
+        }
+    }
+
+    /// Only the report and what the destination remembers depend on it: if it does not answer now, it is asked later.
+    fn await_drained(&mut self) {
+        if let Err(failure) = self.confirm_drained() {
+            tracing::info!(id = %self.id, %failure, "the destination did not say that it has drained");
         }
         if let Some(control) = &self.control {
             self.wire_bytes += control.bytes_sent();
@@ -508,39 +537,24 @@ impl SourceRun {
         let _ = engine.wait();
     }
 
-    fn undo_offer(&mut self) -> Result<(), Failure> {
-        if !self.offered {
-            return Ok(());
-        }
-        if self.control.is_none() {
-            self.control = Some(self.node.dial(&self.peer, Purpose::Control, Some(&self.id))?);
-        }
-        // An answer to an earlier request may still be on its way; the one to this is the last.
-        self.say(&Request::Abort)?;
-        loop {
-            match self.hear(Duration::from_secs(15)) {
-                Ok(Response::Aborted { leftovers }) => {
-                    self.abort_confirmed = true;
-                    self.report.change(|r| r.leftovers.extend(leftovers));
-                    return Ok(());
-                }
-                Ok(_) => {}
-                // The destination's own failure, which is undone there.
-                Err(failure) if self.link_works() => tracing::debug!(%failure, "an earlier answer"),
-                Err(failure) => return Err(failure),
-            }
-        }
-    }
-
-    /// Whether the control link still answers.
-    fn link_works(&mut self) -> bool {
-        self.say(&Request::Clock).is_ok()
-    }
-
-    /// Tells the destination that the migration is off, over a new link.
+    /// Tells the destination that the migration is off, until it has undone everything. Always over a new link: on the
+    /// old one answers to earlier requests may be on their way, and its end tells the destination to give up waiting.
     pub fn confirm_abort(&mut self) -> Result<(), Failure> {
         self.control = None;
-        self.undo_offer()
+        if !self.offered || self.abort_confirmed {
+            return Ok(());
+        }
+        self.control = Some(self.node.dial(&self.peer, Purpose::Control, Some(&self.id))?);
+        match self.ask(&Request::Abort, ABORT)? {
+            Response::Aborted { leftovers } if leftovers.is_empty() => {
+                self.abort_confirmed = true;
+                Ok(())
+            }
+            Response::Aborted { leftovers } => {
+                Err(Failure::new(format!("node {} could not undo everything: {}", self.peer, leftovers.join("; "))))
+            }
+            other => Err(self.unexpected(&other)),
+        }
     }
 }
 
@@ -575,7 +589,7 @@ impl SourcePort for SourceRun {
             SourceStep::Inspect | SourceStep::Connect | SourceStep::AwaitReady => Ok(()),
             SourceStep::Offer => {
                 // The container does not depend on it: the destination is told in the background until it has heard.
-                if let Err(failure) = self.undo_offer() {
+                if let Err(failure) = self.confirm_abort() {
                     tracing::info!(id = %self.id, %failure, "the destination does not know yet that it is off");
                 }
                 Ok(())
@@ -631,6 +645,7 @@ impl SourcePort for SourceRun {
         tracing::warn!(?fault, "injected on the source");
         match fault {
             Fault::Die => node::die(),
+            Fault::Hold => node::hold(),
             Fault::KillCriu => {
                 if let Some(front) = &self.front {
                     node::kill(front.criu);

@@ -52,6 +52,8 @@ pub struct Container {
     pub state: State,
     /// Pid of its init on this node.
     pub init: u32,
+    /// When it was made, as the engine writes it: tells it from a later one of the same name.
+    pub created: String,
     /// Its OCI configuration, root path absolute.
     pub config: serde_json::Value,
     /// Its bundle.

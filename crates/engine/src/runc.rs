@@ -128,8 +128,8 @@ impl Engine for Runc {
                 ));
             }
         };
-        let (state, init, bundle) = (row.status, row.pid, row.bundle);
-        Ok(Container { name: name.to_owned(), state, init, config, bundle, freezer, memory_cgroup })
+        let (state, init, created, bundle) = (row.status, row.pid, row.created, row.bundle);
+        Ok(Container { name: name.to_owned(), state, init, created, config, bundle, freezer, memory_cgroup })
     }
 
     fn adopt(&self, name: &str, mut config: Value) -> Value {
