@@ -1,0 +1,132 @@
+//! The fault matrix: whatever fails on the way, exactly one copy goes on running, under a client that notices nothing but
+//! a pause, and the next move succeeds.
+//!
+//! `TRANSHIP_CASES=source.freeze,destination.ready.after` runs the cases whose names begin so.
+
+mod cases;
+mod play;
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use tranship_e2e::{Stage, scenarios, wait_until};
+use tranship_lab::{Lab, UpOptions};
+use tranship_types::Side;
+
+use cases::Case;
+use play::{Log, Moving, Play};
+
+/// One thing to try, and its name.
+struct Trial {
+    name: String,
+    run: Box<dyn Fn(&Lab, &mut Play) -> Result<()>>,
+}
+
+/// Runs all trials on one container, one after the other; one that fails gets the lab made anew for the next.
+fn run_all(stage: &mut Stage, trials: Vec<Trial>) -> Result<()> {
+    let wanted = std::env::var("TRANSHIP_CASES").unwrap_or_default();
+    let wanted: Vec<&str> = wanted.split(',').map(str::trim).filter(|w| !w.is_empty()).collect();
+    let (begun, mut failures, mut done, mut slowest) = (Instant::now(), Vec::new(), 0, 0.0_f64);
+    let mut play = None;
+    let chosen = trials.into_iter().filter(|t| wanted.is_empty() || wanted.iter().any(|w| t.name.starts_with(w)));
+    for trial in chosen {
+        let mut on = match play.take() {
+            Some(play) => play,
+            None => Play::begin(&stage.lab).context("starting the container")?,
+        };
+        let logs: Vec<_> = stage.lab.nodes().iter().map(|n| Log::mark(&stage.lab, n)).collect::<Result<_>>()?;
+        let (from, start) = (on.at.clone(), Instant::now());
+        let result = (trial.run)(&stage.lab, &mut on);
+        let seconds = start.elapsed().as_secs_f64();
+        slowest = slowest.max(seconds);
+        done += 1;
+        match result {
+            Ok(()) => {
+                eprintln!("ok      {seconds:5.1} s  {}", trial.name);
+                play = Some(on);
+            }
+            Err(error) => {
+                eprintln!("FAILED  {seconds:5.1} s  {} (from {from}): {error:#}", trial.name);
+                for (node, log) in stage.lab.nodes().iter().zip(&logs) {
+                    eprintln!("--- the agent of node {node} said:");
+                    log.text().lines().for_each(|line| eprintln!("    {line}"));
+                }
+                failures.push(format!("{}: {error:#}", trial.name));
+                drop(on);
+                renew(stage).context("making the lab anew")?;
+            }
+        }
+    }
+    let mut replies = 0;
+    if let Some(play) = play {
+        replies = play.end(&stage.lab)?;
+    }
+    eprintln!(
+        "{done} cases, {} failed, {:.0} s in all, {slowest:.1} s the slowest; {replies} replies on the last connection",
+        failures.len(),
+        begun.elapsed().as_secs_f64()
+    );
+    ensure!(failures.is_empty(), "{} of {done} cases failed:\n  {}", failures.len(), failures.join("\n  "));
+    Ok(())
+}
+
+/// Another lab instead of one in which something went wrong.
+fn renew(stage: &mut Stage) -> Result<()> {
+    // Two labs cannot be up at a time, and dropping the old one would take down the new one.
+    let old = std::mem::replace(&mut stage.lab, Lab::attach()?);
+    old.down()?;
+    stage.lab = Lab::up(&UpOptions { wait: Duration::from_secs(60), ..UpOptions::default() })?;
+    Ok(())
+}
+
+fn injected(case: &Case) -> Trial {
+    let case = case.clone();
+    Trial { name: case.spec(), run: Box::new(move |lab, play| inject(lab, play, &case)) }
+}
+
+fn inject(lab: &Lab, play: &mut Play, case: &Case) -> Result<()> {
+    let (from, to) = play.direction();
+    let node = if case.side == Side::Source { &from } else { &to };
+    lab.kill_agent(node)?;
+    lab.start_agent(node, &[("TRANSHIP_FAULTS", &case.spec())])?;
+    let log = Log::mark(lab, node)?;
+    let mut moving = Moving::begin(lab, &from, &to)?;
+    if case.what == "die" {
+        await_death(lab, node, &mut moving)?;
+        lab.start_agent(node, &[])?;
+    }
+    let ended = moving.end()?;
+    let fired = || Ok((case.what == "die" || log.text().contains("injected") || ended.error().contains("injected")).then_some(()));
+    wait_until("the fault to happen", Duration::from_secs(5), fired)?;
+    ensure!(ended.report.is_some() || case.what == "die", "tranship was not answered: {}", ended.error());
+    play.settle(lab, &ended, Some(case.ends_on))
+}
+
+fn await_death(lab: &Lab, node: &str, moving: &mut Moving) -> Result<()> {
+    let mut after_end = None;
+    loop {
+        if lab.agent_pid(node)?.is_none() {
+            return Ok(());
+        }
+        if !moving.goes_on()? && after_end.get_or_insert_with(Instant::now).elapsed() > Duration::from_secs(5) {
+            bail!("the agent of node {node} did not die");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn faults_of_the_source(stage: &mut Stage) -> Result<()> {
+    run_all(stage, cases::of_the_source().iter().map(injected).collect())
+}
+
+fn faults_of_the_destination(stage: &mut Stage) -> Result<()> {
+    run_all(stage, cases::of_the_destination().iter().map(injected).collect())
+}
+
+fn main() -> ExitCode {
+    scenarios(&[
+        ("every_fault_of_the_source", faults_of_the_source),
+        ("every_fault_of_the_destination", faults_of_the_destination),
+    ])
+}
