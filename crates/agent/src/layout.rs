@@ -99,7 +99,7 @@ impl Layout {
             for directory in [self.root.clone(), self.images(), self.work(), self.bin()] {
                 builder.create(directory)?;
             }
-            std::os::unix::fs::symlink(std::env::current_exe()?, self.bin().join("criu"))
+            std::os::unix::fs::symlink(own_program(), self.bin().join("criu"))
         };
         make().map_err(|e| failed(&e))
     }
@@ -208,7 +208,7 @@ impl Layout {
     pub fn start_pager(&self) -> Result<Child, Failure> {
         let failed = |e: &dyn std::fmt::Display| Failure::new(format!("the pager cannot be started: {e}"));
         let log = std::fs::File::create(self.work().join("pager.log")).map_err(|e| failed(&e))?;
-        let mut command = Command::new(std::env::current_exe().map_err(|e| failed(&e))?);
+        let mut command = Command::new(own_program());
         command.arg("pager").arg(&self.root).arg(self.work());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         tranship_sys::process::detach(&mut command);
@@ -294,6 +294,11 @@ fn await_path(path: &Path, timeout: Duration, process: &mut Child) -> io::Result
         let _ = inotify.read_events();
     }
     Ok(true)
+}
+
+/// This agent's own program, as it was when it was started: the file of its name may have been replaced since.
+fn own_program() -> PathBuf {
+    PathBuf::from(format!("/proc/{}/exe", std::process::id()))
 }
 
 /// The preloaded library: beside this program, or where packages put it.

@@ -16,8 +16,7 @@ use tranship_wire::Purpose;
 use crate::node::{Node, new_id};
 use crate::{inspection, moves, source};
 
-/// Blackout that has nothing to do with memory, in ms: what dump, restore and commit took on the platform of
-/// `docs/benchmarks.md`.
+/// Blackout that has nothing to do with memory, in ms: dump, restore and commit of a small container on two busy cores.
 const FIXED_MS: f64 = 150.0;
 /// Memory from one node to the other, in bytes a ms, unless the link is slower.
 const BYTES_PER_MS: f64 = 900_000.0;

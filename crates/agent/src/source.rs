@@ -31,7 +31,7 @@ const FREEZE: Duration = Duration::from_secs(5);
 /// How long the destination may take to check and prepare: it may have to read a large tree.
 const PREPARE: Duration = Duration::from_secs(120);
 /// How long a silent destination is waited for while the container is frozen.
-const FROZEN_PATIENCE: Duration = Duration::from_secs(20);
+const FROZEN_PATIENCE: Duration = Duration::from_secs(75);
 /// How long a dump that is under way is let finish when it is no longer wanted.
 const DUMP_END: Duration = Duration::from_secs(60);
 /// How long the destination may take to undo everything before it is asked again.
@@ -58,6 +58,8 @@ pub struct SourceRun {
     limits: Limits,
     /// The watch over the container's memory, where there are rounds. Dropping it takes time for each page.
     tracker: Option<Tracker>,
+    /// What the frozen container's memory still has to be sent.
+    last_round: Option<(Round, Version)>,
     /// Bytes sent on links that are closed by now.
     wire_bytes: u64,
     /// The destination may know of the migration.
@@ -101,6 +103,7 @@ impl SourceRun {
             frozen_ns: None,
             limits,
             tracker: None,
+            last_round: None,
             wire_bytes: 0,
             offered: false,
             abort_confirmed: false,
@@ -259,18 +262,20 @@ impl SourceRun {
         self.timeline.time("freeze", || freezer.freeze(FREEZE)).map_err(failed)
     }
 
+    /// First the survey, then the gate: what is on its way to the container meanwhile is still taken in by its sockets, which
+    /// criu has not looked at yet, and travels with them. A client that waits for one answer has nothing to send again.
     fn close_gate(&mut self) -> Result<(), Failure> {
+        self.survey()?;
         match &mut self.gate {
             Some(gate) => self.timeline.time("network: gate closed", || gate.close()).map_err(failed),
             None => Ok(()),
         }
     }
 
-    /// Memory over the page streams and the skeleton over the control link, at the same time.
-    fn transfer(&mut self) -> Result<(), Failure> {
-        let container = self.inspected()?.0.clone();
+    /// Finds what is still to be sent of the frozen container's memory, and what criu must not see of it.
+    fn survey(&mut self) -> Result<(), Failure> {
         let survey_start = monotonic_ns();
-        let pids = container.processes().map_err(failed)?;
+        let pids = self.inspected()?.0.processes().map_err(failed)?;
         let (round, version) = match &mut self.tracker {
             Some(tracker) => (tracker.last_round(&pids).map_err(failed)?, Version::Later),
             None => {
@@ -282,8 +287,15 @@ impl SourceRun {
         let hidden: Vec<_> = round.spaces.iter().map(|s| (s.pid, s.ranges.clone())).collect();
         tranship_criu::hidden::write(&self.layout.hidden(), &hidden)
             .map_err(|e| Failure::new(format!("the table of hidden pages cannot be written: {e}")))?;
-        let plan = round.plan;
+        self.last_round = Some((round, version));
         self.timeline.note("memory: survey", survey_start, monotonic_ns());
+        Ok(())
+    }
+
+    /// Memory over the page streams and the skeleton over the control link, at the same time.
+    fn transfer(&mut self) -> Result<(), Failure> {
+        let (round, version) = self.last_round.take().ok_or_else(|| failed("the memory was not surveyed"))?;
+        let plan = round.plan;
         let before = self.report.read().progress.moved_bytes;
         self.report.change(|r| r.progress.memory_bytes = before + plan.bytes());
 
@@ -628,6 +640,9 @@ impl SourcePort for SourceRun {
     }
 
     fn entered(&mut self, phase: Phase) {
+        if phase == Phase::Precopy && !self.report.read().mode.has_rounds() {
+            return;
+        }
         tracing::info!(id = %self.id, container = %self.name, %phase, "source");
         self.report.change(|r| r.phase = phase);
     }

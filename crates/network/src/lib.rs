@@ -18,9 +18,12 @@ mod capture;
 mod create;
 mod error;
 mod gate;
+mod hold;
+mod inject;
 mod link;
 mod namespace;
 mod nftables;
+mod redirect;
 mod reply;
 mod rtnl;
 
@@ -29,3 +32,5 @@ pub use capture::capture;
 pub use create::{create, remove};
 pub use error::NetworkError;
 pub use gate::Gate;
+pub use hold::{HeldFrame, Hold};
+pub use inject::Injector;

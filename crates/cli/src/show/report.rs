@@ -75,6 +75,14 @@ pub fn details(r: &Report, zone: &TimeZone) -> String {
         };
         line("memory", format!("{}{moved}", bytes(progress.memory_bytes)));
     }
+    for (number, round) in r.rounds.iter().enumerate() {
+        let (sent, took) = (bytes(round.bytes), duration(round.ms));
+        let written = match number {
+            0 => String::new(),
+            _ => format!(", the container had written {}/s", bytes(round.dirty_rate as u64)),
+        };
+        line(&format!("round {}", number + 1), format!("{sent} in {took}{written}"));
+    }
     if r.skeleton_bytes > 0 {
         line("skeleton", bytes(r.skeleton_bytes));
     }

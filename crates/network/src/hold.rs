@@ -1,0 +1,228 @@
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use tranship_sys::packet::{ALL, IPV4, IPV6, OFFLOAD_HEADER, PacketSocket};
+use tranship_types::NetworkIdentity;
+
+use crate::NetworkError;
+use crate::capture::open_rtnl;
+use crate::link;
+use crate::namespace::inside;
+
+/// Kernel memory that the frames held for one interface may occupy, in bytes: a full TCP receive window, or some ten
+/// thousand small packets. What arrives beyond it is dropped, the newest first, as by a switch whose buffer is full:
+/// what is kept is then without a gap.
+const HELD_BYTES: usize = 16 << 20;
+/// The same for frames that passed the gate while it was closing.
+const PASSED_BYTES: usize = 4 << 20;
+/// The most that one [`Hold::take`] returns for each interface; the rest stays for the next one.
+const TAKE_FRAMES: usize = 16 << 10;
+const TAKE_BYTES: usize = 16 << 20;
+/// The longest frame without "big TCP": 64 KiB of IP, the Ethernet header, the offload header.
+pub(crate) const LONGEST: usize = OFFLOAD_HEADER + 14 + (64 << 10);
+
+/// A frame that reached the closed gate.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldFrame {
+    /// The interface of the container that it was for.
+    pub interface: String,
+    /// The frame from its Ethernet header on, behind the kernel's note (`struct virtio_net_hdr`, 10 bytes) of how large the
+    /// packets in it are to be and which checksum is still to be computed. As text it is base64.
+    #[serde(serialize_with = "to_base64", deserialize_with = "from_base64")]
+    pub bytes: Vec<u8>,
+}
+
+impl std::fmt::Debug for HeldFrame {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "HeldFrame({}, {} bytes)", self.interface, self.bytes.len())
+    }
+}
+
+fn to_base64<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&STANDARD.encode(bytes))
+}
+
+fn from_base64<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+    let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
+    if text.len() > LONGEST.div_ceil(3) * 4 {
+        return Err(serde::de::Error::custom("the frame is longer than frames can be"));
+    }
+    STANDARD.decode(text.as_bytes()).map_err(serde::de::Error::custom)
+}
+
+/// Keeps the frames that reach a container while its gate is closed, so that they can be delivered when it runs again, by
+/// [`Injector`](crate::Injector), wherever that is: peers then need no retransmission timeout.
+///
+/// Each interface is listened to at two points of the kernel's receive path:
+///
+/// ```text
+/// device ──▶ sockets for all protocols ──▶ gate (netdev ingress) ──▶ sockets for one protocol ──▶ IP
+///                 `before`                   passes or drops            `behind`, IPv4 and IPv6
+/// ```
+///
+/// What was seen before the gate and not behind it is what the gate has dropped. So the set of held frames is exact
+/// whatever the order of events on other processors was: what the source's own kernel has processed is not held, whether
+/// it came before the gate closed or after it was opened again; what it has not is. In doubt (a frame between the two
+/// points at the very moment of [`take`](Self::take) with the gate open, or too much passing at once) a frame is held, thus
+/// delivered twice, rather than lost.
+///
+/// Held are IPv4, IPv6 and ARP (requests for the container's own addresses only), to the interface's MAC, to all, and to
+/// groups. Before [`begin`](Self::begin) it costs the container's traffic nothing.
+pub struct Hold {
+    netns: PathBuf,
+    lines: Vec<Line>,
+    buffer: Vec<u8>,
+    dropped: u64,
+}
+
+struct Line {
+    name: String,
+    index: u32,
+    mac: [u8; 6],
+    addresses: Vec<Ipv4Addr>,
+    before: PacketSocket,
+    behind: [(u16, PacketSocket); 2],
+    /// What was seen behind the gate and not yet found among what was seen before it.
+    passed: HashMap<Vec<u8>, u32>,
+}
+
+impl Hold {
+    /// Opens the sockets inside `netns`, which hear nothing yet. The value keeps the namespace alive; dropping it takes
+    /// the kernel some milliseconds, so do it when time is cheap.
+    ///
+    /// # Errors
+    /// [`NetworkError::Missing`], [`NetworkError::NotANamespace`], an interface of the identity that is not there, the
+    /// system's refusal.
+    pub fn prepare(netns: &Path, identity: &NetworkIdentity) -> Result<Self, NetworkError> {
+        let lines = inside(netns, || {
+            let mut rtnl = open_rtnl(netns)?;
+            let mut lines = Vec::new();
+            for interface in &identity.interfaces {
+                let what = || {
+                    format!("prepare to hold packets for {} of network namespace {}", interface.name, netns.display())
+                };
+                let link = link::by_name(&mut rtnl, &interface.name)
+                    .map_err(|e| NetworkError::refused(what(), e))?
+                    .ok_or_else(|| NetworkError::refused(what(), "there is no such interface"))?;
+                let open = |bytes: usize| {
+                    let socket = PacketSocket::open()?;
+                    socket.receive_buffer(bytes)?;
+                    Ok(socket)
+                };
+                let refused = |e: std::io::Error| NetworkError::refused(what(), e);
+                lines.push(Line {
+                    name: interface.name.clone(),
+                    index: link.index,
+                    mac: interface.mac,
+                    addresses: interface
+                        .addresses
+                        .iter()
+                        .filter_map(|(a, _)| match a {
+                            IpAddr::V4(v4) => Some(*v4),
+                            IpAddr::V6(_) => None,
+                        })
+                        .collect(),
+                    before: open(HELD_BYTES).map_err(refused)?,
+                    behind: [
+                        (IPV4, open(PASSED_BYTES).map_err(refused)?),
+                        (IPV6, open(PASSED_BYTES).map_err(refused)?),
+                    ],
+                    passed: HashMap::new(),
+                });
+            }
+            Ok(lines)
+        })?;
+        Ok(Self { netns: netns.to_owned(), lines, buffer: vec![0; LONGEST], dropped: 0 })
+    }
+
+    /// Starts holding, right before [`Gate::close`](crate::Gate::close): what still passes until the gate is closed is
+    /// recognised and left out. Takes microseconds; do not let much time pass between the two.
+    ///
+    /// # Errors
+    /// The system's refusal; the container is as it was, and the gate can be closed without a hold.
+    pub fn begin(&mut self) -> Result<(), NetworkError> {
+        for line in &self.lines {
+            // Behind the gate first: whatever is then seen before it and passes is seen behind it too.
+            let begun = line.behind.iter().try_for_each(|(protocol, socket)| socket.listen(line.index, *protocol));
+            begun.and_then(|()| line.before.listen(line.index, ALL)).map_err(|e| {
+                let what = format!("hold packets for {} of network namespace {}", line.name, self.netns.display());
+                NetworkError::refused(what, e)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// What was held since the last call, for each interface in the order of arrival. Never waits. May be called with the
+    /// gate closed (the move goes on) and after it was opened again (the move has failed).
+    pub fn take(&mut self) -> Vec<HeldFrame> {
+        let mut held = Vec::new();
+        for line in &mut self.lines {
+            // In this order, so that what was seen before the gate had its chance to be seen behind it.
+            let seen = drain(&line.before, &mut self.buffer, &mut self.dropped);
+            for (_, socket) in &line.behind {
+                // A frame that is lost here is not one that the container lost.
+                for frame in drain(socket, &mut self.buffer, &mut 0) {
+                    *line.passed.entry(frame).or_default() += 1;
+                }
+            }
+            for bytes in seen {
+                if let Some(count) = line.passed.get_mut(&bytes).filter(|count| **count > 0) {
+                    *count -= 1;
+                } else if line.wants(&bytes[OFFLOAD_HEADER..]) {
+                    held.push(HeldFrame { interface: line.name.clone(), bytes });
+                }
+            }
+            line.passed.retain(|_, count| *count > 0);
+            self.dropped += u64::from(line.before.dropped().unwrap_or(0));
+        }
+        held
+    }
+
+    /// How many frames were lost because more came than is kept: 16 MiB of kernel memory for each interface. As of the
+    /// last [`take`](Self::take).
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+}
+
+fn drain(socket: &PacketSocket, buffer: &mut [u8], too_long: &mut u64) -> Vec<Vec<u8>> {
+    let (mut frames, mut bytes) = (Vec::new(), 0);
+    while frames.len() < TAKE_FRAMES && bytes < TAKE_BYTES {
+        match socket.receive(buffer) {
+            Ok(Some(length)) if length > buffer.len() => *too_long += 1,
+            Ok(Some(length)) if length < OFFLOAD_HEADER + 14 => {}
+            Ok(Some(length)) => {
+                bytes += length;
+                frames.push(buffer[..length].to_vec());
+            }
+            Ok(None) => break,
+            // Told once, when the interface goes down or away; what came before can still be read.
+            Err(e) if e.raw_os_error() == Some(nix::errno::Errno::ENETDOWN as i32) => {}
+            Err(e) => {
+                tracing::warn!("held packets could not be read: {e}");
+                break;
+            }
+        }
+    }
+    frames
+}
+
+impl Line {
+    /// Whether a frame is for the container, and nothing that its twin says.
+    fn wants(&self, frame: &[u8]) -> bool {
+        let (to, from, protocol) = (&frame[..6], &frame[6..12], [frame[12], frame[13]]);
+        if from == self.mac || (to != self.mac && to[0] & 1 == 0) {
+            return false;
+        }
+        match u16::from_be_bytes(protocol) {
+            IPV4 | IPV6 => true,
+            // The target's address is the last field but padding.
+            0x0806 => frame.get(38..42).is_some_and(|t| self.addresses.iter().any(|a| a.octets() == t)),
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! Packets that reach a closed gate, delivered where the container runs on.
+
+mod lab;
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::UdpSocket;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use lab::{Kind, Lab, V4, V6, echo, until};
+use nix::sys::socket::{setsockopt, sockopt};
+use tranship_network::{Announcer, Gate, HeldFrame, Hold, Injector, create, stand_aside};
+
+const KINDS: [Kind; 2] = [Kind::Bridge, Kind::Macvlan];
+
+struct Live {
+    lab: Lab,
+    gate: Gate,
+    hold: Hold,
+    injector: Injector,
+}
+
+fn gate(lab: &Lab, name: &str) -> Gate {
+    Gate::prepare(&lab.path(name), &["web0".into()]).unwrap()
+}
+
+fn injector(lab: &Lab, node: &str, name: &str) -> Injector {
+    lab.inside(node, || Injector::prepare(&lab.path(name), &lab.identity())).unwrap()
+}
+
+/// A container on node a, speaking.
+fn live(kind: Kind) -> Live {
+    let lab = Lab::new(kind);
+    let identity = lab.identity();
+    lab.inside("a", || create(&lab.path("d1"), &identity)).unwrap();
+    let mut gate = gate(&lab, "d1");
+    gate.open().unwrap();
+    Announcer::prepare(&lab.path("d1"), &identity).unwrap().announce().unwrap();
+    let hold = Hold::prepare(&lab.path("d1"), &identity).unwrap();
+    let injector = injector(&lab, "a", "d1");
+    Live { lab, gate, hold, injector }
+}
+
+impl Live {
+    fn close(&mut self) {
+        let start = Instant::now();
+        self.hold.begin().unwrap();
+        let begun = start.elapsed();
+        self.gate.close().unwrap();
+        println!("{:?}: begin {begun:?}, and the gate closed {:?}", self.lab.kind, start.elapsed());
+    }
+
+    fn inject(&mut self, frames: &[HeldFrame]) {
+        let start = Instant::now();
+        assert_eq!(self.injector.inject(frames).unwrap(), frames.len());
+        println!("{:?}: {} frames delivered in {:?}", self.lab.kind, frames.len(), start.elapsed());
+    }
+}
+
+/// What the client's TCP says that it has sent more than once.
+fn retransmissions(lab: &Lab) -> Vec<String> {
+    let output = Command::new("ss").args(["-N", &lab.name("c"), "-tinH"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("rto:"), "{text}");
+    text.split_whitespace()
+        .filter(|w| w.starts_with("retrans:") || w.starts_with("bytes_retrans"))
+        .map(Into::into)
+        .collect()
+}
+
+/// Nothing of what was delivered went out to the switch, which would then look for the client at another port.
+fn assert_nothing_leaked(lab: &Lab) {
+    let text = lab.ip(&format!("-n {} -br link show dev eth0", lab.name("c")));
+    let mac = text.split_whitespace().nth(2).unwrap();
+    let output = Command::new("bridge").args(["-n", &lab.name("s"), "fdb", "show", "br", "sw0"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let line = text.lines().find(|l| l.starts_with(mac)).expect("the switch knows the client");
+    assert!(line.contains("dev pc"), "{line}");
+}
+
+#[test]
+fn a_connection_goes_on_at_the_source_without_a_retransmission() {
+    if !lab::privileged() {
+        return;
+    }
+    for kind in KINDS {
+        let mut live = live(kind);
+        live.lab.echo_server("d1", 7000);
+        for address in [V4, V6] {
+            let mut stream = live.lab.connect(address, 7000).unwrap();
+            echo(&mut stream, b"before").unwrap();
+            live.hold = Hold::prepare(&live.lab.path("d1"), &live.lab.identity()).unwrap();
+            live.close();
+            stream.write_all(b"while it is closed").unwrap();
+            let mut held = Vec::new();
+            until("the segment is held", || {
+                held.extend(live.hold.take());
+                held.iter().any(|f| f.bytes.ends_with(b"while it is closed"))
+            });
+            live.gate.open().unwrap();
+            held.extend(live.hold.take());
+            // As it travels from agent to agent.
+            let text = serde_json::to_string(&held).unwrap();
+            assert_eq!(serde_json::from_str::<Vec<HeldFrame>>(&text).unwrap(), held);
+            live.inject(&held);
+            let mut answer = [0; 18];
+            stream.read_exact(&mut answer).unwrap();
+            assert_eq!(&answer, b"while it is closed");
+            assert_eq!(retransmissions(&live.lab), Vec::<String>::new(), "{kind:?}");
+            assert_eq!(live.hold.dropped(), 0);
+        }
+        assert_nothing_leaked(&live.lab);
+    }
+}
+
+#[test]
+fn large_frames_with_unfinished_checksums_arrive_whole() {
+    if !lab::privileged() {
+        return;
+    }
+    for kind in KINDS {
+        let mut live = live(kind);
+        live.lab.echo_server("d1", 7000);
+        let mut stream = live.lab.connect(V4, 7000).unwrap();
+        // Opens the congestion window, so that large bursts are sent at once.
+        let warm = vec![7; 100_000];
+        let exchange = |stream: &mut std::net::TcpStream, data: &[u8]| {
+            let (mut writer, mut answer) = (stream.try_clone().unwrap(), vec![0; data.len()]);
+            std::thread::scope(|scope| {
+                scope.spawn(move || writer.write_all(data).unwrap());
+                stream.read_exact(&mut answer).unwrap();
+            });
+            assert!(answer == data, "the data is not what was sent");
+        };
+        exchange(&mut stream, &warm);
+        live.close();
+        let data: Vec<u8> = (0..200_000u32).map(|i| (i * 31 >> 3) as u8).collect();
+        let mut held = Vec::new();
+        std::thread::scope(|scope| {
+            let data = &data;
+            let stream = &mut stream;
+            let reader = scope.spawn(move || exchange(stream, data));
+            until("large frames are held", || {
+                held.extend(live.hold.take());
+                held.iter().filter(|f| f.bytes.len() > 4_000).count() >= 1
+            });
+            live.gate.open().unwrap();
+            held.extend(live.hold.take());
+            println!("{kind:?}: lengths {:?}", held.iter().map(|f| f.bytes.len()).collect::<Vec<_>>());
+            live.inject(&held);
+            reader.join().unwrap();
+        });
+        println!("{kind:?}: {:?}", retransmissions(&live.lab));
+        assert_nothing_leaked(&live.lab);
+    }
+}
+
+#[test]
+fn who_connects_meanwhile_is_let_in_at_the_destination() {
+    if !lab::privileged() {
+        return;
+    }
+    for kind in KINDS {
+        for knows_the_neighbour in [true, false] {
+            let mut live = live(kind);
+            let lab = &live.lab;
+            let identity = lab.identity();
+            lab.inside("b", || create(&lab.path("d2"), &identity)).unwrap();
+            lab.echo_server("d1", 7000);
+            lab.echo_server("d2", 7000);
+            let (mut second, mut into) = (gate(lab, "d2"), injector(lab, "b", "d2"));
+            let mut announcer = Announcer::prepare(&lab.path("d2"), &identity).unwrap();
+            echo(&mut lab.connect(V4, 7000).unwrap(), b"hello").unwrap();
+            live.hold.begin().unwrap();
+            live.gate.close().unwrap();
+            if !knows_the_neighbour {
+                lab.ip(&format!("-n {} neigh flush dev eth0", lab.name("c")));
+            }
+            let start = Instant::now();
+            let took = std::thread::scope(|scope| {
+                let client = scope.spawn(|| {
+                    let stream = lab.connect(V4, 7000);
+                    (stream, start.elapsed())
+                });
+                let mut held = Vec::new();
+                // A SYN or a request for the address.
+                until("something is held", || {
+                    held.extend(live.hold.take());
+                    held.iter().any(|f| f.bytes.len() >= 52)
+                });
+                second.open().unwrap();
+                announcer.announce().unwrap();
+                held.extend(live.hold.take());
+                assert_eq!(into.inject(&held).unwrap(), held.len());
+                let (stream, took) = client.join().unwrap();
+                echo(&mut stream.unwrap(), b"hello").unwrap();
+                took
+            });
+            // The kernel sends a SYN and a request for an address again after a second.
+            println!("{kind:?}: connected after {took:?}");
+            assert!(took < Duration::from_millis(900), "{kind:?}: {took:?}");
+            assert_nothing_leaked(lab);
+        }
+    }
+}
+
+/// Numbered datagrams from the client, as many as go, and what arrives of them.
+#[derive(Default)]
+struct Numbered {
+    sent: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    over: Arc<AtomicBool>,
+    sender: Option<std::thread::JoinHandle<()>>,
+    arrived: Arc<Mutex<HashMap<u64, u32>>>,
+}
+
+impl Numbered {
+    fn receive_in(&self, lab: &Lab, name: &str) {
+        let socket = lab.inside(name, || UdpSocket::bind((V4, 7777)).unwrap());
+        setsockopt(&socket, sockopt::RcvBufForce, &(16 << 20)).unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+        let (arrived, over) = (Arc::clone(&self.arrived), Arc::clone(&self.over));
+        std::thread::spawn(move || {
+            let mut bytes = [0; 8];
+            while !over.load(Ordering::SeqCst) {
+                if socket.recv(&mut bytes).is_ok() {
+                    *arrived.lock().unwrap().entry(u64::from_be_bytes(bytes)).or_default() += 1;
+                }
+            }
+        });
+    }
+
+    fn send_from(&mut self, lab: &Lab) {
+        let socket = lab.inside("c", || UdpSocket::bind("0.0.0.0:0").unwrap());
+        socket.connect((V4, 7777)).unwrap();
+        let (sent, stop) = (Arc::clone(&self.sent), Arc::clone(&self.stop));
+        self.sender = Some(std::thread::spawn(move || {
+            let mut next = Instant::now();
+            while !stop.load(Ordering::SeqCst) {
+                // A datagram each 20 µs: what the closing gate takes is then never between two of them.
+                while Instant::now() < next {
+                    std::hint::spin_loop();
+                }
+                next = Instant::now() + Duration::from_micros(20);
+                socket.send(&sent.load(Ordering::SeqCst).to_be_bytes()).unwrap();
+                sent.fetch_add(1, Ordering::SeqCst);
+            }
+        }));
+    }
+
+    fn more(&self, count: u64) {
+        let goal = self.sent.load(Ordering::SeqCst) + count;
+        until("more datagrams were sent", || self.sent.load(Ordering::SeqCst) >= goal);
+    }
+
+    fn all_arrived(&self) -> bool {
+        self.arrived.lock().unwrap().len() as u64 == self.sent.load(Ordering::SeqCst)
+    }
+
+    fn end(mut self, mut meanwhile: impl FnMut()) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.sender.take().unwrap().join().unwrap();
+        let deadline = Instant::now() + Duration::from_secs(3);
+        while !self.all_arrived() && Instant::now() < deadline {
+            meanwhile();
+            std::thread::yield_now();
+        }
+        self.over.store(true, Ordering::SeqCst);
+        let (sent, arrived) = (self.sent.load(Ordering::SeqCst), self.arrived.lock().unwrap());
+        let lost: Vec<u64> = (0..sent).filter(|n| !arrived.contains_key(n)).collect();
+        let doubled: Vec<_> = arrived.iter().filter(|(_, count)| **count > 1).collect();
+        println!("{sent} sent, {} lost, {} doubled", lost.len(), doubled.len());
+        assert!(lost.is_empty() && doubled.is_empty(), "lost {lost:?}, doubled {doubled:?}");
+    }
+}
+
+#[test]
+fn no_datagram_is_lost_or_doubled_by_a_move() {
+    if !lab::privileged() {
+        return;
+    }
+    for kind in KINDS {
+        let mut live = live(kind);
+        let lab = &live.lab;
+        let identity = lab.identity();
+        lab.inside("b", || create(&lab.path("d2"), &identity)).unwrap();
+        let (mut second, mut into) = (gate(lab, "d2"), injector(lab, "b", "d2"));
+        let mut announcer = Announcer::prepare(&lab.path("d2"), &identity).unwrap();
+        let mut numbered = Numbered::default();
+        numbered.receive_in(lab, "d1");
+        numbered.receive_in(lab, "d2");
+        numbered.send_from(lab);
+        numbered.more(500);
+        live.hold.begin().unwrap();
+        live.gate.close().unwrap();
+        numbered.more(500);
+        let first = live.hold.take();
+        second.open().unwrap();
+        announcer.announce().unwrap();
+        stand_aside(&lab.path("d1")).unwrap();
+        let second_part = live.hold.take();
+        let start = Instant::now();
+        into.inject(&first).unwrap();
+        let took = start.elapsed();
+        println!("{kind:?}: {} frames in {took:?}", first.len());
+        into.inject(&second_part).unwrap();
+        numbered.more(500);
+        numbered.end(|| {
+            into.inject(&live.hold.take()).unwrap();
+        });
+        assert!(!first.is_empty() && live.hold.dropped() == 0);
+        assert_nothing_leaked(lab);
+    }
+}
+
+#[test]
+fn no_datagram_is_lost_or_doubled_by_a_move_that_fails() {
+    if !lab::privileged() {
+        return;
+    }
+    for kind in KINDS {
+        let mut live = live(kind);
+        let mut numbered = Numbered::default();
+        numbered.receive_in(&live.lab, "d1");
+        numbered.send_from(&live.lab);
+        for _ in 0..20 {
+            live.hold = Hold::prepare(&live.lab.path("d1"), &live.lab.identity()).unwrap();
+            numbered.more(100);
+            live.hold.begin().unwrap();
+            live.gate.close().unwrap();
+            numbered.more(100);
+            live.gate.open().unwrap();
+            let held = live.hold.take();
+            assert!(held.len() >= 50, "{}", held.len());
+            live.injector.inject(&held).unwrap();
+            assert_eq!(live.hold.dropped(), 0);
+        }
+        numbered.end(|| {});
+    }
+}
