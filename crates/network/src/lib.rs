@@ -1,14 +1,17 @@
 //! The container's network identity on a node: capturing it, making it again, and deciding which copy speaks.
 //!
 //! ```text
-//! source       capture ─────────────── gate.close ──────── (COMMIT) stand_aside ── remove
-//! destination            create (gate closed) ── restore ─ (COMMIT) gate.open ── announce
+//! source       capture ─── hold.begin, gate.close ─────── (COMMIT) hold.take, stand_aside ── remove
+//! destination            create (gate closed) ── restore ─ (COMMIT) gate.open ── announce, inject
 //! ```
 //!
 //! Two copies of an identity, same MAC and same addresses, exist at once during a migration. The *gate* keeps all but one
 //! of them mute and deaf: a table of the netdev family in the container's own network namespace that drops every frame in
 //! both directions, so not one ARP reply, neighbour solicitation, RST or FIN comes from the wrong one. It belongs to the
 //! namespace, not to a process, so it stays when an agent dies.
+//!
+//! What reaches the closed gate of the live copy is *held* and delivered to the copy that runs next ([`Hold`],
+//! [`Injector`]), so that peers need no retransmission.
 //!
 //! All functions take the calling thread's network namespace for the node's; what has to happen inside the container's
 //! happens on a short-lived thread of its own.

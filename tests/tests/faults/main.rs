@@ -97,7 +97,9 @@ fn inject(lab: &Lab, play: &mut Play, case: &Case) -> Result<()> {
         lab.start_agent(node, &[])?;
     }
     let ended = moving.end()?;
-    let fired = || Ok((case.what == "die" || log.text().contains("injected") || ended.error().contains("injected")).then_some(()));
+    let fired = || {
+        Ok((case.what == "die" || log.text().contains("injected") || ended.error().contains("injected")).then_some(()))
+    };
     wait_until("the fault to happen", Duration::from_secs(5), fired)?;
     ensure!(ended.report.is_some() || case.what == "die", "tranship was not answered: {}", ended.error());
     play.settle(lab, &ended, Some(case.ends_on))
