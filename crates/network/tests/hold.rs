@@ -137,7 +137,7 @@ fn large_frames_with_unfinished_checksums_arrive_whole() {
         };
         exchange(&mut stream, &warm);
         live.close();
-        let data: Vec<u8> = (0..200_000u32).map(|i| (i * 31 >> 3) as u8).collect();
+        let data: Vec<u8> = (0..200_000u32).map(|i| ((i * 31) >> 3) as u8).collect();
         let mut held = Vec::new();
         std::thread::scope(|scope| {
             let data = &data;
