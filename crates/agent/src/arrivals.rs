@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tranship_coordinator::{DestinationStep, Failure, Journal};
 use tranship_memory::receive::Store;
+use tranship_network::{HeldFrame, Injector, NetworkError};
 use tranship_types::{MigrationId, NodeName};
 
 use crate::destination::DestinationRun;
@@ -101,6 +102,8 @@ struct Streams {
 pub struct Inbox {
     streams: Mutex<Streams>,
     changed: Condvar,
+    /// The way in for packets that the source has held.
+    injector: Mutex<Option<Injector>>,
 }
 
 impl Inbox {
@@ -132,6 +135,17 @@ impl Inbox {
     /// No more pages are wanted.
     pub fn close(&self) {
         self.streams().store = None;
+    }
+
+    /// The way in for packets that the source has held; none is one, too.
+    pub fn deliver_by(&self, injector: Option<Injector>) {
+        *self.injector.lock().unwrap_or_else(PoisonError::into_inner) = injector;
+    }
+
+    /// Delivers packets that the source has held; without a way in their senders will send them again.
+    pub fn deliver(&self, frames: &[HeldFrame]) -> Result<usize, NetworkError> {
+        let mut injector = self.injector.lock().unwrap_or_else(PoisonError::into_inner);
+        injector.as_mut().map_or(Ok(0), |injector| injector.inject(frames))
     }
 
     /// The page store.

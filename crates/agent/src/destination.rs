@@ -11,7 +11,7 @@ use tranship_criu::front::{FrontHandle, Mark, Order};
 use tranship_engine::{EngineError, State};
 use tranship_memory::pager::{self, PagerHandle};
 use tranship_memory::receive::Store;
-use tranship_network::{Announcer, Gate, NetworkError};
+use tranship_network::{Announcer, Gate, Injector, NetworkError};
 use tranship_storage::TreeDigest;
 use tranship_sys::clock::monotonic_ns;
 use tranship_types::{Blocker, BlockerKind, MigrationId, NodeName};
@@ -108,6 +108,12 @@ impl DestinationRun {
             let names: Vec<String> = identity.interfaces.iter().map(|i| i.name.clone()).collect();
             self.gate = Some(Gate::prepare(path, &names).map_err(failed)?);
             self.announcer = Some(Announcer::prepare(path, identity).map_err(failed)?);
+            match Injector::prepare(path, identity) {
+                Ok(injector) => self.inbox.deliver_by(Some(injector)),
+                Err(error) => {
+                    tracing::warn!(id = %self.id, %error, "packets that arrive in the blackout will be sent again")
+                }
+            }
         }
         Ok(())
     }
@@ -395,6 +401,7 @@ impl DestinationPort for DestinationRun {
             DestinationStep::Bundle => tranship_storage::remove_tree(&self.bundle()).map_err(failed),
             DestinationStep::Network => {
                 (self.gate, self.announcer) = (None, None);
+                self.inbox.deliver_by(None);
                 match &self.offer.network {
                     Some(_) if self.foreign_network => Ok(()),
                     Some((path, _)) => tranship_network::remove(path).map_err(failed),

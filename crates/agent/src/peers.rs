@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tranship_coordinator::{self as coordinator, Failure, Journal, Record};
+use tranship_network::HeldFrame;
 use tranship_sys::clock::monotonic_ns;
 use tranship_transport::{Connection, Incoming, Link, Listener};
 use tranship_types::{MigrationId, NodeName, Side};
@@ -119,6 +120,10 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
                 Ok(()) => continue,
                 Err(failure) => failure_response(failure),
             },
+            (Request::Held { frames }, Some(id)) => {
+                held(node, id, frames);
+                continue;
+            }
             (Request::Ready, Some(id)) => ready(node, id),
             (Request::Commit, Some(id)) => commit(node, id),
             (Request::Abort, Some(id)) => {
@@ -289,6 +294,19 @@ pub fn commit(node: &Arc<Node>, id: &MigrationId) -> Response {
     }
     let resumed_ns = arrival.run.resumed_ns.unwrap_or_else(monotonic_ns);
     Response::Running { resumed_ns, parts: arrival.run.timeline.take(Side::Destination) }
+}
+
+/// Packets that reached the source while the container was stopped. They are worth an attempt, and no more: whoever sent them
+/// sends them again, or expected that some are lost.
+fn held(node: &Node, id: &MigrationId, frames: serde_json::Value) {
+    let Some(inbox) = node.arrivals.inbox(id) else { return };
+    let delivered = serde_json::from_value::<Vec<HeldFrame>>(frames)
+        .map_err(|e| e.to_string())
+        .and_then(|frames| inbox.deliver(&frames).map_err(|e| e.to_string()));
+    match delivered {
+        Ok(count) => tracing::debug!(%id, count, "held packets delivered"),
+        Err(error) => tracing::warn!(%id, %error, "held packets could not be delivered"),
+    }
 }
 
 /// After the resume: waits for the last page, and forgets the migration but for what the source may still ask.

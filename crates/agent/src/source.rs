@@ -13,7 +13,7 @@ use tranship_memory::policy::{self, Limits, RoundSeen, Verdict};
 use tranship_memory::send::{self, Counters, Stream, Version};
 use tranship_memory::survey;
 use tranship_memory::tracker::{Round, TrackError, Tracker};
-use tranship_network::Gate;
+use tranship_network::{Gate, HeldFrame, Hold, Injector};
 use tranship_sys::clock::monotonic_ns;
 use tranship_transport::{Connection, Link};
 use tranship_types::{Blocker, MigrationId, NodeName, Phase, RoundReport, Side};
@@ -52,6 +52,10 @@ pub struct SourceRun {
     streams: Vec<Stream<Connection>>,
     front: Option<Front>,
     gate: Option<Gate>,
+    /// Keeps the packets that reach the closed gate.
+    hold: Option<Hold>,
+    /// Packets that were held and not delivered yet.
+    held: Vec<HeldFrame>,
     clock: ClockOffset,
     timeline: Timeline,
     frozen_ns: Option<u64>,
@@ -98,6 +102,8 @@ impl SourceRun {
             streams: Vec::new(),
             front: None,
             gate: None,
+            hold: None,
+            held: Vec::new(),
             clock: ClockOffset::default(),
             timeline: Timeline::default(),
             frozen_ns: None,
@@ -202,6 +208,12 @@ impl SourceRun {
             self.streams.push(Stream::new(link));
         }
         self.gate = prepared_gate(&offer)?;
+        if let Some((path, identity)) = &offer.network {
+            match Hold::prepare(path, identity) {
+                Ok(hold) => self.hold = Some(hold),
+                Err(error) => self.report.change(|r| r.ways.push(format!("network: packets are not held, {error}"))),
+            }
+        }
         Ok(())
     }
 
@@ -266,6 +278,12 @@ impl SourceRun {
     /// criu has not looked at yet, and travels with them. A client that waits for one answer has nothing to send again.
     fn close_gate(&mut self) -> Result<(), Failure> {
         self.survey()?;
+        if let Some(hold) = &mut self.hold
+            && let Err(error) = hold.begin()
+        {
+            tracing::warn!(id = %self.id, %error, "packets are not held");
+            self.hold = None;
+        }
         match &mut self.gate {
             Some(gate) => self.timeline.time("network: gate closed", || gate.close()).map_err(failed),
             None => Ok(()),
@@ -425,7 +443,9 @@ impl SourceRun {
             self.control = Some(self.node.dial(&self.peer, Purpose::Control, Some(&self.id))?);
         }
         let start = monotonic_ns();
-        let answer = self.ask(&Request::Commit, FROZEN_PATIENCE);
+        // Behind the word to commit, without waiting for its answer: they are delivered as soon as the tasks run.
+        let answer =
+            self.say(&Request::Commit).and_then(|()| self.forward_held()).and_then(|()| self.hear(FROZEN_PATIENCE));
         let (resumed_ns, parts) = match answer {
             Ok(Response::Running { resumed_ns, parts }) => (resumed_ns, parts),
             Ok(other) => return Err(self.unexpected(&other)),
@@ -436,6 +456,7 @@ impl SourceRun {
             }
         };
         self.timeline.note("commit and resume", start, monotonic_ns());
+        self.forward_held()?;
         let error_ms = self.clock.error_ns as f64 / 1e6;
         let resumed = self.clock.to_source(resumed_ns);
         let mut own = self.timeline.take(Side::Source);
@@ -449,6 +470,39 @@ impl SourceRun {
             }
             r.parts.sort_by(|a, b| a.start_ms.total_cmp(&b.start_ms));
         });
+        Ok(())
+    }
+
+    /// Delivers the held packets to the original, which goes on here after all.
+    fn deliver_here(&mut self) {
+        let Some(mut hold) = self.hold.take() else { return };
+        self.held.extend(hold.take());
+        let frames = std::mem::take(&mut self.held);
+        let network = self.inspection.as_ref().and_then(|(_, offer)| offer.network.as_ref());
+        if let Some((path, identity)) = network
+            && !frames.is_empty()
+            && let Err(error) = Injector::prepare(path, identity).and_then(|mut way_in| way_in.inject(&frames))
+        {
+            tracing::warn!(id = %self.id, %error, "held packets could not be delivered; they will be sent again");
+        }
+    }
+
+    /// Sends the packets that were held since the last time to where the container is now.
+    fn forward_held(&mut self) -> Result<(), Failure> {
+        if let Some(hold) = &mut self.hold {
+            self.held.extend(hold.take());
+        }
+        while !self.held.is_empty() {
+            let mut bytes = 0;
+            let fits = |frame: &&HeldFrame| {
+                bytes += frame.bytes.len();
+                bytes <= HELD_MESSAGE
+            };
+            let count = self.held.iter().take_while(fits).count().max(1);
+            let frames = serde_json::to_value(&self.held[..count]).unwrap_or_default();
+            self.say(&Request::Held { frames })?;
+            self.held.drain(..count);
+        }
         Ok(())
     }
 
@@ -487,6 +541,16 @@ impl SourceRun {
             tranship_network::stand_aside(namespace).map_err(failed)?;
         }
         container.freezer.kill_frozen(FREEZE).map_err(failed)?;
+        // Stragglers: what was sent here before its sender had heard of the move. That they are lost is no reason to stop.
+        if let Err(failure) = self.forward_held() {
+            tracing::info!(id = %self.id, %failure, "the last held packets were not delivered");
+        }
+        if let Some(hold) = self.hold.take()
+            && hold.dropped() > 0
+        {
+            let way = format!("network: {} packets more than can be held were dropped", hold.dropped());
+            self.report.change(|r| r.ways.push(way));
+        }
         self.gate = None;
         if let Some(namespace) = &namespace {
             tranship_network::remove(namespace).map_err(failed)?;
@@ -570,6 +634,8 @@ impl SourceRun {
     }
 }
 
+/// Bytes of packets in one message: as text they are a third longer, and a message holds 1 MiB.
+const HELD_MESSAGE: usize = 512 << 10;
 /// Bytes of buffers of one stream: its own, and its link's.
 const STREAM_BUFFERS: u32 = 2 << 20;
 
@@ -631,7 +697,9 @@ impl SourcePort for SourceRun {
                     let names: Vec<String> = identity.interfaces.iter().map(|i| i.name.clone()).collect();
                     self.gate = Some(Gate::prepare(&path, &names).map_err(failed)?);
                 }
-                self.gate.as_mut().map_or(Ok(()), |gate| gate.open().map_err(failed))
+                self.gate.as_mut().map_or(Ok(()), |gate| gate.open().map_err(failed))?;
+                self.deliver_here();
+                Ok(())
             }
             // A dump must have ended before the tasks are let go.
             SourceStep::Transfer => self.layout.end_front(Role::Dump, DUMP_END),

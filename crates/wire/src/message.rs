@@ -6,6 +6,7 @@
 //!   ── files of the skeleton, then ──
 //!   Ready? ─▶ Ready │ Failed             the pages come on links of their own meanwhile
 //!   Commit ─▶ Running │ Failed           repeated over new links until it is answered
+//!   Held                                 sent behind Commit without waiting, and again after Running; has no answer
 //!   Abort ──▶ Aborted                    likewise
 //!   Drained? ▶ Drained │ Failed
 //! ```
@@ -61,6 +62,11 @@ pub enum Request {
     Ready,
     /// The decision is that the container runs with you.
     Commit,
+    /// Packets that reached the container while it was stopped, as the source's network wrote them: deliver them. No answer.
+    Held {
+        /// The frames, in their order.
+        frames: serde_json::Value,
+    },
     /// The decision is that it does not.
     Abort,
     /// Say when every page is in place.
