@@ -111,7 +111,7 @@ impl DestinationRun {
             match Injector::prepare(path, identity) {
                 Ok(injector) => self.inbox.deliver_by(Some(injector)),
                 Err(error) => {
-                    tracing::warn!(id = %self.id, %error, "packets that arrive in the blackout will be sent again")
+                    tracing::warn!(id = %self.id, %error, "packets that arrive in the blackout will be sent again");
                 }
             }
         }
