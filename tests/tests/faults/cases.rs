@@ -42,7 +42,7 @@ fn places(steps: impl IntoIterator<Item = String>) -> Vec<Place> {
 }
 
 /// Where a place lies among the others.
-fn index(all: &[Place], step: impl ToString, when: &str) -> usize {
+fn index(all: &[Place], step: &dyn ToString, when: &str) -> usize {
     let step = step.to_string();
     all.iter().position(|p| p.step == step && p.when == when).unwrap_or_else(|| panic!("no place {step}.{when}"))
 }
@@ -52,8 +52,8 @@ pub fn of_the_source() -> Vec<Case> {
     let names = |steps: &[SourceStep]| steps.iter().map(ToString::to_string).collect::<Vec<_>>();
     let (before, after) = (names(&SourceStep::BEFORE_COMMIT), names(&SourceStep::AFTER_COMMIT));
     let all = places(before.into_iter().chain(["commit".to_owned()]).chain(after));
-    let at = |step: SourceStep, when| index(&all, step, when);
-    let decided = index(&all, "commit", "after");
+    let at = |step: SourceStep, when| index(&all, &step, when);
+    let decided = index(&all, &"commit", "after");
     // There is no link to cut yet, or none that is needed: the decision goes over a new one.
     let linked = at(SourceStep::Connect, "after")..=at(SourceStep::AwaitReady, "before");
     // From the moment at which criu waits until its dump is done.
@@ -88,8 +88,8 @@ pub fn of_the_destination() -> Vec<Case> {
         ]
         .concat(),
     );
-    let at = |step: DestinationStep, when| index(&all, step, when);
-    let decided = index(&all, "commit", "before");
+    let at = |step: DestinationStep, when| index(&all, &step, when);
+    let decided = index(&all, &"commit", "before");
     // From the moment at which criu waits until the tasks run.
     let restoring = at(DestinationStep::Engine, "after")..=at(DestinationStep::Resume, "before");
     // Then the copy is complete, and is made again from what is in memory.

@@ -17,10 +17,12 @@ use tranship_types::Side;
 use cases::Case;
 use play::{Log, Moving, Play};
 
+type Attempt = Box<dyn Fn(&Lab, &mut Play) -> Result<()>>;
+
 /// One thing to try, and its name.
 struct Trial {
     name: String,
-    run: Box<dyn Fn(&Lab, &mut Play) -> Result<()>>,
+    run: Attempt,
 }
 
 /// Runs all trials on one container, one after the other; one that fails gets the lab made anew for the next.

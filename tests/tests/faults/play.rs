@@ -5,7 +5,7 @@ use std::fs;
 use std::io::Read;
 use std::net::Ipv4Addr;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -181,7 +181,8 @@ fn unrest(lab: &Lab) -> Result<String> {
             let left = entries(&lab.path(node, place)?);
             ensure!(left.is_empty(), "node {node} has {place}/{}", left.join(", "));
         }
-        let left: Vec<String> = processes(lab, node)?.into_iter().map(|p| format!("{} ({})", p.line, p.pid)).collect();
+        let left: Vec<String> =
+            processes(lab, node)?.into_iter().map(|p| format!("{} {} ({})", p.kind, p.line, p.pid)).collect();
         ensure!(left.is_empty(), "node {node} has processes: {}", left.join(", "));
     }
     let at = exactly_one_runs(lab, NAME)?;
@@ -262,19 +263,4 @@ impl Log {
         let bytes = fs::read(&self.path).unwrap_or_default();
         String::from_utf8_lossy(bytes.get(self.mark..).unwrap_or_default()).into_owned()
     }
-}
-
-/// The letter of a process's state.
-pub fn state(pid: u32) -> Option<char> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit(')').next()?.trim_start().chars().next()
-}
-
-/// Sends a signal.
-pub fn signal(name: &str, pid: u32) -> Result<()> {
-    let status = Command::new("kill").arg(format!("-{name}")).arg(pid.to_string()).stderr(Stdio::null()).status()?;
-    if !status.success() && state(pid).is_some_and(|s| s != 'Z') {
-        bail!("cannot send SIG{name} to {pid}");
-    }
-    Ok(())
 }
