@@ -21,6 +21,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Parser;
@@ -87,6 +88,18 @@ fn run_pager(arguments: &[OsString]) -> anyhow::Result<i32> {
     Ok(0)
 }
 
+/// Tries again for a moment: the sockets of an agent that was just killed stay until the kernel has taken down what else it
+/// had open, which can take some tenths of a second.
+fn patiently<T, E>(mut attempt: impl FnMut() -> Result<T, E>) -> Result<T, E> {
+    let deadline = Instant::now() + Duration::from_secs(3);
+    loop {
+        match attempt() {
+            Err(_) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(20)),
+            done => return done,
+        }
+    }
+}
+
 fn agent(arguments: &Arguments) -> anyhow::Result<()> {
     let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
     let filter = EnvFilter::try_from_env("TRANSHIP_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
@@ -112,8 +125,8 @@ fn agent(arguments: &Arguments) -> anyhow::Result<()> {
     }
 
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let api = runtime.block_on(async { tranship_api::bind(&socket) })?;
-    let listener = Arc::new(Listener::bind(identity, &listen)?);
+    let api = patiently(|| runtime.block_on(async { tranship_api::bind(&socket) }))?;
+    let listener = Arc::new(patiently(|| Listener::bind(identity.clone(), &listen))?);
     moves::recover(&node);
     let closer = listener.closer()?;
     let (peers_node, peers_listener) = (Arc::clone(&node), Arc::clone(&listener));
