@@ -1,5 +1,7 @@
 //! The destination's steps, done with the real parts.
 
+mod resume;
+
 use std::path::PathBuf;
 use std::process::Child;
 use std::sync::Arc;
@@ -7,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use tranship_coordinator::{DestinationPort, DestinationStep, Failure, Fault};
 use tranship_criu::cpu::{self, CpuFeatures};
-use tranship_criu::front::{FrontHandle, Mark, Order};
-use tranship_engine::{EngineError, State};
+use tranship_criu::front::{Mark, Order};
+use tranship_engine::EngineError;
 use tranship_memory::pager::{self, PagerHandle};
 use tranship_memory::receive::Store;
 use tranship_network::{Announcer, Gate, Injector, NetworkError};
@@ -55,6 +57,8 @@ pub struct DestinationRun {
     foreign_network: bool,
     cut: Option<tranship_transport::Closer>,
     pub timeline: Timeline,
+    /// The copy that was let go read zeros where there was content, and must be made again.
+    spoilt: bool,
     /// When the last task was let go.
     pub resumed_ns: Option<u64>,
     pub drained: Option<pager::Status>,
@@ -77,6 +81,7 @@ impl DestinationRun {
             foreign_network: false,
             cut: None,
             timeline: Timeline::default(),
+            spoilt: false,
             resumed_ns: None,
             drained: None,
         }
@@ -180,6 +185,7 @@ impl DestinationRun {
                 Ok(_) => {}
             }
         }
+        self.remember_engine()?;
         let waited = monotonic_ns();
         match self.inbox.store() {
             Ok(store) => {
@@ -199,101 +205,6 @@ impl DestinationRun {
         }
         self.timeline.note("memory: last pages", waited, monotonic_ns());
         Ok(())
-    }
-
-    /// Lets the held tasks go; where they are lost because criu was killed, restores them again from what is in memory.
-    fn resume(&mut self) -> Result<(), Failure> {
-        if self.resumed_ns.is_some() {
-            return Ok(());
-        }
-        if !self.layout.root().exists() {
-            // It goes only when there is nothing left to do, or with the host.
-            let name = &self.offer.container;
-            let ours = |c: tranship_engine::Container| c.state == State::Running && c.bundle == self.bundle();
-            return match self.node.engine.inspect(name).is_ok_and(ours) {
-                true => Ok(()),
-                false => Err(Failure::new(format!(
-                    "the stopped copy of container {name} on node {} is lost, its host was restarted; the original is still \
-                     frozen on its node",
-                    self.node.config.node
-                ))),
-            };
-        }
-        self.let_go()?;
-        // From now on pages are put in place and given back; until here everything could have been done again.
-        match self.inbox.store() {
-            Ok(store) => store.pager().fill().map_err(failed),
-            Err(_) => match PagerHandle::connect(self.layout.root()) {
-                Ok(pager) => pager.fill().map_err(failed),
-                // It has ended because it was done.
-                Err(_) if self.layout.root().join(pager::DRAINED_FILE).exists() => Ok(()),
-                Err(error) => Err(failed(error)),
-            },
-        }
-    }
-
-    fn let_go(&mut self) -> Result<(), Failure> {
-        if self.front.is_none() {
-            // After a restart of the agent: the front, if it still holds, is found by its socket.
-            let socket = self.layout.front_socket(Role::Restore);
-            let handle = FrontHandle::connect(&socket).ok();
-            self.front = handle.map(|handle| Front { handle, criu: 0, engine: None });
-        }
-        let start = monotonic_ns();
-        if self.release_held() {
-            self.timeline.note("resume", start, self.resumed_ns.unwrap_or(start));
-            return Ok(());
-        }
-        if self.runs_by_now()? {
-            // The word that it runs was lost, the tasks were not.
-            self.resumed_ns.get_or_insert_with(monotonic_ns);
-            return Ok(());
-        }
-        tracing::warn!(id = %self.id, "the held tasks are lost; restoring them again");
-        if let Some(gate) = &mut self.gate {
-            gate.close().map_err(failed)?;
-        }
-        self.sweep_engine()?;
-        let _ = std::fs::remove_file(self.layout.front_socket(Role::Restore));
-        self.start_engine()?;
-        self.restore()?;
-        if let Some(gate) = &mut self.gate {
-            gate.open().map_err(failed)?;
-        }
-        if self.release_held() {
-            return Ok(());
-        }
-        Err(Failure::new(format!("the container could not be resumed: {}", self.layout.last_words(Role::Restore))))
-    }
-
-    /// Gives the order, and waits until the last task runs. False: the front is gone, or criu is.
-    fn release_held(&mut self) -> bool {
-        let Some(front) = &mut self.front else { return false };
-        if front.handle.order(Order::Release).is_err() {
-            return false;
-        }
-        let deadline = Instant::now() + RESTORE;
-        loop {
-            match front.handle.next(deadline.saturating_duration_since(Instant::now())) {
-                Ok(Mark::Resumed { at_ns }) => {
-                    self.resumed_ns = Some(at_ns);
-                    return true;
-                }
-                Ok(Mark::Done { .. }) | Err(_) => return false,
-                Ok(_) => {}
-            }
-        }
-    }
-
-    /// Whether criu came so far that the tasks run by themselves: it says so to the pager just before it lets them go, and
-    /// kills them if it fails after that. An error if neither can be told: then nothing must be ended.
-    fn runs_by_now(&self) -> Result<bool, Failure> {
-        if self.layout.root().join(pager::DRAINED_FILE).exists() {
-            return Ok(true);
-        }
-        let status = PagerHandle::connect(self.layout.root()).and_then(|p| p.status(RESTORE)).map_err(failed)?;
-        let lives = self.node.engine.inspect(&self.offer.container).is_ok_and(|c| c.state == State::Running);
-        Ok(status.restored && lives)
     }
 
     fn drain(&mut self) -> Result<(), Failure> {
@@ -328,9 +239,7 @@ impl DestinationRun {
     fn tidy(&mut self) -> Result<(), Failure> {
         self.front = None;
         (self.gate, self.announcer) = (None, None);
-        if let Some(engine) = self.engine.take() {
-            node::reap(engine, RESTORE_END).map_err(failed)?;
-        }
+        self.reinstate()?;
         self.inbox.close();
         self.layout.remove()
     }
@@ -424,23 +333,6 @@ impl DestinationPort for DestinationRun {
             }
             Fault::Cut => self.cut.iter().for_each(tranship_transport::Closer::close),
             Fault::Error => {}
-        }
-    }
-}
-
-impl DestinationRun {
-    fn open_gate(&mut self) -> Result<(), Failure> {
-        if self.gate.is_none()
-            && let Some((path, identity)) = &self.offer.network
-        {
-            // After a restart of the agent.
-            let names: Vec<String> = identity.interfaces.iter().map(|i| i.name.clone()).collect();
-            self.gate = Some(Gate::prepare(path, &names).map_err(failed)?);
-            self.announcer = Some(Announcer::prepare(path, identity).map_err(failed)?);
-        }
-        match &mut self.gate {
-            Some(gate) => self.timeline.time("network: gate opened", || gate.open()).map_err(failed),
-            None => Ok(()),
         }
     }
 }

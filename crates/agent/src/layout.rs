@@ -10,7 +10,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use tranship_coordinator::Failure;
 use tranship_criu::find::Criu;
-use tranship_criu::front::{FrontHandle, FrontPlan, HandleError, Mark, Order};
+use tranship_criu::front::{self, FrontHandle, FrontPlan, HandleError, Mark, Order};
 use tranship_criu::rpc::Overrides;
 use tranship_engine::Images;
 use tranship_types::MigrationId;
@@ -70,6 +70,11 @@ impl Layout {
     /// The note of when the container on the source was made.
     pub fn original(&self) -> PathBuf {
         self.root.join("original")
+    }
+
+    /// What the engine knows of the container that was restored.
+    pub fn engine_state(&self) -> PathBuf {
+        self.root.join("engine-state")
     }
 
     fn bin(&self) -> PathBuf {
@@ -226,28 +231,35 @@ impl Layout {
         }
     }
 
-    /// Ends a front that may or may not be there, from whichever agent, and waits until it is gone. A dump that is under
-    /// way is let finish: criu must not be killed in the middle of one.
+    /// Ends a front that may or may not be there, from whichever agent, and waits until it and its criu are gone. A dump
+    /// that is under way is let finish, even if its front was killed: criu must not be killed in the middle of one, and puts
+    /// the tasks back into the state in which it found them.
     pub fn end_front(&self, role: Role, timeout: Duration) -> Result<(), Failure> {
         let deadline = Instant::now() + timeout;
-        let Ok(mut handle) = FrontHandle::connect(&self.front_socket(role)) else { return Ok(()) };
-        // If it waits for an order, this is it; if it is at work, the connection ends when it does.
-        let _ = handle.order(Order::Abort);
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            match handle.next(left) {
-                Ok(_) => {}
-                Err(HandleError::Broken(e))
-                    if matches!(e.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock) =>
-                {
-                    return Err(Failure::new(format!(
-                        "criu is still at work after {timeout:?}: {}",
-                        self.last_words(role)
-                    )));
+        let socket = self.front_socket(role);
+        let busy = || Failure::new(format!("criu is still at work after {timeout:?}: {}", self.last_words(role)));
+        if let Ok(mut handle) = FrontHandle::connect(&socket) {
+            // If it waits for an order, this is it; if it is at work, the connection ends when it does.
+            let _ = handle.order(Order::Abort);
+            loop {
+                match handle.next(deadline.saturating_duration_since(Instant::now())) {
+                    Ok(_) => {}
+                    Err(HandleError::Broken(e))
+                        if matches!(e.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock) =>
+                    {
+                        return Err(busy());
+                    }
+                    Err(_) => break,
                 }
-                Err(_) => return Ok(()),
             }
         }
+        while front::criu_lives(&socket) {
+            if Instant::now() > deadline {
+                return Err(busy());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
     }
 
     /// What criu, or failing that the engine, said last: for error messages.

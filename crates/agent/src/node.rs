@@ -173,7 +173,14 @@ pub fn die() -> ! {
 
 /// Lets an injected fault happen: this process stops until it is sent SIGCONT.
 pub fn hold() {
-    let _ = nix::sys::signal::kill(nix::unistd::Pid::this(), nix::sys::signal::Signal::SIGSTOP);
+    // To this very thread: one that is sent to the process may take effect only after some more steps.
+    let _ = nix::sys::signal::raise(nix::sys::signal::Signal::SIGSTOP);
+}
+
+/// Whether a process lives: it is there, and no zombie.
+pub fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
 /// Waits for a child that is about to end; one that does not in time is killed.

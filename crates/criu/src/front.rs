@@ -166,8 +166,9 @@ pub fn run(plan: &Path, engine: OwnedFd, number: i32) -> Result<i32, FrontError>
     let criu = command.spawn().map_err(|source| FrontError::Start { path: plan.criu.clone(), source })?;
     // The closure in it owns criu's end of the socket: while that is open here, criu's death would not show.
     drop(command);
+    hang_up_after(criu.id(), ours.try_clone().map_err(lost("criu"))?);
 
-    let mut front = Front { engine, criu_socket: ours, criu, agent: None, listener: None };
+    let mut front = Front { engine, criu_socket: ours, criu, init: 0, past_return: false, agent: None, listener: None };
     if !working {
         return front.pass_through(&request);
     }
@@ -179,6 +180,19 @@ pub fn run(plan: &Path, engine: OwnedFd, number: i32) -> Result<i32, FrontError>
     overrides.work_dir_fd = work.as_ref().map(AsRawFd::as_raw_fd);
     let request = rpc::edit(&request, &overrides)?;
     front.work(&request, &plan)
+}
+
+/// Shuts the socket to criu down when criu has ended. What it said before can still be read. Its death alone does not close
+/// the socket: the tasks that it has restored so far have the other end as long as they are part of criu.
+fn hang_up_after(criu: u32, socket: OwnedFd) {
+    use std::os::fd::AsRawFd;
+    std::thread::spawn(move || {
+        let criu = nix::unistd::Pid::from_raw(criu.cast_signed());
+        // Only looked at: whoever owns the child collects it.
+        let flags = nix::sys::wait::WaitPidFlag::WEXITED | nix::sys::wait::WaitPidFlag::WNOWAIT;
+        while nix::sys::wait::waitid(nix::sys::wait::Id::Pid(criu), flags) == Err(nix::errno::Errno::EINTR) {}
+        let _ = nix::sys::socket::shutdown(socket.as_raw_fd(), nix::sys::socket::Shutdown::Both);
+    });
 }
 
 /// CRIU opens such descriptors of the process that sent the request, which is the front: so the front must have them.
@@ -206,6 +220,10 @@ struct Front {
     engine: OwnedFd,
     criu_socket: OwnedFd,
     criu: Child,
+    /// Pid of the restored init.
+    init: i32,
+    /// The restored tasks are complete: from here on they run, whatever happens to criu.
+    past_return: bool,
     agent: Option<BufReader<UnixStream>>,
     listener: Option<UnixListener>,
 }
@@ -226,6 +244,11 @@ impl Front {
     }
 
     fn work(&mut self, request: &[u8], plan: &FrontPlan) -> Result<i32, FrontError> {
+        // For an agent that finds the front killed: criu goes on without it.
+        let criu = self.criu.id().to_string();
+        if let Some(started) = start_of(&criu) {
+            std::fs::write(criu_note(&plan.socket), format!("{criu} {started}")).map_err(lost("the agent"))?;
+        }
         self.listen(&plan.socket)?;
         let waiting = Mark::Waiting { criu: self.criu.id(), front: std::process::id() };
         let deadline = Instant::now() + Duration::from_millis(plan.patience_ms);
@@ -235,6 +258,9 @@ impl Front {
         send(self.criu_socket.as_fd(), request, &[]).map_err(lost("criu"))?;
         loop {
             let Ok((answer, descriptors)) = receive(self.criu_socket.as_fd()) else {
+                if self.past_return {
+                    return self.conclude();
+                }
                 self.tell(&Mark::Done { success: false, message: "criu died".into(), at_ns: monotonic_ns() });
                 return self.refuse("criu died");
             };
@@ -249,8 +275,16 @@ impl Front {
                 return self.finish();
             }
             let notify = response.notify.unwrap_or_default();
+            if notify.script.as_deref() == Some("pre-resume") {
+                // For an agent that hears no more of this front.
+                let _ = std::fs::write(resumed_note(&plan.socket), self.init.to_string());
+                self.past_return = true;
+            }
             let reply = self.notified(&notify, &answer, &descriptors)?;
-            send(self.criu_socket.as_fd(), &reply, &[]).map_err(lost("criu"))?;
+            match send(self.criu_socket.as_fd(), &reply, &[]) {
+                Err(_) if self.past_return => return self.conclude(),
+                sent => sent.map_err(lost("criu"))?,
+            }
         }
     }
 
@@ -272,7 +306,8 @@ impl Front {
             "post-restore" => {
                 send(self.engine.as_fd(), message, descriptors).map_err(lost("the engine"))?;
                 let (reply, _) = receive(self.engine.as_fd()).map_err(lost("the engine"))?;
-                let init = notify.pid.unwrap_or_default().unsigned_abs();
+                self.init = notify.pid.unwrap_or_default();
+                let init = self.init.unsigned_abs();
                 // Past this point only an agent's word counts; a lost agent is waited for.
                 return Ok(match self.order(&Mark::Held { init, at_ns: monotonic_ns() }, None) {
                     Some(Order::Release) => reply,
@@ -359,6 +394,16 @@ impl Front {
         }
     }
 
+    /// After criu's death past the point of no return: it held the tasks by ptrace, and the kernel lets them go.
+    fn conclude(&mut self) -> Result<i32, FrontError> {
+        let at_ns = monotonic_ns();
+        self.tell(&Mark::Resumed { at_ns });
+        self.tell(&Mark::Done { success: true, message: "criu died after it was done".into(), at_ns });
+        send(self.engine.as_fd(), &rpc::restored(self.init), &[]).map_err(lost("the engine"))?;
+        let _ = self.criu.wait();
+        Ok(0)
+    }
+
     /// Tells the engine that criu failed, and ends criu.
     fn refuse(&mut self, why: &str) -> Result<i32, FrontError> {
         #[derive(Clone, PartialEq, Message)]
@@ -386,6 +431,36 @@ impl Front {
         let status = self.criu.wait().map_err(lost("criu"))?;
         Ok(status.code().unwrap_or(1))
     }
+}
+
+fn criu_note(socket: &Path) -> PathBuf {
+    socket.with_extension("criu")
+}
+
+/// Whether the real criu of the front with this socket is at work, also without its front: one whose front was killed goes
+/// on until it has something to say.
+pub fn criu_lives(socket: &Path) -> bool {
+    let note = std::fs::read_to_string(criu_note(socket)).unwrap_or_default();
+    note.split_once(' ').is_some_and(|(pid, started)| start_of(pid).is_some_and(|now| now == started))
+}
+
+/// When a process was started (field 22 of proc_pid_stat(5)), which tells it from a later one with its pid; criu changes its
+/// arguments. `None` if it is gone, or a zombie.
+fn start_of(pid: &str) -> Option<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?;
+    (!matches!(state, "Z" | "X")).then(|| fields.nth(18).map(ToOwned::to_owned))?
+}
+
+/// The file beside a restore front's socket that says that its tasks run, whatever becomes of the front.
+pub fn resumed_note(socket: &Path) -> PathBuf {
+    socket.with_extension("resumed")
+}
+
+/// The pid of the restored init, if the tasks of the front with this socket were let go.
+pub fn resumed_init(socket: &Path) -> Option<u32> {
+    std::fs::read_to_string(resumed_note(socket)).ok()?.trim().parse().ok()
 }
 
 /// The agent's end of a front.
@@ -426,6 +501,12 @@ impl FrontHandle {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
         Ok(serde_json::from_str(&line).map_err(io::Error::from)?)
+    }
+
+    /// Whether it is there and has nothing to say: so it is while a front waits for an order.
+    pub fn is_quiet(&self) -> bool {
+        let mut fds = [PollFd::new(self.stream.get_ref().as_fd(), PollFlags::POLLIN)];
+        self.stream.buffer().is_empty() && matches!(poll(&mut fds, PollTimeout::ZERO), Ok(0))
     }
 
     /// Gives an order.

@@ -91,6 +91,26 @@ pub fn notify_reply(success: bool) -> Vec<u8> {
     NotifyReply { kind: RequestType::Notify as i32, notify_success: Some(success) }.encode_to_vec()
 }
 
+/// Encodes the answer to a restore that was done.
+pub fn restored(init: i32) -> Vec<u8> {
+    #[derive(Clone, PartialEq, Message)]
+    struct Restored {
+        #[prost(int32, required, tag = "1")]
+        pid: i32,
+    }
+    #[derive(Clone, PartialEq, Message)]
+    struct Answer {
+        #[prost(enumeration = "RequestType", required, tag = "1")]
+        kind: i32,
+        #[prost(bool, required, tag = "2")]
+        success: bool,
+        #[prost(message, optional, tag = "4")]
+        restore: Option<Restored>,
+    }
+    let restore = Some(Restored { pid: init });
+    Answer { kind: RequestType::Restore as i32, success: true, restore }.encode_to_vec()
+}
+
 /// Options that the front adds to an engine's request. Tags are those of `criu_opts`; a field that is `None` leaves what
 /// the engine said.
 #[derive(Clone, PartialEq, Message, serde::Serialize, serde::Deserialize)]

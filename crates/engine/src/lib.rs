@@ -187,6 +187,13 @@ pub trait Engine: Send + Sync {
     /// Removes a container from the engine, ending what still runs of it. Removing one that is not there is a success.
     fn remove(&self, name: &str) -> Result<(), EngineError>;
 
+    /// What the engine knows of a container that it has restored, in a form of its own; `None` if it knows none.
+    fn remember(&self, name: &str) -> Option<Vec<u8>>;
+
+    /// Makes the engine know a container again that it has forgotten although it runs. `known` is what
+    /// [`Engine::remember`] gave.
+    fn reinstate(&self, name: &str, known: &[u8]) -> Result<(), EngineError>;
+
     /// Whether anything runs in the cgroups that the configuration (as from [`Engine::adopt`]) names.
     fn occupied(&self, config: &serde_json::Value) -> bool;
 

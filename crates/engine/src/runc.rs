@@ -162,6 +162,22 @@ impl Engine for Runc {
         }
     }
 
+    fn remember(&self, name: &str) -> Option<Vec<u8>> {
+        std::fs::read(self.root.join(name).join("state.json")).ok()
+    }
+
+    fn reinstate(&self, name: &str, known: &[u8]) -> Result<(), EngineError> {
+        use std::os::unix::fs::DirBuilderExt;
+        let directory = self.root.join(name);
+        let make = || -> std::io::Result<()> {
+            std::fs::DirBuilder::new().recursive(true).mode(0o711).create(&directory)?;
+            let nascent = directory.join("state.nascent");
+            std::fs::write(&nascent, known)?;
+            std::fs::rename(nascent, directory.join("state.json"))
+        };
+        make().map_err(|e| self.unreadable(directory.join("state.json"), name, &e.to_string()))
+    }
+
     fn occupied(&self, config: &Value) -> bool {
         config["linux"]["cgroupsPath"].as_str().is_some_and(|path| freezer::occupied(Path::new(path)))
     }

@@ -65,6 +65,20 @@ impl Store {
         self.pager.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Hands everything that has come to another pager, after the first one was killed. All pages must have come, and none
+    /// must have been given back: that is, the tasks do not run yet.
+    pub fn replace_pager(&self, pager: PagerHandle) -> Result<(), ControlError> {
+        pager.arena(self.arena.file())?;
+        let all = PageRange { start: 0, end: !(PAGE_SIZE - 1) };
+        for (space, index) in self.places().iter() {
+            let rows = index.within(all).into_iter().map(|extent| StoredExtent { space: *space, extent });
+            pager.extents(&rows.collect::<Vec<_>>())?;
+        }
+        pager.complete()?;
+        *self.pager() = pager;
+        Ok(())
+    }
+
     /// Receives one stream to its end. Several threads may do so at once.
     pub fn receive<R: Read>(&self, stream: &mut R) -> Result<(), ReceiveError> {
         let mut batch = Vec::with_capacity(BATCH);

@@ -1,0 +1,241 @@
+//! Letting the held tasks go, and making them again where they were lost.
+//!
+//! ```text
+//!   HELD ──gate opened──▶ released ──▶ RUNNING ──"fill"──▶ the pager drains
+//!    │                       │
+//!    └───────────┬───────────┘ criu, the front or the pager was killed
+//!                ▼
+//!     do the tasks run all the same? ──yes──▶ RUNNING
+//!                └──no──▶ gate closed, everything swept, restored again from the page store ──▶ HELD
+//! ```
+//!
+//! Until the pager is told to fill, every page is in the store, so that the copy can be made again as often as need be.
+
+use std::time::{Duration, Instant};
+
+use tranship_coordinator::Failure;
+use tranship_criu::front::{self, FrontHandle, Mark, Order};
+use tranship_engine::{Container, EngineError, State};
+use tranship_memory::pager::{self, PagerHandle};
+use tranship_network::{Announcer, Gate};
+use tranship_sys::clock::monotonic_ns;
+
+use super::{DestinationRun, RESTORE, RESTORE_END, failed};
+use crate::layout::{Front, Role};
+use crate::node;
+
+/// How long a pager or a front may take to say how it stands.
+const ANSWER: Duration = Duration::from_secs(2);
+
+impl DestinationRun {
+    /// Opens the gate before which the copy is held. Not before one is: packets for connections that nobody has would be
+    /// answered by resets.
+    pub(super) fn open_gate(&mut self) -> Result<(), Failure> {
+        if self.gate.is_none()
+            && let Some((path, identity)) = &self.offer.network
+        {
+            // After a restart of the agent.
+            let names: Vec<String> = identity.interfaces.iter().map(|i| i.name.clone()).collect();
+            self.gate = Some(Gate::prepare(path, &names).map_err(failed)?);
+            self.announcer = Some(Announcer::prepare(path, identity).map_err(failed)?);
+        }
+        if self.resumed_ns.is_none() && self.layout.root().exists() && !self.holds() {
+            if !self.spoilt && self.runs_by_now()? {
+                self.resumed_ns = Some(monotonic_ns());
+            } else {
+                self.restore_again()?;
+            }
+        }
+        match &mut self.gate {
+            Some(gate) => self.timeline.time("network: gate opened", || gate.open()).map_err(failed),
+            None => Ok(()),
+        }
+    }
+
+    /// Lets the held tasks go, and the pager put every page in place.
+    pub(super) fn resume(&mut self) -> Result<(), Failure> {
+        if !self.layout.root().exists() {
+            // It goes only when there is nothing left to do, or with the host.
+            let name = &self.offer.container;
+            let ours = |c: Container| c.state == State::Running && c.bundle == self.bundle();
+            return match self.node.engine.inspect(name).is_ok_and(ours) {
+                true => Ok(()),
+                false => Err(Failure::new(format!(
+                    "the stopped copy of container {name} on node {} is lost, its host was restarted; the original is still \
+                     frozen on its node",
+                    self.node.config.node
+                ))),
+            };
+        }
+        if self.resumed_ns.is_none() {
+            self.let_go()?;
+        }
+        // From now on pages are put in place and given back; until here everything could have been done again.
+        let told = match self.inbox.store() {
+            Ok(store) => store.pager().fill(),
+            Err(_) => PagerHandle::connect(self.layout.root()).and_then(|pager| pager.fill()),
+        };
+        match told {
+            // It has ended because it was done.
+            Err(_) if self.layout.root().join(pager::DRAINED_FILE).exists() => Ok(()),
+            Err(error) => {
+                // It was killed just when the tasks were let go.
+                (self.resumed_ns, self.spoilt) = (None, true);
+                Err(failed(error))
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    fn let_go(&mut self) -> Result<(), Failure> {
+        let start = monotonic_ns();
+        if self.holds() && self.release_held() {
+            self.timeline.note("resume", start, self.resumed_ns.unwrap_or(start));
+            return Ok(());
+        }
+        if !self.spoilt && self.runs_by_now()? {
+            // The word that it runs was lost, the tasks were not.
+            self.resumed_ns.get_or_insert_with(monotonic_ns);
+            return Ok(());
+        }
+        self.restore_again()?;
+        if let Some(gate) = &mut self.gate {
+            gate.open().map_err(failed)?;
+        }
+        if self.release_held() {
+            return Ok(());
+        }
+        Err(Failure::new(format!("the container could not be resumed: {}", self.layout.last_words(Role::Restore))))
+    }
+
+    /// Whether a complete, stopped copy is held now: by its front, with a pager that has every page.
+    fn holds(&mut self) -> bool {
+        if self.front.is_none() {
+            // After a restart of the agent the front, if it still holds, is found by its socket.
+            let held = |mut handle: FrontHandle| match handle.next(ANSWER) {
+                Ok(Mark::Held { .. }) => Some(handle),
+                _ => None,
+            };
+            let handle = FrontHandle::connect(&self.layout.front_socket(Role::Restore)).ok().and_then(held);
+            self.front = handle.map(|handle| Front { handle, criu: 0, engine: None });
+        }
+        !self.spoilt && self.front.as_ref().is_some_and(|front| front.handle.is_quiet()) && self.pager_serves()
+    }
+
+    /// Whether there is a pager that has every page.
+    fn pager_serves(&self) -> bool {
+        let status = match self.inbox.store() {
+            Ok(store) => store.pager().status(ANSWER),
+            Err(_) => PagerHandle::connect(self.layout.root()).and_then(|pager| pager.status(ANSWER)),
+        };
+        status.is_ok_and(|status| status.complete)
+    }
+
+    /// Gives the order, and waits until the last task runs. False: the front is gone, or criu is.
+    fn release_held(&mut self) -> bool {
+        let Some(front) = &mut self.front else { return false };
+        if front.handle.order(Order::Release).is_err() {
+            return false;
+        }
+        let deadline = Instant::now() + RESTORE;
+        loop {
+            match front.handle.next(deadline.saturating_duration_since(Instant::now())) {
+                Ok(Mark::Resumed { at_ns }) => {
+                    self.resumed_ns = Some(at_ns);
+                    return true;
+                }
+                Ok(Mark::Done { .. }) | Err(_) => return false,
+                Ok(_) => {}
+            }
+        }
+    }
+
+    /// Whether the tasks run although nobody said so. Criu tells the pager, and the front notes, just before they are let
+    /// go; if criu fails after that it kills them.
+    fn runs_by_now(&mut self) -> Result<bool, Failure> {
+        if self.layout.root().join(pager::DRAINED_FILE).exists() {
+            return Ok(true);
+        }
+        let noted = front::resumed_init(&self.layout.front_socket(Role::Restore));
+        let told = PagerHandle::connect(self.layout.root()).and_then(|pager| pager.status(ANSWER));
+        if noted.is_none() && !told.is_ok_and(|status| status.restored) {
+            return Ok(false);
+        }
+        self.reinstate()?;
+        Ok(self.node.engine.inspect(&self.offer.container).is_ok_and(|c| c.state == State::Running))
+    }
+
+    /// Keeps what the engine knows of the restored container, for [`Self::reinstate`].
+    pub(super) fn remember_engine(&self) -> Result<(), Failure> {
+        match self.node.engine.remember(&self.offer.container) {
+            Some(known) => std::fs::write(self.layout.engine_state(), known).map_err(failed),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits for the engine's process that ran the restore. If its front was killed just after it had let the tasks go, the
+    /// engine takes the restore for failed, and forgets a container that runs: it is made to know it again.
+    pub(super) fn reinstate(&mut self) -> Result<(), Failure> {
+        if let Some(engine) = self.engine.take() {
+            node::reap(engine, RESTORE_END).map_err(failed)?;
+        }
+        let name = &self.offer.container;
+        let init = front::resumed_init(&self.layout.front_socket(Role::Restore));
+        let (Some(init), Ok(known)) = (init, std::fs::read(self.layout.engine_state())) else { return Ok(()) };
+        match self.node.engine.inspect(name) {
+            Err(EngineError::NoSuchContainer { .. }) if node::is_alive(init) => {
+                tracing::warn!(id = %self.id, container = %name, "the engine took the restore for failed; it is told again");
+                self.node.engine.reinstate(name, &known).map_err(failed)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes the held copy again from the page store and the images, behind a closed gate.
+    fn restore_again(&mut self) -> Result<(), Failure> {
+        tracing::warn!(id = %self.id, "the held tasks are lost; restoring them again");
+        // First of all what can fail for good: until then nothing is ended.
+        self.revive_pager()?;
+        if let Some(gate) = &mut self.gate {
+            gate.close().map_err(failed)?;
+        }
+        self.sweep_engine()?;
+        if let Some((path, _)) = &self.offer.network {
+            // Connections of the lost tasks may linger in it, and would stand in the way of the restored ones.
+            (self.gate, self.announcer) = (None, None);
+            self.inbox.deliver_by(None);
+            tranship_network::remove(path).map_err(failed)?;
+            self.make_network()?;
+        }
+        let socket = self.layout.front_socket(Role::Restore);
+        for file in [front::resumed_note(&socket), socket] {
+            let _ = std::fs::remove_file(file);
+        }
+        self.start_engine()?;
+        self.restore()?;
+        self.spoilt = false;
+        Ok(())
+    }
+
+    /// Starts another pager on the same store where the first one was killed.
+    fn revive_pager(&mut self) -> Result<(), Failure> {
+        if self.pager_serves() {
+            return Ok(());
+        }
+        let store = self.inbox.store().map_err(|_| {
+            Failure::new(format!(
+                "the memory of container {} was lost on node {} when both its pager and the agent were killed; the original \
+                 is still frozen on its node",
+                self.offer.container, self.node.config.node
+            ))
+        })?;
+        if let Some(pager) = self.pager.take() {
+            node::reap(pager, Duration::ZERO).map_err(failed)?;
+        }
+        for socket in [self.layout.root().join(pager::CONTROL_SOCKET), self.layout.work().join(pager::LAZY_SOCKET)] {
+            let _ = std::fs::remove_file(socket);
+        }
+        self.pager = Some(self.layout.start_pager()?);
+        PagerHandle::connect(self.layout.root()).and_then(|pager| store.replace_pager(pager)).map_err(failed)
+    }
+}
