@@ -1,5 +1,5 @@
 # The only commands one has to know. All need root on a Debian machine, but build and lint.
-.PHONY: demo test bench lint setup build clean
+.PHONY: demo test soak bench lint setup build clean
 
 # Moves a busy Redis between two nodes on this machine under a connected client, and shows what the client noticed.
 demo: setup build
@@ -8,6 +8,10 @@ demo: setup build
 # Unit tests and end-to-end tests with real containers.
 test: setup build
 	cargo test --release --workspace
+
+# Kills criu, its front, the pager and engines at drawn moments; SEED=N repeats a run.
+soak: setup build
+	TRANSHIP_SEED=$(or $(SEED),$(shell date +%s)) cargo test --release -p tranship-e2e --test faults -- killed_processes
 
 # make bench SUITE=cold [OUT=DIR] [ONLY=WORKLOAD-PREFIX] [RUNS=N]: writes OUT/results.json and a table.
 SUITE ?= cold

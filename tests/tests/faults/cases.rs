@@ -42,7 +42,7 @@ fn places(steps: impl IntoIterator<Item = String>) -> Vec<Place> {
 }
 
 /// Where a place lies among the others.
-fn index(all: &[Place], step: &dyn ToString, when: &str) -> usize {
+fn index(all: &[Place], step: &impl ToString, when: &str) -> usize {
     let step = step.to_string();
     all.iter().position(|p| p.step == step && p.when == when).unwrap_or_else(|| panic!("no place {step}.{when}"))
 }

@@ -4,26 +4,28 @@
 //! `TRANSHIP_CASES=source.freeze,destination.ready.after` runs the cases whose names begin so.
 
 mod cases;
+mod kills;
+mod links;
 mod play;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use tranship_e2e::{Stage, scenarios, wait_until};
+use tranship_e2e::{Scenario, Stage, scenarios, wait_until};
 use tranship_lab::{Lab, UpOptions};
 use tranship_types::Side;
 
 use cases::Case;
 use play::{Log, Moving, Play};
 
-type Attempt = Box<dyn Fn(&Lab, &mut Play) -> Result<()>>;
-
 /// One thing to try, and its name.
 struct Trial {
     name: String,
-    run: Attempt,
+    run: Box<Run>,
 }
+
+type Run = dyn Fn(&Lab, &mut Play) -> Result<()>;
 
 /// Runs all trials on one container, one after the other; one that fails gets the lab made anew for the next.
 fn run_all(stage: &mut Stage, trials: Vec<Trial>) -> Result<()> {
@@ -90,12 +92,12 @@ fn injected(case: &Case) -> Trial {
 fn inject(lab: &Lab, play: &mut Play, case: &Case) -> Result<()> {
     let (from, to) = play.direction();
     let node = if case.side == Side::Source { &from } else { &to };
-    lab.kill_agent(node)?;
-    lab.start_agent(node, &[("TRANSHIP_FAULTS", &case.spec())])?;
+    play::restart_agent(lab, node, &case.spec())?;
+    let agent = lab.agent_pid(node)?.context("the agent has just been started")?;
     let log = Log::mark(lab, node)?;
     let mut moving = Moving::begin(lab, &from, &to)?;
     if case.what == "die" {
-        await_death(lab, node, &mut moving)?;
+        await_death(agent, &mut moving)?;
         lab.start_agent(node, &[])?;
     }
     let ended = moving.end()?;
@@ -107,17 +109,15 @@ fn inject(lab: &Lab, play: &mut Play, case: &Case) -> Result<()> {
     play.settle(lab, &ended, Some(case.ends_on))
 }
 
-fn await_death(lab: &Lab, node: &str, moving: &mut Moving) -> Result<()> {
+fn await_death(agent: u32, moving: &mut Moving) -> Result<()> {
     let mut after_end = None;
-    loop {
-        if lab.agent_pid(node)?.is_none() {
-            return Ok(());
-        }
+    while !play::is_gone(agent) {
         if !moving.goes_on()? && after_end.get_or_insert_with(Instant::now).elapsed() > Duration::from_secs(5) {
-            bail!("the agent of node {node} did not die");
+            bail!("the agent, pid {agent}, did not die");
         }
-        std::thread::sleep(Duration::from_millis(10));
+        std::thread::sleep(Duration::from_millis(5));
     }
+    Ok(())
 }
 
 fn faults_of_the_source(stage: &mut Stage) -> Result<()> {
@@ -128,9 +128,29 @@ fn faults_of_the_destination(stage: &mut Stage) -> Result<()> {
     run_all(stage, cases::of_the_destination().iter().map(injected).collect())
 }
 
+fn links_that_go_down(stage: &mut Stage) -> Result<()> {
+    let trial = |cut: &'static links::Cut| Trial { name: cut.name(), run: Box::new(|lab, play| cut.play(lab, play)) };
+    run_all(stage, links::CUTS.iter().map(trial).collect())
+}
+
+fn killed_processes(stage: &mut Stage) -> Result<()> {
+    let seed = kills::seed();
+    eprintln!("TRANSHIP_SEED={seed}");
+    let trial = |kill: kills::Kill| Trial { name: kill.name(), run: Box::new(move |lab, play| kill.play(lab, play)) };
+    run_all(stage, kills::drawn(seed).into_iter().map(trial).collect()).with_context(|| format!("TRANSHIP_SEED={seed}"))
+}
+
 fn main() -> ExitCode {
-    scenarios(&[
+    let mut all: Vec<(&str, Scenario)> = vec![
         ("every_fault_of_the_source", faults_of_the_source),
         ("every_fault_of_the_destination", faults_of_the_destination),
-    ])
+        ("links_that_go_down", links_that_go_down),
+    ];
+    // Killed at drawn moments: each run is another one, so it belongs to the soak and not to every test run.
+    if std::env::var_os("TRANSHIP_SEED").is_some() {
+        all.push(("killed_processes", killed_processes));
+    } else {
+        println!("skipped: killed_processes draws its moments by chance; `make soak` runs it, or TRANSHIP_SEED=N");
+    }
+    scenarios(&all)
 }

@@ -10,6 +10,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use tranship_e2e::{connection_alive, exactly_one_runs, move_container, nothing_left, wait_until};
 use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, redis_command, report_of};
 use tranship_types::{Outcome, Report, Side};
@@ -181,8 +184,7 @@ fn unrest(lab: &Lab) -> Result<String> {
             let left = entries(&lab.path(node, place)?);
             ensure!(left.is_empty(), "node {node} has {place}/{}", left.join(", "));
         }
-        let left: Vec<String> =
-            processes(lab, node)?.into_iter().map(|p| format!("{} {} ({})", p.kind, p.line, p.pid)).collect();
+        let left: Vec<String> = processes(lab, node)?.into_iter().map(|p| format!("{} ({})", p.line, p.pid)).collect();
         ensure!(left.is_empty(), "node {node} has processes: {}", left.join(", "));
     }
     let at = exactly_one_runs(lab, NAME)?;
@@ -237,7 +239,8 @@ pub fn processes(lab: &Lab, node: &str) -> Result<Vec<Helper>> {
             "transhipd" if words.get(1).is_some_and(|w| w == "pager") => "pager",
             "criu" if target == "transhipd" => "front",
             "runc" => "engine",
-            _ if words.iter().any(|w| w == "swrk") => "criu",
+            // It changes its arguments when it begins to work.
+            _ if words.iter().any(|w| w == "swrk" || w.starts_with("criu: ")) => "criu",
             _ => continue,
         };
         let line = if words.is_empty() { comm.trim().to_owned() } else { words.join(" ") };
@@ -262,5 +265,34 @@ impl Log {
     pub fn text(&self) -> String {
         let bytes = fs::read(&self.path).unwrap_or_default();
         String::from_utf8_lossy(bytes.get(self.mark..).unwrap_or_default()).into_owned()
+    }
+}
+
+/// The letter of a process's state.
+pub fn state(pid: u32) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit(')').next()?.trim_start().chars().next()
+}
+
+/// Whether nothing is left of a process, but for a zombie: a thread that is dying still has the process's sockets.
+pub fn is_gone(pid: u32) -> bool {
+    let threads = entries(&Path::new("/proc").join(pid.to_string()).join("task")).len();
+    threads == 0 || (threads == 1 && state(pid).is_none_or(|s| matches!(s, 'Z' | 'X')))
+}
+
+/// Kills a node's agent, and starts one in which a fault will happen.
+pub fn restart_agent(lab: &Lab, node: &str, faults: &str) -> Result<()> {
+    if let Some(agent) = lab.agent_pid(node)? {
+        send(Signal::SIGKILL, agent)?;
+        wait_until("the agent to die", Duration::from_secs(5), || Ok(is_gone(agent).then_some(())))?;
+    }
+    Ok(lab.start_agent(node, &[("TRANSHIP_FAULTS", faults)])?)
+}
+
+/// Sends a signal; a process that is gone is no error.
+pub fn send(signal: Signal, pid: u32) -> Result<()> {
+    match kill(Pid::from_raw(pid.cast_signed()), signal) {
+        Ok(()) | Err(Errno::ESRCH) => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("cannot send {signal} to {pid}")),
     }
 }
