@@ -11,6 +11,7 @@ mod inspection;
 mod layout;
 mod moves;
 mod node;
+mod options;
 mod peers;
 mod registry;
 mod service;

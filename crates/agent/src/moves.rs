@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use tranship_api::MoveRequest;
 use tranship_coordinator::{self as coordinator, Ending, Failure, Journal, Record};
-use tranship_memory::policy::Limits;
 use tranship_types::{MigrationId, NodeName, Outcome, Phase, Report, Side};
 
 use crate::arrivals::{Arrival, Inbox, Standing};
@@ -22,16 +21,13 @@ const REMEMBERED: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Starts a migration; it runs on a thread of its own.
 pub fn start(node: &Arc<Node>, claim: Claim, id: MigrationId, request: &MoveRequest) -> Report {
     let source = node.config.node.clone();
-    let report = Report::new(id, request.container.clone(), source, request.to.clone(), request.mode, unix_ms());
-    let defaults = Limits::default();
-    let limits = Limits {
-        budget: request.blackout_budget_ms.map_or(defaults.budget, |ms| Duration::from_millis(ms.into())),
-        max_rounds: request.max_rounds.unwrap_or(defaults.max_rounds),
-    };
+    let options = request.options;
+    let (container, destination) = (request.container.clone(), request.to.clone());
+    let report = Report { options, ..Report::new(id, container, source, destination, options.mode, unix_ms()) };
     let live = node.registry.begin(report.clone());
     let node = Arc::clone(node);
     let began = Instant::now();
-    std::thread::spawn(move || run(&node, claim, &live, limits, began));
+    std::thread::spawn(move || run(&node, claim, &live, began));
     report
 }
 
@@ -45,7 +41,7 @@ fn begin(report: &Report) -> Record {
     }
 }
 
-fn run(node: &Arc<Node>, claim: Claim, live: &LiveReport, limits: Limits, began: Instant) {
+fn run(node: &Arc<Node>, claim: Claim, live: &LiveReport, began: Instant) {
     let report = live.read();
     let mut journal = match Journal::create(&node.journals(), &report.id, &begin(&report)) {
         Ok(journal) => journal,
@@ -59,7 +55,7 @@ fn run(node: &Arc<Node>, claim: Claim, live: &LiveReport, limits: Limits, began:
             });
         }
     };
-    let mut port = SourceRun::new(node, live.clone(), limits);
+    let mut port = SourceRun::new(node, live.clone());
     let ending = coordinator::migrate(&mut port, &mut journal, &node.faults);
     conclude(node, Some(claim), live, &mut port, journal, ending, began);
 }
@@ -205,7 +201,7 @@ fn recover_source(
     let live = node.registry.begin(node.registry.report(&report.id).unwrap_or(report));
     let node = Arc::clone(node);
     std::thread::spawn(move || {
-        let mut port = SourceRun::new(&node, live.clone(), Limits::default());
+        let mut port = SourceRun::new(&node, live.clone());
         // Whether the offer left is not on record; asking costs nothing.
         port.offered = true;
         let ending = coordinator::recover(&mut port, &mut journal, &records);

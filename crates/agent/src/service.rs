@@ -14,7 +14,7 @@ use tranship_types::{Blocker, MigrationId, NodeName, Report};
 use tranship_wire::Purpose;
 
 use crate::node::{Node, new_id};
-use crate::{inspection, moves, source};
+use crate::{inspection, moves, options, source};
 
 /// Blackout that has nothing to do with memory, in ms: dump, restore and commit of a small container on two busy cores.
 const FIXED_MS: f64 = 150.0;
@@ -72,7 +72,7 @@ impl Service {
     fn plan(&self, request: &MoveRequest) -> Result<Plan, ServiceError> {
         let node = &self.0;
         let name = &request.container;
-        let found = inspection::inspect(node, name, request.mode).map_err(|f| refused(f, name))?;
+        let found = inspection::inspect(node, name, request.options.mode).map_err(|f| refused(f, name))?;
         let mut blockers = found.blockers;
         if node.config.peers.contains_key(&request.to) {
             match source::check(node, &request.to, &found.offer) {
@@ -95,7 +95,7 @@ impl Service {
             container: name.clone(),
             from: node.config.node.clone(),
             to: request.to.clone(),
-            mode: request.mode,
+            mode: request.options.mode,
             memory_bytes: found.findings.memory_bytes,
             tasks: found.findings.threads as u64,
             tmpfs_bytes: found.findings.tmpfs_bytes,
@@ -166,6 +166,7 @@ impl AgentService for Service {
 
     fn begin_move(&self, request: MoveRequest) -> Result<Begun, ServiceError> {
         let node = &self.0;
+        options::check(&request.options)?;
         if request.dry_run {
             return self.plan(&request).map(Begun::Planned);
         }

@@ -23,6 +23,7 @@ use tranship_wire::message::{Offer, Request, Response};
 use crate::inspection;
 use crate::layout::{Front, Layout, Role};
 use crate::node::{self, Node};
+use crate::options;
 use crate::registry::LiveReport;
 use crate::timeline::{ClockOffset, Timeline, align};
 
@@ -88,7 +89,7 @@ fn answered(response: Response) -> Result<Response, Failure> {
 }
 
 impl SourceRun {
-    pub fn new(node: &Arc<Node>, report: LiveReport, limits: Limits) -> Self {
+    pub fn new(node: &Arc<Node>, report: LiveReport) -> Self {
         let first = report.read();
         Self {
             layout: Layout::new(&node.config.run_dir, &first.id),
@@ -107,7 +108,7 @@ impl SourceRun {
             clock: ClockOffset::default(),
             timeline: Timeline::default(),
             frozen_ns: None,
-            limits,
+            limits: options::limits(&first.options),
             tracker: None,
             last_round: None,
             wire_bytes: 0,

@@ -1,5 +1,5 @@
 use serde::{Deserialize, Serialize};
-use tranship_types::{Blocker, MigrationId, Mode, NodeName, Report};
+use tranship_types::{Blocker, MigrationId, Mode, MoveOptions, NodeName, Report};
 use utoipa::ToSchema;
 
 /// Something that does not work, and what to do about it.
@@ -124,29 +124,19 @@ pub struct MoveRequest {
     pub container: String,
     /// The node to move it to.
     pub to: NodeName,
-    /// How.
-    #[serde(default)]
-    #[schema(required = false)]
-    pub mode: Mode,
     /// Only look: answer with a plan and touch nothing.
     #[serde(default)]
     #[schema(required = false)]
     pub dry_run: bool,
-    /// With rounds: freeze when what is left takes no longer than this, in ms.
-    #[serde(default)]
-    #[schema(required = false)]
-    pub blackout_budget_ms: Option<u32>,
-    /// With rounds: freeze after so many, whatever is left.
-    #[serde(default)]
-    #[schema(required = false)]
-    pub max_rounds: Option<u32>,
+    /// How.
+    #[serde(flatten)]
+    pub options: MoveOptions,
 }
 
 impl MoveRequest {
     /// The wish to move `container` to `to` with everything else left to the agent.
     pub fn new(container: impl Into<String>, to: NodeName) -> Self {
-        let (mode, dry_run, blackout_budget_ms, max_rounds) = (Mode::default(), false, None, None);
-        Self { container: container.into(), to, mode, dry_run, blackout_budget_ms, max_rounds }
+        Self { container: container.into(), to, dry_run: false, options: MoveOptions::default() }
     }
 }
 
@@ -215,5 +205,30 @@ impl std::fmt::Display for ErrorBody {
             write!(f, "; {}", self.remedy)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tranship_types::{Bandwidth, Mode};
+
+    use super::*;
+
+    #[test]
+    fn a_wish_is_one_flat_object_and_what_nobody_knows_is_refused() {
+        let text = r#"{"container": "redis", "to": "b", "mode": "precopy", "max_rounds": 3, "bandwidth": 500000000}"#;
+        let request: MoveRequest = serde_json::from_str(text).unwrap();
+        let options = MoveOptions {
+            max_rounds: Some(3),
+            bandwidth: Some(Bandwidth(500_000_000)),
+            ..MoveOptions::in_mode(Mode::Precopy)
+        };
+        assert_eq!(request, MoveRequest { options, ..MoveRequest::new("redis", "b".parse().unwrap()) });
+        let there_and_back = serde_json::from_str(&serde_json::to_string(&request).unwrap());
+        assert_eq!(request, there_and_back.unwrap());
+        for misspelt in [r#""dryrun": true"#, r#""max-rounds": 3"#] {
+            let text = format!(r#"{{"container": "redis", "to": "b", {misspelt}}}"#);
+            assert!(serde_json::from_str::<MoveRequest>(&text).is_err(), "{misspelt}");
+        }
     }
 }

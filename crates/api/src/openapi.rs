@@ -49,6 +49,11 @@ mod tests {
         }
         assert_eq!(schemas["BlockerKind"]["enum"][0], "no-such-container");
         assert_eq!(schemas["NodeName"]["type"], "string");
-        assert_eq!(schemas["MoveRequest"]["required"], serde_json::json!(["container", "to"]));
+        let request = schemas["MoveRequest"]["allOf"].as_array().unwrap();
+        let required: Vec<_> = request.iter().filter_map(|part| part["required"].as_array()).flatten().collect();
+        assert_eq!(required, ["container", "to"]);
+        // Closed parts would exclude each other's fields.
+        assert!(request.iter().all(|part| part.get("additionalProperties").is_none()), "{request:?}");
+        assert!(schemas["MoveOptions"].get("required").is_none());
     }
 }

@@ -69,7 +69,7 @@ impl AgentService for Script {
                 container: request.container,
                 from: "a".parse().unwrap(),
                 to: request.to,
-                mode: request.mode,
+                mode: request.options.mode,
                 memory_bytes: 4096,
                 tasks: 4,
                 tmpfs_bytes: 0,

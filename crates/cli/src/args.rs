@@ -5,6 +5,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use tranship_types::Bandwidth;
+
+use crate::units;
 
 const EXIT_STATUS: &str = "\
 Exit status:
@@ -69,15 +72,8 @@ pub struct Move {
     /// The node to move it to
     #[arg(long, value_name = "NODE")]
     pub to: String,
-    /// How memory moves relative to the freeze
-    #[arg(long, value_enum, default_value = "cold")]
-    pub mode: ModeName,
-    /// With rounds: freeze when what is left takes no longer than this
-    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=60_000))]
-    pub blackout_budget: Option<u32>,
-    /// With rounds: freeze after so many, whatever is left
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub max_rounds: Option<u32>,
+    #[command(flatten)]
+    pub how: How,
     /// Only say what would be done and what stands in the way; touch nothing
     #[arg(long)]
     pub dry_run: bool,
@@ -86,12 +82,56 @@ pub struct Move {
     pub json: bool,
 }
 
+/// The options of a move, and of its plan.
+#[derive(Debug, Args)]
+pub struct How {
+    /// How memory moves relative to the freeze
+    #[arg(long, value_enum, default_value = "cold")]
+    pub mode: ModeName,
+    /// With rounds: freeze when what is left takes no longer than this, e.g. 100ms
+    #[arg(long, value_name = "TIME", value_parser = units::milliseconds)]
+    pub blackout_budget: Option<u32>,
+    /// Never let the container run there before its last page is there; slow it down if it writes too fast for that
+    #[arg(long)]
+    pub safe: bool,
+    /// With rounds: no more than so many
+    #[arg(long, value_name = "N")]
+    pub max_rounds: Option<u32>,
+    /// With --safe: give the move up, rather than slow the container down
+    #[arg(long)]
+    pub no_throttle: bool,
+    /// How much of the link to take while the container runs, e.g. 500mbit or 100MB/s
+    #[arg(long, value_name = "RATE")]
+    pub bandwidth: Option<Bandwidth>,
+    /// Whether and how pages are compressed on their way
+    #[arg(long, value_enum, default_value = "auto")]
+    pub compress: CompressName,
+}
+
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum ModeName {
+    /// By measurement: rounds, and post-copy where they do not help
+    Auto,
     /// Stop-and-copy: freeze, then move everything
     Cold,
     /// Move memory in rounds while the container runs, then freeze for the rest
     Precopy,
+    /// Freeze at once; memory follows while the container runs on the destination
+    Postcopy,
+    /// Rounds while they help; what is left follows while the container runs on the destination
+    Hybrid,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum CompressName {
+    /// Where the link is the bottleneck
+    Auto,
+    /// Never
+    Off,
+    /// Always, fast
+    Lz4,
+    /// Always, tight
+    Zstd,
 }
 
 #[derive(Debug, Args)]

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use clap_complete::Shell;
 use tranship_api::MoveRequest;
-use tranship_types::{MigrationId, Mode, NodeName};
+use tranship_types::{Compress, MigrationId, Mode, MoveOptions, NodeName};
 
-use crate::args::{self, Arguments, Call, ModeName};
+use crate::args::{self, Arguments, Call, CompressName, ModeName};
 
 /// A sensible command line.
 #[derive(Debug)]
@@ -63,12 +63,45 @@ fn request(m: args::Move) -> Result<MoveRequest, String> {
     if m.name.is_empty() || m.name.contains(|c: char| c == '/' || c.is_whitespace() || c.is_control()) {
         return Err(format!("container name {:?} is not usable: no container has it; see `tranship ls`", m.name));
     }
-    let mode = match m.mode {
-        ModeName::Cold => Mode::Cold,
-        ModeName::Precopy => Mode::Precopy,
+    Ok(MoveRequest { container: m.name, to: node(&m.to)?, dry_run: m.dry_run, options: options(&m.how)? })
+}
+
+fn options(how: &args::How) -> Result<MoveOptions, String> {
+    let options = MoveOptions {
+        mode: match how.mode {
+            ModeName::Auto => Mode::Auto,
+            ModeName::Cold => Mode::Cold,
+            ModeName::Precopy => Mode::Precopy,
+            ModeName::Postcopy => Mode::Postcopy,
+            ModeName::Hybrid => Mode::Hybrid,
+        },
+        blackout_budget_ms: how.blackout_budget,
+        safe: how.safe,
+        max_rounds: how.max_rounds,
+        no_throttle: how.no_throttle,
+        bandwidth: how.bandwidth,
+        compress: match how.compress {
+            CompressName::Auto => Compress::Auto,
+            CompressName::Off => Compress::Off,
+            CompressName::Lz4 => Compress::Lz4,
+            CompressName::Zstd => Compress::Zstd,
+        },
     };
-    let (blackout_budget_ms, max_rounds) = (m.blackout_budget, m.max_rounds);
-    Ok(MoveRequest { container: m.name, to: node(&m.to)?, mode, dry_run: m.dry_run, blackout_budget_ms, max_rounds })
+    options.check().map_err(|e| in_words_of_the_command_line(&e.to_string()))?;
+    Ok(options)
+}
+
+/// The same sentence with the options' names as they are typed.
+fn in_words_of_the_command_line(sentence: &str) -> String {
+    sentence
+        .replace("blackout_budget_ms", "--blackout-budget")
+        .replace("max_rounds", "--max-rounds")
+        .replace("no_throttle", "--no-throttle")
+        .replace("bandwidth of", "--bandwidth of")
+        .replace("safe and mode ", "--safe and --mode ")
+        .replace("without safe", "without --safe")
+        .replace("add safe", "add --safe")
+        .replace("use mode precopy", "use --mode precopy")
 }
 
 fn node(name: &str) -> Result<NodeName, String> {
@@ -111,12 +144,39 @@ mod tests {
     }
 
     #[test]
+    fn the_options_of_a_move_are_understood() {
+        let line = "tranship move redis --to b --mode auto --blackout-budget 0.1s --safe --max-rounds 7 --no-throttle \
+                    --bandwidth 500mbit --compress zstd";
+        let Command::Move { request, .. } = parse(line).unwrap() else { panic!("not a move") };
+        let expected = MoveOptions {
+            mode: Mode::Auto,
+            blackout_budget_ms: Some(100),
+            safe: true,
+            max_rounds: Some(7),
+            no_throttle: true,
+            bandwidth: Some(tranship_types::Bandwidth(500_000_000)),
+            compress: Compress::Zstd,
+        };
+        assert_eq!(request.options, expected);
+    }
+
+    #[test]
     fn what_makes_no_sense_is_refused_in_words() {
         for (line, word) in [
             ("tranship move redis", "--to"),
             ("tranship move redis --to ../b", "node name \"../b\" is not usable"),
             ("tranship move a/b --to b", "container name"),
             ("tranship move redis --to b --mode warm", "warm"),
+            ("tranship move redis --to b --mode hybrid --safe", "--safe and --mode hybrid contradict"),
+            ("tranship move redis --to b --mode precopy --no-throttle", "without --safe"),
+            (
+                "tranship move redis --to b --mode postcopy --max-rounds 3",
+                "--max-rounds has no meaning in mode postcopy",
+            ),
+            ("tranship move redis --to b --mode precopy --blackout-budget 2min", "2min"),
+            ("tranship move redis --to b --mode precopy --blackout-budget 61s", "--blackout-budget of 61000"),
+            ("tranship move redis --to b --bandwidth fast", "500mbit"),
+            ("tranship move redis --to b --compress gzip", "gzip"),
             ("tranship status ../etc", "migration id"),
             ("tranship status --follow", "<ID>"),
             ("tranship init --node a b a", "twice"),

@@ -45,6 +45,19 @@ pub fn duration(ms: f64) -> String {
     }
 }
 
+/// Reads `100ms`, `1.5s`, or a number of milliseconds.
+pub fn milliseconds(text: &str) -> Result<u32, String> {
+    let (number, scale) = match text {
+        _ if text.ends_with("ms") => (&text[..text.len() - 2], 1.0),
+        _ if text.ends_with('s') => (&text[..text.len() - 1], 1000.0),
+        _ => (text, 1.0),
+    };
+    let ms = number.trim_end().parse::<f64>().ok().map(|n| (n * scale).round());
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the range is checked")]
+    let ms = ms.filter(|ms| (1.0..=f64::from(u32::MAX)).contains(ms)).map(|ms| ms as u32);
+    ms.ok_or_else(|| "write it like 100ms or 0.5s".to_owned())
+}
+
 /// `2026-03-01 14:05:09` in `zone`.
 pub fn when(unix_ms: u64, zone: &TimeZone) -> String {
     match i64::try_from(unix_ms).map(Timestamp::from_millisecond) {
@@ -75,6 +88,15 @@ mod tests {
         assert_eq!([rate(117_755_084.8), rate(f64::NAN), rate(-1.0)], ["112.3 MiB/s", "0 B/s", "0 B/s"]);
         assert_eq!([duration(0.0), duration(213.42), duration(999.99)], ["0.0 ms", "213.4 ms", "1.00 s"]);
         assert_eq!([duration(1840.0), duration(59_999.0), duration(185_000.0)], ["1.84 s", "1 min 0 s", "3 min 5 s"]);
+    }
+
+    #[test]
+    fn times_are_read() {
+        let read = ["100ms", "250", "1.5s", "0.5 s"].map(milliseconds);
+        assert_eq!(read, [Ok(100), Ok(250), Ok(1500), Ok(500)]);
+        for bad in ["", "ms", "-1ms", "0", "1e99s", "nans", "2min"] {
+            assert!(milliseconds(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

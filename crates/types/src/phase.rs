@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Where a migration stands; the phases of the design in their order, then the ways it can end.
 ///
 /// ```text
-/// plan → prepare → precopy → freeze → transfer → ready → COMMIT → resume → release → done
+/// plan → prepare → precopy → freeze → transfer → ready → COMMIT → resume → drain → release → done
 ///   └───────┴─────────┴─────────┴────────┴─────────┘ any failure: undo → undone (the source runs)
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -28,6 +28,9 @@ pub enum Phase {
     Commit,
     /// The destination's copy is being let go. The blackout ends.
     Resume,
+    /// The container runs on the destination; pages that were not there at the resume follow. The source keeps the frozen
+    /// original until the last one has arrived.
+    Drain,
     /// The source removes the original.
     Release,
     /// The container runs on the destination and is gone from the source.
@@ -49,6 +52,7 @@ impl fmt::Display for Phase {
             Phase::Ready => "ready",
             Phase::Commit => "commit",
             Phase::Resume => "resume",
+            Phase::Drain => "drain",
             Phase::Release => "release",
             Phase::Done => "done",
             Phase::Undo => "undo",

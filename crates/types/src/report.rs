@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-use crate::{Blocker, MigrationId, Mode, NodeName, Outcome, Phase};
+use crate::{Blocker, MigrationId, Mode, MoveOptions, NodeName, Outcome, Phase};
 
 /// Which side of a migration something happened on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -45,6 +45,27 @@ pub struct Progress {
     /// How fast the container writes to memory that was sent already, in bytes a second, as the last round found it.
     #[serde(default)]
     pub dirty_rate: f64,
+    /// Bytes of memory that are not on the destination yet, as far as is known: of the round that is under way, and after
+    /// the resume of the container's whole memory.
+    #[serde(default)]
+    pub remaining_bytes: u64,
+    /// Pages that the resumed container has asked for before they had arrived, so far.
+    #[serde(default)]
+    pub remote_faults: u64,
+}
+
+/// What it cost the resumed container that pages were still on the source.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct FaultReport {
+    /// How many faults were answered by the source.
+    pub count: u64,
+    /// Half of them took no longer than this, in µs, from the fault to the page's being in place.
+    pub p50_us: f64,
+    /// 99 of 100 took no longer than this, in µs.
+    pub p99_us: f64,
+    /// The longest took so long, in µs.
+    pub max_us: f64,
 }
 
 /// One round of pre-copy.
@@ -71,8 +92,14 @@ pub struct Report {
     pub source: NodeName,
     /// Where to.
     pub destination: NodeName,
-    /// How.
+    /// How it was asked for.
     pub mode: Mode,
+    /// How it was done, where that differs (`auto` chooses, and rounds that do not help are given up).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode_taken: Option<Mode>,
+    /// Everything that was asked for.
+    #[serde(default)]
+    pub options: MoveOptions,
     /// Where it stands.
     pub phase: Phase,
     /// How it ended.
@@ -91,6 +118,9 @@ pub struct Report {
     /// The rounds of pre-copy.
     #[serde(default)]
     pub rounds: Vec<RoundReport>,
+    /// Pages that came from the source after the resume because the container asked for them, if any did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remote_faults: Option<FaultReport>,
     /// Amounts.
     pub progress: Progress,
     /// Bytes of the skeleton's images.
@@ -125,6 +155,8 @@ impl Report {
             source,
             destination,
             mode,
+            mode_taken: None,
+            options: MoveOptions::in_mode(mode),
             phase: Phase::Plan,
             outcome: Outcome::Running,
             started_unix_ms,
@@ -133,6 +165,7 @@ impl Report {
             blackout_error_ms: None,
             parts: Vec::new(),
             rounds: Vec::new(),
+            remote_faults: None,
             progress: Progress::default(),
             skeleton_bytes: 0,
             source_extra_bytes: 0,

@@ -61,7 +61,7 @@ impl AgentService for Service {
                 container: container.into(),
                 from: "a".parse().unwrap(),
                 to: request.to,
-                mode: request.mode,
+                mode: request.options.mode,
                 memory_bytes: 4096,
                 tasks: 4,
                 tmpfs_bytes: 0,
