@@ -52,6 +52,11 @@ pub fn stream(data: &[u8]) {
                     return;
                 }
             }
+            FrameHeader::Later { .. } | FrameHeader::Want { .. } => {
+                if tranship_wire::runs::read_runs(&header, &mut r).is_err() {
+                    return;
+                }
+            }
             _ => {
                 let length = header.payload_len() as u64;
                 if std::io::copy(&mut r.by_ref().take(length), &mut std::io::sink()).is_ok_and(|n| n < length) {

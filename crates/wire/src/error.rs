@@ -69,6 +69,12 @@ pub enum WireError {
         /// Length in bytes.
         length: u64,
     },
+    /// A list of pages that breaks off within a number, or has one that is too large.
+    #[error("the list of pages in a {kind} frame cannot be understood; the peer is faulty")]
+    Runs {
+        /// The frame's kind.
+        kind: Kind,
+    },
     /// A name in a greeting or a file's name is not usable.
     #[error("{what} {name:?} is not usable: {why}")]
     Name {

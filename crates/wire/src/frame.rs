@@ -14,6 +14,8 @@ pub const MAX_PAGES: u32 = 1 << 20;
 pub const MAX_FILE_DATA: u32 = 1 << 20;
 /// Most bytes in the JSON that announces a file.
 pub const MAX_FILE_BEGIN: u32 = 4096;
+/// Most bytes in one list of runs of pages.
+pub const MAX_RUNS: u32 = 64 << 10;
 /// End of a task's address space: 47 bits, as x86-64 and arm64 tasks have them unless they ask for more.
 pub const USER_ADDRESS_END: u64 = 1 << 47;
 
@@ -37,6 +39,12 @@ pub enum Kind {
     Ping = 7,
     /// Answers a [`Kind::Ping`].
     Pong = 8,
+    /// Names pages whose content comes later.
+    Later = 9,
+    /// All pages that come later have been named.
+    Named = 10,
+    /// Asks for pages.
+    Want = 11,
 }
 
 impl Kind {
@@ -50,6 +58,9 @@ impl Kind {
             6 => Kind::End,
             7 => Kind::Ping,
             8 => Kind::Pong,
+            9 => Kind::Later,
+            10 => Kind::Named,
+            11 => Kind::Want,
             _ => return None,
         })
     }
@@ -66,6 +77,9 @@ impl fmt::Display for Kind {
             Kind::End => "End",
             Kind::Ping => "Ping",
             Kind::Pong => "Pong",
+            Kind::Later => "Later",
+            Kind::Named => "Named",
+            Kind::Want => "Want",
         })
     }
 }
@@ -87,6 +101,8 @@ impl fmt::Display for Kind {
 /// | FileData | 0 | offset in the file | bytes | 0 |
 /// | End | 0 | payload bytes of the stream | 0 | 0 |
 /// | Ping, Pong | 0 | sender's timestamp in ns | 0 | 0 |
+/// | Later, Want | address space | where the first gap is counted from | bytes of [`crate::runs`] | 0 |
+/// | Named | 0 | 0 | 0 | 0 |
 ///
 /// `flags` and `reserved` are 0. What a kind does not use must be 0, so that a later version can give it a meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,6 +152,26 @@ pub enum FrameHeader {
     Pong {
         /// The timestamp of the ping.
         timestamp_ns: u64,
+    },
+    /// Runs of pages follow ([`crate::runs`]), `length` bytes: what they have now is not what they will have; that comes later.
+    Later {
+        /// Whose pages.
+        space: AddressSpaceId,
+        /// Where the first gap is counted from.
+        base: u64,
+        /// Bytes of runs, 1 to [`MAX_RUNS`].
+        length: u32,
+    },
+    /// Every page that comes later has been named on this stream.
+    Named,
+    /// Runs of pages follow, `length` bytes: the sender would like to have them.
+    Want {
+        /// Whose pages.
+        space: AddressSpaceId,
+        /// Where the first gap is counted from.
+        base: u64,
+        /// Bytes of runs, 1 to [`MAX_RUNS`].
+        length: u32,
     },
 }
 
@@ -187,6 +223,24 @@ impl FrameHeader {
         Ok(Self::FileData { offset, length })
     }
 
+    /// The header of runs of pages that come later, `length` bytes.
+    ///
+    /// # Errors
+    /// If there are none, more than [`MAX_RUNS`] bytes, or `base` is not a page's address.
+    pub fn later(space: AddressSpaceId, base: u64, length: usize) -> Result<Self, WireError> {
+        let length = runs(Kind::Later, base, length)?;
+        Ok(Self::Later { space, base, length })
+    }
+
+    /// The header of runs of pages that are wanted, `length` bytes.
+    ///
+    /// # Errors
+    /// As [`FrameHeader::later`].
+    pub fn want(space: AddressSpaceId, base: u64, length: usize) -> Result<Self, WireError> {
+        let length = runs(Kind::Want, base, length)?;
+        Ok(Self::Want { space, base, length })
+    }
+
     /// What kind of frame this is.
     pub fn kind(&self) -> Kind {
         match self {
@@ -198,15 +252,22 @@ impl FrameHeader {
             Self::End { .. } => Kind::End,
             Self::Ping { .. } => Kind::Ping,
             Self::Pong { .. } => Kind::Pong,
+            Self::Later { .. } => Kind::Later,
+            Self::Named => Kind::Named,
+            Self::Want { .. } => Kind::Want,
         }
     }
 
     /// Bytes that follow the header; at most 1 MiB in a header that was decoded.
     pub fn payload_len(&self) -> usize {
         match self {
-            Self::Message { length } | Self::FileBegin { length } | Self::FileData { length, .. } => *length as usize,
+            Self::Message { length }
+            | Self::FileBegin { length }
+            | Self::FileData { length, .. }
+            | Self::Later { length, .. }
+            | Self::Want { length, .. } => *length as usize,
             Self::Pages { range, .. } => range.len() as usize,
-            Self::Zero { .. } | Self::End { .. } | Self::Ping { .. } | Self::Pong { .. } => 0,
+            Self::Zero { .. } | Self::End { .. } | Self::Ping { .. } | Self::Pong { .. } | Self::Named => 0,
         }
     }
 
@@ -221,6 +282,8 @@ impl FrameHeader {
             Self::FileData { offset, length } => (0, offset, length, 0),
             Self::End { total } => (0, total, 0, 0),
             Self::Ping { timestamp_ns } | Self::Pong { timestamp_ns } => (0, timestamp_ns, 0, 0),
+            Self::Later { space, base, length } | Self::Want { space, base, length } => (space.0, base, length, 0),
+            Self::Named => (0, 0, 0, 0),
         };
         let mut bytes = [0; HEADER_LEN];
         bytes[0] = self.kind() as u8;
@@ -245,16 +308,16 @@ impl FrameHeader {
 
         zero("flags", u64::from(bytes[1]))?;
         zero("reserved", u64::from(u16::from_le_bytes([bytes[2], bytes[3]])))?;
-        if !matches!(kind, Kind::Pages | Kind::Zero) {
+        if !matches!(kind, Kind::Pages | Kind::Zero | Kind::Later | Kind::Want) {
             zero("space", u64::from(space))?;
         }
         if kind != Kind::Zero {
             zero("extra", u64::from(extra))?;
         }
-        if matches!(kind, Kind::Message | Kind::FileBegin) {
+        if matches!(kind, Kind::Message | Kind::FileBegin | Kind::Named) {
             zero("address", address)?;
         }
-        if matches!(kind, Kind::Zero | Kind::End | Kind::Ping | Kind::Pong) {
+        if matches!(kind, Kind::Zero | Kind::End | Kind::Ping | Kind::Pong | Kind::Named) {
             zero("length", u64::from(length))?;
         }
         match kind {
@@ -266,7 +329,19 @@ impl FrameHeader {
             Kind::End => Ok(Self::End { total: address }),
             Kind::Ping => Ok(Self::Ping { timestamp_ns: address }),
             Kind::Pong => Ok(Self::Pong { timestamp_ns: address }),
+            Kind::Later => Self::later(AddressSpaceId(space), address, length as usize),
+            Kind::Named => Ok(Self::Named),
+            Kind::Want => Self::want(AddressSpaceId(space), address, length as usize),
         }
+    }
+}
+
+fn runs(kind: Kind, base: u64, length: usize) -> Result<u32, WireError> {
+    let length = bounded(kind, length as u64, MAX_RUNS)?;
+    if base.is_multiple_of(PAGE_SIZE) {
+        Ok(length)
+    } else {
+        Err(WireError::Unaligned { kind, address: base, length: u64::from(length) })
     }
 }
 
@@ -275,6 +350,7 @@ fn bounded(kind: Kind, length: u64, limit: u32) -> Result<u32, WireError> {
         Kind::Message => "a message",
         Kind::Pages => "a frame of pages",
         Kind::FileBegin => "the announcement of a file",
+        Kind::Later | Kind::Want => "a list of pages",
         _ => "a piece of a file",
     };
     match u32::try_from(length) {

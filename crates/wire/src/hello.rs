@@ -55,7 +55,15 @@ pub enum Purpose {
         /// Which one; streams of a migration are numbered from 0.
         stream: u8,
     },
+    /// Tells the source which pages are wanted: the listener writes, the dialler reads.
+    Wants {
+        /// Whether the listener shall begin with everything that it still lacks, because earlier links broke.
+        resume: bool,
+    },
 }
+
+/// The stream for pages that were asked for, beside those that are numbered from 0.
+pub const URGENT_STREAM: u8 = u8::MAX;
 
 /// What the dialling agent says first.
 ///
@@ -89,6 +97,7 @@ impl Hello {
         match self.purpose {
             Purpose::Control => body.extend([1, 0]),
             Purpose::Pages { stream } => body.extend([2, stream]),
+            Purpose::Wants { resume } => body.extend([3, u8::from(resume)]),
         }
         for text in [self.migration.as_ref().map_or("", |m| m.as_str()), self.node.as_str()] {
             // The types allow 63 bytes at most, so the length fits its byte.
@@ -108,8 +117,11 @@ impl Hello {
         let versions = Versions { min: fields.u16("oldest version")?, max: fields.u16("newest version")? };
         let purpose = match (fields.u8("purpose")?, fields.u8("stream")?) {
             (1, 0) => Purpose::Control,
-            (1, stream) => return Err(WireError::Unknown { field: "the stream of a greeting", value: stream.into() }),
             (2, stream) => Purpose::Pages { stream },
+            (3, resume @ (0 | 1)) => Purpose::Wants { resume: resume == 1 },
+            (1 | 3, stream) => {
+                return Err(WireError::Unknown { field: "the stream of a greeting", value: stream.into() });
+            }
             (other, _) => return Err(WireError::Unknown { field: "the purpose of a greeting", value: other.into() }),
         };
         let migration = match fields.text("migration id")? {

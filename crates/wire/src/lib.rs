@@ -9,7 +9,8 @@
 //!    │ ── Hello (versions, purpose, …) ──▶ │
 //!    │ ◀── Welcome (version) or refusal ── │
 //!    │ ══ frames: 24-byte header, payload ═│   Control: Message both ways, Ping/Pong
-//!    │                                     │   Pages:   Pages and Zero, then End
+//!    │                                     │   Pages:   Pages and Zero; Later and Named; Pages and Zero; End
+//!    │                                     │   Wants:   Want and Named, from the listener
 //! ```
 
 mod error;
@@ -18,15 +19,16 @@ mod frame;
 mod hello;
 mod io;
 pub mod message;
+pub mod runs;
 
 pub use error::{FileError, ReadError, WireError, WriteError};
 pub use file::{FileBegin, MAX_FILE, receive_file, receive_file_after, send_file};
 pub use frame::{
-    FrameHeader, HEADER_LEN, Kind, MAX_FILE_BEGIN, MAX_FILE_DATA, MAX_MESSAGE, MAX_PAGES, USER_ADDRESS_END,
+    FrameHeader, HEADER_LEN, Kind, MAX_FILE_BEGIN, MAX_FILE_DATA, MAX_MESSAGE, MAX_PAGES, MAX_RUNS, USER_ADDRESS_END,
 };
 pub use hello::{
-    HELLO_PREFIX_LEN, Hello, MAGIC, MAX_HELLO, Purpose, Refusal, RefusalKind, Versions, Welcome, greeting_body_len,
-    negotiate, read_hello, read_welcome, write_hello, write_welcome,
+    HELLO_PREFIX_LEN, Hello, MAGIC, MAX_HELLO, Purpose, Refusal, RefusalKind, URGENT_STREAM, Versions, Welcome,
+    greeting_body_len, negotiate, read_hello, read_welcome, write_hello, write_welcome,
 };
 pub use io::{
     read_end, read_header, read_message, read_message_after, write_end, write_header, write_message, write_pages,

@@ -11,7 +11,11 @@ fn node() -> impl Strategy<Value = NodeName> {
 }
 
 fn hello() -> impl Strategy<Value = Hello> {
-    let purpose = prop_oneof![Just(Purpose::Control), any::<u8>().prop_map(|stream| Purpose::Pages { stream })];
+    let purpose = prop_oneof![
+        Just(Purpose::Control),
+        any::<u8>().prop_map(|stream| Purpose::Pages { stream }),
+        any::<bool>().prop_map(|resume| Purpose::Wants { resume }),
+    ];
     let migration = prop::option::of("[a-z0-9][a-z0-9-]{0,39}".prop_map(|s| s.parse().unwrap()));
     (any::<u16>(), any::<u16>(), purpose, migration, node()).prop_map(|(min, max, purpose, migration, node)| Hello {
         versions: Versions { min, max },
@@ -36,6 +40,19 @@ fn header() -> impl Strategy<Value = FrameHeader> {
         any::<u64>().prop_map(|total| FrameHeader::End { total }),
         any::<u64>().prop_map(|timestamp_ns| FrameHeader::Ping { timestamp_ns }),
         any::<u64>().prop_map(|timestamp_ns| FrameHeader::Pong { timestamp_ns }),
+        Just(FrameHeader::Named),
+        (any::<u32>(), 0u64..1 << 35, 1usize..=64 << 10).prop_map(|(space, page, n)| FrameHeader::later(
+            AddressSpaceId(space),
+            page * PAGE_SIZE,
+            n
+        )
+        .unwrap()),
+        (any::<u32>(), 0u64..1 << 35, 1usize..=64 << 10).prop_map(|(space, page, n)| FrameHeader::want(
+            AddressSpaceId(space),
+            page * PAGE_SIZE,
+            n
+        )
+        .unwrap()),
     ]
 }
 
