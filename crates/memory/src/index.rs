@@ -112,6 +112,43 @@ impl Index {
     }
 }
 
+/// A set of pages: an index in which each page is stored at its own address.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PageSet(Index);
+
+impl PageSet {
+    /// Adds pages.
+    pub fn insert(&mut self, range: PageRange) {
+        self.0.insert(Extent { range, offset: range.start });
+    }
+
+    /// Takes out what lies in `range`, and returns it in order.
+    pub fn remove(&mut self, range: PageRange) -> Vec<PageRange> {
+        self.0.remove(range).into_iter().map(|e| e.range).collect()
+    }
+
+    /// What lies in `range`, cut to it, in order.
+    pub fn within(&self, range: PageRange) -> Vec<PageRange> {
+        self.0.within(range).into_iter().map(|e| e.range).collect()
+    }
+
+    /// Bytes of the pages.
+    pub fn bytes(&self) -> u64 {
+        self.0.bytes()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// All of them, in order.
+    pub fn drain(self) -> Vec<PageRange> {
+        let mut index = self.0;
+        index.remove(PageRange::EVERYTHING).into_iter().map(|e| e.range).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

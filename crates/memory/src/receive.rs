@@ -4,16 +4,21 @@ use std::collections::HashMap;
 use std::io::{self, Read};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tranship_sys::arena::Arena;
 use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange};
 use tranship_wire::{FrameHeader, Kind, ReadError};
 
-use crate::index::{Extent, Index};
+use crate::index::{Extent, Index, PageSet};
 use crate::pager::{ControlError, PagerHandle, StoredExtent};
 
-/// Extents that are told to the pager at a time.
+/// Extents that are told to the pager at a time, while nobody waits for them.
 const BATCH: usize = 256;
+/// Bytes of pages that are told to the pager at a time, once somebody may wait for them.
+const PROMPT: u64 = 64 << 10;
+/// How long the pager may take to deal with what it was told.
+const PAGER: Duration = Duration::from_secs(10);
 
 /// Pages that cannot be received or stored.
 #[derive(Debug, thiserror::Error)]
@@ -38,8 +43,23 @@ pub struct Store {
     arena: Arc<Arena>,
     pager: Mutex<PagerHandle>,
     received: AtomicU64,
+    held: Mutex<HashMap<AddressSpaceId, Held>>,
+}
+
+/// What is known of the pages of one address space.
+#[derive(Debug, Default)]
+struct Held {
     /// Where in the arena each page is, to put newer versions there.
-    places: Mutex<HashMap<AddressSpaceId, Index>>,
+    places: Index,
+    /// Pages that come later.
+    later: PageSet,
+}
+
+/// What is told to the pager next.
+#[derive(Debug, Default)]
+struct Batch {
+    extents: Vec<StoredExtent>,
+    bytes: u64,
 }
 
 impl Store {
@@ -47,7 +67,17 @@ impl Store {
     pub fn new(capacity: u64, pager: PagerHandle) -> Result<Self, ControlError> {
         let arena = Arena::new(capacity)?;
         pager.arena(arena.file())?;
-        Ok(Self { arena, pager: Mutex::new(pager), received: AtomicU64::new(0), places: Mutex::default() })
+        Ok(Self::over(arena, pager))
+    }
+
+    /// The store that the pager has kept, after the agent that had made it died.
+    pub fn attach(pager: PagerHandle) -> Result<Self, ControlError> {
+        let (file, used) = pager.reattach(PAGER)?;
+        Ok(Self::over(Arena::attach(file, used)?, pager))
+    }
+
+    fn over(arena: Arc<Arena>, pager: PagerHandle) -> Self {
+        Self { arena, pager: Mutex::new(pager), received: AtomicU64::new(0), held: Mutex::default() }
     }
 
     /// Takes the memory for so many bytes now, before the freeze.
@@ -65,87 +95,146 @@ impl Store {
         self.pager.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands everything that has come to another pager, after the first one was killed. All pages must have come, and none
-    /// must have been given back: that is, the tasks do not run yet.
+    /// Hands everything that has come, and the word of what has not, to another pager, after the first one was killed. All
+    /// that comes later must have been named, and no page must have been given back: that is, the tasks do not run yet.
     pub fn replace_pager(&self, pager: PagerHandle) -> Result<(), ControlError> {
+        // Held while it goes on, so that nothing that comes meanwhile is told to the one that is gone.
+        let mut old = self.pager();
         pager.arena(self.arena.file())?;
-        let all = PageRange { start: 0, end: !(PAGE_SIZE - 1) };
-        for (space, index) in self.places().iter() {
-            let rows = index.within(all).into_iter().map(|extent| StoredExtent { space: *space, extent });
-            pager.extents(&rows.collect::<Vec<_>>())?;
+        for (space, held) in self.held().iter() {
+            let rows = held.places.within(PageRange::EVERYTHING).into_iter();
+            pager.extents(&rows.map(|extent| StoredExtent { space: *space, extent }).collect::<Vec<_>>())?;
+            pager.later(*space, &held.later.within(PageRange::EVERYTHING))?;
         }
-        pager.complete()?;
-        *self.pager() = pager;
+        pager.named()?;
+        *old = pager;
         Ok(())
     }
 
-    /// Receives one stream to its end. Several threads may do so at once.
-    pub fn receive<R: Read>(&self, stream: &mut R) -> Result<(), ReceiveError> {
-        let mut batch = Vec::with_capacity(BATCH);
-        let mut buffer = Vec::new();
-        let mut received = 0;
+    /// Receives one stream to its end. Several threads may do so at once. `urgent` pages are told to the pager one by one;
+    /// `named` is called when the stream has named everything that comes later, and the pager knows.
+    pub fn receive<R: Read>(&self, stream: &mut R, urgent: bool, named: impl Fn()) -> Result<(), ReceiveError> {
+        let mut batch = Batch::default();
+        let received = self.receive_into(&mut batch, stream, urgent, named);
+        // Also where it broke: what has come whole is not sent again.
+        let told = self.tell(&mut batch);
+        received.and(told)
+    }
+
+    fn receive_into<R: Read>(
+        &self,
+        batch: &mut Batch,
+        stream: &mut R,
+        urgent: bool,
+        named: impl Fn(),
+    ) -> Result<(), ReceiveError> {
+        let (mut prompt, mut buffer, mut received) = (urgent, Vec::new(), 0);
         loop {
             match tranship_wire::read_header(stream)? {
                 FrameHeader::Pages { space, range } => {
                     received += range.len();
                     self.received.fetch_add(range.len(), Ordering::Relaxed);
-                    match self.place_of(space, range) {
-                        Some(offset) => {
-                            // A newer version takes the older one's place; the pager knows where that is.
-                            buffer.resize(range.len() as usize, 0);
-                            stream.read_exact(&mut buffer).map_err(ReadError::Io)?;
-                            self.arena.replace(offset, &buffer);
+                    // What comes a second time, after a link broke, may be on its way from its first place into a task.
+                    let again = prompt && !self.no_longer_later(space, range);
+                    let (row, newer) = self.store(stream, space, range, again, &mut buffer).inspect_err(|_| {
+                        if prompt && !again {
+                            self.held().entry(space).or_default().later.insert(range);
                         }
-                        None => batch.push(self.store(stream, space, range)?),
+                    })?;
+                    if prompt || !newer {
+                        batch.add(row);
                     }
-                    if batch.len() == BATCH {
-                        self.pager().extents(&batch)?;
-                        batch.clear();
+                    if batch.extents.len() >= BATCH || (prompt && batch.bytes >= PROMPT) || urgent {
+                        self.tell(batch)?;
                     }
                 }
                 FrameHeader::Zero { space, range } => {
                     // In their order: the pager must not hear of a page's end before its beginning.
-                    self.pager().extents(&batch)?;
-                    batch.clear();
-                    let replaced = self.places().entry(space).or_default().remove(range);
+                    self.tell(batch)?;
+                    let replaced = {
+                        let mut all = self.held();
+                        let held = all.entry(space).or_default();
+                        held.later.remove(range);
+                        held.places.remove(range)
+                    };
                     self.give_back(&replaced);
                     self.pager().gone(space, range)?;
                 }
-                FrameHeader::End { total } if total == received => {
-                    self.pager().extents(&batch)?;
-                    return Ok(());
+                header @ FrameHeader::Later { space, .. } => {
+                    self.tell(batch)?;
+                    let ranges = tranship_wire::runs::read_runs(&header, stream)?;
+                    let mut all = self.held();
+                    let held = all.entry(space).or_default();
+                    ranges.iter().for_each(|range| held.later.insert(*range));
+                    drop(all);
+                    self.pager().later(space, &ranges)?;
                 }
+                FrameHeader::Named => {
+                    self.tell(batch)?;
+                    // Its answer comes after it has dealt with all that was said: from now on it uses no page that is named.
+                    self.pager().status(PAGER)?;
+                    prompt = true;
+                    named();
+                }
+                FrameHeader::End { total } if total == received => return Ok(()),
                 FrameHeader::End { total } => return Err(ReadError::Incomplete { sent: total, received }.into()),
                 other => return Err(ReadError::Unexpected { expected: Kind::Pages, found: other.kind() }.into()),
             }
         }
     }
 
-    fn places(&self) -> std::sync::MutexGuard<'_, HashMap<AddressSpaceId, Index>> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    fn tell(&self, batch: &mut Batch) -> Result<(), ReceiveError> {
+        if !batch.extents.is_empty() {
+            self.pager().extents(&batch.extents)?;
+        }
+        batch.extents.clear();
+        batch.bytes = 0;
+        Ok(())
+    }
+
+    fn held(&self) -> std::sync::MutexGuard<'_, HashMap<AddressSpaceId, Held>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where in the arena the older version of just these pages is, in one piece.
     fn place_of(&self, space: AddressSpaceId, range: PageRange) -> Option<u64> {
-        let found = self.places().get(&space)?.find(range.start)?;
+        let found = self.held().get(&space)?.places.find(range.start)?;
         (range.end <= found.range.end).then(|| found.offset + (range.start - found.range.start))
     }
 
-    /// Receives pages into a new place. Older versions of some of them, elsewhere, are given up.
+    /// Takes pages off the list of those that come later; false if they were not all on it.
+    fn no_longer_later(&self, space: AddressSpaceId, range: PageRange) -> bool {
+        let mut all = self.held();
+        let removed = all.entry(space).or_default().later.remove(range);
+        removed.iter().map(PageRange::len).sum::<u64>() == range.len()
+    }
+
+    /// Receives pages: into the older version's place, or into a new one. Older versions of some of them, elsewhere, are
+    /// given up, unless they come `again`. Returns where they are, and whether that was known before.
     fn store<R: Read>(
         &self,
         stream: &mut R,
         space: AddressSpaceId,
         range: PageRange,
-    ) -> Result<StoredExtent, ReceiveError> {
+        again: bool,
+        buffer: &mut Vec<u8>,
+    ) -> Result<(StoredExtent, bool), ReceiveError> {
+        if let Some(offset) = self.place_of(space, range) {
+            buffer.resize(range.len() as usize, 0);
+            stream.read_exact(buffer).map_err(ReadError::Io)?;
+            self.arena.replace(offset, buffer);
+            return Ok((StoredExtent { space, extent: Extent { range, offset } }, true));
+        }
         let full = || ReceiveError::Full { capacity: self.arena.capacity() };
         let mut slice = self.arena.allocate(range.len() as usize).ok_or_else(full)?;
         stream.read_exact(&mut slice).map_err(ReadError::Io)?;
         let extent = Extent { range, offset: slice.offset() };
         drop(slice);
-        let replaced = self.places().entry(space).or_default().insert(extent);
-        self.give_back(&replaced);
-        Ok(StoredExtent { space, extent })
+        let replaced = self.held().entry(space).or_default().places.insert(extent);
+        if !again {
+            self.give_back(&replaced);
+        }
+        Ok((StoredExtent { space, extent }, false))
     }
 
     fn give_back(&self, replaced: &[Extent]) {
@@ -160,5 +249,12 @@ impl Store {
     pub fn capacity_for(memory: u64, available: u64) -> io::Result<u64> {
         let wanted = (memory + memory / 4 + (64 << 20)).next_multiple_of(PAGE_SIZE);
         if memory > available { Err(io::ErrorKind::OutOfMemory.into()) } else { Ok(wanted.min(available.max(memory))) }
+    }
+}
+
+impl Batch {
+    fn add(&mut self, row: StoredExtent) {
+        self.bytes += row.extent.range.len();
+        self.extents.push(row);
     }
 }

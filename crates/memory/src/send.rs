@@ -3,17 +3,20 @@
 //! Memory goes from the task's pages to one buffer a stream and from there into TLS; nothing is queued. Which of several
 //! streams carries a page depends on its address alone, so that no version of it overtakes another.
 
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{self, IoSliceMut, Write};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 use tranship_sys::pagemap::Pagemap;
 use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange};
-use tranship_wire::WriteError;
+use tranship_wire::{FrameHeader, WriteError};
 
+use crate::index::PageSet;
 use crate::survey::Space;
 
 /// Bytes read at a time: also the largest frame.
@@ -124,7 +127,7 @@ pub enum Version {
     Later,
 }
 
-/// Sends chunks over all the streams at once. The streams stay open: [`finish`] ends them.
+/// Sends chunks over all the streams at once. The streams stay open.
 pub fn send<W: Write + Send>(
     chunks: &[Chunk],
     version: Version,
@@ -171,9 +174,127 @@ pub fn send_stale<W: Write>(stale: &[(AddressSpaceId, PageRange)], streams: &mut
     Ok(())
 }
 
-/// Tells the other side, on every stream, that nothing more will come.
-pub fn finish<W: Write>(streams: &mut [Stream<W>]) -> Result<(), SendError> {
-    streams.iter_mut().try_for_each(|s| Ok(tranship_wire::write_end(&mut s.link, s.sent)?))
+/// Names the pages of a plan, each on the stream that will carry it, and says that no others come later.
+pub fn name<W: Write>(plan: &Plan, streams: &mut [Stream<W>]) -> Result<(), SendError> {
+    let count = streams.len();
+    let mut lists: Vec<BTreeMap<AddressSpaceId, Vec<PageRange>>> = vec![BTreeMap::new(); count];
+    for chunk in plan.first.iter().chain(&plan.rest) {
+        lists[chunk.route(count)].entry(chunk.space).or_default().push(chunk.range);
+    }
+    for (stream, list) in streams.iter_mut().zip(lists) {
+        for (space, mut ranges) in list {
+            ranges.sort_unstable_by_key(|range| range.start);
+            tranship_wire::runs::write_later(&mut stream.link, space, &ranges)?;
+        }
+        tranship_wire::write_header(&mut stream.link, &FrameHeader::Named)?;
+        stream.link.flush().map_err(WriteError::from)?;
+    }
+    Ok(())
+}
+
+/// What still has to be sent of a frozen container's memory. Who sends takes it off first, so that every page travels once:
+/// whether with the stream that it belongs to, or with the one for what the other side waits for.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    unsent: Mutex<HashMap<AddressSpaceId, Unsent>>,
+    /// Where the other side waited last: what follows is likely to be touched next.
+    hint: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Unsent {
+    pid: u32,
+    pages: PageSet,
+}
+
+impl Outbox {
+    /// All of these chunks.
+    pub fn new(chunks: &[Chunk]) -> Self {
+        let mut unsent: HashMap<AddressSpaceId, Unsent> = HashMap::new();
+        for chunk in chunks {
+            let space = unsent.entry(chunk.space).or_insert_with(|| Unsent { pid: chunk.pid, pages: PageSet::default() });
+            space.pages.insert(chunk.range);
+        }
+        Self { unsent: Mutex::new(unsent), hint: AtomicU64::new(0) }
+    }
+
+    /// Bytes that are left.
+    pub fn bytes(&self) -> u64 {
+        self.unsent().values().map(|space| space.pages.bytes()).sum()
+    }
+
+    fn unsent(&self) -> std::sync::MutexGuard<'_, HashMap<AddressSpaceId, Unsent>> {
+        self.unsent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes off what is left of `range`.
+    fn take(&self, space: AddressSpaceId, range: PageRange) -> Vec<Chunk> {
+        let mut all = self.unsent();
+        let Some(unsent) = all.get_mut(&space) else { return Vec::new() };
+        let pid = unsent.pid;
+        unsent.pages.remove(range).into_iter().map(|range| Chunk { space, pid, range }).collect()
+    }
+
+    /// Sends over one stream what belongs to it of `chunks`, beginning behind where the other side waited last, and ends the
+    /// stream.
+    pub fn send<W: Write>(
+        &self,
+        chunks: &[Chunk],
+        (number, count): (usize, usize),
+        stream: &mut Stream<W>,
+        counters: &Counters,
+    ) -> Result<(), SendError> {
+        let mut own: BTreeMap<(u64, AddressSpaceId), PageRange> = chunks
+            .iter()
+            .filter(|chunk| chunk.route(count) == number)
+            .map(|chunk| ((chunk.range.start, chunk.space), chunk.range))
+            .collect();
+        loop {
+            let hint = self.hint.load(Ordering::Relaxed);
+            let next = own.range((hint, AddressSpaceId(0))..).next().or_else(|| own.iter().next());
+            let Some((&key, &range)) = next else { break };
+            own.remove(&key);
+            for chunk in self.take(key.1, range) {
+                stream.send(&chunk, Version::Later, counters)?;
+            }
+        }
+        stream.link.flush().map_err(WriteError::from)?;
+        Ok(tranship_wire::write_end(&mut stream.link, stream.sent)?)
+    }
+
+    /// Sends what is left of pages that the other side waits for.
+    pub fn send_wanted<W: Write>(
+        &self,
+        space: AddressSpaceId,
+        ranges: &[PageRange],
+        stream: &mut Stream<W>,
+        counters: &Counters,
+    ) -> Result<(), SendError> {
+        for range in ranges {
+            self.hint.store(range.start & !(CHUNK - 1), Ordering::Relaxed);
+            let mut at = range.start;
+            while at < range.end {
+                let piece = PageRange { start: at, end: range.end.min(at + CHUNK) };
+                for chunk in self.take(space, piece) {
+                    stream.send(&chunk, Version::Later, counters)?;
+                }
+                at = piece.end;
+            }
+        }
+        stream.link.flush().map_err(WriteError::from)?;
+        Ok(())
+    }
+}
+
+/// The chunks for pages that the other side says it lacks. Spaces that are not among `spaces` have none here.
+pub fn lacking(spaces: &[Space], missing: &[(AddressSpaceId, Vec<PageRange>)]) -> Vec<Chunk> {
+    let mut chunks = Vec::new();
+    for (id, ranges) in missing {
+        if let Some(space) = spaces.iter().find(|space| space.id == *id) {
+            ranges.iter().for_each(|range| Chunk::cut(space, *range, &mut chunks));
+        }
+    }
+    chunks
 }
 
 /// One stream of pages, and the buffer they pass through.

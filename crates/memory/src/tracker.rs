@@ -12,7 +12,7 @@ use tranship_sys::pagemap::Pagemap;
 use tranship_sys::writes::WriteWatch;
 use tranship_types::{AddressSpaceId, PageRange};
 
-use crate::index::{Extent, Index};
+use crate::index::PageSet;
 use crate::send::{Chunk, Plan, SendError};
 use crate::survey::{Space, SurveyError, survey};
 
@@ -39,25 +39,6 @@ pub enum TrackError {
     /// Its page table cannot be read.
     #[error(transparent)]
     Read(#[from] SendError),
-}
-
-/// A set of pages: an index in which each page is stored at its own address.
-#[derive(Debug, Clone, Default)]
-struct PageSet(Index);
-
-impl PageSet {
-    fn insert(&mut self, range: PageRange) {
-        self.0.insert(Extent { range, offset: range.start });
-    }
-
-    fn remove(&mut self, range: PageRange) {
-        self.0.remove(range);
-    }
-
-    fn drain(self) -> Vec<PageRange> {
-        let mut index = self.0;
-        index.remove(PageRange::EVERYTHING).into_iter().map(|e| e.range).collect()
-    }
 }
 
 #[derive(Debug)]
@@ -168,8 +149,8 @@ impl Tracker {
                     stale.remove(run);
                     let mut unsent = PageSet::default();
                     unsent.insert(run);
-                    for known in sent.map(|s| s.0.within(run)).unwrap_or_default() {
-                        unsent.remove(known.range);
+                    for known in sent.map(|s| s.within(run)).unwrap_or_default() {
+                        unsent.remove(known);
                     }
                     unsent.drain().into_iter().for_each(|run| written.insert(run));
                 };

@@ -5,7 +5,7 @@
 
 use std::io;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,6 +15,8 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
 const PAGE: u64 = 4096;
+/// How much longer an arena's file is than what it can hold at a time.
+const SPAN: u64 = 16;
 
 /// A shared mapping of a whole file, unmapped on drop.
 #[derive(Debug)]
@@ -55,7 +57,11 @@ pub struct Arena {
     file: OwnedFd,
     mapping: Mapping,
     capacity: u64,
+    /// Where the next slice begins. What was released is not handed out again: the file is longer than the capacity, and
+    /// takes memory only for what is in use.
     next: AtomicU64,
+    /// Bytes in use.
+    live: AtomicU64,
     /// Held while bytes that were written before are replaced.
     replacing: Mutex<()>,
 }
@@ -64,10 +70,22 @@ impl Arena {
     /// An arena that can hold `capacity` bytes (rounded up to pages). Memory is taken as it is written, not here.
     pub fn new(capacity: u64) -> io::Result<Arc<Self>> {
         let capacity = capacity.max(PAGE).next_multiple_of(PAGE);
+        let span = capacity.checked_mul(SPAN).ok_or(io::ErrorKind::InvalidInput)?;
         let file = memfd_create(c"tranship-pages", MFdFlags::MFD_CLOEXEC)?;
-        nix::unistd::ftruncate(&file, capacity.try_into().map_err(|_| io::ErrorKind::InvalidInput)?)?;
-        let mapping = Mapping::new(file.as_fd(), capacity, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE)?;
-        Ok(Arc::new(Self { file, mapping, capacity, next: AtomicU64::new(0), replacing: Mutex::new(()) }))
+        nix::unistd::ftruncate(&file, span.try_into().map_err(|_| io::ErrorKind::InvalidInput)?)?;
+        Self::over(file, span, capacity, 0)
+    }
+
+    /// The arena in a file that another process has kept, of which the first `used` bytes have been handed out.
+    pub fn attach(file: OwnedFd, used: u64) -> io::Result<Arc<Self>> {
+        let span = u64::try_from(nix::sys::stat::fstat(&file)?.st_size).map_err(|_| io::ErrorKind::InvalidInput)?;
+        Self::over(file, span, span / SPAN, used.next_multiple_of(PAGE))
+    }
+
+    fn over(file: OwnedFd, span: u64, capacity: u64, used: u64) -> io::Result<Arc<Self>> {
+        let mapping = Mapping::new(file.as_fd(), span, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE)?;
+        let (next, live) = (AtomicU64::new(used), AtomicU64::new(0));
+        Ok(Arc::new(Self { file, mapping, capacity, next, live, replacing: Mutex::new(()) }))
     }
 
     /// The file, to be passed to the reading process.
@@ -80,7 +98,7 @@ impl Arena {
         self.capacity
     }
 
-    /// Bytes handed out so far.
+    /// Bytes handed out so far, those that were released included.
     pub fn used(&self) -> u64 {
         self.next.load(Ordering::Relaxed)
     }
@@ -122,18 +140,18 @@ impl Arena {
 
     /// Gives the memory of `[offset, offset + len)` back to the system; it is not handed out again.
     pub fn release(&self, offset: u64, len: u64) -> io::Result<()> {
-        punch(&self.file, offset, len)
+        punch(&self.file, offset, len)?;
+        self.live.fetch_sub(len.min(self.live.load(Ordering::Relaxed)), Ordering::Relaxed);
+        Ok(())
     }
 
     /// A slice of `len` bytes (rounded up to pages) for the caller alone, or `None` when the arena is full.
     pub fn allocate(self: &Arc<Self>, len: usize) -> Option<Slice> {
         let size = (len as u64).next_multiple_of(PAGE);
-        let offset = self
-            .next
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
-                next.checked_add(size).filter(|end| *end <= self.capacity)
-            })
-            .ok()?;
+        let fits = |most: u64| move |now: u64| now.checked_add(size).filter(|end| *end <= most);
+        let update = |of: &AtomicU64, most| of.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits(most)).ok();
+        update(&self.live, self.capacity)?;
+        let offset = update(&self.next, self.mapping.len as u64)?;
         Some(Slice { arena: Arc::clone(self), offset, len })
     }
 }
@@ -203,6 +221,11 @@ impl View {
         (end <= self.mapping.len as u64).then(|| self.mapping.start.as_ptr() as u64 + offset)
     }
 
+    /// The file, to be passed to a writing process.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
     /// Bytes that it spans.
     #[allow(clippy::len_without_is_empty, reason = "a view is never empty")]
     pub fn len(&self) -> u64 {
@@ -227,12 +250,6 @@ fn punch(file: &OwnedFd, offset: u64, len: u64) -> io::Result<()> {
     Ok(())
 }
 
-impl AsRawFd for Arena {
-    fn as_raw_fd(&self) -> std::os::fd::RawFd {
-        self.file.as_raw_fd()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -245,8 +262,8 @@ mod tests {
         assert_eq!(slice.offset(), 0);
         let view = View::new(arena.file().try_clone_to_owned().unwrap()).unwrap();
         assert!(view.resident().unwrap() >= 8192);
-        assert!(view.address(0, 1 << 20).is_some());
-        assert!(view.address(1, 1 << 20).is_none());
+        assert!(view.address(0, SPAN << 20).is_some());
+        assert!(view.address(1, SPAN << 20).is_none());
         assert!(view.address(u64::MAX, 2).is_none());
         view.release(0, 8192).unwrap();
         assert!(slice.iter().all(|b| *b == 0));
@@ -258,5 +275,10 @@ mod tests {
         assert!(arena.allocate(4097).is_some());
         assert!(arena.allocate(1).is_none());
         assert_eq!(arena.used(), 8192);
+        arena.release(0, 4096).unwrap();
+        assert_eq!(arena.allocate(1).unwrap().offset(), 8192);
+
+        let again = Arena::attach(arena.file().try_clone_to_owned().unwrap(), arena.used()).unwrap();
+        assert_eq!((again.capacity(), again.allocate(1).unwrap().offset()), (8192, 12288));
     }
 }

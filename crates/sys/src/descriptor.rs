@@ -29,6 +29,16 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]
     Ok(sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(bytes)], control, MsgFlags::MSG_NOSIGNAL, None)?)
 }
 
+/// Sends bytes as one message if that can be done without waiting; false if not.
+pub fn try_send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<bool> {
+    let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+    match sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(bytes)], &[], flags, None) {
+        Ok(_) => Ok(true),
+        Err(nix::errno::Errno::EAGAIN) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// Receives one message (or, on a stream, what is there): the number of bytes, and the descriptors that came along,
 /// close-on-exec. Zero bytes mean that the peer has closed.
 pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {

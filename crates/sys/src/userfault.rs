@@ -37,6 +37,8 @@ const _: () = assert!(size_of::<Message>() == 32);
 
 const UFFDIO_COPY: u64 = nix::request_code_readwrite!(0xAA, 0x03, size_of::<CopyArg>());
 const UFFDIO_ZEROPAGE: u64 = nix::request_code_readwrite!(0xAA, 0x04, size_of::<ZeroArg>());
+const UFFDIO_WAKE: u64 = nix::request_code_read!(0xAA, 0x02, size_of::<[u64; 2]>());
+const _: () = assert!(UFFDIO_WAKE == 0x8010_aa02);
 const _: () = assert!(UFFDIO_COPY == 0xc028_aa03);
 const _: () = assert!(UFFDIO_ZEROPAGE == 0xc020_aa04);
 
@@ -159,6 +161,16 @@ impl Userfault {
         // SAFETY: as in `copy`; the kernel writes nothing of ours but `arg`.
         let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_ZEROPAGE, &raw mut arg) };
         Self::filled(result, arg.zeropage, len)
+    }
+
+    /// Wakes who waits for a page in `[address, address + len)`, to look again.
+    pub fn wake(&self, address: u64, len: u64) -> io::Result<()> {
+        let mut range = [address, len];
+        // SAFETY: the kernel reads the range and touches no memory of this process.
+        match unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_WAKE, &raw mut range) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 
     fn filled(result: i32, progress: i64, len: u64) -> io::Result<Filled> {

@@ -4,6 +4,7 @@
 
 mod blocker;
 mod id;
+mod latency;
 mod mode;
 mod network;
 mod options;
@@ -13,6 +14,7 @@ mod report;
 
 pub use blocker::{Blocker, BlockerKind};
 pub use id::{InvalidName, MigrationId, NodeName};
+pub use latency::Latencies;
 pub use mode::Mode;
 pub use network::{Attachment, Interface, NetworkIdentity, Route};
 pub use options::{Bandwidth, Compress, InvalidBandwidth, MoveOptions, SenselessOptions};

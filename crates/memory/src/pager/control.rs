@@ -9,14 +9,16 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, connect, listen, socket};
 use serde::{Deserialize, Serialize};
 use tranship_sys::descriptor;
-use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange};
+use tranship_types::{AddressSpaceId, Latencies, PAGE_SIZE, PageRange};
 
 use crate::index::Extent;
 
 /// Bytes of an extent in an `Extents` message.
 const EXTENT_BYTES: usize = 24;
 /// Extents in one message.
-const BATCH: usize = 1024;
+pub(super) const BATCH: usize = 1024;
+/// Bytes of a range of pages in a message.
+const RANGE_BYTES: usize = 16;
 /// Largest message.
 const MESSAGE_CAP: usize = 1 + EXTENT_BYTES * BATCH;
 
@@ -38,8 +40,16 @@ pub(super) enum Message {
     Extents(Vec<StoredExtent>),
     /// These pages of an address space are zeros again.
     Gone(AddressSpaceId, PageRange),
-    /// All pages have come: what is not listed is zero.
-    Complete,
+    /// These pages of an address space come later; what there was of them is out of date.
+    Later(AddressSpaceId, Vec<PageRange>),
+    /// Every page has come or been named as coming later: all others are zero.
+    Named,
+    /// Send what is wanted to this socket from now on, beginning with everything that somebody waits for.
+    Subscribe,
+    /// Say which pages have not come.
+    Missing,
+    /// Hand out the arena's file.
+    Reattach,
     /// The tasks run: put every page in place.
     Fill,
     /// Say how things stand.
@@ -51,8 +61,8 @@ pub(super) enum Message {
 /// How things stand with a pager.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
-    /// Whether all pages have come.
-    pub complete: bool,
+    /// Whether every page has come or been named as coming later.
+    pub named: bool,
     /// Whether criu has said that the restore is finished.
     pub restored: bool,
     /// Whether every page is where it belongs.
@@ -61,8 +71,12 @@ pub struct Status {
     pub pending_bytes: u64,
     /// Bytes put into the tasks so far.
     pub installed_bytes: u64,
+    /// Bytes that have not come from the source yet.
+    pub remote_bytes: u64,
     /// Faults answered so far.
     pub faults: u64,
+    /// How long threads waited for pages that had not come yet.
+    pub remote_faults: Latencies,
     /// Faults that wait for a page that has not come.
     pub waiting: u64,
     /// Most bytes of memory that the store has occupied.
@@ -79,7 +93,20 @@ fn encode(message: &Message) -> Vec<u8> {
             bytes.extend_from_slice(&range.end.to_le_bytes());
             bytes
         }
-        Message::Complete => vec![b'C'],
+        Message::Later(space, ranges) => {
+            let mut bytes = Vec::with_capacity(5 + ranges.len() * RANGE_BYTES);
+            bytes.push(b'L');
+            bytes.extend_from_slice(&space.0.to_le_bytes());
+            for range in ranges {
+                bytes.extend_from_slice(&range.start.to_le_bytes());
+                bytes.extend_from_slice(&range.end.to_le_bytes());
+            }
+            bytes
+        }
+        Message::Named => vec![b'N'],
+        Message::Subscribe => vec![b'W'],
+        Message::Missing => vec![b'M'],
+        Message::Reattach => vec![b'R'],
         Message::Fill => vec![b'F'],
         Message::Status => vec![b'S'],
         Message::Quit => vec![b'Q'],
@@ -105,7 +132,14 @@ pub(super) fn decode(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Option<Message>
             let word = |at: usize| u64::from_le_bytes(body[at..at + 8].try_into().expect("8 bytes"));
             Message::Gone(AddressSpaceId(u32::try_from(word(0)).ok()?), PageRange::new(word(8), word(16))?)
         }
-        (b'C', 0) => Message::Complete,
+        (b'N', 0) => Message::Named,
+        (b'W', 0) => Message::Subscribe,
+        (b'M', 0) => Message::Missing,
+        (b'R', 0) => Message::Reattach,
+        (b'L', len) if len >= 4 && (len - 4).is_multiple_of(RANGE_BYTES) => {
+            let (space, ranges) = decode_ranges(body)?;
+            Message::Later(space, ranges)
+        }
         (b'F', 0) => Message::Fill,
         (b'S', 0) => Message::Status,
         (b'Q', 0) => Message::Quit,
@@ -122,6 +156,18 @@ pub(super) fn decode(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Option<Message>
         ),
         _ => return None,
     })
+}
+
+/// An address space and ranges in it, as `Later` has them and as the pager names missing and wanted pages.
+pub(super) fn encode_ranges(space: AddressSpaceId, ranges: &[PageRange]) -> Vec<u8> {
+    encode(&Message::Later(space, ranges.to_vec())).split_off(1)
+}
+
+fn decode_ranges(bytes: &[u8]) -> Option<(AddressSpaceId, Vec<PageRange>)> {
+    let (space, rows) = bytes.split_first_chunk::<4>()?;
+    let word = |row: &[u8], at: usize| u64::from_le_bytes(row[at..at + 8].try_into().expect("8 bytes"));
+    let ranges = rows.chunks_exact(RANGE_BYTES).map(|row| PageRange::new(word(row, 0), word(row, 8)));
+    Some((AddressSpaceId(u32::from_le_bytes(*space)), ranges.collect::<Option<_>>()?))
 }
 
 /// Receives one message; `None` when the peer has hung up or talks nonsense.
@@ -199,9 +245,56 @@ impl PagerHandle {
         self.send(&Message::Gone(space, range))
     }
 
-    /// Says that all pages have come.
-    pub fn complete(&self) -> Result<(), ControlError> {
-        self.send(&Message::Complete)
+    /// Says that pages come later, and that what came of them before is out of date.
+    pub fn later(&self, space: AddressSpaceId, ranges: &[PageRange]) -> Result<(), ControlError> {
+        ranges.chunks(BATCH).try_for_each(|batch| self.send(&Message::Later(space, batch.to_vec())))
+    }
+
+    /// Says that every page has come or been named as coming later.
+    pub fn named(&self) -> Result<(), ControlError> {
+        self.send(&Message::Named)
+    }
+
+    /// Has this handle be told which pages are wanted, from now on and first of all those that somebody waits for: see
+    /// [`Self::wanted`]. It is then of no use for anything else.
+    pub fn subscribe(&self) -> Result<(), ControlError> {
+        self.send(&Message::Subscribe)
+    }
+
+    /// Waits for pages to be wanted, with the source's addresses; `None` if none are within `timeout`.
+    pub fn wanted(&self, timeout: Duration) -> Result<Option<(AddressSpaceId, Vec<PageRange>)>, ControlError> {
+        let mut buffer = [0; 4 + RANGE_BYTES];
+        match self.receive(timeout, &mut buffer) {
+            Ok((got, _)) => decode_ranges(&buffer[..got]).map(Some).ok_or_else(|| nonsense().into()),
+            Err(ControlError::Broken(error)) if error.kind() == io::ErrorKind::TimedOut => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Asks which pages have not come, with the source's addresses.
+    pub fn missing(&self, timeout: Duration) -> Result<Vec<(AddressSpaceId, Vec<PageRange>)>, ControlError> {
+        self.send(&Message::Missing)?;
+        let mut all = Vec::new();
+        let mut buffer = vec![0; MESSAGE_CAP];
+        loop {
+            let (got, _) = self.receive(timeout, &mut buffer)?;
+            let (space, ranges) = decode_ranges(&buffer[..got]).ok_or_else(nonsense)?;
+            if ranges.is_empty() {
+                return Ok(all);
+            }
+            all.push((space, ranges));
+        }
+    }
+
+    /// Asks for the arena's file, and how many bytes of it, from its beginning, are in use.
+    pub fn reattach(&self, timeout: Duration) -> Result<(OwnedFd, u64), ControlError> {
+        self.send(&Message::Reattach)?;
+        let mut used = [0; 8];
+        let (got, descriptors) = self.receive(timeout, &mut used)?;
+        match descriptors.into_iter().next() {
+            Some(file) if got == used.len() => Ok((file, u64::from_le_bytes(used))),
+            _ => Err(nonsense().into()),
+        }
     }
 
     /// Says that the tasks run, so that every page shall be put in place.
@@ -226,18 +319,27 @@ impl PagerHandle {
     }
 
     fn answer(&self, timeout: Duration) -> Result<Status, ControlError> {
+        let mut buffer = [0; 8192];
+        let (got, _) = self.receive(timeout, &mut buffer)?;
+        Ok(serde_json::from_slice(&buffer[..got]).map_err(io::Error::from)?)
+    }
+
+    fn receive(&self, timeout: Duration, into: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), ControlError> {
         let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
         let wait = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
         if poll(&mut fds, wait).map_err(io::Error::from)? == 0 {
             return Err(io::Error::from(io::ErrorKind::TimedOut).into());
         }
-        let mut buffer = [0; 4096];
-        let (got, _) = descriptor::receive(self.socket.as_fd(), &mut buffer)?;
+        let (got, descriptors) = descriptor::receive(self.socket.as_fd(), into)?;
         if got == 0 {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
-        Ok(serde_json::from_slice(&buffer[..got]).map_err(io::Error::from)?)
+        Ok((got, descriptors))
     }
+}
+
+fn nonsense() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "its answer cannot be understood")
 }
 
 #[cfg(test)]

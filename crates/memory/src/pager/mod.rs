@@ -13,8 +13,8 @@
 //!
 //! ```text
 //!   ABSENT ──its userfaultfd arrives──▶ SERVED ──the agent says "the tasks run"──▶ FILLING ──nothing left──▶ closed
-//!               (faults are answered from the store; a fault on a page that the agent has
-//!                not delivered yet waits until it has, or until it says that all have come)
+//!               (faults are answered from the store; a page that was named as coming later is asked for,
+//!                and the fault waits until it has come; one that was neither sent nor named is zero)
 //! ```
 //!
 //! Until the agent says that the tasks run, nothing is taken out of the store: if criu dies before that, the restore can be
@@ -25,6 +25,7 @@
 //! was content. It stays, and lets them wait.
 
 mod control;
+mod remote;
 mod serve;
 mod space;
 

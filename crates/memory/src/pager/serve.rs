@@ -1,26 +1,33 @@
 //! The pager's loop: one thread, faults before everything else.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::SendTimeout;
+use nix::sys::time::{TimeVal, TimeValLike};
 use tranship_sys::arena::View;
 use tranship_sys::descriptor;
 use tranship_sys::userfault::Userfault;
-use tranship_types::AddressSpaceId;
+use tranship_types::{AddressSpaceId, PageRange};
 
-use super::control::{self, Message, Status};
+use super::control::{self, BATCH, Message, StoredExtent, Status};
+use super::remote::Remote;
 use super::space::{Space, Work};
 use super::{CONTROL_SOCKET, DRAINED_FILE, LAZY_SOCKET};
-use crate::index::{Extent, Index};
+use crate::index::{Extent, Index, PageSet};
 
 /// CRIU's word for "the restore is finished" on the lazy-pages socket.
 const RESTORE_FINISHED: i32 = 0x5253_5446;
 /// Bytes put in place between two looks for faults: about 0.1 ms.
 const FILL_CHUNK: u64 = 256 << 10;
+
+/// How long an agent may leave an answer unread, in whole.
+const AGENT_PATIENCE: i64 = 2;
 
 /// A pager that cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +54,7 @@ pub fn run(directory: &Path, work: &Path) -> Result<(), PagerError> {
         Ok((control::listen_at(&directory.join(CONTROL_SOCKET))?, lazy))
     };
     let (control, lazy) = listen().map_err(|source| PagerError::Listen { directory: directory.to_owned(), source })?;
-    let mut pager = Pager { control, lazy, ..Pager::blank()? };
+    let mut pager = Pager::new(control, lazy);
     while pager.turn()? {}
     if pager.status.drained {
         let text = serde_json::to_vec(&pager.status).map_err(io::Error::from)?;
@@ -64,11 +71,19 @@ struct Pager {
     control: OwnedFd,
     lazy: UnixListener,
     agents: Vec<OwnedFd>,
+    /// Who is told what is wanted: one of the agents' sockets, taken from there.
+    asked: Option<OwnedFd>,
+    /// What is wanted and was not told yet.
+    wanted: VecDeque<(AddressSpaceId, PageRange)>,
     criu: Option<UnixStream>,
     store: Option<View>,
-    /// Everything that has come, by address space; kept whole until the restore is finished.
+    /// Bytes of the store that have been told of, from its beginning.
+    used: u64,
+    /// Everything that has come, by address space; kept whole until the tasks run.
     stored: HashMap<AddressSpaceId, Index>,
-    served: Vec<(Option<AddressSpaceId>, Space)>,
+    /// Everything that has not come, likewise.
+    later: HashMap<AddressSpaceId, Remote>,
+    served: Vec<Space>,
     filling: bool,
     /// Stored pages that were settled before the tasks ran: given back when they do.
     freed: Vec<Extent>,
@@ -78,72 +93,82 @@ struct Pager {
 }
 
 impl Pager {
-    fn blank() -> io::Result<Self> {
-        // Replaced at once by `run`; sockets have no empty state.
-        let (control, _) = descriptor::seqpacket_pair()?;
-        let lazy = UnixListener::from(descriptor::seqpacket_pair()?.0);
-        Ok(Self {
+    fn new(control: OwnedFd, lazy: UnixListener) -> Self {
+        Self {
             control,
             lazy,
             agents: Vec::new(),
+            asked: None,
+            wanted: VecDeque::new(),
             criu: None,
             store: None,
+            used: 0,
             stored: HashMap::new(),
+            later: HashMap::new(),
             served: Vec::new(),
             filling: false,
             freed: Vec::new(),
             forked: false,
             status: Status::default(),
-        })
+        }
     }
 
     /// Waits for something to do and does it. Returns false when there is nothing more to come.
     fn turn(&mut self) -> Result<bool, PagerError> {
-        let busy = self.filling && self.served.iter().any(|(_, s)| !s.pending.is_empty());
-        let fds: Vec<BorrowedFd<'_>> = [self.control.as_fd(), self.lazy.as_fd()]
-            .into_iter()
-            .chain(self.criu.iter().map(AsFd::as_fd))
-            .chain(self.agents.iter().map(AsFd::as_fd))
-            .chain(self.served.iter().map(|(_, s)| s.userfault.as_fd()))
-            .collect();
-        let mut polled: Vec<PollFd<'_>> = fds.into_iter().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        let busy = self.filling && self.served.iter().any(|s| !s.pending.is_empty());
+        let read = |fd| PollFd::new(fd, PollFlags::POLLIN);
+        // The faults come first; whoever is told what is wanted says nothing, but may have no room or be gone.
+        let mut polled: Vec<PollFd<'_>> = self.served.iter().map(|s| read(s.userfault.as_fd())).collect();
+        let first_agent = polled.len();
+        polled.extend(self.agents.iter().map(|agent| read(agent.as_fd())));
+        let first_other = polled.len();
+        polled.extend([read(self.control.as_fd()), read(self.lazy.as_fd())]);
+        polled.extend(self.criu.iter().map(|criu| read(criu.as_fd())));
+        let room = if self.wanted.is_empty() { PollFlags::POLLIN } else { PollFlags::POLLIN | PollFlags::POLLOUT };
+        polled.extend(self.asked.iter().map(|asked| PollFd::new(asked.as_fd(), room)));
         match poll(&mut polled, if busy { PollTimeout::ZERO } else { PollTimeout::NONE }) {
             Err(nix::errno::Errno::EINTR) => return Ok(true),
             Err(error) => return Err(io::Error::from(error).into()),
             Ok(_) => {}
         }
         let ready: Vec<bool> = polled.iter().map(|fd| fd.revents().is_some_and(|r| !r.is_empty())).collect();
+        let hung_up = self.asked.is_some()
+            && polled.last().is_some_and(|fd| fd.revents().is_some_and(|r| r.intersects(PollFlags::POLLIN | PollFlags::POLLHUP)));
         drop(polled);
 
-        let first_agent = 2 + usize::from(self.criu.is_some());
-        let first_space = first_agent + self.agents.len();
-        for (index, _) in ready[first_space..].iter().enumerate().filter(|(_, ready)| **ready) {
+        for index in (0..first_agent).filter(|index| ready[*index]) {
             self.answer(index)?;
         }
         let mut quit = false;
-        let heard: Vec<usize> = (0..self.agents.len()).filter(|i| ready[first_agent + i]).collect();
-        for index in heard.into_iter().rev() {
+        for index in (0..first_other - first_agent).rev().filter(|index| ready[first_agent + index]) {
             quit |= self.hear(index)?;
         }
-        if first_agent == 3 && ready[2] {
+        if self.criu.is_some() && ready[first_other + 2] {
             self.hear_criu()?;
         }
-        if ready[1] {
+        if ready[first_other + 1] {
             self.criu = Some(self.lazy.accept()?.0);
             // A restore that is done again starts with nothing in place.
             self.served.clear();
             self.freed.clear();
             self.status.restored = false;
         }
-        if ready[0] {
-            self.agents.push(descriptor::accept(self.control.as_fd())?);
+        if ready[first_other] {
+            let agent = descriptor::accept(self.control.as_fd())?;
+            // An agent that does not listen must not keep the tasks waiting.
+            setsockopt(&agent, SendTimeout, &TimeVal::seconds(AGENT_PATIENCE)).map_err(io::Error::from)?;
+            self.agents.push(agent);
         }
+        if hung_up {
+            self.asked = None;
+        }
+        self.ask();
         if busy {
             self.fill()?;
         }
-        self.served.retain(|(_, space)| !space.gone);
-        if self.filling && self.status.complete {
-            self.served.retain(|(_, space)| !(space.pending.is_empty() && space.waiting.is_empty()));
+        self.served.retain(|space| !space.gone);
+        if self.filling && self.status.named {
+            self.served.retain(|space| !space.is_done());
             self.status.drained = self.served.is_empty();
         }
         Ok(!quit && !self.status.drained)
@@ -152,15 +177,13 @@ impl Pager {
     fn answer(&mut self, index: usize) -> Result<(), PagerError> {
         let Some(store) = &self.store else { return Ok(()) };
         let mut works = Vec::new();
-        let space = &mut self.served[index].1;
+        let space = &mut self.served[index];
         // All events that are there: a change of the address space must be read before a copy can succeed.
-        while let Some(work) = space.answer(store, self.status.complete)? {
+        while let Some(work) = space.answer(store, self.status.named)? {
             works.push(work);
         }
         let mut work = Work::default();
-        for address in std::mem::take(&mut space.waiting) {
-            space.supply(address, store, self.status.complete, &mut work)?;
-        }
+        space.retry(store, self.status.named, &mut work)?;
         works.push(work);
         works.into_iter().for_each(|work| self.account(work));
         Ok(())
@@ -169,9 +192,11 @@ impl Pager {
     fn account(&mut self, work: Work) {
         self.status.installed_bytes += work.installed;
         self.status.faults += work.faults;
+        work.waited.iter().for_each(|waited| self.status.remote_faults.add(*waited));
+        self.wanted.extend(work.wanted);
         if let Some(child) = work.child {
             self.forked = true;
-            self.served.push((None, child));
+            self.served.push(child);
         }
         self.freed.extend(work.freed);
         self.give_back();
@@ -189,11 +214,22 @@ impl Pager {
 
     fn fill(&mut self) -> Result<(), PagerError> {
         let Some(store) = &self.store else { return Ok(()) };
-        let Some((_, space)) = self.served.iter_mut().find(|(_, s)| !s.pending.is_empty()) else { return Ok(()) };
+        let Some(space) = self.served.iter_mut().find(|s| !s.pending.is_empty()) else { return Ok(()) };
         let mut work = Work::default();
         space.fill(FILL_CHUNK, store, &mut work)?;
         self.account(work);
         Ok(())
+    }
+
+    /// Tells what is wanted, as far as there is somebody to tell it to who has room.
+    fn ask(&mut self) {
+        while let (Some(asked), Some((space, range))) = (&self.asked, self.wanted.front()) {
+            match descriptor::try_send(asked.as_fd(), &control::encode_ranges(*space, &[*range])) {
+                Ok(true) => drop(self.wanted.pop_front()),
+                Ok(false) => return,
+                Err(_) => self.asked = None,
+            }
+        }
     }
 
     /// Deals with one message of an agent; returns whether to quit.
@@ -204,48 +240,92 @@ impl Pager {
         };
         match message {
             Message::Arena(file) => self.store = Some(View::new(file)?),
-            Message::Extents(extents) => {
-                for row in extents {
-                    self.stored.entry(row.space).or_default().insert(row.extent);
-                    for (_, space) in self.served.iter_mut().filter(|(id, _)| *id == Some(row.space)) {
-                        space.pending.insert(row.extent);
-                    }
-                }
-                self.retry_waiting()?;
-            }
+            Message::Extents(extents) => self.take_in(&extents)?,
             Message::Gone(id, range) => {
                 if let Some(index) = self.stored.get_mut(&id) {
                     index.remove(range);
                 }
-                for (_, space) in self.served.iter_mut().filter(|(served, _)| *served == Some(id)) {
-                    space.pending.remove(range);
+                if let Some(later) = self.later.get_mut(&id) {
+                    later.arrived(range);
+                }
+                for space in self.served.iter_mut().filter(|space| space.origin == id) {
+                    space.remote.arrived(range);
+                }
+                self.retry(id)?;
+            }
+            Message::Later(id, ranges) => {
+                for range in ranges {
+                    // Its place in the store is not given back: the page that comes is put there.
+                    self.stored.entry(id).or_default().remove(range);
+                    self.later.entry(id).or_default().insert(range);
                 }
             }
-            Message::Complete => {
-                self.status.complete = true;
-                self.retry_waiting()?;
+            Message::Named => {
+                self.status.named = true;
+                let ids: Vec<AddressSpaceId> = self.served.iter().map(|space| space.origin).collect();
+                ids.into_iter().try_for_each(|id| self.retry(id))?;
+            }
+            Message::Fill => {
                 if let Some(store) = &self.store {
                     self.status.peak_bytes = self.status.peak_bytes.max(store.resident()?);
                 }
-            }
-            Message::Fill => {
                 self.filling = true;
-                self.stored = HashMap::new();
+                (self.stored, self.later) = (HashMap::new(), HashMap::new());
                 self.give_back();
             }
             Message::Status => self.tell(index),
+            Message::Subscribe => {
+                self.asked = Some(self.agents.remove(index));
+                self.wanted.clear();
+                let ids: Vec<AddressSpaceId> = self.served.iter().map(|space| space.origin).collect();
+                self.served.iter_mut().for_each(Space::ask_again);
+                ids.into_iter().try_for_each(|id| self.retry(id))?;
+            }
+            Message::Missing => self.tell_missing(index),
+            Message::Reattach => {
+                if let Some(store) = &self.store {
+                    let _ = descriptor::send(self.agents[index].as_fd(), &self.used.to_le_bytes(), &[store.file()]);
+                }
+            }
             Message::Quit => return Ok(true),
         }
         Ok(false)
     }
 
-    fn retry_waiting(&mut self) -> Result<(), PagerError> {
+    /// Takes note of pages that are in the store now. A task that is being served gets only those that it misses: what it
+    /// has is newer, and what it threw away it does not want.
+    fn take_in(&mut self, extents: &[StoredExtent]) -> Result<(), PagerError> {
+        let mut touched = Vec::new();
+        for StoredExtent { space: id, extent } in extents {
+            self.used = self.used.max(extent.offset + extent.range.len());
+            if !self.filling {
+                self.stored.entry(*id).or_default().insert(*extent);
+                if let Some(later) = self.later.get_mut(id) {
+                    later.arrived(extent.range);
+                }
+            }
+            let mut wanted = 0;
+            for space in self.served.iter_mut().filter(|space| space.origin == *id) {
+                let before = space.pending.bytes();
+                space.arrived(*extent);
+                wanted += space.pending.bytes() - before;
+            }
+            if wanted == 0 && self.filling {
+                self.freed.push(*extent);
+            } else if !touched.contains(id) {
+                touched.push(*id);
+            }
+        }
+        self.give_back();
+        touched.into_iter().try_for_each(|id| self.retry(id))
+    }
+
+    /// Tries again what the threads of these tasks wait for.
+    fn retry(&mut self, id: AddressSpaceId) -> Result<(), PagerError> {
         let Some(store) = &self.store else { return Ok(()) };
         let mut work = Work::default();
-        for (_, space) in &mut self.served {
-            for address in std::mem::take(&mut space.waiting) {
-                space.supply(address, store, self.status.complete, &mut work)?;
-            }
+        for space in self.served.iter_mut().filter(|space| space.origin == id && !space.waiting.is_empty()) {
+            space.retry(store, self.status.named, &mut work)?;
         }
         self.account(work);
         Ok(())
@@ -271,14 +351,20 @@ impl Pager {
             };
             let id = AddressSpaceId(word.unsigned_abs());
             let pending = self.stored.get(&id).cloned().unwrap_or_default();
-            self.served.push((Some(id), Space::new(Userfault::from(fd), pending)));
+            let remote = self.later.get(&id).cloned().unwrap_or_default();
+            self.served.push(Space::new(id, Userfault::from(fd), pending, remote));
         }
         Ok(())
     }
 
     fn tell(&mut self, index: usize) {
-        self.status.pending_bytes = self.served.iter().map(|(_, s)| s.pending.bytes()).sum();
-        self.status.waiting = self.served.iter().map(|(_, s)| s.waiting.len() as u64).sum();
+        self.status.pending_bytes = self.served.iter().map(|s| s.pending.bytes()).sum();
+        let remote = |of: &Remote| of.bytes();
+        self.status.remote_bytes = match self.filling {
+            true => self.served.iter().map(|s| remote(&s.remote)).sum(),
+            false => self.later.values().map(remote).sum(),
+        };
+        self.status.waiting = self.served.iter().map(|s| s.waiting.len() as u64).sum();
         if let Ok(text) = serde_json::to_vec(&self.status) {
             // An agent that does not listen is dropped when it hangs up.
             let _ = descriptor::send(self.agents[index].as_fd(), &text, &[]);
@@ -287,5 +373,29 @@ impl Pager {
 
     fn tell_all(&mut self) {
         (0..self.agents.len()).for_each(|index| self.tell(index));
+    }
+
+    /// What has not come, by the source's addresses.
+    fn missing(&self) -> Vec<(AddressSpaceId, Vec<PageRange>)> {
+        if !self.filling {
+            return self.later.iter().map(|(id, later)| (*id, later.at_source())).collect();
+        }
+        let mut all: HashMap<AddressSpaceId, PageSet> = HashMap::new();
+        for space in &self.served {
+            let missing = all.entry(space.origin).or_default();
+            space.remote.at_source().into_iter().for_each(|range| missing.insert(range));
+        }
+        all.into_iter().map(|(id, missing)| (id, missing.drain())).collect()
+    }
+
+    fn tell_missing(&self, index: usize) {
+        let socket = self.agents[index].as_fd();
+        for (id, ranges) in self.missing() {
+            for batch in ranges.chunks(BATCH) {
+                // An agent that does not listen asks again.
+                let _ = descriptor::send(socket, &control::encode_ranges(id, batch), &[]);
+            }
+        }
+        let _ = descriptor::send(socket, &control::encode_ranges(AddressSpaceId(0), &[]), &[]);
     }
 }
