@@ -9,7 +9,7 @@ use tranship_wire::message::Offer;
 use crate::node::Node;
 
 /// Links that carry pages. Two keep both ends' encryption busy; more bring nothing on one flow's worth of cores.
-const STREAMS: u8 = 2;
+pub const STREAMS: u8 = 2;
 
 /// What an inspection has found.
 pub struct Inspection {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tranship_api::{ErrorKind, ServiceError};
 use tranship_memory::policy::Limits;
-use tranship_types::{Compress, Mode, MoveOptions};
+use tranship_types::{Compress, MoveOptions};
 
 /// What the policy of the rounds is to keep to.
 pub fn limits(options: &MoveOptions) -> Limits {
@@ -26,9 +26,6 @@ pub fn check(options: &MoveOptions) -> Result<(), ServiceError> {
         Err(ServiceError::new(ErrorKind::Invalid, format!("this version of the agent cannot do {what}"), remedy))
     };
     match options {
-        MoveOptions { mode: mode @ (Mode::Auto | Mode::Postcopy | Mode::Hybrid), .. } => {
-            refuse(format!("mode {mode}"), "use mode precopy or cold")
-        }
         MoveOptions { bandwidth: Some(bandwidth), .. } => {
             refuse(format!("with a bandwidth of {bandwidth}"), "leave the bandwidth out")
         }
@@ -45,7 +42,7 @@ pub fn check(options: &MoveOptions) -> Result<(), ServiceError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tranship_types::Bandwidth;
+    use tranship_types::{Bandwidth, Mode};
 
     #[test]
     fn what_is_senseless_or_cannot_be_had_is_refused_with_a_remedy() {

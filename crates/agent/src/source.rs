@@ -20,6 +20,11 @@ use tranship_types::{Blocker, MigrationId, NodeName, Phase, RoundReport, Side};
 use tranship_wire::Purpose;
 use tranship_wire::message::{Offer, Request, Response};
 
+mod drain;
+mod push;
+mod rounds;
+mod transfer;
+
 use crate::inspection;
 use crate::layout::{Front, Layout, Role};
 use crate::node::{self, Node};
@@ -64,7 +69,13 @@ pub struct SourceRun {
     /// The watch over the container's memory, where there are rounds. Dropping it takes time for each page.
     tracker: Option<Tracker>,
     /// What the frozen container's memory still has to be sent.
-    last_round: Option<(Round, Version)>,
+    last_round: Option<Round>,
+    /// What a freeze left fitted the budget.
+    converged: bool,
+    /// The links for pages that are asked for, until memory is on its way.
+    demand: Option<Demand>,
+    /// Memory on its way.
+    push: Option<Push>,
     /// Bytes sent on links that are closed by now.
     wire_bytes: u64,
     /// The destination may know of the migration.
@@ -111,6 +122,9 @@ impl SourceRun {
             limits: options::limits(&first.options),
             tracker: None,
             last_round: None,
+            converged: false,
+            demand: None,
+            push: None,
             wire_bytes: 0,
             offered: false,
             abort_confirmed: false,
@@ -121,6 +135,17 @@ impl SourceRun {
 
     fn inspected(&self) -> Result<&(Container, Offer), Failure> {
         self.inspection.as_ref().ok_or_else(|| Failure::new(format!("container {} was not inspected", self.name)))
+    }
+
+    /// Whether the user lets the decision come before the last page is on the destination.
+    fn may_be_early(&self) -> bool {
+        self.report.read().options.may_commit_early()
+    }
+
+    /// Whether the decision comes before the last page is on the destination. Where the rounds left little, nothing is
+    /// gained by that.
+    fn is_early(&self) -> bool {
+        self.may_be_early() && !self.converged
     }
 
     /// The container, also after a restart of the agent, when nothing was inspected.
@@ -204,9 +229,11 @@ impl SourceRun {
         let command = self.layout.with_images(Role::Dump, |images| self.node.engine.dump(&container, images));
         self.front = Some(self.layout.start_front(Role::Dump, command)?);
         for stream in 0..offer.streams {
-            let mut link = self.node.dial(&self.peer, Purpose::Pages { stream }, Some(&self.id))?;
-            link.set_timeout(Some(FROZEN_PATIENCE)).map_err(failed)?;
-            self.streams.push(Stream::new(link));
+            let stream = self.page_stream(stream)?;
+            self.streams.push(stream);
+        }
+        if self.may_be_early() {
+            self.demand = Some(self.open_demand()?);
         }
         self.gate = prepared_gate(&offer)?;
         if let Some((path, identity)) = &offer.network {
@@ -215,57 +242,6 @@ impl SourceRun {
                 Err(error) => self.report.change(|r| r.ways.push(format!("network: packets are not held, {error}"))),
             }
         }
-        Ok(())
-    }
-
-    /// Sends memory while the container runs, until what a freeze would leave fits the budget, or rounds no longer help.
-    fn precopy(&mut self) -> Result<(), Failure> {
-        if !self.report.read().mode.has_rounds() {
-            return Ok(());
-        }
-        if !Tracker::supported() {
-            self.report.change(|r| r.ways.push("memory: no rounds, this kernel cannot track writes".to_owned()));
-            return Ok(());
-        }
-        let container = self.inspected()?.0.clone();
-        let mut tracker = Tracker::default();
-        let (mut seen, mut looked): (Vec<RoundSeen>, Option<Instant>) = (Vec::new(), None);
-        let mut verdict = Verdict::Another;
-        while verdict == Verdict::Another {
-            let round = match tracker.round(&container.processes().map_err(failed)?) {
-                Err(TrackError::Unsupported) => {
-                    self.report.change(|r| r.ways.push(format!("memory: no rounds; {}", TrackError::Unsupported)));
-                    return Ok(());
-                }
-                other => other.map_err(failed)?,
-            };
-            let since = looked.replace(Instant::now()).map(|before| before.elapsed().as_secs_f64());
-            let version = if seen.is_empty() { Version::First } else { Version::Later };
-            let start = Instant::now();
-            let counters = Counters::default();
-            for chunks in [&round.plan.first, &round.plan.rest] {
-                send::send(chunks, version, &mut self.streams, &counters).map_err(failed)?;
-            }
-            let (bytes, took) = (round.plan.bytes(), start.elapsed());
-            let dirty_rate = since.map_or(0.0, |seconds| bytes as f64 / seconds.max(1e-6));
-            seen.push(RoundSeen { bytes, took });
-            verdict = policy::decide(&seen, self.limits);
-            let wire: u64 = self.streams.iter_mut().map(|s| s.link().bytes_sent()).sum();
-            self.report.change(|r| {
-                r.rounds.push(RoundReport { bytes, ms: took.as_secs_f64() * 1e3, dirty_rate });
-                r.progress.rounds += 1;
-                r.progress.dirty_rate = dirty_rate;
-                r.progress.moved_bytes += bytes;
-                r.progress.memory_bytes = r.progress.memory_bytes.max(r.progress.moved_bytes);
-                r.progress.rate = bytes as f64 / took.as_secs_f64().max(1e-6);
-                r.progress.wire_bytes = wire;
-            });
-        }
-        if verdict == Verdict::Diverging {
-            let way = "memory: rounds no longer helped, the container writes too fast for the link";
-            self.report.change(|r| r.ways.push(way.to_owned()));
-        }
-        self.tracker = Some(tracker);
         Ok(())
     }
 
@@ -291,140 +267,12 @@ impl SourceRun {
         }
     }
 
-    /// Finds what is still to be sent of the frozen container's memory, and what criu must not see of it.
-    fn survey(&mut self) -> Result<(), Failure> {
-        let survey_start = monotonic_ns();
-        let pids = self.inspected()?.0.processes().map_err(failed)?;
-        let (round, version) = match &mut self.tracker {
-            Some(tracker) => (tracker.last_round(&pids).map_err(failed)?, Version::Later),
-            None => {
-                let spaces = survey::survey(&pids).map_err(failed)?;
-                let plan = send::plan(&spaces).map_err(failed)?;
-                (Round { plan, spaces, ..Round::default() }, Version::First)
-            }
-        };
-        let hidden: Vec<_> = round.spaces.iter().map(|s| (s.pid, s.ranges.clone())).collect();
-        tranship_criu::hidden::write(&self.layout.hidden(), &hidden)
-            .map_err(|e| Failure::new(format!("the table of hidden pages cannot be written: {e}")))?;
-        self.last_round = Some((round, version));
-        self.timeline.note("memory: survey", survey_start, monotonic_ns());
-        Ok(())
-    }
-
-    /// Memory over the page streams and the skeleton over the control link, at the same time.
-    fn transfer(&mut self) -> Result<(), Failure> {
-        let (round, version) = self.last_round.take().ok_or_else(|| failed("the memory was not surveyed"))?;
-        let plan = round.plan;
-        let before = self.report.read().progress.moved_bytes;
-        self.report.change(|r| r.progress.memory_bytes = before + plan.bytes());
-
-        let counters = Counters::default();
-        let mut streams = std::mem::take(&mut self.streams);
-        send::send_stale(&round.stale, &mut streams).map_err(failed)?;
-        send::send(&plan.first, version, &mut streams, &counters).map_err(failed)?;
-        let wire: Vec<_> = streams.iter_mut().map(|s| s.link().counters()).collect();
-        let closers: Vec<_> = streams.iter_mut().map(|s| s.link().closer()).collect();
-
-        let watched = self.report.clone();
-        let (memory, skeleton) = std::thread::scope(|scope| {
-            let (tell, told) = std::sync::mpsc::channel::<()>();
-            let (report, counters, wire) = (&watched, &counters, &wire);
-            scope.spawn(move || {
-                let mut last = 0;
-                // Ends when the sender is dropped.
-                while told.recv_timeout(TICK) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-                    let read = counters.read.load(Ordering::Relaxed);
-                    let sent: u64 = wire.iter().map(tranship_transport::Counters::sent).sum();
-                    report.change(|r| {
-                        r.progress.moved_bytes = before + read;
-                        r.progress.rate = (read - last) as f64 / TICK.as_secs_f64();
-                        r.progress.wire_bytes = sent;
-                    });
-                    last = read;
-                }
-            });
-            let (plan, streams) = (&plan, &mut streams);
-            let sender = scope.spawn(move || {
-                let start = monotonic_ns();
-                let sent = send::send(&plan.rest, version, streams, counters).and_then(|()| send::finish(streams));
-                (sent, start, monotonic_ns())
-            });
-            let skeleton = self.skeleton();
-            if skeleton.is_err() {
-                // The memory is of no use any more; whoever waits for it shall not go on waiting.
-                closers.iter().for_each(tranship_transport::Closer::close);
-            }
-            let memory = sender.join().expect("the sender does not panic");
-            drop(tell);
-            (memory, skeleton)
-        });
-        skeleton?;
-        let (sent, start, end) = memory;
-        sent.map_err(failed)?;
-        self.timeline.note("memory: sent", start, end);
-        let sent: u64 = wire.iter().map(tranship_transport::Counters::sent).sum();
-        self.wire_bytes += sent;
-        let skeleton_bytes = self.layout.image_bytes();
-        let way = if tranship_criu::hidden::was_used(&self.layout.hidden()) {
-            "memory: page store"
-        } else {
-            "memory: page store, and once more in criu's images (the preloaded library was not at work)"
-        };
-        self.report.change(|r| {
-            r.progress.moved_bytes = before + plan.bytes();
-            r.progress.wire_bytes = sent;
-            r.skeleton_bytes = skeleton_bytes;
-            r.source_extra_bytes = skeleton_bytes + u64::from(STREAM_BUFFERS) * wire.len() as u64;
-            r.ways.push(way.to_owned());
-        });
-        // The streams have said that they are complete; closing them ends the threads that receive them.
-        drop(streams);
-        Ok(())
-    }
-
-    /// Lets criu dump, and sends what it wrote.
-    fn skeleton(&mut self) -> Result<(), Failure> {
-        let start = monotonic_ns();
-        let front = self.front.as_mut().ok_or_else(|| failed("there is no front"))?;
-        front.handle.order(Order::Go).map_err(failed)?;
-        loop {
-            match front.handle.next(FROZEN_PATIENCE) {
-                Ok(Mark::Done { success: true, .. }) => break,
-                Ok(Mark::Done { success: false, message, .. }) if message == "criu died" => {
-                    return Err(failed("criu was killed in the middle of the dump; try again"));
-                }
-                Ok(Mark::Done { success: false, .. }) | Err(_) => {
-                    return Err(Failure::new(format!(
-                        "the container could not be dumped: {}; `tranship move --dry-run` lists what is known to stand in \
-                         the way",
-                        self.layout.last_words(Role::Dump)
-                    )));
-                }
-                Ok(_) => {}
-            }
-        }
-        let dumped = monotonic_ns();
-        self.timeline.note("skeleton: dump", start, dumped);
-        let images = self.layout.images();
-        let mut files: Vec<PathBuf> =
-            std::fs::read_dir(&images).map_err(failed)?.flatten().map(|entry| entry.path()).collect();
-        files.sort();
-        self.say(&Request::Skeleton { files: files.len() as u32 })?;
-        let control = self.control()?;
-        control.set_timeout(Some(FROZEN_PATIENCE)).map_err(failed)?;
-        for file in &files {
-            tranship_wire::send_file(control, file, u64::MAX)
-                .map_err(|e| Failure::new(format!("the skeleton cannot be sent: {e}")))?;
-        }
-        control.flush().map_err(|e| Failure::new(format!("the skeleton cannot be sent: {e}")))?;
-        self.timeline.note("skeleton: sent", dumped, monotonic_ns());
-        // Said now, so that the destination restores while memory is still on its way.
-        self.say(&Request::Ready)
-    }
-
     fn await_ready(&mut self) -> Result<(), Failure> {
         match self.hear(FROZEN_PATIENCE)? {
             Response::Ready { parts } => {
+                if let Some(why) = self.push.as_mut().and_then(Push::broken) {
+                    return Err(Failure::new(format!("memory could not be sent: {why}")));
+                }
                 // What was sent is of no use if the original has run since: it would be a second, newer copy.
                 if !self.inspected()?.0.freezer.is_held().map_err(failed)? {
                     let name = &self.name;
@@ -510,6 +358,9 @@ impl SourceRun {
     /// Removes the original, and then asks whether the destination has every page. May be begun again after a restart of
     /// the agent at any point: the directory with the note of which container is the original goes last.
     fn release(&mut self) -> Result<(), Failure> {
+        if let Some(push) = self.push.take() {
+            self.wire_bytes += push.gauge().wire_bytes();
+        }
         self.end_engine(Duration::from_secs(10));
         match (self.node.engine.inspect(&self.name), self.original()) {
             (Ok(container), Some(original)) if container.created == original => self.remove_original(&container)?,
@@ -565,25 +416,9 @@ impl SourceRun {
         if self.drain_confirmed {
             return Ok(());
         }
-        if self.control.is_none() {
-            self.control = Some(self.node.dial(&self.peer, Purpose::Control, Some(&self.id))?);
-        }
-        match self.ask(&Request::Drained, FROZEN_PATIENCE) {
-            Ok(Response::Drained { peak_bytes, faults }) => {
-                self.drain_confirmed = true;
-                self.report.change(|r| {
-                    r.destination_extra_bytes = peak_bytes + r.skeleton_bytes;
-                    r.ways.push(format!("{faults} pages were asked for before they had been put in place"));
-                });
-                Ok(())
-            }
-            Ok(other) => Err(self.unexpected(&other)),
-            Err(failure) => {
-                // A late answer on this link is not to be taken for that to the next question.
-                self.control = None;
-                Err(failure)
-            }
-        }
+        // Where nothing is lacking from here, it takes as long as putting the pages in place does.
+        while self.ask_drained()?.is_some() {}
+        Ok(())
     }
 
     /// Only the report and what the destination remembers depend on it: if it does not answer now, it is asked later.
@@ -659,6 +494,7 @@ impl SourcePort for SourceRun {
             SourceStep::Transfer => self.transfer(),
             SourceStep::AwaitReady => self.await_ready(),
             SourceStep::Deliver => self.deliver(),
+            SourceStep::Drain => self.drain(),
             SourceStep::Release => self.release(),
         }
     }
@@ -681,6 +517,7 @@ impl SourcePort for SourceRun {
                 let ended = self.layout.end_front(Role::Dump, DUMP_END);
                 self.end_engine(DUMP_END);
                 self.streams.clear();
+                self.demand = None;
                 ended.and(self.layout.remove())
             }
             SourceStep::Freeze => match self.node.engine.inspect(&self.name) {
@@ -703,8 +540,11 @@ impl SourcePort for SourceRun {
                 Ok(())
             }
             // A dump must have ended before the tasks are let go.
-            SourceStep::Transfer => self.layout.end_front(Role::Dump, DUMP_END),
-            SourceStep::Deliver | SourceStep::Release => Err(failed("this cannot be undone")),
+            SourceStep::Transfer => {
+                self.push = None;
+                self.layout.end_front(Role::Dump, DUMP_END)
+            }
+            SourceStep::Deliver | SourceStep::Drain | SourceStep::Release => Err(failed("this cannot be undone")),
         }
     }
 
@@ -738,6 +578,7 @@ impl SourcePort for SourceRun {
             Fault::Cut => {
                 self.control.iter().for_each(|c| c.closer().close());
                 self.streams.iter_mut().for_each(|s| s.link().closer().close());
+                self.push.iter().for_each(Push::cut);
             }
             Fault::Error => {}
         }

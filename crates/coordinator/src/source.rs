@@ -6,7 +6,7 @@ use tranship_types::{Phase, Side};
 
 use crate::{Failure, Fault, FaultPlan, Journal, Record, When};
 
-/// The source's steps, in their order. Those up to `AwaitReady` can be undone; `Deliver` and `Release` come after the
+/// The source's steps, in their order. Those up to `AwaitReady` can be undone; `Deliver`, `Drain` and `Release` come after the
 /// commit point and are repeated until they succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SourceStep {
@@ -30,6 +30,8 @@ pub enum SourceStep {
     AwaitReady,
     /// Have the destination's word that the container runs there.
     Deliver,
+    /// Serve the pages that follow the resume (nothing, where all went before), until the destination has every one.
+    Drain,
     /// Remove the original.
     Release,
 }
@@ -48,7 +50,7 @@ impl SourceStep {
         SourceStep::AwaitReady,
     ];
     /// What is done after it.
-    pub const AFTER_COMMIT: [SourceStep; 2] = [SourceStep::Deliver, SourceStep::Release];
+    pub const AFTER_COMMIT: [SourceStep; 3] = [SourceStep::Deliver, SourceStep::Drain, SourceStep::Release];
 
     /// Which phase it belongs to.
     pub fn phase(self) -> Phase {
@@ -60,6 +62,7 @@ impl SourceStep {
             SourceStep::Transfer => Phase::Transfer,
             SourceStep::AwaitReady => Phase::Ready,
             SourceStep::Deliver => Phase::Resume,
+            SourceStep::Drain => Phase::Drain,
             SourceStep::Release => Phase::Release,
         }
     }
@@ -78,6 +81,7 @@ impl fmt::Display for SourceStep {
             SourceStep::Transfer => "transfer",
             SourceStep::AwaitReady => "await-ready",
             SourceStep::Deliver => "deliver",
+            SourceStep::Drain => "drain",
             SourceStep::Release => "release",
         })
     }

@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-use crate::{Blocker, MigrationId, Mode, MoveOptions, NodeName, Outcome, Phase};
+use crate::{Blocker, Latencies, MigrationId, Mode, MoveOptions, NodeName, Outcome, Phase};
 
 /// Which side of a migration something happened on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -55,7 +55,7 @@ pub struct Progress {
 }
 
 /// What it cost the resumed container that pages were still on the source.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct FaultReport {
     /// How many faults were answered by the source.
@@ -66,6 +66,16 @@ pub struct FaultReport {
     pub p99_us: f64,
     /// The longest took so long, in µs.
     pub max_us: f64,
+    /// All of them.
+    #[serde(default)]
+    pub histogram: Latencies,
+}
+
+impl From<Latencies> for FaultReport {
+    fn from(histogram: Latencies) -> Self {
+        let at = |q| histogram.quantile(q).unwrap_or_default();
+        Self { count: histogram.count(), p50_us: at(0.5), p99_us: at(0.99), max_us: at(1.0), histogram }
+    }
 }
 
 /// One round of pre-copy.

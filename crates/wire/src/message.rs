@@ -8,13 +8,13 @@
 //!   Commit ─▶ Running │ Failed           repeated over new links until it is answered
 //!   Held                                 sent behind Commit without waiting, and again after Running; has no answer
 //!   Abort ──▶ Aborted                    likewise
-//!   Drained? ▶ Drained │ Failed
+//!   Drained? ▶ Draining │ Drained │ Failed
 //! ```
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use tranship_types::{Blocker, Mode, NetworkIdentity, Part};
+use tranship_types::{Blocker, Latencies, Mode, NetworkIdentity, Part};
 
 /// What a source offers: everything that the destination must know before the freeze.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -58,8 +58,11 @@ pub enum Request {
         /// Files.
         files: u32,
     },
-    /// Everything is sent. Say when you hold a complete, stopped copy.
-    Ready,
+    /// The skeleton is sent, and memory has been sent or named. Say when you hold a stopped copy.
+    Ready {
+        /// Not before every page has come. Else those that were named may follow the resume.
+        all_pages: bool,
+    },
     /// The decision is that the container runs with you.
     Commit,
     /// Packets that reached the container while it was stopped, as the source's network wrote them: deliver them. No answer.
@@ -69,7 +72,7 @@ pub enum Request {
     },
     /// The decision is that it does not.
     Abort,
-    /// Say when every page is in place.
+    /// Is every page in place? The answer may take a second.
     Drained,
 }
 
@@ -106,10 +109,23 @@ pub enum Response {
         /// What could not be tidied up.
         leftovers: Vec<String>,
     },
+    /// The container runs, but not every page is in place.
+    Draining {
+        /// Bytes that have not come.
+        remote_bytes: u64,
+        /// Bytes that have come and are not in place.
+        pending_bytes: u64,
+        /// Faults that wait for pages from the source.
+        waiting: u64,
+        /// How long threads waited for pages from the source so far.
+        remote_faults: Latencies,
+    },
     /// Every page is in place.
     Drained {
         /// Faults that were answered.
         faults: u64,
+        /// How long threads waited for pages from the source.
+        remote_faults: Latencies,
         /// Most memory that the destination held besides the container, in bytes.
         peak_bytes: u64,
     },

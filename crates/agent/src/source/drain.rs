@@ -1,0 +1,116 @@
+//! After the resume: pages that the container still needs are here, and its original is kept until it has them all.
+
+use tranship_coordinator::Failure;
+use tranship_memory::send::{self, Stream};
+use tranship_memory::survey;
+use tranship_transport::Link;
+use tranship_types::AddressSpaceId;
+use tranship_wire::message::{Request, Response};
+use tranship_wire::{Purpose, URGENT_STREAM};
+
+use super::push::{Demand, Push};
+use super::{FROZEN_PATIENCE, SourceRun, failed};
+use crate::inspection::STREAMS;
+
+impl SourceRun {
+    /// Serves pages until the destination has every one. May be begun again, after a link broke or the agent was restarted:
+    /// the destination then says what it lacks.
+    pub(super) fn drain(&mut self) -> Result<(), Failure> {
+        if !self.is_early() || self.drain_confirmed {
+            return Ok(());
+        }
+        self.stand_aside()?;
+        loop {
+            match self.ask_drained()? {
+                None => return Ok(()),
+                Some(lacking) => self.report.change(|r| {
+                    r.error = None;
+                    r.progress.moved_bytes = r.progress.memory_bytes.saturating_sub(lacking);
+                }),
+            }
+            if let Some(why) = self.push.as_mut().map_or(Some("it was not begun".to_owned()), Push::broken) {
+                tracing::warn!(id = %self.id, %why, "pages are no longer being sent; beginning again");
+                self.push = None;
+                self.push = Some(self.push_again()?);
+            }
+        }
+    }
+
+    /// Other containers of this node shall find the new copy from now on, and so shall what was sent here before its sender
+    /// had heard of the move.
+    fn stand_aside(&mut self) -> Result<(), Failure> {
+        if let Some(namespace) = self.container()?.network_namespace().filter(|path| path.exists()) {
+            tranship_network::stand_aside(&namespace).map_err(failed)?;
+        }
+        if let Err(failure) = self.forward_held() {
+            tracing::info!(id = %self.id, %failure, "the last held packets were not delivered");
+        }
+        Ok(())
+    }
+
+    /// Asks whether every page is in place: `None` if so, else how many bytes are lacking.
+    pub(super) fn ask_drained(&mut self) -> Result<Option<u64>, Failure> {
+        if self.control.is_none() {
+            self.control = Some(self.node.dial(&self.peer, Purpose::Control, Some(&self.id))?);
+        }
+        match self.ask(&Request::Drained, FROZEN_PATIENCE) {
+            Ok(Response::Draining { remote_bytes, remote_faults, .. }) => {
+                self.report.change(|r| {
+                    r.progress.remote_faults = remote_faults.count();
+                    r.progress.remaining_bytes = remote_bytes;
+                });
+                Ok(Some(remote_bytes))
+            }
+            Ok(Response::Drained { peak_bytes, faults, remote_faults }) => {
+                self.drain_confirmed = true;
+                self.report.change(|r| {
+                    r.destination_extra_bytes = peak_bytes + r.skeleton_bytes;
+                    r.progress.moved_bytes = r.progress.memory_bytes;
+                    r.progress.remaining_bytes = 0;
+                    if remote_faults.count() > 0 {
+                        r.progress.remote_faults = remote_faults.count();
+                        r.remote_faults = Some(remote_faults.into());
+                    }
+                    r.ways.push(format!("{faults} pages were asked for before they had been put in place"));
+                });
+                Ok(None)
+            }
+            Ok(other) => Err(self.unexpected(&other)),
+            Err(failure) => {
+                // A late answer on this link is not to be taken for that to the next question.
+                self.control = None;
+                Err(failure)
+            }
+        }
+    }
+
+    /// Sends what the destination says that it lacks, over new links.
+    fn push_again(&mut self) -> Result<Push, Failure> {
+        let pids = self.container()?.processes().map_err(failed)?;
+        let spaces = survey::survey(&pids).map_err(failed)?;
+        let mut wants = self.node.dial(&self.peer, Purpose::Wants { resume: true }, Some(&self.id))?;
+        wants.set_timeout(Some(FROZEN_PATIENCE)).map_err(failed)?;
+        let mut missing: Vec<(AddressSpaceId, Vec<_>)> = Vec::new();
+        while let Some(list) = tranship_wire::runs::read_wants(&mut wants)
+            .map_err(|e| Failure::new(format!("node {} did not say what it lacks: {e}", self.peer)))?
+        {
+            missing.push(list);
+        }
+        wants.set_timeout(None).map_err(failed)?;
+        let streams = (0..STREAMS).map(|stream| self.page_stream(stream)).collect::<Result<Vec<_>, _>>()?;
+        let urgent = self.page_stream(URGENT_STREAM)?;
+        Ok(Push::start(send::lacking(&spaces, &missing), streams, Some(Demand { wants, urgent })))
+    }
+
+    /// Opens the links for demands, where pages may follow the resume.
+    pub(super) fn open_demand(&self) -> Result<Demand, Failure> {
+        let wants = self.node.dial(&self.peer, Purpose::Wants { resume: false }, Some(&self.id))?;
+        Ok(Demand { wants, urgent: self.page_stream(URGENT_STREAM)? })
+    }
+
+    pub(super) fn page_stream(&self, stream: u8) -> Result<Stream<tranship_transport::Connection>, Failure> {
+        let mut link = self.node.dial(&self.peer, Purpose::Pages { stream }, Some(&self.id))?;
+        link.set_timeout(Some(FROZEN_PATIENCE)).map_err(failed)?;
+        Ok(Stream::new(link))
+    }
+}

@@ -1,0 +1,145 @@
+//! Sends the memory of a frozen container, each page once: what the destination waits for first, the rest meanwhile.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+
+use tranship_coordinator::Failure;
+use tranship_memory::send::{Chunk, Counters, Outbox, SendError, Stream};
+use tranship_transport::{Closer, Connection, Link};
+use tranship_wire::ReadError;
+
+/// The links on which the destination asks for pages and gets them.
+pub struct Demand {
+    /// The destination says here what it wants.
+    pub wants: Connection,
+    /// It gets that here.
+    pub urgent: Stream<Connection>,
+}
+
+/// Memory on its way. Dropping it breaks the links and waits for the threads.
+pub struct Push {
+    outbox: Arc<Outbox>,
+    counters: Arc<Counters>,
+    streams: Vec<JoinHandle<Result<(), SendError>>>,
+    demand: Option<JoinHandle<Result<(), String>>>,
+    closers: Vec<Closer>,
+    wire: Vec<tranship_transport::Counters>,
+    broken: Option<String>,
+}
+
+/// How much has been sent.
+#[derive(Clone)]
+pub struct Gauge {
+    counters: Arc<Counters>,
+    wire: Vec<tranship_transport::Counters>,
+}
+
+impl Gauge {
+    /// Bytes of pages that were read for sending so far.
+    pub fn read_bytes(&self) -> u64 {
+        self.counters.read.load(Ordering::Relaxed)
+    }
+
+    /// Bytes on the wire so far.
+    pub fn wire_bytes(&self) -> u64 {
+        self.wire.iter().map(tranship_transport::Counters::sent).sum()
+    }
+}
+
+impl Push {
+    /// Begins to send `chunks` over all the streams, and to answer demands.
+    pub fn start(chunks: Vec<Chunk>, streams: Vec<Stream<Connection>>, demand: Option<Demand>) -> Self {
+        let outbox = Arc::new(Outbox::new(&chunks));
+        let counters = Arc::new(Counters::default());
+        let chunks: Arc<[Chunk]> = chunks.into();
+        let count = streams.len();
+        let (mut closers, mut wire, mut threads) = (Vec::new(), Vec::new(), Vec::new());
+        for (number, mut stream) in streams.into_iter().enumerate() {
+            closers.push(stream.link().closer());
+            wire.push(stream.link().counters());
+            let (outbox, counters, chunks) = (Arc::clone(&outbox), Arc::clone(&counters), Arc::clone(&chunks));
+            let work = move || outbox.send(&chunks, (number, count), &mut stream, &counters);
+            threads.push(std::thread::spawn(work));
+        }
+        let demand = demand.map(|Demand { wants, mut urgent }| {
+            closers.extend([wants.closer(), urgent.link().closer()]);
+            wire.push(urgent.link().counters());
+            let (outbox, counters) = (Arc::clone(&outbox), Arc::clone(&counters));
+            std::thread::spawn(move || answer(wants, urgent, &outbox, &counters))
+        });
+        Self { outbox, counters, streams: threads, demand, closers, wire, broken: None }
+    }
+
+    /// What it has sent so far, to be looked at from any thread.
+    pub fn gauge(&self) -> Gauge {
+        Gauge { counters: Arc::clone(&self.counters), wire: self.wire.clone() }
+    }
+
+    /// Bytes of pages that are left to send.
+    pub fn left_bytes(&self) -> u64 {
+        self.outbox.bytes()
+    }
+
+    /// Waits until everything is sent.
+    pub fn wait(&mut self) -> Result<(), Failure> {
+        for stream in std::mem::take(&mut self.streams) {
+            self.joined(stream);
+        }
+        self.broken.clone().map_or(Ok(()), |why| Err(Failure::new(why)))
+    }
+
+    /// Why it does not go on, if a link broke.
+    pub fn broken(&mut self) -> Option<String> {
+        let (ended, going): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.streams).into_iter().partition(JoinHandle::is_finished);
+        self.streams = going;
+        ended.into_iter().for_each(|stream| self.joined(stream));
+        if let Some(demand) = self.demand.take_if(|demand| demand.is_finished())
+            && let Err(why) = demand.join().expect("a sender does not panic")
+        {
+            self.broken.get_or_insert(why);
+        }
+        self.broken.clone()
+    }
+
+    /// Breaks all links at once.
+    pub fn cut(&self) {
+        self.closers.iter().for_each(Closer::close);
+    }
+
+    fn joined(&mut self, stream: JoinHandle<Result<(), SendError>>) {
+        if let Err(error) = stream.join().expect("a sender does not panic") {
+            self.broken.get_or_insert_with(|| error.to_string());
+        }
+    }
+}
+
+impl Drop for Push {
+    fn drop(&mut self) {
+        self.cut();
+        let _ = self.wait();
+        if let Some(demand) = self.demand.take() {
+            let _ = demand.join();
+        }
+    }
+}
+
+/// Sends what is asked for until the destination has ended the link in good order: when it has everything.
+fn answer(
+    mut wants: Connection,
+    mut urgent: Stream<Connection>,
+    outbox: &Outbox,
+    counters: &Counters,
+) -> Result<(), String> {
+    loop {
+        match tranship_wire::runs::read_wants(&mut wants) {
+            Ok(Some((space, ranges))) => {
+                outbox.send_wanted(space, &ranges, &mut urgent, counters).map_err(|e| e.to_string())?;
+            }
+            Ok(None) => {}
+            Err(ReadError::Closed) => return Ok(()),
+            Err(error) => return Err(format!("the destination's wishes cannot be read: {error}")),
+        }
+    }
+}

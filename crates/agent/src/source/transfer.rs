@@ -1,0 +1,128 @@
+//! What happens while the container is frozen: memory and skeleton go to the destination.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+use tranship_coordinator::Failure;
+use tranship_criu::front::{Mark, Order};
+use tranship_memory::send::{self, Counters, Version};
+use tranship_sys::clock::monotonic_ns;
+use tranship_transport::Link;
+use tranship_wire::message::Request;
+
+use super::push::{Gauge, Push};
+use super::{FROZEN_PATIENCE, STREAM_BUFFERS, SourceRun, failed};
+use crate::layout::Role;
+use crate::registry::LiveReport;
+
+/// Progress is shown so often while memory travels.
+const TICK: Duration = Duration::from_millis(100);
+
+impl SourceRun {
+    /// Memory over the page streams and the skeleton over the control link, at the same time. First of all the pages are
+    /// named that are out of date there, so that a task which is restored meanwhile does not get an old one.
+    pub(super) fn transfer(&mut self) -> Result<(), Failure> {
+        let round = self.last_round.take().ok_or_else(|| failed("the memory was not surveyed"))?;
+        let plan = round.plan;
+        let before = self.report.read().progress.moved_bytes;
+        let all = before + plan.bytes();
+        self.report.change(|r| r.progress.memory_bytes = all);
+
+        let start = monotonic_ns();
+        let counters = Counters::default();
+        let mut streams = std::mem::take(&mut self.streams);
+        send::send_stale(&round.stale, &mut streams).map_err(failed)?;
+        send::name(&plan, &mut streams).map_err(failed)?;
+        send::send(&plan.first, Version::Later, &mut streams, &counters).map_err(failed)?;
+        self.timeline.note("memory: named", start, monotonic_ns());
+        let buffers = u64::from(STREAM_BUFFERS) * streams.len() as u64;
+        let mut push = Push::start(plan.rest, streams, self.demand.take());
+
+        let (report, gauge, early) = (self.report.clone(), push.gauge(), self.is_early());
+        let pushing = monotonic_ns();
+        std::thread::scope(|scope| {
+            let (done, waiting) = std::sync::mpsc::channel::<()>();
+            // Ends when the sender is dropped.
+            scope.spawn(|| show(&report, &gauge, before, waiting));
+            let sent = self.skeleton(!early);
+            // Where pages may follow the resume, nobody waits for them here. If the skeleton failed they are of no use.
+            let sent = sent.and_then(|()| if early { Ok(()) } else { push.wait() });
+            drop(done);
+            sent
+        })?;
+        if !early {
+            self.timeline.note("memory: sent", pushing, monotonic_ns());
+        }
+        let skeleton_bytes = self.layout.image_bytes();
+        let way = if tranship_criu::hidden::was_used(&self.layout.hidden()) {
+            "memory: page store"
+        } else {
+            "memory: page store, and once more in criu's images (the preloaded library was not at work)"
+        };
+        self.report.change(|r| {
+            r.progress.moved_bytes = before + push.gauge().read_bytes();
+            r.progress.wire_bytes = push.gauge().wire_bytes();
+            r.skeleton_bytes = skeleton_bytes;
+            r.source_extra_bytes = skeleton_bytes + buffers;
+            r.ways.push(way.to_owned());
+        });
+        self.push = Some(push);
+        Ok(())
+    }
+
+    /// Lets criu dump, and sends what it wrote.
+    fn skeleton(&mut self, all_pages: bool) -> Result<(), Failure> {
+        let start = monotonic_ns();
+        let front = self.front.as_mut().ok_or_else(|| failed("there is no front"))?;
+        front.handle.order(Order::Go).map_err(failed)?;
+        loop {
+            match front.handle.next(FROZEN_PATIENCE) {
+                Ok(Mark::Done { success: true, .. }) => break,
+                Ok(Mark::Done { success: false, message, .. }) if message == "criu died" => {
+                    return Err(failed("criu was killed in the middle of the dump; try again"));
+                }
+                Ok(Mark::Done { success: false, .. }) | Err(_) => {
+                    return Err(Failure::new(format!(
+                        "the container could not be dumped: {}; `tranship move --dry-run` lists what is known to stand in \
+                         the way",
+                        self.layout.last_words(Role::Dump)
+                    )));
+                }
+                Ok(_) => {}
+            }
+        }
+        let dumped = monotonic_ns();
+        self.timeline.note("skeleton: dump", start, dumped);
+        let images = self.layout.images();
+        let mut files: Vec<PathBuf> =
+            std::fs::read_dir(&images).map_err(failed)?.flatten().map(|entry| entry.path()).collect();
+        files.sort();
+        self.say(&Request::Skeleton { files: files.len() as u32 })?;
+        let control = self.control()?;
+        control.set_timeout(Some(FROZEN_PATIENCE)).map_err(failed)?;
+        for file in &files {
+            tranship_wire::send_file(control, file, u64::MAX)
+                .map_err(|e| Failure::new(format!("the skeleton cannot be sent: {e}")))?;
+        }
+        control.flush().map_err(|e| Failure::new(format!("the skeleton cannot be sent: {e}")))?;
+        self.timeline.note("skeleton: sent", dumped, monotonic_ns());
+        // Said now, so that the destination restores while memory is still on its way.
+        self.say(&Request::Ready { all_pages })
+    }
+}
+
+/// Shows how far memory is, until the other end of `done` is gone.
+fn show(report: &LiveReport, gauge: &Gauge, before: u64, done: Receiver<()>) {
+    let mut last = 0;
+    while done.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+        let (read, wire) = (gauge.read_bytes(), gauge.wire_bytes());
+        report.change(|r| {
+            r.progress.moved_bytes = before + read;
+            r.progress.rate = read.saturating_sub(last) as f64 / TICK.as_secs_f64();
+            r.progress.wire_bytes = wire;
+        });
+        last = read;
+    }
+}
