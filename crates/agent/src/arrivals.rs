@@ -8,6 +8,7 @@ use tranship_coordinator::{DestinationStep, Failure, Journal};
 use tranship_memory::receive::Store;
 use tranship_network::{HeldFrame, Injector, NetworkError};
 use tranship_types::{MigrationId, NodeName};
+use tranship_wire::URGENT_STREAM;
 
 use crate::destination::DestinationRun;
 use crate::node::Claim;
@@ -92,9 +93,16 @@ struct Streams {
     peer: Option<NodeName>,
     /// Numbers of the streams that have not begun yet.
     expected: Vec<u8>,
+    /// Streams that have not named yet all that comes later.
+    unnamed: usize,
     /// Streams that have not come to their end yet.
     open: usize,
     failure: Option<Failure>,
+}
+
+/// The streams that may begin.
+fn numbers(streams: u8) -> Vec<u8> {
+    (0..streams).chain([URGENT_STREAM]).collect()
 }
 
 /// Where the threads that receive pages put them. Not behind the arrival's lock: they work while that is held.
@@ -111,11 +119,26 @@ impl Inbox {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on pages may come, on so many streams.
+    /// From now on pages may come, on so many streams and on the one for what was asked for.
     pub fn open(&self, store: Store, peer: &NodeName, streams: u8) {
         let (store, peer) = (Some(Arc::new(store)), Some(peer.clone()));
-        let expected: Vec<u8> = (0..streams).collect();
-        *self.streams() = Streams { store, peer, open: expected.len(), expected, failure: None };
+        let (unnamed, open) = (usize::from(streams), usize::from(streams));
+        *self.streams() = Streams { store, peer, unnamed, open, expected: numbers(streams), failure: None };
+    }
+
+    /// The source begins again, after links broke or this agent was restarted; `store` is then made anew.
+    pub fn open_again(
+        &self,
+        peer: &NodeName,
+        count: u8,
+        store: impl FnOnce() -> Result<Store, Failure>,
+    ) -> Result<(), Failure> {
+        let mut streams = self.streams();
+        if streams.store.is_none() {
+            streams.store = Some(Arc::new(store()?));
+        }
+        (streams.peer, streams.expected) = (Some(peer.clone()), numbers(count));
+        Ok(())
     }
 
     /// Lets a stream begin: each of them once, and the source's only.
@@ -153,6 +176,13 @@ impl Inbox {
         self.streams().store.clone().ok_or_else(|| Failure::new("there is no page store for this migration"))
     }
 
+    /// One stream has named all that comes later.
+    pub fn named(&self) {
+        let mut streams = self.streams();
+        streams.unnamed = streams.unnamed.saturating_sub(1);
+        self.changed.notify_all();
+    }
+
     /// One stream has come to its end.
     pub fn ended(&self, result: Result<(), Failure>) {
         let mut streams = self.streams();
@@ -170,15 +200,24 @@ impl Inbox {
         self.streams().failure.clone()
     }
 
+    /// Waits until every stream has named all that comes later.
+    pub fn wait_named(&self, timeout: Duration) -> Result<(), Failure> {
+        self.wait(timeout, |streams| streams.unnamed == 0)
+    }
+
     /// Waits until every stream has come to its end.
     pub fn wait_complete(&self, timeout: Duration) -> Result<(), Failure> {
+        self.wait(timeout, |streams| streams.open == 0)
+    }
+
+    fn wait(&self, timeout: Duration, until: impl Fn(&Streams) -> bool) -> Result<(), Failure> {
         let deadline = Instant::now() + timeout;
         let mut streams = self.streams();
         loop {
             if let Some(failure) = &streams.failure {
                 return Err(failure.clone());
             }
-            if streams.open == 0 {
+            if until(&streams) {
                 return Ok(());
             }
             if streams.store.is_none() {

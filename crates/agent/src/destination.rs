@@ -62,6 +62,10 @@ pub struct DestinationRun {
     /// When the last task was let go.
     pub resumed_ns: Option<u64>,
     pub drained: Option<pager::Status>,
+    /// Not READY before every page has come.
+    pub all_pages: bool,
+    /// What only the migration needed has been, or is being, removed.
+    pub tidied: bool,
 }
 
 impl DestinationRun {
@@ -84,6 +88,8 @@ impl DestinationRun {
             spoilt: false,
             resumed_ns: None,
             drained: None,
+            all_pages: true,
+            tidied: false,
         }
     }
 
@@ -165,8 +171,23 @@ impl DestinationRun {
         Ok(())
     }
 
+    /// Waits until it is known of every page whether it has come, comes later or is zero. A task that is restored before may
+    /// be given an old page.
+    fn pages_named(&mut self) -> Result<(), Failure> {
+        match self.inbox.store() {
+            Ok(store) => {
+                self.inbox.wait_named(MEMORY)?;
+                store.pager().named().map_err(failed)
+            }
+            // A restore that is done again after a restart of the agent: the pager has known for long.
+            Err(_) if self.pager_serves() => Ok(()),
+            Err(failure) => Err(failure),
+        }
+    }
+
     /// Lets criu restore, and then waits for the rest of the memory: the tasks are stopped, and complete.
     fn restore(&mut self) -> Result<(), Failure> {
+        self.pages_named()?;
         let start = monotonic_ns();
         let words = || {
             let last = self.layout.last_words(Role::Restore);
@@ -187,21 +208,11 @@ impl DestinationRun {
         }
         self.remember_engine()?;
         let waited = monotonic_ns();
-        match self.inbox.store() {
-            Ok(store) => {
-                self.inbox.wait_complete(MEMORY)?;
-                store.pager().complete().map_err(failed)?;
-                // The answer comes after the pager has dealt with everything before.
-                store.pager().status(RESTORE).map_err(failed)?;
-            }
-            // A restore that is done again after a restart of the agent: the pager has had every page for long.
-            Err(failure) => {
-                let status =
-                    PagerHandle::connect(self.layout.root()).and_then(|p| p.status(RESTORE)).map_err(failed)?;
-                if !status.complete {
-                    return Err(failure);
-                }
-            }
+        if self.all_pages && self.inbox.store().is_ok() {
+            self.inbox.wait_complete(MEMORY)?;
+        }
+        if !self.pager_serves() {
+            return Err(failed("the pager was killed in the middle of the restore"));
         }
         self.timeline.note("memory: last pages", waited, monotonic_ns());
         Ok(())
@@ -210,8 +221,15 @@ impl DestinationRun {
     fn drain(&mut self) -> Result<(), Failure> {
         let file = self.layout.root().join(pager::DRAINED_FILE);
         if !self.layout.root().exists() {
-            // Its directory goes only after it has drained.
-            return Ok(());
+            // Its directory goes after it has drained, or with the host.
+            return match self.tidied {
+                true => Ok(()),
+                false => Err(Failure::new(format!(
+                    "container {} is lost on node {}, whose host was restarted before every page was there; the original is \
+                     still frozen on its node",
+                    self.offer.container, self.node.config.node
+                ))),
+            };
         }
         let read = || serde_json::from_slice(&std::fs::read(&file).ok()?).ok();
         self.drained = read();
@@ -237,6 +255,7 @@ impl DestinationRun {
     }
 
     fn tidy(&mut self) -> Result<(), Failure> {
+        self.tidied = true;
         self.front = None;
         (self.gate, self.announcer) = (None, None);
         self.reinstate()?;

@@ -6,6 +6,7 @@
 
 mod arrivals;
 mod config;
+mod demand;
 mod destination;
 mod inspection;
 mod layout;

@@ -223,9 +223,10 @@ fn recover_destination(
         Err(error) => return tracing::error!(%id, %error, "a journal's first record cannot be read"),
     };
     let inbox = Arc::new(Inbox::default());
-    let run = DestinationRun::new(node, id, peer, offer, Arc::clone(&inbox));
+    let mut run = DestinationRun::new(node, id, peer, offer, Arc::clone(&inbox));
     let standing = coordinator::standing(records);
     let begun = coordinator::begun(records);
+    run.tidied = begun.contains(&coordinator::DestinationStep::Tidy);
     let drains = begun.iter().any(|step| coordinator::DestinationStep::DRAIN.contains(step));
     let at = match standing {
         // It runs, whatever became of it since: the steps of the commit must not be done again.

@@ -9,11 +9,12 @@ use tranship_coordinator::{self as coordinator, Failure, Journal, Record};
 use tranship_network::HeldFrame;
 use tranship_sys::clock::monotonic_ns;
 use tranship_transport::{Connection, Incoming, Link, Listener};
-use tranship_types::{MigrationId, NodeName, Side};
+use tranship_types::{Latencies, MigrationId, NodeName, Side};
 use tranship_wire::message::{Offer, Request, Response};
-use tranship_wire::{Hello, Purpose, ReadError};
+use tranship_wire::{Hello, Purpose, ReadError, URGENT_STREAM};
 
 use crate::arrivals::{Arrival, Inbox, Standing, lock};
+use crate::demand;
 use crate::destination::{self, DestinationRun};
 use crate::node::Node;
 
@@ -88,10 +89,25 @@ fn answer(node: &Arc<Node>, incoming: Incoming) {
                 Err(failure) => return tracing::warn!(%address, %id, %failure, "a stream was turned away"),
             };
             let failed = |e: &dyn std::fmt::Display| Failure::new(e.to_string());
-            let received = link.set_timeout(Some(SILENCE)).map_err(|e| failed(&e));
-            inbox.ended(received.and_then(|()| store.receive(&mut link).map_err(|e| failed(&e))));
+            let urgent = stream == URGENT_STREAM;
+            let received = link
+                .set_timeout(Some(SILENCE))
+                .map_err(|e| failed(&e))
+                .and_then(|()| store.receive(&mut link, urgent, || inbox.named()).map_err(|e| failed(&e)));
+            if let Err(failure) = &received {
+                tracing::debug!(%id, stream, %failure, "a stream of pages broke off");
+            }
+            // The one for what was asked for lasts as long as the source has something to give, and has no end to wait for.
+            if !urgent {
+                inbox.ended(received);
+            }
         }
-        (Purpose::Pages { .. }, None) => {}
+        (Purpose::Wants { resume }, Some(id)) => {
+            if let Err(failure) = demand::tell(node, &id, resume, &mut link) {
+                tracing::debug!(%address, %id, %failure, "a link for wanted pages ended");
+            }
+        }
+        (Purpose::Pages { .. } | Purpose::Wants { .. }, None) => {}
     }
 }
 
@@ -124,7 +140,7 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
                 held(node, id, frames);
                 continue;
             }
-            (Request::Ready, Some(id)) => ready(node, id),
+            (Request::Ready { all_pages }, Some(id)) => ready(node, id, all_pages),
             (Request::Commit, Some(id)) => commit(node, id),
             (Request::Abort, Some(id)) => {
                 let failure = Failure::new("the source gave the migration up");
@@ -237,7 +253,7 @@ fn skeleton(node: &Node, id: &MigrationId, files: u32, link: &mut Connection) ->
     Ok(())
 }
 
-fn ready(node: &Arc<Node>, id: &MigrationId) -> Response {
+fn ready(node: &Arc<Node>, id: &MigrationId, all_pages: bool) -> Response {
     let found = match arrival(node, id) {
         Ok(found) => found,
         Err(failure) => return failure_response(failure),
@@ -249,6 +265,7 @@ fn ready(node: &Arc<Node>, id: &MigrationId) -> Response {
             return failure_response(Failure::new("the migration is past that point"));
         }
         let Some(journal) = journal else { return failure_response(Failure::new("the migration has ended")) };
+        run.all_pages = all_pages;
         coordinator::make_ready(run, journal, &node.faults, begun).map(|()| {
             *standing = Standing::Ready;
             run.timeline.take(Side::Destination)
@@ -289,7 +306,7 @@ pub fn commit(node: &Arc<Node>, id: &MigrationId) -> Response {
             arrival.standing = Standing::Running;
             tracing::info!(%id, "running");
             let (node, id, found) = (Arc::clone(node), id.clone(), Arc::clone(&found));
-            std::thread::spawn(move || drain(&node, &id, &found));
+            std::thread::spawn(move || drain_in_time(&node, &id, &found));
         }
     }
     let resumed_ns = arrival.run.resumed_ns.unwrap_or_else(monotonic_ns);
@@ -309,7 +326,17 @@ fn held(node: &Node, id: &MigrationId, frames: serde_json::Value) {
     }
 }
 
-/// After the resume: waits for the last page, and forgets the migration but for what the source may still ask.
+/// After the resume: waits for the last page, however long that takes, without keeping anybody from the arrival.
+fn drain_in_time(node: &Arc<Node>, id: &MigrationId, found: &Mutex<Arrival>) {
+    while demand::still_draining(node, id, Duration::from_secs(60)).is_some() {
+        if !node.pause(Duration::ZERO) {
+            return;
+        }
+    }
+    drain(node, id, found);
+}
+
+/// Puts it on record that the last page is in place, and removes what only the migration needed.
 fn drain(node: &Arc<Node>, id: &MigrationId, found: &Mutex<Arrival>) {
     let mut arrival = lock(found);
     if arrival.standing != Standing::Running {
@@ -330,7 +357,17 @@ fn drain(node: &Arc<Node>, id: &MigrationId, found: &Mutex<Arrival>) {
 
 /// The source's last question: with its answer, this node may forget the migration.
 fn drained(node: &Arc<Node>, id: &MigrationId) -> Response {
-    let Some(found) = node.arrivals.get(id) else { return Response::Drained { faults: 0, peak_bytes: 0 } };
+    let Some(found) = node.arrivals.get(id) else {
+        return Response::Drained { faults: 0, remote_faults: Latencies::default(), peak_bytes: 0 };
+    };
+    if let Some(status) = demand::still_draining(node, id, Duration::from_secs(1)) {
+        return Response::Draining {
+            remote_bytes: status.remote_bytes,
+            pending_bytes: status.pending_bytes,
+            waiting: status.waiting,
+            remote_faults: status.remote_faults,
+        };
+    }
     drain(node, id, &found);
     let mut arrival = lock(&found);
     if arrival.standing != Standing::Drained {
@@ -344,13 +381,13 @@ fn drained(node: &Arc<Node>, id: &MigrationId) -> Response {
     let status = arrival.run.drained.clone().unwrap_or_default();
     drop(arrival);
     node.arrivals.remove(id);
-    Response::Drained { faults: status.faults, peak_bytes: status.peak_bytes }
+    Response::Drained { faults: status.faults, remote_faults: status.remote_faults, peak_bytes: status.peak_bytes }
 }
 
 /// Goes on draining after a restart.
 pub fn resume_drain(node: &Arc<Node>, id: &MigrationId) {
     if let Some(found) = node.arrivals.get(id) {
-        drain(node, id, &found);
+        drain_in_time(node, id, &found);
     }
 }
 

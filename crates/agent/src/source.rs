@@ -1,22 +1,17 @@
 //! The source's steps, done with the real parts.
 
-use std::io::Write;
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tranship_coordinator::{Failure, Fault, SourcePort, SourceStep};
-use tranship_criu::front::{Mark, Order};
 use tranship_engine::{Container, EngineError};
-use tranship_memory::policy::{self, Limits, RoundSeen, Verdict};
-use tranship_memory::send::{self, Counters, Stream, Version};
-use tranship_memory::survey;
-use tranship_memory::tracker::{Round, TrackError, Tracker};
+use tranship_memory::policy::Limits;
+use tranship_memory::send::Stream;
+use tranship_memory::tracker::{Round, Tracker};
 use tranship_network::{Gate, HeldFrame, Hold, Injector};
 use tranship_sys::clock::monotonic_ns;
 use tranship_transport::{Connection, Link};
-use tranship_types::{Blocker, MigrationId, NodeName, Phase, RoundReport, Side};
+use tranship_types::{Blocker, MigrationId, NodeName, Phase, Side};
 use tranship_wire::Purpose;
 use tranship_wire::message::{Offer, Request, Response};
 
@@ -24,6 +19,8 @@ mod drain;
 mod push;
 mod rounds;
 mod transfer;
+
+use push::{Demand, Push};
 
 use crate::inspection;
 use crate::layout::{Front, Layout, Role};
@@ -42,8 +39,6 @@ const FROZEN_PATIENCE: Duration = Duration::from_secs(75);
 const DUMP_END: Duration = Duration::from_secs(60);
 /// How long the destination may take to undo everything before it is asked again.
 const ABORT: Duration = Duration::from_secs(15);
-/// Progress is shown so often while memory travels.
-const TICK: Duration = Duration::from_millis(100);
 
 /// One migration on the node that the container leaves.
 pub struct SourceRun {

@@ -212,7 +212,8 @@ impl Outbox {
     pub fn new(chunks: &[Chunk]) -> Self {
         let mut unsent: HashMap<AddressSpaceId, Unsent> = HashMap::new();
         for chunk in chunks {
-            let space = unsent.entry(chunk.space).or_insert_with(|| Unsent { pid: chunk.pid, pages: PageSet::default() });
+            let space =
+                unsent.entry(chunk.space).or_insert_with(|| Unsent { pid: chunk.pid, pages: PageSet::default() });
             space.pages.insert(chunk.range);
         }
         Self { unsent: Mutex::new(unsent), hint: AtomicU64::new(0) }

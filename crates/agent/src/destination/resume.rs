@@ -122,13 +122,13 @@ impl DestinationRun {
         !self.spoilt && self.front.as_ref().is_some_and(|front| front.handle.is_quiet()) && self.pager_serves()
     }
 
-    /// Whether there is a pager that has every page.
-    fn pager_serves(&self) -> bool {
+    /// Whether there is a pager that knows of every page.
+    pub(super) fn pager_serves(&self) -> bool {
         let status = match self.inbox.store() {
             Ok(store) => store.pager().status(ANSWER),
             Err(_) => PagerHandle::connect(self.layout.root()).and_then(|pager| pager.status(ANSWER)),
         };
-        status.is_ok_and(|status| status.complete)
+        status.is_ok_and(|status| status.named)
     }
 
     /// Gives the order, and waits until the last task runs. False: the front is gone, or criu is.

@@ -19,6 +19,7 @@ impl SourceRun {
         if !self.is_early() || self.drain_confirmed {
             return Ok(());
         }
+        self.push.iter().for_each(Push::begin);
         self.stand_aside()?;
         loop {
             match self.ask_drained()? {
@@ -99,7 +100,9 @@ impl SourceRun {
         wants.set_timeout(None).map_err(failed)?;
         let streams = (0..STREAMS).map(|stream| self.page_stream(stream)).collect::<Result<Vec<_>, _>>()?;
         let urgent = self.page_stream(URGENT_STREAM)?;
-        Ok(Push::start(send::lacking(&spaces, &missing), streams, Some(Demand { wants, urgent })))
+        let push = Push::start(send::lacking(&spaces, &missing), streams, Some(Demand { wants, urgent }));
+        push.begin();
+        Ok(push)
     }
 
     /// Opens the links for demands, where pages may follow the resume.

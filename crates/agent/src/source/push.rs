@@ -1,7 +1,7 @@
 //! Sends the memory of a frozen container, each page once: what the destination waits for first, the rest meanwhile.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use tranship_coordinator::Failure;
@@ -19,13 +19,32 @@ pub struct Demand {
 
 /// Memory on its way. Dropping it breaks the links and waits for the threads.
 pub struct Push {
-    outbox: Arc<Outbox>,
     counters: Arc<Counters>,
     streams: Vec<JoinHandle<Result<(), SendError>>>,
     demand: Option<JoinHandle<Result<(), String>>>,
     closers: Vec<Closer>,
     wire: Vec<tranship_transport::Counters>,
+    start: Arc<Start>,
     broken: Option<String>,
+}
+
+/// Keeps the streams back until they shall begin: in the freeze every other thing is more urgent.
+#[derive(Default)]
+struct Start {
+    given: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Start {
+    fn give(&self) {
+        *self.given.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+
+    fn wait(&self) {
+        let given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.changed.wait_while(given, |given| !*given).unwrap_or_else(PoisonError::into_inner));
+    }
 }
 
 /// How much has been sent.
@@ -48,19 +67,23 @@ impl Gauge {
 }
 
 impl Push {
-    /// Begins to send `chunks` over all the streams, and to answer demands.
+    /// Answers demands from now on; sends `chunks` over all the streams once [`Self::begin`] is called.
     pub fn start(chunks: Vec<Chunk>, streams: Vec<Stream<Connection>>, demand: Option<Demand>) -> Self {
         let outbox = Arc::new(Outbox::new(&chunks));
         let counters = Arc::new(Counters::default());
         let chunks: Arc<[Chunk]> = chunks.into();
+        let start = Arc::new(Start::default());
         let count = streams.len();
         let (mut closers, mut wire, mut threads) = (Vec::new(), Vec::new(), Vec::new());
         for (number, mut stream) in streams.into_iter().enumerate() {
             closers.push(stream.link().closer());
             wire.push(stream.link().counters());
             let (outbox, counters, chunks) = (Arc::clone(&outbox), Arc::clone(&counters), Arc::clone(&chunks));
-            let work = move || outbox.send(&chunks, (number, count), &mut stream, &counters);
-            threads.push(std::thread::spawn(work));
+            let start = Arc::clone(&start);
+            threads.push(std::thread::spawn(move || {
+                start.wait();
+                outbox.send(&chunks, (number, count), &mut stream, &counters)
+            }));
         }
         let demand = demand.map(|Demand { wants, mut urgent }| {
             closers.extend([wants.closer(), urgent.link().closer()]);
@@ -68,17 +91,17 @@ impl Push {
             let (outbox, counters) = (Arc::clone(&outbox), Arc::clone(&counters));
             std::thread::spawn(move || answer(wants, urgent, &outbox, &counters))
         });
-        Self { outbox, counters, streams: threads, demand, closers, wire, broken: None }
+        Self { counters, streams: threads, demand, closers, wire, start, broken: None }
+    }
+
+    /// Lets the streams begin.
+    pub fn begin(&self) {
+        self.start.give();
     }
 
     /// What it has sent so far, to be looked at from any thread.
     pub fn gauge(&self) -> Gauge {
         Gauge { counters: Arc::clone(&self.counters), wire: self.wire.clone() }
-    }
-
-    /// Bytes of pages that are left to send.
-    pub fn left_bytes(&self) -> u64 {
-        self.outbox.bytes()
     }
 
     /// Waits until everything is sent.
@@ -118,6 +141,7 @@ impl Push {
 impl Drop for Push {
     fn drop(&mut self) {
         self.cut();
+        self.begin();
         let _ = self.wait();
         if let Some(demand) = self.demand.take() {
             let _ = demand.join();

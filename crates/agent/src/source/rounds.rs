@@ -8,7 +8,6 @@ use tranship_memory::send::{self, Counters, Version};
 use tranship_memory::survey;
 use tranship_memory::tracker::{Round, TrackError, Tracker};
 use tranship_sys::clock::monotonic_ns;
-use tranship_transport::Link;
 use tranship_types::RoundReport;
 
 use super::{SourceRun, failed};

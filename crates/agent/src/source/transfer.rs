@@ -42,10 +42,14 @@ impl SourceRun {
 
         let (report, gauge, early) = (self.report.clone(), push.gauge(), self.is_early());
         let pushing = monotonic_ns();
+        if !early {
+            push.begin();
+        }
         std::thread::scope(|scope| {
             let (done, waiting) = std::sync::mpsc::channel::<()>();
             // Ends when the sender is dropped.
-            scope.spawn(|| show(&report, &gauge, before, waiting));
+            let (report, gauge) = (&report, &gauge);
+            scope.spawn(move || show(report, gauge, before, &waiting));
             let sent = self.skeleton(!early);
             // Where pages may follow the resume, nobody waits for them here. If the skeleton failed they are of no use.
             let sent = sent.and_then(|()| if early { Ok(()) } else { push.wait() });
@@ -114,7 +118,7 @@ impl SourceRun {
 }
 
 /// Shows how far memory is, until the other end of `done` is gone.
-fn show(report: &LiveReport, gauge: &Gauge, before: u64, done: Receiver<()>) {
+fn show(report: &LiveReport, gauge: &Gauge, before: u64, done: &Receiver<()>) {
     let mut last = 0;
     while done.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
         let (read, wire) = (gauge.read_bytes(), gauge.wire_bytes());

@@ -15,7 +15,7 @@ use tranship_sys::descriptor;
 use tranship_sys::userfault::Userfault;
 use tranship_types::{AddressSpaceId, PageRange};
 
-use super::control::{self, BATCH, Message, StoredExtent, Status};
+use super::control::{self, BATCH, Message, Status, StoredExtent};
 use super::remote::Remote;
 use super::space::{Space, Work};
 use super::{CONTROL_SOCKET, DRAINED_FILE, LAZY_SOCKET};
@@ -133,7 +133,9 @@ impl Pager {
         }
         let ready: Vec<bool> = polled.iter().map(|fd| fd.revents().is_some_and(|r| !r.is_empty())).collect();
         let hung_up = self.asked.is_some()
-            && polled.last().is_some_and(|fd| fd.revents().is_some_and(|r| r.intersects(PollFlags::POLLIN | PollFlags::POLLHUP)));
+            && polled
+                .last()
+                .is_some_and(|fd| fd.revents().is_some_and(|r| r.intersects(PollFlags::POLLIN | PollFlags::POLLHUP)));
         drop(polled);
 
         for index in (0..first_agent).filter(|index| ready[*index]) {

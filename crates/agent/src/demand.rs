@@ -1,0 +1,70 @@
+//! The destination's demands: pages that its tasks wait for and that are still at the source.
+
+use std::io::Write;
+use std::time::Duration;
+
+use tranship_coordinator::Failure;
+use tranship_memory::pager::{self, PagerHandle, Status};
+use tranship_memory::receive::Store;
+use tranship_transport::{Connection, Link};
+use tranship_types::MigrationId;
+use tranship_wire::{FrameHeader, runs};
+
+use crate::arrivals::{Standing, lock};
+use crate::inspection::STREAMS;
+use crate::layout::Layout;
+use crate::node::Node;
+
+/// How long a pager may take to say how it stands.
+const ANSWER: Duration = Duration::from_secs(5);
+/// How often a link on which nothing is wanted is looked after.
+const IDLE: Duration = Duration::from_secs(1);
+
+fn failed(error: impl std::fmt::Display) -> Failure {
+    Failure::new(error.to_string())
+}
+
+/// Tells the source, over one of its links, what is wanted; first, where it begins again, everything that is lacking. Ends
+/// when nothing is lacking any more, or the link breaks, or the source has opened another one.
+pub fn tell(node: &Node, id: &MigrationId, resume: bool, link: &mut Connection) -> Result<(), Failure> {
+    if node.arrivals.peer(id).as_ref() != Some(link.peer()) {
+        return Err(Failure::new(format!("node {} is not the source of migration {id}", link.peer())));
+    }
+    let root = Layout::new(&node.config.run_dir, id).root().to_owned();
+    let pager = || PagerHandle::connect(&root).map_err(failed);
+    if resume {
+        let arrival = node.arrivals.get(id).ok_or_else(|| failed("the migration is over"))?;
+        if lock(&arrival).standing != Standing::Running {
+            return Err(failed("the container does not run here, so that nothing is lacking"));
+        }
+        let inbox = node.arrivals.inbox(id).ok_or_else(|| failed("the migration is over"))?;
+        inbox.open_again(&link.peer().clone(), STREAMS, || Store::attach(pager()?).map_err(failed))?;
+        for (space, ranges) in pager()?.missing(ANSWER).map_err(failed)? {
+            runs::write_want(link, space, &ranges).map_err(failed)?;
+        }
+        tranship_wire::write_header(link, &FrameHeader::Named).map_err(failed)?;
+        link.flush().map_err(failed)?;
+    }
+    let wishes = pager()?;
+    wishes.subscribe().map_err(failed)?;
+    loop {
+        // The pager hangs up when nothing is lacking, or another link has taken over.
+        let Ok(wanted) = wishes.wanted(IDLE) else { return Ok(()) };
+        if let Some((space, ranges)) = wanted {
+            runs::write_want(link, space, &ranges).map_err(failed)?;
+            link.flush().map_err(failed)?;
+        }
+    }
+}
+
+/// Waits until every page is in place; `None` if that is so, or can not be found out because the pager is gone.
+pub fn still_draining(node: &Node, id: &MigrationId, patience: Duration) -> Option<Status> {
+    let layout = Layout::new(&node.config.run_dir, id);
+    let pager = PagerHandle::connect(layout.root()).ok()?;
+    match pager.drained(patience) {
+        Ok(status) if status.drained => return None,
+        _ if layout.root().join(pager::DRAINED_FILE).exists() => return None,
+        _ => {}
+    }
+    pager.status(ANSWER).ok().filter(|status| !status.drained)
+}
