@@ -143,7 +143,8 @@ impl DestinationRun {
         let handle = PagerHandle::connect(self.layout.root()).map_err(failed)?;
         let capacity = Store::capacity_for(self.offer.memory_bytes, available_memory()).map_err(failed)?;
         let store = Store::new(capacity, handle).map_err(failed)?;
-        store.populate(self.offer.memory_bytes).map_err(|e| {
+        // Shared memory has files of its own.
+        store.populate(self.offer.memory_bytes.saturating_sub(self.offer.shared_bytes)).map_err(|e| {
             Failure::new(format!(
                 "node {} has not enough memory for the {} MiB of container {}: {e}; free some, or choose another node",
                 self.node.config.node,
@@ -193,6 +194,10 @@ impl DestinationRun {
             let last = self.layout.last_words(Role::Restore);
             Failure::new(format!("the container could not be restored on node {}: {last}", self.node.config.node))
         };
+        if let Ok(store) = self.inbox.store() {
+            // Its table of shared memory is complete when it has answered.
+            store.pager().status(RESTORE).map_err(failed)?;
+        }
         let front = self.front.as_mut().ok_or_else(|| failed("there is no front"))?;
         front.handle.order(Order::Go).map_err(failed)?;
         let deadline = Instant::now() + RESTORE;
@@ -206,6 +211,7 @@ impl DestinationRun {
                 Ok(_) => {}
             }
         }
+        self.check_shared()?;
         self.remember_engine()?;
         let waited = monotonic_ns();
         if self.all_pages && self.inbox.store().is_ok() {
@@ -216,6 +222,19 @@ impl DestinationRun {
         }
         self.timeline.note("memory: last pages", waited, monotonic_ns());
         Ok(())
+    }
+
+    /// Whether criu has taken the shared memory that was brought: what it made instead is empty.
+    fn check_shared(&self) -> Result<(), Failure> {
+        let empty = tranship_criu::hidden::left_empty(&self.layout.shared(), &self.layout.images());
+        if empty.is_empty() {
+            return Ok(());
+        }
+        Err(Failure::new(format!(
+            "criu on node {} did not take shared memory {empty:?} from the memory plane; put the libtranship_preload.so of \
+             this version beside transhipd there",
+            self.node.config.node
+        )))
     }
 
     fn drain(&mut self) -> Result<(), Failure> {

@@ -90,6 +90,7 @@ pub fn inspect(node: &Node, name: &str, mode: Mode) -> Result<Inspection, Failur
         config: container.config.clone(),
         network,
         memory_bytes: findings.memory_bytes,
+        shared_bytes: findings.shared_bytes,
         rootfs: serde_json::to_value(&rootfs).unwrap_or_default(),
         cpu: serde_json::to_value(cpu::features()).unwrap_or_default(),
         binds: container.binds().into_iter().map(|(source, _)| source).collect(),

@@ -67,6 +67,11 @@ impl Layout {
         self.root.join("hidden")
     }
 
+    /// The table of shared memory that has been brought, which the pager writes.
+    pub fn shared(&self) -> PathBuf {
+        self.root.join(tranship_memory::pager::SHARED_TABLE)
+    }
+
     /// The note of when the container on the source was made.
     pub fn original(&self) -> PathBuf {
         self.root.join("original")
@@ -153,7 +158,12 @@ impl Layout {
                 };
                 (environment, dump)
             }
-            Role::Restore => (Vec::new(), Overrides { lazy_pages: Some(true), ..common }),
+            Role::Restore => {
+                let mut environment = preload().map(|p| plain(criu.environment(&p))).unwrap_or_default();
+                let table = self.shared().to_string_lossy().into_owned();
+                environment.push((tranship_criu::hidden::SHARED_VARIABLE.to_owned(), table));
+                (environment, Overrides { lazy_pages: Some(true), ..common })
+            }
         };
         let plan = FrontPlan {
             criu: criu.path.clone(),
@@ -314,7 +324,7 @@ fn own_program() -> PathBuf {
 }
 
 /// The preloaded library: beside this program, or where packages put it.
-fn preload() -> Option<PathBuf> {
+pub fn preload() -> Option<PathBuf> {
     let beside = std::env::current_exe().ok()?.with_file_name("libtranship_preload.so");
     [beside, PathBuf::from("/usr/lib/tranship/libtranship_preload.so")].into_iter().find(|p| p.exists())
 }

@@ -9,7 +9,7 @@ use tranship_coordinator::{self as coordinator, Failure, Journal, Record};
 use tranship_network::HeldFrame;
 use tranship_sys::clock::monotonic_ns;
 use tranship_transport::{Connection, Incoming, Link, Listener};
-use tranship_types::{Latencies, MigrationId, NodeName, Side};
+use tranship_types::{Latencies, MigrationId, NodeName, SharedObject, Side};
 use tranship_wire::message::{Offer, Request, Response};
 use tranship_wire::{Hello, Purpose, ReadError, URGENT_STREAM};
 
@@ -132,6 +132,10 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
             (Request::Clock, _) => Response::Clock { now_ns: monotonic_ns() },
             (Request::Check(offer), _) => Response::Checked { blockers: destination::check(node, &offer) },
             (Request::Offer(offer), Some(id)) => offered(node, id, &peer, *offer, &link),
+            (Request::Shared { objects }, Some(id)) => {
+                describe(node, id, &objects);
+                continue;
+            }
             (Request::Skeleton { files }, Some(id)) => match skeleton(node, id, files, &mut link) {
                 Ok(()) => continue,
                 Err(failure) => failure_response(failure),
@@ -208,7 +212,7 @@ fn offered(node: &Arc<Node>, id: &MigrationId, peer: &NodeName, offer: Offer, li
         _ => Err(Failure::new("the migration has ended")),
     };
     match prepared {
-        Ok(()) => Response::Prepared,
+        Ok(()) => Response::Prepared { shared: crate::layout::preload().is_some() },
         Err(failure) => {
             abort(node, id, &failure);
             failure_response(failure)
@@ -235,6 +239,16 @@ fn believable(offer: &Offer) -> Result<(), Failure> {
 
 fn arrival(node: &Node, id: &MigrationId) -> Result<Arc<Mutex<Arrival>>, Failure> {
     node.arrivals.get(id).ok_or_else(|| Failure::new(format!("node {} knows no migration {id}", node.config.node)))
+}
+
+/// Takes note of shared memory whose pages are to come.
+fn describe(node: &Node, id: &MigrationId, objects: &[SharedObject]) {
+    let Some(inbox) = node.arrivals.inbox(id) else { return };
+    let described = inbox.store().and_then(|s| s.describe_shared(objects).map_err(|e| Failure::new(e.to_string())));
+    if let Err(failure) = described {
+        // There is no answer that could carry it; whoever waits for the pages will say it.
+        inbox.ended(Err(failure));
+    }
 }
 
 fn skeleton(node: &Node, id: &MigrationId, files: u32, link: &mut Connection) -> Result<(), Failure> {

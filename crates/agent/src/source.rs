@@ -7,6 +7,7 @@ use tranship_coordinator::{Failure, Fault, SourcePort, SourceStep};
 use tranship_engine::{Container, EngineError};
 use tranship_memory::policy::Limits;
 use tranship_memory::send::Stream;
+use tranship_memory::shared::source::{SharedMemory, Where};
 use tranship_memory::tracker::{Round, Tracker};
 use tranship_network::{Gate, HeldFrame, Hold, Injector};
 use tranship_sys::clock::monotonic_ns;
@@ -18,6 +19,7 @@ use tranship_wire::message::{Offer, Request, Response};
 mod drain;
 mod push;
 mod rounds;
+mod shared;
 mod transfer;
 
 use push::{Demand, Push};
@@ -63,6 +65,8 @@ pub struct SourceRun {
     limits: Limits,
     /// The watch over the container's memory, where there are rounds. Dropping it takes time for each page.
     tracker: Option<Tracker>,
+    /// Memory that tasks share, where the memory plane moves it.
+    shared: Option<SharedMemory>,
     /// What the frozen container's memory still has to be sent.
     last_round: Option<Round>,
     /// What a freeze left fitted the budget.
@@ -116,6 +120,7 @@ impl SourceRun {
             frozen_ns: None,
             limits: options::limits(&first.options),
             tracker: None,
+            shared: None,
             last_round: None,
             converged: false,
             demand: None,
@@ -210,7 +215,7 @@ impl SourceRun {
         let offer = Box::new(self.inspected()?.1.clone());
         self.offered = true;
         match self.ask(&Request::Offer(offer), PREPARE)? {
-            Response::Prepared => Ok(()),
+            Response::Prepared { shared } => self.arm_shared(shared),
             other => Err(self.unexpected(&other)),
         }
     }
@@ -230,6 +235,7 @@ impl SourceRun {
         if self.may_be_early() {
             self.demand = Some(self.open_demand()?);
         }
+        self.find_shared(Where::Everywhere)?;
         self.gate = prepared_gate(&offer)?;
         if let Some((path, identity)) = &offer.network {
             match Hold::prepare(path, identity) {

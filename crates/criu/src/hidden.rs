@@ -1,4 +1,5 @@
-//! The table that tells the preloaded library which pages criu must not see.
+//! The tables by which the preloaded library knows what the memory plane moves: which pages criu must not see when it dumps,
+//! and where shared memory is when it restores.
 
 use std::io;
 use std::path::Path;
@@ -8,24 +9,47 @@ use tranship_types::PageRange;
 /// The environment variable that names the table's file.
 pub const TABLE_VARIABLE: &str = "TRANSHIP_HIDDEN";
 
-/// Writes the table: for each process (pid as criu sees it, i.e. on the node) the ranges that the memory plane moves.
-/// It must be complete before criu is let go.
-pub fn write(path: &Path, hidden: &[(u32, Vec<PageRange>)]) -> io::Result<()> {
+/// The environment variable that names the table of shared memory for a restore.
+pub const SHARED_VARIABLE: &str = "TRANSHIP_SHARED";
+
+/// Writes the table: for each process (pid as criu sees it, i.e. on the node) the ranges that the memory plane moves, and
+/// the shared memory that it moves (device and inode). It must be complete before criu is let go.
+pub fn write(path: &Path, hidden: &[(u32, Vec<PageRange>)], objects: &[(u64, u64)]) -> io::Result<()> {
     let mut rows: Vec<(u32, PageRange)> =
         hidden.iter().flat_map(|(pid, ranges)| ranges.iter().map(|r| (*pid, *r))).collect();
     rows.sort_unstable();
-    let mut bytes = Vec::with_capacity(rows.len() * 24);
+    let mut bytes = Vec::with_capacity((rows.len() + objects.len()) * 24);
     for (pid, range) in rows {
         bytes.extend_from_slice(&u64::from(pid).to_le_bytes());
         bytes.extend_from_slice(&range.start.to_le_bytes());
         bytes.extend_from_slice(&range.end.to_le_bytes());
     }
+    for (device, inode) in objects {
+        bytes.extend_from_slice(&(1u64 << 32).to_le_bytes());
+        bytes.extend_from_slice(&device.to_le_bytes());
+        bytes.extend_from_slice(&inode.to_le_bytes());
+    }
     std::fs::write(path, bytes)
+}
+
+/// Shared memory that criu has made empty instead of taking what the memory plane has brought: keys in the table at
+/// `table` whose image criu had (so that it made the object) and that the library was not asked for.
+pub fn left_empty(table: &Path, images: &Path) -> Vec<u32> {
+    let rows = std::fs::read_to_string(table).unwrap_or_default();
+    let taken = std::fs::read(used(table)).unwrap_or_default();
+    let keys: Vec<u32> = rows.lines().filter_map(|row| row.split(' ').next()?.parse().ok()).collect();
+    let is_taken = |key: u32| keys.iter().zip(&taken).any(|(k, taken)| *k == key && *taken != 0);
+    let made = |key: u32| images.join(format!("pagemap-shmem-{key}.img")).exists();
+    keys.iter().copied().filter(|key| made(*key) && !is_taken(*key)).collect()
+}
+
+fn used(path: &Path) -> std::path::PathBuf {
+    let mut used = path.as_os_str().to_owned();
+    used.push(".used");
+    used.into()
 }
 
 /// Whether the library has read the table, that is, was at work in the dump.
 pub fn was_used(path: &Path) -> bool {
-    let mut used = path.as_os_str().to_owned();
-    used.push(".used");
-    Path::new(&used).exists()
+    used(path).exists()
 }

@@ -2,7 +2,8 @@
 //!
 //! Source: [`survey`](mod@survey) finds the address spaces and the ranges that are ours, [`send`](mod@send) reads the pages
 //! from the stopped tasks and streams them. Destination: [`receive`] puts them into an arena, and [`pager`] is the process
-//! that supplies them to the restored tasks; [`index`] tells where in the arena a page is.
+//! that supplies them to the restored tasks; [`index`] tells where in the arena a page is. Memory that tasks share takes a
+//! path of its own: [`shared`].
 
 pub mod index;
 pub mod maps;
@@ -10,5 +11,6 @@ pub mod pager;
 pub mod policy;
 pub mod receive;
 pub mod send;
+pub mod shared;
 pub mod survey;
 pub mod tracker;

@@ -11,6 +11,10 @@ pub struct Mapping {
     pub executable: bool,
     /// Whether writes stay in this address space.
     pub private: bool,
+    /// Where in the file behind it the first byte is.
+    pub offset: u64,
+    /// Device of the file behind it, as `st_dev` has it.
+    pub device: u64,
     /// Inode of the file behind it; 0 where there is none.
     pub inode: u64,
     /// The name column: a path, `[heap]`, `[anon:…]` or nothing.
@@ -23,13 +27,19 @@ impl Mapping {
         let mut columns = line.split_ascii_whitespace();
         let (start, end) = columns.next()?.split_once('-')?;
         let permissions = columns.next()?.as_bytes();
-        let inode = columns.nth(2)?.parse().ok()?;
+        let offset = u64::from_str_radix(columns.next()?, 16).ok()?;
+        let (major, minor) = columns.next()?.split_once(':')?;
+        let device =
+            nix::sys::stat::makedev(u64::from_str_radix(major, 16).ok()?, u64::from_str_radix(minor, 16).ok()?);
+        let inode = columns.next()?.parse().ok()?;
         // The name may contain blanks.
         let name = columns.collect::<Vec<_>>().join(" ");
         Some(Self {
             range: PageRange::new(u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?)?,
             executable: *permissions.get(2)? == b'x',
             private: *permissions.get(3)? == b'p',
+            offset,
+            device,
             inode,
             name,
         })
@@ -81,6 +91,8 @@ mod tests {
             assert!(Mapping::parse(line).unwrap().is_private_anonymous(), "{line}");
         }
         assert!(Mapping::parse(ours[0]).is_none(), "7f00 is not page-aligned");
+        let shared = Mapping::parse("7f0000000000-7f0000001000 rw-s 00003000 00:01 77   /memfd:a b (deleted)").unwrap();
+        assert_eq!((shared.offset, shared.device, shared.inode), (0x3000, 1, 77));
         let criu = [
             "7f0000000000-7f0000001000 rw-s 00000000 00:01 77                         /dev/zero (deleted)",
             "7f0000000000-7f0000001000 rw-p 00001000 fe:00 123                        /usr/lib/a b.so",

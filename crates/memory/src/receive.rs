@@ -2,16 +2,17 @@
 
 use std::collections::HashMap;
 use std::io::{self, Read};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tranship_sys::arena::Arena;
-use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange};
+use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange, SharedObject};
 use tranship_wire::{FrameHeader, Kind, ReadError};
 
 use crate::index::{Extent, Index, PageSet};
 use crate::pager::{ControlError, PagerHandle, StoredExtent};
+use crate::shared::target::{SharedStore, StoreError};
 
 /// Extents that are told to the pager at a time, while nobody waits for them.
 const BATCH: usize = 256;
@@ -32,6 +33,9 @@ pub enum ReceiveError {
         /// Its size.
         capacity: u64,
     },
+    /// Shared memory cannot be stored.
+    #[error(transparent)]
+    Shared(#[from] StoreError),
     /// The pager is gone.
     #[error(transparent)]
     Pager(#[from] ControlError),
@@ -44,6 +48,10 @@ pub struct Store {
     pager: Mutex<PagerHandle>,
     received: AtomicU64,
     held: Mutex<HashMap<AddressSpaceId, Held>>,
+    /// Memory that tasks share, which is not kept in the arena.
+    shared: SharedStore,
+    /// Bytes that it occupies.
+    shared_bytes: AtomicI64,
 }
 
 /// What is known of the pages of one address space.
@@ -77,7 +85,14 @@ impl Store {
     }
 
     fn over(arena: Arc<Arena>, pager: PagerHandle) -> Self {
-        Self { arena, pager: Mutex::new(pager), received: AtomicU64::new(0), held: Mutex::default() }
+        Self {
+            arena,
+            pager: Mutex::new(pager),
+            received: AtomicU64::new(0),
+            held: Mutex::default(),
+            shared: SharedStore::default(),
+            shared_bytes: AtomicI64::new(0),
+        }
     }
 
     /// Takes the memory for so many bytes now, before the freeze.
@@ -106,8 +121,31 @@ impl Store {
             pager.extents(&rows.map(|extent| StoredExtent { space: *space, extent }).collect::<Vec<_>>())?;
             pager.later(*space, &held.later.within(PageRange::EVERYTHING))?;
         }
+        self.shared.each(|object, file| pager.object(object, file))?;
         pager.named()?;
         *old = pager;
+        Ok(())
+    }
+
+    /// Takes note of shared memory as the source describes it, and hands it to the pager, which keeps it for criu.
+    pub fn describe_shared(&self, objects: &[SharedObject]) -> Result<(), ReceiveError> {
+        self.shared.describe(objects, |object, file| Ok(self.pager().object(object, file)?))
+    }
+
+    /// Receives pages of shared memory.
+    fn share<R: Read>(
+        &self,
+        stream: &mut R,
+        buffer: &mut Vec<u8>,
+        (space, range): (AddressSpaceId, PageRange),
+    ) -> Result<(), ReceiveError> {
+        buffer.resize(range.len() as usize, 0);
+        stream.read_exact(buffer).map_err(ReadError::Io)?;
+        let grown = self.shared.write(space, range, buffer)?;
+        let occupied = self.shared_bytes.fetch_add(grown, Ordering::Relaxed) + grown;
+        if self.arena.used() + occupied.max(0).cast_unsigned() > self.arena.capacity() {
+            return Err(ReceiveError::Full { capacity: self.arena.capacity() });
+        }
         Ok(())
     }
 
@@ -134,6 +172,10 @@ impl Store {
                 FrameHeader::Pages { space, range } => {
                     received += range.len();
                     self.received.fetch_add(range.len(), Ordering::Relaxed);
+                    if space.is_object() {
+                        self.share(stream, &mut buffer, (space, range))?;
+                        continue;
+                    }
                     // What comes a second time, after a link broke, may be on its way from its first place into a task.
                     let again = prompt && !self.no_longer_later(space, range);
                     let (row, newer) = self.store(stream, space, range, again, &mut buffer).inspect_err(|_| {
@@ -147,6 +189,10 @@ impl Store {
                     if batch.extents.len() >= BATCH || (prompt && batch.bytes >= PROMPT) || urgent {
                         self.tell(batch)?;
                     }
+                }
+                FrameHeader::Zero { space, range } if space.is_object() => {
+                    let grown = self.shared.zero(space, range)?;
+                    self.shared_bytes.fetch_add(grown, Ordering::Relaxed);
                 }
                 FrameHeader::Zero { space, range } => {
                     // In their order: the pager must not hear of a page's end before its beginning.

@@ -20,7 +20,7 @@ use crate::index::PageSet;
 use crate::survey::Space;
 
 /// Bytes read at a time: also the largest frame.
-const CHUNK: u64 = 1 << 20;
+pub(crate) const CHUNK: u64 = 1 << 20;
 
 /// A piece of work: pages of one address space, at most 1 MiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +59,9 @@ pub enum SendError {
         /// Why.
         source: io::Error,
     },
+    /// Shared memory cannot be read.
+    #[error(transparent)]
+    Shared(#[from] crate::shared::source::SharedError),
     /// The stream broke.
     #[error("memory cannot be sent: {0}")]
     Send(#[from] WriteError),
@@ -315,6 +318,12 @@ impl<W: Write> Stream<W> {
     /// The link below.
     pub fn link(&mut self) -> &mut W {
         &mut self.link
+    }
+
+    /// The link, the buffer, and the count of payload bytes that [`finish`] will tell: for pages that are not read from a
+    /// process.
+    pub(crate) fn parts(&mut self) -> (&mut W, &mut [u8], &mut u64) {
+        (&mut self.link, &mut self.buffer, &mut self.sent)
     }
 
     fn send(&mut self, chunk: &Chunk, version: Version, counters: &Counters) -> Result<(), SendError> {

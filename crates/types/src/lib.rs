@@ -11,6 +11,7 @@ mod options;
 mod pages;
 mod phase;
 mod report;
+mod shared;
 
 pub use blocker::{Blocker, BlockerKind};
 pub use id::{InvalidName, MigrationId, NodeName};
@@ -21,3 +22,4 @@ pub use options::{Bandwidth, Compress, InvalidBandwidth, MoveOptions, SenselessO
 pub use pages::{AddressSpaceId, PAGE_SIZE, PageRange};
 pub use phase::{Outcome, Phase};
 pub use report::{FaultReport, Part, Progress, Report, RoundReport, Side};
+pub use shared::{SharedKind, SharedObject};

@@ -8,6 +8,21 @@ pub const PAGE_SIZE: u64 = 4096;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct AddressSpaceId(pub u32);
 
+impl AddressSpaceId {
+    /// Set in the ids of shared objects ([`crate::SharedObject`]), never in a pid.
+    const OBJECT: u32 = 1 << 31;
+
+    /// The address space that is shared object number `number` of a migration; `None` beyond 2^31.
+    pub fn object(number: u32) -> Option<Self> {
+        (number < Self::OBJECT).then_some(Self(number | Self::OBJECT))
+    }
+
+    /// Whether it is a shared object's.
+    pub fn is_object(self) -> bool {
+        self.0 & Self::OBJECT != 0
+    }
+}
+
 /// A run of pages `[start, end)` in one address space; both page-aligned, `start < end`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PageRange {

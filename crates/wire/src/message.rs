@@ -3,6 +3,7 @@
 //! ```text
 //!   Offer ──▶ Prepared │ Failed          (Check: the same without preparing)
 //!   Clock ──▶ Clock                      several times, to compare the nodes' clocks
+//!   Shared                               describes shared memory whose pages are to come; has no answer
 //!   ── files of the skeleton, then ──
 //!   Ready? ─▶ Ready │ Failed             the pages come on links of their own meanwhile
 //!   Commit ─▶ Running │ Failed           repeated over new links until it is answered
@@ -14,7 +15,7 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use tranship_types::{Blocker, Latencies, Mode, NetworkIdentity, Part};
+use tranship_types::{Blocker, Latencies, Mode, NetworkIdentity, Part, SharedObject};
 
 /// What a source offers: everything that the destination must know before the freeze.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -31,6 +32,8 @@ pub struct Offer {
     pub network: Option<(PathBuf, NetworkIdentity)>,
     /// Bytes of memory that it has now.
     pub memory_bytes: u64,
+    /// Those of them that several processes may share; they are not kept in the page store.
+    pub shared_bytes: u64,
     /// Digest of its root filesystem, as its storage wrote it.
     pub rootfs: serde_json::Value,
     /// The source's CPU features, as found there.
@@ -53,6 +56,12 @@ pub enum Request {
     Offer(Box<Offer>),
     /// What time is it with you?
     Clock,
+    /// Shared memory as it is now; its pages come on the links for pages and may overtake this. Whatever was described
+    /// before and is not described again stays as it was. No answer.
+    Shared {
+        /// What is new or has another size.
+        objects: Vec<SharedObject>,
+    },
     /// The skeleton follows, so many files.
     Skeleton {
         /// Files.
@@ -86,7 +95,10 @@ pub enum Response {
         blockers: Vec<Blocker>,
     },
     /// Prepared, and waiting.
-    Prepared,
+    Prepared {
+        /// Whether shared memory may come as [`Request::Shared`]; otherwise it must be in the skeleton.
+        shared: bool,
+    },
     /// The destination's CLOCK_MONOTONIC in ns.
     Clock {
         /// Now.

@@ -1,10 +1,12 @@
 //! The container's memory while it runs, and what is left of it to send when it is frozen.
 
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tranship_coordinator::Failure;
 use tranship_memory::policy::{self, RoundSeen, Verdict};
 use tranship_memory::send::{self, Counters, Version};
+use tranship_memory::shared::source::{SharedMemory, Where};
 use tranship_memory::survey;
 use tranship_memory::tracker::{Round, TrackError, Tracker};
 use tranship_sys::clock::monotonic_ns;
@@ -41,7 +43,9 @@ impl SourceRun {
             for chunks in [&round.plan.first, &round.plan.rest] {
                 send::send(chunks, version, &mut self.streams, &counters).map_err(failed)?;
             }
-            let (bytes, took) = (round.plan.bytes(), start.elapsed());
+            let shared = Counters::default();
+            self.send_shared(&shared)?;
+            let (bytes, took) = (round.plan.bytes() + shared.sent.load(Ordering::Relaxed), start.elapsed());
             let dirty_rate = since.map_or(0.0, |seconds| bytes as f64 / seconds.max(1e-6));
             seen.push(RoundSeen { bytes, took });
             verdict = policy::decide(&seen, self.limits);
@@ -77,8 +81,10 @@ impl SourceRun {
                 Round { plan, spaces, ..Round::default() }
             }
         };
+        self.find_shared(Where::Mappings)?;
+        let objects = self.shared.as_ref().map(SharedMemory::hidden).unwrap_or_default();
         let hidden: Vec<_> = round.spaces.iter().map(|s| (s.pid, s.ranges.clone())).collect();
-        tranship_criu::hidden::write(&self.layout.hidden(), &hidden)
+        tranship_criu::hidden::write(&self.layout.hidden(), &hidden, &objects)
             .map_err(|e| Failure::new(format!("the table of hidden pages cannot be written: {e}")))?;
         self.last_round = Some(round);
         self.timeline.note("memory: survey", survey_start, monotonic_ns());

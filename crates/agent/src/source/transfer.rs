@@ -2,14 +2,15 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use tranship_coordinator::Failure;
 use tranship_criu::front::{Mark, Order};
-use tranship_memory::send::{self, Counters, Version};
+use tranship_memory::send::{self, Counters, Plan, SendError, Stream, Version};
 use tranship_sys::clock::monotonic_ns;
-use tranship_transport::Link;
+use tranship_transport::{Closer, Connection, Link};
 use tranship_wire::message::Request;
 
 use super::push::{Gauge, Push};
@@ -34,25 +35,21 @@ impl SourceRun {
         let counters = Counters::default();
         let mut streams = std::mem::take(&mut self.streams);
         send::send_stale(&round.stale, &mut streams).map_err(failed)?;
-        send::name(&plan, &mut streams).map_err(failed)?;
         send::send(&plan.first, Version::Later, &mut streams, &counters).map_err(failed)?;
-        self.timeline.note("memory: named", start, monotonic_ns());
+        self.send_shared_code(&mut streams, &counters)?;
         let buffers = u64::from(STREAM_BUFFERS) * streams.len() as u64;
-        let mut push = Push::start(plan.rest, streams, self.demand.take());
+        let early = self.is_early();
+        let (mut push, pushing) = self.dump_and_name(plan, streams, early, start)?;
 
-        let (report, gauge, early) = (self.report.clone(), push.gauge(), self.is_early());
-        let pushing = monotonic_ns();
-        if !early {
-            push.begin();
-        }
+        let before = self.report.read().progress.moved_bytes;
+        let (report, gauge) = (self.report.clone(), push.gauge());
         std::thread::scope(|scope| {
             let (done, waiting) = std::sync::mpsc::channel::<()>();
             // Ends when the sender is dropped.
             let (report, gauge) = (&report, &gauge);
             scope.spawn(move || show(report, gauge, before, &waiting));
-            let sent = self.skeleton(!early);
-            // Where pages may follow the resume, nobody waits for them here. If the skeleton failed they are of no use.
-            let sent = sent.and_then(|()| if early { Ok(()) } else { push.wait() });
+            // Where pages may follow the resume, nobody waits for them here.
+            let sent = if early { Ok(()) } else { push.wait() };
             drop(done);
             sent
         })?;
@@ -60,7 +57,9 @@ impl SourceRun {
             self.timeline.note("memory: sent", pushing, monotonic_ns());
         }
         let skeleton_bytes = self.layout.image_bytes();
-        let way = if tranship_criu::hidden::was_used(&self.layout.hidden()) {
+        let hidden = tranship_criu::hidden::was_used(&self.layout.hidden());
+        let shared_way = self.shared_way(hidden);
+        let way = if hidden {
             "memory: page store"
         } else {
             "memory: page store, and once more in criu's images (the preloaded library was not at work)"
@@ -71,9 +70,54 @@ impl SourceRun {
             r.skeleton_bytes = skeleton_bytes;
             r.source_extra_bytes = skeleton_bytes + buffers;
             r.ways.push(way.to_owned());
+            r.ways.extend(shared_way);
         });
         self.push = Some(push);
         Ok(())
+    }
+
+    /// Sends the skeleton, and meanwhile the rest of the shared memory; then the other pages are named, and begin to be sent
+    /// unless they may follow the resume. What was named is complete on the other side but for the pages that were named:
+    /// so shared memory, which is all there before the tasks run, goes before. Returns the pages on their way, and since when.
+    fn dump_and_name(
+        &mut self,
+        plan: Plan,
+        mut streams: Vec<Stream<Connection>>,
+        early: bool,
+        start: u64,
+    ) -> Result<(Push, u64), Failure> {
+        let closers: Vec<_> = streams.iter_mut().map(|stream| stream.link().closer()).collect();
+        let (shared, demand) = (self.shared.take(), self.demand.take());
+        let counters = Counters::default();
+        let (skeleton, named) = std::thread::scope(|scope| {
+            let (shared, counters) = (shared.as_ref(), &counters);
+            let named = scope.spawn(move || -> Result<_, SendError> {
+                shared.map_or(Ok(()), |shared| shared.send(&mut streams, counters))?;
+                send::name(&plan, &mut streams)?;
+                let named = monotonic_ns();
+                let push = Push::start(plan.rest, streams, demand);
+                if !early {
+                    push.begin();
+                }
+                Ok((push, named))
+            });
+            let skeleton = self.skeleton(!early);
+            if skeleton.is_err() {
+                // The memory is of no use any more; whoever waits for it shall not go on waiting.
+                closers.iter().for_each(Closer::close);
+            }
+            (skeleton, named.join().expect("a sender does not panic"))
+        });
+        self.shared = shared;
+        skeleton?;
+        let (push, named) = named.map_err(failed)?;
+        let bytes = counters.sent.load(Ordering::Relaxed);
+        self.report.change(|r| {
+            r.progress.moved_bytes += bytes;
+            r.progress.memory_bytes += bytes;
+        });
+        self.timeline.note("memory: named", start, named);
+        Ok((push, named))
     }
 
     /// Lets criu dump, and sends what it wrote.

@@ -42,7 +42,8 @@ pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) {
             }
         }
     }
-    look.findings.memory_bytes += shared.values().sum::<u64>();
+    look.findings.shared_bytes += shared.values().sum::<u64>();
+    look.findings.memory_bytes += look.findings.shared_bytes;
 }
 
 fn map_file(task: &Task, m: &Mapping) -> String {

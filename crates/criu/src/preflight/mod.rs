@@ -66,6 +66,8 @@ pub struct Findings {
     pub tmpfs_bytes: u64,
     /// Bytes of private anonymous memory (resident or swapped out) and of shared memory, each shared region counted once.
     pub memory_bytes: u64,
+    /// Those of them that are shared memory.
+    pub shared_bytes: u64,
     /// TCP connections that must survive: every socket that is neither closed nor listening.
     pub tcp_connections: usize,
 }

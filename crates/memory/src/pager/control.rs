@@ -9,7 +9,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, connect, listen, socket};
 use serde::{Deserialize, Serialize};
 use tranship_sys::descriptor;
-use tranship_types::{AddressSpaceId, Latencies, PAGE_SIZE, PageRange};
+use tranship_types::{AddressSpaceId, Latencies, PAGE_SIZE, PageRange, SharedObject};
 
 use crate::index::Extent;
 
@@ -42,6 +42,8 @@ pub(super) enum Message {
     Gone(AddressSpaceId, PageRange),
     /// These pages of an address space come later; what there was of them is out of date.
     Later(AddressSpaceId, Vec<PageRange>),
+    /// A piece of shared memory, and the file that its pages are written to: to be kept.
+    Object(SharedObject, OwnedFd),
     /// Every page has come or been named as coming later: all others are zero.
     Named,
     /// Send what is wanted to this socket from now on, beginning with everything that somebody waits for.
@@ -103,6 +105,11 @@ fn encode(message: &Message) -> Vec<u8> {
             }
             bytes
         }
+        Message::Object(object, _) => {
+            let mut bytes = vec![b'O'];
+            bytes.extend(serde_json::to_vec(object).expect("a description is plain data"));
+            bytes
+        }
         Message::Named => vec![b'N'],
         Message::Subscribe => vec![b'W'],
         Message::Missing => vec![b'M'],
@@ -132,6 +139,7 @@ pub(super) fn decode(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Option<Message>
             let word = |at: usize| u64::from_le_bytes(body[at..at + 8].try_into().expect("8 bytes"));
             Message::Gone(AddressSpaceId(u32::try_from(word(0)).ok()?), PageRange::new(word(8), word(16))?)
         }
+        (b'O', _) => Message::Object(serde_json::from_slice(body).ok()?, descriptors.into_iter().next()?),
         (b'N', 0) => Message::Named,
         (b'W', 0) => Message::Subscribe,
         (b'M', 0) => Message::Missing,
@@ -223,7 +231,7 @@ impl PagerHandle {
 
     fn send(&self, message: &Message) -> Result<(), ControlError> {
         let descriptors: &[BorrowedFd<'_>] = match message {
-            Message::Arena(fd) => &[fd.as_fd()],
+            Message::Arena(fd) | Message::Object(_, fd) => &[fd.as_fd()],
             _ => &[],
         };
         descriptor::send(self.socket.as_fd(), &encode(message), descriptors)?;
@@ -248,6 +256,11 @@ impl PagerHandle {
     /// Says that pages come later, and that what came of them before is out of date.
     pub fn later(&self, space: AddressSpaceId, ranges: &[PageRange]) -> Result<(), ControlError> {
         ranges.chunks(BATCH).try_for_each(|batch| self.send(&Message::Later(space, batch.to_vec())))
+    }
+
+    /// Hands over the file that becomes a piece of shared memory, for keeping.
+    pub fn object(&self, object: &SharedObject, file: BorrowedFd<'_>) -> Result<(), ControlError> {
+        self.send(&Message::Object(object.clone(), file.try_clone_to_owned()?))
     }
 
     /// Says that every page has come or been named as coming later.

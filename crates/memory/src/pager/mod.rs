@@ -25,6 +25,7 @@
 //! was content. It stays, and lets them wait.
 
 mod control;
+mod objects;
 mod remote;
 mod serve;
 mod space;
@@ -38,3 +39,6 @@ pub const CONTROL_SOCKET: &str = "pager.sock";
 pub const LAZY_SOCKET: &str = "lazy-pages.socket";
 /// Name of the file that the pager leaves in a migration's directory when every page is where it belongs.
 pub const DRAINED_FILE: &str = "drained.json";
+/// Name of the table of shared memory that the pager keeps in a migration's directory, for the library that is preloaded
+/// into criu. A line is `KEY file|segment PATH`: the object's name in criu's images, and the file with its content.
+pub const SHARED_TABLE: &str = "shared";

@@ -16,9 +16,10 @@ use tranship_sys::userfault::Userfault;
 use tranship_types::{AddressSpaceId, PageRange};
 
 use super::control::{self, BATCH, Message, Status, StoredExtent};
+use super::objects::Objects;
 use super::remote::Remote;
 use super::space::{Space, Work};
-use super::{CONTROL_SOCKET, DRAINED_FILE, LAZY_SOCKET};
+use super::{CONTROL_SOCKET, DRAINED_FILE, LAZY_SOCKET, SHARED_TABLE};
 use crate::index::{Extent, Index, PageSet};
 
 /// CRIU's word for "the restore is finished" on the lazy-pages socket.
@@ -55,6 +56,7 @@ pub fn run(directory: &Path, work: &Path) -> Result<(), PagerError> {
     };
     let (control, lazy) = listen().map_err(|source| PagerError::Listen { directory: directory.to_owned(), source })?;
     let mut pager = Pager::new(control, lazy);
+    pager.objects = Objects::new(directory.join(SHARED_TABLE));
     while pager.turn()? {}
     if pager.status.drained {
         let text = serde_json::to_vec(&pager.status).map_err(io::Error::from)?;
@@ -89,6 +91,8 @@ struct Pager {
     freed: Vec<Extent>,
     /// A forked child shares stored pages with its parent, so that none may be given back before the end.
     forked: bool,
+    /// Memory that tasks share.
+    objects: Objects,
     status: Status,
 }
 
@@ -109,6 +113,7 @@ impl Pager {
             filling: false,
             freed: Vec::new(),
             forked: false,
+            objects: Objects::default(),
             status: Status::default(),
         }
     }
@@ -262,6 +267,7 @@ impl Pager {
                     self.later.entry(id).or_default().insert(range);
                 }
             }
+            Message::Object(object, file) => self.objects.keep(object, file)?,
             Message::Named => {
                 self.status.named = true;
                 let ids: Vec<AddressSpaceId> = self.served.iter().map(|space| space.origin).collect();
@@ -269,7 +275,7 @@ impl Pager {
             }
             Message::Fill => {
                 if let Some(store) = &self.store {
-                    self.status.peak_bytes = self.status.peak_bytes.max(store.resident()?);
+                    self.status.peak_bytes = self.status.peak_bytes.max(store.resident()? + self.objects.resident());
                 }
                 self.filling = true;
                 (self.stored, self.later) = (HashMap::new(), HashMap::new());

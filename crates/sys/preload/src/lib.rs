@@ -1,4 +1,5 @@
-//! Preloaded into criu for a dump: hides the pages that the memory plane moves.
+//! Preloaded into criu: for a dump it hides the pages that the memory plane moves, and for a restore it puts shared memory
+//! in place that the memory plane has brought ([`shared`]).
 //!
 //! It also answers two questions that criu before 4.2 asks of every socket and that kernels since 6.16 refuse for all but
 //! Unix and netlink sockets (SO_PASSCRED and SO_PASSSEC; where they are refused, they are off), and tells the resource
@@ -11,7 +12,10 @@
 //!
 //! The file is a sequence of 24-byte records `{pid: u32, zero: u32, start: u64, end: u64}`, little endian, sorted by pid
 //! and start, ranges not overlapping, written completely before criu is asked to dump. Once it has been loaded, a file of
-//! the same name with `.used` appended shows the agent that the library is at work.
+//! the same name with `.used` appended shows the agent that the library is at work. A record with a 1 in the place of the
+//! zero names shared memory of which no page shall be seen, by device and inode in the places of start and end.
+
+mod shared;
 
 use std::ffi::{CStr, c_int, c_long, c_ulong, c_void};
 use std::sync::OnceLock;
@@ -56,21 +60,37 @@ fn next(name: &CStr) -> *mut c_void {
     if found.is_null() { std::process::abort() } else { found }
 }
 
-fn table() -> &'static [Hidden] {
-    static TABLE: OnceLock<Vec<Hidden>> = OnceLock::new();
+#[derive(Default)]
+struct Table {
+    /// Of the tasks' address spaces.
+    ranges: Vec<Hidden>,
+    /// Shared memory: device and inode.
+    objects: Vec<(u64, u64)>,
+}
+
+fn whole_table() -> &'static Table {
+    static TABLE: OnceLock<Table> = OnceLock::new();
     TABLE.get_or_init(|| {
-        let Some(path) = std::env::var_os("TRANSHIP_HIDDEN") else { return Vec::new() };
-        let Ok(bytes) = std::fs::read(&path) else { return Vec::new() };
+        let Some(path) = std::env::var_os("TRANSHIP_HIDDEN") else { return Table::default() };
+        let Ok(bytes) = std::fs::read(&path) else { return Table::default() };
         let word = |at: &[u8]| u64::from_le_bytes(at.try_into().expect("8 bytes"));
-        let table = bytes
-            .chunks_exact(24)
-            .map(|r| Hidden { pid: word(&r[..8]) as u32, start: word(&r[8..16]), end: word(&r[16..]) })
-            .collect();
+        let mut table = Table::default();
+        for record in bytes.chunks_exact(24) {
+            let (head, start, end) = (word(&record[..8]), word(&record[8..16]), word(&record[16..]));
+            match head >> 32 {
+                0 => table.ranges.push(Hidden { pid: head as u32, start, end }),
+                _ => table.objects.push((start, end)),
+            }
+        }
         let mut used = path;
         used.push(".used");
         let _ = std::fs::write(used, b"");
         table
     })
+}
+
+fn table() -> &'static [Hidden] {
+    &whole_table().ranges
 }
 
 /// The pid whose pagemap the descriptor is, if it is one.

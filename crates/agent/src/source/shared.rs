@@ -1,0 +1,68 @@
+//! Shared memory, as the source's steps deal with it.
+
+use tranship_coordinator::Failure;
+use tranship_memory::send::{Counters, Stream};
+use tranship_memory::shared::source::{SharedMemory, Where};
+use tranship_transport::Connection;
+use tranship_wire::message::Request;
+
+use super::{SourceRun, failed};
+use crate::layout;
+
+/// Descriptions in one message, which holds 1 MiB.
+const DESCRIPTIONS: usize = 512;
+
+impl SourceRun {
+    /// Decides who moves shared memory: the memory plane, if the library is there that criu needs for that on both nodes.
+    pub(super) fn arm_shared(&mut self, destination_takes_it: bool) -> Result<(), Failure> {
+        let way = match (layout::preload(), destination_takes_it) {
+            (Some(_), true) => {
+                self.shared = Some(SharedMemory::new().map_err(failed)?);
+                return Ok(());
+            }
+            (None, _) => format!("node {}", self.node.config.node),
+            (_, false) => format!("node {}", self.peer),
+        };
+        let way = format!("shared memory: criu's images, in the freeze (the preloaded library is missing on {way})");
+        self.report.change(|r| r.ways.push(way));
+        Ok(())
+    }
+
+    /// Finds what there is now, and tells the destination what is new.
+    pub(super) fn find_shared(&mut self, places: Where) -> Result<(), Failure> {
+        let pids = self.inspected()?.0.processes().map_err(failed)?;
+        let Some(shared) = &mut self.shared else { return Ok(()) };
+        let described = shared.find(&pids, places).map_err(failed)?;
+        for objects in described.chunks(DESCRIPTIONS) {
+            self.say(&Request::Shared { objects: objects.to_vec() })?;
+        }
+        Ok(())
+    }
+
+    /// Sends what has changed of it, while the container runs. Returns how many bytes those were.
+    pub(super) fn send_shared(&mut self, counters: &Counters) -> Result<(), Failure> {
+        self.find_shared(Where::Everywhere)?;
+        match &self.shared {
+            Some(shared) => shared.send(&mut self.streams, counters).map_err(failed),
+            None => Ok(()),
+        }
+    }
+
+    /// Sends what must be sent before criu is let go.
+    pub(super) fn send_shared_code(
+        &self,
+        streams: &mut [Stream<Connection>],
+        counters: &Counters,
+    ) -> Result<(), Failure> {
+        self.shared.as_ref().map_or(Ok(()), |shared| shared.send_executable(streams, counters)).map_err(failed)
+    }
+
+    /// How it was moved, for the report.
+    pub(super) fn shared_way(&self, hidden: bool) -> Option<String> {
+        let count = self.shared.as_ref().map(SharedMemory::count).filter(|count| *count > 0)?;
+        Some(match hidden {
+            true => format!("shared memory: {count} objects, put in place ahead of the restore"),
+            false => "shared memory: criu's images, in the freeze (the preloaded library was not at work)".to_owned(),
+        })
+    }
+}

@@ -1,0 +1,23 @@
+//! Memory that processes share: anonymous shared mappings, memfds, System V segments.
+//!
+//! Each such object is one file in the kernel's own tmpfs, whoever maps it or has it open. The source reads it through a
+//! descriptor of its own ([`source`]); its pages travel on the page streams like any others, in an address space whose
+//! addresses are offsets in the object. The destination writes them to a file of its own ([`target`]), in their final
+//! place: when criu makes the object, the preloaded library puts that file in its stead. So nothing of it is read or
+//! written in the freeze but what has changed since the last round.
+//!
+//! ```text
+//!   source                                          destination
+//!   object ◀─ mapped and open in the container      file ── kept open by the pager, listed in its table
+//!     │ find, look: which pages may have changed     ▲ │
+//!     │ send: those whose hash differs ─────────────▶┘ └─▶ criu, preloaded: maps it; the restored tasks get it
+//! ```
+//!
+//! **What has changed** is decided by content in the end: the source keeps a hash of each page as it was last sent, and sends
+//! a page only if it hashes differently. Which pages are worth hashing is another question.
+
+pub mod source;
+pub mod target;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,258 @@
+//! The destination's side: a file for each object, filled before criu makes the object.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange, SharedKind, SharedObject};
+
+/// How long pages may be there before their object is described: the description takes another link.
+const DESCRIPTION: Duration = Duration::from_secs(10);
+/// Objects in one container.
+const OBJECTS: usize = 1 << 16;
+/// Length of an object in bytes: what can be mapped.
+const SIZE: u64 = tranship_wire::USER_ADDRESS_END;
+
+/// Shared memory that cannot be stored.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// Pages came of something that is not known.
+    #[error("pages came of shared memory {space} that the source did not describe within {DESCRIPTION:?}")]
+    Undescribed {
+        /// Its id.
+        space: u32,
+    },
+    /// A description that cannot be right.
+    #[error("the source describes shared memory that cannot be: {what}")]
+    Implausible {
+        /// Why not.
+        what: String,
+    },
+    /// The kernel refused.
+    #[error("shared memory {name:?} cannot be stored: {source}")]
+    Store {
+        /// Its name.
+        name: String,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// One object and the file that is to become it.
+#[derive(Debug)]
+struct Target {
+    object: Mutex<SharedObject>,
+    file: File,
+}
+
+impl Target {
+    fn new(object: &SharedObject) -> io::Result<Self> {
+        let name = CString::new(object.name.as_str())?;
+        let mut flags = MFdFlags::MFD_CLOEXEC;
+        if object.sealable {
+            flags |= MFdFlags::MFD_ALLOW_SEALING;
+        }
+        let file = File::from(memfd_create(name.as_c_str(), flags)?);
+        let target = Self { object: Mutex::new(object.clone()), file };
+        target.resize(object)?;
+        Ok(target)
+    }
+
+    fn object(&self) -> MutexGuard<'_, SharedObject> {
+        self.object.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn resize(&self, object: &SharedObject) -> io::Result<()> {
+        self.file.set_len(match object.kind {
+            SharedKind::File => object.size,
+            // Its file only carries the content; segments have whole pages.
+            SharedKind::Segment => object.size.next_multiple_of(PAGE_SIZE),
+        })?;
+        *self.object() = object.clone();
+        Ok(())
+    }
+
+    /// Writes pages, up to the end. Returns by how many bytes the file occupies more memory now.
+    fn write(&self, range: PageRange, pages: &[u8]) -> io::Result<i64> {
+        // Locked, so that its length does not change meanwhile: a write beyond the end would make it longer.
+        let _object = self.object();
+        let before = self.file.metadata()?;
+        let wanted = before.len().saturating_sub(range.start).min(pages.len() as u64) as usize;
+        self.file.write_all_at(&pages[..wanted], range.start)?;
+        self.grown(before.blocks())
+    }
+
+    fn zero(&self, range: PageRange) -> io::Result<i64> {
+        let _object = self.object();
+        let before = self.file.metadata()?.blocks();
+        let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        fallocate(&self.file, mode, range.start.cast_signed(), range.len().cast_signed())?;
+        self.grown(before)
+    }
+
+    fn grown(&self, before: u64) -> io::Result<i64> {
+        Ok((self.file.metadata()?.blocks().cast_signed() - before.cast_signed()) * 512)
+    }
+}
+
+/// The objects of a container that is arriving.
+#[derive(Debug, Default)]
+pub struct SharedStore {
+    targets: Mutex<HashMap<AddressSpaceId, Arc<Target>>>,
+    described: Condvar,
+}
+
+impl SharedStore {
+    fn targets(&self) -> MutexGuard<'_, HashMap<AddressSpaceId, Arc<Target>>> {
+        self.targets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the objects that are described for the first time, and changes the length of the others. Each new one is
+    /// handed to `keep`.
+    ///
+    /// # Errors
+    /// A description that cannot be right, or no memory.
+    pub fn describe<E>(
+        &self,
+        objects: &[SharedObject],
+        mut keep: impl FnMut(&SharedObject, BorrowedFd<'_>) -> Result<(), E>,
+    ) -> Result<(), E>
+    where
+        E: From<StoreError>,
+    {
+        for object in objects {
+            let implausible = |what: &str| StoreError::Implausible { what: what.to_owned() };
+            if !object.space.is_object() || object.size > SIZE {
+                return Err(implausible("its id or its length is out of bounds").into());
+            }
+            let failed = |source| StoreError::Store { name: object.name.clone(), source };
+            let known = self.targets().get(&object.space).cloned();
+            match known {
+                Some(target) => {
+                    let before = target.object().clone();
+                    if (before.key, before.kind) != (object.key, object.kind) {
+                        return Err(implausible("it has become another one").into());
+                    }
+                    target.resize(object).map_err(failed)?;
+                }
+                None => {
+                    if self.targets().len() >= OBJECTS {
+                        return Err(implausible("there are too many").into());
+                    }
+                    let target = Arc::new(Target::new(object).map_err(failed)?);
+                    keep(object, target.file.as_fd())?;
+                    self.targets().insert(object.space, target);
+                    self.described.notify_all();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands every object to `keep`, as [`Self::describe`] does.
+    pub fn each<E>(&self, mut keep: impl FnMut(&SharedObject, BorrowedFd<'_>) -> Result<(), E>) -> Result<(), E> {
+        let all: Vec<_> = self.targets().values().cloned().collect();
+        all.iter().try_for_each(|target| {
+            let object = target.object().clone();
+            keep(&object, target.file.as_fd())
+        })
+    }
+
+    /// Puts pages in their place; waits if their object is not described yet. Returns by how many bytes more memory is
+    /// occupied.
+    pub fn write(&self, space: AddressSpaceId, range: PageRange, pages: &[u8]) -> Result<i64, StoreError> {
+        let target = self.target(space)?;
+        target.write(range, pages).map_err(|source| StoreError::Store { name: target.object().name.clone(), source })
+    }
+
+    /// Makes pages zeros again. Returns by how many bytes more memory is occupied: never more than none.
+    pub fn zero(&self, space: AddressSpaceId, range: PageRange) -> Result<i64, StoreError> {
+        let target = self.target(space)?;
+        target.zero(range).map_err(|source| StoreError::Store { name: target.object().name.clone(), source })
+    }
+
+    fn target(&self, space: AddressSpaceId) -> Result<Arc<Target>, StoreError> {
+        let targets = self.targets();
+        let absent = |targets: &mut HashMap<_, _>| !targets.contains_key(&space);
+        let waited = self.described.wait_timeout_while(targets, DESCRIPTION, absent);
+        let (targets, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        targets.get(&space).cloned().ok_or(StoreError::Undescribed { space: space.0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+
+    fn object(number: u32, size: u64) -> SharedObject {
+        let space = AddressSpaceId::object(number).unwrap();
+        let name = "a name".to_owned();
+        SharedObject { space, key: number, kind: SharedKind::File, name, size, sealable: true }
+    }
+
+    fn keep_none(_: &SharedObject, _: BorrowedFd<'_>) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn pages(from: u64, to: u64) -> PageRange {
+        PageRange { start: from * PAGE_SIZE, end: to * PAGE_SIZE }
+    }
+
+    #[test]
+    fn pages_end_where_they_belong_and_not_beyond_the_end() {
+        let store = SharedStore::default();
+        let described = object(3, 2 * PAGE_SIZE + 100);
+        let mut kept = None;
+        store
+            .describe(std::slice::from_ref(&described), |o, fd| {
+                kept = Some((o.clone(), File::from(fd.try_clone_to_owned().unwrap())));
+                Ok::<_, StoreError>(())
+            })
+            .unwrap();
+        let (known, mut file) = kept.unwrap();
+        assert_eq!(known, described);
+        let text = vec![7u8; 3 * PAGE_SIZE as usize];
+        assert_eq!(store.write(described.space, pages(0, 3), &text).unwrap(), 3 * PAGE_SIZE.cast_signed());
+        assert_eq!(store.zero(described.space, pages(1, 2)).unwrap(), -PAGE_SIZE.cast_signed());
+        let mut content = Vec::new();
+        file.read_to_end(&mut content).unwrap();
+        let mut expected = text[..2 * PAGE_SIZE as usize + 100].to_vec();
+        expected[PAGE_SIZE as usize..2 * PAGE_SIZE as usize].fill(0);
+        assert!(content == expected);
+    }
+
+    #[test]
+    fn what_was_cut_off_does_not_come_back() {
+        let store = SharedStore::default();
+        store.describe(&[object(1, 4 * PAGE_SIZE)], keep_none).unwrap();
+        let space = object(1, 0).space;
+        store.write(space, pages(0, 4), &[1; 4 * PAGE_SIZE as usize]).unwrap();
+        store.describe(&[object(1, PAGE_SIZE)], keep_none).unwrap();
+        store.describe(&[object(1, 4 * PAGE_SIZE)], keep_none).unwrap();
+        let file = store.target(space).unwrap().file.try_clone().unwrap();
+        let mut page = [1; PAGE_SIZE as usize];
+        file.read_exact_at(&mut page, PAGE_SIZE).unwrap();
+        assert!(page.iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let store = SharedStore::default();
+        let mut pid = object(1, PAGE_SIZE);
+        pid.space = AddressSpaceId(1);
+        assert!(matches!(store.describe(&[pid], keep_none), Err(StoreError::Implausible { .. })));
+        assert!(store.describe(&[object(1, u64::MAX)], keep_none).is_err());
+        store.describe(&[object(1, PAGE_SIZE)], keep_none).unwrap();
+        let mut other = object(1, PAGE_SIZE);
+        other.key = 2;
+        assert!(matches!(store.describe(&[other], keep_none), Err(StoreError::Implausible { .. })));
+    }
+}

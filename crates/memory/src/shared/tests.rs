@@ -1,0 +1,177 @@
+//! Both sides together: what the source sends makes the same object on the other side, whatever happens in between.
+
+use std::fs::File;
+use std::io::{Cursor, Read};
+use std::os::unix::fs::FileExt;
+use std::process::{Child, Command};
+
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use proptest::prelude::*;
+use tranship_types::{AddressSpaceId, PAGE_SIZE, SharedObject};
+use tranship_wire::FrameHeader;
+
+use super::source::{SharedMemory, Where};
+use super::target::{SharedStore, StoreError};
+use crate::send::{Counters, Stream};
+
+/// A destination that takes what a source says.
+#[derive(Default)]
+struct Destination {
+    store: SharedStore,
+    files: Vec<(SharedObject, File)>,
+}
+
+impl Destination {
+    fn describe(&mut self, objects: &[SharedObject]) {
+        let files = &mut self.files;
+        let kept = self.store.describe(objects, |object, file| {
+            files.push((object.clone(), File::from(file.try_clone_to_owned().unwrap())));
+            Ok::<_, StoreError>(())
+        });
+        kept.unwrap();
+    }
+
+    /// Takes what is on a stream; returns how many bytes of pages that were.
+    fn take(&self, stream: &mut Stream<Vec<u8>>) -> u64 {
+        let mut wire = Cursor::new(std::mem::take(stream.link()));
+        let mut bytes = 0;
+        while (wire.position() as usize) < wire.get_ref().len() {
+            match tranship_wire::read_header(&mut wire).unwrap() {
+                FrameHeader::Pages { space, range } => {
+                    let mut pages = vec![0; range.len() as usize];
+                    wire.read_exact(&mut pages).unwrap();
+                    self.store.write(space, range, &pages).unwrap();
+                    bytes += range.len();
+                }
+                FrameHeader::Zero { space, range } => {
+                    self.store.zero(space, range).unwrap();
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        bytes
+    }
+
+    fn content(&self, space: AddressSpaceId) -> Vec<u8> {
+        let (_, file) = self.files.iter().find(|(object, _)| object.space == space).unwrap();
+        read(file)
+    }
+}
+
+impl Drop for Move {
+    fn drop(&mut self) {
+        let _ = self.owner.kill();
+        let _ = self.owner.wait();
+    }
+}
+
+fn read(file: &File) -> Vec<u8> {
+    let mut content = vec![0; file.metadata().unwrap().len() as usize];
+    file.read_exact_at(&mut content, 0).unwrap();
+    content
+}
+
+/// An object that another process has open, and both ends of its move.
+struct Move {
+    file: File,
+    owner: Child,
+    source: SharedMemory,
+    destination: Destination,
+    streams: Vec<Stream<Vec<u8>>>,
+    space: AddressSpaceId,
+}
+
+impl Move {
+    fn of(name: &str, size: u64) -> Self {
+        let file = File::from(memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap());
+        file.set_len(size).unwrap();
+        let mut command = Command::new("sleep");
+        tranship_sys::process::with_descriptor(command.arg("60"), file.try_clone().unwrap().into(), 5);
+        let owner = command.spawn().unwrap();
+        let source = SharedMemory::new().unwrap();
+        let streams = (0..2).map(|_| Stream::new(Vec::new())).collect();
+        let mut all =
+            Self { file, owner, source, destination: Destination::default(), streams, space: AddressSpaceId(0) };
+        all.find();
+        let (object, _) = all.destination.files.iter().find(|(o, _)| o.name == name).unwrap();
+        assert!(object.sealable && object.size == size);
+        all.space = object.space;
+        all
+    }
+
+    fn find(&mut self) {
+        let described = self.source.find(&[self.owner.id()], Where::Everywhere).unwrap();
+        self.destination.describe(&described);
+    }
+
+    fn round(&mut self) -> u64 {
+        self.find();
+        self.source.send(&mut self.streams, &Counters::default()).unwrap();
+        self.streams.iter_mut().map(|stream| self.destination.take(stream)).sum()
+    }
+
+    fn assert_same(&self) {
+        let (here, there) = (read(&self.file), self.destination.content(self.space));
+        assert_eq!(here.len(), there.len());
+        let differs = (0..here.len()).find(|i| here[*i] != there[*i]);
+        assert_eq!(differs, None);
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Deed {
+    Write { at: u64, len: usize, with: u8 },
+    Punch { page: u64, pages: u64 },
+    Resize { size: u64 },
+    Round,
+}
+
+const SIZE: u64 = 3 << 20;
+
+fn deed() -> impl Strategy<Value = Deed> {
+    prop_oneof![
+        4 => (0..SIZE, 1usize..100_000, any::<u8>()).prop_map(|(at, len, with)| Deed::Write { at, len, with }),
+        2 => (0..SIZE / PAGE_SIZE, 1u64..300).prop_map(|(page, pages)| Deed::Punch { page, pages }),
+        1 => (PAGE_SIZE..SIZE).prop_map(|size| Deed::Resize { size }),
+        2 => Just(Deed::Round),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn whatever_is_done_to_it_between_rounds_it_is_the_same_in_the_end(
+        deeds in proptest::collection::vec(deed(), 1..24)
+    ) {
+        let mut all = Move::of("deeds", SIZE);
+        for deed in deeds {
+            match deed {
+                Deed::Write { at, len, with } => all.file.write_all_at(&vec![with; len], at).unwrap(),
+                Deed::Punch { page, pages } => {
+                    let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+                    let (at, len) = (page * PAGE_SIZE, pages * PAGE_SIZE);
+                    fallocate(&all.file, mode, at.cast_signed(), len.cast_signed()).unwrap();
+                }
+                Deed::Resize { size } => all.file.set_len(size).unwrap(),
+                Deed::Round => {
+                    all.round();
+                }
+            }
+        }
+        all.round();
+        all.assert_same();
+    }
+}
+
+#[test]
+fn what_has_not_changed_is_not_sent_again() {
+    let mut all = Move::of("unchanged", 8 << 20);
+    all.file.write_all_at(&vec![1; 5 << 20], 1 << 20).unwrap();
+    assert_eq!(all.round(), 5 << 20);
+    all.assert_same();
+    assert_eq!(all.round(), 0);
+    all.file.write_all_at(&[2], 3 << 20).unwrap();
+    assert_eq!(all.round(), PAGE_SIZE);
+    all.assert_same();
+}

@@ -1,0 +1,332 @@
+//! Shared memory: hidden from a dump, put in place in a restore.
+//!
+//! **Dump.** Criu walks shared memory by `lseek(SEEK_DATA)`. For objects of the table the answer is "no more data".
+//!
+//! **Restore.** `TRANSHIP_SHARED` names a table with a line `KEY file|segment PATH` for each object whose content has been
+//! brought already (or will be, in the case of files, before the tasks run). Criu makes an object so:
+//!
+//! ```text
+//!   file      memfd_create, ftruncate, mmap(shared) ┐
+//!   segment   shmget, shmat                         ┴▶ open "pagemap-shmem-KEY.img" ──▶ fill ──▶ munmap / shmdt
+//! ```
+//!
+//! When it opens that image, what it made last is what it is about to fill: a file is replaced by ours, under the number
+//! of its descriptor and at the address where it is mapped; a segment, which cannot be replaced, gets a copy of the content.
+//!
+//! Criu does this in the processes that become the tasks. They are in other namespaces already, and have closed what
+//! descriptors they had inherited; but they have what was mapped before they were forked, until the very end of the
+//! restore. So everything is mapped when criu opens its first image, and opened anew through `/proc/self/map_files` where
+//! it is needed. The byte of each object in the file `TRANSHIP_SHARED` + `.used`, also mapped, tells the agent that it was.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, AtomicU8, AtomicUsize, Ordering};
+
+use super::{next, whole_table};
+
+/// An object of the table, mapped for reading.
+struct Object {
+    key: u64,
+    segment: bool,
+    start: usize,
+    len: usize,
+    /// Its byte in the mapped file that the agent reads.
+    used: &'static AtomicU8,
+}
+
+/// The shared mapping of a descriptor that was made last, and where a segment was attached last.
+static LAST_FD: AtomicI32 = AtomicI32::new(-1);
+static LAST_START: AtomicUsize = AtomicUsize::new(0);
+static LAST_LEN: AtomicUsize = AtomicUsize::new(0);
+static LAST_SEGMENT: AtomicUsize = AtomicUsize::new(0);
+
+type Lseek = unsafe extern "C" fn(c_int, i64, c_int) -> i64;
+type Mmap = unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, c_int, i64) -> *mut c_void;
+type Shmat = unsafe extern "C" fn(c_int, *const c_void, c_int) -> *mut c_void;
+type Openat = unsafe extern "C" fn(c_int, *const c_char, c_int, libc::mode_t) -> c_int;
+
+fn set_errno(value: c_int) {
+    // SAFETY: errno of this thread.
+    unsafe { *libc::__errno_location() = value };
+}
+
+/// Whether the descriptor is of shared memory that this dump must see empty.
+fn is_hidden(fd: c_int) -> bool {
+    let objects = &whole_table().objects;
+    if objects.is_empty() {
+        return false;
+    }
+    // SAFETY: plain integers; all zeros is a value, and the call fills it.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: the structure is ours.
+    let known = unsafe { libc::fstat(fd, &raw mut stat) } == 0;
+    known && objects.contains(&(stat.st_dev, stat.st_ino))
+}
+
+macro_rules! lseek {
+    ($name:ident, $symbol:literal) => {
+        /// Stands in for libc's function of this name.
+        ///
+        /// # Safety
+        /// As libc's: none.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(fd: c_int, offset: i64, whence: c_int) -> i64 {
+            static REAL: OnceLock<usize> = OnceLock::new();
+            // SAFETY: the symbol is libc's function of this type.
+            let real: Lseek = unsafe { std::mem::transmute(*REAL.get_or_init(|| next($symbol) as usize)) };
+            if whence == libc::SEEK_DATA && is_hidden(fd) {
+                set_errno(libc::ENXIO);
+                return -1;
+            }
+            // SAFETY: handed on as it came.
+            unsafe { real(fd, offset, whence) }
+        }
+    };
+}
+
+lseek!(lseek, c"lseek");
+lseek!(lseek64, c"lseek64");
+
+fn real_mmap() -> Mmap {
+    static REAL: OnceLock<usize> = OnceLock::new();
+    // SAFETY: the symbol is libc's function of this type.
+    unsafe { std::mem::transmute(*REAL.get_or_init(|| next(c"mmap64") as usize)) }
+}
+
+macro_rules! mmap {
+    ($name:ident) => {
+        /// Stands in for libc's function of this name.
+        ///
+        /// # Safety
+        /// As libc's: whoever replaces a mapping must own it.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            address: *mut c_void,
+            len: usize,
+            protection: c_int,
+            flags: c_int,
+            fd: c_int,
+            offset: i64,
+        ) -> *mut c_void {
+            // SAFETY: handed on as it came.
+            let mapped = unsafe { real_mmap()(address, len, protection, flags, fd, offset) };
+            if flags & libc::MAP_TYPE == libc::MAP_SHARED && fd >= 0 && offset == 0 && mapped != libc::MAP_FAILED {
+                LAST_FD.store(fd, Ordering::Relaxed);
+                LAST_START.store(mapped as usize, Ordering::Relaxed);
+                LAST_LEN.store(len, Ordering::Relaxed);
+            }
+            mapped
+        }
+    };
+}
+
+mmap!(mmap);
+mmap!(mmap64);
+
+/// Stands in for libc's `shmat`.
+///
+/// # Safety
+/// As libc's: an address that is given must be free.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmat(id: c_int, address: *const c_void, flags: c_int) -> *mut c_void {
+    static REAL: OnceLock<usize> = OnceLock::new();
+    // SAFETY: the symbol is libc's function of this type.
+    let real: Shmat = unsafe { std::mem::transmute(*REAL.get_or_init(|| next(c"shmat") as usize)) };
+    // SAFETY: handed on as it came.
+    let attached = unsafe { real(id, address, flags) };
+    LAST_SEGMENT.store(attached as usize, Ordering::Relaxed);
+    attached
+}
+
+macro_rules! openat {
+    ($name:ident) => {
+        /// Stands in for libc's function of this name.
+        ///
+        /// # Safety
+        /// As libc's: the path is a C string.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(dir: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+            static REAL: OnceLock<usize> = OnceLock::new();
+            // SAFETY: the symbol is libc's function of this type; a mode that is not needed is ignored.
+            let real: Openat = unsafe { std::mem::transmute(*REAL.get_or_init(|| next(c"openat64") as usize)) };
+            // SAFETY: by contract.
+            let name = unsafe { CStr::from_ptr(path) }.to_bytes();
+            if name.ends_with(b".img")
+                && flags & libc::O_ACCMODE == libc::O_RDONLY
+                && let Some(objects) = objects()
+                && let Some(key) = key_of(name)
+                && let Some(object) = objects.iter().rev().find(|o| o.key == key)
+            {
+                if let Err(error) = object.take_place() {
+                    // Criu says which image it could not open, and gives up.
+                    set_errno(error.raw_os_error().unwrap_or(libc::EIO));
+                    return -1;
+                }
+                object.used.store(1, Ordering::Relaxed);
+            }
+            // SAFETY: handed on as it came.
+            unsafe { real(dir, path, flags, mode) }
+        }
+    };
+}
+
+openat!(openat);
+openat!(openat64);
+
+/// The object whose pages are listed in the image of this name.
+fn key_of(name: &[u8]) -> Option<u64> {
+    let name = std::str::from_utf8(name).ok()?;
+    name.strip_prefix("pagemap-shmem-")?.strip_suffix(".img")?.parse().ok()
+}
+
+/// What the table lists, mapped at the first call. `None`: there is no table.
+fn objects() -> Option<&'static [Object]> {
+    static OBJECTS: OnceLock<Vec<Object>> = OnceLock::new();
+    // A table that cannot be used leaves objects empty, which the agent notices.
+    let objects = OBJECTS.get_or_init(|| {
+        std::env::var_os("TRANSHIP_SHARED").and_then(|path| load(path.as_ref()).ok()).unwrap_or_default()
+    });
+    (!objects.is_empty()).then_some(objects)
+}
+
+fn load(path: &std::path::Path) -> io::Result<Vec<Object>> {
+    let text = std::fs::read_to_string(path)?;
+    let rows: Vec<(u64, bool, &str)> = text
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.splitn(3, ' ');
+            Some((words.next()?.parse().ok()?, words.next()? == "segment", words.next()?))
+        })
+        .collect();
+    if rows.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut used = path.as_os_str().to_owned();
+    used.push(".used");
+    let marks = File::options().read(true).write(true).create(true).truncate(true).open(used)?;
+    marks.set_len(rows.len() as u64)?;
+    let marks = map(&marks, rows.len(), libc::PROT_READ | libc::PROT_WRITE)?;
+    rows.into_iter()
+        .enumerate()
+        .map(|(number, (key, segment, path))| {
+            let file = File::open(path)?;
+            let len = file.metadata()?.size() as usize;
+            // An object without length has no image either.
+            let start = if len == 0 { 0 } else { map(&file, len, libc::PROT_READ)? };
+            // SAFETY: the mapping has a byte for each row, and is never removed by this library; bytes are only ever
+            // accessed as atomics.
+            let used = unsafe { &*std::ptr::with_exposed_provenance::<AtomicU8>(marks + number) };
+            Ok(Object { key, segment, start, len, used })
+        })
+        .collect()
+}
+
+/// Maps a file, shared, for as long as the process lives.
+fn map(file: &File, len: usize, protection: c_int) -> io::Result<usize> {
+    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+    // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+    let mapped = unsafe { real_mmap()(std::ptr::null_mut(), len, protection, flags, file.as_raw_fd(), 0) };
+    if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(mapped.expose_provenance()) }
+}
+
+impl Object {
+    fn take_place(&self) -> io::Result<()> {
+        if self.len == 0 {
+            return Ok(());
+        }
+        if self.segment { self.fill(LAST_SEGMENT.load(Ordering::Relaxed)) } else { self.replace() }
+    }
+
+    /// Puts the file in the place of the one that criu has just made and mapped.
+    fn replace(&self) -> io::Result<()> {
+        let (fd, start, len) =
+            (LAST_FD.load(Ordering::Relaxed), LAST_START.load(Ordering::Relaxed), LAST_LEN.load(Ordering::Relaxed));
+        if fd < 0 || len > self.len.next_multiple_of(4096) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let file = self.open(libc::O_RDWR)?;
+        // SAFETY: calls on descriptors; the number is that of a descriptor which criu has just opened for this object.
+        let replaced = unsafe {
+            let flags = libc::fcntl(fd, libc::F_GETFD);
+            let cloexec = if flags & libc::FD_CLOEXEC != 0 { libc::O_CLOEXEC } else { 0 };
+            libc::dup3(file.as_raw_fd(), fd, cloexec)
+        };
+        if replaced < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let (address, protection) = (std::ptr::with_exposed_provenance_mut(start), libc::PROT_READ | libc::PROT_WRITE);
+        let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+        // SAFETY: exactly the mapping that criu has just made, of the same length; it holds zeros that nobody has read.
+        let mapped = unsafe { real_mmap()(address, len, protection, flags, file.as_raw_fd(), 0) };
+        if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Copies the content to where criu has just attached the segment.
+    fn fill(&self, start: usize) -> io::Result<()> {
+        if start == 0 || start == usize::MAX {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let file = File::from(self.open(libc::O_RDONLY)?);
+        let (fd, mut at) = (file.as_raw_fd(), 0i64);
+        loop {
+            // SAFETY: calls on a descriptor of our own.
+            let (data, hole) = unsafe {
+                let data = libc::lseek64(fd, at, libc::SEEK_DATA);
+                (data, if data < 0 { -1 } else { libc::lseek64(fd, data, libc::SEEK_HOLE) })
+            };
+            if data < 0 {
+                let error = io::Error::last_os_error();
+                return if error.raw_os_error() == Some(libc::ENXIO) { Ok(()) } else { Err(error) };
+            }
+            let (from, len) = (data as usize, (hole - data) as usize);
+            let target = std::ptr::with_exposed_provenance_mut::<u8>(start + from);
+            // SAFETY: criu has just attached a segment of this object's length at `start`, writable, and does nothing with
+            // it meanwhile.
+            let target = unsafe { std::slice::from_raw_parts_mut(target, len) };
+            file.read_exact_at(target, data as u64)?;
+            at = hole;
+        }
+    }
+
+    /// Opens the mapped file anew.
+    fn open(&self, flags: c_int) -> io::Result<OwnedFd> {
+        let (start, end) = (self.start, self.start + self.len.next_multiple_of(4096));
+        let link = CString::new(format!("/proc/self/map_files/{start:x}-{end:x}"))?;
+        // SAFETY: the path is a C string; the descriptor is new and ours.
+        let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, link.as_ptr(), flags | libc::O_CLOEXEC) };
+        if fd >= 0 {
+            // SAFETY: as above.
+            return Ok(unsafe { OwnedFd::from_raw_fd(fd as c_int) });
+        }
+        let error = io::Error::last_os_error();
+        if error.raw_os_error() != Some(libc::ENOENT) {
+            return Err(error);
+        }
+        self.open_without_proc(flags)
+    }
+
+    /// The same where the mount namespace has no procfs: by one of our own, mounted nowhere.
+    fn open_without_proc(&self, flags: c_int) -> io::Result<OwnedFd> {
+        const FSCONFIG_CMD_CREATE: c_int = 6;
+        let checked = |fd: i64| {
+            // SAFETY: a descriptor that the kernel has just made for us.
+            if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(unsafe { OwnedFd::from_raw_fd(fd as c_int) }) }
+        };
+        let (start, end) = (self.start, self.start + self.len.next_multiple_of(4096));
+        let link = CString::new(format!("self/map_files/{start:x}-{end:x}"))?;
+        // SAFETY: the arguments are C strings, null pointers where the calls allow them, and descriptors of our own.
+        unsafe {
+            let context = checked(libc::syscall(libc::SYS_fsopen, c"proc".as_ptr(), 1))?;
+            let null = std::ptr::null::<c_void>();
+            if libc::syscall(libc::SYS_fsconfig, context.as_raw_fd(), FSCONFIG_CMD_CREATE, null, null, 0) < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            let root = checked(libc::syscall(libc::SYS_fsmount, context.as_raw_fd(), 1, 0))?;
+            checked(libc::syscall(libc::SYS_openat, root.as_raw_fd(), link.as_ptr(), flags | libc::O_CLOEXEC))
+        }
+    }
+}
