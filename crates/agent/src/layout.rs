@@ -72,6 +72,11 @@ impl Layout {
         self.root.join(tranship_memory::pager::SHARED_TABLE)
     }
 
+    /// The limit of the container's CPU time that it had before it was slowed down.
+    pub fn cpu_limit(&self) -> PathBuf {
+        self.root.join("cpu-limit")
+    }
+
     /// The note of when the container on the source was made.
     pub fn original(&self) -> PathBuf {
         self.root.join("original")

@@ -26,14 +26,8 @@ pub fn check(options: &MoveOptions) -> Result<(), ServiceError> {
         Err(ServiceError::new(ErrorKind::Invalid, format!("this version of the agent cannot do {what}"), remedy))
     };
     match options {
-        MoveOptions { bandwidth: Some(bandwidth), .. } => {
-            refuse(format!("with a bandwidth of {bandwidth}"), "leave the bandwidth out")
-        }
         MoveOptions { compress: compress @ (Compress::Lz4 | Compress::Zstd), .. } => {
             refuse(format!("compression with {compress}"), "leave it out; pages then travel as they are")
-        }
-        MoveOptions { no_throttle: true, .. } => {
-            refuse("no_throttle".to_owned(), "leave it out; no container is slowed down")
         }
         _ => Ok(()),
     }

@@ -69,6 +69,9 @@ pub struct SourceRun {
     shared: Option<SharedMemory>,
     /// What the frozen container's memory still has to be sent.
     last_round: Option<Round>,
+    /// By how much the container's CPU time was cut, in percent of what it used: so many CPUs.
+    throttled: u8,
+    cpus: f64,
     /// What a freeze left fitted the budget.
     converged: bool,
     /// The links for pages that are asked for, until memory is on its way.
@@ -122,6 +125,8 @@ impl SourceRun {
             tracker: None,
             shared: None,
             last_round: None,
+            throttled: 0,
+            cpus: 0.0,
             converged: false,
             demand: None,
             push: None,
@@ -248,6 +253,7 @@ impl SourceRun {
 
     fn freeze(&mut self) -> Result<(), Failure> {
         let freezer = self.inspected()?.0.freezer.clone();
+        self.unthrottle()?;
         self.frozen_ns = Some(monotonic_ns());
         self.timeline.time("freeze", || freezer.freeze(FREEZE)).map_err(failed)
     }
@@ -512,7 +518,7 @@ impl SourcePort for SourceRun {
             }
             SourceStep::Precopy => {
                 self.tracker = None;
-                Ok(())
+                self.unthrottle()
             }
             SourceStep::Arm => {
                 let ended = self.layout.end_front(Role::Dump, DUMP_END);

@@ -86,7 +86,7 @@ pub struct Move {
 #[derive(Debug, Args)]
 pub struct How {
     /// How memory moves relative to the freeze
-    #[arg(long, value_enum, default_value = "cold")]
+    #[arg(long, value_enum, default_value = "auto")]
     pub mode: ModeName,
     /// With rounds: freeze when what is left takes no longer than this, e.g. 100ms
     #[arg(long, value_name = "TIME", value_parser = units::milliseconds)]

@@ -3,6 +3,7 @@
 //! Engines stay stock. For a dump and for a restore the engine is run by its own command line with the CRIU front on its
 //! PATH, so that before and afterwards it is the engine that manages the container.
 
+mod cpu;
 mod freezer;
 mod runc;
 
@@ -13,6 +14,7 @@ use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 
+pub use cpu::Cpu;
 pub use freezer::{Freezer, FreezerError};
 pub use runc::Runc;
 
@@ -62,6 +64,8 @@ pub struct Container {
     pub freezer: Freezer,
     /// Its memory cgroup, where there is one.
     pub memory_cgroup: Option<PathBuf>,
+    /// Its CPU cgroup, where there is one.
+    pub cpu: Option<Cpu>,
 }
 
 impl Container {

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::freezer;
-use crate::{Container, Engine, EngineError, Freezer, Images, State, Summary};
+use crate::{Container, Cpu, Engine, EngineError, Freezer, Images, State, Summary};
 
 /// runc as configured on this node.
 #[derive(Debug, Clone)]
@@ -128,8 +128,13 @@ impl Engine for Runc {
                 ));
             }
         };
+        let cpu = match (cgroup("cpu"), cgroup("cpuacct"), cgroup("")) {
+            (Some(limits), Some(accounting), _) => Some(Cpu::V1(limits, accounting)),
+            (_, _, Some(path)) => Some(Cpu::V2(path)),
+            _ => None,
+        };
         let (state, init, created, bundle) = (row.status, row.pid, row.created, row.bundle);
-        Ok(Container { name: name.to_owned(), state, init, created, config, bundle, freezer, memory_cgroup })
+        Ok(Container { name: name.to_owned(), state, init, created, config, bundle, freezer, memory_cgroup, cpu })
     }
 
     fn adopt(&self, name: &str, mut config: Value) -> Value {

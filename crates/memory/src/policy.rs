@@ -40,6 +40,12 @@ pub enum Verdict {
 /// A round must leave at most this share of what the one before left, or it was of little use.
 const USEFUL: f64 = 0.8;
 
+/// What the link carries, in bytes a second: as the largest round found it, since small ones disappear in buffers.
+pub fn link_rate(rounds: &[RoundSeen]) -> f64 {
+    let largest = rounds.iter().max_by_key(|round| round.bytes);
+    largest.map_or(0.0, |round| round.bytes as f64 / round.took.as_secs_f64().max(1e-6))
+}
+
 /// Decides after a round.
 ///
 /// While a round's pages travel, the container writes new ones; to first order what the next round finds shrinks by the
@@ -47,10 +53,7 @@ const USEFUL: f64 = 0.8;
 /// Two rounds of little use in a row are divergence: one alone may be a burst.
 pub fn decide(rounds: &[RoundSeen], limits: Limits) -> Verdict {
     let Some(last) = rounds.last() else { return Verdict::Another };
-    // The best rate that was seen: small rounds are all latency.
-    let rate = |r: &RoundSeen| r.bytes as f64 / r.took.as_secs_f64().max(1e-6);
-    let best = rounds.iter().map(rate).fold(0.0, f64::max);
-    if rounds.len() > 1 && last.bytes as f64 <= best * limits.budget.as_secs_f64() {
+    if rounds.len() > 1 && last.bytes as f64 <= link_rate(rounds) * limits.budget.as_secs_f64() {
         return Verdict::Converged;
     }
     if rounds.len() as u32 >= limits.max_rounds {
@@ -62,6 +65,27 @@ pub fn decide(rounds: &[RoundSeen], limits: Limits) -> Verdict {
         return Verdict::Diverging;
     }
     Verdict::Another
+}
+
+/// Decides after a round where pages may follow the resume: `left` is what the container has written since, in bytes.
+///
+/// One round of little use is then enough to stop: what follows the resume travels once, what another round sends may have
+/// to travel again.
+pub fn decide_early(rounds: &[RoundSeen], left: u64, limits: Limits) -> Verdict {
+    let Some(last) = rounds.last() else { return Verdict::Another };
+    if left as f64 <= link_rate(rounds) * limits.budget.as_secs_f64() {
+        return Verdict::Converged;
+    }
+    if rounds.len() as u32 >= limits.max_rounds || left as f64 > last.bytes as f64 * USEFUL {
+        return Verdict::Diverging;
+    }
+    Verdict::Another
+}
+
+/// How much less CPU a container gets whose rounds diverge although every page shall precede the decision, in percent: the
+/// step after `now`; `None` when nothing is left to take away.
+pub fn throttle_after(now: u8) -> Option<u8> {
+    [20, 40, 60, 80, 90, 95, 99].into_iter().find(|step| *step > now)
 }
 
 #[cfg(test)]
@@ -102,6 +126,24 @@ mod tests {
     fn one_that_writes_at_half_the_link_s_rate_converges() {
         let (_, verdict) = simulate(1000 * MB, 1000 * MB, 5e8, 1e9, Limits::default());
         assert_eq!(verdict, Verdict::Converged);
+    }
+
+    #[test]
+    fn where_pages_may_follow_one_round_of_little_use_is_enough() {
+        let seen = |mb: u64, s: f64| RoundSeen { bytes: mb * MB, took: Duration::from_secs_f64(s) };
+        let limits = Limits::default();
+        assert_eq!(decide_early(&[], 7, limits), Verdict::Another);
+        assert_eq!(decide_early(&[seen(4000, 32.0)], 3900 * MB, limits), Verdict::Diverging);
+        assert_eq!(decide_early(&[seen(4000, 32.0)], 1000 * MB, limits), Verdict::Another);
+        assert_eq!(decide_early(&[seen(4000, 4.0)], 9 * MB, limits), Verdict::Converged);
+        let one = Limits { max_rounds: 1, ..limits };
+        assert_eq!(decide_early(&[seen(4000, 32.0)], 1000 * MB, one), Verdict::Diverging);
+    }
+
+    #[test]
+    fn throttling_goes_on_until_almost_nothing_is_left() {
+        let steps: Vec<u8> = std::iter::successors(throttle_after(0), |now| throttle_after(*now)).collect();
+        assert_eq!(steps, [20, 40, 60, 80, 90, 95, 99]);
     }
 
     proptest! {

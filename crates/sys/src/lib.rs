@@ -7,6 +7,7 @@
 pub mod arena;
 pub mod clock;
 pub mod descriptor;
+pub mod pacing;
 pub mod packet;
 pub mod pagemap;
 pub mod process;

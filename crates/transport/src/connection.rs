@@ -287,6 +287,14 @@ impl Link for Connection {
         self.channel.socket.set_timeout(timeout)
     }
 
+    fn set_pace(&mut self, bytes_a_second: Option<u64>) -> io::Result<()> {
+        self.channel.socket.set_pace(bytes_a_second)
+    }
+
+    fn set_in_flight(&mut self, bytes: usize) -> io::Result<()> {
+        self.channel.socket.set_in_flight(bytes)
+    }
+
     fn closer(&self) -> Closer {
         self.channel.socket.closer()
     }

@@ -22,6 +22,19 @@ pub trait Link: Read + Write + Send {
     /// Those of the socket; a zero duration.
     fn set_timeout(&mut self, timeout: Option<Duration>) -> io::Result<()>;
 
+    /// Sends no more than so many bytes a second from now on; `None`: as many as it can.
+    ///
+    /// # Errors
+    /// Those of the socket.
+    fn set_pace(&mut self, bytes_a_second: Option<u64>) -> io::Result<()>;
+
+    /// Keeps no more than about so many bytes on their way to the peer: what is written after that waits, so that other
+    /// links to it need not queue behind more.
+    ///
+    /// # Errors
+    /// Those of the socket.
+    fn set_in_flight(&mut self, bytes: usize) -> io::Result<()>;
+
     /// A handle that breaks the link from any thread.
     fn closer(&self) -> Closer;
 

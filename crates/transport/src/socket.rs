@@ -1,5 +1,6 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -49,6 +50,15 @@ impl Socket {
         self.deadline = None;
         self.stream.set_read_timeout(timeout)?;
         self.stream.set_write_timeout(timeout)
+    }
+
+    pub fn set_pace(&self, bytes_a_second: Option<u64>) -> io::Result<()> {
+        tranship_sys::pacing::set_pacing(self.stream.as_fd(), bytes_a_second)
+    }
+
+    /// The kernel counts its own bookkeeping too, and doubles what is asked for to make up for that.
+    pub fn set_in_flight(&self, bytes: usize) -> io::Result<()> {
+        Ok(setsockopt(&self.stream, sockopt::SndBuf, &bytes)?)
     }
 
     /// All that follows together must be done by then, until a timeout is set instead.

@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 pub enum Mode {
     /// By measurement: rounds while the container runs; if what is left will not fit the blackout budget, the rest follows
     /// the resume.
+    #[default]
     Auto,
     /// Stop-and-copy: freeze, then move everything.
-    #[default]
     Cold,
     /// Move memory in rounds while the container runs; freeze when what is left fits the blackout budget, or rounds no
     /// longer help. Every page is on the destination before the decision.

@@ -3,7 +3,7 @@
 use tranship_coordinator::Failure;
 use tranship_memory::send::{self, Stream};
 use tranship_memory::survey;
-use tranship_transport::Link;
+use tranship_transport::{Connection, Link};
 use tranship_types::AddressSpaceId;
 use tranship_wire::message::{Request, Response};
 use tranship_wire::{Purpose, URGENT_STREAM};
@@ -11,6 +11,13 @@ use tranship_wire::{Purpose, URGENT_STREAM};
 use super::push::{Demand, Push};
 use super::{FROZEN_PATIENCE, SourceRun, failed};
 use crate::inspection::STREAMS;
+
+/// Bytes per ns of a link that is taken for fast.
+const FAST_LINK: u64 = 1;
+/// Bytes that a stream may have in flight, at least: enough for a fast link in one room.
+const LEAST_IN_FLIGHT: u64 = 128 << 10;
+/// And at most: as many as where nothing else is in its way.
+const MOST_IN_FLIGHT: u64 = 4 << 20;
 
 impl SourceRun {
     /// Serves pages until the destination has every one. May be begun again, after a link broke or the agent was restarted:
@@ -98,11 +105,30 @@ impl SourceRun {
             missing.push(list);
         }
         wants.set_timeout(None).map_err(failed)?;
-        let streams = (0..STREAMS).map(|stream| self.page_stream(stream)).collect::<Result<Vec<_>, _>>()?;
+        let mut streams = (0..STREAMS).map(|stream| self.page_stream(stream)).collect::<Result<Vec<_>, _>>()?;
+        self.make_way(&mut streams)?;
         let urgent = self.page_stream(URGENT_STREAM)?;
         let push = Push::start(send::lacking(&spaces, &missing), streams, Some(Demand { wants, urgent }));
         push.begin();
         Ok(push)
+    }
+
+    /// Keeps the streams of what nobody waits for from being in the way: of pages that are asked for, which would queue
+    /// behind all that is in flight, and of other users of the link.
+    pub(super) fn make_way(&self, streams: &mut [Stream<Connection>]) -> Result<(), Failure> {
+        let pace = self.pace();
+        // What a fast link holds, twice.
+        let in_flight = (self.clock.error_ns * 2 * 2 * FAST_LINK).clamp(LEAST_IN_FLIGHT, MOST_IN_FLIGHT) as usize;
+        for stream in streams {
+            let link = stream.link();
+            link.set_pace(pace).and_then(|()| link.set_in_flight(in_flight)).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Bytes a second that each stream may take while the container runs.
+    pub(super) fn pace(&self) -> Option<u64> {
+        self.report.read().options.bandwidth.map(|whole| whole.bytes_per_second() / u64::from(STREAMS))
     }
 
     /// Opens the links for demands, where pages may follow the resume.
@@ -111,7 +137,7 @@ impl SourceRun {
         Ok(Demand { wants, urgent: self.page_stream(URGENT_STREAM)? })
     }
 
-    pub(super) fn page_stream(&self, stream: u8) -> Result<Stream<tranship_transport::Connection>, Failure> {
+    pub(super) fn page_stream(&self, stream: u8) -> Result<Stream<Connection>, Failure> {
         let mut link = self.node.dial(&self.peer, Purpose::Pages { stream }, Some(&self.id))?;
         link.set_timeout(Some(FROZEN_PATIENCE)).map_err(failed)?;
         Ok(Stream::new(link))

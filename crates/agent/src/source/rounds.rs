@@ -1,18 +1,23 @@
 //! The container's memory while it runs, and what is left of it to send when it is frozen.
 
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tranship_coordinator::Failure;
+use tranship_engine::Container;
 use tranship_memory::policy::{self, RoundSeen, Verdict};
 use tranship_memory::send::{self, Counters, Version};
 use tranship_memory::shared::source::{SharedMemory, Where};
 use tranship_memory::survey;
 use tranship_memory::tracker::{Round, TrackError, Tracker};
 use tranship_sys::clock::monotonic_ns;
+use tranship_transport::Link;
 use tranship_types::RoundReport;
 
 use super::{SourceRun, failed};
+
+/// For how long it is watched how much CPU time a container uses, before it gets less.
+const CPU_SAMPLE: Duration = Duration::from_millis(200);
 
 impl SourceRun {
     /// Sends memory while the container runs, until what a freeze would leave fits the budget, or rounds no longer help.
@@ -25,11 +30,15 @@ impl SourceRun {
             return Ok(());
         }
         let container = self.inspected()?.0.clone();
+        let pids = || container.processes().map_err(failed);
+        let pace = self.pace();
+        self.streams.iter_mut().try_for_each(|s| s.link().set_pace(pace)).map_err(failed)?;
         let mut tracker = Tracker::default();
         let (mut seen, mut looked): (Vec<RoundSeen>, Option<Instant>) = (Vec::new(), None);
-        let mut verdict = Verdict::Another;
-        while verdict == Verdict::Another {
-            let round = match tracker.round(&container.processes().map_err(failed)?) {
+        // Rounds before this one were under another throttle, and tell nothing of what the next ones will find.
+        let mut counted = 0;
+        let verdict = loop {
+            let round = match tracker.round(&pids()?) {
                 Err(TrackError::Unsupported) => {
                     self.report.change(|r| r.ways.push(format!("memory: no rounds; {}", TrackError::Unsupported)));
                     return Ok(());
@@ -48,7 +57,10 @@ impl SourceRun {
             let (bytes, took) = (round.plan.bytes() + shared.sent.load(Ordering::Relaxed), start.elapsed());
             let dirty_rate = since.map_or(0.0, |seconds| bytes as f64 / seconds.max(1e-6));
             seen.push(RoundSeen { bytes, took });
-            verdict = policy::decide(&seen, self.limits);
+            let verdict = match self.may_be_early() {
+                true => policy::decide_early(&seen, tracker.left(&pids()?), self.limits),
+                false => policy::decide(&seen[counted..], self.limits),
+            };
             let wire: u64 = self.streams.iter_mut().map(|s| s.link().bytes_sent()).sum();
             self.report.change(|r| {
                 r.rounds.push(RoundReport { bytes, ms: took.as_secs_f64() * 1e3, dirty_rate });
@@ -59,14 +71,75 @@ impl SourceRun {
                 r.progress.rate = bytes as f64 / took.as_secs_f64().max(1e-6);
                 r.progress.wire_bytes = wire;
             });
-        }
+            match verdict {
+                Verdict::Another => {}
+                Verdict::Diverging if self.report.read().options.safe => {
+                    self.throttle(&container, dirty_rate, policy::link_rate(&seen))?;
+                    counted = seen.len() - 1;
+                }
+                verdict => break verdict,
+            }
+        };
         if verdict == Verdict::Diverging {
-            let way = "memory: rounds no longer helped, the container writes too fast for the link";
-            self.report.change(|r| r.ways.push(way.to_owned()));
+            let what =
+                if self.may_be_early() { "the rest follows the resume" } else { "the rest is sent in the freeze" };
+            let way = format!("memory: more rounds would not help, the container writes too fast for the link; {what}");
+            self.report.change(|r| r.ways.push(way));
         }
+        self.streams.iter_mut().try_for_each(|s| s.link().set_pace(None)).map_err(failed)?;
         self.converged = verdict == Verdict::Converged;
         self.tracker = Some(tracker);
         Ok(())
+    }
+
+    /// Takes the next share of its CPU time away from a container whose rounds diverge, or refuses to move it.
+    fn throttle(&mut self, container: &Container, dirty: f64, link: f64) -> Result<(), Failure> {
+        let mb = |rate: f64| rate / 1e6;
+        let refuse = |remedy: &str| {
+            Err(Failure::new(format!(
+                "container {} writes {:.0} MB/s of memory and the link to node {} carries {:.0} MB/s, so that its rest would \
+                 not fit the blackout budget of {:.0} ms; {remedy}",
+                self.name,
+                mb(dirty),
+                self.peer,
+                mb(link),
+                self.limits.budget.as_secs_f64() * 1e3,
+            )))
+        };
+        if self.report.read().options.no_throttle {
+            return refuse(
+                "allow it to be slowed down (leave out --no-throttle), or its last pages to follow it (leave out --safe)",
+            );
+        }
+        let (Some(cpu), Some(step)) = (&container.cpu, policy::throttle_after(self.throttled)) else {
+            return refuse("give a larger --blackout-budget, or let its last pages follow it (leave out --safe)");
+        };
+        if self.throttled == 0 {
+            // Written down first: an agent that follows this one gives it back.
+            std::fs::write(self.layout.cpu_limit(), cpu.limit().map_err(failed)?).map_err(failed)?;
+            let (used, start) = (cpu.used().map_err(failed)?, Instant::now());
+            std::thread::sleep(CPU_SAMPLE);
+            let used = cpu.used().map_err(failed)?.saturating_sub(used);
+            self.cpus = used.as_secs_f64() / start.elapsed().as_secs_f64();
+        }
+        cpu.restrict(self.cpus * f64::from(100 - step) / 100.0).map_err(failed)?;
+        self.throttled = step;
+        let way = format!("cpu: {step} % less for the container, until it is frozen, so that the rounds converge");
+        self.report.change(|r| {
+            r.ways.retain(|way| !way.starts_with("cpu: "));
+            r.ways.push(way);
+        });
+        Ok(())
+    }
+
+    /// Gives a container the CPU time back that it had.
+    pub(super) fn unthrottle(&mut self) -> Result<(), Failure> {
+        let Ok(limit) = std::fs::read_to_string(self.layout.cpu_limit()) else { return Ok(()) };
+        if let Some(cpu) = self.container()?.cpu {
+            cpu.restore(&limit).map_err(failed)?;
+        }
+        self.throttled = 0;
+        std::fs::remove_file(self.layout.cpu_limit()).map_err(failed)
     }
 
     /// Finds what is still to be sent of the frozen container's memory, and what criu must not see of it.

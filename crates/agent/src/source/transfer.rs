@@ -39,6 +39,9 @@ impl SourceRun {
         self.send_shared_code(&mut streams, &counters)?;
         let buffers = u64::from(STREAM_BUFFERS) * streams.len() as u64;
         let early = self.is_early();
+        if early {
+            self.make_way(&mut streams)?;
+        }
         let (mut push, pushing) = self.dump_and_name(plan, streams, early, start)?;
 
         let before = self.report.read().progress.moved_bytes;
