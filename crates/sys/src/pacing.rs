@@ -33,8 +33,7 @@ mod tests {
         let (mut to, _) = listener.accept().unwrap();
         set_pacing(out.as_fd(), Some(4_000_000)).unwrap();
         let start = Instant::now();
-        let reader =
-            std::thread::spawn(move || std::io::copy(&mut (&mut to).take(2_000_000), &mut io::sink()).unwrap());
+        let reader = std::thread::spawn(move || io::copy(&mut (&mut to).take(2_000_000), &mut io::sink()).unwrap());
         out.write_all(&vec![7; 2_000_000]).unwrap();
         assert_eq!(reader.join().unwrap(), 2_000_000);
         // Half a second at that rate; the first bytes go at once.
