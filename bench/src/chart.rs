@@ -35,18 +35,19 @@ const SMALL: f64 = 0.005;
 
 /// Draws `SUITE-WORKLOAD.svg`; `None` if no run succeeded.
 pub fn draw(directory: &Path, suite: &Suite, case: &Case, rows: &[Row]) -> Result<Option<PathBuf>> {
+    let rows: Vec<_> = rows.iter().filter(|r| r.quantity("blackout_ms").is_some()).collect();
     let longest = rows.iter().filter_map(|r| Some(r.quantity("client_gap_ms")?.max)).fold(0.0, f64::max);
     if longest <= 0.0 {
         return Ok(None);
     }
     let file = directory.join(format!("{}-{}.svg", suite.name, case.name()));
     let failed = |e: &dyn std::fmt::Display| anyhow!("cannot draw {}: {e}", file.display());
-    let legends: i32 = rows.iter().map(legend_height).sum();
+    let legends: i32 = rows.iter().map(|r| legend_height(r)).sum();
     let rows_height = rows.len() as i32 * (BAR + 34);
     let height = TOP + rows_height + 40 + legends;
     {
         let area = SVGBackend::new(&file, (WIDTH, height as u32)).into_drawing_area();
-        paint(&area, suite, case, rows, longest * 1.02, TOP + rows_height).map_err(|e| failed(&e))?;
+        paint(&area, suite, case, &rows, longest * 1.02, TOP + rows_height).map_err(|e| failed(&e))?;
         area.present().map_err(|e| failed(&e))?;
     }
     Ok(Some(file))
@@ -55,7 +56,7 @@ pub fn draw(directory: &Path, suite: &Suite, case: &Case, rows: &[Row]) -> Resul
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 type Painted<'a> = Result<(), DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>>;
 
-fn paint<'a>(area: &Area<'a>, suite: &Suite, case: &Case, rows: &[Row], most: f64, bottom: i32) -> Painted<'a> {
+fn paint<'a>(area: &Area<'a>, suite: &Suite, case: &Case, rows: &[&Row], most: f64, bottom: i32) -> Painted<'a> {
     let text = |size: i32, at: HPos| ("sans-serif", size).into_font().color(&BLACK).pos(Pos::new(at, VPos::Center));
     let x = |ms: f64| LEFT + (ms / most * f64::from(WIDTH as i32 - LEFT - RIGHT)).round() as i32;
     let title =
@@ -133,7 +134,7 @@ fn visible(slices: &[Slice]) -> Vec<Slice> {
 }
 
 /// A round distance between ticks, so that there are four to ten of them.
-fn tick(most: f64) -> f64 {
+pub fn tick(most: f64) -> f64 {
     let scale = 10f64.powf((most / 4.0).log10().floor());
     [5.0, 2.0, 1.0].into_iter().map(|s| s * scale).find(|step| most / step >= 4.0).unwrap_or(scale)
 }

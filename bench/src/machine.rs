@@ -29,6 +29,12 @@ pub fn describe() -> Value {
     })
 }
 
+/// Bytes of memory that nobody needs now.
+pub fn available_memory() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    crate::watch::field(&text, "MemAvailable:").unwrap_or(0)
+}
+
 fn first_line(program: &str, arguments: &[&str]) -> Option<String> {
     let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
     let output = Command::new(program).args(arguments).env("PATH", path).output().ok()?;

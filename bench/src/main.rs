@@ -1,13 +1,16 @@
 //! Benchmarks: Tranship and the plain runc + CRIU recipe, side by side in one run, in the lab.
 //!
 //! ```text
-//! suite = cases × systems          (suite.rs)
-//!   each run: lab up → workload on a → watch → move a → b → check → lab down     (run.rs)
+//! suite = cases, each with its systems                                            (suite.rs)
+//!   each run: lab up → workload on a → watch → move a → b → check → lab down     (run.rs, workload/)
 //!   all runs of a case, the systems taking turns → one row for each system        (row.rs)
-//! rows → results.json, a table, a chart for each case                             (table.rs, chart.rs)
+//! rows → results.json, a table, goals, charts      (table.rs, goal.rs, chart.rs, curve.rs, course.rs)
 //! ```
 
 mod chart;
+mod course;
+mod curve;
+mod goal;
 mod machine;
 mod peer;
 mod program;
@@ -16,6 +19,7 @@ mod run;
 mod suite;
 mod table;
 mod timeline;
+mod tracking;
 mod watch;
 mod workload;
 
@@ -25,6 +29,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
@@ -32,7 +37,9 @@ use serde_json::{Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tranship_lab::take_down_own;
+use tranship_types::Mode;
 
+use crate::goal::Goal;
 use crate::row::{Failure, Row};
 use crate::run::Sample;
 use crate::suite::{Case, Suite, System};
@@ -47,15 +54,30 @@ struct Arguments {
     /// Directory for results.json and the charts; made if it is not there
     #[arg(long, value_name = "DIR", default_value = "bench/out")]
     out: PathBuf,
-    /// Only workloads whose name begins so
+    /// Only workloads whose name, with the link behind it where that is shaped, begins so
     #[arg(long, value_name = "WORKLOAD-PREFIX", default_value = "")]
     only: String,
     /// Runs of each workload and system
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
-    /// Only systems whose name begins so: tranship or runc+criu (then there is no ratio)
+    /// Only systems whose name begins so: tranship, runc+criu, unmoved, tracked (then there may be nothing to compare with)
     #[arg(long, value_name = "SYSTEM-PREFIX", default_value = "")]
     system: String,
+    /// Only links of this rate, as the results have it: 1gbit, or unshaped
+    #[arg(long, value_name = "LINK")]
+    link: Option<String>,
+    /// How Tranship moves memory, where the suite would have it otherwise
+    #[arg(long, value_name = "MODE", value_parser = mode)]
+    mode: Option<Mode>,
+    /// A move that takes longer than this has failed, in s
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    move_limit: u64,
+}
+
+/// A mode by its name.
+fn mode(name: &str) -> Result<Mode, String> {
+    let found = Mode::ALL.into_iter().find(|mode| mode.to_string() == name);
+    found.ok_or_else(|| format!("there are {}", Mode::ALL.map(|mode| mode.to_string()).join(", ")))
 }
 
 fn main() -> ExitCode {
@@ -72,33 +94,28 @@ fn main() -> ExitCode {
 /// Runs a suite; `false` if a run failed, which the output says.
 fn perform(arguments: &Arguments) -> Result<bool> {
     let suite = suite::find(&arguments.suite)?;
-    let cases: Vec<_> = suite.cases.iter().filter(|c| c.workload.starts_with(&arguments.only)).collect();
-    if cases.is_empty() {
-        let names: Vec<_> = suite.cases.iter().map(|c| c.workload).collect();
-        bail!("suite {} has no workload {:?}…; it has {}", suite.name, arguments.only, names.join(", "));
-    }
-    let systems: Vec<_> = suite.systems.iter().filter(|s| s.name().starts_with(&arguments.system)).collect();
-    if systems.is_empty() {
-        bail!("there is no system {:?}…; there are tranship and runc+criu", arguments.system);
-    }
+    let cases = chosen(suite, arguments)?;
     fs::create_dir_all(&arguments.out).with_context(|| format!("cannot make {}", arguments.out.display()))?;
     let interrupted = clean_up_on_signals()?;
     say(&format!("suite {}: {}; {} runs each", suite.name, suite.about, arguments.runs));
 
+    let limit = Duration::from_secs(arguments.move_limit);
     let (mut rows, mut failures, mut charts) = (Vec::new(), Vec::new(), Vec::new());
-    for case in &cases {
-        let (samples, failed) = measure(case, &systems, arguments.runs, &interrupted);
+    for (case, systems) in &cases {
+        let (samples, failed) = measure(case, systems, arguments.runs, limit, &interrupted);
         failures.extend(failed);
-        let of_case: Vec<_> = systems.iter().zip(&samples).map(|(s, all)| Row::new(suite, case, s, all)).collect();
+        let of_case: Vec<_> = systems.iter().zip(&samples).map(|(s, all)| Row::new(suite, case, *s, all)).collect();
         let of_case = row::with_ratios(of_case);
         charts.extend(chart::draw(&arguments.out, suite, case, &of_case)?);
         rows.extend(of_case);
         // Written after each case, so that hours of measuring do not hang on the last one.
         write_results(&arguments.out, suite, &rows, &failures)?;
     }
+    charts.extend(curve::draw(&arguments.out, suite, &rows)?);
+    charts.extend(course::draw(&arguments.out, suite, &rows)?);
     say(&table::of_rows(&rows));
-    for verdict in rows.iter().flat_map(Row::verdicts) {
-        say(&format!("  {verdict}"));
+    for goal in (suite.goals)(&rows) {
+        say(&format!("  {goal}"));
     }
     for failure in &failures {
         say(&format!("  failed: {failure}"));
@@ -108,9 +125,37 @@ fn perform(arguments: &Arguments) -> Result<bool> {
     Ok(failures.is_empty())
 }
 
+/// The cases that were asked for, each with the systems that were.
+fn chosen(suite: &'static Suite, arguments: &Arguments) -> Result<Vec<(&'static Case, Vec<System>)>> {
+    let wanted = |case: &Case| {
+        case.name().starts_with(&arguments.only)
+            && arguments.link.as_deref().is_none_or(|link| link == case.link_name())
+    };
+    let cases: Vec<_> = suite.cases.iter().filter(|c| wanted(c)).collect();
+    if cases.is_empty() {
+        let names: Vec<_> = suite.cases.iter().map(Case::name).collect();
+        bail!("suite {} has no workload {:?}… on such a link; it has {}", suite.name, arguments.only, names.join(", "));
+    }
+    let of_case = |case: &'static Case| {
+        let systems = case.systems.iter().filter(|s| s.name().starts_with(&arguments.system));
+        (case, systems.map(|s| s.in_mode(arguments.mode)).collect::<Vec<_>>())
+    };
+    let chosen: Vec<_> = cases.into_iter().map(of_case).filter(|(_, systems)| !systems.is_empty()).collect();
+    if chosen.is_empty() {
+        bail!("no system {:?}… takes part there; there are tranship, runc+criu, unmoved and tracked", arguments.system);
+    }
+    Ok(chosen)
+}
+
 /// All runs of one case: the systems take turns, so that whatever else goes on in the machine hits all of them, and take
 /// turns in going first. Samples are by system.
-fn measure(case: &Case, systems: &[&System], runs: u32, interrupted: &AtomicBool) -> (Vec<Vec<Sample>>, Vec<Failure>) {
+fn measure(
+    case: &Case,
+    systems: &[System],
+    runs: u32,
+    limit: Duration,
+    interrupted: &AtomicBool,
+) -> (Vec<Vec<Sample>>, Vec<Failure>) {
     let mut samples: Vec<Vec<Sample>> = systems.iter().map(|_| Vec::new()).collect();
     let mut failures = Vec::new();
     for run in 1..=runs {
@@ -120,12 +165,12 @@ fn measure(case: &Case, systems: &[&System], runs: u32, interrupted: &AtomicBool
         }
         for index in order {
             let system = systems[index];
-            let outcome = run::perform(case, system);
+            let outcome = run::perform(case, system, limit);
             // Once a signal has come, the thread that took it takes the lab down and ends the process.
             while interrupted.load(Ordering::SeqCst) {
                 std::thread::park();
             }
-            let what = format!("{:<10} {:<10} run {run}/{runs}", case.name(), system.name());
+            let what = format!("{:<20} {:<10} run {run}/{runs}", case.name(), system.name());
             match outcome {
                 Ok(sample) => {
                     say(&format!("  {what}  {sample}"));
@@ -148,6 +193,7 @@ fn write_results(directory: &Path, suite: &Suite, rows: &[Row], failures: &[Fail
         "suite": suite.name,
         "date": jiff::Timestamp::now().to_string(),
         "machine": machine::describe(),
+        "goals": (suite.goals)(rows).iter().map(Goal::to_json).collect::<Vec<Value>>(),
         "rows": rows.iter().map(Row::to_json).collect::<Vec<Value>>(),
         "failures": failures,
     });

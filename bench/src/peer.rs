@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use tranship_lab::Lab;
 
 use crate::program;
-use crate::run::{MOVE_LIMIT, Moved};
+use crate::run::Moved;
 use crate::timeline::slices;
 
 const SCRIPT: &str = include_str!("../peer/recipe.sh");
@@ -48,10 +48,10 @@ impl Recipe {
         Ok(Self(command))
     }
 
-    /// Runs it.
-    pub fn perform(self) -> Result<Moved> {
+    /// Runs it; if it has not ended within `limit`, it has failed.
+    pub fn perform(self, limit: Duration) -> Result<Moved> {
         let begin = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-        let output = program::run(self.0, MOVE_LIMIT)?;
+        let output = program::run(self.0, limit)?;
         if !output.status.success() {
             bail!("the recipe failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
         }
@@ -66,8 +66,7 @@ impl Recipe {
             total_ms: (end - begin) * 1e3,
             blackout_ms,
             slices: slices(&parts, blackout_ms),
-            own_count: None,
-            ways: Vec::new(),
+            report: None,
         })
     }
 }

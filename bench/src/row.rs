@@ -5,12 +5,11 @@ use std::fmt;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use tranship_types::Report;
+
 use crate::run::Sample;
 use crate::suite::{Case, Suite, System};
 use crate::timeline::Slice;
-
-/// The most resident memory that an agent at rest may have, in bytes.
-const MOST_AT_REST: f64 = 20e6;
 
 /// Median and range of one quantity.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -58,51 +57,39 @@ impl fmt::Display for Failure {
 pub struct Row {
     suite: &'static str,
     case: &'static Case,
-    system: &'static System,
+    system: System,
     runs: usize,
     /// Quantities by the names that they have in the results.
-    quantities: Vec<(&'static str, Option<Spread>)>,
+    quantities: Vec<(&'static str, Spread)>,
     /// Of the run with the median blackout.
     slices: Vec<Slice>,
-    ways: Vec<String>,
+    /// Of the same run.
+    report: Option<Box<Report>>,
     ratio_client_gap: Option<f64>,
 }
 
 impl Row {
     /// Makes a row of the runs that succeeded.
-    pub fn new(suite: &'static Suite, case: &'static Case, system: &'static System, samples: &[Sample]) -> Self {
-        let spread = |of: &dyn Fn(&Sample) -> f64| Spread::of(samples.iter().map(of));
-        let mut quantities = vec![
-            ("client_gap_ms", spread(&|s| s.client_gap_ms)),
-            ("client_stalls_ms", spread(&|s| s.client_stalls_ms)),
-            ("blackout_ms", spread(&|s| s.moved.blackout_ms)),
-            ("total_ms", spread(&|s| s.moved.total_ms)),
-            ("bytes_wire", spread(&|s| s.bytes_wire as f64)),
-            ("peak_mem_bytes", spread(&|s| (s.peak_memory.0 + s.peak_memory.1) as f64)),
-            ("peak_mem_source_bytes", spread(&|s| s.peak_memory.0 as f64)),
-            ("peak_mem_destination_bytes", spread(&|s| s.peak_memory.1 as f64)),
-            ("workload_bytes", spread(&|s| s.workload_bytes as f64)),
-        ];
-        if *system != System::Peer {
-            let own = |side: fn((u64, u64)) -> u64| {
-                Spread::of(samples.iter().filter_map(|s| s.moved.own_count).map(|c| side(c) as f64))
-            };
-            let rest = Spread::of(samples.iter().filter_map(|s| s.agent_rest_bytes).map(|bytes| bytes as f64));
-            quantities.push(("agent_rest_bytes", rest));
-            quantities.push(("reported_source_bytes", own(|c| c.0)));
-            quantities.push(("reported_destination_bytes", own(|c| c.1)));
+    pub fn new(suite: &'static Suite, case: &'static Case, system: System, samples: &[Sample]) -> Self {
+        let mut names: Vec<&'static str> = Vec::new();
+        for (name, _) in samples.iter().flat_map(|s| &s.figures) {
+            if !names.contains(name) {
+                names.push(name);
+            }
         }
+        let spread = |name: &'static str| Some((name, Spread::of(samples.iter().filter_map(|s| s.figure(name)))?));
+        let blackout = |sample: &Sample| sample.figure("blackout_ms").unwrap_or(0.0);
         let mut by_blackout: Vec<_> = samples.iter().collect();
-        by_blackout.sort_by(|a, b| a.moved.blackout_ms.total_cmp(&b.moved.blackout_ms));
+        by_blackout.sort_by(|a, b| blackout(a).total_cmp(&blackout(b)));
         let typical = by_blackout.get(samples.len().saturating_sub(1) / 2);
         Self {
             suite: suite.name,
             case,
             system,
             runs: samples.len(),
-            quantities,
-            slices: typical.map_or(Vec::new(), |s| s.moved.slices.clone()),
-            ways: typical.map_or(Vec::new(), |s| s.moved.ways.clone()),
+            quantities: names.into_iter().filter_map(spread).collect(),
+            slices: typical.map_or(Vec::new(), |s| s.slices.clone()),
+            report: typical.and_then(|s| s.report.clone()),
             ratio_client_gap: None,
         }
     }
@@ -113,7 +100,7 @@ impl Row {
     }
 
     /// The system that moved it.
-    pub fn system(&self) -> &System {
+    pub fn system(&self) -> System {
         self.system
     }
 
@@ -122,9 +109,14 @@ impl Row {
         self.runs
     }
 
-    /// A quantity by its name in the results; `None` if no run succeeded.
+    /// A quantity by its name in the results; `None` if no run has shown it.
     pub fn quantity(&self, name: &str) -> Option<Spread> {
-        self.quantities.iter().find(|(n, _)| *n == name)?.1
+        self.quantities.iter().find(|(n, _)| *n == name).map(|(_, spread)| *spread)
+    }
+
+    /// Tranship's own report of the typical run.
+    pub fn report(&self) -> Option<&Report> {
+        self.report.as_deref()
     }
 
     /// What the blackout of the typical run was spent on.
@@ -148,48 +140,34 @@ impl Row {
         put("link", json!(self.case.link_name()));
         put("runs", json!(self.runs));
         for (name, spread) in &self.quantities {
-            // Bytes are whole; a hundredth of a ms is far below the noise.
-            let number = |value: f64| {
-                if name.ends_with("_ms") { json!((value * 1e2).round() / 1e2) } else { json!(value.round() as u64) }
-            };
-            put(name, spread.map_or(Value::Null, |s| number(s.median)));
-            put(&format!("{name}_min"), spread.map_or(Value::Null, |s| number(s.min)));
-            put(&format!("{name}_max"), spread.map_or(Value::Null, |s| number(s.max)));
+            put(name, number(name, spread.median));
+            put(&format!("{name}_min"), number(name, spread.min));
+            put(&format!("{name}_max"), number(name, spread.max));
         }
-        if *self.system != System::Peer {
-            put("ratio_client_gap", self.ratio_client_gap.map_or(Value::Null, |r| json!((r * 1e4).round() / 1e4)));
+        if let Some(ratio) = self.ratio_client_gap {
+            put("ratio_client_gap", number("ratio_client_gap", ratio));
         }
         put("blackout_slices", json!(self.slices));
-        put("ways", json!(self.ways));
+        put("ways", json!(self.report.as_ref().map_or(&[][..], |r| &r.ways)));
+        put("report", json!(self.report));
         Value::Object(row)
     }
+}
 
-    /// Whether the goals that this row is to meet are met, a sentence each.
-    pub fn verdicts(&self) -> Vec<String> {
-        let judge = |met: bool| if met { "met" } else { "MISSED" };
-        let mut all = Vec::new();
-        if let (Some(ratio), Some(most)) = (self.ratio_client_gap, self.case.most_ratio) {
-            let name = self.case.name();
-            all.push(format!(
-                "goal {}: client gap of {name} is {ratio:.2} of the peer's, at most {most}",
-                judge(ratio <= most)
-            ));
-        }
-        if let Some(rest) = self.quantity("agent_rest_bytes") {
-            let (most, limit) = (rest.max / 1e6, MOST_AT_REST / 1e6);
-            all.push(format!(
-                "goal {}: an agent at rest has {most:.1} MB, at most {limit:.0}",
-                judge(rest.max <= MOST_AT_REST)
-            ));
-        }
-        all
+/// A quantity as the results have it: bytes are whole, and a hundredth of a ms is far below the noise.
+fn number(name: &str, value: f64) -> Value {
+    let to = |digits: f64| json!((value * digits).round() / digits);
+    match name {
+        _ if name.contains("bytes") => json!(value.round() as u64),
+        _ if name.ends_with("_share") || name.starts_with("ratio_") => to(1e4),
+        _ => to(1e2),
     }
 }
 
 /// Adds to the rows of one case how they compare with the peer's row among them.
 pub fn with_ratios(mut rows: Vec<Row>) -> Vec<Row> {
-    let peer = rows.iter().find(|r| *r.system == System::Peer).and_then(|r| r.quantity("client_gap_ms"));
-    for row in rows.iter_mut().filter(|r| *r.system != System::Peer) {
+    let peer = rows.iter().find(|r| r.system == System::Peer).and_then(|r| r.quantity("client_gap_ms"));
+    for row in rows.iter_mut().filter(|r| matches!(r.system, System::Tranship(_))) {
         row.ratio_client_gap = row.quantity("client_gap_ms").zip(peer).map(|(own, peer)| own.median / peer.median);
     }
     rows
@@ -198,31 +176,17 @@ pub fn with_ratios(mut rows: Vec<Row>) -> Vec<Row> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::Moved;
     use crate::suite;
-
-    fn sample(gap: f64) -> Sample {
-        let moved = Moved {
-            total_ms: 1000.0,
-            blackout_ms: gap - 1.0,
-            slices: vec![Slice { name: "dump".into(), ms: gap }],
-            own_count: None,
-            ways: Vec::new(),
-        };
-        Sample {
-            moved,
-            client_gap_ms: gap,
-            client_stalls_ms: gap,
-            bytes_wire: 7,
-            peak_memory: (1, 2),
-            agent_rest_bytes: Some(9_000_000),
-            workload_bytes: 1,
-        }
-    }
 
     fn row(system: usize, gaps: &[f64]) -> Row {
         let suite = suite::find("cold").unwrap();
-        Row::new(suite, &suite.cases[0], &suite.systems[system], &gaps.iter().copied().map(sample).collect::<Vec<_>>())
+        let sample = |gap: &f64| Sample {
+            figures: vec![("client_gap_ms", *gap), ("blackout_ms", gap - 1.0), ("bytes_wire", 7.4)],
+            slices: vec![Slice { name: "dump".into(), ms: *gap }],
+            report: None,
+        };
+        let samples: Vec<_> = gaps.iter().map(sample).collect();
+        Row::new(suite, &suite.cases[0], suite.cases[0].systems[system], &samples)
     }
 
     #[test]
@@ -238,16 +202,16 @@ mod tests {
         for name in ["suite", "system", "mode", "workload", "link", "runs"] {
             assert!(!value[name].is_null(), "{name}");
         }
-        for name in ["client_gap_ms", "blackout_ms", "total_ms", "bytes_wire", "peak_mem_bytes", "agent_rest_bytes"] {
+        for name in ["client_gap_ms", "blackout_ms", "bytes_wire"] {
             for end in ["", "_min", "_max"] {
                 assert!(value[format!("{name}{end}")].is_number(), "{name}{end}");
             }
         }
         assert_eq!(value["client_gap_ms"], 250.0);
+        assert_eq!(value["bytes_wire"], 7);
         assert_eq!(value["ratio_client_gap"], 0.3125);
         assert_eq!(value["blackout_slices"][0]["ms"], 250.0);
         assert!(rows[1].to_json().get("ratio_client_gap").is_none());
-        assert!(rows[0].verdicts().iter().all(|v| v.starts_with("goal met")));
     }
 
     #[test]
@@ -255,6 +219,19 @@ mod tests {
         let rows = with_ratios(vec![row(0, &[]), row(1, &[800.0])]);
         let value = rows[0].to_json();
         assert_eq!(value["runs"], 0);
-        assert!(value["client_gap_ms"].is_null() && value["ratio_client_gap"].is_null());
+        assert!(value.get("client_gap_ms").is_none() && value.get("ratio_client_gap").is_none());
+    }
+
+    #[test]
+    fn a_quantity_that_only_some_runs_show_is_of_those() {
+        let suite = suite::find("cold").unwrap();
+        let samples = [
+            Sample { figures: vec![("client_gap_ms", 1.0)], ..Sample::default() },
+            Sample { figures: vec![("client_gap_ms", 3.0), ("fault_p50_us", 80.0)], ..Sample::default() },
+        ];
+        let row = Row::new(suite, &suite.cases[0], System::Peer, &samples);
+        assert_eq!(row.quantity("client_gap_ms").unwrap().median, 2.0);
+        assert_eq!(row.quantity("fault_p50_us").unwrap().median, 80.0);
+        assert_eq!(row.quantity("run_ms"), None);
     }
 }

@@ -1,28 +1,34 @@
-//! One run: a lab of its own, a fresh container on node a, one move to node b, and the checks that nothing was lost.
+//! One run: a lab of its own, a fresh container on node a, what the system does with it, and the checks that nothing was
+//! lost.
 
 use std::fmt;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use tranship_lab::{Lab, UpOptions, report_of};
+use tranship_lab::{Lab, Rate, UpOptions, report_of};
 use tranship_types::{Mode, Outcome, Report};
 
-use crate::machine::megabytes;
+use crate::machine::{self, megabytes};
+use crate::peer::Recipe;
 use crate::suite::{Case, System};
 use crate::timeline::{Slice, slices};
 use crate::watch::{Watch, Wire};
 use crate::workload::Workload;
-use crate::{peer, program};
+use crate::{program, tracking, workload};
 
 /// The node that the container leaves.
 pub const SOURCE: &str = "a";
 /// The node that the container goes to.
 pub const DESTINATION: &str = "b";
+const NAME: &str = "subject";
 /// Others test on this machine too, and only one lab can be up.
 const LAB_LIMIT: Duration = Duration::from_secs(600);
-/// No move takes that long; one that does has failed.
-pub const MOVE_LIMIT: Duration = Duration::from_secs(300);
+/// What a run takes beyond its workload's memory twice over: programs, images, page tables.
+const SPARE: u64 = 1 << 30;
+
+/// Quantities by the names that they have in the results.
+pub type Figures = Vec<(&'static str, f64)>;
 
 /// What moving says about itself.
 #[derive(Debug)]
@@ -33,98 +39,130 @@ pub struct Moved {
     pub blackout_ms: f64,
     /// What the blackout was spent on.
     pub slices: Vec<Slice>,
-    /// Most memory held on source and destination, as the system itself has counted it, in bytes.
-    pub own_count: Option<(u64, u64)>,
-    /// Which ways were taken, as the report has them.
-    pub ways: Vec<String>,
+    /// Tranship's own report.
+    pub report: Option<Box<Report>>,
 }
 
 /// What one run has shown.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Sample {
-    /// The move.
-    pub moved: Moved,
-    /// Longest time between two replies to the client across the move, in ms.
-    pub client_gap_ms: f64,
-    /// All the client's gaps of more than 20 ms together, in ms: more than the longest where there were several.
-    pub client_stalls_ms: f64,
-    /// Bytes that both nodes sent.
-    pub bytes_wire: u64,
-    /// Most extra memory on the source and on the destination, in bytes.
-    pub peak_memory: (u64, u64),
-    /// Resident memory of the bigger agent before the move, in bytes; `None` where there are no agents.
-    pub agent_rest_bytes: Option<u64>,
-    /// Resident memory of the workload, in bytes.
-    pub workload_bytes: u64,
+    /// Quantities; [`docs/benchmarks.md`] says what each one is.
+    pub figures: Figures,
+    /// What the blackout was spent on.
+    pub slices: Vec<Slice>,
+    /// Tranship's own report.
+    pub report: Option<Box<Report>>,
+}
+
+impl Sample {
+    /// A quantity by its name.
+    pub fn figure(&self, name: &str) -> Option<f64> {
+        self.figures.iter().find(|(n, _)| *n == name).map(|(_, value)| *value)
+    }
 }
 
 impl fmt::Display for Sample {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (source, destination) = self.peak_memory;
-        write!(
-            f,
-            "client gap {:>7.1} ms  blackout {:>7.1} ms  total {:>7.1} ms  wire {:>8}  memory {} + {}",
-            self.client_gap_ms,
-            self.moved.blackout_ms,
-            self.moved.total_ms,
-            megabytes(self.bytes_wire),
-            megabytes(source),
-            megabytes(destination),
-        )
+        for (words, name) in
+            [("client gap", "client_gap_ms"), ("blackout", "blackout_ms"), ("total", "total_ms"), ("run", "run_ms")]
+        {
+            if let Some(ms) = self.figure(name) {
+                write!(f, "{words} {ms:>8.1} ms  ")?;
+            }
+        }
+        if let Some(bytes) = self.figure("bytes_wire") {
+            write!(f, "wire {:>8}  ", megabytes(bytes as u64))?;
+        }
+        if let (Some(source), Some(destination)) =
+            (self.figure("peak_mem_source_bytes"), self.figure("peak_mem_destination_bytes"))
+        {
+            write!(f, "memory {} + {}  ", megabytes(source as u64), megabytes(destination as u64))?;
+        }
+        if let Some(rounds) = self.figure("rounds") {
+            write!(f, "rounds {rounds}  ")?;
+        }
+        if let (Some(wall), Some(cpu)) = (self.figure("tracking_cost_share"), self.figure("tracking_cpu_share")) {
+            write!(f, "tracking costs {:.1} %, by CPU time {:.1} %", wall * 100.0, cpu * 100.0)?;
+        }
+        Ok(())
     }
 }
 
-/// Performs a run. Whatever happens, the lab is taken down.
-pub fn perform(case: &Case, system: &System) -> Result<Sample> {
-    let link = case.link.map(str::parse).transpose()?;
+/// Performs a run; a move that takes longer than `limit` has failed. Whatever happens, the lab is taken down.
+pub fn perform(case: &Case, system: System, limit: Duration) -> Result<Sample> {
+    let link: Option<Rate> = case.link.map(str::parse).transpose()?;
+    let (needed, available) = (2 * case.load.memory() + SPARE, machine::available_memory());
+    if needed > available {
+        bail!("it needs {} of memory, of which {} are to spare", megabytes(needed), megabytes(available));
+    }
     // The peer is measured on nodes without anything of Tranship's.
-    let agents = *system != System::Peer;
+    let agents = matches!(system, System::Tranship(_));
     let lab = Lab::up(&UpOptions { nodes: 2, link, agents, wait: LAB_LIMIT })?;
-    let sample = measured(&lab, case, system)?;
-    lab.down().context("the move was measured, but taking the lab down failed")?;
+    let sample = measured(&lab, case, system, link, limit)?;
+    lab.down().context("the run was measured, but taking the lab down failed")?;
     Ok(sample)
 }
 
-fn measured(lab: &Lab, case: &Case, system: &System) -> Result<Sample> {
-    const NAME: &str = "subject";
-    let mut workload = Workload::start(lab, SOURCE, NAME, &case.load).context("starting the workload")?;
-    let (prepared, agent_rest_bytes) = match system {
-        System::Tranship(mode) => (Prepared::Tranship(*mode), Some(agents_at_rest(lab)?)),
-        System::Peer => (Prepared::Peer(peer::Recipe::prepare(lab, SOURCE, DESTINATION, NAME)?), None),
+fn measured(lab: &Lab, case: &Case, system: System, link: Option<Rate>, limit: Duration) -> Result<Sample> {
+    let mut workload = workload::start(lab, SOURCE, NAME, &case.load).context("starting the workload")?;
+    let resident = ("workload_bytes", workload.resident_bytes() as f64);
+    let mut sample = match system {
+        System::Unmoved => {
+            workload.mark()?;
+            Sample { figures: workload.check()?, ..Sample::default() }
+        }
+        System::Tracked => Sample { figures: tracking::measure(SOURCE, NAME, &mut *workload)?, ..Sample::default() },
+        System::Tranship(mode) => {
+            let rest = ("agent_rest_bytes", agents_at_rest(lab)? as f64);
+            let mut sample = across(lab, &mut *workload, || tranship(lab, mode, limit))?;
+            sample.figures.push(rest);
+            if let Some(report) = &sample.report {
+                sample.figures.extend(told(report, link));
+            }
+            sample
+        }
+        System::Peer => {
+            let recipe = Recipe::prepare(lab, SOURCE, DESTINATION, NAME)?;
+            across(lab, &mut *workload, || recipe.perform(limit))?
+        }
     };
+    sample.figures.push(resident);
+    Ok(sample)
+}
 
+/// Watches nodes and workload while the container is moved.
+fn across(lab: &Lab, workload: &mut dyn Workload, perform: impl FnOnce() -> Result<Moved>) -> Result<Sample> {
     workload.mark()?;
     let wire = Wire::now(lab, [SOURCE, DESTINATION])?;
     let watch = Watch::start(lab, SOURCE, DESTINATION)?;
-    let moved = match prepared {
-        Prepared::Tranship(mode) => tranship(lab, NAME, mode),
-        Prepared::Peer(recipe) => recipe.perform(),
-    };
-    let peak_memory = watch.stop()?;
+    let moved = perform();
+    let memory = watch.stop()?;
     let bytes_wire = wire.since(lab)?;
     let moved = moved?;
-    let seen = workload.check().context("after the move")?;
-    Ok(Sample {
-        moved,
-        client_gap_ms: seen.longest_gap_ms,
-        client_stalls_ms: seen.stalls_ms,
-        bytes_wire,
-        peak_memory,
-        agent_rest_bytes,
-        workload_bytes: workload.resident_bytes(),
-    })
+    let mut figures = workload.check().context("after the move")?;
+    figures.extend([
+        ("blackout_ms", moved.blackout_ms),
+        ("total_ms", moved.total_ms),
+        ("bytes_wire", bytes_wire as f64),
+        ("peak_mem_bytes", (memory.source + memory.destination) as f64),
+        ("peak_mem_source_bytes", memory.source as f64),
+        ("peak_mem_destination_bytes", memory.destination as f64),
+    ]);
+    if moved.report.is_some() {
+        figures.extend([
+            ("agent_source_bytes", memory.source_agent as f64),
+            ("agent_destination_bytes", memory.destination_agent as f64),
+            ("pager_bytes", memory.pager as f64),
+        ]);
+    }
+    Ok(Sample { figures, slices: moved.slices, report: moved.report })
 }
 
-enum Prepared {
-    Tranship(Mode),
-    Peer(peer::Recipe),
-}
-
-fn tranship(lab: &Lab, name: &str, mode: Mode) -> Result<Moved> {
-    let mut command = lab.move_command(SOURCE, name, DESTINATION)?;
+fn tranship(lab: &Lab, mode: Mode, limit: Duration) -> Result<Moved> {
+    let mut command = lab.move_command(SOURCE, NAME, DESTINATION)?;
     command.args(["--mode", &mode.to_string()]).stderr(Stdio::piped());
     let begin = Instant::now();
-    let output = program::run(command, MOVE_LIMIT)?;
+    let output = program::run(command, limit)?;
     let total_ms = begin.elapsed().as_secs_f64() * 1e3;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
@@ -141,13 +179,22 @@ fn tranship(lab: &Lab, name: &str, mode: Mode) -> Result<Moved> {
     }
     let blackout_ms = report.blackout_ms.context("the report of the move has no blackout")?;
     let parts: Vec<_> = report.parts.iter().map(|p| (p.name.clone(), p.start_ms, p.start_ms + p.ms)).collect();
-    Ok(Moved {
-        total_ms,
-        blackout_ms,
-        slices: slices(&parts, blackout_ms),
-        own_count: Some((report.source_extra_bytes, report.destination_extra_bytes)),
-        ways: report.ways,
-    })
+    Ok(Moved { total_ms, blackout_ms, slices: slices(&parts, blackout_ms), report: Some(Box::new(report)) })
+}
+
+/// What Tranship's report tells beyond what is seen from outside.
+fn told(report: &Report, link: Option<Rate>) -> Figures {
+    let mut figures = vec![
+        ("reported_source_bytes", report.source_extra_bytes as f64),
+        ("reported_destination_bytes", report.destination_extra_bytes as f64),
+        ("page_bytes", report.progress.moved_bytes as f64),
+    ];
+    if let Some(first) = report.rounds.first().filter(|round| round.ms > 0.0) {
+        let rate = first.bytes as f64 / first.ms * 1e3;
+        figures.extend([("rounds", report.rounds.len() as f64), ("first_round_bytes_per_s", rate)]);
+        figures.extend(link.map(|link| ("link_share", rate * 8.0 / link.bits as f64)));
+    }
+    figures
 }
 
 /// Resident memory of the bigger one of the two agents.
@@ -160,4 +207,23 @@ fn agents_at_rest(lab: &Lab) -> Result<u64> {
         most = most.max(crate::watch::field(&status, "VmRSS:").unwrap_or(0));
     }
     Ok(most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tranship_types::RoundReport;
+
+    #[test]
+    fn the_first_round_tells_how_fast_pages_travel() {
+        let name = |text: &str| text.parse().unwrap();
+        let mut report =
+            Report::new("m-0123456789ab".parse().unwrap(), "c".into(), name("a"), name("b"), Mode::Precopy, 0);
+        let find = |figures: &Figures, name: &str| figures.iter().find(|f| f.0 == name).map(|f| f.1);
+        assert_eq!(find(&told(&report, None), "rounds"), None);
+        report.rounds = vec![RoundReport { bytes: 100_000_000, ms: 1000.0, ..RoundReport::default() }];
+        let figures = told(&report, Some(Rate { bits: 1_000_000_000 }));
+        assert_eq!(find(&figures, "first_round_bytes_per_s"), Some(1e8));
+        assert_eq!(find(&figures, "link_share"), Some(0.8));
+    }
 }

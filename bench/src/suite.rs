@@ -1,20 +1,26 @@
 //! The suites: which workloads are measured on which links, for which systems. A new suite is a new entry here; a new
 //! kind of workload is a new variant of [`Load`].
 
+mod cold;
+mod memory;
+
 use anyhow::{Result, bail};
 use tranship_types::Mode;
 
-/// A set of cases, each measured for each of the systems.
+use crate::goal::Goal;
+use crate::row::Row;
+
+/// A set of cases, each measured for each of its systems.
 #[derive(Debug)]
 pub struct Suite {
     /// As `--suite` has it.
     pub name: &'static str,
     /// What it measures, in words.
     pub about: &'static str,
-    /// What is moved.
+    /// What is measured.
     pub cases: &'static [Case],
-    /// What moves it. The peer is among them, so that both are measured in one run.
-    pub systems: &'static [System],
+    /// What is to be reached, as far as the rows say anything of it.
+    pub goals: fn(&[Row]) -> Vec<Goal>,
 }
 
 /// A workload on a link.
@@ -26,8 +32,8 @@ pub struct Case {
     pub load: Load,
     /// The speed of each node's link, as the lab reads it; `None` is as fast as the machine can.
     pub link: Option<&'static str>,
-    /// The goal: Tranship's client gap over the peer's is to be at most this.
-    pub most_ratio: Option<f64>,
+    /// What is done with it. Where Tranship moves it, so does the peer, so that both are measured in one run.
+    pub systems: &'static [System],
 }
 
 impl Case {
@@ -43,22 +49,70 @@ impl Case {
 }
 
 /// What runs in the container that is moved.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub enum Load {
-    /// Redis with this many keys of 100 bytes each, idle but for the counting client.
+    /// Redis with so many keys of 100 bytes each, and the counting client.
     Redis {
         /// How many.
         keys: u64,
+        /// What else is done to it.
+        sets: Sets,
+    },
+    /// A memory of pages that do not compress.
+    Writer {
+        /// Its size in bytes.
+        bytes: u64,
+        /// How much of it is rewritten, at places drawn at random, in 10^6 bytes a second.
+        rate: u64,
+    },
+    /// A computation that writes all of its 200 MB in every iteration.
+    Stencil {
+        /// How many iterations there are.
+        iterations: u64,
+    },
+    /// PostgreSQL under pgbench.
+    Postgres {
+        /// Its shared buffers in MiB.
+        shared_mib: u32,
+        /// pgbench's scale: 100,000 accounts each, about 15 MB.
+        scale: u32,
     },
 }
 
-/// What moves the container.
-#[derive(Debug, PartialEq, Eq)]
+/// SETs over a Redis's whole key space, by a client with several connections that sends several at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sets {
+    /// None.
+    Idle,
+    /// So many a second.
+    Rate(u64),
+    /// As many as it takes.
+    Full,
+}
+
+impl Load {
+    /// About how much memory it takes, in bytes.
+    pub fn memory(&self) -> u64 {
+        match *self {
+            Load::Redis { keys, .. } => keys * 200,
+            Load::Writer { bytes, .. } => bytes,
+            Load::Stencil { .. } => 200_000_000,
+            Load::Postgres { shared_mib, scale } => (u64::from(shared_mib) << 20) + u64::from(scale) * 16_000_000,
+        }
+    }
+}
+
+/// What is done with the container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum System {
     /// `tranship move` in this mode.
     Tranship(Mode),
-    /// The plain recipe, bench/peer/recipe.sh.
+    /// The plain recipe moves it, bench/peer/recipe.sh.
     Peer,
+    /// It is left alone, to compare with.
+    Unmoved,
+    /// Its writes are tracked in some stretches of time and not in others; it is not moved.
+    Tracked,
 }
 
 impl System {
@@ -67,27 +121,30 @@ impl System {
         match self {
             Self::Tranship(_) => "tranship",
             Self::Peer => "runc+criu",
+            Self::Unmoved => "unmoved",
+            Self::Tracked => "tracked",
         }
     }
 
     /// How memory moves, as the results have it.
-    pub fn mode(&self) -> String {
+    pub fn mode(&self) -> Option<String> {
         match self {
-            Self::Tranship(mode) => mode.to_string(),
-            Self::Peer => Mode::Cold.to_string(),
+            Self::Tranship(mode) => Some(mode.to_string()),
+            Self::Peer => Some(Mode::Cold.to_string()),
+            Self::Unmoved | Self::Tracked => None,
+        }
+    }
+
+    /// The same system, where it is Tranship in this mode.
+    pub fn in_mode(self, mode: Option<Mode>) -> Self {
+        match (self, mode) {
+            (Self::Tranship(_), Some(mode)) => Self::Tranship(mode),
+            _ => self,
         }
     }
 }
 
-static SUITES: [Suite; 1] = [Suite {
-    name: "cold",
-    about: "stop-and-copy of a Redis with a connected client, Tranship against the plain runc + CRIU recipe",
-    cases: &[
-        Case { workload: "redis-1m", load: Load::Redis { keys: 1_000_000 }, link: None, most_ratio: Some(0.5) },
-        Case { workload: "redis-4m", load: Load::Redis { keys: 4_000_000 }, link: None, most_ratio: None },
-    ],
-    systems: &[System::Tranship(Mode::Cold), System::Peer],
-}];
+static SUITES: [Suite; 2] = [cold::SUITE, memory::SUITE];
 
 /// The suite of this name.
 pub fn find(name: &str) -> Result<&'static Suite> {
@@ -96,7 +153,7 @@ pub fn find(name: &str) -> Result<&'static Suite> {
         Some(suite) => Ok(suite),
         None => {
             let names: Vec<_> = SUITES.iter().map(|s| s.name).collect();
-            bail!("there is no suite {name:?}; there is {}", names.join(", "))
+            bail!("there is no suite {name:?}; there are {}", names.join(", "))
         }
     }
 }
@@ -106,10 +163,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_suite_measures_the_peer_too() {
-        for suite in &SUITES {
-            assert!(suite.systems.contains(&System::Peer), "{}", suite.name);
-            assert!(suite.systems.iter().any(|s| s.name() == "tranship"), "{}", suite.name);
+    fn whatever_tranship_moves_the_peer_moves_too() {
+        for case in SUITES.iter().flat_map(|suite| suite.cases) {
+            let has = |name: &str| case.systems.iter().any(|s| s.name() == name);
+            assert_eq!(has("tranship"), has("runc+criu"), "{}", case.name());
+            assert!(!case.systems.is_empty(), "{}", case.name());
         }
     }
 

@@ -7,7 +7,9 @@
 //! before the move began, agents at rest above all, is subtracted.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,35 +25,64 @@ const PACE: Duration = Duration::from_millis(10);
 /// The tmpfs mounts that each node has of its own.
 const MOUNTS: [&str; 3] = ["/run", "/tmp", "/var/lib/tranship"];
 
+/// The most that there was at any moment, in bytes.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Peaks {
+    /// Held on the source above what was held at the beginning.
+    pub source: u64,
+    /// The same on the destination.
+    pub destination: u64,
+    /// Resident memory of the source's agent but for memory that it shares with others, the page store above all.
+    pub source_agent: u64,
+    /// The same of the destination's.
+    pub destination_agent: u64,
+    /// The same of the destination's pager.
+    pub pager: u64,
+}
+
+/// What a node holds at one moment, in bytes.
+#[derive(Debug, Clone, Copy, Default)]
+struct Held {
+    all: u64,
+    agent: u64,
+    pager: u64,
+}
+
 /// Samples the memory of two nodes until it is stopped.
 pub struct Watch {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<Result<(u64, u64)>>,
+    thread: JoinHandle<Result<Peaks>>,
 }
 
 impl Watch {
     /// Takes what there is as the level to count from, and begins.
     pub fn start(lab: &Lab, source: &str, destination: &str) -> Result<Self> {
         let (source, destination) = (NodeMemory::of(lab, source)?, NodeMemory::of(lab, destination)?);
-        let (source_rest, destination_rest) = (source.held()?, destination.held()?);
+        let (source_rest, destination_rest) = (source.held()?.all, destination.held()?.all);
         let stop = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
-            let mut most = (source_rest, destination_rest);
+            let mut most = Peaks::default();
             let mut next = Instant::now();
             while !flag.load(Ordering::Acquire) {
-                most = (most.0.max(source.held()?), most.1.max(destination.held()?));
+                let (here, there) = (source.held()?, destination.held()?);
+                most = Peaks {
+                    source: most.source.max(here.all.saturating_sub(source_rest)),
+                    destination: most.destination.max(there.all.saturating_sub(destination_rest)),
+                    source_agent: most.source_agent.max(here.agent),
+                    destination_agent: most.destination_agent.max(there.agent),
+                    pager: most.pager.max(there.pager),
+                };
                 next += PACE;
                 std::thread::sleep(next.saturating_duration_since(Instant::now()));
             }
-            Ok((most.0 - source_rest, most.1 - destination_rest))
+            Ok(most)
         });
         Ok(Self { stop, thread })
     }
 
-    /// Ends it, and returns the most that was held on the source and on the destination above what was held at the
-    /// beginning, in bytes.
-    pub fn stop(self) -> Result<(u64, u64)> {
+    /// Ends it, and returns the most that there was.
+    pub fn stop(self) -> Result<Peaks> {
         self.stop.store(true, Ordering::Release);
         self.thread.join().map_err(|_| anyhow!("the thread that watches memory panicked"))?
     }
@@ -69,12 +100,12 @@ impl NodeMemory {
         Ok(Self { processes: lab.path(node, "/proc")?, mounts })
     }
 
-    /// Bytes held now.
-    fn held(&self) -> Result<u64> {
-        let mut bytes = 0;
+    /// What is held now.
+    fn held(&self) -> Result<Held> {
+        let mut held = Held::default();
         for mount in &self.mounts {
             let numbers = statvfs(mount).with_context(|| format!("cannot see how full {} is", mount.display()))?;
-            bytes += (numbers.blocks() - numbers.blocks_free()) * numbers.fragment_size();
+            held.all += (numbers.blocks() - numbers.blocks_free()) * numbers.fragment_size();
         }
         let entries = fs::read_dir(&self.processes)
             .with_context(|| format!("cannot list {}", self.processes.display()))?
@@ -86,11 +117,44 @@ impl NodeMemory {
             if is_in_container(&status) {
                 continue;
             }
-            bytes += field(&status, "RssAnon:").unwrap_or(0);
+            held.all += field(&status, "RssAnon:").unwrap_or(0);
             collect_memfds(&entry.path().join("fd"), &mut memfds);
+            match part_of(&entry.path()) {
+                Some(Part::Agent) => held.agent += unshared(&status),
+                Some(Part::Pager) => held.pager += unshared(&status),
+                None => {}
+            }
         }
-        Ok(bytes + memfds.values().sum::<u64>())
+        held.all += memfds.values().sum::<u64>();
+        Ok(held)
     }
+}
+
+/// Which of Tranship's long-lived programs a process is.
+#[derive(Debug, PartialEq, Eq)]
+enum Part {
+    Agent,
+    Pager,
+}
+
+fn part_of(process: &Path) -> Option<Part> {
+    let program = fs::read_link(process.join("exe")).ok()?;
+    let line = fs::read(process.join("cmdline")).ok()?;
+    part_named(&program, &line)
+}
+
+/// By its executable and its arguments. The same executable is also CRIU's front, by that name.
+fn part_named(program: &Path, arguments: &[u8]) -> Option<Part> {
+    let mut words = arguments.split(|byte| *byte == 0);
+    let name = Path::new(OsStr::from_bytes(words.next()?)).file_name()?;
+    let is_front = name == "criu";
+    let is_transhipd = program.file_name()?.as_encoded_bytes().starts_with(b"transhipd");
+    (is_transhipd && !is_front).then(|| if words.next() == Some(b"pager") { Part::Pager } else { Part::Agent })
+}
+
+/// Resident memory of a process without that of files in memory, from the text of its /proc/PID/status.
+fn unshared(status: &str) -> u64 {
+    field(status, "RssAnon:").unwrap_or(0) + field(status, "RssFile:").unwrap_or(0)
 }
 
 /// Adds the memfds behind a process's descriptors by their inode, with their bytes.
@@ -161,6 +225,15 @@ mod tests {
     fn a_nested_pid_namespace_is_a_container() {
         assert!(is_in_container(STATUS));
         assert!(!is_in_container("NSpid:\t7\n"));
+    }
+
+    #[test]
+    fn agent_pager_and_front_are_told_apart() {
+        let program = Path::new("/usr/bin/transhipd");
+        assert_eq!(part_named(program, b"transhipd\0--config\0x\0"), Some(Part::Agent));
+        assert_eq!(part_named(program, b"/proc/self/exe\0pager\0/run/x\0"), Some(Part::Pager));
+        assert_eq!(part_named(program, b"/run/tranship/migrations/x/bin/criu\0swrk\0"), None);
+        assert_eq!(part_named(Path::new("/usr/bin/redis-server"), b"redis-server\0"), None);
     }
 
     #[test]

@@ -1,0 +1,50 @@
+//! What runs in the container that is moved, with the client that is connected to it.
+
+mod postgres;
+mod redis;
+mod service;
+mod setter;
+mod stencil;
+mod witness;
+mod writer;
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use anyhow::Result;
+use tranship_lab::Lab;
+
+use crate::run::Figures;
+use crate::suite::Load;
+
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 10);
+/// How long a workload may take to begin, or a client to get an answer.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A running workload with its client.
+pub trait Workload {
+    /// Resident memory before the move, in bytes.
+    fn resident_bytes(&self) -> u64;
+
+    /// Begins the stretch of time that the move falls into.
+    fn mark(&mut self) -> Result<()>;
+
+    /// Waits until the client is served again, checks that nothing was lost or changed, and tells what was seen since the
+    /// mark.
+    fn check(&mut self) -> Result<Figures>;
+
+    /// What it has done so far, in units of its own that grow steadily.
+    fn progress(&mut self) -> Result<u64>;
+}
+
+/// Starts a workload in a container of this name and waits until it is in its stride.
+pub fn start(lab: &Lab, node: &str, name: &str, load: &Load) -> Result<Box<dyn Workload>> {
+    Ok(match *load {
+        Load::Redis { keys, sets } => Box::new(redis::RedisLoad::start(lab, node, name, keys, sets)?),
+        Load::Writer { bytes, rate } => Box::new(writer::WriterLoad::start(lab, node, name, bytes, rate)?),
+        Load::Stencil { iterations } => Box::new(stencil::StencilLoad::start(lab, node, name, iterations)?),
+        Load::Postgres { shared_mib, scale } => {
+            Box::new(postgres::PostgresLoad::start(lab, node, name, shared_mib, scale)?)
+        }
+    })
+}

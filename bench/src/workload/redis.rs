@@ -1,0 +1,77 @@
+use anyhow::{Result, bail};
+use tranship_lab::{Lab, Redis, RunOptions, redis_command};
+
+use super::setter::Setter;
+use super::witness::{COUNTER, Witness};
+use super::{ADDRESS, LIMIT, Workload};
+use crate::run::Figures;
+use crate::suite::Sets;
+
+/// Bytes of each value.
+const VALUE_BYTES: u32 = 100;
+
+/// A Redis, idle but for the counting client, or under SETs.
+pub struct RedisLoad {
+    redis: Redis,
+    client: Witness,
+    setter: Option<Setter>,
+    keys: u64,
+    digest: Option<String>,
+    resident_bytes: u64,
+}
+
+impl RedisLoad {
+    /// Starts and fills it.
+    pub fn start(lab: &Lab, node: &str, name: &str, keys: u64, sets: Sets) -> Result<Self> {
+        lab.run(node, name, &RunOptions::new(ADDRESS, redis_command()))?;
+        let mut redis = Redis::connect(lab, ADDRESS, LIMIT)?;
+        redis.populate(keys, "key", VALUE_BYTES)?;
+        let found = redis.keys()?;
+        if found != keys {
+            bail!("Redis has {found} keys before the move, not {keys}");
+        }
+        let rate = match sets {
+            Sets::Idle => None,
+            Sets::Rate(rate) => Some(rate),
+            Sets::Full => Some(0),
+        };
+        // What changes has no digest; the client that changes it knows what must be there.
+        let digest = rate.is_none().then(|| redis.digest()).transpose()?;
+        let resident_bytes = redis.resident_bytes()?;
+        let client = Witness::start(lab)?;
+        let setter = rate.map(|rate| Setter::start(lab, keys, rate)).transpose()?;
+        Ok(Self { redis, client, setter, keys, digest, resident_bytes })
+    }
+}
+
+impl Workload for RedisLoad {
+    fn resident_bytes(&self) -> u64 {
+        self.resident_bytes
+    }
+
+    fn mark(&mut self) -> Result<()> {
+        self.client.mark()?;
+        self.setter.as_mut().map_or(Ok(()), Setter::mark)
+    }
+
+    fn check(&mut self) -> Result<Figures> {
+        let mut figures = self.client.check()?;
+        if let Some(setter) = &mut self.setter {
+            figures.push(("sets_per_s", setter.since_mark()?));
+            setter.verify()?;
+        }
+        let Some(before) = &self.digest else { return Ok(figures) };
+        let (keys, digest) = self.redis.verify_without(COUNTER)?;
+        if (keys, &digest) != (self.keys, before) {
+            bail!("Redis has {keys} keys with digest {digest}; before the move {} with {before}", self.keys);
+        }
+        Ok(figures)
+    }
+
+    fn progress(&mut self) -> Result<u64> {
+        match &mut self.setter {
+            Some(setter) => setter.sets(),
+            None => bail!("an idle Redis makes no progress"),
+        }
+    }
+}
