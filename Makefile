@@ -13,11 +13,13 @@ test: setup build
 soak: setup build
 	TRANSHIP_SEED=$(or $(SEED),$(shell date +%s)) cargo test --release -p tranship-e2e --test faults -- killed_processes
 
-# make bench SUITE=cold [OUT=DIR] [ONLY=WORKLOAD-PREFIX] [RUNS=N]: writes OUT/results.json and a table.
+# make bench SUITE=cold|memory [OUT=DIR] [ONLY=WORKLOAD-PREFIX] [LINK=1gbit|unshaped] [MODE=MODE] [RUNS=N]: writes
+# OUT/results.json and charts, and shows a table.
 SUITE ?= cold
 OUT ?= bench/out
 bench: setup build
-	cargo run --release -p tranship-bench -- --suite $(SUITE) --out $(OUT) $(if $(ONLY),--only $(ONLY)) $(if $(RUNS),--runs $(RUNS))
+	cargo run --release -p tranship-bench -- --suite $(SUITE) --out $(OUT) $(if $(ONLY),--only $(ONLY)) $(if $(LINK),--link $(LINK)) \
+		$(if $(MODE),--mode $(MODE)) $(if $(RUNS),--runs $(RUNS))
 
 lint:
 	cargo fmt --all --check
