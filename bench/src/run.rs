@@ -78,8 +78,13 @@ impl fmt::Display for Sample {
         {
             write!(f, "memory {} + {}  ", megabytes(source as u64), megabytes(destination as u64))?;
         }
-        if let Some(rounds) = self.figure("rounds") {
-            write!(f, "rounds {rounds}  ")?;
+        if let Some(report) = &self.report {
+            write!(f, "{} rounds {}  ", report.mode_taken.unwrap_or(report.mode), report.rounds.len())?;
+        }
+        if let (Some(count), Some(p50), Some(p99)) =
+            (self.figure("remote_faults"), self.figure("fault_p50_us"), self.figure("fault_p99_us"))
+        {
+            write!(f, "remote faults {count}, p50 {p50:.0} µs, p99 {p99:.0} µs  ")?;
         }
         if let (Some(wall), Some(cpu)) = (self.figure("tracking_cost_share"), self.figure("tracking_cpu_share")) {
             write!(f, "tracking costs {:.1} %, by CPU time {:.1} %", wall * 100.0, cpu * 100.0)?;
@@ -194,6 +199,14 @@ fn told(report: &Report, link: Option<Rate>) -> Figures {
         figures.extend([("rounds", report.rounds.len() as f64), ("first_round_bytes_per_s", rate)]);
         figures.extend(link.map(|link| ("link_share", rate * 8.0 / link.bits as f64)));
     }
+    if let Some(faults) = &report.remote_faults {
+        figures.extend([
+            ("remote_faults", faults.count as f64),
+            ("fault_p50_us", faults.p50_us),
+            ("fault_p99_us", faults.p99_us),
+            ("fault_max_us", faults.max_us),
+        ]);
+    }
     figures
 }
 
@@ -212,7 +225,7 @@ fn agents_at_rest(lab: &Lab) -> Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tranship_types::RoundReport;
+    use tranship_types::{FaultReport, RoundReport};
 
     #[test]
     fn the_first_round_tells_how_fast_pages_travel() {
@@ -225,5 +238,16 @@ mod tests {
         let figures = told(&report, Some(Rate { bits: 1_000_000_000 }));
         assert_eq!(find(&figures, "first_round_bytes_per_s"), Some(1e8));
         assert_eq!(find(&figures, "link_share"), Some(0.8));
+        assert_eq!(find(&figures, "fault_p50_us"), None);
+    }
+
+    #[test]
+    fn remote_faults_are_told_where_there_were_any() {
+        let name = |text: &str| text.parse().unwrap();
+        let mut report =
+            Report::new("m-0123456789ab".parse().unwrap(), "c".into(), name("a"), name("b"), Mode::Hybrid, 0);
+        report.remote_faults = Some(FaultReport { count: 3, p50_us: 200.0, p99_us: 900.0, ..FaultReport::default() });
+        let figures = told(&report, None);
+        assert!(figures.contains(&("remote_faults", 3.0)) && figures.contains(&("fault_p99_us", 900.0)), "{figures:?}");
     }
 }

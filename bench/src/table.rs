@@ -7,7 +7,7 @@ use crate::row::{Row, Spread};
 const MS: f64 = 1.0;
 const MB: f64 = 1e6;
 /// Column, quantity, unit in the quantity's own.
-const COLUMNS: [(&str, &str, f64); 14] = [
+const COLUMNS: [(&str, &str, f64); 15] = [
     ("client gap ms", "client_gap_ms", MS),
     ("blackout ms", "blackout_ms", MS),
     ("total ms", "total_ms", MS),
@@ -18,6 +18,7 @@ const COLUMNS: [(&str, &str, f64); 14] = [
     ("writes MB/s in the move", "write_bytes_per_s_during", MB),
     ("SETs a s in the move", "sets_per_s", 1.0),
     ("run s", "run_ms", 1e3),
+    ("remote faults", "remote_faults", 1.0),
     ("remote fault p50 µs", "fault_p50_us", 1.0),
     ("remote fault p99 µs", "fault_p99_us", 1.0),
     ("tracking costs %", "tracking_cost_share", 1e-2),

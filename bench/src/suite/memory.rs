@@ -5,8 +5,8 @@ use crate::goal::{Goal, Unit};
 use crate::row::Row;
 
 const GBIT: Option<&str> = Some("1gbit");
-const MOVED: &[System] = &[System::Tranship(Mode::Precopy), System::Peer];
-const COMPARED: &[System] = &[System::Unmoved, System::Tranship(Mode::Precopy), System::Peer];
+const MOVED: &[System] = &[System::Tranship(Mode::Auto), System::Peer];
+const COMPARED: &[System] = &[System::Unmoved, System::Tranship(Mode::Auto), System::Peer];
 const TRACKED: &[System] = &[System::Tracked];
 
 /// How many SETs a second keep a Redis busy: a page or two each, so that within seconds all of it is rewritten.
