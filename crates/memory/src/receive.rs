@@ -291,9 +291,9 @@ impl Store {
     }
 
     /// Largest store that makes sense for a container of `memory` bytes on a node with `available` bytes to spare: room
-    /// for growth until the freeze, in any case bounded.
+    /// for one that has only begun to grow, since memory is taken only for what comes; in any case bounded.
     pub fn capacity_for(memory: u64, available: u64) -> io::Result<u64> {
-        let wanted = (memory + memory / 4 + (64 << 20)).next_multiple_of(PAGE_SIZE);
+        let wanted = (memory * 2 + (1 << 30)).next_multiple_of(PAGE_SIZE);
         if memory > available { Err(io::ErrorKind::OutOfMemory.into()) } else { Ok(wanted.min(available.max(memory))) }
     }
 }
