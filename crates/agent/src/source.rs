@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tranship_coordinator::{Failure, Fault, SourcePort, SourceStep};
 use tranship_engine::{Container, EngineError};
 use tranship_memory::policy::Limits;
-use tranship_memory::send::Stream;
+use tranship_memory::send::{Chunk, Stream};
 use tranship_memory::shared::source::{SharedMemory, Where};
 use tranship_memory::tracker::{Round, Tracker};
 use tranship_network::{Gate, HeldFrame, Hold, Injector};
@@ -69,6 +69,8 @@ pub struct SourceRun {
     shared: Option<SharedMemory>,
     /// What the frozen container's memory still has to be sent.
     last_round: Option<Round>,
+    /// What was named before the freeze and is sent after it.
+    unsent: Vec<Chunk>,
     /// By how much the container's CPU time was cut, in percent of what it used: so many CPUs.
     throttled: u8,
     cpus: f64,
@@ -125,6 +127,7 @@ impl SourceRun {
             tracker: None,
             shared: None,
             last_round: None,
+            unsent: Vec::new(),
             throttled: 0,
             cpus: 0.0,
             converged: false,

@@ -3,7 +3,7 @@
 //! Memory goes from the task's pages to one buffer a stream and from there into TLS; nothing is queued. Which of several
 //! streams carries a page depends on its address alone, so that no version of it overtakes another.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::io::{self, IoSliceMut, Write};
 use std::os::unix::fs::FileExt;
@@ -177,7 +177,7 @@ pub fn send_stale<W: Write>(stale: &[(AddressSpaceId, PageRange)], streams: &mut
     Ok(())
 }
 
-/// Names the pages of a plan, each on the stream that will carry it, and says that no others come later.
+/// Names pages that come later, each on the stream that will carry it.
 pub fn name<W: Write>(plan: &Plan, streams: &mut [Stream<W>]) -> Result<(), SendError> {
     let count = streams.len();
     let mut lists: Vec<BTreeMap<AddressSpaceId, Vec<PageRange>>> = vec![BTreeMap::new(); count];
@@ -189,6 +189,14 @@ pub fn name<W: Write>(plan: &Plan, streams: &mut [Stream<W>]) -> Result<(), Send
             ranges.sort_unstable_by_key(|range| range.start);
             tranship_wire::runs::write_later(&mut stream.link, space, &ranges)?;
         }
+        stream.link.flush().map_err(WriteError::from)?;
+    }
+    Ok(())
+}
+
+/// Says on every stream that all pages have been named that come later.
+pub fn named<W: Write>(streams: &mut [Stream<W>]) -> Result<(), SendError> {
+    for stream in streams {
         tranship_wire::write_header(&mut stream.link, &FrameHeader::Named)?;
         stream.link.flush().map_err(WriteError::from)?;
     }
@@ -211,13 +219,19 @@ struct Unsent {
 }
 
 impl Outbox {
-    /// All of these chunks.
-    pub fn new(chunks: &[Chunk]) -> Self {
+    /// All of these chunks, but for what is stale by now; chunks may overlap.
+    pub fn new(chunks: &[Chunk], stale: &[(AddressSpaceId, PageRange)]) -> Self {
         let mut unsent: HashMap<AddressSpaceId, Unsent> = HashMap::new();
         for chunk in chunks {
-            let space =
-                unsent.entry(chunk.space).or_insert_with(|| Unsent { pid: chunk.pid, pages: PageSet::default() });
+            let space = unsent.entry(chunk.space).or_insert_with(|| Unsent { pid: 0, pages: PageSet::default() });
+            // The newest look tells whose memory it is: a process may have ended, and another have got its place.
+            space.pid = chunk.pid;
             space.pages.insert(chunk.range);
+        }
+        for (space, range) in stale {
+            if let Some(unsent) = unsent.get_mut(space) {
+                unsent.pages.remove(*range);
+            }
         }
         Self { unsent: Mutex::new(unsent), hint: AtomicU64::new(0) }
     }
@@ -231,6 +245,19 @@ impl Outbox {
         self.unsent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The places of chunks in which something is left, as far as they belong to one of `count` streams.
+    fn places(&self, number: usize, count: usize) -> BTreeSet<(u64, AddressSpaceId)> {
+        let mut places = BTreeSet::new();
+        for (space, unsent) in self.unsent().iter() {
+            for range in unsent.pages.within(PageRange::EVERYTHING) {
+                let first = range.start / CHUNK;
+                let chunks = (first..range.end.div_ceil(CHUNK)).filter(|chunk| *chunk as usize % count == number);
+                places.extend(chunks.map(|chunk| (chunk * CHUNK, *space)));
+            }
+        }
+        places
+    }
+
     /// Takes off what is left of `range`.
     fn take(&self, space: AddressSpaceId, range: PageRange) -> Vec<Chunk> {
         let mut all = self.unsent();
@@ -239,26 +266,21 @@ impl Outbox {
         unsent.pages.remove(range).into_iter().map(|range| Chunk { space, pid, range }).collect()
     }
 
-    /// Sends over one stream what belongs to it of `chunks`, beginning behind where the other side waited last, and ends the
+    /// Sends over one of `count` streams what belongs to it, beginning behind where the other side waited last, and ends the
     /// stream.
     pub fn send<W: Write>(
         &self,
-        chunks: &[Chunk],
         (number, count): (usize, usize),
         stream: &mut Stream<W>,
         counters: &Counters,
     ) -> Result<(), SendError> {
-        let mut own: BTreeMap<(u64, AddressSpaceId), PageRange> = chunks
-            .iter()
-            .filter(|chunk| chunk.route(count) == number)
-            .map(|chunk| ((chunk.range.start, chunk.space), chunk.range))
-            .collect();
+        let mut own = self.places(number, count);
         loop {
             let hint = self.hint.load(Ordering::Relaxed);
             let next = own.range((hint, AddressSpaceId(0))..).next().or_else(|| own.iter().next());
-            let Some((&key, &range)) = next else { break };
-            own.remove(&key);
-            for chunk in self.take(key.1, range) {
+            let Some(&(start, space)) = next else { break };
+            own.remove(&(start, space));
+            for chunk in self.take(space, PageRange { start, end: start + CHUNK }) {
                 stream.send(&chunk, Version::Later, counters)?;
             }
         }

@@ -148,27 +148,24 @@ impl Tracker {
             let failed = |source| TrackError::Watch { pid: space.pid, source };
             let sent = self.spaces.get(&space.id).map(|w| &w.sent);
             let stale = gone.entry(space.id).or_default();
-            let mut pagemap = Pagemap::open(space.pid).map_err(failed)?;
+            let pagemap = Pagemap::open(space.pid).map_err(failed)?;
             for range in &space.ranges {
                 let list = round.plan.list(space, range);
-                let mut written = PageSet::default();
-                pagemap
-                    .written(range.start, range.end, false, |start, end| written.insert(PageRange { start, end }))
-                    .map_err(failed)?;
-                // What is there and was neither written nor ever sent has come here by other means (mremap on older
-                // kernels).
-                let there = |start, end| {
+                let mut found = PageSet::default();
+                // One walk of the page table, for what was written and for what is there.
+                let there = |start, end, written: bool| {
                     let run = PageRange { start, end };
                     stale.remove(run);
-                    let mut unsent = PageSet::default();
-                    unsent.insert(run);
-                    for known in sent.map(|s| s.within(run)).unwrap_or_default() {
-                        unsent.remove(known);
+                    found.insert(run);
+                    if !written {
+                        // What was neither written nor ever sent has come here by other means (mremap on older kernels).
+                        for known in sent.map(|s| s.within(run)).unwrap_or_default() {
+                            found.remove(known);
+                        }
                     }
-                    unsent.drain().into_iter().for_each(|run| written.insert(run));
                 };
-                pagemap.populated(range.start, range.end, there).map_err(failed)?;
-                written.drain().into_iter().for_each(|run| Chunk::cut(space, run, list));
+                pagemap.populated_or_written(range.start, range.end, there).map_err(failed)?;
+                found.drain().into_iter().for_each(|run| Chunk::cut(space, run, list));
             }
         }
         round.stale = gone.into_iter().flat_map(|(id, set)| set.drain().into_iter().map(move |r| (id, r))).collect();

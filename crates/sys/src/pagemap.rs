@@ -83,6 +83,21 @@ impl Pagemap {
         self.scan(start, end, &arg, &mut found)
     }
 
+    /// Calls `found` with every run of private anonymous pages below `[start, end)` that hold data, and whether they were
+    /// written since the watch over them was armed. Nothing is re-armed.
+    pub fn populated_or_written(&self, start: u64, end: u64, mut found: impl FnMut(u64, u64, bool)) -> io::Result<()> {
+        let arg = ScanArg {
+            category_inverted: PAGE_IS_PFNZERO | PAGE_IS_FILE,
+            category_mask: PAGE_IS_PFNZERO | PAGE_IS_FILE,
+            category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+            return_mask: PAGE_IS_WRITTEN,
+            ..ScanArg::default()
+        };
+        self.regions(start, end, &arg, |region| {
+            found(region.start, region.end, region.categories & PAGE_IS_WRITTEN != 0);
+        })
+    }
+
     /// Calls `found` with every run `[start, end)` of private anonymous pages below `[start, end)` that hold data: in
     /// memory or swapped out, neither the shared zero page nor a page of a file. Runs come in order and do not overlap.
     pub fn populated(&mut self, start: u64, end: u64, mut found: impl FnMut(u64, u64)) -> io::Result<()> {
@@ -107,6 +122,10 @@ impl Pagemap {
     }
 
     fn scan(&self, start: u64, end: u64, question: &ScanArg, found: &mut impl FnMut(u64, u64)) -> io::Result<()> {
+        self.regions(start, end, question, |region| found(region.start, region.end))
+    }
+
+    fn regions(&self, start: u64, end: u64, question: &ScanArg, mut found: impl FnMut(&PageRegion)) -> io::Result<()> {
         let mut regions = [PageRegion::default(); 512];
         let mut at = start;
         while at < end {
@@ -122,9 +141,7 @@ impl Pagemap {
             // has the size that the request number states.
             let count = unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) };
             let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
-            for region in &regions[..count.min(regions.len())] {
-                found(region.start, region.end);
-            }
+            regions[..count.min(regions.len())].iter().for_each(&mut found);
             if arg.walk_end <= at {
                 return Err(io::Error::other("PAGEMAP_SCAN made no progress"));
             }

@@ -1,7 +1,7 @@
 //! After the resume: pages that the container still needs are here, and its original is kept until it has them all.
 
 use tranship_coordinator::Failure;
-use tranship_memory::send::{self, Stream};
+use tranship_memory::send::{self, Outbox, Stream};
 use tranship_memory::survey;
 use tranship_transport::{Connection, Link};
 use tranship_types::AddressSpaceId;
@@ -108,7 +108,8 @@ impl SourceRun {
         let mut streams = (0..STREAMS).map(|stream| self.page_stream(stream)).collect::<Result<Vec<_>, _>>()?;
         self.make_way(&mut streams)?;
         let urgent = self.page_stream(URGENT_STREAM)?;
-        let push = Push::start(send::lacking(&spaces, &missing), streams, Some(Demand { wants, urgent }));
+        let push =
+            Push::start(Outbox::new(&send::lacking(&spaces, &missing), &[]), streams, Some(Demand { wants, urgent }));
         push.begin();
         Ok(push)
     }

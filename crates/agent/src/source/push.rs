@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use tranship_coordinator::Failure;
-use tranship_memory::send::{Chunk, Counters, Outbox, SendError, Stream};
+use tranship_memory::send::{Counters, Outbox, SendError, Stream};
 use tranship_transport::{Closer, Connection, Link};
 use tranship_wire::ReadError;
 
@@ -67,22 +67,21 @@ impl Gauge {
 }
 
 impl Push {
-    /// Answers demands from now on; sends `chunks` over all the streams once [`Self::begin`] is called.
-    pub fn start(chunks: Vec<Chunk>, streams: Vec<Stream<Connection>>, demand: Option<Demand>) -> Self {
-        let outbox = Arc::new(Outbox::new(&chunks));
+    /// Answers demands from now on; sends the rest over all the streams once [`Self::begin`] is called.
+    pub fn start(outbox: Outbox, streams: Vec<Stream<Connection>>, demand: Option<Demand>) -> Self {
+        let outbox = Arc::new(outbox);
         let counters = Arc::new(Counters::default());
-        let chunks: Arc<[Chunk]> = chunks.into();
         let start = Arc::new(Start::default());
         let count = streams.len();
         let (mut closers, mut wire, mut threads) = (Vec::new(), Vec::new(), Vec::new());
         for (number, mut stream) in streams.into_iter().enumerate() {
             closers.push(stream.link().closer());
             wire.push(stream.link().counters());
-            let (outbox, counters, chunks) = (Arc::clone(&outbox), Arc::clone(&counters), Arc::clone(&chunks));
+            let (outbox, counters) = (Arc::clone(&outbox), Arc::clone(&counters));
             let start = Arc::clone(&start);
             threads.push(std::thread::spawn(move || {
                 start.wait();
-                outbox.send(&chunks, (number, count), &mut stream, &counters)
+                outbox.send((number, count), &mut stream, &counters)
             }));
         }
         let demand = demand.map(|Demand { wants, mut urgent }| {

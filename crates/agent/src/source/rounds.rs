@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tranship_coordinator::Failure;
 use tranship_engine::Container;
 use tranship_memory::policy::{self, RoundSeen, Verdict};
-use tranship_memory::send::{self, Counters, Version};
+use tranship_memory::send::{self, Counters, Plan, Version};
 use tranship_memory::shared::source::{SharedMemory, Where};
 use tranship_memory::survey;
 use tranship_memory::tracker::{Round, TrackError, Tracker};
@@ -22,7 +22,7 @@ const CPU_SAMPLE: Duration = Duration::from_millis(200);
 impl SourceRun {
     /// Sends memory while the container runs, until what a freeze would leave fits the budget, or rounds no longer help.
     pub(super) fn precopy(&mut self) -> Result<(), Failure> {
-        if !self.report.read().mode.has_rounds() {
+        if !self.report.read().mode.has_rounds() && !self.may_be_early() {
             return Ok(());
         }
         if !Tracker::supported() {
@@ -38,6 +38,11 @@ impl SourceRun {
         // Rounds before this one were under another throttle, and tell nothing of what the next ones will find.
         let mut counted = 0;
         let verdict = loop {
+            if !self.report.read().mode.has_rounds() {
+                // Shared memory is all there before the tasks run, in every mode.
+                self.send_shared(&Counters::default())?;
+                break Verdict::Diverging;
+            }
             let round = match tracker.round(&pids()?) {
                 Err(TrackError::Unsupported) => {
                     self.report.change(|r| r.ways.push(format!("memory: no rounds; {}", TrackError::Unsupported)));
@@ -80,7 +85,10 @@ impl SourceRun {
                 verdict => break verdict,
             }
         };
-        if verdict == Verdict::Diverging {
+        if verdict == Verdict::Diverging && self.may_be_early() {
+            self.name_rest(tracker.round(&pids()?).map_err(failed)?)?;
+        }
+        if verdict == Verdict::Diverging && !seen.is_empty() {
             let what =
                 if self.may_be_early() { "the rest follows the resume" } else { "the rest is sent in the freeze" };
             let way = format!("memory: more rounds would not help, the container writes too fast for the link; {what}");
@@ -89,6 +97,17 @@ impl SourceRun {
         self.streams.iter_mut().try_for_each(|s| s.link().set_pace(None)).map_err(failed)?;
         self.converged = verdict == Verdict::Converged;
         self.tracker = Some(tracker);
+        Ok(())
+    }
+
+    /// A last round before the freeze, whose pages are not sent but named: so that in the freeze only what was written since has
+    /// to be found and named, however much memory the container has.
+    fn name_rest(&mut self, round: Round) -> Result<(), Failure> {
+        let version = if self.report.read().rounds.is_empty() { Version::First } else { Version::Later };
+        send::send(&round.plan.first, version, &mut self.streams, &Counters::default()).map_err(failed)?;
+        let rest = Plan { first: Vec::new(), rest: round.plan.rest };
+        send::name(&rest, &mut self.streams).map_err(failed)?;
+        self.unsent = rest.rest;
         Ok(())
     }
 

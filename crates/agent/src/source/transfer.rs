@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tranship_coordinator::Failure;
 use tranship_criu::front::{Mark, Order};
-use tranship_memory::send::{self, Counters, Plan, SendError, Stream, Version};
+use tranship_memory::send::{self, Counters, Outbox, Plan, SendError, Stream, Version};
 use tranship_sys::clock::monotonic_ns;
 use tranship_transport::{Closer, Connection, Link};
 use tranship_wire::message::Request;
@@ -26,11 +26,8 @@ impl SourceRun {
     /// named that are out of date there, so that a task which is restored meanwhile does not get an old one.
     pub(super) fn transfer(&mut self) -> Result<(), Failure> {
         let round = self.last_round.take().ok_or_else(|| failed("the memory was not surveyed"))?;
-        let plan = round.plan;
+        let mut plan = round.plan;
         let before = self.report.read().progress.moved_bytes;
-        let all = before + plan.bytes();
-        self.report.change(|r| r.progress.memory_bytes = all);
-
         let start = monotonic_ns();
         let counters = Counters::default();
         let mut streams = std::mem::take(&mut self.streams);
@@ -42,7 +39,13 @@ impl SourceRun {
         if early {
             self.make_way(&mut streams)?;
         }
-        let (mut push, pushing) = self.dump_and_name(plan, streams, early, start)?;
+        // Overlaps with what was named before the freeze do no harm: each page is taken off once.
+        let unsent = std::mem::take(&mut self.unsent);
+        let outbox = Outbox::new(&[unsent, plan.rest.clone()].concat(), &round.stale);
+        let all = before + counters.read.load(Ordering::Relaxed) + outbox.bytes();
+        self.report.change(|r| r.progress.memory_bytes = all);
+        plan.first.clear();
+        let (mut push, pushing) = self.dump_and_name((plan, outbox), streams, early, start)?;
 
         let before = self.report.read().progress.moved_bytes;
         let (report, gauge) = (self.report.clone(), push.gauge());
@@ -84,7 +87,7 @@ impl SourceRun {
     /// so shared memory, which is all there before the tasks run, goes before. Returns the pages on their way, and since when.
     fn dump_and_name(
         &mut self,
-        plan: Plan,
+        (plan, outbox): (Plan, Outbox),
         mut streams: Vec<Stream<Connection>>,
         early: bool,
         start: u64,
@@ -97,8 +100,9 @@ impl SourceRun {
             let named = scope.spawn(move || -> Result<_, SendError> {
                 shared.map_or(Ok(()), |shared| shared.send(&mut streams, counters))?;
                 send::name(&plan, &mut streams)?;
+                send::named(&mut streams)?;
                 let named = monotonic_ns();
-                let push = Push::start(plan.rest, streams, demand);
+                let push = Push::start(outbox, streams, demand);
                 if !early {
                     push.begin();
                 }
