@@ -312,13 +312,14 @@ impl Pager {
                     later.arrived(extent.range);
                 }
             }
-            let mut wanted = 0;
+            let mut needed = !self.filling;
             for space in self.served.iter_mut().filter(|space| space.origin == *id) {
-                let before = space.pending.bytes();
                 space.arrived(*extent);
-                wanted += space.pending.bytes() - before;
+                needed = true;
             }
-            if wanted == 0 && self.filling {
+            if !needed {
+                // Its tasks are gone, or have everything. What comes twice to one that has not may still be on its way from
+                // just this place, and stays.
                 self.freed.push(*extent);
             } else if !touched.contains(id) {
                 touched.push(*id);
