@@ -520,7 +520,7 @@ impl SourcePort for SourceRun {
                 Ok(())
             }
             SourceStep::Precopy => {
-                self.tracker = None;
+                (self.tracker, self.shared) = (None, None);
                 self.unthrottle()
             }
             SourceStep::Arm => {

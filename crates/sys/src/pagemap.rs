@@ -98,6 +98,14 @@ impl Pagemap {
         })
     }
 
+    /// Calls `found` with every run of pages in `[start, end)`, of shared memory say, that the page table does not prove to be
+    /// unwritten since they were write-protected ([`crate::writes::WriteWatch::protect`]): also those that are not in the page
+    /// table at all. The kernel answers just this question fast: 0.5 ms for a GiB.
+    pub fn unproven(&self, start: u64, end: u64, mut found: impl FnMut(u64, u64)) -> io::Result<()> {
+        let arg = ScanArg { category_mask: PAGE_IS_WRITTEN, return_mask: PAGE_IS_WRITTEN, ..ScanArg::default() };
+        self.scan(start, end, &arg, &mut found)
+    }
+
     /// Calls `found` with every run `[start, end)` of private anonymous pages below `[start, end)` that hold data: in
     /// memory or swapped out, and not the shared zero page. Runs come in order and do not overlap.
     pub fn populated(&mut self, start: u64, end: u64, mut found: impl FnMut(u64, u64)) -> io::Result<()> {

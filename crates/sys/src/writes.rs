@@ -5,9 +5,12 @@
 //! if the descriptor is dropped, or its holder dies, the task goes on unwatched.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::OnceLock;
 
+use crate::pagemap::Pagemap;
 use crate::remote::Stopped;
+use crate::userfault::{Event, Userfault};
 
 #[repr(C)]
 struct ApiArg {
@@ -24,41 +27,78 @@ struct RegisterArg {
     ioctls: u64,
 }
 
+#[repr(C)]
+struct ProtectArg {
+    start: u64,
+    len: u64,
+    mode: u64,
+}
+
+const _: () = assert!(size_of::<ProtectArg>() == 24);
 const _: () = assert!(size_of::<ApiArg>() == 24);
 const _: () = assert!(size_of::<RegisterArg>() == 32);
 
 const UFFDIO_API: u64 = nix::request_code_readwrite!(0xAA, 0x3F, size_of::<ApiArg>());
 const UFFDIO_REGISTER: u64 = nix::request_code_readwrite!(0xAA, 0x00, size_of::<RegisterArg>());
+const UFFDIO_WRITEPROTECT: u64 = nix::request_code_readwrite!(0xAA, 0x06, size_of::<ProtectArg>());
+const _: () = assert!(UFFDIO_WRITEPROTECT == 0xc018_aa06);
 const _: () = assert!(UFFDIO_API == 0xc018_aa3f);
 const _: () = assert!(UFFDIO_REGISTER == 0xc020_aa00);
 
 const UFFD_API: u64 = 0xAA;
+const FEATURE_EVENT_FORK: u64 = 1 << 1;
+const FEATURE_EVENT_REMOVE: u64 = 1 << 3;
 const FEATURE_WP_UNPOPULATED: u64 = 1 << 13;
 const FEATURE_WP_ASYNC: u64 = 1 << 15;
 const REGISTER_MODE_WP: u64 = 1 << 1;
+const WRITEPROTECT_MODE_WP: u64 = 1 << 0;
 /// Lets a task without CAP_SYS_PTRACE open one; asynchronous write-protection never waits for anybody, so that this limits
 /// nothing.
 const USER_MODE_ONLY: u64 = 1;
+const FLAGS: u64 = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64 | USER_MODE_ONLY;
 
 /// The watch over one address space.
 #[derive(Debug)]
 pub struct WriteWatch {
-    fd: OwnedFd,
+    fd: Userfault,
+}
+
+impl AsFd for WriteWatch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
 }
 
 impl WriteWatch {
     /// Has a process open a userfaultfd of its own address space, and takes that over. The process is stopped for about
     /// 0.3 ms. Fails with `Unsupported` on kernels before 6.7 and on other machines than x86-64.
     pub fn inject(process: u32) -> io::Result<Self> {
-        let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64 | USER_MODE_ONLY;
-        let fd = Stopped::stop(process)?.open(libc::SYS_userfaultfd, [flags, 0, 0])?;
-        let mut arg = ApiArg { api: UFFD_API, features: FEATURE_WP_ASYNC | FEATURE_WP_UNPOPULATED, ioctls: 0 };
+        Self::over(Stopped::stop(process)?.open(libc::SYS_userfaultfd, [FLAGS, 0, 0])?, 0)
+    }
+
+    /// The same, and [`Self::next_event`] tells each time the process forks, and each time it throws away pages or their
+    /// content. Until that has been read, the process waits.
+    pub fn inject_telling_events(process: u32) -> io::Result<Self> {
+        Self::over(
+            Stopped::stop(process)?.open(libc::SYS_userfaultfd, [FLAGS, 0, 0])?,
+            FEATURE_EVENT_FORK | FEATURE_EVENT_REMOVE,
+        )
+    }
+
+    fn over(fd: OwnedFd, more: u64) -> io::Result<Self> {
+        let features = FEATURE_WP_ASYNC | FEATURE_WP_UNPOPULATED | more;
+        let mut arg = ApiArg { api: UFFD_API, features, ioctls: 0 };
         // SAFETY: the argument is the structure that the request wants.
         if unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_API, &raw mut arg) } < 0 {
             // The features are unknown to this kernel.
             return Err(io::ErrorKind::Unsupported.into());
         }
-        Ok(Self { fd })
+        Ok(Self { fd: fd.into() })
+    }
+
+    /// What has happened to the address space, if it tells.
+    pub fn next_event(&self) -> io::Result<Option<Event>> {
+        self.fd.next_event()
     }
 
     /// Watches a range that one or more mappings cover; watching what is watched already changes nothing. `false`: it
@@ -66,7 +106,7 @@ impl WriteWatch {
     pub fn watch(&self, start: u64, end: u64) -> io::Result<bool> {
         let mut arg = RegisterArg { start, len: end - start, mode: REGISTER_MODE_WP, ioctls: 0 };
         // SAFETY: the argument is the structure that the request wants; it names memory of another address space.
-        if unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_REGISTER, &raw mut arg) } == 0 {
+        if unsafe { libc::ioctl(self.fd.as_fd().as_raw_fd(), UFFDIO_REGISTER, &raw mut arg) } == 0 {
             return Ok(true);
         }
         let error = io::Error::last_os_error();
@@ -76,12 +116,73 @@ impl WriteWatch {
             _ => Err(error),
         }
     }
+
+    /// Write-protects pages of a range that is watched, also those that are not there yet: [`Pagemap::unproven`] tells of
+    /// those that were written since.
+    pub fn protect(&self, start: u64, end: u64) -> io::Result<()> {
+        let mut arg = ProtectArg { start, len: end - start, mode: WRITEPROTECT_MODE_WP };
+        // SAFETY: the argument is the structure that the request wants; it names memory of another address space.
+        match unsafe { libc::ioctl(self.fd.as_fd().as_raw_fd(), UFFDIO_WRITEPROTECT, &raw mut arg) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Whether this kernel tells all that there is to know of writes to shared memory: that a page was written also if it
+    /// was thrown out of the page table since, and that one was not also if it was not there. Tried once, on this process.
+    pub fn tells_of_shared_memory() -> bool {
+        static TELLS: OnceLock<bool> = OnceLock::new();
+        *TELLS.get_or_init(|| try_shared().unwrap_or(false))
+    }
+}
+
+/// Throws a page that was written and one that was not out of the page table; a third one is never touched.
+fn try_shared() -> io::Result<bool> {
+    const PAGES: usize = 4;
+    let (len, page) = (PAGES * 4096, 4096);
+    // SAFETY: the call takes a number and returns a new descriptor, owned by nobody else, or an error.
+    let fd = unsafe {
+        let fd = libc::syscall(libc::SYS_userfaultfd, FLAGS);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        OwnedFd::from_raw_fd(fd as i32)
+    };
+    let watch = WriteWatch::over(fd, FEATURE_EVENT_FORK)?;
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+    let memory = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
+    if memory == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    let (start, end) = (memory as u64, memory as u64 + len as u64);
+    let tried = (|| {
+        // SAFETY: the accesses lie in the mapping of `PAGES` pages that nobody else knows.
+        let write = |number: usize| unsafe { memory.cast::<u8>().add(number * page).write_volatile(1) };
+        (0..2).for_each(write);
+        if !watch.watch(start, end)? {
+            return Ok(false);
+        }
+        watch.protect(start, end)?;
+        [0, 3].into_iter().for_each(write);
+        // SAFETY: as above; the content of shared memory stays.
+        if unsafe { libc::madvise(memory, 2 * page, libc::MADV_DONTNEED) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let mut written = Vec::new();
+        let found =
+            |from: u64, to: u64| written.extend((from..to).step_by(page).map(|at| (at - start) as usize / page));
+        Pagemap::open(std::process::id())?.unproven(start, end, found)?;
+        Ok(written == [0, 3])
+    })();
+    // SAFETY: exactly the mapping made above, to which nobody has a reference.
+    unsafe { libc::munmap(memory, len) };
+    tried
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pagemap::Pagemap;
     use std::io::{BufRead, BufReader, Write};
     use std::process::{Child, Command, Stdio};
 
@@ -156,6 +257,11 @@ for line in sys.stdin:
         assert_eq!(look(true), [17]);
         drop(watch);
         writer.write(5);
+    }
+
+    #[test]
+    fn this_kernel_tells_of_writes_to_shared_memory() {
+        assert!(WriteWatch::tells_of_shared_memory());
     }
 
     #[test]

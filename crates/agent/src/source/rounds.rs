@@ -7,7 +7,7 @@ use tranship_coordinator::Failure;
 use tranship_engine::Container;
 use tranship_memory::policy::{self, RoundSeen, Verdict};
 use tranship_memory::send::{self, Counters, Plan, Version};
-use tranship_memory::shared::source::{SharedMemory, Where};
+use tranship_memory::shared::source::{Look, SharedMemory, Where};
 use tranship_memory::survey;
 use tranship_memory::tracker::{Round, TrackError, Tracker};
 use tranship_sys::clock::monotonic_ns;
@@ -39,8 +39,6 @@ impl SourceRun {
         let mut counted = 0;
         let verdict = loop {
             if !self.report.read().mode.has_rounds() {
-                // Shared memory is all there before the tasks run, in every mode.
-                self.send_shared(&Counters::default())?;
                 break Verdict::Diverging;
             }
             let round = match tracker.round(&pids()?) {
@@ -85,6 +83,9 @@ impl SourceRun {
                 verdict => break verdict,
             }
         };
+        if self.may_be_early() {
+            self.precopy_shared()?;
+        }
         if verdict == Verdict::Diverging && self.may_be_early() {
             self.name_rest(tracker.round(&pids()?).map_err(failed)?)?;
         }
@@ -174,6 +175,7 @@ impl SourceRun {
             }
         };
         self.find_shared(Where::Mappings)?;
+        self.shared.iter_mut().for_each(|shared| shared.look(Look::Last));
         let objects = self.shared.as_ref().map(SharedMemory::hidden).unwrap_or_default();
         let hidden: Vec<_> = round.spaces.iter().map(|s| (s.pid, s.ranges.clone())).collect();
         tranship_criu::hidden::write(&self.layout.hidden(), &hidden, &objects)

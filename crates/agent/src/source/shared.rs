@@ -1,14 +1,19 @@
 //! Shared memory, as the source's steps deal with it.
 
+use std::sync::atomic::Ordering;
+
 use tranship_coordinator::Failure;
 use tranship_memory::send::{Counters, Stream};
-use tranship_memory::shared::source::{SharedMemory, Where};
+use tranship_memory::shared::source::{Look, SharedMemory, Where};
 use tranship_transport::Connection;
+use tranship_types::Mode;
 use tranship_wire::message::Request;
 
 use super::{SourceRun, failed};
 use crate::layout;
 
+/// Bytes of changes in a round that are worth no further one.
+const LITTLE: u64 = 1 << 20;
 /// Descriptions in one message, which holds 1 MiB.
 const DESCRIPTIONS: usize = 512;
 
@@ -42,9 +47,27 @@ impl SourceRun {
     /// Sends what has changed of it, while the container runs. Returns how many bytes those were.
     pub(super) fn send_shared(&mut self, counters: &Counters) -> Result<(), Failure> {
         self.find_shared(Where::Everywhere)?;
-        match &self.shared {
-            Some(shared) => shared.send(&mut self.streams, counters).map_err(failed),
-            None => Ok(()),
+        let Some(shared) = &mut self.shared else { return Ok(()) };
+        shared.look(Look::Round);
+        shared.send(&mut self.streams, counters).map_err(failed)
+    }
+
+    /// Sends it ahead of the freeze where the rest of the memory follows the resume, which shared memory cannot: until what
+    /// a round finds is little, or does not get less.
+    pub(super) fn precopy_shared(&mut self) -> Result<(), Failure> {
+        if self.report.read().mode == Mode::Cold || self.shared.is_none() {
+            return Ok(());
+        }
+        let mut before = u64::MAX;
+        loop {
+            let counters = Counters::default();
+            self.send_shared(&counters)?;
+            let sent = counters.sent.load(Ordering::Relaxed);
+            self.report.change(|r| r.progress.moved_bytes += sent);
+            if sent <= LITTLE || sent > before / 2 {
+                return Ok(());
+            }
+            before = sent;
         }
     }
 

@@ -14,10 +14,17 @@
 //! ```
 //!
 //! **What has changed** is decided by content in the end: the source keeps a hash of each page as it was last sent, and sends
-//! a page only if it hashes differently. Which pages are worth hashing is another question.
+//! a page only if it hashes differently. Which pages are worth hashing is another question, and where nothing better is
+//! known the answer is: all of them, which takes 0.1 s or more for a GB. For objects that nobody has open the page tables of the
+//! processes that map them tell which pages were written ([`watch`]), unless
+//!
+//! - a process that mapped it has forked, or does not map all of it any more: what it or its child wrote is not known;
+//! - a process has thrown away pages of it;
+//! - it is a segment, which any process may attach and detach in between; or the kernel does not tell.
 
 pub mod source;
 pub mod target;
+mod watch;
 
 #[cfg(test)]
 mod tests;

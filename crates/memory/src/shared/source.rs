@@ -1,6 +1,6 @@
 //! The source's side: finds the objects, and sends what has changed of them.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -16,14 +16,22 @@ use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange, SharedKind, SharedObj
 use tranship_wire::WriteError;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::index::PageSet;
 use crate::maps::Mapping;
 use crate::send::{CHUNK, Counters, SendError, Stream};
+use crate::shared::watch::{View, Watches};
 
 /// Pages in a chunk.
 const CHUNK_PAGES: usize = (CHUNK / PAGE_SIZE) as usize;
 /// Objects whose length is not a number of whole pages and less than this are left to criu, which also carries what lies
 /// behind their end in the last page.
 const SMALL: u64 = 1 << 20;
+
+/// Objects of which less than this part holds data are not watched if they are larger than [`LARGE`]: the watch takes memory
+/// for page tables, 1/512 of what is watched, and there is little to compare.
+const SPARSE: u64 = 8;
+/// See [`SPARSE`].
+const LARGE: u64 = 1 << 30;
 
 /// Shared memory that cannot be looked at.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +64,22 @@ pub enum Where {
     Mappings,
 }
 
+/// Whether the last look at the container is followed by others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Look {
+    /// The container runs: what is written from now on shall be found by the next look.
+    Round,
+    /// It is frozen.
+    Last,
+}
+
+/// Pages of an object that may have changed since they were sent.
+#[derive(Debug, Clone)]
+enum Changed {
+    Any,
+    These(PageSet),
+}
+
 /// Hashes of the pages of one chunk as they were last sent; 0 is a page of zeros, which was perhaps never sent.
 type Hashes = Box<[u64; CHUNK_PAGES]>;
 
@@ -69,6 +93,13 @@ struct Object {
     executable: bool,
     mapped: bool,
     open: bool,
+    /// Where it is mapped so that it can be written.
+    views: Vec<View>,
+    /// The addresses of the views at the last look: by process, and by where its first byte would be.
+    looked: HashMap<(u32, u64), PageSet>,
+    /// There was a last look.
+    is_watched: bool,
+    changed: Changed,
     /// By number of the chunk; what is not listed is zeros.
     sent: Mutex<BTreeMap<u64, Hashes>>,
 }
@@ -87,6 +118,86 @@ impl Object {
             at = end;
         }
         Ok(chunks)
+    }
+
+    /// The views as [`Self::looked`] has them.
+    fn viewed(&self) -> HashMap<(u32, u64), PageSet> {
+        let mut all: HashMap<(u32, u64), PageSet> = HashMap::new();
+        for view in &self.views {
+            all.entry((view.pid, view.range.start.wrapping_sub(view.offset))).or_default().insert(view.range);
+        }
+        all
+    }
+
+    /// Whether something may have been written to it that no page table tells of.
+    fn is_doubtful(&self, unsure: &HashSet<u32>, viewed: &HashMap<(u32, u64), PageSet>) -> bool {
+        let vanished = |(key, before): (&(u32, u64), &PageSet)| {
+            let mut before = before.clone();
+            let now = viewed.get(key).map(|now| now.within(PageRange::EVERYTHING)).unwrap_or_default();
+            now.into_iter().for_each(|range| drop(before.remove(range)));
+            !before.is_empty()
+        };
+        !self.is_watched || self.looked.keys().any(|(pid, _)| unsure.contains(pid)) || self.looked.iter().any(vanished)
+    }
+
+    /// Finds out which pages may have changed since the last look, and has the next one find out the same.
+    fn look(&mut self, watches: &Watches, unsure: &HashSet<u32>, look: Look) {
+        let (viewed, worth) = (self.viewed(), self.is_worth_watching());
+        let mut doubtful = !worth || self.is_doubtful(unsure, &viewed);
+        let mut changed = PageSet::default();
+        let mut written: HashMap<u32, Vec<PageRange>> = HashMap::new();
+        for view in &self.views {
+            let list = written.entry(view.pid).or_default();
+            let known = !doubtful
+                && watches.written(view, |start, end| {
+                    list.push(PageRange { start, end });
+                    changed.insert(view.inside(start, end));
+                });
+            doubtful |= !known;
+        }
+        if look == Look::Round && worth {
+            if doubtful {
+                let all = PageRange { start: 0, end: self.described.size.next_multiple_of(PAGE_SIZE) };
+                written.clear();
+                for view in &self.views {
+                    written.entry(view.pid).or_default().extend(view.addresses(all));
+                }
+            }
+            // Before the pages are read, so that what is written later is found by the next look.
+            written.iter().for_each(|(pid, ranges)| watches.arm(*pid, ranges));
+        }
+        (self.looked, self.is_watched) = (viewed, worth);
+        self.changed = if doubtful { Changed::Any } else { Changed::These(changed) };
+    }
+
+    /// Whether the page tables can tell: whoever has it open, or may attach it, may map it for a moment.
+    fn is_worth_watching(&self) -> bool {
+        let (size, segment) = (self.described.size, self.described.kind == SharedKind::Segment);
+        let data = self.file.metadata().map_or(0, |found| found.blocks() * 512);
+        !self.open && !segment && (size <= LARGE || data >= size / SPARSE)
+    }
+
+    /// The runs of pages to be compared with what was sent, each within one chunk.
+    fn pieces(&self) -> io::Result<Vec<PageRange>> {
+        match &self.changed {
+            Changed::Any => {
+                let chunk = |number: u64| PageRange { start: number * CHUNK, end: (number + 1) * CHUNK };
+                Ok(self.chunks()?.into_iter().map(chunk).collect())
+            }
+            Changed::These(pages) => {
+                let end = self.described.size.next_multiple_of(PAGE_SIZE);
+                let mut pieces = Vec::new();
+                for run in pages.within(PageRange { start: 0, end }) {
+                    let mut at = run.start;
+                    while at < run.end {
+                        let next = run.end.min((at + 1).next_multiple_of(CHUNK));
+                        pieces.push(PageRange { start: at, end: next });
+                        at = next;
+                    }
+                }
+                Ok(pieces)
+            }
+        }
     }
 
     fn sent(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, Hashes>> {
@@ -148,13 +259,15 @@ pub struct SharedMemory {
     /// By inode.
     objects: BTreeMap<u64, Object>,
     next: u32,
+    /// `None`: nothing can be watched.
+    watches: Option<Watches>,
 }
 
 impl SharedMemory {
     /// Nothing found yet.
     pub fn new() -> io::Result<Self> {
         let probe = File::from(memfd_create(c"tranship-probe", MFdFlags::MFD_CLOEXEC)?);
-        Ok(Self { device: probe.metadata()?.dev(), objects: BTreeMap::new(), next: 0 })
+        Ok(Self { device: probe.metadata()?.dev(), objects: BTreeMap::new(), next: 0, watches: Watches::new()? })
     }
 
     /// Looks for the objects of the processes with these pids on this node. Returns those that the destination must be told
@@ -162,6 +275,7 @@ impl SharedMemory {
     pub fn find(&mut self, pids: &[u32], places: Where) -> Result<Vec<SharedObject>, SharedError> {
         for object in self.objects.values_mut() {
             (object.mapped, object.executable) = (false, false);
+            object.views.clear();
             object.open &= places == Where::Mappings;
         }
         let mut known: HashSet<AddressSpaceId> = self.objects.values().map(|o| o.described.space).collect();
@@ -207,6 +321,9 @@ impl SharedMemory {
             match self.meet(mapping.inode, &path) {
                 Ok(Some(object)) => {
                     object.mapped = true;
+                    if !mapping.private {
+                        object.views.push(View { pid, range: mapping.range, offset: mapping.offset });
+                    }
                     object.executable |= mapping.executable;
                 }
                 Ok(None) => {}
@@ -271,10 +388,31 @@ impl SharedMemory {
                 };
                 self.next += 1;
                 let sent = Mutex::default();
-                let object = Object { described, file, executable: false, mapped: false, open: false, sent };
+                let object = Object {
+                    described,
+                    file,
+                    executable: false,
+                    mapped: false,
+                    open: false,
+                    views: Vec::new(),
+                    looked: HashMap::new(),
+                    is_watched: false,
+                    changed: Changed::Any,
+                    sent,
+                };
                 Ok(Some(entry.insert(object)))
             }
         }
+    }
+
+    /// Finds out which pages may have changed since the last look, of what [`Self::find`] has just found. To be followed by
+    /// [`Self::send`].
+    pub fn look(&mut self, look: Look) {
+        let Some(watches) = &self.watches else { return };
+        let unsure = watches.take_unsure();
+        self.objects.values_mut().for_each(|object| object.look(watches, &unsure, look));
+        let pids = self.objects.values().flat_map(|object| object.views.iter().map(|view| view.pid)).collect();
+        watches.keep(&pids);
     }
 
     /// How many objects there are.
@@ -310,10 +448,8 @@ impl SharedMemory {
     ) -> Result<(), SendError> {
         let mut pieces = Vec::new();
         for object in self.objects.values().filter(|o| which(o)) {
-            for chunk in object.chunks().map_err(|e| object.failed(e))? {
-                let range = PageRange { start: chunk * CHUNK, end: (chunk + 1) * CHUNK };
-                pieces.push(Piece { object, range });
-            }
+            let ranges = object.pieces().map_err(|e| object.failed(e))?;
+            pieces.extend(ranges.into_iter().map(|range| Piece { object, range }));
         }
         let (broken, count) = (AtomicBool::new(false), streams.len());
         std::thread::scope(|scope| {

@@ -1,9 +1,10 @@
 //! Both sides together: what the source sends makes the same object on the other side, whatever happens in between.
 
 use std::fs::File;
-use std::io::{Cursor, Read};
+use std::io::{BufRead, BufReader, Cursor, Read, Write};
 use std::os::unix::fs::FileExt;
-use std::process::{Child, Command};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::Ordering;
 
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -11,7 +12,7 @@ use proptest::prelude::*;
 use tranship_types::{AddressSpaceId, PAGE_SIZE, SharedObject};
 use tranship_wire::FrameHeader;
 
-use super::source::{SharedMemory, Where};
+use super::source::{Look, SharedMemory, Where};
 use super::target::{SharedStore, StoreError};
 use crate::send::{Counters, Stream};
 
@@ -107,6 +108,7 @@ impl Move {
 
     fn round(&mut self) -> u64 {
         self.find();
+        self.source.look(Look::Round);
         self.source.send(&mut self.streams, &Counters::default()).unwrap();
         self.streams.iter_mut().map(|stream| self.destination.take(stream)).sum()
     }
@@ -174,4 +176,136 @@ fn what_has_not_changed_is_not_sent_again() {
     all.file.write_all_at(&[2], 3 << 20).unwrap();
     assert_eq!(all.round(), PAGE_SIZE);
     all.assert_same();
+}
+
+/// A process that has shared memory of its own, and does with it what it is told.
+struct Keeper {
+    child: Child,
+    answers: BufReader<ChildStdout>,
+    source: SharedMemory,
+    destination: Destination,
+    streams: Vec<Stream<Vec<u8>>>,
+}
+
+const KEEPER: &str = "
+import mmap, os, sys
+n = 2048; m = mmap.mmap(-1, n * 4096)
+for i in range(0, n, 2): m[i * 4096] = 1 + i % 200
+print('ready', flush=True)
+for line in sys.stdin:
+    deed, page = line.split(); at = int(page) * 4096
+    if deed == 'write': m[at + 7] = (m[at + 7] + 1) % 256
+    elif deed == 'fork':
+        pid = os.fork()
+        if pid == 0:
+            m[at + 8] = (m[at + 8] + 1) % 256; os._exit(0)
+        os.waitpid(pid, 0)
+    elif deed == 'remove': m.madvise(mmap.MADV_REMOVE, at, 4096); m[at]
+    elif deed == 'forget': m[at + 9] = (m[at + 9] + 1) % 256; m.madvise(mmap.MADV_DONTNEED, at, 4096); m[at]
+    print('done', flush=True)
+";
+
+impl Keeper {
+    fn start() -> Self {
+        let mut command = Command::new("python3");
+        let mut child = command.args(["-c", KEEPER]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let answers = BufReader::new(child.stdout.take().unwrap());
+        let streams = (0..2).map(|_| Stream::new(Vec::new())).collect();
+        let (source, destination) = (SharedMemory::new().unwrap(), Destination::default());
+        let mut keeper = Self { child, answers, source, destination, streams };
+        keeper.hear("ready");
+        keeper
+    }
+
+    fn hear(&mut self, word: &str) {
+        let mut line = String::new();
+        self.answers.read_line(&mut line).unwrap();
+        assert_eq!(line.trim(), word);
+    }
+
+    fn does(&mut self, deed: &str, page: u64) {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{deed} {page}").unwrap();
+        self.hear("done");
+    }
+
+    /// Bytes that were compared and that were sent.
+    fn round(&mut self, look: Look) -> (u64, u64) {
+        let described = self.source.find(&[self.child.id()], Where::Everywhere).unwrap();
+        self.destination.describe(&described);
+        self.source.look(look);
+        let counters = Counters::default();
+        self.source.send(&mut self.streams, &counters).unwrap();
+        let taken = self.streams.iter_mut().map(|stream| self.destination.take(stream)).sum();
+        (counters.read.load(Ordering::Relaxed), taken)
+    }
+
+    fn assert_same(&self) {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.child.id())).unwrap();
+        let line = maps.lines().find(|line| line.contains("/dev/zero")).unwrap();
+        let range = line.split(' ').next().unwrap();
+        let here = read(&File::open(format!("/proc/{}/map_files/{range}", self.child.id())).unwrap());
+        let there = self.destination.content(self.destination.files[0].0.space);
+        assert_eq!(here.len(), there.len());
+        let differs = (0..here.len()).find(|i| here[*i] != there[*i]);
+        assert_eq!(differs.map(|at| at as u64 / PAGE_SIZE), None);
+    }
+
+    /// A round after which nothing has changed.
+    fn settle(&mut self) {
+        self.round(Look::Round);
+        assert_eq!(self.round(Look::Round), (0, 0));
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn only_what_was_written_through_mappings_is_looked_at() {
+    let mut keeper = Keeper::start();
+    assert_eq!(keeper.round(Look::Round).1, 1024 * PAGE_SIZE);
+    keeper.settle();
+    keeper.does("write", 4);
+    keeper.does("write", 1001);
+    assert_eq!(keeper.round(Look::Round), (2 * PAGE_SIZE, 2 * PAGE_SIZE));
+    keeper.does("write", 1001);
+    assert_eq!(keeper.round(Look::Last), (PAGE_SIZE, PAGE_SIZE));
+    keeper.assert_same();
+}
+
+#[test]
+fn what_page_tables_do_not_tell_of_is_found_all_the_same() {
+    let mut keeper = Keeper::start();
+    for deed in ["fork", "remove", "forget"] {
+        keeper.settle();
+        keeper.does(deed, 10);
+        let (compared, _) = keeper.round(Look::Last);
+        assert!(compared >= 8 << 20, "after {deed} only {compared} bytes were compared");
+        keeper.assert_same();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+    #[test]
+    fn whatever_a_process_does_to_its_shared_memory_it_is_the_same_in_the_end(
+        deeds in proptest::collection::vec((0usize..6, 0u64..2048), 1..80)
+    ) {
+        let mut keeper = Keeper::start();
+        keeper.settle();
+        for (deed, page) in deeds {
+            match ["write", "write", "fork", "remove", "forget"].get(deed) {
+                Some(deed) => keeper.does(deed, page),
+                None => {
+                    keeper.round(Look::Round);
+                }
+            }
+        }
+        keeper.round(Look::Last);
+        keeper.assert_same();
+    }
 }

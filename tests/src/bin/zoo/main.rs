@@ -25,6 +25,7 @@ mod memory;
 mod network;
 mod processes;
 mod raw;
+mod sharing;
 mod signals;
 mod species;
 mod sysv;

@@ -125,6 +125,36 @@ pub fn memfd(_: &Path) -> Result<Check> {
     }))
 }
 
+/// A memory file that nobody maps: pages are written and cut off by descriptor.
+pub fn memfd_written(_: &Path) -> Result<Check> {
+    const PAGES: u64 = 1024;
+    let page = PAGE as u64;
+    let file = File::from(memfd_create("zoo-written", MFdFlags::empty())?);
+    let mut seeds = vec![0u64; PAGES as usize];
+    file.set_len(PAGES * page)?;
+    let mut n = 0u64;
+    Ok(Box::new(move || {
+        for _ in 0..16 {
+            n += 1;
+            let at = pattern(n) % PAGES;
+            let mut found = vec![0; PAGE];
+            file.read_exact_at(&mut found, at * page)?;
+            let seed = seeds[at as usize];
+            let right = if seed == 0 { vec![0; PAGE] } else { pattern_bytes(seed << 20, PAGE) };
+            ensure!(found == right, "page {at} is not as version {seed} was");
+            seeds[at as usize] = n;
+            file.write_all_at(&pattern_bytes(n << 20, PAGE), at * page)?;
+        }
+        if n.is_multiple_of(320) {
+            let left = pattern(n) % PAGES;
+            file.set_len(left * page)?;
+            file.set_len(PAGES * page)?;
+            seeds[left as usize..].fill(0);
+        }
+        Ok(())
+    }))
+}
+
 /// Writes through the mapping and reads from the file, then the other way round; first looks for what was written last.
 fn through_both(file: &File, region: &Region, page: usize, version: &mut u64) -> Result<()> {
     let word = &region.words()[page * PAGE_WORDS];

@@ -3,7 +3,8 @@ use std::path::Path;
 use anyhow::{Result, bail};
 
 use crate::{
-    channels, files, limits, locks, memory, network, processes, signals, sysv, terminals, threads, timers, unix,
+    channels, files, limits, locks, memory, network, processes, sharing, signals, sysv, terminals, threads, timers,
+    unix,
 };
 
 /// Looks once whether an animal is still what it was; an error is a complaint.
@@ -89,6 +90,8 @@ pub const ALL: &[Species] = &[
     species("memory", "file_map_shared", memory::file_shared),
     species("memory", "deleted_file_map", memory::deleted_file),
     species("memory", "rewritten_64m", memory::rewritten),
+    species("memory", "memfd_written", memory::memfd_written),
+    species("sharing", "shared_rewritten", sharing::rewritten),
     species("threads", "deep_stack", threads::deep_stack),
     species("threads", "thread_local", threads::thread_local),
     species("threads", "futex", threads::futex),
