@@ -9,6 +9,7 @@ mod error;
 mod memory;
 mod mounts;
 mod remove;
+pub mod tmpfs;
 
 pub use digest::{Subtree, TreeDigest, digest};
 pub use error::StorageError;

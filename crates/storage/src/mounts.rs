@@ -83,6 +83,11 @@ fn mount_points(table: &[u8]) -> impl Iterator<Item = PathBuf> {
         .map(|field| OsString::from_vec(unescape(field)).into())
 }
 
+/// A field of the table as text; `None` if it is not UTF-8.
+pub(crate) fn unescape_text(field: &str) -> Option<String> {
+    String::from_utf8(unescape(field.as_bytes())).ok()
+}
+
 /// The kernel writes space, tab, newline and backslash as a backslash and three octal digits.
 fn unescape(field: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(field.len());

@@ -1,0 +1,210 @@
+//! A file's content, in chunks that are known by their hashes.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::{Errno, pread};
+
+use super::Sink;
+use super::op::Op;
+
+/// Bytes of a chunk: what is sent at least of a file that changed.
+const CHUNK: u64 = 64 << 10;
+const PAGE: usize = 4 << 10;
+/// Bytes that are read at once.
+const READ: u64 = 1 << 20;
+
+type Hash = [u8; 16];
+
+/// What was sent of a file.
+#[derive(Debug, Default)]
+pub(super) struct Sent {
+    size: u64,
+    /// Chunks that are not all zeros, by their number, in order.
+    chunks: Vec<(u64, Hash)>,
+}
+
+/// What came of sending a file.
+pub(super) struct Outcome {
+    /// What the peer has now.
+    pub sent: Sent,
+    /// Bytes that had to be sent.
+    pub bytes: u64,
+    /// The peer was told something, so that its file has another time now.
+    pub touched: bool,
+}
+
+/// Which end failed.
+pub(super) enum Trouble {
+    /// The file.
+    Read(io::Error),
+    /// The link.
+    Link(io::Error),
+}
+
+/// Sends what of a file is not as `before` says.
+pub(super) fn send(
+    file: &OwnedFd,
+    ino: u64,
+    size: u64,
+    before: &Sent,
+    sink: &mut dyn Sink,
+) -> Result<Outcome, Trouble> {
+    let mut now = Sent { size, chunks: Vec::with_capacity(before.chunks.len()) };
+    let mut writer = Writer { sink, ino, size, begun: false, bytes: 0 };
+    if size != before.size {
+        writer.begin().map_err(Trouble::Link)?;
+    }
+    let mut old = before.chunks.iter().peekable();
+    let mut buffer = vec![0; READ.min(size.next_multiple_of(CHUNK)) as usize];
+    let mut position = 0;
+    while let Some((start, end)) = data(file, position, size).map_err(Trouble::Read)? {
+        position = (start / CHUNK * CHUNK).max(position);
+        let end = end.next_multiple_of(CHUNK).min(size);
+        while position < end {
+            let want = (end - position).min(READ) as usize;
+            let got = fill(file, &mut buffer[..want], position).map_err(Trouble::Read)?;
+            compare(&buffer[..got], position, &mut old, &mut now, &mut writer).map_err(Trouble::Link)?;
+            // Where less came it was cut meanwhile; the next pass sees that.
+            position = if got < want { size } else { position + want as u64 };
+        }
+    }
+    old.try_for_each(|(chunk, _)| writer.zero(*chunk * CHUNK, CHUNK)).map_err(Trouble::Link)?;
+    let (bytes, touched) = (writer.bytes, writer.begun);
+    Ok(Outcome { sent: now, bytes, touched })
+}
+
+/// Deals with what was read from `position` on.
+fn compare<'a>(
+    bytes: &[u8],
+    position: u64,
+    old: &mut std::iter::Peekable<impl Iterator<Item = &'a (u64, Hash)>>,
+    now: &mut Sent,
+    writer: &mut Writer<'_>,
+) -> io::Result<()> {
+    let mut segments = Segments::default();
+    for (at, piece) in bytes.chunks(CHUNK as usize).enumerate() {
+        let chunk = position / CHUNK + at as u64;
+        // What was sent for chunks that are a hole now.
+        while let Some((earlier, _)) = old.next_if(|(n, _)| *n < chunk) {
+            writer.zero(*earlier * CHUNK, CHUNK)?;
+        }
+        let was = old.next_if(|(n, _)| *n == chunk).map(|(_, hash)| *hash);
+        let from = at * CHUNK as usize;
+        if is_zero(piece) {
+            if was.is_some() {
+                segments.add(Segment::Zero, from, piece.len());
+            }
+            continue;
+        }
+        let mut hash = Hash::default();
+        hash.copy_from_slice(&blake3::hash(piece).as_bytes()[..16]);
+        now.chunks.push((chunk, hash));
+        if was == Some(hash) {
+            continue;
+        }
+        // Page by page: a file with one page here and there shall not need more memory at the peer.
+        for (n, page) in piece.chunks(PAGE).enumerate() {
+            match (is_zero(page), was.is_some()) {
+                (false, _) => segments.add(Segment::Data, from + n * PAGE, page.len()),
+                (true, true) => segments.add(Segment::Zero, from + n * PAGE, page.len()),
+                (true, false) => {}
+            }
+        }
+    }
+    for (segment, start, end) in segments.0 {
+        match segment {
+            Segment::Data => writer.data(position + start as u64, &bytes[start..end])?,
+            Segment::Zero => writer.zero(position + start as u64, (end - start) as u64)?,
+        }
+    }
+    Ok(())
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|b| *b == 0)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Segment {
+    Data,
+    Zero,
+}
+
+/// What is to be said of a buffer, neighbours of one kind in one.
+#[derive(Default)]
+struct Segments(Vec<(Segment, usize, usize)>);
+
+impl Segments {
+    fn add(&mut self, segment: Segment, start: usize, length: usize) {
+        match self.0.last_mut() {
+            Some((known, _, end)) if *known == segment && *end == start => *end += length,
+            _ => self.0.push((segment, start, start + length)),
+        }
+    }
+}
+
+/// Says which file it is about when there is something to say.
+struct Writer<'a> {
+    sink: &'a mut dyn Sink,
+    ino: u64,
+    size: u64,
+    begun: bool,
+    bytes: u64,
+}
+
+impl Writer<'_> {
+    fn begin(&mut self) -> io::Result<()> {
+        if !std::mem::replace(&mut self.begun, true) {
+            self.sink.op(&Op::Content { ino: self.ino, size: self.size })?;
+        }
+        Ok(())
+    }
+
+    fn data(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.begin()?;
+        self.bytes += bytes.len() as u64;
+        self.sink.data(offset, bytes)
+    }
+
+    fn zero(&mut self, offset: u64, length: u64) -> io::Result<()> {
+        // What lies beyond the end went with the new size.
+        if offset >= self.size {
+            return Ok(());
+        }
+        self.begin()?;
+        self.sink.op(&Op::Zero { offset, length: length.min(self.size - offset) })
+    }
+}
+
+/// The next part of a file that is not a hole, from `position` on and before `size`.
+fn data(file: &OwnedFd, position: u64, size: u64) -> io::Result<Option<(u64, u64)>> {
+    if position >= size {
+        return Ok(None);
+    }
+    let start = match seek(file, SeekFrom::Data(position)) {
+        Ok(start) if start < size => start,
+        Ok(_) | Err(Errno::NXIO) => return Ok(None),
+        Err(e) => return Err(e.into()),
+    };
+    match seek(file, SeekFrom::Hole(start)) {
+        // It was cut just now.
+        Err(Errno::NXIO) => Ok(None),
+        hole => Ok(Some((start, hole?.min(size)))),
+    }
+}
+
+/// Reads until the buffer is full or the file ends.
+fn fill(file: &OwnedFd, buffer: &mut [u8], position: u64) -> io::Result<usize> {
+    let mut got = 0;
+    while got < buffer.len() {
+        match pread(file, &mut buffer[got..], position + got as u64) {
+            Ok(0) => break,
+            Ok(more) => got += more,
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(got)
+}

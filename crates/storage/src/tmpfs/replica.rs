@@ -1,0 +1,446 @@
+//! The destination's half: one tmpfs for each mount, made equal to its original operation by operation.
+//!
+//! The operations come from a peer. Whatever they say, nothing outside of the filesystem is touched: every path is made of names
+//! that were checked, and resolved by the kernel beneath the filesystem's root without following a symlink or entering a mount.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nix::mount::{MsFlags, mount};
+use rustix::fs::{
+    AtFlags, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, Timespec, Timestamps, Uid, XattrFlags, chmodat,
+    chownat, fallocate, flistxattr, fremovexattr, fsetxattr, ftruncate, linkat, makedev, mkdirat, mknodat, openat,
+    renameat_with, symlinkat, unlinkat, utimensat,
+};
+
+use super::find::TmpfsMount;
+use super::op::{Kind, Name, Op, Time};
+use super::tree::open_beneath;
+use super::{MAX_FILES, TmpfsError};
+use crate::error::DEPTH_LIMIT;
+
+/// The directory in which an inode is that has no name at the moment: no inode has this number.
+const STAGING: u64 = u64::MAX;
+
+/// Mounts one empty tmpfs for each of `mounts`, on directories below `below` that are called by their numbers. They are private,
+/// and go with [`crate::unmount_below`].
+///
+/// # Errors
+/// If one cannot be mounted, or has an option that is not known here.
+pub fn make(below: &Path, mounts: &[TmpfsMount]) -> Result<Replica, TmpfsError> {
+    let mut copies = Vec::new();
+    for (index, mount) in mounts.iter().enumerate() {
+        let path = below.join(index.to_string());
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&path)
+            .map_err(|e| TmpfsError::refused("make the directory", &path, e))?;
+        copies.push(Copy::mount(path, mount)?);
+    }
+    Ok(Replica { mounts: copies, current: None })
+}
+
+/// The copies of a container's tmpfs mounts.
+#[derive(Debug)]
+pub struct Replica {
+    mounts: Vec<Copy>,
+    current: Option<usize>,
+}
+
+impl Replica {
+    /// Does one operation.
+    ///
+    /// # Errors
+    /// If the system refuses, or the operation makes no sense. The copies are then of no use any more.
+    pub fn apply(&mut self, op: Op) -> Result<(), TmpfsError> {
+        if let Op::Mount { index, root } = op {
+            let mount = self.mounts.get_mut(index).ok_or_else(|| nonsense("a mount that was not offered"))?;
+            self.current = Some(index);
+            return mount.begin(root);
+        }
+        self.mount()?.apply(op)
+    }
+
+    /// Content of the file that is being written.
+    ///
+    /// # Errors
+    /// As [`Self::apply`].
+    pub fn data(&mut self, offset: u64, bytes: &[u8]) -> Result<(), TmpfsError> {
+        self.mount()?.data(offset, bytes)
+    }
+
+    fn mount(&mut self) -> Result<&mut Copy, TmpfsError> {
+        let current = self.current.and_then(|index| self.mounts.get_mut(index));
+        current.ok_or_else(|| nonsense("an operation without a mount"))
+    }
+}
+
+fn nonsense(what: impl Into<String>) -> TmpfsError {
+    TmpfsError::Nonsense(what.into())
+}
+
+#[derive(Debug)]
+struct Made {
+    kind: Kind,
+    /// Directories and names there.
+    names: Vec<(u64, Vec<u8>)>,
+}
+
+#[derive(Debug)]
+struct Copy {
+    mount: TmpfsMount,
+    path: PathBuf,
+    root: OwnedFd,
+    root_ino: u64,
+    nodes: HashMap<u64, Made>,
+    /// Name of the directory for inodes without a name, while there is one.
+    staging: Option<Vec<u8>>,
+    /// The directory that was used last.
+    directory: Option<(u64, Arc<OwnedFd>)>,
+    /// The file that is being written, and its size.
+    file: Option<(File, u64)>,
+    ended: bool,
+}
+
+impl Copy {
+    fn mount(path: PathBuf, wanted: &TmpfsMount) -> Result<Self, TmpfsError> {
+        if !wanted.options.are_known() {
+            return Err(nonsense(format!("options of {} that are not known here", wanted.point)));
+        }
+        // Nobody here shall run a container's programs, or use its devices, by accident. CRIU gives its mount the flags that it had.
+        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+        let options = wanted.options.roomy();
+        mount(Some(wanted.source.as_str()), &path, Some("tmpfs"), flags, Some(options.as_str()))
+            .and_then(|()| mount(None::<&str>, &path, None::<&str>, MsFlags::MS_PRIVATE, None::<&str>))
+            .map_err(|e| TmpfsError::refused("mount a tmpfs on", &path, e))?;
+        let root = File::open(&path).map_err(|e| TmpfsError::refused("open", &path, e))?.into();
+        Ok(Self {
+            mount: wanted.clone(),
+            path,
+            root,
+            root_ino: 0,
+            nodes: HashMap::new(),
+            staging: None,
+            directory: None,
+            file: None,
+            ended: false,
+        })
+    }
+
+    fn begin(&mut self, root: u64) -> Result<(), TmpfsError> {
+        if self.ended {
+            return Err(nonsense("a mount goes on after its end"));
+        }
+        if self.nodes.is_empty() {
+            self.root_ino = root;
+            self.nodes.insert(root, Made { kind: Kind::Directory, names: Vec::new() });
+        }
+        if self.root_ino != root || root == STAGING {
+            return Err(nonsense("a mount with another root"));
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, op: Op) -> Result<(), TmpfsError> {
+        if self.ended {
+            return Err(nonsense("a mount goes on after its end"));
+        }
+        if !matches!(op, Op::Zero { .. }) {
+            self.file = None;
+        }
+        match op {
+            Op::Mount { .. } => Err(nonsense("a mount within a mount")),
+            Op::Park { ino, parent, name } => self.park(ino, &(parent, checked(name)?)),
+            Op::Unname { ino, parent, name } => self.unname(ino, &(parent, checked(name)?)),
+            Op::Make { ino, parent, name, kind } => self.make(ino, parent, checked(name)?, kind),
+            Op::Name { ino, parent, name } => self.name(ino, parent, checked(name)?),
+            Op::Unpark => self.unpark(),
+            Op::Content { ino, size } => self.content(ino, size),
+            Op::Zero { offset, length } => self.zero(offset, length),
+            Op::Meta { ino, mode, uid, gid, atime, mtime, xattrs } => {
+                self.attributes(ino, (mode, uid, gid), (atime, mtime), xattrs)
+            }
+            Op::PassEnd { last } => self.end(last),
+        }
+    }
+
+    fn refused(&self, what: &'static str, path: &Path, why: impl Into<std::io::Error>) -> TmpfsError {
+        let inner = path.strip_prefix(".").unwrap_or(path);
+        TmpfsError::refused(what, &Path::new(&self.mount.point).join(inner), why)
+    }
+
+    fn node(&self, ino: u64) -> Result<&Made, TmpfsError> {
+        self.nodes.get(&ino).ok_or_else(|| nonsense(format!("inode {ino}, which was never made")))
+    }
+
+    /// Where an inode is, beneath the root.
+    fn path(&self, ino: u64) -> Result<PathBuf, TmpfsError> {
+        let mut parts: Vec<&[u8]> = Vec::new();
+        let mut at = ino;
+        while at != self.root_ino {
+            if at == STAGING {
+                parts.push(self.staging.as_deref().ok_or_else(|| nonsense("an inode without a name"))?);
+                break;
+            }
+            let (parent, name) = self.node(at)?.names.first().ok_or_else(|| nonsense("an inode without a name"))?;
+            parts.push(name);
+            at = *parent;
+            if parts.len() > DEPTH_LIMIT + 1 {
+                return Err(nonsense("directories without end"));
+            }
+        }
+        let mut path = PathBuf::from(".");
+        path.extend(parts.into_iter().rev().map(OsStr::from_bytes));
+        Ok(path)
+    }
+
+    fn directory(&mut self, ino: u64) -> Result<Arc<OwnedFd>, TmpfsError> {
+        if let Some((known, open)) = &self.directory
+            && *known == ino
+        {
+            return Ok(Arc::clone(open));
+        }
+        if ino != STAGING && self.node(ino)?.kind != Kind::Directory {
+            return Err(nonsense("a name in what is no directory"));
+        }
+        let path = self.path(ino)?;
+        let open = open_beneath(&self.root, &path, OFlags::RDONLY | OFlags::DIRECTORY);
+        let open = Arc::new(open.map_err(|e| self.refused("open the directory", &path, e))?);
+        self.directory = Some((ino, Arc::clone(&open)));
+        Ok(open)
+    }
+
+    /// Directory and name of an inode.
+    fn place(&mut self, ino: u64) -> Result<(Arc<OwnedFd>, Vec<u8>), TmpfsError> {
+        if ino == self.root_ino {
+            return Ok((self.directory(ino)?, b".".to_vec()));
+        }
+        let first = self.node(ino)?.names.first().cloned();
+        let (parent, name) = first.ok_or_else(|| nonsense("an inode without a name"))?;
+        Ok((self.directory(parent)?, name))
+    }
+
+    fn park(&mut self, ino: u64, entry: &(u64, Vec<u8>)) -> Result<(), TmpfsError> {
+        if self.staging.is_none() {
+            let mut attempts = (0..1000).map(|n| format!(".tranship-parked-{n}").into_bytes());
+            let made = attempts.find(|name| mkdirat(&self.root, name.as_slice(), Mode::RWXU).is_ok());
+            self.staging = Some(made.ok_or_else(|| nonsense("a thousand directories that nobody makes"))?);
+        }
+        let is_parked = self.node(ino)?.names.first().is_some_and(|(parent, _)| *parent == STAGING);
+        if is_parked || !self.node(ino)?.names.contains(entry) {
+            return Err(nonsense("an inode that is parked already, or is not there"));
+        }
+        let (directory, name) = (self.directory(entry.0)?, entry.1.as_slice());
+        let staging = self.directory(STAGING)?;
+        let parked = ino.to_string().into_bytes();
+        renameat_with(&directory, name, &staging, parked.as_slice(), RenameFlags::NOREPLACE)
+            .map_err(|e| self.refused("move", Path::new(OsStr::from_bytes(name)), e))?;
+        if let Some(node) = self.nodes.get_mut(&ino) {
+            node.names.retain(|known| known != entry);
+            node.names.insert(0, (STAGING, parked));
+        }
+        Ok(())
+    }
+
+    fn unname(&mut self, ino: u64, entry: &(u64, Vec<u8>)) -> Result<(), TmpfsError> {
+        let node = self.node(ino)?;
+        if !node.names.contains(entry) {
+            return Err(nonsense("a name that was never given"));
+        }
+        let is_directory = node.kind == Kind::Directory;
+        let directory = self.directory(entry.0)?;
+        let flags = if is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        unlinkat(&directory, entry.1.as_slice(), flags)
+            .map_err(|e| self.refused("remove", Path::new(OsStr::from_bytes(&entry.1)), e))?;
+        if let Some(node) = self.nodes.get_mut(&ino) {
+            node.names.retain(|known| known != entry);
+            if node.names.is_empty() {
+                self.nodes.remove(&ino);
+            }
+        }
+        if is_directory {
+            self.directory = None;
+        }
+        Ok(())
+    }
+
+    fn make(&mut self, ino: u64, parent: u64, name: Vec<u8>, kind: Kind) -> Result<(), TmpfsError> {
+        if ino == STAGING || self.nodes.contains_key(&ino) || parent == STAGING {
+            return Err(nonsense(format!("inode {ino}, which is there already")));
+        }
+        if self.nodes.len() > MAX_FILES {
+            return Err(TmpfsError::TooMuch {
+                point: self.mount.point.clone().into(),
+                what: format!("has more than {MAX_FILES} files"),
+            });
+        }
+        let directory = self.directory(parent)?;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let node = |file_type: FileType, device| mknodat(&directory, name.as_slice(), file_type, mode, device);
+        let made = match &kind {
+            Kind::Directory => mkdirat(&directory, name.as_slice(), Mode::RWXU),
+            Kind::File => {
+                let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                openat(&directory, name.as_slice(), flags, mode).map(drop)
+            }
+            Kind::Symlink { target } => symlinkat(target.0.as_slice(), &directory, name.as_slice()),
+            Kind::Fifo => node(FileType::Fifo, 0),
+            Kind::Socket => node(FileType::Socket, 0),
+            Kind::Character { major, minor } => node(FileType::CharacterDevice, makedev(*major, *minor)),
+            Kind::Block { major, minor } => node(FileType::BlockDevice, makedev(*major, *minor)),
+        };
+        made.map_err(|e| self.refused("make", Path::new(OsStr::from_bytes(&name)), e))?;
+        self.nodes.insert(ino, Made { kind, names: vec![(parent, name)] });
+        Ok(())
+    }
+
+    fn name(&mut self, ino: u64, parent: u64, name: Vec<u8>) -> Result<(), TmpfsError> {
+        let node = self.node(ino)?;
+        let is_parked = node.names.first().is_some_and(|(parent, _)| *parent == STAGING);
+        if ino == self.root_ino || parent == STAGING || (!is_parked && node.kind == Kind::Directory) {
+            return Err(nonsense("a second name for a directory"));
+        }
+        let place = self.place(ino)?;
+        let directory = self.directory(parent)?;
+        if is_parked {
+            renameat_with(&place.0, place.1.as_slice(), &directory, name.as_slice(), RenameFlags::NOREPLACE)
+        } else {
+            linkat(&place.0, place.1.as_slice(), &directory, name.as_slice(), AtFlags::empty())
+        }
+        .map_err(|e| self.refused("name", Path::new(OsStr::from_bytes(&name)), e))?;
+        if let Some(node) = self.nodes.get_mut(&ino) {
+            if is_parked {
+                node.names[0] = (parent, name);
+            } else {
+                node.names.push((parent, name));
+            }
+        }
+        Ok(())
+    }
+
+    fn content(&mut self, ino: u64, size: u64) -> Result<(), TmpfsError> {
+        if self.node(ino)?.kind != Kind::File {
+            return Err(nonsense("content of what is no file"));
+        }
+        let path = self.path(ino)?;
+        let file = open_beneath(&self.root, &path, OFlags::WRONLY).map_err(|e| self.refused("open", &path, e))?;
+        ftruncate(&file, size).map_err(|e| self.refused("set the size of", &path, e))?;
+        self.file = Some((file.into(), size));
+        Ok(())
+    }
+
+    /// The file that is being written, if the part is within it.
+    fn part(&self, offset: u64, length: u64) -> Result<&File, TmpfsError> {
+        match &self.file {
+            Some((file, size)) if offset.checked_add(length).is_some_and(|end| end <= *size) => Ok(file),
+            _ => Err(nonsense("content beyond the end of a file, or of none")),
+        }
+    }
+
+    fn data(&mut self, offset: u64, bytes: &[u8]) -> Result<(), TmpfsError> {
+        let file = self.part(offset, bytes.len() as u64)?;
+        file.write_all_at(bytes, offset).map_err(|e| self.refused("write to", Path::new("."), e))
+    }
+
+    fn zero(&mut self, offset: u64, length: u64) -> Result<(), TmpfsError> {
+        let file = self.part(offset, length)?;
+        fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, length)
+            .map_err(|e| self.refused("clear a part of a file in", Path::new("."), e))
+    }
+
+    fn attributes(
+        &mut self,
+        ino: u64,
+        (mode, uid, gid): (u32, u32, u32),
+        (atime, mtime): (Time, Time),
+        xattrs: Option<Vec<(Name, Name)>>,
+    ) -> Result<(), TmpfsError> {
+        let kind = self.node(ino)?.kind.clone();
+        let (directory, name) = self.place(ino)?;
+        let name = name.as_slice();
+        let here = Path::new(OsStr::from_bytes(name));
+        // The owner first: changing it takes some permissions and attributes away.
+        chownat(&directory, name, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)), AtFlags::SYMLINK_NOFOLLOW)
+            .map_err(|e| self.refused("set the owner of", here, e))?;
+        if !matches!(kind, Kind::Symlink { .. }) {
+            chmodat(&directory, name, Mode::from_raw_mode(mode & 0o7777), AtFlags::empty())
+                .map_err(|e| self.refused("set the permissions of", here, e))?;
+        }
+        if let Some(xattrs) = xattrs
+            && matches!(kind, Kind::File | Kind::Directory)
+        {
+            let path = self.path(ino)?;
+            let open = open_beneath(&self.root, &path, OFlags::RDONLY).map_err(|e| self.refused("open", &path, e))?;
+            extend(&open, &xattrs).map_err(|e| self.refused("set the attributes of", &path, e))?;
+        }
+        let time = |(seconds, nanos): Time| Timespec { tv_sec: seconds, tv_nsec: nanos.min(999_999_999).into() };
+        let times = Timestamps { last_access: time(atime), last_modification: time(mtime) };
+        utimensat(&directory, name, &times, AtFlags::SYMLINK_NOFOLLOW)
+            .map_err(|e| self.refused("set the times of", here, e))
+    }
+
+    fn unpark(&mut self) -> Result<(), TmpfsError> {
+        self.directory = None;
+        let name = self.staging.take().ok_or_else(|| nonsense("nothing is parked"))?;
+        // Fails if something is left in it.
+        unlinkat(&self.root, name.as_slice(), AtFlags::REMOVEDIR)
+            .map_err(|e| self.refused("remove", Path::new(OsStr::from_bytes(&name)), e))
+    }
+
+    fn end(&mut self, last: bool) -> Result<(), TmpfsError> {
+        self.directory = None;
+        if self.staging.is_some() {
+            return Err(nonsense("the end of a mount in which something is parked"));
+        }
+        if last {
+            self.ended = true;
+            self.settle()?;
+        }
+        Ok(())
+    }
+
+    /// Gives the filesystem the limits of the original.
+    fn settle(&mut self) -> Result<(), TmpfsError> {
+        let limits = self.mount.options.limits();
+        if limits.is_empty() && !self.mount.read_only {
+            return Ok(());
+        }
+        let flags = MsFlags::MS_REMOUNT | MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+        let flags = if self.mount.read_only { flags | MsFlags::MS_RDONLY } else { flags };
+        mount(None::<&str>, &self.path, None::<&str>, flags, Some(limits.as_str()))
+            .map_err(|e| TmpfsError::refused("give its limits to", &self.path, e))
+    }
+}
+
+/// Gives an open file these extended attributes, and no others.
+fn extend(file: &OwnedFd, wanted: &[(Name, Name)]) -> rustix::io::Result<()> {
+    let mut list = vec![0; 64 << 10];
+    let length = flistxattr(file, list.as_mut_slice())?;
+    for name in list[..length].split(|b| *b == 0).filter(|n| !n.is_empty() && *n != b"security.selinux") {
+        if !wanted.iter().any(|(known, _)| known.0 == name) {
+            fremovexattr(file, name)?;
+        }
+    }
+    wanted.iter().try_for_each(|(name, value)| fsetxattr(file, name.0.as_slice(), &value.0, XattrFlags::empty()))
+}
+
+/// A name that can be given to a file.
+fn checked(name: Name) -> Result<Vec<u8>, TmpfsError> {
+    let bytes = name.0;
+    if bytes.is_empty()
+        || bytes.len() > 255
+        || bytes == b"."
+        || bytes == b".."
+        || bytes.iter().any(|b| matches!(b, b'/' | 0))
+    {
+        return Err(nonsense("a name that no file can have"));
+    }
+    Ok(bytes)
+}

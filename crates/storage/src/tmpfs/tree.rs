@@ -1,0 +1,195 @@
+//! A filesystem's names and inodes, as they are at one moment, or nearly so where it is in use.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Statx, StatxFlags, openat2, readlinkat, statx};
+use rustix::io::Errno;
+
+use super::op::{Kind, Name, Time};
+use super::{MAX_FILES, TmpfsError};
+use crate::error::DEPTH_LIMIT;
+
+/// Longest path that the kernel takes in one call, with some room.
+const PATH_LIMIT: usize = 4000;
+
+/// What is known of an inode.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Node {
+    pub kind: Kind,
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub size: u64,
+    pub atime: Time,
+    pub mtime: Time,
+    pub ctime: Time,
+    /// One of its names: directory, and name there.
+    first: (u64, Vec<u8>),
+}
+
+impl Node {
+    /// Whether anything that a program could see has changed, but for when it was last read.
+    pub fn differs(&self, other: &Node) -> bool {
+        let visible = |n: &Node| (n.mode, n.uid, n.gid, n.size, n.mtime, n.ctime);
+        visible(self) != visible(other)
+    }
+
+    /// Whether its content may have changed, as far as times tell.
+    pub fn content_differs(&self, other: &Node) -> bool {
+        (self.size, self.mtime, self.ctime) != (other.size, other.mtime, other.ctime)
+    }
+}
+
+/// A name in a directory.
+pub(super) type Entry = (u64, Vec<u8>);
+
+/// All of it.
+#[derive(Debug, Default)]
+pub(super) struct Tree {
+    pub root: u64,
+    pub nodes: HashMap<u64, Node>,
+    /// What is called by each name.
+    pub names: BTreeMap<Entry, u64>,
+    /// The names, directories before what is in them.
+    pub order: Vec<Entry>,
+}
+
+pub(super) fn look(directory: impl AsFd, name: &[u8]) -> rustix::io::Result<Statx> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | if name.is_empty() { AtFlags::EMPTY_PATH } else { AtFlags::empty() };
+    statx(directory, name, flags, StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)
+}
+
+/// How a file of the container is opened: without a trace in its times, and never beyond the filesystem.
+pub(super) fn open_beneath(
+    root: impl AsFd,
+    path: impl rustix::path::Arg,
+    flags: OFlags,
+) -> rustix::io::Result<OwnedFd> {
+    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    openat2(root, path, flags, Mode::empty(), within)
+}
+
+impl Tree {
+    /// Looks at everything below `root`, the root of a filesystem's clone, on which nothing is mounted. `point` is for messages.
+    /// Entries that come, go or move meanwhile may be missed; a later look finds them.
+    pub fn read(root: &OwnedFd, point: &Path) -> Result<Self, TmpfsError> {
+        let mut tree = Self::default();
+        let stat = look(root, b"").map_err(|e| TmpfsError::refused("look at", point, e))?;
+        tree.root = stat.stx_ino;
+        tree.nodes.insert(tree.root, node(&stat, Kind::Directory, (0, Vec::new())));
+        let directory = open_beneath(root, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOATIME)
+            .map_err(|e| TmpfsError::refused("open", point, e))?;
+        let mut at = point.to_owned();
+        tree.descend(&directory, stat.stx_ino, &mut at, 0)?;
+        Ok(tree)
+    }
+
+    fn descend(&mut self, directory: &OwnedFd, ino: u64, at: &mut PathBuf, depth: usize) -> Result<(), TmpfsError> {
+        let too_much = |what: String| TmpfsError::TooMuch { point: at.clone(), what };
+        if depth == DEPTH_LIMIT || at.as_os_str().len() > PATH_LIMIT {
+            return Err(too_much(format!("is nested deeper than {DEPTH_LIMIT} levels or {PATH_LIMIT} bytes")));
+        }
+        let entries = Dir::read_from(directory).map_err(|e| TmpfsError::refused("read the directory", at, e))?;
+        let mut below = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(|e| TmpfsError::refused("read the directory", at, e))?;
+            let name = entry.file_name().to_bytes();
+            if matches!(name, b"." | b"..") {
+                continue;
+            }
+            let stat = match look(directory, name) {
+                Ok(stat) => stat,
+                Err(Errno::NOENT) => continue,
+                Err(e) => return Err(TmpfsError::refused("look at", &at.join(OsStr::from_bytes(name)), e)),
+            };
+            let kind = match kind(directory, name, &stat) {
+                Ok(kind) => kind,
+                Err(Errno::NOENT | Errno::INVAL) => continue,
+                Err(e) => return Err(TmpfsError::refused("read", &at.join(OsStr::from_bytes(name)), e)),
+            };
+            let number = stat.stx_ino;
+            let is_directory = kind == Kind::Directory;
+            if is_directory && self.nodes.contains_key(&number) {
+                // It was moved meanwhile, and has been seen where it was.
+                continue;
+            }
+            let entry = (ino, name.to_vec());
+            self.nodes.entry(number).or_insert_with(|| node(&stat, kind, entry.clone()));
+            self.names.insert(entry.clone(), number);
+            if is_directory {
+                below.push((entry.1.clone(), number));
+            }
+            self.order.push(entry);
+            if self.nodes.len() > MAX_FILES {
+                return Err(TmpfsError::TooMuch {
+                    point: at.clone(),
+                    what: format!("and what is beside it are more than {MAX_FILES} files"),
+                });
+            }
+        }
+        for (name, number) in below {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOATIME;
+            match open_beneath(directory, name.as_slice(), flags) {
+                Ok(child) => {
+                    at.push(OsStr::from_bytes(&name));
+                    self.descend(&child, number, at, depth + 1)?;
+                    at.pop();
+                }
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
+                Err(e) => return Err(TmpfsError::refused("open", &at.join(OsStr::from_bytes(&name)), e)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Where an inode is, from the root on; `.` for the root.
+    pub fn path(&self, ino: u64) -> PathBuf {
+        let mut parts: Vec<&[u8]> = Vec::new();
+        let mut at = ino;
+        while at != self.root
+            && let Some(node) = self.nodes.get(&at)
+            && parts.len() <= DEPTH_LIMIT
+        {
+            parts.push(&node.first.1);
+            at = node.first.0;
+        }
+        let mut path = PathBuf::from(".");
+        path.extend(parts.into_iter().rev().map(OsStr::from_bytes));
+        path
+    }
+}
+
+fn node(stat: &Statx, kind: Kind, first: Entry) -> Node {
+    let time = |t: rustix::fs::StatxTimestamp| (t.tv_sec, t.tv_nsec);
+    Node {
+        kind,
+        mode: u32::from(stat.stx_mode) & 0o7777,
+        uid: stat.stx_uid,
+        gid: stat.stx_gid,
+        // That of a directory is its filesystem's business.
+        size: if FileType::from_raw_mode(stat.stx_mode.into()) == FileType::RegularFile { stat.stx_size } else { 0 },
+        atime: time(stat.stx_atime),
+        mtime: time(stat.stx_mtime),
+        ctime: time(stat.stx_ctime),
+        first,
+    }
+}
+
+fn kind(directory: &OwnedFd, name: &[u8], stat: &Statx) -> rustix::io::Result<Kind> {
+    let (major, minor) = (stat.stx_rdev_major, stat.stx_rdev_minor);
+    Ok(match FileType::from_raw_mode(stat.stx_mode.into()) {
+        FileType::Directory => Kind::Directory,
+        FileType::RegularFile => Kind::File,
+        FileType::Symlink => Kind::Symlink { target: Name(readlinkat(directory, name, Vec::new())?.into_bytes()) },
+        FileType::Fifo => Kind::Fifo,
+        FileType::Socket => Kind::Socket,
+        FileType::CharacterDevice => Kind::Character { major, minor },
+        FileType::BlockDevice => Kind::Block { major, minor },
+        FileType::Unknown => return Err(Errno::INVAL),
+    })
+}
