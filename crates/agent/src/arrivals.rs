@@ -110,6 +110,8 @@ fn numbers(streams: u8) -> Vec<u8> {
 pub struct Inbox {
     streams: Mutex<Streams>,
     changed: Condvar,
+    /// The content of tmpfs mounts.
+    pub tmpfs: crate::tmpfs::Arriving,
     /// The way in for packets that the source has held.
     injector: Mutex<Option<Injector>>,
 }

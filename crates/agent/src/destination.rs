@@ -23,6 +23,7 @@ use crate::arrivals::Inbox;
 use crate::layout::{Front, Layout, Role};
 use crate::node::{self, Node};
 use crate::timeline::Timeline;
+use crate::tmpfs;
 
 /// How long a restore may take.
 const RESTORE: Duration = Duration::from_secs(60);
@@ -199,7 +200,8 @@ impl DestinationRun {
             store.pager().status(RESTORE).map_err(failed)?;
         }
         let front = self.front.as_mut().ok_or_else(|| failed("there is no front"))?;
-        front.handle.order(Order::Go).map_err(failed)?;
+        self.inbox.tmpfs.wait(MEMORY, &mut self.timeline)?;
+        front.handle.order(&Order::Go { external: tmpfs::for_restore(&self.layout, &self.offer)? }).map_err(failed)?;
         let deadline = Instant::now() + RESTORE;
         loop {
             match front.handle.next(deadline.saturating_duration_since(Instant::now())) {
@@ -317,7 +319,9 @@ impl DestinationPort for DestinationRun {
             DestinationStep::Check => Failure::blocked(check(&self.node, &self.offer)).map_or(Ok(()), Err),
             DestinationStep::Network => self.make_network(),
             DestinationStep::Bundle => self.make_bundle(),
-            DestinationStep::Directory => self.layout.make(),
+            DestinationStep::Directory => {
+                self.layout.make().and_then(|()| self.inbox.tmpfs.open(&self.layout, &self.offer, &self.peer))
+            }
             DestinationStep::Pager => self.start_pager(),
             DestinationStep::Engine => self.start_engine(),
             // The files came with the request that leads here; memory comes on links of its own.
@@ -344,7 +348,10 @@ impl DestinationPort for DestinationRun {
                 }
                 self.pager.take().map_or(Ok(()), |pager| node::reap(pager, RESTORE_END)).map_err(failed)
             }
-            DestinationStep::Directory => self.layout.remove(),
+            DestinationStep::Directory => {
+                self.inbox.tmpfs.close();
+                self.layout.remove()
+            }
             DestinationStep::Bundle => tranship_storage::remove_tree(&self.bundle()).map_err(failed),
             DestinationStep::Network => {
                 (self.gate, self.announcer) = (None, None);
@@ -428,11 +435,14 @@ pub fn check(node: &Node, offer: &Offer) -> Vec<Blocker> {
         );
     }
     let available = available_memory();
-    if offer.memory_bytes > available {
-        let (need, have) = (offer.memory_bytes >> 20, available >> 20);
+    let needed = offer.memory_bytes.saturating_add(tmpfs::bytes(offer));
+    if needed > available {
+        let (need, have) = (needed >> 20, available >> 20);
         add(
             BlockerKind::Memory,
-            format!("container {name} has {need} MiB of memory, but node {here} has only {have} MiB to spare"),
+            format!(
+                "container {name} has {need} MiB of memory and of files in memory, but node {here} has only {have} MiB to spare"
+            ),
             "free some there, or choose another node".to_owned(),
         );
     }

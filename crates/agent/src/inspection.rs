@@ -94,6 +94,7 @@ pub fn inspect(node: &Node, name: &str, mode: Mode) -> Result<Inspection, Failur
         rootfs: serde_json::to_value(&rootfs).unwrap_or_default(),
         cpu: serde_json::to_value(cpu::features()).unwrap_or_default(),
         binds: container.binds().into_iter().map(|(source, _)| source).collect(),
+        tmpfs: crate::tmpfs::offered(&container)?,
         streams: STREAMS,
         criu: criu.version,
     };

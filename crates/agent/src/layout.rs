@@ -62,6 +62,11 @@ impl Layout {
         self.root.join("work")
     }
 
+    /// Where the copies of the container's tmpfs mounts are mounted.
+    pub fn tmpfs(&self) -> PathBuf {
+        self.root.join("tmpfs")
+    }
+
     /// The table of pages that criu must not see.
     pub fn hidden(&self) -> PathBuf {
         self.root.join("hidden")
@@ -255,7 +260,7 @@ impl Layout {
         let busy = || Failure::new(format!("criu is still at work after {timeout:?}: {}", self.last_words(role)));
         if let Ok(mut handle) = FrontHandle::connect(&socket) {
             // If it waits for an order, this is it; if it is at work, the connection ends when it does.
-            let _ = handle.order(Order::Abort);
+            let _ = handle.order(&Order::Abort);
             loop {
                 match handle.next(deadline.saturating_duration_since(Instant::now())) {
                     Ok(_) => {}

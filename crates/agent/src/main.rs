@@ -18,6 +18,7 @@ mod registry;
 mod service;
 mod source;
 mod timeline;
+mod tmpfs;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

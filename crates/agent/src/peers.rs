@@ -107,7 +107,17 @@ fn answer(node: &Arc<Node>, incoming: Incoming) {
                 tracing::debug!(%address, %id, %failure, "a link for wanted pages ended");
             }
         }
-        (Purpose::Pages { .. } | Purpose::Wants { .. }, None) => {}
+        (Purpose::Files, Some(id)) => {
+            if let Some(inbox) = node.arrivals.inbox(&id)
+                && let Err(failure) = link
+                    .set_timeout(Some(SILENCE))
+                    .map_err(|e| Failure::new(e.to_string()))
+                    .and_then(|()| inbox.tmpfs.receive(&mut link))
+            {
+                tracing::warn!(%address, %id, %failure, "the content of tmpfs mounts did not arrive");
+            }
+        }
+        (Purpose::Pages { .. } | Purpose::Wants { .. } | Purpose::Files, None) => {}
     }
 }
 
@@ -136,7 +146,7 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
                 describe(node, id, &objects);
                 continue;
             }
-            (Request::Skeleton { files }, Some(id)) => match skeleton(node, id, files, &mut link) {
+            (Request::Skeleton { files, tmpfs }, Some(id)) => match skeleton(node, id, files, tmpfs, &mut link) {
                 Ok(()) => continue,
                 Err(failure) => failure_response(failure),
             },
@@ -150,6 +160,7 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
                 let failure = Failure::new("the source gave the migration up");
                 // Whoever waits for memory under the arrival's lock shall not go on waiting.
                 if let Some(inbox) = node.arrivals.inbox(id) {
+                    inbox.tmpfs.fail(&failure);
                     inbox.ended(Err(failure.clone()));
                 }
                 abort(node, id, &failure)
@@ -251,8 +262,11 @@ fn describe(node: &Node, id: &MigrationId, objects: &[SharedObject]) {
     }
 }
 
-fn skeleton(node: &Node, id: &MigrationId, files: u32, link: &mut Connection) -> Result<(), Failure> {
+fn skeleton(node: &Node, id: &MigrationId, files: u32, tmpfs: bool, link: &mut Connection) -> Result<(), Failure> {
     let arrival = arrival(node, id)?;
+    if let Some(inbox) = node.arrivals.inbox(id).filter(|_| tmpfs) {
+        inbox.tmpfs.expect();
+    }
     let images = lock(&arrival).run.images();
     if files > FILES {
         return Err(Failure::new(format!("a skeleton of {files} files is not believable")));

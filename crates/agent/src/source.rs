@@ -17,6 +17,7 @@ use tranship_wire::Purpose;
 use tranship_wire::message::{Offer, Request, Response};
 
 mod drain;
+mod files;
 mod push;
 mod rounds;
 mod shared;
@@ -30,6 +31,7 @@ use crate::node::{self, Node};
 use crate::options;
 use crate::registry::LiveReport;
 use crate::timeline::{ClockOffset, Timeline, align};
+use crate::tmpfs;
 
 /// How long tasks may take to stop.
 const FREEZE: Duration = Duration::from_secs(5);
@@ -80,6 +82,8 @@ pub struct SourceRun {
     demand: Option<Demand>,
     /// Memory on its way.
     push: Option<Push>,
+    /// The content of its tmpfs mounts, until it is sent.
+    files: Option<tmpfs::Leaving>,
     /// Bytes sent on links that are closed by now.
     wire_bytes: u64,
     /// The destination may know of the migration.
@@ -133,6 +137,7 @@ impl SourceRun {
             converged: false,
             demand: None,
             push: None,
+            files: None,
             wire_bytes: 0,
             offered: false,
             abort_confirmed: false,
@@ -244,6 +249,7 @@ impl SourceRun {
             self.demand = Some(self.open_demand()?);
         }
         self.find_shared(Where::Everywhere)?;
+        self.files = tmpfs::Leaving::begin(&self.node, &self.peer, &self.id, &container, &offer);
         self.gate = prepared_gate(&offer)?;
         if let Some((path, identity)) = &offer.network {
             match Hold::prepare(path, identity) {
@@ -498,7 +504,7 @@ impl SourcePort for SourceRun {
             SourceStep::Connect => self.connect(),
             SourceStep::Offer => self.offer(),
             SourceStep::Arm => self.arm(),
-            SourceStep::Precopy => self.precopy(),
+            SourceStep::Precopy => self.files_ahead().and_then(|()| self.precopy()).and_then(|()| self.files_ahead()),
             SourceStep::Freeze => self.freeze(),
             SourceStep::CloseGate => self.close_gate(),
             SourceStep::Transfer => self.transfer(),
@@ -527,7 +533,7 @@ impl SourcePort for SourceRun {
                 let ended = self.layout.end_front(Role::Dump, DUMP_END);
                 self.end_engine(DUMP_END);
                 self.streams.clear();
-                self.demand = None;
+                (self.demand, self.files) = (None, None);
                 ended.and(self.layout.remove())
             }
             SourceStep::Freeze => match self.node.engine.inspect(&self.name) {

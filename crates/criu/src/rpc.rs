@@ -111,6 +111,18 @@ pub fn restored(init: i32) -> Vec<u8> {
     Answer { kind: RequestType::Restore as i32, success: true, restore }.encode_to_vec()
 }
 
+/// `ext_mount_map`: a mount that criu neither dumps nor makes. For a dump `key` is the mount point in the container and `val` a
+/// name of it; for a restore `key` is this name and `val` the path, on the node, of what is bound there.
+#[derive(Clone, PartialEq, Eq, Message, serde::Serialize, serde::Deserialize)]
+pub struct ExternalMount {
+    /// Mount point, or name.
+    #[prost(string, required, tag = "1")]
+    pub key: String,
+    /// Name, or path.
+    #[prost(string, required, tag = "2")]
+    pub val: String,
+}
+
 /// Options that the front adds to an engine's request. Tags are those of `criu_opts`; a field that is `None` leaves what
 /// the engine said.
 #[derive(Clone, PartialEq, Message, serde::Serialize, serde::Deserialize)]
@@ -132,6 +144,10 @@ pub struct Overrides {
     /// Make temporary links for files that are open but have lost their last name.
     #[prost(bool, optional, tag = "18")]
     pub link_remap: Option<bool>,
+    /// Mounts to leave alone, besides those that the engine names. (CRIU calls the field deprecated, and runc uses it.)
+    #[prost(message, repeated, tag = "23")]
+    #[serde(default)]
+    pub ext_mnt: Vec<ExternalMount>,
     /// Find the paths of inotify watches by search.
     #[prost(bool, optional, tag = "21")]
     pub force_irmap: Option<bool>,
@@ -223,6 +239,8 @@ mod tests {
         images_dir_fd: i32,
         #[prost(bool, optional, tag = "3")]
         leave_running: Option<bool>,
+        #[prost(message, repeated, tag = "23")]
+        ext_mnt: Vec<ExternalMount>,
         #[prost(string, repeated, tag = "37")]
         external: Vec<String>,
         #[prost(string, optional, tag = "901")]
@@ -236,16 +254,24 @@ mod tests {
             opts: Some(NewerOptions {
                 images_dir_fd: 7,
                 leave_running: Some(false),
+                ext_mnt: vec![ExternalMount { key: "/etc/hosts".into(), val: "/etc/hosts".into() }],
                 external: vec!["mnt[/a]:/a".into(), "mnt[/b]:/b".into()],
                 novelty: Some("inner".into()),
             }),
             novelty: Some("outer".into()),
         };
-        let overrides = Overrides { images_dir_fd: Some(12), leave_running: Some(true), ..Overrides::default() };
+        let ours = ExternalMount { key: "/tmp".into(), val: "tmpfs-0".into() };
+        let overrides = Overrides {
+            images_dir_fd: Some(12),
+            leave_running: Some(true),
+            ext_mnt: vec![ours.clone()],
+            ..Overrides::default()
+        };
         let edited = Newer::decode(&*edit(&request.encode_to_vec(), &overrides).unwrap()).unwrap();
         let mut expected = request;
         expected.opts.as_mut().unwrap().images_dir_fd = 12;
         expected.opts.as_mut().unwrap().leave_running = Some(true);
+        expected.opts.as_mut().unwrap().ext_mnt.push(ours);
         assert_eq!(edited, expected);
     }
 

@@ -60,6 +60,8 @@ pub enum Purpose {
         /// Whether the listener shall begin with everything that it still lacks, because earlier links broke.
         resume: bool,
     },
+    /// The content of tmpfs mounts.
+    Files,
 }
 
 /// The stream for pages that were asked for, beside those that are numbered from 0.
@@ -98,6 +100,7 @@ impl Hello {
             Purpose::Control => body.extend([1, 0]),
             Purpose::Pages { stream } => body.extend([2, stream]),
             Purpose::Wants { resume } => body.extend([3, u8::from(resume)]),
+            Purpose::Files => body.extend([4, 0]),
         }
         for text in [self.migration.as_ref().map_or("", |m| m.as_str()), self.node.as_str()] {
             // The types allow 63 bytes at most, so the length fits its byte.
@@ -119,7 +122,8 @@ impl Hello {
             (1, 0) => Purpose::Control,
             (2, stream) => Purpose::Pages { stream },
             (3, resume @ (0 | 1)) => Purpose::Wants { resume: resume == 1 },
-            (1 | 3, stream) => {
+            (4, 0) => Purpose::Files,
+            (1 | 3 | 4, stream) => {
                 return Err(WireError::Unknown { field: "the stream of a greeting", value: stream.into() });
             }
             (other, _) => return Err(WireError::Unknown { field: "the purpose of a greeting", value: other.into() }),

@@ -39,6 +39,15 @@ pub fn write_header<W: Write>(w: &mut W, header: &FrameHeader) -> Result<(), Wri
 /// # Errors
 /// [`WireError::TooLong`] if its JSON is over [`MAX_MESSAGE`], [`WireError::Json`] if it has none, and those of the stream.
 pub fn write_message<W: Write, T: Serialize + ?Sized>(w: &mut W, message: &T) -> Result<(), WriteError> {
+    queue_message(w, message)?;
+    Ok(w.flush()?)
+}
+
+/// Sends a message of which there are many in a row. Does not flush.
+///
+/// # Errors
+/// As [`write_message`].
+pub fn queue_message<W: Write, T: Serialize + ?Sized>(w: &mut W, message: &T) -> Result<(), WriteError> {
     let mut json = Capped { bytes: Vec::with_capacity(512), wanted: 0 };
     let result = serde_json::to_writer(&mut json, message);
     if json.wanted > u64::from(MAX_MESSAGE) {
@@ -46,8 +55,15 @@ pub fn write_message<W: Write, T: Serialize + ?Sized>(w: &mut W, message: &T) ->
         return Err(WireError::TooLong { what: "a message", length, limit }.into());
     }
     result.map_err(|e| WireError::Json { kind: Kind::Message, why: e.to_string() })?;
-    write_frame(w, &FrameHeader::message(json.bytes.len())?, &json.bytes)?;
-    Ok(w.flush()?)
+    write_frame(w, &FrameHeader::message(json.bytes.len())?, &json.bytes)
+}
+
+/// Sends `bytes` of a file, from `offset` on. Does not flush.
+///
+/// # Errors
+/// If there are none, or more than [`crate::MAX_FILE_DATA`], and those of the stream.
+pub fn write_file_data<W: Write>(w: &mut W, offset: u64, bytes: &[u8]) -> Result<(), WriteError> {
+    write_frame(w, &FrameHeader::file_data(offset, bytes.len())?, bytes)
 }
 
 /// Receives a message; a frame of any other kind is an error.

@@ -11,6 +11,7 @@
 //!    │ ══ frames: 24-byte header, payload ═│   Control: Message both ways, Ping/Pong
 //!    │                                     │   Pages:   Pages and Zero; Later and Named; Pages and Zero; End
 //!    │                                     │   Wants:   Want and Named, from the listener
+//!    │                                     │   Files:   Message and FileData, the other way Message
 //! ```
 
 mod error;
@@ -31,6 +32,6 @@ pub use hello::{
     greeting_body_len, negotiate, read_hello, read_welcome, write_hello, write_welcome,
 };
 pub use io::{
-    read_end, read_header, read_message, read_message_after, write_end, write_header, write_message, write_pages,
-    write_ping, write_pong, write_zero,
+    queue_message, read_end, read_header, read_message, read_message_after, write_end, write_file_data, write_header,
+    write_message, write_pages, write_ping, write_pong, write_zero,
 };

@@ -40,6 +40,9 @@ pub struct Offer {
     pub cpu: serde_json::Value,
     /// Bind mounts: paths that must exist on the destination too.
     pub binds: Vec<PathBuf>,
+    /// Its tmpfs mounts whose content comes on a link of its own, as the source's storage describes them.
+    #[serde(default)]
+    pub tmpfs: serde_json::Value,
     /// How many links will bring pages.
     pub streams: u8,
     /// Version of the source's criu.
@@ -66,6 +69,9 @@ pub enum Request {
     Skeleton {
         /// Files.
         files: u32,
+        /// It counts on the content of tmpfs mounts that comes on its own link.
+        #[serde(default)]
+        tmpfs: bool,
     },
     /// The skeleton is sent, and memory has been sent or named. Say when you hold a stopped copy.
     Ready {

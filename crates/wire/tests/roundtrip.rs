@@ -13,6 +13,7 @@ fn node() -> impl Strategy<Value = NodeName> {
 fn hello() -> impl Strategy<Value = Hello> {
     let purpose = prop_oneof![
         Just(Purpose::Control),
+        Just(Purpose::Files),
         any::<u8>().prop_map(|stream| Purpose::Pages { stream }),
         any::<bool>().prop_map(|resume| Purpose::Wants { resume }),
     ];

@@ -134,7 +134,7 @@ impl DestinationRun {
     /// Gives the order, and waits until the last task runs. False: the front is gone, or criu is.
     fn release_held(&mut self) -> bool {
         let Some(front) = &mut self.front else { return false };
-        if front.handle.order(Order::Release).is_err() {
+        if front.handle.order(&Order::Release).is_err() {
             return false;
         }
         let deadline = Instant::now() + RESTORE;

@@ -182,6 +182,6 @@ impl SourceRun {
             .map_err(|e| Failure::new(format!("the table of hidden pages cannot be written: {e}")))?;
         self.last_round = Some(round);
         self.timeline.note("memory: survey", survey_start, monotonic_ns());
-        Ok(())
+        self.decide_files(&pids)
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use tranship_coordinator::Failure;
 use tranship_criu::front::{Mark, Order};
+use tranship_criu::rpc::ExternalMount;
 use tranship_memory::send::{self, Counters, Outbox, Plan, SendError, Stream, Version};
 use tranship_sys::clock::monotonic_ns;
 use tranship_transport::{Closer, Connection, Link};
@@ -17,6 +18,7 @@ use super::push::{Gauge, Push};
 use super::{FROZEN_PATIENCE, STREAM_BUFFERS, SourceRun, failed};
 use crate::layout::Role;
 use crate::registry::LiveReport;
+use crate::tmpfs;
 
 /// Progress is shown so often while memory travels.
 const TICK: Duration = Duration::from_millis(100);
@@ -95,7 +97,9 @@ impl SourceRun {
         let closers: Vec<_> = streams.iter_mut().map(|stream| stream.link().closer()).collect();
         let (shared, demand) = (self.shared.take(), self.demand.take());
         let counters = Counters::default();
-        let (skeleton, named) = std::thread::scope(|scope| {
+        let external = self.files.as_ref().map(tmpfs::Leaving::external).unwrap_or_default();
+        let leaving = self.files.take();
+        let (skeleton, files, named) = std::thread::scope(|scope| {
             let (shared, counters) = (shared.as_ref(), &counters);
             let named = scope.spawn(move || -> Result<_, SendError> {
                 shared.map_or(Ok(()), |shared| shared.send(&mut streams, counters))?;
@@ -108,15 +112,18 @@ impl SourceRun {
                 }
                 Ok((push, named))
             });
-            let skeleton = self.skeleton(!early);
+            let files = leaving.map(|leaving| scope.spawn(move || leaving.finish()));
+            let skeleton = self.skeleton(external, !early);
             if skeleton.is_err() {
                 // The memory is of no use any more; whoever waits for it shall not go on waiting.
                 closers.iter().for_each(Closer::close);
             }
-            (skeleton, named.join().expect("a sender does not panic"))
+            let files = files.map(|files| files.join().expect("the copying of files does not panic"));
+            (skeleton, files, named.join().expect("a sender does not panic"))
         });
         self.shared = shared;
         skeleton?;
+        files.transpose().map(|left| self.files_left(left))?;
         let (push, named) = named.map_err(failed)?;
         let bytes = counters.sent.load(Ordering::Relaxed);
         self.report.change(|r| {
@@ -128,10 +135,11 @@ impl SourceRun {
     }
 
     /// Lets criu dump, and sends what it wrote.
-    fn skeleton(&mut self, all_pages: bool) -> Result<(), Failure> {
+    fn skeleton(&mut self, external: Vec<ExternalMount>, all_pages: bool) -> Result<(), Failure> {
         let start = monotonic_ns();
         let front = self.front.as_mut().ok_or_else(|| failed("there is no front"))?;
-        front.handle.order(Order::Go).map_err(failed)?;
+        let tmpfs = !external.is_empty();
+        front.handle.order(&Order::Go { external }).map_err(failed)?;
         loop {
             match front.handle.next(FROZEN_PATIENCE) {
                 Ok(Mark::Done { success: true, .. }) => break,
@@ -154,7 +162,7 @@ impl SourceRun {
         let mut files: Vec<PathBuf> =
             std::fs::read_dir(&images).map_err(failed)?.flatten().map(|entry| entry.path()).collect();
         files.sort();
-        self.say(&Request::Skeleton { files: files.len() as u32 })?;
+        self.say(&Request::Skeleton { files: files.len() as u32, tmpfs })?;
         let control = self.control()?;
         control.set_timeout(Some(FROZEN_PATIENCE)).map_err(failed)?;
         for file in &files {

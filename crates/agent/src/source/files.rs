@@ -1,0 +1,36 @@
+//! The content of tmpfs mounts, on the source's side.
+
+use tranship_coordinator::Failure;
+
+use super::{SourceRun, failed};
+use crate::tmpfs::Left;
+
+impl SourceRun {
+    /// Copies the content of tmpfs mounts while the container runs: before the rounds of memory what there is, after them what
+    /// has changed.
+    pub(super) fn files_ahead(&mut self) -> Result<(), Failure> {
+        let container = self.inspected()?.0.clone();
+        if let Some(files) = &mut self.files {
+            files.ahead(&container.processes().map_err(failed)?);
+        }
+        Ok(())
+    }
+
+    /// Decides in the freeze which mounts criu leaves alone.
+    pub(super) fn decide_files(&mut self, pids: &[u32]) -> Result<(), Failure> {
+        if let Some(files) = &mut self.files {
+            let ways = self.timeline.time("tmpfs: survey", || files.decide(pids))?;
+            self.report.change(|r| r.ways.extend(ways));
+        }
+        Ok(())
+    }
+
+    /// Takes note of how the last changes were sent.
+    pub(super) fn files_left(&mut self, left: Option<Left>) {
+        if let Some(left) = left {
+            self.wire_bytes += left.wire_bytes;
+            self.timeline.note("tmpfs: last changes", left.start_ns, left.end_ns);
+            self.report.change(|r| r.ways.push(left.way));
+        }
+    }
+}
