@@ -100,6 +100,11 @@ impl Chunk {
         (self.range.start / CHUNK) as usize % streams
     }
 
+    /// Whose pages they are, and which.
+    pub fn pages(&self) -> (AddressSpaceId, PageRange) {
+        (self.space, self.range)
+    }
+
     /// Its length in bytes.
     pub fn bytes(&self) -> u64 {
         self.range.len()
@@ -130,12 +135,39 @@ pub enum Version {
     Later,
 }
 
-/// Sends chunks over all the streams at once. The streams stay open.
+/// Sends chunks over all the streams at once. The streams stay open. The tasks must stand still: a page that cannot be read
+/// is an error.
 pub fn send<W: Write + Send>(
     chunks: &[Chunk],
     version: Version,
     streams: &mut [Stream<W>],
     counters: &Counters,
+) -> Result<(), SendError> {
+    send_all(chunks, version, streams, counters, None)
+}
+
+/// The same while the tasks run: they may unmap pages, execute other programs and exit before their pages are read. What
+/// could not be read is left out, and returned.
+pub fn send_running<W: Write + Send>(
+    chunks: &[Chunk],
+    version: Version,
+    streams: &mut [Stream<W>],
+    counters: &Counters,
+) -> Result<Vec<Chunk>, SendError> {
+    let missed = Mutex::default();
+    send_all(chunks, version, streams, counters, Some(&missed))?;
+    Ok(missed.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// The pages that could not be read, where that is no error.
+type Missed<'a> = Option<&'a Mutex<Vec<Chunk>>>;
+
+fn send_all<W: Write + Send>(
+    chunks: &[Chunk],
+    version: Version,
+    streams: &mut [Stream<W>],
+    counters: &Counters,
+    missed: Missed<'_>,
 ) -> Result<(), SendError> {
     let (broken, count) = (AtomicBool::new(false), streams.len());
     std::thread::scope(|scope| {
@@ -150,7 +182,8 @@ pub fn send<W: Write + Send>(
                             // No use in going on here.
                             break;
                         }
-                        stream.send(chunk, version, counters).inspect_err(|_| broken.store(true, Ordering::Relaxed))?;
+                        let sent = stream.send(chunk, version, counters, missed);
+                        sent.inspect_err(|_| broken.store(true, Ordering::Relaxed))?;
                     }
                     stream.link.flush().map_err(WriteError::from)?;
                     Ok(())
@@ -281,7 +314,7 @@ impl Outbox {
             let Some(&(start, space)) = next else { break };
             own.remove(&(start, space));
             for chunk in self.take(space, PageRange { start, end: start + CHUNK }) {
-                stream.send(&chunk, Version::Later, counters)?;
+                stream.send(&chunk, Version::Later, counters, None)?;
             }
         }
         stream.link.flush().map_err(WriteError::from)?;
@@ -302,7 +335,7 @@ impl Outbox {
             while at < range.end {
                 let piece = PageRange { start: at, end: range.end.min(at + CHUNK) };
                 for chunk in self.take(space, piece) {
-                    stream.send(&chunk, Version::Later, counters)?;
+                    stream.send(&chunk, Version::Later, counters, None)?;
                 }
                 at = piece.end;
             }
@@ -348,10 +381,29 @@ impl<W: Write> Stream<W> {
         (&mut self.link, &mut self.buffer, &mut self.sent)
     }
 
-    fn send(&mut self, chunk: &Chunk, version: Version, counters: &Counters) -> Result<(), SendError> {
+    fn send(
+        &mut self,
+        chunk: &Chunk,
+        version: Version,
+        counters: &Counters,
+        missed: Missed<'_>,
+    ) -> Result<(), SendError> {
         let Chunk { space, pid, range } = *chunk;
         let pages = &mut self.buffer[..range.len() as usize];
-        read(pid, range.start, pages)?;
+        if let Err(error) = read(pid, range.start, pages) {
+            let Some(list) = missed else { return Err(error) };
+            let gone = matches!(&error, SendError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound);
+            if gone || range.pages() == 1 {
+                list.lock().unwrap_or_else(PoisonError::into_inner).push(*chunk);
+                return Ok(());
+            }
+            // Perhaps one page of many is not there any more.
+            let middle = range.start + range.pages() / 2 * PAGE_SIZE;
+            for (start, end) in [(range.start, middle), (middle, range.end)] {
+                self.send(&Chunk { range: PageRange { start, end }, ..*chunk }, version, counters, missed)?;
+            }
+            return Ok(());
+        }
         counters.read.fetch_add(range.len(), Ordering::Relaxed);
         let mut told = range.start;
         for (first, run) in runs_with_data(pages) {
@@ -411,6 +463,29 @@ fn runs_with_data(pages: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_cannot_be_read_while_the_tasks_run_is_left_out_and_returned() {
+        let size = PAGE_SIZE as usize;
+        let memory = vec![7u8; 6 * size];
+        let there = (memory.as_ptr() as u64).next_multiple_of(PAGE_SIZE);
+        let chunk = |pid, start, end| Chunk { space: AddressSpaceId(1), pid, range: PageRange { start, end } };
+        // Nothing is ever mapped at the second page of an address space, and no process has the second number.
+        let own = std::process::id();
+        let chunks = [
+            chunk(own, PAGE_SIZE, 3 * PAGE_SIZE),
+            chunk(4_000_000, there, there + PAGE_SIZE),
+            chunk(own, there, there + 2 * PAGE_SIZE),
+        ];
+        let mut streams = [Stream::new(Vec::new())];
+        let counters = Counters::default();
+        let missed = send_running(&chunks, Version::First, &mut streams, &counters).unwrap();
+        let ranges: Vec<_> = missed.iter().map(|c| (c.pid, c.range.pages())).collect();
+        assert_eq!(ranges, [(own, 1), (own, 1), (4_000_000, 1)]);
+        assert_eq!(counters.sent.into_inner(), 2 * PAGE_SIZE);
+        let error = send(&chunks, Version::First, &mut streams, &Counters::default()).unwrap_err();
+        assert!(matches!(error, SendError::Read { .. }), "{error}");
+    }
 
     #[test]
     fn zero_pages_are_left_out_and_runs_kept_whole() {

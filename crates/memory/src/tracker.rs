@@ -45,7 +45,10 @@ pub enum TrackError {
 struct Watched {
     pid: u32,
     watch: WriteWatch,
+    /// What the destination has, in whatever version.
     sent: PageSet,
+    /// What it has not got since it was last found to be written: it could not be read.
+    missed: PageSet,
 }
 
 /// The watch over a container's memory.
@@ -74,6 +77,7 @@ impl Tracker {
     /// A round on the running container: what was written since the last one (at first, everything).
     pub fn round(&mut self, pids: &[u32]) -> Result<Round, TrackError> {
         let mut round = Round::default();
+        let (mut watched, mut failure) = (0, None);
         for &pid in pids {
             // A process may end at any time; the next round does not see it.
             match survey(&[pid]) {
@@ -81,13 +85,17 @@ impl Tracker {
                 Err(_) => continue,
             }
             let Some(space) = round.spaces.last().filter(|s| s.pid == pid) else { continue };
-            if let Err(error) = self.look(space, &mut round.plan)
-                && std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| !maps.is_empty())
-            {
-                return Err(error);
+            match self.look(space, &mut round.plan) {
+                Ok(()) => watched += 1,
+                // It is ending, or executing another program at just this moment, or somebody else traces it: the next round
+                // tries again, and what is not watched at the end is sent as a whole.
+                Err(error) => failure = Some(error),
             }
         }
-        Ok(round)
+        match failure {
+            Some(error) if watched == 0 => Err(error),
+            _ => Ok(round),
+        }
     }
 
     /// Bytes that a round would find now. Nothing is re-armed, so that the round finds them all the same.
@@ -112,8 +120,9 @@ impl Tracker {
         };
         // The same id with another pid is a new process: what was sent for the old one is replaced or stale.
         if self.spaces.get(&space.id).is_none_or(|watched| watched.pid != pid) {
+            let watch = inject()?;
             let sent = self.spaces.remove(&space.id).map(|w| w.sent).unwrap_or_default();
-            self.spaces.insert(space.id, Watched { pid, watch: inject()?, sent });
+            self.spaces.insert(space.id, Watched { pid, watch, sent, missed: PageSet::default() });
         }
         let watched = self.spaces.get_mut(&space.id).expect("it was put there just now");
         let pagemap = Pagemap::open_writable(pid).map_err(failed)?;
@@ -131,11 +140,22 @@ impl Tracker {
             let found = |start, end| {
                 let run = PageRange { start, end };
                 watched.sent.insert(run);
+                watched.missed.remove(run);
                 Chunk::cut(space, run, list);
             };
             pagemap.written(range.start, range.end, armed, found).map_err(failed)?;
         }
         Ok(())
+    }
+
+    /// These chunks of the round could not be read. If their pages are there at the end they are sent then, whoever wrote
+    /// them.
+    pub fn missed(&mut self, chunks: &[Chunk]) {
+        for (id, range) in chunks.iter().map(Chunk::pages) {
+            if let Some(watched) = self.spaces.get_mut(&id) {
+                watched.missed.insert(range);
+            }
+        }
     }
 
     /// The last round, on the frozen container: what is still to be sent, and what is not there any more. The watches stay
@@ -146,7 +166,7 @@ impl Tracker {
             self.spaces.iter().map(|(id, watched)| (*id, watched.sent.clone())).collect();
         for space in &round.spaces {
             let failed = |source| TrackError::Watch { pid: space.pid, source };
-            let sent = self.spaces.get(&space.id).map(|w| &w.sent);
+            let watched = self.spaces.get(&space.id);
             let stale = gone.entry(space.id).or_default();
             let pagemap = Pagemap::open(space.pid).map_err(failed)?;
             for range in &space.ranges {
@@ -159,8 +179,11 @@ impl Tracker {
                     found.insert(run);
                     if !written {
                         // What was neither written nor ever sent has come here by other means (mremap on older kernels).
-                        for known in sent.map(|s| s.within(run)).unwrap_or_default() {
+                        for known in watched.map(|w| w.sent.within(run)).unwrap_or_default() {
                             found.remove(known);
+                        }
+                        for missed in watched.map(|w| w.missed.within(run)).unwrap_or_default() {
+                            found.insert(missed);
                         }
                     }
                 };

@@ -42,7 +42,7 @@ impl SourceRun {
                 break Verdict::Diverging;
             }
             let round = match tracker.round(&pids()?) {
-                Err(TrackError::Unsupported) => {
+                Err(TrackError::Unsupported) if seen.is_empty() => {
                     self.report.change(|r| r.ways.push(format!("memory: no rounds; {}", TrackError::Unsupported)));
                     return Ok(());
                 }
@@ -53,7 +53,8 @@ impl SourceRun {
             let start = Instant::now();
             let counters = Counters::default();
             for chunks in [&round.plan.first, &round.plan.rest] {
-                send::send(chunks, version, &mut self.streams, &counters).map_err(failed)?;
+                let missed = send::send_running(chunks, version, &mut self.streams, &counters).map_err(failed)?;
+                tracker.missed(&missed);
             }
             let shared = Counters::default();
             self.send_shared(&shared)?;
