@@ -9,9 +9,12 @@ demo: setup build
 test: setup build
 	cargo test --release --workspace
 
-# Kills criu, its front, the pager and engines at drawn moments; SEED=N repeats a run.
+# What takes long and is another run each time; SEED=N repeats one. Moves a program that tortures its memory MOVES times
+# under mishaps, and kills criu, its front, the pager and engines at drawn moments.
+soak: export TRANSHIP_SEED = $(or $(SEED),$(shell date +%s))
 soak: setup build
-	TRANSHIP_SEED=$(or $(SEED),$(shell date +%s)) cargo test --release -p tranship-e2e --test faults -- killed_processes
+	TRANSHIP_MOVES=$(or $(MOVES),200) cargo test --release -p tranship-e2e --test torture
+	cargo test --release -p tranship-e2e --test faults -- killed_processes
 
 # make bench SUITE=cold|memory [OUT=DIR] [ONLY=WORKLOAD-PREFIX] [LINK=1gbit|unshaped] [MODE=MODE] [RUNS=N]: writes
 # OUT/results.json and charts, and shows a table.

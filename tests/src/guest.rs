@@ -63,22 +63,34 @@ impl Guest {
         }
     }
 
+    /// All lines that have come; waits for the first.
+    ///
+    /// # Errors
+    /// As `line`.
+    pub fn lines(&mut self, limit: Duration) -> Result<Vec<String>> {
+        let mut lines = vec![self.line(limit)?];
+        loop {
+            match self.lines.try_recv() {
+                Ok(line) => lines.push(line.map_err(anyhow::Error::msg).context("the connection failed")?),
+                Err(TryRecvError::Empty) => return Ok(lines),
+                Err(TryRecvError::Disconnected) => bail!("the connection was closed by the server"),
+            }
+        }
+    }
+
     /// The latest line of a zoo, after having checked that no line is missing or came twice.
     ///
     /// # Errors
     /// As `line`, and if a line is not the one that is due.
     pub fn zoo(&mut self, limit: Duration) -> Result<ZooLine> {
-        let mut text = self.line(limit)?;
-        loop {
+        let mut latest = None;
+        for text in self.lines(limit)? {
             let line: ZooLine = serde_json::from_str(&text).with_context(|| format!("the zoo said {text:?}"))?;
             ensure!(line.line == self.zoo_line, "line {} came instead of {}", line.line, self.zoo_line);
             self.zoo_line += 1;
-            text = match self.lines.try_recv() {
-                Ok(next) => next.map_err(anyhow::Error::msg).context("the connection failed")?,
-                Err(TryRecvError::Empty) => return Ok(line),
-                Err(TryRecvError::Disconnected) => bail!("the connection was closed by the server"),
-            };
+            latest = Some(line);
         }
+        latest.context("no line")
     }
 
     /// Waits until every animal was checked `more` times since now, and returns the last line.

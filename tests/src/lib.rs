@@ -17,16 +17,24 @@
 //! }
 //! ```
 
+mod agents;
 mod computation;
 mod containers;
 mod guest;
 mod moves;
+mod moving;
+mod quiet;
 mod runner;
 mod switch;
+mod torture;
 
+pub use agents::{Log, is_gone, restart_agent, send, state};
 pub use computation::{Computation, Progress};
 pub use containers::{Copy, copies, exactly_one_runs, nothing_left, remove};
 pub use guest::{Guest, ZooLine};
 pub use moves::{Refusal, connection_alive, move_container, refused_move, second_move_succeeds};
+pub use moving::{Ended, Moving};
+pub use quiet::{Helper, processes, quiet};
 pub use runner::{Scenario, Stage, scenarios, wait_until};
 pub use switch::Capture;
+pub use torture::{TortureLine, Torturer};

@@ -4,9 +4,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use nix::sys::signal::Signal;
+use tranship_e2e::{Helper, Moving, processes, send};
 use tranship_lab::Lab;
+use tranship_types::Mode;
 
-use crate::play::{Helper, Moving, Play, processes, send};
+use crate::play::{NAME, Play};
 
 /// How many.
 const KILLS: usize = 12;
@@ -53,7 +55,7 @@ impl Kill {
 
     pub fn play(&self, lab: &Lab, play: &mut Play) -> Result<()> {
         let (from, to) = play.direction();
-        let mut moving = Moving::begin(lab, &from, &to)?;
+        let mut moving = Moving::begin(lab, NAME, &from, &to, Mode::Cold)?;
         let begun = Instant::now();
         while moving.goes_on()? {
             if begun.elapsed() >= self.after

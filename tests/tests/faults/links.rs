@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
-use tranship_e2e::wait_until;
+use tranship_e2e::{Log, Moving, restart_agent, send, state, wait_until};
 use tranship_lab::Lab;
-use tranship_types::Side;
+use tranship_types::{Mode, Side};
 
-use crate::play::{Log, Moving, NAME, Play, restart_agent, send, state};
+use crate::play::{NAME, Play};
 
 /// For how long a link is down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,7 +78,7 @@ impl Cut {
         restart_agent(lab, held, &format!("{prefix}.{}.hold", self.place))?;
         let agent = lab.agent_pid(held)?.context("the agent has just been started")?;
         let log = Log::mark(lab, &from)?;
-        let moving = Moving::begin(lab, &from, &to)?;
+        let moving = Moving::begin(lab, NAME, &from, &to, Mode::Cold)?;
         wait_until("the agent to be held", Duration::from_secs(20), || Ok((state(agent) == Some('T')).then_some(())))?;
 
         lab.cut_link(node(self.of))?;

@@ -12,12 +12,12 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use tranship_e2e::{Scenario, Stage, scenarios, wait_until};
+use tranship_e2e::{Log, Moving, Scenario, Stage, is_gone, restart_agent, scenarios, wait_until};
 use tranship_lab::{Lab, UpOptions};
-use tranship_types::Side;
+use tranship_types::{Mode, Side};
 
 use cases::Case;
-use play::{Log, Moving, Play};
+use play::{NAME, Play};
 
 /// One thing to try, and its name.
 struct Trial {
@@ -92,10 +92,10 @@ fn injected(case: &Case) -> Trial {
 fn inject(lab: &Lab, play: &mut Play, case: &Case) -> Result<()> {
     let (from, to) = play.direction();
     let node = if case.side == Side::Source { &from } else { &to };
-    play::restart_agent(lab, node, &case.spec())?;
+    restart_agent(lab, node, &case.spec())?;
     let agent = lab.agent_pid(node)?.context("the agent has just been started")?;
     let log = Log::mark(lab, node)?;
-    let mut moving = Moving::begin(lab, &from, &to)?;
+    let mut moving = Moving::begin(lab, NAME, &from, &to, Mode::Cold)?;
     if case.what == "die" {
         await_death(agent, &mut moving)?;
         lab.start_agent(node, &[])?;
@@ -111,7 +111,7 @@ fn inject(lab: &Lab, play: &mut Play, case: &Case) -> Result<()> {
 
 fn await_death(agent: u32, moving: &mut Moving) -> Result<()> {
     let mut after_end = None;
-    while !play::is_gone(agent) {
+    while !is_gone(agent) {
         if !moving.goes_on()? && after_end.get_or_insert_with(Instant::now).elapsed() > Duration::from_secs(5) {
             bail!("the agent, pid {agent}, did not die");
         }

@@ -1,0 +1,111 @@
+use std::io::Read;
+use std::process::{Child, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use tranship_lab::{Lab, report_of};
+use tranship_types::{Mode, Outcome, Report};
+
+use crate::runner::wait_until;
+
+/// How long a move may take, with everything that is done to it.
+const MOVE_LIMIT: Duration = Duration::from_secs(60);
+
+/// How a move ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// None where the agent died before it had said that it begins.
+    pub report: Option<Report>,
+    /// Whether `tranship move` said so by its exit status.
+    pub success: bool,
+    /// What it printed.
+    text: String,
+}
+
+impl Ended {
+    /// Why the container was not moved, in the words of the report.
+    pub fn error(&self) -> &str {
+        self.report.as_ref().map_or(self.text.trim(), |report| report.error.as_deref().unwrap_or_default())
+    }
+
+    /// Checks that what was said of the move fits where the container, which was moved `from` one node `to` another, is.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn fits(&self, from: &str, to: &str, at: &str) -> Result<()> {
+        let error = self.error();
+        if let Some(report) = &self.report {
+            let reported = match report.outcome {
+                Outcome::Moved => to,
+                Outcome::Failed => from,
+                Outcome::Running => bail!("the move was not reported to its end: {report:?}"),
+            };
+            ensure!(reported == at, "the container is on {at}, but the report says {:?} ({error})", report.outcome);
+        }
+        ensure!(
+            self.success == (at == to),
+            "tranship ended with success: {}, but the container is on {at}: {error}",
+            self.success
+        );
+        Ok(())
+    }
+}
+
+/// A move under way.
+#[derive(Debug)]
+pub struct Moving {
+    child: Child,
+    output: JoinHandle<Vec<u8>>,
+    begun: Instant,
+}
+
+impl Moving {
+    /// Begins to move a container.
+    ///
+    /// # Errors
+    /// If `tranship` cannot be run.
+    pub fn begin(lab: &Lab, name: &str, from: &str, to: &str, mode: Mode) -> Result<Self> {
+        let arguments = ["tranship", "move", name, "--to", to, "--mode", &mode.to_string(), "--json"];
+        let mut command = lab.command(from, &arguments)?;
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().context("cannot run tranship")?;
+        let mut stdout = child.stdout.take().context("tranship has no stdout")?;
+        let output = std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            let _ = stdout.read_to_end(&mut bytes);
+            bytes
+        });
+        Ok(Self { child, output, begun: Instant::now() })
+    }
+
+    /// Whether `tranship` still follows it.
+    ///
+    /// # Errors
+    /// If it cannot be waited for.
+    pub fn goes_on(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_none())
+    }
+
+    /// Waits until it has ended, one way or the other.
+    ///
+    /// # Errors
+    /// If it does not within a minute, or `tranship` does not print what it must.
+    pub fn end(mut self) -> Result<Ended> {
+        let left = MOVE_LIMIT.saturating_sub(self.begun.elapsed());
+        let waited = wait_until("the move to end", left, || Ok(self.child.try_wait()?));
+        if waited.is_err() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+        let success = waited?.success();
+        let output = self.output.join().unwrap_or_default();
+        let text = String::from_utf8_lossy(&output).into_owned();
+        let value = report_of(&output).with_context(|| format!("what tranship printed: {text}"))?;
+        let report = match value.get("error") {
+            Some(error) if error.is_object() => None,
+            _ => Some(serde_json::from_value(value).with_context(|| format!("what tranship printed: {text}"))?),
+        };
+        Ok(Ended { report, success, text })
+    }
+}
