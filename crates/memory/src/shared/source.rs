@@ -80,6 +80,9 @@ enum Changed {
     These(PageSet),
 }
 
+/// In the place of the hash of a page of which nobody knows what it is on the destination.
+const UNKNOWN: u64 = u64::MAX;
+
 /// Hashes of the pages of one chunk as they were last sent; 0 is a page of zeros, which was perhaps never sent.
 type Hashes = Box<[u64; CHUNK_PAGES]>;
 
@@ -100,6 +103,8 @@ struct Object {
     /// There was a last look.
     is_watched: bool,
     changed: Changed,
+    /// Its length has changed since the last look, which may have found pages behind the end that was known then.
+    resized: bool,
     /// By number of the chunk; what is not listed is zeros.
     sent: Mutex<BTreeMap<u64, Hashes>>,
 }
@@ -167,7 +172,8 @@ impl Object {
             written.iter().for_each(|(pid, ranges)| watches.arm(*pid, ranges));
         }
         (self.looked, self.is_watched) = (viewed, worth);
-        self.changed = if doubtful { Changed::Any } else { Changed::These(changed) };
+        self.changed =
+            if std::mem::take(&mut self.resized) || doubtful { Changed::Any } else { Changed::These(changed) };
     }
 
     /// Whether the page tables can tell: whoever has it open, or may attach it, may map it for a moment.
@@ -179,13 +185,14 @@ impl Object {
 
     /// The runs of pages to be compared with what was sent, each within one chunk.
     fn pieces(&self) -> io::Result<Vec<PageRange>> {
+        // Of an object that has grown meanwhile, the destination would drop what is behind the end that it knows.
+        let end = self.described.size.next_multiple_of(PAGE_SIZE);
         match &self.changed {
             Changed::Any => {
-                let chunk = |number: u64| PageRange { start: number * CHUNK, end: (number + 1) * CHUNK };
-                Ok(self.chunks()?.into_iter().map(chunk).collect())
+                let chunk = |number: u64| PageRange::new(number * CHUNK, end.min((number + 1) * CHUNK));
+                Ok(self.chunks()?.into_iter().filter_map(chunk).collect())
             }
             Changed::These(pages) => {
-                let end = self.described.size.next_multiple_of(PAGE_SIZE);
                 let mut pieces = Vec::new();
                 for run in pages.within(PageRange { start: 0, end }) {
                     let mut at = run.start;
@@ -202,6 +209,15 @@ impl Object {
 
     fn sent(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, Hashes>> {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The destination cuts its file off at this length, but pages from before may still be on their way to it: so what was
+    /// sent from there on counts for nothing, should the object grow again.
+    fn forget_behind(&self, size: u64) {
+        for (chunk, hashes) in self.sent().iter_mut() {
+            let first = (size.saturating_sub(chunk * CHUNK) / PAGE_SIZE) as usize;
+            hashes.iter_mut().skip(first).filter(|hash| **hash != 0).for_each(|hash| *hash = UNKNOWN);
+        }
     }
 
     /// Reads pages; what lies behind the end is zeros.
@@ -304,6 +320,8 @@ impl SharedMemory {
             let size = object.file.metadata().map_err(|e| object.failed(e))?.len();
             if known.insert(object.described.space) || size != object.described.size {
                 object.described.size = size;
+                object.resized = true;
+                object.forget_behind(size);
                 described.push(object.described.clone());
             }
         }
@@ -398,6 +416,7 @@ impl SharedMemory {
                     looked: HashMap::new(),
                     is_watched: false,
                     changed: Changed::Any,
+                    resized: false,
                     sent,
                 };
                 Ok(Some(entry.insert(object)))
@@ -476,9 +495,9 @@ impl SharedMemory {
     }
 }
 
-/// 0 for a page of zeros, something else for any other.
+/// 0 for a page of zeros, something else but `UNKNOWN` for any other.
 fn hash(page: &[u8]) -> u64 {
-    if page.iter().fold(0, |all, byte| all | byte) == 0 { 0 } else { xxh3_64(page).max(1) }
+    if page.iter().fold(0, |all, byte| all | byte) == 0 { 0 } else { xxh3_64(page).clamp(1, UNKNOWN - 1) }
 }
 
 /// Sends the pages of a piece that are not as they were last sent.

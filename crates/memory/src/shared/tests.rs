@@ -108,6 +108,10 @@ impl Move {
 
     fn round(&mut self) -> u64 {
         self.find();
+        self.send()
+    }
+
+    fn send(&mut self) -> u64 {
         self.source.look(Look::Round);
         self.source.send(&mut self.streams, &Counters::default()).unwrap();
         self.streams.iter_mut().map(|stream| self.destination.take(stream)).sum()
@@ -308,4 +312,18 @@ proptest! {
         keeper.round(Look::Last);
         keeper.assert_same();
     }
+}
+
+#[test]
+fn an_object_that_grows_after_its_length_was_told_is_whole_in_the_end() {
+    let mut all = Move::of("grows", 16 * PAGE_SIZE);
+    all.file.write_all_at(&vec![1; 16 * PAGE_SIZE as usize], 0).unwrap();
+    all.round();
+    all.file.set_len(8 * PAGE_SIZE).unwrap();
+    all.find();
+    all.file.set_len(16 * PAGE_SIZE).unwrap();
+    all.file.write_all_at(&[2], 12 * PAGE_SIZE).unwrap();
+    all.send();
+    all.round();
+    all.assert_same();
 }
