@@ -592,7 +592,8 @@ impl SourcePort for SourceRun {
                 }
             }
             Fault::Cut => {
-                self.control.iter().for_each(|c| c.closer().close());
+                // An answer that has come and was not read yet is lost with it.
+                self.control.take().iter().for_each(|c| c.closer().close());
                 self.streams.iter_mut().for_each(|s| s.link().closer().close());
                 self.push.iter().for_each(Push::cut);
             }
