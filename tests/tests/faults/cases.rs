@@ -14,8 +14,8 @@ pub struct Case {
     pub when: &'static str,
     /// `error`, `die`, `kill-criu` or `cut`.
     pub what: &'static str,
-    /// On which side exactly one copy runs when all is quiet again; `None` if either is right.
-    pub ends_on: Option<Side>,
+    /// On which side exactly one copy runs when all is quiet again.
+    pub ends_on: Side,
 }
 
 impl Case {
@@ -56,8 +56,6 @@ pub fn of_the_source() -> Vec<Case> {
     let decided = index(&all, &"commit", "after");
     // There is no link to cut yet, or none that is needed: the decision goes over a new one.
     let linked = at(SourceStep::Connect, "after")..=at(SourceStep::AwaitReady, "before");
-    // The word that it is ready may have come before the link goes, and is then taken.
-    let either = at(SourceStep::Transfer, "after")..=at(SourceStep::AwaitReady, "before");
     // From the moment at which criu waits until its dump is done.
     let dumping = at(SourceStep::Arm, "after")..=at(SourceStep::Transfer, "before");
     let mut cases = Vec::new();
@@ -68,8 +66,7 @@ pub fn of_the_source() -> Vec<Case> {
                 "kill-criu" if !dumping.contains(&i) => continue,
                 _ => i < decided,
             };
-            let known = what != "cut" || !either.contains(&i);
-            let ends_on = known.then_some(if undone { Side::Source } else { Side::Destination });
+            let ends_on = if undone { Side::Source } else { Side::Destination };
             cases.push(Case { side: Side::Source, step: place.step.clone(), when: place.when, what, ends_on });
         }
     }
@@ -105,7 +102,7 @@ pub fn of_the_destination() -> Vec<Case> {
                 "kill-criu" => i < complete,
                 _ => i < decided,
             };
-            let ends_on = Some(if undone { Side::Source } else { Side::Destination });
+            let ends_on = if undone { Side::Source } else { Side::Destination };
             cases.push(Case { side: Side::Destination, step: place.step.clone(), when: place.when, what, ends_on });
         }
     }

@@ -106,7 +106,7 @@ fn inject(lab: &Lab, play: &mut Play, case: &Case) -> Result<()> {
     };
     wait_until("the fault to happen", Duration::from_secs(5), fired)?;
     ensure!(ended.report.is_some() || case.what == "die", "tranship was not answered: {}", ended.error());
-    play.settle(lab, &ended, case.ends_on)
+    play.settle(lab, &ended, Some(case.ends_on))
 }
 
 fn await_death(agent: u32, moving: &mut Moving) -> Result<()> {
