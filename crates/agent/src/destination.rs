@@ -117,8 +117,7 @@ impl DestinationRun {
                 self.foreign_network = matches!(error, NetworkError::Exists { .. });
                 failed(error)
             })?;
-            let names: Vec<String> = identity.interfaces.iter().map(|i| i.name.clone()).collect();
-            self.gate = Some(Gate::prepare(path, &names).map_err(failed)?);
+            self.gate = Some(Gate::prepare(path, &identity.names()).map_err(failed)?);
             self.announcer = Some(Announcer::prepare(path, identity).map_err(failed)?);
             match Injector::prepare(path, identity) {
                 Ok(injector) => self.inbox.deliver_by(Some(injector)),

@@ -113,8 +113,6 @@ fn conclude(
             });
             // The container runs here; what is left is that the destination may still hold a stopped copy.
             if until_told(node, &id, || port.confirm_abort()) {
-                // If it cannot be written, the next agent asks once more.
-                let _ = journal.append(&Record::Confirmed);
                 close(journal, &id);
             }
         }

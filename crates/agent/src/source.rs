@@ -493,8 +493,7 @@ const STREAM_BUFFERS: u32 = 2 << 20;
 
 fn prepared_gate(offer: &Offer) -> Result<Option<Gate>, Failure> {
     let Some((path, identity)) = &offer.network else { return Ok(None) };
-    let names: Vec<String> = identity.interfaces.iter().map(|i| i.name.clone()).collect();
-    Gate::prepare(path, &names).map(Some).map_err(failed)
+    Gate::prepare(path, &identity.names()).map(Some).map_err(failed)
 }
 
 impl SourcePort for SourceRun {
@@ -548,8 +547,7 @@ impl SourcePort for SourceRun {
                     && path.exists()
                 {
                     let identity = tranship_network::capture(&path).map_err(failed)?;
-                    let names: Vec<String> = identity.interfaces.iter().map(|i| i.name.clone()).collect();
-                    self.gate = Some(Gate::prepare(&path, &names).map_err(failed)?);
+                    self.gate = Some(Gate::prepare(&path, &identity.names()).map_err(failed)?);
                 }
                 self.gate.as_mut().map_or(Ok(()), |gate| gate.open().map_err(failed))?;
                 self.deliver_here();

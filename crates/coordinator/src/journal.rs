@@ -38,11 +38,6 @@ pub enum Record {
         /// What the port needs to take up its work after a restart.
         context: Value,
     },
-    /// More that the port needs after a restart, known only now. The newest value of each key counts.
-    Context {
-        /// Keys and values.
-        context: Value,
-    },
     /// A step is about to be done.
     Step {
         /// Its name.
@@ -57,8 +52,6 @@ pub enum Record {
         /// Why.
         failure: Failure,
     },
-    /// Source: the destination knows that it was undone.
-    Confirmed,
     /// Nothing is left to do.
     Done,
 }

@@ -11,6 +11,13 @@ pub struct NetworkIdentity {
     pub routes: Vec<Route>,
 }
 
+impl NetworkIdentity {
+    /// The names of its interfaces.
+    pub fn names(&self) -> Vec<String> {
+        self.interfaces.iter().map(|interface| interface.name.clone()).collect()
+    }
+}
+
 /// One interface inside the container's network namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interface {

@@ -35,8 +35,7 @@ impl DestinationRun {
             && let Some((path, identity)) = &self.offer.network
         {
             // After a restart of the agent.
-            let names: Vec<String> = identity.interfaces.iter().map(|i| i.name.clone()).collect();
-            self.gate = Some(Gate::prepare(path, &names).map_err(failed)?);
+            self.gate = Some(Gate::prepare(path, &identity.names()).map_err(failed)?);
             self.announcer = Some(Announcer::prepare(path, identity).map_err(failed)?);
         }
         if self.resumed_ns.is_none() && self.layout.root().exists() && !self.holds() {
