@@ -14,6 +14,8 @@ mod moves;
 mod node;
 mod options;
 mod peers;
+mod plan;
+mod probes;
 mod registry;
 mod service;
 mod source;

@@ -28,11 +28,18 @@ pub struct Node {
     pub arrivals: Arrivals,
     pub faults: FaultPlan,
     /// Containers that a migration of this node has to do with.
-    busy: Mutex<HashMap<String, MigrationId>>,
+    busy: Mutex<HashMap<String, Holder>>,
     stopping: (Mutex<bool>, Condvar),
 }
 
-/// A container's being taken by a migration; given back on drop.
+/// What has a container.
+#[derive(Debug, Clone)]
+enum Holder {
+    Migration(MigrationId),
+    Plan,
+}
+
+/// A container's being taken by a migration or a plan; given back on drop.
 pub struct Claim {
     node: Arc<Node>,
     container: String,
@@ -58,27 +65,55 @@ impl Node {
         })
     }
 
-    fn busy(&self) -> std::sync::MutexGuard<'_, HashMap<String, MigrationId>> {
+    fn busy(&self) -> std::sync::MutexGuard<'_, HashMap<String, Holder>> {
         self.busy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes a container for a migration, unless another one has it.
     pub fn claim(self: &Arc<Self>, container: &str, id: &MigrationId) -> Result<Claim, Blocker> {
+        self.take(container, Holder::Migration(id.clone()))
+    }
+
+    /// Takes a container for the time that a plan watches it.
+    pub fn claim_for_plan(self: &Arc<Self>, container: &str) -> Result<Claim, Blocker> {
+        self.take(container, Holder::Plan)
+    }
+
+    fn take(self: &Arc<Self>, container: &str, holder: Holder) -> Result<Claim, Blocker> {
         let mut busy = self.busy();
         if let Some(other) = busy.get(container) {
-            return Err(Blocker::new(
-                BlockerKind::Busy,
-                format!("{container} is being moved already on node {} ({other})", self.config.node),
-                format!("wait for it; `tranship status {other}` shows how far it is"),
-            ));
+            return Err(self.busy_blocker(container, other));
         }
-        busy.insert(container.to_owned(), id.clone());
+        busy.insert(container.to_owned(), holder);
         Ok(Claim { node: Arc::clone(self), container: container.to_owned() })
+    }
+
+    fn busy_blocker(&self, container: &str, holder: &Holder) -> Blocker {
+        let node = &self.config.node;
+        let (cause, remedy) = match holder {
+            Holder::Migration(id) => (
+                format!("{container} is being moved already on node {node} ({id})"),
+                format!("wait for it; `tranship status {id}` shows how far it is"),
+            ),
+            Holder::Plan => (
+                format!("{container} is being watched for a plan on node {node}"),
+                "try again in a few seconds".to_owned(),
+            ),
+        };
+        Blocker::new(BlockerKind::Busy, cause, remedy)
+    }
+
+    /// The blocker that a container is, if something has it.
+    pub fn busy_with(&self, container: &str) -> Option<Blocker> {
+        self.busy().get(container).map(|holder| self.busy_blocker(container, holder))
     }
 
     /// The migration that has a container.
     pub fn claimed_by(&self, container: &str) -> Option<MigrationId> {
-        self.busy().get(container).cloned()
+        match self.busy().get(container) {
+            Some(Holder::Migration(id)) => Some(id.clone()),
+            _ => None,
+        }
     }
 
     /// The criu that works here.

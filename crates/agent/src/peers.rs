@@ -17,6 +17,7 @@ use crate::arrivals::{Arrival, Inbox, Standing, lock};
 use crate::demand;
 use crate::destination::{self, DestinationRun};
 use crate::node::Node;
+use crate::probes::Probed;
 
 /// How long a caller may take to say who it is.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -133,6 +134,7 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
         return tranship_wire::write_message(&mut link, &failure_response(failure))
             .map_err(|e| ReadError::Io(io::Error::other(e.to_string())));
     }
+    let mut probed = Probed::default();
     let ended = loop {
         let request: Request = match tranship_wire::read_message(&mut link) {
             Ok(request) => request,
@@ -166,6 +168,10 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
                 abort(node, id, &failure)
             }
             (Request::Drained, Some(id)) => drained(node, id),
+            (Request::Probe { bytes }, _) => match probed.receive(&mut link, bytes) {
+                Ok(()) => Response::Probed,
+                Err(error) => break Err(error),
+            },
             (_, None) => failure_response(Failure::new("the request belongs to no migration")),
         };
         if let Err(error) = tranship_wire::write_message(&mut link, &response) {

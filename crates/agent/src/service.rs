@@ -6,30 +6,18 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tranship_api::{
     AgentService, Begun, ContainerInfo, ContainerState, ErrorKind, MoveRequest, NodeInfo, PeerInfo, PeerState, Plan,
-    Problem, ServiceError, ToolInfo,
+    PlanRequest, Problem, ServiceError, ToolInfo,
 };
-use tranship_coordinator::Failure;
 use tranship_engine::State;
 use tranship_types::{Blocker, MigrationId, NodeName, Report};
 use tranship_wire::Purpose;
 
 use crate::node::{Node, new_id};
-use crate::{inspection, moves, options, source};
-
-/// Blackout that has nothing to do with memory, in ms: dump, restore and commit of a small container on two busy cores.
-const FIXED_MS: f64 = 150.0;
-/// Memory from one node to the other, in bytes a ms, unless the link is slower.
-const BYTES_PER_MS: f64 = 900_000.0;
+use crate::plan::{self, refused};
+use crate::{inspection, moves, options};
 
 /// The agent as its API sees it.
 pub struct Service(pub Arc<Node>);
-
-fn refused(failure: Failure, container: &str) -> ServiceError {
-    if failure.blockers.is_empty() {
-        return ServiceError::new(ErrorKind::Internal, failure.message, "");
-    }
-    ServiceError::blocked(container, failure.blockers)
-}
 
 fn problem(blocker: Blocker) -> Problem {
     Problem { cause: blocker.cause, remedy: blocker.remedy }
@@ -67,43 +55,6 @@ impl Service {
             Err(failure) => (PeerState::Down, failure.blockers.into_iter().next().map(problem)),
         };
         PeerInfo { name: name.clone(), address: address.to_owned(), state, problem }
-    }
-
-    fn plan(&self, request: &MoveRequest) -> Result<Plan, ServiceError> {
-        let node = &self.0;
-        let name = &request.container;
-        let found = inspection::inspect(node, name, request.options.mode).map_err(|f| refused(f, name))?;
-        let mut blockers = found.blockers;
-        if node.config.peers.contains_key(&request.to) {
-            match source::check(node, &request.to, &found.offer) {
-                Ok(there) => blockers.extend(there),
-                Err(failure) if !failure.blockers.is_empty() => blockers.extend(failure.blockers),
-                Err(failure) => return Err(refused(failure, name)),
-            }
-        } else {
-            blockers.push(node.unknown_peer(&request.to));
-        }
-        blockers.extend(node.claimed_by(name).map(|id| {
-            Blocker::new(
-                tranship_types::BlockerKind::Busy,
-                format!("{name} is being moved already ({id})"),
-                format!("wait for it; `tranship status {id}` shows how far it is"),
-            )
-        }));
-        let blackout = FIXED_MS + (found.findings.memory_bytes + found.findings.tmpfs_bytes) as f64 / BYTES_PER_MS;
-        Ok(Plan {
-            container: name.clone(),
-            from: node.config.node.clone(),
-            to: request.to.clone(),
-            mode: request.options.mode,
-            memory_bytes: found.findings.memory_bytes,
-            tasks: found.findings.threads as u64,
-            tmpfs_bytes: found.findings.tmpfs_bytes,
-            estimated_blackout_ms: blockers.is_empty().then_some(blackout),
-            estimated_total_ms: None,
-            blockers,
-            notes: found.findings.notes,
-        })
     }
 }
 
@@ -168,7 +119,7 @@ impl AgentService for Service {
         let node = &self.0;
         options::check(&request.options)?;
         if request.dry_run {
-            return self.plan(&request).map(Begun::Planned);
+            return plan::dry_run(node, &request).map(Begun::Planned);
         }
         let name = &request.container;
         let id = new_id().map_err(|e| ServiceError::new(ErrorKind::Internal, format!("no random bytes: {e}"), ""))?;
@@ -179,6 +130,11 @@ impl AgentService for Service {
         }
         let claim = node.claim(name, &id).map_err(|blocker| ServiceError::blocked(name, vec![blocker]))?;
         Ok(Begun::Started(Box::new(moves::start(node, claim, id, &request))))
+    }
+
+    fn plan(&self, request: PlanRequest) -> Result<Plan, ServiceError> {
+        options::check(&request.options)?;
+        plan::plan(&self.0, &request)
     }
 
     fn reports(&self) -> Result<Vec<Report>, ServiceError> {

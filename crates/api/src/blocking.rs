@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use tokio::runtime::Runtime;
 use tranship_types::{MigrationId, Report};
 
-use crate::{Begun, ClientError, ContainerInfo, MoveRequest, NodeInfo};
+use crate::{Begun, ClientError, ContainerInfo, MoveRequest, NodeInfo, Plan, PlanRequest};
 
 /// [`crate::Client`] with calls that block. Not to be used within a tokio runtime.
 #[derive(Debug)]
@@ -36,6 +36,11 @@ impl Client {
     /// See [`crate::Client::begin_move`].
     pub fn begin_move(&self, request: &MoveRequest) -> Result<Begun, ClientError> {
         self.runtime.block_on(self.client.begin_move(request))
+    }
+
+    /// See [`crate::Client::plan`].
+    pub fn plan(&self, request: &PlanRequest) -> Result<Plan, ClientError> {
+        self.runtime.block_on(self.client.plan(request))
     }
 
     /// See [`crate::Client::reports`].

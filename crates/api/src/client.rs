@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 use tranship_types::{MigrationId, Outcome, Report};
 
-use crate::{ApiError, Begun, ContainerInfo, ErrorBody, MoveRequest, NodeInfo, Plan};
+use crate::{ApiError, Begun, ContainerInfo, ErrorBody, MoveRequest, NodeInfo, Plan, PlanRequest};
 
 /// The longest answer that is accepted: a long history of long reports.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
@@ -129,6 +129,13 @@ impl Client {
             return Ok(Begun::Started(Box::new(read::<Report>(&call, answer).await?)));
         }
         Ok(Begun::Planned(read::<Plan>(&call, answer).await?))
+    }
+
+    /// `POST /v1/plans`. Waits for as long as the agent watches, looks and probes.
+    pub async fn plan(&self, request: &PlanRequest) -> Result<Plan, ClientError> {
+        let call = Call { method: Method::POST, path: "/v1/plans".to_owned() };
+        let body = serde_json::to_vec(request).map_err(|e| call.unintelligible(&e))?;
+        read(&call, self.send(&call, body).await?).await
     }
 
     /// `GET /v1/migrations/ID/events`: the reports from now on.

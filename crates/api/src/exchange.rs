@@ -1,5 +1,5 @@
 use serde::{Deserialize, Serialize};
-use tranship_types::{Blocker, MigrationId, Mode, MoveOptions, NodeName, Report};
+use tranship_types::{Blocker, MigrationId, Mode, MoveOptions, NodeName, Prediction, Report};
 use utoipa::ToSchema;
 
 /// Something that does not work, and what to do about it.
@@ -140,6 +140,38 @@ impl MoveRequest {
     }
 }
 
+/// The wish to know how a move would go.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PlanRequest {
+    /// The container's name on this node.
+    pub container: String,
+    /// The node to move it to.
+    pub to: NodeName,
+    /// For how long to watch what the container writes, in ms, 100 to 60,000; it runs all the time.
+    #[serde(default = "PlanRequest::default_sample_ms")]
+    #[schema(required = false)]
+    pub sample_ms: u32,
+    /// How it would be moved.
+    #[serde(flatten)]
+    pub options: MoveOptions,
+}
+
+impl PlanRequest {
+    /// How long a container may be watched, in ms.
+    pub const SAMPLE_MS: std::ops::RangeInclusive<u32> = 100..=60_000;
+
+    /// The wish to know how `container` would move to `to`, with everything else left to the agent.
+    pub fn new(container: impl Into<String>, to: NodeName) -> Self {
+        let options = MoveOptions::default();
+        Self { container: container.into(), to, sample_ms: Self::default_sample_ms(), options }
+    }
+
+    fn default_sample_ms() -> u32 {
+        3000
+    }
+}
+
 /// What a move would do, found out without touching anything.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Plan {
@@ -163,6 +195,9 @@ pub struct Plan {
     /// How long all of it would take, in ms, where that can be told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub estimated_total_ms: Option<f64>,
+    /// The whole prediction, where it was asked for and nothing stands in the way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prediction: Option<Box<Prediction>>,
     /// What stands in the way; empty where the move would be tried.
     pub blockers: Vec<Blocker>,
     /// What else the user should know, one sentence each.

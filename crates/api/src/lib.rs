@@ -5,6 +5,7 @@
 //! | `GET /v1/node` | [`NodeInfo`] |
 //! | `GET /v1/containers` | [`ContainerInfo`]s |
 //! | `POST /v1/migrations` ([`MoveRequest`]) | 202 [`Report`], or 200 [`Plan`] for a dry run |
+//! | `POST /v1/plans` ([`PlanRequest`]) | [`Plan`] with a prediction |
 //! | `GET /v1/migrations` | [`Report`]s, newest first |
 //! | `GET /v1/migrations/ID` | [`Report`] |
 //! | `GET /v1/migrations/ID/events` | newline-delimited [`Report`]s until the migration has ended |
@@ -30,7 +31,7 @@ mod socket;
 pub use client::{Client, ClientError, Events};
 pub use exchange::{
     ApiError, Begun, ContainerInfo, ContainerState, ErrorBody, MoveRequest, NodeInfo, PeerInfo, PeerState, Plan,
-    Problem, ToolInfo,
+    PlanRequest, Problem, ToolInfo,
 };
 pub use openapi::description;
 pub use server::{router, serve};

@@ -10,6 +10,7 @@ use utoipa::OpenApi;
         crate::server::node,
         crate::server::containers,
         crate::server::begin_move,
+        crate::server::plan,
         crate::server::reports,
         crate::server::report,
         crate::server::events,

@@ -11,13 +11,15 @@ use axum::extract::rejection::JsonRejection;
 use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, get};
+use axum::routing::{MethodRouter, get, post};
 use futures::stream::{self, Stream};
 use tokio::net::UnixListener;
 use tokio::sync::{oneshot, watch};
 use tranship_types::{MigrationId, Outcome, Report};
 
-use crate::{AgentService, ApiError, Begun, ContainerInfo, ErrorKind, MoveRequest, NodeInfo, Plan, ServiceError};
+use crate::{
+    AgentService, ApiError, Begun, ContainerInfo, ErrorKind, MoveRequest, NodeInfo, Plan, PlanRequest, ServiceError,
+};
 
 /// Requests are small; anything longer is a mistake.
 const MAX_REQUEST_BYTES: usize = 64 * 1024;
@@ -46,6 +48,7 @@ pub(crate) fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
     vec![
         ("/v1/node", get(node)),
         ("/v1/containers", get(containers)),
+        ("/v1/plans", post(plan)),
         ("/v1/migrations", get(reports).post(begin_move)),
         ("/v1/migrations/{id}", get(report)),
         ("/v1/migrations/{id}/events", get(events)),
@@ -164,6 +167,28 @@ pub(crate) async fn begin_move(
         Begun::Started(report) => (StatusCode::ACCEPTED, Json(report)).into_response(),
         Begun::Planned(plan) => Json(plan).into_response(),
     })
+}
+
+/// Says how a move would go: watches what the container writes, probes the link, stops and moves nothing.
+#[utoipa::path(post, path = "/v1/plans", request_body = PlanRequest, responses(
+    (status = 200, body = Plan, description = "what a move would do; with blockers there is no prediction"),
+    (status = 400, body = ApiError, description = "the request makes no sense"),
+    (status = 404, body = ApiError, description = "no such container"),
+    (status = 409, body = ApiError, description = "the container is watched for another plan"),
+    (status = 503, body = ApiError, description = "this node cannot move anything as it stands"),
+))]
+pub(crate) async fn plan(
+    State(service): State<Service>,
+    request: Result<Json<PlanRequest>, JsonRejection>,
+) -> Result<Json<Plan>, ServiceError> {
+    let Json(request) = request.map_err(|e| ServiceError::new(ErrorKind::Invalid, e.body_text(), SEE_OPENAPI))?;
+    if !PlanRequest::SAMPLE_MS.contains(&request.sample_ms) {
+        let range = PlanRequest::SAMPLE_MS;
+        let message = format!("sample_ms of {} is out of range", request.sample_ms);
+        let remedy = format!("use {} to {}", range.start(), range.end());
+        return Err(ServiceError::new(ErrorKind::Invalid, message, remedy));
+    }
+    ask(service, |s| s.plan(request)).await.map(Json)
 }
 
 /// All migrations that the node knows, newest first.

@@ -1,7 +1,7 @@
 use tokio::sync::watch;
 use tranship_types::{Blocker, BlockerKind, MigrationId, Report};
 
-use crate::{Begun, ContainerInfo, ErrorBody, MoveRequest, NodeInfo};
+use crate::{Begun, ContainerInfo, ErrorBody, MoveRequest, NodeInfo, Plan, PlanRequest};
 
 /// What the API asks of an agent. The calls may block (each runs on a thread of its own) and may come at the same time.
 pub trait AgentService: Send + Sync + 'static {
@@ -14,6 +14,10 @@ pub trait AgentService: Send + Sync + 'static {
     /// Begins a move and returns at once, or, for a dry run, says what it would do. A dry run with blockers is a success
     /// whose plan lists them.
     fn begin_move(&self, request: MoveRequest) -> Result<Begun, ServiceError>;
+
+    /// Says how a move would go, from what it measures for some seconds. Nothing is stopped or moved. Blockers are no error:
+    /// the plan lists them.
+    fn plan(&self, request: PlanRequest) -> Result<Plan, ServiceError>;
 
     /// All migrations that this node knows, newest first.
     fn reports(&self) -> Result<Vec<Report>, ServiceError>;

@@ -9,7 +9,7 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tranship_api::{
     AgentService, Begun, Client, ClientError, ContainerInfo, ContainerState, ErrorKind, MoveRequest, NodeInfo,
-    PeerInfo, PeerState, Plan, ServiceError, ToolInfo, bind, router, serve,
+    PeerInfo, PeerState, Plan, PlanRequest, ServiceError, ToolInfo, bind, router, serve,
 };
 use tranship_types::{Blocker, BlockerKind, MigrationId, Mode, Outcome, Phase, Report};
 
@@ -75,10 +75,20 @@ impl AgentService for Script {
                 tmpfs_bytes: 0,
                 estimated_blackout_ms: Some(200.0),
                 estimated_total_ms: None,
+                prediction: None,
                 blockers: vec![],
                 notes: vec![],
             })),
             _ => Ok(Begun::Started(Box::new(running("m-1")))),
+        }
+    }
+
+    fn plan(&self, request: PlanRequest) -> Result<Plan, ServiceError> {
+        let request =
+            MoveRequest { dry_run: true, options: request.options, ..MoveRequest::new(request.container, request.to) };
+        match self.begin_move(request)? {
+            Begun::Planned(plan) => Ok(plan),
+            Begun::Started(report) => panic!("a plan has begun {report:?}"),
         }
     }
 

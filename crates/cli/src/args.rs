@@ -38,6 +38,8 @@ pub enum Call {
     /// Move a running container to another node
     #[command(after_help = EXIT_STATUS)]
     Move(Move),
+    /// Foretell how a move would go, from some seconds of watching; nothing is stopped or moved
+    Plan(Plan),
     /// List this node's containers
     Ls(Json),
     /// Show the moves that are under way, or everything about one move
@@ -78,6 +80,23 @@ pub struct Move {
     #[arg(long)]
     pub dry_run: bool,
     /// Print exactly one line of JSON on stdout: the final report, the plan of a dry run, or the error
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Plan {
+    /// The container, as `tranship ls` names it
+    pub name: String,
+    /// The node to move it to
+    #[arg(long, value_name = "NODE")]
+    pub to: String,
+    #[command(flatten)]
+    pub how: How,
+    /// For how long to watch what the container writes, e.g. 3s
+    #[arg(long, value_name = "TIME", value_parser = units::milliseconds, default_value = "3s")]
+    pub sample: u32,
+    /// Print one line of JSON
     #[arg(long)]
     pub json: bool,
 }

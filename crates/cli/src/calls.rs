@@ -3,7 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
-use tranship_api::{ApiError, Begun, Client, ClientError, ErrorBody, MoveRequest};
+use tranship_api::{ApiError, Begun, Client, ClientError, ErrorBody, MoveRequest, Plan, PlanRequest};
 use tranship_types::{MigrationId, Outcome, Report};
 
 use crate::follow::{Followed, follow, interrupted};
@@ -85,17 +85,31 @@ impl Calls<'_> {
         };
         match begun {
             Ok(Begun::Started(report)) => self.see_through(*report, json).await,
-            Ok(Begun::Planned(plan)) => {
-                let blocked = !plan.blockers.is_empty();
-                let printed = self.print(Ok(plan), json, |p| show::plan(p, self.screen.out));
-                if blocked { Exit::Blocked } else { printed }
-            }
-            Err(e) => match (self.refused(&e, json), &e) {
-                // Refusals of a move come before anything is touched.
-                (Exit::Failed, ClientError::Refused { status: 404 | 409 | 422 | 503, .. }) => Exit::Blocked,
-                (Exit::Failed, ClientError::Refused { status: 400, .. }) => Exit::Usage,
-                (exit, _) => exit,
-            },
+            Ok(Begun::Planned(plan)) => self.planned(plan, json),
+            Err(e) => self.not_begun(&e, json),
+        }
+    }
+
+    /// `tranship plan`.
+    pub async fn plan(&self, request: &PlanRequest, json: bool) -> Exit {
+        match self.client.plan(request).await {
+            Ok(plan) => self.planned(plan, json),
+            Err(e) => self.not_begun(&e, json),
+        }
+    }
+
+    fn planned(&self, plan: Plan, json: bool) -> Exit {
+        let blocked = !plan.blockers.is_empty();
+        let printed = self.print(Ok(plan), json, |p| show::plan(p, self.screen.out));
+        if blocked { Exit::Blocked } else { printed }
+    }
+
+    fn not_begun(&self, error: &ClientError, json: bool) -> Exit {
+        match (self.refused(error, json), error) {
+            // Refusals of a move come before anything is touched.
+            (Exit::Failed, ClientError::Refused { status: 404 | 409 | 422 | 503, .. }) => Exit::Blocked,
+            (Exit::Failed, ClientError::Refused { status: 400, .. }) => Exit::Usage,
+            (exit, _) => exit,
         }
     }
 

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap_complete::Shell;
-use tranship_api::MoveRequest;
+use tranship_api::{MoveRequest, PlanRequest};
 use tranship_types::{Compress, MigrationId, Mode, MoveOptions, NodeName};
 
 use crate::args::{self, Arguments, Call, CompressName, ModeName};
@@ -22,6 +22,7 @@ pub struct Invocation {
 #[derive(Debug, PartialEq)]
 pub enum Command {
     Move { request: MoveRequest, json: bool },
+    Plan { request: PlanRequest, json: bool },
     Containers { json: bool },
     UnderWay { json: bool },
     Status { id: MigrationId, json: bool },
@@ -43,6 +44,10 @@ impl TryFrom<Arguments> for Invocation {
                 let json = m.json;
                 Command::Move { request: request(m)?, json }
             }
+            Call::Plan(p) => {
+                let json = p.json;
+                Command::Plan { request: plan(p)?, json }
+            }
             Call::Ls(a) => Command::Containers { json: a.json },
             Call::Status(args::Status { id: None, json, .. }) => Command::UnderWay { json },
             Call::Status(args::Status { id: Some(id), follow, json }) => {
@@ -60,10 +65,22 @@ impl TryFrom<Arguments> for Invocation {
 }
 
 fn request(m: args::Move) -> Result<MoveRequest, String> {
-    if m.name.is_empty() || m.name.contains(|c: char| c == '/' || c.is_whitespace() || c.is_control()) {
-        return Err(format!("container name {:?} is not usable: no container has it; see `tranship ls`", m.name));
+    Ok(MoveRequest { container: container(m.name)?, to: node(&m.to)?, dry_run: m.dry_run, options: options(&m.how)? })
+}
+
+fn plan(p: args::Plan) -> Result<PlanRequest, String> {
+    let (range, sample_ms) = (PlanRequest::SAMPLE_MS, p.sample);
+    if !range.contains(&sample_ms) {
+        return Err(format!("--sample of {sample_ms}ms is out of range; use {}ms to {}ms", range.start(), range.end()));
     }
-    Ok(MoveRequest { container: m.name, to: node(&m.to)?, dry_run: m.dry_run, options: options(&m.how)? })
+    Ok(PlanRequest { container: container(p.name)?, to: node(&p.to)?, sample_ms, options: options(&p.how)? })
+}
+
+fn container(name: String) -> Result<String, String> {
+    if name.is_empty() || name.contains(|c: char| c == '/' || c.is_whitespace() || c.is_control()) {
+        return Err(format!("container name {name:?} is not usable: no container has it; see `tranship ls`"));
+    }
+    Ok(name)
 }
 
 fn options(how: &args::How) -> Result<MoveOptions, String> {
@@ -177,6 +194,9 @@ mod tests {
             ("tranship move redis --to b --mode precopy --blackout-budget 61s", "--blackout-budget of 61000"),
             ("tranship move redis --to b --bandwidth fast", "500mbit"),
             ("tranship move redis --to b --compress gzip", "gzip"),
+            ("tranship plan redis --to b --sample 2h", "2h"),
+            ("tranship plan redis --to b --sample 5ms", "100ms to 60000ms"),
+            ("tranship plan redis --to b --mode hybrid --safe", "contradict"),
             ("tranship status ../etc", "migration id"),
             ("tranship status --follow", "<ID>"),
             ("tranship init --node a b a", "twice"),

@@ -4,12 +4,18 @@
 //! from the stopped tasks and streams them. Destination: [`receive`] puts them into an arena, and [`pager`] is the process
 //! that supplies them to the restored tasks; [`index`] tells where in the arena a page is. Memory that tasks share takes a
 //! path of its own: [`shared`].
+//!
+//! Without moving anything, [`sample`](mod@sample) watches what a container writes, [`probe`] measures the way to the other
+//! node, and [`predict`](mod@predict) tells from both how a move would go.
 
 pub mod index;
 pub mod maps;
 pub mod pager;
 pub mod policy;
+pub mod predict;
+pub mod probe;
 pub mod receive;
+pub mod sample;
 pub mod send;
 pub mod shared;
 pub mod survey;

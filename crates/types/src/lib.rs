@@ -10,6 +10,7 @@ mod network;
 mod options;
 mod pages;
 mod phase;
+mod prediction;
 mod report;
 mod shared;
 
@@ -21,5 +22,6 @@ pub use network::{Attachment, Interface, NetworkIdentity, Route};
 pub use options::{Bandwidth, Compress, InvalidBandwidth, MoveOptions, SenselessOptions};
 pub use pages::{AddressSpaceId, PAGE_SIZE, PageRange};
 pub use phase::{Outcome, Phase};
+pub use prediction::Prediction;
 pub use report::{FaultReport, Part, Progress, Report, RoundReport, Side};
 pub use shared::{SharedKind, SharedObject};

@@ -27,6 +27,17 @@ impl Mode {
     /// All of them.
     pub const ALL: [Mode; 5] = [Mode::Auto, Mode::Cold, Mode::Precopy, Mode::Postcopy, Mode::Hybrid];
 
+    /// What a mode comes to: with rounds or, where the kernel cannot track writes, without; committing early or not.
+    #[must_use]
+    pub fn taken(rounds: bool, early: bool) -> Mode {
+        match (rounds, early) {
+            (true, true) => Mode::Hybrid,
+            (true, false) => Mode::Precopy,
+            (false, true) => Mode::Postcopy,
+            (false, false) => Mode::Cold,
+        }
+    }
+
     /// Whether memory travels before the freeze.
     pub fn has_rounds(self) -> bool {
         matches!(self, Mode::Auto | Mode::Precopy | Mode::Hybrid)

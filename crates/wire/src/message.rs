@@ -10,6 +10,7 @@
 //!   Held                                 sent behind Commit without waiting, and again after Running; has no answer
 //!   Abort ──▶ Aborted                    likewise
 //!   Drained? ▶ Draining │ Drained │ Failed
+//!   Probe ──▶ Probed │ Failed            to measure the link; belongs to no migration
 //! ```
 
 use std::path::PathBuf;
@@ -89,6 +90,11 @@ pub enum Request {
     Abort,
     /// Is every page in place? The answer may take a second.
     Drained,
+    /// So many bytes of noise follow, in frames of pages: say when they are in memory. They belong to nothing.
+    Probe {
+        /// How many.
+        bytes: u64,
+    },
 }
 
 /// What a destination answers.
@@ -147,6 +153,8 @@ pub enum Response {
         /// Most memory that the destination held besides the container, in bytes.
         peak_bytes: u64,
     },
+    /// The noise was received, and forgotten.
+    Probed,
     /// It could not be done.
     Failed {
         /// Why, in a sentence.

@@ -12,6 +12,7 @@ use tranship_criu::rpc::ExternalMount;
 use tranship_memory::send::{self, Counters, Outbox, Plan, SendError, Stream, Version};
 use tranship_sys::clock::monotonic_ns;
 use tranship_transport::{Closer, Connection, Link};
+use tranship_types::Mode;
 use tranship_wire::message::Request;
 
 use super::push::{Gauge, Push};
@@ -30,6 +31,10 @@ impl SourceRun {
         let round = self.last_round.take().ok_or_else(|| failed("the memory was not surveyed"))?;
         let mut plan = round.plan;
         let before = self.report.read().progress.moved_bytes;
+        let early = self.is_early();
+        self.report.change(|r| {
+            r.mode_taken = Some(Mode::taken(!r.rounds.is_empty(), early)).filter(|taken| *taken != r.mode);
+        });
         let start = monotonic_ns();
         let counters = Counters::default();
         let mut streams = std::mem::take(&mut self.streams);
@@ -37,7 +42,6 @@ impl SourceRun {
         send::send(&plan.first, Version::Later, &mut streams, &counters).map_err(failed)?;
         self.send_shared_code(&mut streams, &counters)?;
         let buffers = u64::from(STREAM_BUFFERS) * streams.len() as u64;
-        let early = self.is_early();
         if early {
             self.make_way(&mut streams)?;
         }

@@ -1,11 +1,12 @@
 use std::fmt::Write;
 
 use tranship_api::Plan;
+use tranship_types::{NodeName, Prediction};
 
 use crate::screen::Paint;
-use crate::units::{bytes, duration};
+use crate::units::{bytes, duration, rate};
 
-/// `tranship move --dry-run`.
+/// `tranship plan`, and `tranship move --dry-run`.
 pub fn plan(p: &Plan, paint: Paint) -> String {
     let Plan { container, from, to, mode, .. } = p;
     let verdict = match p.blockers.len() {
@@ -16,7 +17,7 @@ pub fn plan(p: &Plan, paint: Paint) -> String {
     text += &super::blockers(&p.blockers);
     text.push('\n');
     let mut line = |name: &str, value: String| {
-        let _ = writeln!(text, "  {name:<10}{value}");
+        let _ = writeln!(text, "  {name:<15}{value}");
     };
     line("tasks", p.tasks.to_string());
     line("memory", bytes(p.memory_bytes));
@@ -29,15 +30,33 @@ pub fn plan(p: &Plan, paint: Paint) -> String {
     if let Some(ms) = p.estimated_total_ms {
         line("total", format!("about {}", duration(ms)));
     }
+    if let Some(seen) = &p.prediction {
+        prediction(seen, to, &mut line);
+    }
     for note in &p.notes {
         line("note", note.clone());
     }
     text
 }
 
+fn prediction(seen: &Prediction, to: &NodeName, line: &mut impl FnMut(&str, String)) {
+    for (number, round) in seen.rounds.iter().enumerate() {
+        line(&format!("round {}", number + 1), format!("{} in {}", bytes(round.bytes), duration(round.ms)));
+    }
+    line("in the freeze", format!("{} of memory", bytes(seen.freeze_bytes)));
+    if seen.later_bytes > 0 {
+        line("afterwards", format!("{} of memory", bytes(seen.later_bytes)));
+    }
+    line("to send", format!("{} in all", bytes(seen.bytes)));
+    line("needs", format!("{} of memory on {to}", bytes(seen.destination_bytes)));
+    let (written, sampled) = (bytes(seen.working_set_bytes), duration(seen.sampled_ms));
+    line("writes", format!("{}, to {written} in the longest look ({sampled} in all)", rate(seen.dirty_rate)));
+    line("link", format!("{}, round trip {}", rate(seen.link_rate), duration(seen.round_trip_ms)));
+}
+
 #[cfg(test)]
 mod tests {
-    use tranship_types::{Blocker, BlockerKind, Mode};
+    use tranship_types::{Blocker, BlockerKind, Mode, RoundReport};
 
     use super::*;
 
@@ -53,6 +72,7 @@ mod tests {
             tmpfs_bytes: 0,
             estimated_blackout_ms: Some(250.0),
             estimated_total_ms: Some(2000.0),
+            prediction: None,
             blockers: vec![],
             notes: vec!["the root filesystem is the same on both nodes".into()],
         };
@@ -61,12 +81,48 @@ mod tests {
             "\
 redis can be moved from a to b (cold); nothing was touched
 
-  tasks     5
-  memory    164.8 MiB
-  blackout  about 250.0 ms
-  total     about 2.00 s
-  note      the root filesystem is the same on both nodes
+  tasks          5
+  memory         164.8 MiB
+  blackout       about 250.0 ms
+  total          about 2.00 s
+  note           the root filesystem is the same on both nodes
 "
+        );
+        p.prediction = Some(Box::new(Prediction {
+            mode: Mode::Precopy,
+            converges: true,
+            throttle_percent: 0,
+            rounds: [(172_851_200, 200.0), (4096, 0.3)]
+                .map(|(bytes, ms)| RoundReport { bytes, ms, dirty_rate: 0.0 })
+                .to_vec(),
+            freeze_bytes: 4096,
+            later_bytes: 8192,
+            bytes: 172_863_488,
+            blackout_ms: 90.0,
+            total_ms: 700.0,
+            destination_bytes: 174_000_000,
+            memory_bytes: 172_851_200,
+            dirty_rate: 1e6,
+            working_set_bytes: 1_280_000,
+            link_rate: 9e8,
+            round_trip_ms: 0.2,
+            sampled_ms: 3000.0,
+        }));
+        assert!(
+            plan(&p, Paint(false)).contains(
+                "
+  round 1        164.8 MiB in 200.0 ms
+  round 2        4.0 KiB in 0.3 ms
+  in the freeze  4.0 KiB of memory
+  afterwards     8.0 KiB of memory
+  to send        164.9 MiB in all
+  needs          165.9 MiB of memory on b
+  writes         976.6 KiB/s, to 1.2 MiB in the longest look (3.00 s in all)
+  link           858.3 MiB/s, round trip 0.2 ms
+"
+            ),
+            "{}",
+            plan(&p, Paint(false))
         );
         let blocker = Blocker::new(BlockerKind::Descriptor, "fd 7 is an io_uring", "turn io_uring off in redis");
         p.blockers = vec![blocker.at(812, Some(7))];

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tranship_api::{
-    AgentService, Begun, ContainerInfo, ContainerState, MoveRequest, NodeInfo, Plan, Problem, ServiceError, ToolInfo,
-    bind, router, serve,
+    AgentService, Begun, ContainerInfo, ContainerState, MoveRequest, NodeInfo, Plan, PlanRequest, Problem,
+    ServiceError, ToolInfo, bind, router, serve,
 };
 use tranship_types::{Blocker, BlockerKind, MigrationId, Mode, Outcome, Phase, Report};
 
@@ -67,6 +67,7 @@ impl AgentService for Service {
                 tmpfs_bytes: 0,
                 estimated_blackout_ms: None,
                 estimated_total_ms: None,
+                prediction: None,
                 blockers: if container == "plan-blocked" { vec![blocker] } else { vec![] },
                 notes: vec![],
             })),
@@ -75,6 +76,15 @@ impl AgentService for Service {
                 self.migrations.lock().unwrap().insert(report.id.clone(), watch::Sender::new(report.clone()));
                 Ok(Begun::Started(Box::new(report)))
             }
+        }
+    }
+
+    fn plan(&self, request: PlanRequest) -> Result<Plan, ServiceError> {
+        let request =
+            MoveRequest { dry_run: true, options: request.options, ..MoveRequest::new(request.container, request.to) };
+        match self.begin_move(request)? {
+            Begun::Planned(plan) => Ok(plan),
+            Begun::Started(report) => panic!("a plan has begun {report:?}"),
         }
     }
 

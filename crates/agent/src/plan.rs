@@ -1,0 +1,215 @@
+//! What a move would do: blockers on both nodes, and, if time is given for it, a prediction from measurements.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tranship_api::{ErrorKind, MoveRequest, Plan, PlanRequest, ServiceError};
+use tranship_coordinator::Failure;
+use tranship_memory::predict::{self, Costs, Observed, predict};
+use tranship_memory::sample::sample;
+use tranship_memory::tracker::TrackError;
+use tranship_types::{Mode, MoveOptions, NodeName, Outcome, Report, Side};
+
+use crate::inspection::{self, Inspection};
+use crate::node::Node;
+use crate::{options, probes, source};
+
+/// Blackout that has nothing to do with memory, in ms: dump, restore and commit of a small container on two busy cores.
+const FIXED_MS: f64 = 150.0;
+/// Memory from one node to the other, in bytes a ms, unless the link is slower.
+const BYTES_PER_MS: f64 = 900_000.0;
+/// Earlier moves that count.
+const EARLIER: usize = 9;
+
+/// A refusal as the API gives it.
+pub fn refused(failure: Failure, container: &str) -> ServiceError {
+    if failure.blockers.is_empty() {
+        return ServiceError::new(ErrorKind::Internal, failure.message, "");
+    }
+    ServiceError::blocked(container, failure.blockers)
+}
+
+/// A dry run: looks for what stands in the way, measures nothing.
+pub fn dry_run(node: &Arc<Node>, request: &MoveRequest) -> Result<Plan, ServiceError> {
+    look(node, &request.container, &request.to, request.options.mode).map(|(plan, _)| plan)
+}
+
+/// Looks for what stands in the way; if nothing does, watches the container and probes the link.
+pub fn plan(node: &Arc<Node>, request: &PlanRequest) -> Result<Plan, ServiceError> {
+    let name = &request.container;
+    let (mut plan, found) = look(node, name, &request.to, request.options.mode)?;
+    if !plan.blockers.is_empty() {
+        plan.notes.push("nothing was measured, because the container cannot be moved as it is".to_owned());
+        return Ok(plan);
+    }
+    // Two watches over one container would spoil each other.
+    let _claim = node.claim_for_plan(name).map_err(|blocker| ServiceError::blocked(name, vec![blocker]))?;
+    let time = Duration::from_millis(request.sample_ms.into());
+    match measure(node, request, &found, time) {
+        Ok(observed) => {
+            let seen = predict(&observed, &request.options, options::limits(&request.options));
+            plan.mode = seen.mode;
+            plan.estimated_blackout_ms = Some(seen.blackout_ms);
+            plan.estimated_total_ms = Some(seen.total_ms);
+            plan.notes.extend(remarks(&seen, &request.options));
+            plan.prediction = Some(Box::new(seen));
+        }
+        Err(failure) => plan.notes.push(format!("no prediction: {failure}")),
+    }
+    Ok(plan)
+}
+
+fn remarks(seen: &tranship_types::Prediction, options: &MoveOptions) -> Vec<String> {
+    let mut remarks = Vec::new();
+    if seen.throttle_percent > 0 {
+        remarks
+            .push(format!("it would get up to {} % less CPU time for the rounds to converge", seen.throttle_percent));
+    }
+    if !seen.converges {
+        let much = "the container writes too much for rounds to bring what is left below the blackout budget";
+        remarks.push(match options.safe {
+            _ if seen.later_bytes > 0 => format!("{much}; the rest would follow after the resume"),
+            true => format!("{much}: the move would be refused"),
+            false => format!("{much}; mode auto would let the rest follow after the resume"),
+        });
+    }
+    remarks
+}
+
+fn look(node: &Arc<Node>, name: &str, to: &NodeName, mode: Mode) -> Result<(Plan, Inspection), ServiceError> {
+    let found = inspection::inspect(node, name, mode).map_err(|f| refused(f, name))?;
+    let mut blockers = found.blockers.clone();
+    if node.config.peers.contains_key(to) {
+        match source::check(node, to, &found.offer) {
+            Ok(there) => blockers.extend(there),
+            Err(failure) if !failure.blockers.is_empty() => blockers.extend(failure.blockers),
+            Err(failure) => return Err(refused(failure, name)),
+        }
+    } else {
+        blockers.push(node.unknown_peer(to));
+    }
+    blockers.extend(node.busy_with(name));
+    let findings = &found.findings;
+    let blackout = FIXED_MS + (findings.memory_bytes + findings.tmpfs_bytes) as f64 / BYTES_PER_MS;
+    let plan = Plan {
+        container: name.to_owned(),
+        from: node.config.node.clone(),
+        to: to.clone(),
+        mode,
+        memory_bytes: findings.memory_bytes,
+        tasks: findings.threads as u64,
+        tmpfs_bytes: findings.tmpfs_bytes,
+        estimated_blackout_ms: blockers.is_empty().then_some(blackout),
+        estimated_total_ms: None,
+        prediction: None,
+        blockers,
+        notes: findings.notes.clone(),
+    };
+    Ok((plan, found))
+}
+
+fn measure(node: &Arc<Node>, request: &PlanRequest, found: &Inspection, time: Duration) -> Result<Observed, Failure> {
+    let pids = || found.container.processes().map_err(|e| Sampling(e.to_string()));
+    let sample = sample(time, pids, |wait| node.pause(wait)).map_err(|e| Failure::new(e.0))?;
+    let link = probes::measure(node, &request.to, found.offer.streams)?;
+    let findings = &found.findings;
+    Ok(Observed {
+        // Shared memory travels in the rounds too, though its writes are not watched.
+        memory: sample.memory.max(findings.memory_bytes),
+        frozen_content: findings.tmpfs_bytes,
+        looks: sample.looks,
+        looking: sample.looking,
+        sampled: sample.sampled,
+        link_rate: link.rate,
+        round_trip: link.round_trip,
+        costs: costs(&node.registry.reports(), &request.container),
+    })
+}
+
+/// Why a container's writes cannot be watched.
+struct Sampling(String);
+
+impl From<TrackError> for Sampling {
+    fn from(error: TrackError) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// What earlier moves have cost: of this container, or, if there were none, of any.
+fn costs(reports: &[Report], container: &str) -> Costs {
+    let moved = |r: &&Report| r.outcome == Outcome::Moved;
+    let mut earlier: Vec<&Report> =
+        reports.iter().filter(moved).filter(|r| r.container == container).take(EARLIER).collect();
+    if earlier.is_empty() {
+        earlier = reports.iter().filter(moved).take(EARLIER).collect();
+    }
+    let mut costs = Costs::default();
+    if let Some(ms) = median(earlier.iter().filter_map(|r| blackout_without_memory(r))) {
+        costs.blackout = Duration::from_secs_f64(ms / 1e3);
+    }
+    let factor = |r: &&Report| {
+        let rounds: f64 = r.rounds.iter().map(|round| round.ms).sum();
+        let around = r.total_ms? - r.blackout_ms? - rounds;
+        Some(
+            around
+                / 1e3
+                / costs.around(r.rounds.first().map_or(r.progress.memory_bytes, |first| first.bytes)).as_secs_f64(),
+        )
+    };
+    // What follows the resume belongs to no such factor.
+    let early = |r: &&&Report| !r.mode_taken.unwrap_or(r.mode).may_commit_early();
+    if let Some(factor) = median(earlier.iter().filter(early).filter_map(factor)).filter(|f| *f > 0.0) {
+        costs.around = costs.around.mul_f64(factor);
+        costs.around_per_byte = costs.around_per_byte.mul_f64(factor);
+    }
+    costs
+}
+
+/// The blackout of a move less what memory had to do with it, in ms, where that can be told.
+fn blackout_without_memory(report: &Report) -> Option<f64> {
+    let blackout = report.blackout_ms?;
+    let sent = report.parts.iter().find(|p| p.side == Side::Source && p.name == "memory: sent");
+    let memory = sent.map_or(0.0, |part| part.ms);
+    (memory < blackout / 2.0).then_some(blackout - predict::IN_EACH_OTHERS_WAY * memory)
+}
+
+fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.filter(|v| v.is_finite()).collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tranship_types::Part;
+
+    fn moved(container: &str, blackout_ms: f64, memory_ms: f64, total_ms: f64) -> Report {
+        let (a, b) = ("a".parse().unwrap(), "b".parse().unwrap());
+        let mut report = Report::new("m-1".parse().unwrap(), container.into(), a, b, Mode::Cold, 0);
+        report.outcome = Outcome::Moved;
+        report.blackout_ms = Some(blackout_ms);
+        report.total_ms = Some(total_ms);
+        let part = Part { name: "memory: sent".into(), side: Side::Source, start_ms: 1.0, ms: memory_ms };
+        report.parts = vec![part];
+        report
+    }
+
+    #[test]
+    fn earlier_moves_of_the_container_tell_what_a_move_costs() {
+        let reports =
+            [moved("redis", 60.0, 0.0, 200.0), moved("web", 500.0, 0.0, 9000.0), moved("redis", 62.0, 10.0, 204.0)];
+        let seen = costs(&reports, "redis");
+        assert_eq!(seen.blackout, Duration::from_millis(60));
+        let around = seen.around(0).as_secs_f64();
+        assert!((0.139..0.143).contains(&around), "{around}");
+        // One that nobody has moved yet is taken for one like the others.
+        assert_eq!(costs(&reports, "new").blackout, Duration::from_millis(60));
+    }
+
+    #[test]
+    fn a_move_whose_blackout_was_memory_tells_nothing_about_the_rest() {
+        assert_eq!(costs(&[moved("redis", 1000.0, 950.0, 1500.0)], "redis").blackout, Costs::default().blackout);
+        assert_eq!(costs(&[], "redis"), Costs::default());
+    }
+}
