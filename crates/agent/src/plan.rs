@@ -169,7 +169,15 @@ fn costs(reports: &[Report], container: &str) -> Costs {
 fn blackout_without_memory(report: &Report) -> Option<f64> {
     let blackout = report.blackout_ms?;
     let sent = report.parts.iter().find(|p| p.side == Side::Source && p.name == "memory: sent");
-    let memory = sent.map_or(0.0, |part| part.ms);
+    // After rounds, what was left is known and so is the link; without, the part says how long it took.
+    let memory = match report.rounds.iter().max_by_key(|round| round.bytes) {
+        Some(largest) => {
+            let before: u64 = report.rounds.iter().map(|round| round.bytes).sum();
+            let left = report.progress.moved_bytes.saturating_sub(before);
+            left as f64 * largest.ms / largest.bytes.max(1) as f64
+        }
+        None => sent.map_or(0.0, |part| part.ms),
+    };
     (memory < blackout / 2.0).then_some(blackout - predict::IN_EACH_OTHERS_WAY * memory)
 }
 
@@ -211,5 +219,10 @@ mod tests {
     fn a_move_whose_blackout_was_memory_tells_nothing_about_the_rest() {
         assert_eq!(costs(&[moved("redis", 1000.0, 950.0, 1500.0)], "redis").blackout, Costs::default().blackout);
         assert_eq!(costs(&[], "redis"), Costs::default());
+        // After rounds it is known how little was left, whatever else went on while that was sent.
+        let mut after_rounds = moved("redis", 70.0, 65.0, 500.0);
+        after_rounds.rounds = vec![tranship_types::RoundReport { bytes: 1 << 30, ms: 1000.0, dirty_rate: 0.0 }];
+        after_rounds.progress.moved_bytes = 1 << 30;
+        assert_eq!(costs(&[after_rounds], "redis").blackout, Duration::from_millis(70));
     }
 }

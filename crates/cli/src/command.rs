@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn a_move_is_understood() {
         let expected = MoveRequest { dry_run: true, ..MoveRequest::new("redis", "b".parse().unwrap()) };
-        let command = parse("tranship move redis --to b --mode cold --dry-run").unwrap();
+        let command = parse("tranship move redis --to b --mode auto --dry-run").unwrap();
         assert_eq!(command, Command::Move { request: expected, json: false });
     }
 

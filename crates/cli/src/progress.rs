@@ -115,13 +115,23 @@ fn amounts(report: &Report) -> String {
     if progress.memory_bytes == 0 {
         return String::new();
     }
-    format!(
+    let mut text = format!(
         "{} of {}, {}, {} on the wire",
         bytes(progress.moved_bytes),
         bytes(progress.memory_bytes),
         rate(progress.rate),
         bytes(progress.wire_bytes)
-    )
+    );
+    match report.phase {
+        Phase::Precopy if progress.rounds > 0 => {
+            text += &format!(", round {} done, {} written", progress.rounds, rate(progress.dirty_rate));
+        }
+        Phase::Drain => {
+            text += &format!(", {} left, {} remote faults", bytes(progress.remaining_bytes), progress.remote_faults);
+        }
+        _ => {}
+    }
+    text
 }
 
 #[cfg(test)]
@@ -138,6 +148,12 @@ mod tests {
             line(&report, Duration::from_millis(1234)),
             "   1.2 s  transfer  82.4 MiB of 164.8 MiB, 112.3 MiB/s, 165.0 MiB on the wire\n"
         );
+        (report.progress.rounds, report.progress.dirty_rate) = (2, 1024.0 * 1024.0);
+        report.phase = Phase::Precopy;
+        assert!(amounts(&report).ends_with(", 165.0 MiB on the wire, round 2 done, 1.0 MiB/s written"));
+        (report.progress.remaining_bytes, report.progress.remote_faults) = (4096, 7);
+        report.phase = Phase::Drain;
+        assert!(amounts(&report).ends_with(", 165.0 MiB on the wire, 4.0 KiB left, 7 remote faults"));
         report.progress = tranship_types::Progress::default();
         report.phase = Phase::Prepare;
         assert_eq!(line(&report, Duration::ZERO), "   0.0 s  prepare\n");

@@ -109,7 +109,7 @@ fn a_dry_run_plans() {
     let agent = Agent::start();
     let text = agent.run("move redis --to b --dry-run");
     assert_eq!(text.status.code(), Some(0));
-    assert!(out(&text).starts_with("redis can be moved from a to b (cold); nothing was touched\n"));
+    assert!(out(&text).starts_with("redis can be moved from a to b (auto); nothing was touched\n"));
     let json = agent.run("move redis --to b --dry-run --json");
     assert_eq!(serde_json::from_str::<Plan>(out(&json)).unwrap().tasks, 4);
 }

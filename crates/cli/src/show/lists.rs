@@ -73,7 +73,8 @@ pub fn under_way(list: &[Report], now_unix_ms: u64) -> String {
             since(r.started_unix_ms, now_unix_ms),
         ]
     };
-    table("", &columns, running.map(row))
+    let depend: String = list.iter().filter_map(super::report::depends).collect();
+    table("", &columns, running.map(row)) + &depend
 }
 
 /// `tranship history`.

@@ -11,7 +11,13 @@ pub fn usable(n: &NodeInfo) -> bool {
 /// `tranship node`.
 pub fn node(n: &NodeInfo, paint: Paint) -> String {
     let verdict = if usable(n) { paint.good("ready") } else { paint.bad("not ready") };
-    let mut text = format!("node {} is {verdict}; transhipd {} listens on {}\n\n", n.name, n.version, n.listen);
+    let mut text = format!("node {} is {verdict}; transhipd {} listens on {}\n", n.name, n.version, n.listen);
+    let down: Vec<&str> = n.peers.iter().filter(|p| p.state == PeerState::Down).map(|p| p.name.as_str()).collect();
+    if !down.is_empty() {
+        let what = if down.len() == n.peers.len() { "no peer can be reached" } else { "not every peer can be reached" };
+        text += &format!("{} {what}: {}\n", paint.bad("but"), down.join(", "));
+    }
+    text.push('\n');
     let columns = [
         Column::Text("PART"),
         Column::Text("NAME"),
@@ -81,6 +87,7 @@ mod tests {
             node(&n, Paint(false)),
             "\
 node a is not ready; transhipd 0.1.0 listens on 10.77.0.1:7077
+but no peer can be reached: b
 
   PART    NAME  STATE     VERSION  WHERE
   criu    criu  unusable  4.1.1    /usr/sbin/criu

@@ -1,7 +1,7 @@
 use std::fmt::Write;
 
 use jiff::tz::TimeZone;
-use tranship_types::{Outcome, Part, Report, Side};
+use tranship_types::{Outcome, Part, Phase, Report, Side};
 
 use super::table::{Column, table};
 use crate::screen::Paint;
@@ -31,6 +31,17 @@ pub fn headline(r: &Report, paint: Paint) -> String {
             format!("{container} {} to {destination}; it runs on {source}, unharmed\n", paint.bad("was not moved"))
         }
     }
+}
+
+/// Of a move that has committed and not ended: what still depends on the source.
+pub fn depends(r: &Report) -> Option<String> {
+    let Report { container, source, destination, progress, .. } = r;
+    (r.outcome == Outcome::Running && r.phase == Phase::Drain).then(|| {
+        format!(
+            "{container} runs on {destination}, and needs its frozen original on {source} until the last {} have arrived\n",
+            bytes(progress.remaining_bytes)
+        )
+    })
 }
 
 /// The one sentence about a move that failed.
@@ -83,6 +94,11 @@ pub fn details(r: &Report, zone: &TimeZone) -> String {
         };
         line(&format!("round {}", number + 1), format!("{sent} in {took}{written}"));
     }
+    if let Some(faults) = &r.remote_faults {
+        let us = |us: f64| duration(us / 1e3);
+        let (p50, p99, max) = (us(faults.p50_us), us(faults.p99_us), us(faults.max_us));
+        line("remote faults", format!("{}; half within {p50}, 99 % within {p99}, the longest {max}", faults.count));
+    }
     if r.skeleton_bytes > 0 {
         line("skeleton", bytes(r.skeleton_bytes));
     }
@@ -99,7 +115,11 @@ pub fn details(r: &Report, zone: &TimeZone) -> String {
     for leftover in &r.leftovers {
         line("left over", leftover.clone());
     }
-    line("move", format!("{} ({}), begun {}", r.id, r.mode, when(r.started_unix_ms, zone)));
+    let mode = match r.mode_taken {
+        Some(taken) if taken != r.mode => format!("{}: {taken}", r.mode),
+        _ => r.mode.to_string(),
+    };
+    line("move", format!("{} ({mode}), begun {}", r.id, when(r.started_unix_ms, zone)));
     text
 }
 
@@ -109,6 +129,7 @@ pub fn report(r: &Report, paint: Paint, zone: &TimeZone) -> String {
     if let Some(error) = &r.error {
         let _ = writeln!(text, "{error}");
     }
+    text += &depends(r).unwrap_or_default();
     text += &super::blockers(&r.blockers);
     text + "\n" + &details(r, zone)
 }
@@ -152,7 +173,7 @@ fn bar(part: &Part, blackout_ms: f64) -> String {
 
 #[cfg(test)]
 pub mod tests {
-    use tranship_types::{Blocker, BlockerKind, Mode, Phase, Progress};
+    use tranship_types::{Blocker, BlockerKind, FaultReport, Mode, Progress};
 
     use super::*;
 
@@ -254,6 +275,25 @@ node b went away while the skeleton travelled (connection reset); start its agen
             "redis was not moved to b and runs on a, unharmed: node b went away while the skeleton travelled (connection \
              reset); start its agent and move again"
         );
+    }
+
+    #[test]
+    fn what_followed_the_resume_is_told() {
+        let mut r = moved();
+        (r.mode, r.mode_taken) = (Mode::Auto, Some(Mode::Hybrid));
+        let (count, p50_us, p99_us, max_us) = (12, 250.0, 2900.0, 3100.0);
+        r.remote_faults = Some(FaultReport { count, p50_us, p99_us, max_us, ..FaultReport::default() });
+        let text = details(&r, &TimeZone::UTC);
+        assert!(
+            text.contains("  remote faults 12; half within 0.2 ms, 99 % within 2.9 ms, the longest 3.1 ms\n"),
+            "{text}"
+        );
+        assert!(text.contains("m-4k7tq0zd (auto: hybrid), begun"), "{text}");
+        assert_eq!(depends(&r), None);
+        (r.outcome, r.phase, r.progress.remaining_bytes) = (Outcome::Running, Phase::Drain, 4096);
+        let needs = "redis runs on b, and needs its frozen original on a until the last 4.0 KiB have arrived\n";
+        assert_eq!(depends(&r).as_deref(), Some(needs));
+        assert!(report(&r, Paint(false), &TimeZone::UTC).contains(needs));
     }
 
     #[test]
