@@ -114,9 +114,9 @@ fn measure(node: &Arc<Node>, request: &PlanRequest, found: &Inspection, time: Du
     let link = probes::measure(node, &request.to, found.offer.streams)?;
     let findings = &found.findings;
     Ok(Observed {
-        // Shared memory travels in the rounds too, though its writes are not watched.
-        memory: sample.memory.max(findings.memory_bytes),
-        frozen_content: findings.tmpfs_bytes,
+        // Shared memory and the content of tmpfs mounts travel ahead too, though writes to them are not watched.
+        memory: sample.memory.max(findings.memory_bytes) + findings.tmpfs_bytes,
+        frozen_content: 0,
         looks: sample.looks,
         looking: sample.looking,
         sampled: sample.sampled,
