@@ -98,6 +98,8 @@ struct Streams {
     /// Streams that have not come to their end yet.
     open: usize,
     failure: Option<Failure>,
+    /// The copy is READY: only the source's word to commit or abort counts.
+    ready: bool,
 }
 
 /// The streams that may begin.
@@ -125,7 +127,8 @@ impl Inbox {
     pub fn open(&self, store: Store, peer: &NodeName, streams: u8) {
         let (store, peer) = (Some(Arc::new(store)), Some(peer.clone()));
         let (unnamed, open) = (usize::from(streams), usize::from(streams));
-        *self.streams() = Streams { store, peer, unnamed, open, expected: numbers(streams), failure: None };
+        *self.streams() =
+            Streams { store, peer, unnamed, open, expected: numbers(streams), failure: None, ready: false };
     }
 
     /// The source begins again, after links broke or this agent was restarted; `store` is then made anew.
@@ -183,6 +186,16 @@ impl Inbox {
         let mut streams = self.streams();
         streams.unnamed = streams.unnamed.saturating_sub(1);
         self.changed.notify_all();
+    }
+
+    /// The copy is READY.
+    pub fn made_ready(&self) {
+        self.streams().ready = true;
+    }
+
+    /// Whether the copy is READY, or was.
+    pub fn is_ready(&self) -> bool {
+        self.streams().ready
     }
 
     /// One stream has come to its end.

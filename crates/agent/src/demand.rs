@@ -57,6 +57,16 @@ pub fn tell(node: &Node, id: &MigrationId, resume: bool, link: &mut Connection) 
     }
 }
 
+/// Ends the pager of a copy that nobody will need: tasks that wait in it for pages see zeros, and are ended before they run.
+pub fn give_up(node: &Node, id: &MigrationId) {
+    let layout = Layout::new(&node.config.run_dir, id);
+    if let Ok(pager) = PagerHandle::connect(layout.root())
+        && let Err(error) = pager.quit()
+    {
+        tracing::warn!(%id, %error, "the pager of a copy that is not needed could not be ended");
+    }
+}
+
 /// Waits until every page is in place; `None` if that is so, or can not be found out because the pager is gone.
 pub fn still_draining(node: &Node, id: &MigrationId, patience: Duration) -> Option<Status> {
     let layout = Layout::new(&node.config.run_dir, id);

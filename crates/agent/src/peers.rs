@@ -160,10 +160,14 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
             (Request::Commit, Some(id)) => commit(node, id),
             (Request::Abort, Some(id)) => {
                 let failure = Failure::new("the source gave the migration up");
-                // Whoever waits for memory under the arrival's lock shall not go on waiting.
+                // Whoever waits for memory under the arrival's lock shall not go on waiting; neither a criu whose tasks wait for pages
+                // that nobody will send, and which nobody will need.
                 if let Some(inbox) = node.arrivals.inbox(id) {
                     inbox.tmpfs.fail(&failure);
                     inbox.ended(Err(failure.clone()));
+                    if !inbox.is_ready() {
+                        demand::give_up(node, id);
+                    }
                 }
                 abort(node, id, &failure)
             }
@@ -302,6 +306,9 @@ fn ready(node: &Arc<Node>, id: &MigrationId, all_pages: bool) -> Response {
         run.all_pages = all_pages;
         coordinator::make_ready(run, journal, &node.faults, begun).map(|()| {
             *standing = Standing::Ready;
+            if let Some(inbox) = node.arrivals.inbox(id) {
+                inbox.made_ready();
+            }
             run.timeline.take(Side::Destination)
         })
     };

@@ -1,5 +1,7 @@
 //! After the resume: pages that the container still needs are here, and its original is kept until it has them all.
 
+use std::time::{Duration, Instant};
+
 use tranship_coordinator::Failure;
 use tranship_memory::send::{self, Outbox, Stream};
 use tranship_memory::survey;
@@ -12,6 +14,10 @@ use super::push::{Demand, Push};
 use super::{FROZEN_PATIENCE, SourceRun, failed};
 use crate::inspection::STREAMS;
 
+/// How long pages may take to arrive after the last of them was sent.
+const LOST: Duration = Duration::from_secs(3);
+/// How long no page at all may arrive before new links are tried.
+const STUCK: Duration = Duration::from_secs(20);
 /// Bytes per ns of a link that is taken for fast.
 const FAST_LINK: u64 = 1;
 /// Bytes that a stream may have in flight, at least: enough for a fast link in one room.
@@ -28,18 +34,32 @@ impl SourceRun {
         }
         self.push.iter().for_each(Push::begin);
         self.stand_aside()?;
+        let mut seen = (u64::MAX, Instant::now());
         loop {
-            match self.ask_drained()? {
-                None => return Ok(()),
-                Some(lacking) => self.report.change(|r| {
-                    r.error = None;
-                    r.progress.moved_bytes = r.progress.memory_bytes.saturating_sub(lacking);
-                }),
+            let Some(lacking) = self.ask_drained()? else { return Ok(()) };
+            self.report.change(|r| {
+                r.error = None;
+                r.progress.moved_bytes = r.progress.memory_bytes.saturating_sub(lacking);
+            });
+            if lacking != seen.0 {
+                seen = (lacking, Instant::now());
             }
-            if let Some(why) = self.push.as_mut().map_or(Some("it was not begun".to_owned()), Push::broken) {
+            let push = self.push.as_mut();
+            let why = match push.map(|push| (push.broken(), push.is_sent())) {
+                None => Some("it was not begun".to_owned()),
+                Some((Some(why), _)) => Some(why),
+                // What was given to a link that then broke may be lost without anybody's having been told.
+                Some((None, true)) if lacking > 0 && seen.1.elapsed() > LOST => {
+                    Some("what was sent did not arrive".to_owned())
+                }
+                Some((None, false)) if seen.1.elapsed() > STUCK => Some("nothing has arrived for long".to_owned()),
+                Some(_) => None,
+            };
+            if let Some(why) = why {
                 tracing::warn!(id = %self.id, %why, "pages are no longer being sent; beginning again");
                 self.push = None;
                 self.push = Some(self.push_again()?);
+                seen.1 = Instant::now();
             }
         }
     }

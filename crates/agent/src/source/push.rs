@@ -103,6 +103,11 @@ impl Push {
         Gauge { counters: Arc::clone(&self.counters), wire: self.wire.clone() }
     }
 
+    /// Whether every stream has come to its end; what was asked for is still answered.
+    pub fn is_sent(&self) -> bool {
+        self.streams.iter().all(JoinHandle::is_finished)
+    }
+
     /// Waits until everything is sent.
     pub fn wait(&mut self) -> Result<(), Failure> {
         for stream in std::mem::take(&mut self.streams) {
