@@ -10,11 +10,11 @@ test: setup build
 	cargo test --release --workspace
 
 # What takes long and is another run each time; SEED=N repeats one. Moves a program that tortures its memory MOVES times
-# under mishaps, and kills criu, its front, the pager and engines at drawn moments.
+# under mishaps, plays the fault matrix in every mode, and kills criu, its front and the pager at drawn moments.
 soak: export TRANSHIP_SEED = $(or $(SEED),$(shell date +%s))
 soak: setup build
 	TRANSHIP_MOVES=$(or $(MOVES),200) cargo test --release -p tranship-e2e --test torture
-	cargo test --release -p tranship-e2e --test faults -- killed_processes
+	cargo test --release -p tranship-e2e --test faults
 
 # make bench SUITE=cold|memory [OUT=DIR] [ONLY=WORKLOAD-PREFIX] [LINK=1gbit|unshaped] [MODE=MODE] [RUNS=N]: writes
 # OUT/results.json and charts, and shows a table.

@@ -9,6 +9,9 @@ use tranship_types::{Mode, Outcome, Report};
 
 use crate::runner::wait_until;
 
+/// The modes that moves are tested in, in turn: each once. (`auto` chooses among what they do.)
+pub const MODES: [Mode; 4] = [Mode::Precopy, Mode::Cold, Mode::Hybrid, Mode::Postcopy];
+
 /// How long a move may take, with everything that is done to it.
 const MOVE_LIMIT: Duration = Duration::from_secs(60);
 

@@ -11,14 +11,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
-use tranship_e2e::{Moving, Stage, Torturer, is_gone, quiet, remove, scenarios, send, wait_until};
+use tranship_e2e::{MODES, Moving, Stage, Torturer, is_gone, quiet, remove, scenarios, send, wait_until};
 use tranship_lab::Lab;
 use tranship_types::Mode;
 
 const NAME: &str = "torture";
 const IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 60);
-/// The modes that the moves take in turn.
-const MODES: &[Mode] = &[Mode::Precopy, Mode::Cold];
 const MOVES: usize = 12;
 /// The seed of a run that is given none: the same in each `make test`.
 const SEED: u64 = 3;
@@ -147,7 +145,7 @@ fn no_page_is_ever_wrong(stage: &mut Stage) -> Result<()> {
 
     let mut torturer = Torturer::start(lab, "a", NAME, IP, &arguments)?;
     torturer.goes_on(4 * STEPS).context("before the first move")?;
-    let turns = turns(seed, moves, modes.as_deref().unwrap_or(MODES), calm);
+    let turns = turns(seed, moves, modes.as_deref().unwrap_or(&MODES), calm);
     let (mut at, mut moved) = ("a".to_owned(), 0);
     for (number, turn) in (1..).zip(&turns) {
         let (from, to) = (at.as_str(), if at == "a" { "b" } else { "a" });

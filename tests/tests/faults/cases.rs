@@ -1,7 +1,8 @@
 //! The fault matrix: every step of both sides, before and after, with everything that can go wrong there.
 
 use tranship_coordinator::{DestinationStep, SourceStep};
-use tranship_types::Side;
+use tranship_e2e::MODES;
+use tranship_types::{Mode, Side};
 
 /// One fault at one place, and where the container must be afterwards.
 #[derive(Debug, Clone)]
@@ -14,11 +15,18 @@ pub struct Case {
     pub when: &'static str,
     /// `error`, `die`, `kill-criu` or `cut`.
     pub what: &'static str,
+    /// How the container is moved.
+    pub mode: Mode,
     /// On which side exactly one copy runs when all is quiet again.
     pub ends_on: Side,
 }
 
 impl Case {
+    /// Its name: what happens, and in which mode.
+    pub fn name(&self) -> String {
+        format!("{}.{}", self.spec(), self.mode)
+    }
+
     /// As an agent's TRANSHIP_FAULTS has it.
     pub fn spec(&self) -> String {
         let side = match self.side {
@@ -27,6 +35,18 @@ impl Case {
         };
         format!("{side}.{}.{}.{}", self.step, self.when, self.what)
     }
+}
+
+/// The cases in several modes: each in one of them, in turn, so that every fault and every step meets every mode; or each
+/// in all of them, which takes four times as long.
+pub fn in_modes(cases: &[Case], all: bool) -> Vec<Case> {
+    let in_mode = |case: &Case, mode| Case { mode, ..case.clone() };
+    if all {
+        return cases.iter().flat_map(|case| MODES.map(|mode| in_mode(case, mode))).collect();
+    }
+    // A step's faults come one after the other, and there are as many as modes: so the next step begins with another mode.
+    let turn = |number: usize| MODES[(number + number / MODES.len()) % MODES.len()];
+    cases.iter().enumerate().map(|(number, case)| in_mode(case, turn(number))).collect()
 }
 
 /// A place where a fault can happen, in the order in which a move comes by.
@@ -67,7 +87,14 @@ pub fn of_the_source() -> Vec<Case> {
                 _ => i < decided,
             };
             let ends_on = if undone { Side::Source } else { Side::Destination };
-            cases.push(Case { side: Side::Source, step: place.step.clone(), when: place.when, what, ends_on });
+            cases.push(Case {
+                side: Side::Source,
+                step: place.step.clone(),
+                when: place.when,
+                what,
+                mode: Mode::Cold,
+                ends_on,
+            });
         }
     }
     cases
@@ -103,7 +130,14 @@ pub fn of_the_destination() -> Vec<Case> {
                 _ => i < decided,
             };
             let ends_on = if undone { Side::Source } else { Side::Destination };
-            cases.push(Case { side: Side::Destination, step: place.step.clone(), when: place.when, what, ends_on });
+            cases.push(Case {
+                side: Side::Destination,
+                step: place.step.clone(),
+                when: place.when,
+                what,
+                mode: Mode::Cold,
+                ends_on,
+            });
         }
     }
     cases

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use nix::sys::signal::Signal;
-use tranship_e2e::{Helper, Moving, processes, send};
+use tranship_e2e::{Helper, MODES, Moving, processes, send};
 use tranship_lab::Lab;
 use tranship_types::Mode;
 
@@ -20,6 +20,7 @@ const SPREAD_MS: u64 = 450;
 pub struct Kill {
     number: usize,
     kind: &'static str,
+    mode: Mode,
     after: Duration,
 }
 
@@ -43,19 +44,20 @@ pub fn drawn(seed: u64) -> Vec<Kill> {
     let kinds = ["criu", "front", "pager"];
     let mut one = |number| {
         let kind = kinds[number % kinds.len()];
-        Kill { number, kind, after: Duration::from_millis(next() % SPREAD_MS) }
+        let mode = MODES[number / kinds.len() % MODES.len()];
+        Kill { number, kind, mode, after: Duration::from_millis(next() % SPREAD_MS) }
     };
     (0..KILLS).map(&mut one).collect()
 }
 
 impl Kill {
     pub fn name(&self) -> String {
-        format!("kill.{}.{}-after-{}ms", self.number, self.kind, self.after.as_millis())
+        format!("kill.{}.{}-after-{}ms.{}", self.number, self.kind, self.after.as_millis(), self.mode)
     }
 
     pub fn play(&self, lab: &Lab, play: &mut Play) -> Result<()> {
         let (from, to) = play.direction();
-        let mut moving = Moving::begin(lab, NAME, &from, &to, Mode::Cold)?;
+        let mut moving = Moving::begin(lab, NAME, &from, &to, self.mode)?;
         let begun = Instant::now();
         while moving.goes_on()? {
             if begun.elapsed() >= self.after

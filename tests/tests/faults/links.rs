@@ -70,7 +70,7 @@ impl Cut {
         format!("link.{}.{}.{}-{outage}", side(self.side), self.place, side(self.of))
     }
 
-    pub fn play(&self, lab: &Lab, play: &mut Play) -> Result<()> {
+    pub fn play(&self, lab: &Lab, play: &mut Play, mode: Mode) -> Result<()> {
         let (from, to) = play.direction();
         let node = |side| if side == Side::Source { &from } else { &to };
         let held = node(self.side);
@@ -78,7 +78,7 @@ impl Cut {
         restart_agent(lab, held, &format!("{prefix}.{}.hold", self.place))?;
         let agent = lab.agent_pid(held)?.context("the agent has just been started")?;
         let log = Log::mark(lab, &from)?;
-        let moving = Moving::begin(lab, NAME, &from, &to, Mode::Cold)?;
+        let moving = Moving::begin(lab, NAME, &from, &to, mode)?;
         wait_until("the agent to be held", Duration::from_secs(20), || Ok((state(agent) == Some('T')).then_some(())))?;
 
         lab.cut_link(node(self.of))?;

@@ -1,7 +1,8 @@
 //! The fault matrix: whatever fails on the way, exactly one copy goes on running, under a client that notices nothing but
 //! a pause, and the next move succeeds.
 //!
-//! `TRANSHIP_CASES=source.freeze,destination.ready.after` runs the cases whose names begin so.
+//! `TRANSHIP_CASES=source.freeze,destination.ready.after` runs the cases whose names begin so. A case's name ends with its
+//! mode; with `TRANSHIP_SEED` set, as in `make soak`, each is played in every mode, else each in one.
 
 mod cases;
 mod kills;
@@ -12,9 +13,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use tranship_e2e::{Log, Moving, Scenario, Stage, is_gone, restart_agent, scenarios, wait_until};
+use tranship_e2e::{Log, MODES, Moving, Scenario, Stage, is_gone, restart_agent, scenarios, wait_until};
 use tranship_lab::{Lab, UpOptions};
-use tranship_types::{Mode, Side};
+use tranship_types::Side;
 
 use cases::Case;
 use play::{NAME, Play};
@@ -86,7 +87,7 @@ fn renew(stage: &mut Stage) -> Result<()> {
 
 fn injected(case: &Case) -> Trial {
     let case = case.clone();
-    Trial { name: case.spec(), run: Box::new(move |lab, play| inject(lab, play, &case)) }
+    Trial { name: case.name(), run: Box::new(move |lab, play| inject(lab, play, &case)) }
 }
 
 fn inject(lab: &Lab, play: &mut Play, case: &Case) -> Result<()> {
@@ -95,7 +96,7 @@ fn inject(lab: &Lab, play: &mut Play, case: &Case) -> Result<()> {
     restart_agent(lab, node, &case.spec())?;
     let agent = lab.agent_pid(node)?.context("the agent has just been started")?;
     let log = Log::mark(lab, node)?;
-    let mut moving = Moving::begin(lab, NAME, &from, &to, Mode::Cold)?;
+    let mut moving = Moving::begin(lab, NAME, &from, &to, case.mode)?;
     if case.what == "die" {
         await_death(agent, &mut moving)?;
         lab.start_agent(node, &[])?;
@@ -120,17 +121,25 @@ fn await_death(agent: u32, moving: &mut Moving) -> Result<()> {
     Ok(())
 }
 
+/// In every mode where time does not matter.
+fn in_modes(cases: &[Case]) -> Vec<Trial> {
+    cases::in_modes(cases, std::env::var_os("TRANSHIP_SEED").is_some()).iter().map(injected).collect()
+}
+
 fn faults_of_the_source(stage: &mut Stage) -> Result<()> {
-    run_all(stage, cases::of_the_source().iter().map(injected).collect())
+    run_all(stage, in_modes(&cases::of_the_source()))
 }
 
 fn faults_of_the_destination(stage: &mut Stage) -> Result<()> {
-    run_all(stage, cases::of_the_destination().iter().map(injected).collect())
+    run_all(stage, in_modes(&cases::of_the_destination()))
 }
 
 fn links_that_go_down(stage: &mut Stage) -> Result<()> {
-    let trial = |cut: &'static links::Cut| Trial { name: cut.name(), run: Box::new(|lab, play| cut.play(lab, play)) };
-    run_all(stage, links::CUTS.iter().map(trial).collect())
+    let trial = |(number, cut): (usize, &'static links::Cut)| {
+        let mode = MODES[number % MODES.len()];
+        Trial { name: format!("{}.{mode}", cut.name()), run: Box::new(move |lab, play| cut.play(lab, play, mode)) }
+    };
+    run_all(stage, links::CUTS.iter().enumerate().map(trial).collect())
 }
 
 fn killed_processes(stage: &mut Stage) -> Result<()> {

@@ -324,6 +324,8 @@ impl Torture {
         let copies = |lent: &mut Option<Region>| {
             let mut copies = Self::new(self.diet.clone(), self.number | 0x80, seed, None, self.counts);
             copies.diet.kinds.retain(|kind| kind.is_copied());
+            // Another child's pages shall not look like its own, wherever they come from.
+            copies.made = (seed as u32 & 0xff) << 16;
             // What the child shares with its parent it must not touch; it has it in its books no more.
             copies.regions = std::mem::take(&mut self.regions);
             copies.regions.retain(|region| region.kind.is_copied());
