@@ -125,8 +125,9 @@ impl Tracker {
             self.spaces.insert(space.id, Watched { pid, watch, sent, missed: PageSet::default() });
         }
         let watched = self.spaces.get_mut(&space.id).expect("it was put there just now");
-        let pagemap = Pagemap::open_writable(pid).map_err(failed)?;
+        let mut pagemap = Pagemap::open_writable(pid).map_err(failed)?;
         for range in &space.ranges {
+            let watched_all_along = pagemap.is_watched(range.start, range.end);
             let armed = match watched.watch.watch(range.start, range.end) {
                 Ok(armed) => armed,
                 // It has executed another program: this is a new address space.
@@ -143,7 +144,13 @@ impl Tracker {
                 watched.missed.remove(run);
                 Chunk::cut(space, run, list);
             };
-            pagemap.written(range.start, range.end, armed, found).map_err(failed)?;
+            if watched_all_along {
+                pagemap.written(range.start, range.end, armed, found).map_err(failed)?;
+            } else {
+                // Armed first: what is written after that is found by the next look. Until here no mark tells anything.
+                pagemap.written(range.start, range.end, armed, |_, _| {}).map_err(failed)?;
+                pagemap.populated(range.start, range.end, found).map_err(failed)?;
+            }
         }
         Ok(())
     }
@@ -172,12 +179,13 @@ impl Tracker {
             for range in &space.ranges {
                 let list = round.plan.list(space, range);
                 let mut found = PageSet::default();
+                let watched_all_along = pagemap.is_watched(range.start, range.end);
                 // One walk of the page table, for what was written and for what is there.
                 let there = |start, end, written: bool| {
                     let run = PageRange { start, end };
                     stale.remove(run);
                     found.insert(run);
-                    if !written {
+                    if !written && watched_all_along {
                         // What was neither written nor ever sent has come here by other means (mremap on older kernels).
                         for known in watched.map(|w| w.sent.within(run)).unwrap_or_default() {
                             found.remove(known);
