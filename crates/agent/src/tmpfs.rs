@@ -199,8 +199,9 @@ impl Leaving {
         self.external.clone()
     }
 
-    /// Sends the rest of the mounts that were decided on. Nothing, if there are none.
-    pub fn finish(mut self) -> Result<Left, Failure> {
+    /// Sends the rest of the mounts that were decided on. Nothing, if there are none. The watch over the mounts is kept: to end it
+    /// takes tens of milliseconds, which the freeze has not got.
+    pub fn finish(&mut self) -> Result<Left, Failure> {
         let start_ns = monotonic_ns();
         let (mut moved, mut wire_bytes) = (Moved::default(), 0);
         if let Ok((source, link)) = &mut self.at_work {

@@ -102,7 +102,7 @@ impl SourceRun {
         let (shared, demand) = (self.shared.take(), self.demand.take());
         let counters = Counters::default();
         let external = self.files.as_ref().map(tmpfs::Leaving::external).unwrap_or_default();
-        let leaving = self.files.take();
+        let mut leaving = self.files.take();
         let (skeleton, files, named) = std::thread::scope(|scope| {
             let (shared, counters) = (shared.as_ref(), &counters);
             let named = scope.spawn(move || -> Result<_, SendError> {
@@ -116,7 +116,7 @@ impl SourceRun {
                 }
                 Ok((push, named))
             });
-            let files = leaving.map(|leaving| scope.spawn(move || leaving.finish()));
+            let files = leaving.as_mut().map(|leaving| scope.spawn(|| leaving.finish()));
             let skeleton = self.skeleton(external, !early);
             if skeleton.is_err() {
                 // The memory is of no use any more; whoever waits for it shall not go on waiting.
@@ -125,7 +125,7 @@ impl SourceRun {
             let files = files.map(|files| files.join().expect("the copying of files does not panic"));
             (skeleton, files, named.join().expect("a sender does not panic"))
         });
-        self.shared = shared;
+        (self.shared, self.files) = (shared, leaving);
         skeleton?;
         files.transpose().map(|left| self.files_left(left))?;
         let (push, named) = named.map_err(failed)?;
