@@ -13,16 +13,12 @@ use tranship_wire::{FrameHeader, runs};
 use crate::arrivals::{Standing, lock};
 use crate::inspection::STREAMS;
 use crate::layout::Layout;
-use crate::node::Node;
+use crate::node::{Node, failed};
 
 /// How long a pager may take to say how it stands.
 const ANSWER: Duration = Duration::from_secs(5);
 /// How often a link on which nothing is wanted is looked after.
 const IDLE: Duration = Duration::from_secs(1);
-
-fn failed(error: impl std::fmt::Display) -> Failure {
-    Failure::new(error.to_string())
-}
 
 /// Tells the source, over one of its links, what is wanted; first, where it begins again, everything that is lacking. Ends
 /// when nothing is lacking any more, or the link breaks, or the source has opened another one.

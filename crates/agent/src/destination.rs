@@ -21,7 +21,7 @@ use tranship_wire::message::Offer;
 
 use crate::arrivals::Inbox;
 use crate::layout::{Front, Layout, Role};
-use crate::node::{self, Node};
+use crate::node::{self, Node, failed};
 use crate::timeline::Timeline;
 use crate::tmpfs;
 
@@ -35,10 +35,6 @@ const RESTORE_END: Duration = Duration::from_secs(20);
 const DRAIN: Duration = Duration::from_secs(600);
 /// Memory that a node keeps for itself.
 const SPARE_MEMORY: u64 = 64 << 20;
-
-fn failed(error: impl std::fmt::Display) -> Failure {
-    Failure::new(error.to_string())
-}
 
 /// One migration on the node that the container goes to.
 pub struct DestinationRun {

@@ -237,6 +237,10 @@ fn recover_destination(
         }
         coordinator::Standing::Ended => return close(journal, id),
     };
+    if at != Standing::Open {
+        // Its pager serves a container: an abort that comes now must not end it as one whose pages never came.
+        inbox.made_ready();
+    }
     let arrival = Arrival { peer: peer.clone(), run, journal: Some(journal), begun, standing: at, claim };
     node.arrivals.insert(id, arrival, inbox);
     let (node, id) = (Arc::clone(node), id.clone());

@@ -191,6 +191,11 @@ impl Node {
     }
 }
 
+/// What went wrong below, as a step's failure.
+pub fn failed(error: impl std::fmt::Display) -> Failure {
+    Failure::new(error.to_string())
+}
+
 /// An id that no other migration has.
 pub fn new_id() -> std::io::Result<MigrationId> {
     use std::io::Read;

@@ -27,7 +27,7 @@ use push::{Demand, Push};
 
 use crate::inspection;
 use crate::layout::{Front, Layout, Role};
-use crate::node::{self, Node};
+use crate::node::{self, Node, failed};
 use crate::options;
 use crate::registry::LiveReport;
 use crate::timeline::{ClockOffset, Timeline, align};
@@ -93,10 +93,6 @@ pub struct SourceRun {
     /// The destination has confirmed that every page is in place.
     drain_confirmed: bool,
     attempts: u32,
-}
-
-fn failed(error: impl std::fmt::Display) -> Failure {
-    Failure::new(error.to_string())
 }
 
 /// The answer to a request, or the failure that it tells of.

@@ -30,7 +30,7 @@ use tranship_wire::message::Offer;
 use tranship_wire::{FrameHeader, Purpose, ReadError};
 
 use crate::layout::Layout;
-use crate::node::Node;
+use crate::node::{Node, failed};
 use crate::timeline::Timeline;
 
 /// Most mounts of one container.
@@ -41,10 +41,6 @@ const PASSES: usize = 5;
 const LITTLE: u64 = 256 << 10;
 /// How long the destination may take for what a pass has sent.
 const SYNC: Duration = Duration::from_secs(60);
-
-fn failed(error: impl std::fmt::Display) -> Failure {
-    Failure::new(error.to_string())
-}
 
 /// What a source says.
 #[derive(Serialize, Deserialize)]
