@@ -8,6 +8,7 @@ use std::time::Duration;
 use tranship_coordinator::{Failure, FaultPlan};
 use tranship_criu::find::Criu;
 use tranship_engine::Engine;
+use tranship_sys::mapping_flags::FlagsReader;
 use tranship_transport::{Connection, Connector};
 use tranship_types::{Blocker, BlockerKind, MigrationId, NodeName};
 use tranship_wire::{Hello, Purpose};
@@ -27,6 +28,8 @@ pub struct Node {
     pub registry: Arc<Registry>,
     pub arrivals: Arrivals,
     pub faults: FaultPlan,
+    /// Tells the flags of mappings, where the kernel lets that be asked for.
+    pub mapping_flags: Option<FlagsReader>,
     /// Containers that a migration of this node has to do with.
     busy: Mutex<HashMap<String, Holder>>,
     stopping: (Mutex<bool>, Condvar),
@@ -60,6 +63,11 @@ impl Node {
             connector,
             arrivals: Arrivals::default(),
             faults,
+            mapping_flags: FlagsReader::load()
+                .inspect_err(
+                    |error| tracing::info!(%error, "criu reads smaps itself: mappings' flags cannot be read by BPF"),
+                )
+                .ok(),
             busy: Mutex::default(),
             stopping: (Mutex::new(false), Condvar::new()),
         })

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tranship_coordinator::{Failure, Fault, SourcePort, SourceStep};
+use tranship_criu::smaps::Smaps;
 use tranship_engine::{Container, EngineError};
 use tranship_memory::policy::Limits;
 use tranship_memory::send::{Chunk, Stream};
@@ -67,6 +68,8 @@ pub struct SourceRun {
     limits: Limits,
     /// The watch over the container's memory, where there are rounds. Dropping it takes time for each page.
     tracker: Option<Tracker>,
+    /// What criu is told of the tasks' mappings, so that it need not read it from the kernel in the freeze.
+    smaps: Smaps,
     /// Memory that tasks share, where the memory plane moves it.
     shared: Option<SharedMemory>,
     /// What the frozen container's memory still has to be sent.
@@ -125,6 +128,7 @@ impl SourceRun {
             frozen_ns: None,
             limits: options::limits(&first.options),
             tracker: None,
+            smaps: Smaps::default(),
             shared: None,
             last_round: None,
             unsent: Vec::new(),

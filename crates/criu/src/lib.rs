@@ -7,3 +7,4 @@ pub mod front;
 pub mod hidden;
 pub mod preflight;
 pub mod rpc;
+pub mod smaps;

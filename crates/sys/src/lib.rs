@@ -5,8 +5,10 @@
 //! asserted at compile time.
 
 pub mod arena;
+mod btf;
 pub mod clock;
 pub mod descriptor;
+pub mod mapping_flags;
 pub mod pacing;
 pub mod packet;
 pub mod pagemap;

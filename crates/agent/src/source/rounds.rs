@@ -20,8 +20,21 @@ use super::{SourceRun, failed};
 const CPU_SAMPLE: Duration = Duration::from_millis(200);
 
 impl SourceRun {
-    /// Sends memory while the container runs, until what a freeze would leave fits the budget, or rounds no longer help.
+    /// Sends memory while the container runs, and learns what its mappings look like.
     pub(super) fn precopy(&mut self) -> Result<(), Failure> {
+        self.rounds()?;
+        if let Some(reader) = &self.node.mapping_flags {
+            for pid in self.inspected()?.0.processes().map_err(failed)? {
+                if let Err(error) = self.smaps.learn(reader, pid) {
+                    tracing::debug!(id = %self.id, pid, %error, "the flags of its mappings stay unknown");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends memory until what a freeze would leave fits the budget, or rounds no longer help.
+    fn rounds(&mut self) -> Result<(), Failure> {
         if !self.report.read().mode.has_rounds() && !self.may_be_early() {
             return Ok(());
         }
@@ -113,6 +126,18 @@ impl SourceRun {
         Ok(())
     }
 
+    /// Tells criu what the frozen tasks' mappings are; where that is not known, it asks the kernel itself.
+    fn write_smaps(&self, pids: &[u32]) -> Result<(), Failure> {
+        let Some(reader) = &self.node.mapping_flags else { return Ok(()) };
+        for &pid in pids {
+            if let Some(text) = self.smaps.text(reader, pid) {
+                tranship_criu::smaps::write(&self.layout.hidden(), pid, &text)
+                    .map_err(|e| Failure::new(format!("the mappings of process {pid} cannot be told to criu: {e}")))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Takes the next share of its CPU time away from a container whose rounds diverge, or refuses to move it.
     fn throttle(&mut self, container: &Container, dirty: f64, link: f64) -> Result<(), Failure> {
         let mb = |rate: f64| rate / 1e6;
@@ -181,6 +206,7 @@ impl SourceRun {
         let hidden: Vec<_> = round.spaces.iter().map(|s| (s.pid, s.ranges.clone())).collect();
         tranship_criu::hidden::write(&self.layout.hidden(), &hidden, &objects)
             .map_err(|e| Failure::new(format!("the table of hidden pages cannot be written: {e}")))?;
+        self.write_smaps(&pids)?;
         self.last_round = Some(round);
         self.timeline.note("memory: survey", survey_start, monotonic_ns());
         self.decide_files(&pids)

@@ -1,5 +1,6 @@
 //! Preloaded into criu: for a dump it hides the pages that the memory plane moves, and for a restore it puts shared memory
 //! in place that the memory plane has brought ([`shared`]).
+//! Where the agent has written what `/proc/PID/smaps` says, criu reads that file instead ([`smaps`]).
 //!
 //! It also answers two questions that criu before 4.2 asks of every socket and that kernels since 6.16 refuse for all but
 //! Unix and netlink sockets (SO_PASSCRED and SO_PASSSEC; where they are refused, they are off), and tells the resource
@@ -17,7 +18,7 @@
 
 mod shared;
 
-use std::ffi::{CStr, c_int, c_long, c_ulong, c_void};
+use std::ffi::{CStr, CString, OsString, c_int, c_long, c_ulong, c_void};
 use std::sync::OnceLock;
 
 /// `struct pm_scan_arg` of linux/fs.h.
@@ -99,6 +100,18 @@ fn pagemap_pid(fd: c_int) -> Option<u32> {
     let text = target.to_str()?;
     let (_, pid) = text.strip_suffix("/pagemap")?.rsplit_once('/')?;
     pid.parse().ok()
+}
+
+/// The file that tells of a task's mappings, where there is one: beside the table, with `.smaps-PID` appended. The
+/// descriptor is of the task's directory in procfs.
+fn smaps(directory: c_int) -> Option<CString> {
+    static TABLE: OnceLock<Option<OsString>> = OnceLock::new();
+    let table = TABLE.get_or_init(|| std::env::var_os("TRANSHIP_HIDDEN")).as_ref()?;
+    let target = std::fs::read_link(format!("/proc/self/fd/{directory}")).ok()?;
+    let pid: u32 = target.file_name()?.to_str()?.parse().ok()?;
+    let mut path = table.clone();
+    path.push(format!(".smaps-{pid}"));
+    CString::new(path.into_encoded_bytes()).ok()
 }
 
 /// The hidden ranges of `pid` that touch `[start, end)`.

@@ -155,6 +155,15 @@ macro_rules! openat {
             let real: Openat = unsafe { std::mem::transmute(*REAL.get_or_init(|| next(c"openat64") as usize)) };
             // SAFETY: by contract.
             let name = unsafe { CStr::from_ptr(path) }.to_bytes();
+            if name == b"smaps"
+                && let Some(told) = crate::smaps(dir)
+            {
+                // SAFETY: as above, with a C string of our own.
+                let fd = unsafe { real(libc::AT_FDCWD, told.as_ptr(), flags, mode) };
+                if fd >= 0 {
+                    return fd;
+                }
+            }
             if name.ends_with(b".img")
                 && flags & libc::O_ACCMODE == libc::O_RDONLY
                 && let Some(objects) = objects()
