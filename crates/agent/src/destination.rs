@@ -154,7 +154,7 @@ impl DestinationRun {
 
     fn start_engine(&mut self) -> Result<(), Failure> {
         let criu = self.node.criu().map_err(|b| failed(b.to_string()))?;
-        self.layout.write_plan(Role::Restore, &criu, self.node.config.criu.log_level)?;
+        self.layout.write_plan(Role::Restore, &self.offer, &criu, self.node.config.criu.log_level)?;
         let (name, bundle) = (&self.offer.container, self.bundle());
         // An engine reads what it noted in the images before criu has written any; for runc, that no pipes are kept.
         let descriptors = self.layout.images().join("descriptors.json");

@@ -14,6 +14,7 @@ use tranship_criu::front::{self, FrontHandle, FrontPlan, HandleError, Mark, Orde
 use tranship_criu::rpc::Overrides;
 use tranship_engine::Images;
 use tranship_types::MigrationId;
+use tranship_wire::message::Offer;
 
 /// How long an engine may take until it asks criu for something.
 const ENGINE_START: Duration = Duration::from_secs(30);
@@ -141,8 +142,8 @@ impl Layout {
         entries.filter_map(|e| Some(e.metadata().ok()?.len())).sum()
     }
 
-    /// Writes a front's plan.
-    pub fn write_plan(&self, role: Role, criu: &Criu, log_level: Option<i32>) -> Result<(), Failure> {
+    /// Writes a front's plan, for the container that is offered.
+    pub fn write_plan(&self, role: Role, offer: &Offer, criu: &Criu, log_level: Option<i32>) -> Result<(), Failure> {
         let plain = |pairs: Vec<(OsString, OsString)>| -> Vec<(String, String)> {
             pairs.into_iter().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?))).collect()
         };
@@ -180,6 +181,7 @@ impl Layout {
             environment,
             socket: self.front_socket(role),
             overrides,
+            network: offer.network.as_ref().map(|(path, _)| path.clone()),
             patience_ms: FRONT_PATIENCE.as_millis() as u64,
         };
         let text = serde_json::to_vec(&plan).map_err(|e| Failure::new(e.to_string()))?;

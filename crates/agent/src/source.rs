@@ -238,7 +238,7 @@ impl SourceRun {
         let criu = self.node.criu().map_err(|b| failed(b.to_string()))?;
         self.layout.make()?;
         std::fs::write(self.layout.original(), &container.created).map_err(failed)?;
-        self.layout.write_plan(Role::Dump, &criu, self.node.config.criu.log_level)?;
+        self.layout.write_plan(Role::Dump, &offer, &criu, self.node.config.criu.log_level)?;
         let command = self.layout.with_images(Role::Dump, |images| self.node.engine.dump(&container, images));
         self.front = Some(self.layout.start_front(Role::Dump, command)?);
         for stream in 0..offer.streams {
