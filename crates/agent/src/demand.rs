@@ -6,6 +6,7 @@ use std::time::Duration;
 use tranship_coordinator::Failure;
 use tranship_memory::pager::{self, PagerHandle, Status};
 use tranship_memory::receive::Store;
+use tranship_sys::schedule;
 use tranship_transport::{Connection, Link};
 use tranship_types::MigrationId;
 use tranship_wire::{FrameHeader, runs};
@@ -41,6 +42,7 @@ pub fn tell(node: &Node, id: &MigrationId, resume: bool, link: &mut Connection) 
         tranship_wire::write_header(link, &FrameHeader::Named).map_err(failed)?;
         link.flush().map_err(failed)?;
     }
+    schedule::stand(schedule::Standing::Realtime);
     let wishes = pager()?;
     wishes.subscribe().map_err(failed)?;
     loop {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tranship_coordinator::{self as coordinator, Failure, Journal, Record};
 use tranship_network::HeldFrame;
 use tranship_sys::clock::monotonic_ns;
+use tranship_sys::schedule;
 use tranship_transport::{Connection, Incoming, Link, Listener};
 use tranship_types::{Latencies, MigrationId, NodeName, SharedObject, Side};
 use tranship_wire::message::{Offer, Request, Response};
@@ -91,6 +92,9 @@ fn answer(node: &Arc<Node>, incoming: Incoming) {
             };
             let failed = |e: &dyn std::fmt::Display| Failure::new(e.to_string());
             let urgent = stream == URGENT_STREAM;
+            if urgent {
+                schedule::stand(schedule::Standing::Realtime);
+            }
             let received = link
                 .set_timeout(Some(SILENCE))
                 .map_err(|e| failed(&e))

@@ -12,6 +12,7 @@ use tranship_memory::shared::source::{SharedMemory, Where};
 use tranship_memory::tracker::{Round, Tracker};
 use tranship_network::{Gate, HeldFrame, Hold, Injector};
 use tranship_sys::clock::monotonic_ns;
+use tranship_sys::schedule::{self, Standing};
 use tranship_transport::{Connection, Link};
 use tranship_types::{Blocker, MigrationId, NodeName, Phase, Side};
 use tranship_wire::Purpose;
@@ -263,6 +264,11 @@ impl SourceRun {
     fn freeze(&mut self) -> Result<(), Failure> {
         let freezer = self.inspected()?.0.freezer.clone();
         self.unthrottle()?;
+        // From here on the container waits for this thread and for criu.
+        schedule::stand(Standing::Realtime);
+        if let Some(front) = &self.front {
+            schedule::stand_for(front.criu, Standing::Realtime);
+        }
         self.frozen_ns = Some(monotonic_ns());
         self.timeline.time("freeze", || freezer.freeze(FREEZE)).map_err(failed)
     }
@@ -321,6 +327,7 @@ impl SourceRun {
             }
         };
         self.timeline.note("commit and resume", start, monotonic_ns());
+        schedule::stand(Standing::Ordinary);
         self.forward_held()?;
         let error_ms = self.clock.error_ns as f64 / 1e6;
         let resumed = self.clock.to_source(resumed_ns);
@@ -503,7 +510,7 @@ impl SourcePort for SourceRun {
             SourceStep::Connect => self.connect(),
             SourceStep::Offer => self.offer(),
             SourceStep::Arm => self.arm(),
-            SourceStep::Precopy => self.files_ahead().and_then(|()| self.precopy()).and_then(|()| self.files_ahead()),
+            SourceStep::Precopy => self.precopy(),
             SourceStep::Freeze => self.freeze(),
             SourceStep::CloseGate => self.close_gate(),
             SourceStep::Transfer => self.transfer(),
@@ -515,6 +522,7 @@ impl SourcePort for SourceRun {
     }
 
     fn undo(&mut self, step: SourceStep) -> Result<(), Failure> {
+        schedule::stand(Standing::Ordinary);
         match step {
             SourceStep::Inspect | SourceStep::Connect | SourceStep::AwaitReady => Ok(()),
             SourceStep::Offer => {

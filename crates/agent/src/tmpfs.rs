@@ -3,7 +3,7 @@
 //! ```text
 //!  source                                     destination
 //!  Leaving::begin ── link, purpose Files ───▶ Arriving::receive     into tmpfs mounts that Arriving::open has made
-//!  ahead ═════ operations, content ═════════▶
+//!  pass ══════ operations, content ═════════▶
 //!        ── Sync ───────────────────────────▶
 //!        ◀─────────────────────── Done ─────  or Failed: then CRIU carries the mounts, as if there were none of this
 //!  ── freeze ──
@@ -35,10 +35,6 @@ use crate::timeline::Timeline;
 
 /// Most mounts of one container.
 const MOUNTS: usize = 256;
-/// Passes ahead of the freeze at most, each time; they end when one has little to do.
-const PASSES: usize = 5;
-/// Bytes of a pass that are little.
-const LITTLE: u64 = 256 << 10;
 /// How long the destination may take for what a pass has sent.
 const SYNC: Duration = Duration::from_secs(60);
 
@@ -156,24 +152,28 @@ impl Leaving {
         Some(Self { at_work: begin(), external: Vec::new(), ahead: Moved::default() })
     }
 
-    /// Copies what the destination does not have yet, while the processes `pids` run.
-    pub fn ahead(&mut self, pids: &[u32]) {
-        let mut before = u64::MAX;
-        for _ in 0..PASSES {
-            let Ok((source, link)) = &mut self.at_work else { return };
-            match synced(source, link, pids) {
-                Ok(moved) => {
-                    self.ahead.bytes += moved.bytes;
-                    self.ahead.files += moved.files;
-                    if moved.bytes <= LITTLE || moved.bytes > before / 2 {
-                        return;
-                    }
-                    before = moved.bytes;
-                }
-                Err(why) => {
-                    tracing::warn!(why, "the content of tmpfs mounts is left to criu");
-                    self.at_work = Err(why);
-                }
+    /// Bounds what the link takes, in bytes a second.
+    pub fn set_pace(&mut self, pace: Option<u64>) -> Result<(), Failure> {
+        match &mut self.at_work {
+            Ok((_, link)) => link.set_pace(pace).map_err(failed),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Copies what the destination does not have yet, while the processes `pids` run. Returns how many bytes of content that
+    /// was: none, too, if it failed, which leaves the mounts to criu.
+    pub fn pass(&mut self, pids: &[u32]) -> u64 {
+        let Ok((source, link)) = &mut self.at_work else { return 0 };
+        match synced(source, link, pids) {
+            Ok(moved) => {
+                self.ahead.bytes += moved.bytes;
+                self.ahead.files += moved.files;
+                moved.bytes
+            }
+            Err(why) => {
+                tracing::warn!(why, "the content of tmpfs mounts is left to criu");
+                self.at_work = Err(why);
+                0
             }
         }
     }

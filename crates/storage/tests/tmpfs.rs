@@ -257,12 +257,12 @@ m[100000] = 8";
     io::BufRead::read_line(&mut output, &mut line).unwrap();
     let mut sink = Direct { replica: &mut replica, ops: 0 };
     let moved = source.pass(&[child.id()], &mut sink).unwrap();
-    assert_eq!((moved.files, moved.bytes), (1, 64 << 10), "one chunk of the mapped file");
+    assert_eq!((moved.files, moved.bytes), (1, 16 << 10), "one chunk of the mapped file");
     assert_same(&stage, "while it is mapped");
     io::Write::write_all(&mut input, b"\n").unwrap();
     assert!(child.wait().unwrap().success());
     let (moved, _) = pass(&mut source, &mut replica);
-    assert_eq!((moved.files, moved.bytes), (1, 64 << 10), "the process is gone, and its write is not");
+    assert_eq!((moved.files, moved.bytes), (1, 16 << 10), "the process is gone, and its write is not");
     assert_same(&stage, "after it was mapped");
 }
 

@@ -14,5 +14,6 @@ pub mod packet;
 pub mod pagemap;
 pub mod process;
 pub mod remote;
+pub mod schedule;
 pub mod userfault;
 pub mod writes;

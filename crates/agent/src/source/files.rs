@@ -6,14 +6,17 @@ use super::{SourceRun, failed};
 use crate::tmpfs::Left;
 
 impl SourceRun {
-    /// Copies the content of tmpfs mounts while the container runs: before the rounds of memory what there is, after them what
-    /// has changed.
-    pub(super) fn files_ahead(&mut self) -> Result<(), Failure> {
-        let container = self.inspected()?.0.clone();
-        if let Some(files) = &mut self.files {
-            files.ahead(&container.processes().map_err(failed)?);
-        }
-        Ok(())
+    /// Copies what the destination does not have yet of the content of tmpfs mounts, while the container runs. Returns how many
+    /// bytes that was.
+    pub(super) fn send_files(&mut self) -> Result<u64, Failure> {
+        let Some(files) = &mut self.files else { return Ok(0) };
+        let pids = match &self.inspection {
+            Some((container, _)) => container.processes().map_err(failed)?,
+            None => Vec::new(),
+        };
+        let sent = files.pass(&pids);
+        self.report.change(|r| r.progress.moved_bytes += sent);
+        Ok(sent)
     }
 
     /// Decides in the freeze which mounts criu leaves alone.

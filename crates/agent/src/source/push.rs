@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 
 use tranship_coordinator::Failure;
 use tranship_memory::send::{Counters, Outbox, SendError, Stream};
+use tranship_sys::schedule;
 use tranship_transport::{Closer, Connection, Link};
 use tranship_wire::ReadError;
 
@@ -160,6 +161,7 @@ fn answer(
     outbox: &Outbox,
     counters: &Counters,
 ) -> Result<(), String> {
+    schedule::stand(schedule::Standing::Realtime);
     loop {
         match tranship_wire::runs::read_wants(&mut wants) {
             Ok(Some((space, ranges))) => {

@@ -1,6 +1,5 @@
 //! The container's memory while it runs, and what is left of it to send when it is frozen.
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tranship_coordinator::Failure;
@@ -14,15 +13,27 @@ use tranship_sys::clock::monotonic_ns;
 use tranship_transport::Link;
 use tranship_types::RoundReport;
 
+use super::shared::Settling;
 use super::{SourceRun, failed};
 
 /// For how long it is watched how much CPU time a container uses, before it gets less.
 const CPU_SAMPLE: Duration = Duration::from_millis(200);
 
 impl SourceRun {
-    /// Sends memory while the container runs, and learns what its mappings look like.
+    /// Sends files and memory while the container runs, and learns what its mappings look like.
     pub(super) fn precopy(&mut self) -> Result<(), Failure> {
-        self.rounds()?;
+        let pace = self.pace();
+        self.set_pace(pace)?;
+        self.settle()?;
+        let verdict = self.rounds()?;
+        let unfinished = verdict == Some(Verdict::Diverging) && self.may_be_early();
+        if verdict.is_none() || unfinished {
+            self.settle()?;
+        }
+        if unfinished {
+            self.name_rest()?;
+        }
+        self.set_pace(None)?;
         if let Some(reader) = &self.node.mapping_flags {
             for pid in self.inspected()?.0.processes().map_err(failed)? {
                 if let Err(error) = self.smaps.learn(reader, pid) {
@@ -33,20 +44,27 @@ impl SourceRun {
         Ok(())
     }
 
-    /// Sends memory until what a freeze would leave fits the budget, or rounds no longer help.
-    fn rounds(&mut self) -> Result<(), Failure> {
+    fn set_pace(&mut self, pace: Option<u64>) -> Result<(), Failure> {
+        if let Some(files) = &mut self.files {
+            files.set_pace(pace)?;
+        }
+        self.streams.iter_mut().try_for_each(|s| s.link().set_pace(pace)).map_err(failed)
+    }
+
+    /// Sends memory, and what has changed of the rest, until what a freeze would leave fits the budget, or rounds no longer
+    /// help. `None`: there were none.
+    fn rounds(&mut self) -> Result<Option<Verdict>, Failure> {
         if !self.report.read().mode.has_rounds() && !self.may_be_early() {
-            return Ok(());
+            return Ok(None);
         }
         if !Tracker::supported() {
             self.report.change(|r| r.ways.push("memory: no rounds, this kernel cannot track writes".to_owned()));
-            return Ok(());
+            return Ok(None);
         }
         let container = self.inspected()?.0.clone();
         let pids = || container.processes().map_err(failed);
-        let pace = self.pace();
-        self.streams.iter_mut().try_for_each(|s| s.link().set_pace(pace)).map_err(failed)?;
         let mut tracker = Tracker::default();
+        let mut rest = Settling::default();
         let (mut seen, mut looked): (Vec<RoundSeen>, Option<Instant>) = (Vec::new(), None);
         // Rounds before this one were under another throttle, and tell nothing of what the next ones will find.
         let mut counted = 0;
@@ -54,28 +72,31 @@ impl SourceRun {
             if !self.report.read().mode.has_rounds() {
                 break Verdict::Diverging;
             }
+            let start = Instant::now();
+            let others = self.send_files()? + self.send_shared()?;
             let round = match tracker.round(&pids()?) {
                 Err(TrackError::Unsupported) if seen.is_empty() => {
                     self.report.change(|r| r.ways.push(format!("memory: no rounds; {}", TrackError::Unsupported)));
-                    return Ok(());
+                    return Ok(None);
                 }
                 other => other.map_err(failed)?,
             };
             let since = looked.replace(Instant::now()).map(|before| before.elapsed().as_secs_f64());
             let version = if seen.is_empty() { Version::First } else { Version::Later };
-            let start = Instant::now();
             let counters = Counters::default();
             for chunks in [&round.plan.first, &round.plan.rest] {
                 let missed = send::send_running(chunks, version, &mut self.streams, &counters).map_err(failed)?;
                 tracker.missed(&missed);
             }
-            let shared = Counters::default();
-            self.send_shared(&shared)?;
-            let (bytes, took) = (round.plan.bytes() + shared.sent.load(Ordering::Relaxed), start.elapsed());
+            let (bytes, took) = (round.plan.bytes() + others, start.elapsed());
             let dirty_rate = since.map_or(0.0, |seconds| bytes as f64 / seconds.max(1e-6));
             seen.push(RoundSeen { bytes, took });
+            let settled = rest.is_settled(others);
             let verdict = match self.may_be_early() {
-                true => policy::decide_early(&seen, tracker.left(&pids()?), self.limits),
+                true => match policy::decide_early(&seen, tracker.left(&pids()?), self.limits) {
+                    Verdict::Converged if !settled => Verdict::Another,
+                    verdict => verdict,
+                },
                 false => policy::decide(&seen[counted..], self.limits),
             };
             let wire: u64 = self.streams.iter_mut().map(|s| s.link().bytes_sent()).sum();
@@ -83,7 +104,7 @@ impl SourceRun {
                 r.rounds.push(RoundReport { bytes, ms: took.as_secs_f64() * 1e3, dirty_rate });
                 r.progress.rounds += 1;
                 r.progress.dirty_rate = dirty_rate;
-                r.progress.moved_bytes += bytes;
+                r.progress.moved_bytes += round.plan.bytes();
                 r.progress.memory_bytes = r.progress.memory_bytes.max(r.progress.moved_bytes);
                 r.progress.rate = bytes as f64 / took.as_secs_f64().max(1e-6);
                 r.progress.wire_bytes = wire;
@@ -97,27 +118,23 @@ impl SourceRun {
                 verdict => break verdict,
             }
         };
-        if self.may_be_early() {
-            self.precopy_shared()?;
-        }
-        if verdict == Verdict::Diverging && self.may_be_early() {
-            self.name_rest(tracker.round(&pids()?).map_err(failed)?)?;
-        }
         if verdict == Verdict::Diverging && !seen.is_empty() {
             let what =
                 if self.may_be_early() { "the rest follows the resume" } else { "the rest is sent in the freeze" };
             let way = format!("memory: more rounds would not help, the container writes too fast for the link; {what}");
             self.report.change(|r| r.ways.push(way));
         }
-        self.streams.iter_mut().try_for_each(|s| s.link().set_pace(None)).map_err(failed)?;
         self.converged = verdict == Verdict::Converged;
         self.tracker = Some(tracker);
-        Ok(())
+        Ok(Some(verdict))
     }
 
     /// A last round before the freeze, whose pages are not sent but named: so that in the freeze only what was written since has
     /// to be found and named, however much memory the container has.
-    fn name_rest(&mut self, round: Round) -> Result<(), Failure> {
+    fn name_rest(&mut self) -> Result<(), Failure> {
+        let pids = self.inspected()?.0.processes().map_err(failed)?;
+        let Some(tracker) = &mut self.tracker else { return Ok(()) };
+        let round = tracker.round(&pids).map_err(failed)?;
         let version = if self.report.read().rounds.is_empty() { Version::First } else { Version::Later };
         send::send(&round.plan.first, version, &mut self.streams, &Counters::default()).map_err(failed)?;
         let rest = Plan { first: Vec::new(), rest: round.plan.rest };

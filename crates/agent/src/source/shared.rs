@@ -14,8 +14,23 @@ use crate::layout;
 
 /// Bytes of changes in a round that are worth no further one.
 const LITTLE: u64 = 1 << 20;
+/// Rounds of settling at most.
+const SETTLING_ROUNDS: usize = 10;
 /// Descriptions in one message, which holds 1 MiB.
 const DESCRIPTIONS: usize = 512;
+
+/// Whether rounds over what cannot follow the resume still help.
+#[derive(Default)]
+pub(super) struct Settling {
+    before: Option<u64>,
+}
+
+impl Settling {
+    /// Told how many bytes the newest round has found: whether they are little, or not much less than in the one before.
+    pub(super) fn is_settled(&mut self, bytes: u64) -> bool {
+        bytes <= LITTLE || self.before.replace(bytes).is_some_and(|before| bytes > before / 4 * 3)
+    }
+}
 
 impl SourceRun {
     /// Decides who moves shared memory: the memory plane, if the library is there that criu needs for that on both nodes.
@@ -45,30 +60,29 @@ impl SourceRun {
     }
 
     /// Sends what has changed of it, while the container runs. Returns how many bytes those were.
-    pub(super) fn send_shared(&mut self, counters: &Counters) -> Result<(), Failure> {
+    pub(super) fn send_shared(&mut self) -> Result<u64, Failure> {
         self.find_shared(Where::Everywhere)?;
-        let Some(shared) = &mut self.shared else { return Ok(()) };
+        let Some(shared) = &mut self.shared else { return Ok(0) };
         shared.look(Look::Round);
-        shared.send(&mut self.streams, counters).map_err(failed)
+        let counters = Counters::default();
+        shared.send(&mut self.streams, &counters).map_err(failed)?;
+        let sent = counters.sent.load(Ordering::Relaxed);
+        self.report.change(|r| r.progress.moved_bytes += sent);
+        Ok(sent)
     }
 
-    /// Sends it ahead of the freeze where the rest of the memory follows the resume, which shared memory cannot: until what
-    /// a round finds is little, or does not get less.
-    pub(super) fn precopy_shared(&mut self) -> Result<(), Failure> {
-        if self.report.read().mode == Mode::Cold || self.shared.is_none() {
-            return Ok(());
-        }
-        let mut before = u64::MAX;
-        loop {
-            let counters = Counters::default();
-            self.send_shared(&counters)?;
-            let sent = counters.sent.load(Ordering::Relaxed);
-            self.report.change(|r| r.progress.moved_bytes += sent);
-            if sent <= LITTLE || sent > before / 2 {
-                return Ok(());
+    /// Sends ahead of the freeze what cannot follow the resume, shared memory and files: until what a round of both finds is
+    /// little, or does not get less.
+    pub(super) fn settle(&mut self) -> Result<(), Failure> {
+        let cold = self.report.read().mode == Mode::Cold;
+        let mut rest = Settling::default();
+        for _ in 0..SETTLING_ROUNDS {
+            let sent = self.send_files()? + if cold { 0 } else { self.send_shared()? };
+            if rest.is_settled(sent) {
+                break;
             }
-            before = sent;
         }
+        Ok(())
     }
 
     /// Sends what must be sent before criu is let go.

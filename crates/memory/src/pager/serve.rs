@@ -12,6 +12,7 @@ use nix::sys::socket::sockopt::SendTimeout;
 use nix::sys::time::{TimeVal, TimeValLike};
 use tranship_sys::arena::View;
 use tranship_sys::descriptor;
+use tranship_sys::schedule::{self, Standing};
 use tranship_sys::userfault::Userfault;
 use tranship_types::{AddressSpaceId, PageRange};
 
@@ -94,6 +95,8 @@ struct Pager {
     /// Memory that tasks share.
     objects: Objects,
     status: Status,
+    /// What it has asked the scheduler for.
+    standing: Standing,
 }
 
 impl Pager {
@@ -115,12 +118,18 @@ impl Pager {
             forked: false,
             objects: Objects::default(),
             status: Status::default(),
+            standing: Standing::Ordinary,
         }
     }
 
     /// Waits for something to do and does it. Returns false when there is nothing more to come.
     fn turn(&mut self) -> Result<bool, PagerError> {
         let busy = self.filling && self.served.iter().any(|s| !s.pending.is_empty());
+        // To answer is short work; to fill a large store is not.
+        let standing = if busy { Standing::Favoured } else { Standing::Realtime };
+        if std::mem::replace(&mut self.standing, standing) != standing {
+            schedule::stand(standing);
+        }
         let read = |fd| PollFd::new(fd, PollFlags::POLLIN);
         // The faults come first; whoever is told what is wanted says nothing, but may have no room or be gone.
         let mut polled: Vec<PollFd<'_>> = self.served.iter().map(|s| read(s.userfault.as_fd())).collect();

@@ -10,7 +10,7 @@ use super::Sink;
 use super::op::Op;
 
 /// Bytes of a chunk: what is sent at least of a file that changed.
-const CHUNK: u64 = 64 << 10;
+const CHUNK: u64 = 16 << 10;
 const PAGE: usize = 4 << 10;
 /// Bytes that are read at once.
 const READ: u64 = 1 << 20;
