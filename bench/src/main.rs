@@ -4,13 +4,15 @@
 //! suite = cases, each with its systems                                            (suite.rs)
 //!   each run: lab up → workload on a → watch → move a → b → check → lab down     (run.rs, workload/)
 //!   all runs of a case, the systems taking turns → one row for each system        (row.rs)
-//! rows → results.json, a table, goals, charts      (table.rs, goal.rs, chart.rs, curve.rs, course.rs)
+//! rows → results.json, a table, goals, charts      (table.rs, goal.rs, chart.rs, curve.rs, histogram.rs, course.rs)
 //! ```
 
 mod chart;
 mod course;
 mod curve;
 mod goal;
+mod histogram;
+mod hogs;
 mod machine;
 mod peer;
 mod program;
@@ -57,9 +59,9 @@ struct Arguments {
     /// Only workloads whose name, with the link behind it where that is shaped, begins so
     #[arg(long, value_name = "WORKLOAD-PREFIX", default_value = "")]
     only: String,
-    /// Runs of each workload and system
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    runs: u32,
+    /// Runs of each workload and system; default: the suite's own number
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    runs: Option<u32>,
     /// Only systems whose name begins so: tranship, runc+criu, unmoved, tracked (then there may be nothing to compare with)
     #[arg(long, value_name = "SYSTEM-PREFIX", default_value = "")]
     system: String,
@@ -97,12 +99,13 @@ fn perform(arguments: &Arguments) -> Result<bool> {
     let cases = chosen(suite, arguments)?;
     fs::create_dir_all(&arguments.out).with_context(|| format!("cannot make {}", arguments.out.display()))?;
     let interrupted = clean_up_on_signals()?;
-    say(&format!("suite {}: {}; {} runs each", suite.name, suite.about, arguments.runs));
+    let runs = arguments.runs.unwrap_or(suite.runs);
+    say(&format!("suite {}: {}; {runs} runs each", suite.name, suite.about));
 
     let limit = Duration::from_secs(arguments.move_limit);
     let (mut rows, mut failures, mut charts) = (Vec::new(), Vec::new(), Vec::new());
     for (case, systems) in &cases {
-        let (samples, failed) = measure(case, systems, arguments.runs, limit, &interrupted);
+        let (samples, failed) = measure(case, systems, runs, limit, &interrupted);
         failures.extend(failed);
         let of_case: Vec<_> = systems.iter().zip(&samples).map(|(s, all)| Row::new(suite, case, *s, all)).collect();
         let of_case = row::with_ratios(of_case);
@@ -112,6 +115,7 @@ fn perform(arguments: &Arguments) -> Result<bool> {
         write_results(&arguments.out, suite, &rows, &failures)?;
     }
     charts.extend(curve::draw(&arguments.out, suite, &rows)?);
+    charts.extend(histogram::draw(&arguments.out, suite, &rows)?);
     charts.extend(course::draw(&arguments.out, suite, &rows)?);
     say(&table::of_rows(&rows));
     for goal in (suite.goals)(&rows) {

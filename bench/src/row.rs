@@ -61,6 +61,8 @@ pub struct Row {
     runs: usize,
     /// Quantities by the names that they have in the results.
     quantities: Vec<(&'static str, Spread)>,
+    /// The blackouts of all runs in ms, in order of length.
+    blackouts: Vec<f64>,
     /// Of the run with the median blackout.
     slices: Vec<Slice>,
     /// Of the same run.
@@ -88,6 +90,7 @@ impl Row {
             system,
             runs: samples.len(),
             quantities: names.into_iter().filter_map(spread).collect(),
+            blackouts: by_blackout.iter().filter_map(|sample| sample.figure("blackout_ms")).collect(),
             slices: typical.map_or(Vec::new(), |s| s.slices.clone()),
             report: typical.and_then(|s| s.report.clone()),
             ratio_client_gap: None,
@@ -112,6 +115,17 @@ impl Row {
     /// A quantity by its name in the results; `None` if no run has shown it.
     pub fn quantity(&self, name: &str) -> Option<Spread> {
         self.quantities.iter().find(|(n, _)| *n == name).map(|(_, spread)| *spread)
+    }
+
+    /// The blackouts of all runs in ms, in order of length.
+    pub fn blackouts(&self) -> &[f64] {
+        &self.blackouts
+    }
+
+    /// The blackout in ms that so large a share of the runs did not exceed (nearest rank).
+    pub fn blackout_quantile(&self, share: f64) -> Option<f64> {
+        let rank = (share * self.blackouts.len() as f64).ceil() as usize;
+        self.blackouts.get(rank.saturating_sub(1)).copied()
     }
 
     /// Tranship's own report of the typical run.
@@ -147,6 +161,7 @@ impl Row {
         if let Some(ratio) = self.ratio_client_gap {
             put("ratio_client_gap", number("ratio_client_gap", ratio));
         }
+        put("blackouts_ms", json!(self.blackouts.iter().map(|ms| number("", *ms)).collect::<Vec<_>>()));
         put("blackout_slices", json!(self.slices));
         put("ways", json!(self.report.as_ref().map_or(&[][..], |r| &r.ways)));
         put("report", json!(self.report));
@@ -212,6 +227,16 @@ mod tests {
         assert_eq!(value["ratio_client_gap"], 0.3125);
         assert_eq!(value["blackout_slices"][0]["ms"], 250.0);
         assert!(rows[1].to_json().get("ratio_client_gap").is_none());
+    }
+
+    #[test]
+    fn quantiles_are_of_the_runs_that_there_were() {
+        let gaps: Vec<f64> = (0..30).map(|n| f64::from((n * 7) % 30) + 2.0).collect();
+        let all = row(0, &gaps);
+        assert_eq!(all.blackout_quantile(0.5), Some(15.0));
+        assert_eq!(all.blackout_quantile(0.99), Some(30.0));
+        assert_eq!(all.blackouts().len(), 30);
+        assert_eq!(row(0, &[]).blackout_quantile(0.5), None);
     }
 
     #[test]

@@ -12,10 +12,10 @@ use tranship_types::{Mode, Outcome, Report};
 use crate::machine::{self, megabytes};
 use crate::peer::Recipe;
 use crate::suite::{Case, System};
-use crate::timeline::{Slice, slices};
+use crate::timeline::{REST, Slice, slices};
 use crate::watch::{Watch, Wire};
 use crate::workload::Workload;
-use crate::{program, tracking, workload};
+use crate::{hogs, program, tracking, workload};
 
 /// The node that the container leaves.
 pub const SOURCE: &str = "a";
@@ -111,6 +111,7 @@ pub fn perform(case: &Case, system: System, limit: Duration) -> Result<Sample> {
 fn measured(lab: &Lab, case: &Case, system: System, link: Option<Rate>, limit: Duration) -> Result<Sample> {
     let mut workload = workload::start(lab, SOURCE, NAME, &case.load).context("starting the workload")?;
     let resident = ("workload_bytes", workload.resident_bytes() as f64);
+    let _hogs = if case.loaded { hogs::start(lab, [SOURCE, DESTINATION])? } else { Vec::new() };
     let mut sample = match system {
         System::Unmoved => {
             workload.mark()?;
@@ -147,6 +148,7 @@ fn across(lab: &Lab, workload: &mut dyn Workload, perform: impl FnOnce() -> Resu
     let mut figures = workload.check().context("after the move")?;
     figures.extend([
         ("blackout_ms", moved.blackout_ms),
+        ("unaccounted_ms", moved.slices.iter().filter(|s| s.name == REST).map(|s| s.ms).sum()),
         ("total_ms", moved.total_ms),
         ("bytes_wire", bytes_wire as f64),
         ("peak_mem_bytes", (memory.source + memory.destination) as f64),

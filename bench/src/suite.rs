@@ -1,6 +1,7 @@
 //! The suites: which workloads are measured on which links, for which systems. A new suite is a new entry here; a new
 //! kind of workload is a new variant of [`Load`].
 
+mod blackout;
 mod cold;
 mod memory;
 
@@ -17,6 +18,8 @@ pub struct Suite {
     pub name: &'static str,
     /// What it measures, in words.
     pub about: &'static str,
+    /// How often each workload is moved, where nobody says otherwise.
+    pub runs: u32,
     /// What is measured.
     pub cases: &'static [Case],
     /// What is to be reached, as far as the rows say anything of it.
@@ -34,6 +37,8 @@ pub struct Case {
     pub link: Option<&'static str>,
     /// What is done with it. Where Tranship moves it, so does the peer, so that both are measured in one run.
     pub systems: &'static [System],
+    /// Whether both nodes have as much else to compute as they have cores.
+    pub loaded: bool,
 }
 
 impl Case {
@@ -77,6 +82,17 @@ pub enum Load {
         /// pgbench's scale: 100,000 accounts each, about 15 MB.
         scale: u32,
     },
+    /// A tree of processes that sleep most of the time.
+    Tree {
+        /// How many children the first one has.
+        children: u32,
+        /// Threads of each child.
+        threads: u32,
+        /// Descriptors of each child: files, pipes, sockets.
+        descriptors: u32,
+    },
+    /// One process that sleeps, without a client.
+    Busybox,
 }
 
 /// SETs over a Redis's whole key space, by a client with several connections that sends several at a time.
@@ -98,6 +114,8 @@ impl Load {
             Load::Writer { bytes, .. } => bytes,
             Load::Stencil { .. } => 200_000_000,
             Load::Postgres { shared_mib, scale } => (u64::from(shared_mib) << 20) + u64::from(scale) * 16_000_000,
+            Load::Tree { children, .. } => u64::from(children) * 4_000_000,
+            Load::Busybox => 1_000_000,
         }
     }
 }
@@ -144,7 +162,7 @@ impl System {
     }
 }
 
-static SUITES: [Suite; 2] = [cold::SUITE, memory::SUITE];
+static SUITES: [Suite; 3] = [cold::SUITE, memory::SUITE, blackout::SUITE];
 
 /// The suite of this name.
 pub fn find(name: &str) -> Result<&'static Suite> {

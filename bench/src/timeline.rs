@@ -10,7 +10,7 @@ pub struct Slice {
 }
 
 /// Name of what no part accounts for.
-const REST: &str = "between the parts";
+pub const REST: &str = "between the parts";
 
 /// Cuts a blackout into slices by its parts (name, begin, end; ms from the freeze), which may overlap: every moment counts
 /// for the part that began last, which is the innermost one, or the latest to join others at work. The slices are in

@@ -12,18 +12,21 @@ const SYSTEMS: &[System] = &[System::Tranship(Mode::Cold), System::Peer];
 pub const SUITE: Suite = Suite {
     name: "cold",
     about: "stop-and-copy of a Redis with a connected client, Tranship against the plain runc + CRIU recipe",
+    runs: 5,
     cases: &[
         Case {
             workload: "redis-1m",
             load: Load::Redis { keys: 1_000_000, sets: Sets::Idle },
             link: None,
             systems: SYSTEMS,
+            loaded: false,
         },
         Case {
             workload: "redis-4m",
             load: Load::Redis { keys: 4_000_000, sets: Sets::Idle },
             link: None,
             systems: SYSTEMS,
+            loaded: false,
         },
     ],
     goals,

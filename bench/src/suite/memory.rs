@@ -15,7 +15,7 @@ const BUSY: Sets = Sets::Rate(40_000);
 const WORK: Load = Load::Stencil { iterations: 600 };
 
 const fn moved(workload: &'static str, load: Load, link: Option<&'static str>) -> Case {
-    Case { workload, load, link, systems: MOVED }
+    Case { workload, load, link, systems: MOVED, loaded: false }
 }
 
 const fn redis(keys: u64, sets: Sets) -> Load {
@@ -31,6 +31,7 @@ const POSTGRES: Load = Load::Postgres { shared_mib: 1024, scale: 60 };
 pub const SUITE: Suite = Suite {
     name: "memory",
     about: "blackout, throughput and cost against size and dirty rate, Tranship against the plain runc + CRIU recipe",
+    runs: 5,
     cases: &[
         moved("redis-idle-1m", redis(1_000_000, Sets::Idle), None),
         moved("redis-idle-4m", redis(4_000_000, Sets::Idle), None),
@@ -41,7 +42,7 @@ pub const SUITE: Suite = Suite {
         moved("writer-4g-50", writer(50), None),
         moved("writer-4g-200", writer(200), None),
         moved("writer-4g-800", writer(800), None),
-        Case { workload: "stencil", load: WORK, link: None, systems: COMPARED },
+        Case { workload: "stencil", load: WORK, link: None, systems: COMPARED, loaded: false },
         moved("postgres", POSTGRES, None),
         moved("redis-idle-1m", redis(1_000_000, Sets::Idle), GBIT),
         moved("redis-idle-4m", redis(4_000_000, Sets::Idle), GBIT),
@@ -52,15 +53,22 @@ pub const SUITE: Suite = Suite {
         moved("writer-4g-50", writer(50), GBIT),
         moved("writer-4g-200", writer(200), GBIT),
         moved("writer-4g-800", writer(800), GBIT),
-        Case { workload: "stencil", load: WORK, link: GBIT, systems: COMPARED },
+        Case { workload: "stencil", load: WORK, link: GBIT, systems: COMPARED, loaded: false },
         moved("postgres", POSTGRES, GBIT),
         Case {
             workload: "tracking-stencil",
             load: Load::Stencil { iterations: 1_000_000 },
             link: None,
             systems: TRACKED,
+            loaded: false,
         },
-        Case { workload: "tracking-redis", load: redis(1_000_000, Sets::Full), link: None, systems: TRACKED },
+        Case {
+            workload: "tracking-redis",
+            load: redis(1_000_000, Sets::Full),
+            link: None,
+            systems: TRACKED,
+            loaded: false,
+        },
     ],
     goals,
 };

@@ -1,10 +1,12 @@
 //! What runs in the container that is moved, with the client that is connected to it.
 
+mod idle;
 mod postgres;
 mod redis;
 mod service;
 mod setter;
 mod stencil;
+mod tree;
 mod witness;
 mod writer;
 
@@ -46,5 +48,9 @@ pub fn start(lab: &Lab, node: &str, name: &str, load: &Load) -> Result<Box<dyn W
         Load::Postgres { shared_mib, scale } => {
             Box::new(postgres::PostgresLoad::start(lab, node, name, shared_mib, scale)?)
         }
+        Load::Tree { children, threads, descriptors } => {
+            Box::new(tree::TreeLoad::start(lab, node, name, [children, threads, descriptors])?)
+        }
+        Load::Busybox => Box::new(idle::IdleLoad::start(lab, node, name)?),
     })
 }
