@@ -184,8 +184,10 @@ impl DestinationRun {
 
     /// Lets criu restore, and then waits for the rest of the memory: the tasks are stopped, and complete.
     fn restore(&mut self) -> Result<(), Failure> {
+        let begun = monotonic_ns();
         self.pages_named()?;
         let start = monotonic_ns();
+        self.timeline.note("memory: all named", begun, start);
         let words = || {
             let last = self.layout.last_words(Role::Restore);
             Failure::new(format!("the container could not be restored on node {}: {last}", self.node.config.node))
@@ -306,10 +308,8 @@ impl DestinationRun {
             _ => removed,
         }
     }
-}
 
-impl DestinationPort for DestinationRun {
-    fn run(&mut self, step: DestinationStep) -> Result<(), Failure> {
+    fn perform(&mut self, step: DestinationStep) -> Result<(), Failure> {
         match step {
             DestinationStep::Check => Failure::blocked(check(&self.node, &self.offer)).map_or(Ok(()), Err),
             DestinationStep::Network => self.make_network(),
@@ -331,6 +331,18 @@ impl DestinationPort for DestinationRun {
             DestinationStep::Drain => self.drain(),
             DestinationStep::Tidy => self.tidy(),
         }
+    }
+}
+
+impl DestinationPort for DestinationRun {
+    fn run(&mut self, step: DestinationStep) -> Result<(), Failure> {
+        let start = monotonic_ns();
+        let done = self.perform(step);
+        // Those in the blackout tell of what they do in finer parts.
+        if DestinationStep::PREPARE.contains(&step) {
+            self.timeline.note(format!("prepare: {step}"), start, monotonic_ns());
+        }
+        done
     }
 
     fn undo(&mut self, step: DestinationStep) -> Result<(), Failure> {

@@ -10,7 +10,7 @@ use tranship_memory::policy::Limits;
 use tranship_memory::send::{Chunk, Stream};
 use tranship_memory::shared::source::{SharedMemory, Where};
 use tranship_memory::tracker::{Round, Tracker};
-use tranship_network::{Gate, HeldFrame, Hold, Injector};
+use tranship_network::{Gate, HeldFrame, Hold};
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
 use tranship_transport::{Connection, Link};
@@ -20,6 +20,7 @@ use tranship_wire::message::{Offer, Request, Response};
 
 mod drain;
 mod files;
+mod held;
 mod push;
 mod rounds;
 mod shared;
@@ -331,51 +332,27 @@ impl SourceRun {
         self.forward_held()?;
         let error_ms = self.clock.error_ns as f64 / 1e6;
         let resumed = self.clock.to_source(resumed_ns);
-        let mut own = self.timeline.take(Side::Source);
         self.report.change(|r| {
             r.parts.extend(parts);
-            r.parts.append(&mut own);
             if let Some(frozen) = self.frozen_ns {
                 align(&mut r.parts, self.clock, frozen);
                 r.blackout_ms = Some(resumed.saturating_sub(frozen) as f64 / 1e6);
                 r.blackout_error_ms = Some(error_ms);
             }
+        });
+        self.report_parts();
+        Ok(())
+    }
+
+    /// Puts the newest parts into the report, once it is known when the freeze was.
+    fn report_parts(&mut self) {
+        let Some(frozen) = self.frozen_ns else { return };
+        let mut parts = self.timeline.take(Side::Source);
+        align(&mut parts, self.clock, frozen);
+        self.report.change(|r| {
+            r.parts.append(&mut parts);
             r.parts.sort_by(|a, b| a.start_ms.total_cmp(&b.start_ms));
         });
-        Ok(())
-    }
-
-    /// Delivers the held packets to the original, which goes on here after all.
-    fn deliver_here(&mut self) {
-        let Some(mut hold) = self.hold.take() else { return };
-        self.held.extend(hold.take());
-        let frames = std::mem::take(&mut self.held);
-        let network = self.inspection.as_ref().and_then(|(_, offer)| offer.network.as_ref());
-        if let Some((path, identity)) = network
-            && !frames.is_empty()
-            && let Err(error) = Injector::prepare(path, identity).and_then(|mut way_in| way_in.inject(&frames))
-        {
-            tracing::warn!(id = %self.id, %error, "held packets could not be delivered; they will be sent again");
-        }
-    }
-
-    /// Sends the packets that were held since the last time to where the container is now.
-    fn forward_held(&mut self) -> Result<(), Failure> {
-        if let Some(hold) = &mut self.hold {
-            self.held.extend(hold.take());
-        }
-        while !self.held.is_empty() {
-            let mut bytes = 0;
-            let fits = |frame: &&HeldFrame| {
-                bytes += frame.bytes.len();
-                bytes <= HELD_MESSAGE
-            };
-            let count = self.held.iter().take_while(fits).count().max(1);
-            let frames = serde_json::to_value(&self.held[..count]).unwrap_or_default();
-            self.say(&Request::Held { frames })?;
-            self.held.drain(..count);
-        }
-        Ok(())
     }
 
     /// Removes the original, and then asks whether the destination has every page. May be begun again after a restart of
@@ -491,20 +468,8 @@ impl SourceRun {
             other => Err(self.unexpected(&other)),
         }
     }
-}
 
-/// Bytes of packets in one message: as text they are a third longer, and a message holds 1 MiB.
-const HELD_MESSAGE: usize = 512 << 10;
-/// Bytes of buffers of one stream: its own, and its link's.
-const STREAM_BUFFERS: u32 = 2 << 20;
-
-fn prepared_gate(offer: &Offer) -> Result<Option<Gate>, Failure> {
-    let Some((path, identity)) = &offer.network else { return Ok(None) };
-    Gate::prepare(path, &identity.names()).map(Some).map_err(failed)
-}
-
-impl SourcePort for SourceRun {
-    fn run(&mut self, step: SourceStep) -> Result<(), Failure> {
+    fn perform(&mut self, step: SourceStep) -> Result<(), Failure> {
         match step {
             SourceStep::Inspect => self.inspect(),
             SourceStep::Connect => self.connect(),
@@ -519,6 +484,33 @@ impl SourcePort for SourceRun {
             SourceStep::Drain => self.drain(),
             SourceStep::Release => self.release(),
         }
+    }
+}
+
+/// Bytes of buffers of one stream: its own, and its link's.
+const STREAM_BUFFERS: u32 = 2 << 20;
+
+fn prepared_gate(offer: &Offer) -> Result<Option<Gate>, Failure> {
+    let Some((path, identity)) = &offer.network else { return Ok(None) };
+    Gate::prepare(path, &identity.names()).map(Some).map_err(failed)
+}
+
+impl SourcePort for SourceRun {
+    fn run(&mut self, step: SourceStep) -> Result<(), Failure> {
+        let start = monotonic_ns();
+        let done = self.perform(step);
+        // Those in the blackout tell of what they do in finer parts.
+        match step.phase() {
+            Phase::Plan | Phase::Prepare | Phase::Precopy => {
+                self.timeline.note(step.to_string(), start, monotonic_ns());
+            }
+            Phase::Drain | Phase::Release => {
+                self.timeline.note(step.to_string(), start, monotonic_ns());
+                self.report_parts();
+            }
+            _ => {}
+        }
+        done
     }
 
     fn undo(&mut self, step: SourceStep) -> Result<(), Failure> {

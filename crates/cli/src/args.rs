@@ -160,6 +160,12 @@ pub struct Status {
     /// Follow the move until it has ended; the exit status is then that of `move`
     #[arg(long, short, requires = "id")]
     pub follow: bool,
+    /// Show each part of the time that it took, on both nodes
+    #[arg(long, requires = "id", conflicts_with_all = ["follow", "json", "trace"])]
+    pub timing: bool,
+    /// Print that as a trace that Perfetto and chrome://tracing show
+    #[arg(long, requires = "id", conflicts_with_all = ["follow", "json"])]
+    pub trace: bool,
     /// Print one line of JSON
     #[arg(long)]
     pub json: bool,

@@ -55,6 +55,16 @@ impl Calls<'_> {
         self.print(report, json, |r| show::report(r, self.screen.out, &self.screen.zone))
     }
 
+    /// `tranship status --timing ID`.
+    pub async fn timing(&self, id: &MigrationId) -> Exit {
+        self.print(self.client.report(id).await, false, |r| show::timing(r, self.screen.out))
+    }
+
+    /// `tranship status --trace ID`.
+    pub async fn trace(&self, id: &MigrationId) -> Exit {
+        self.print(self.client.report(id).await, false, show::trace)
+    }
+
     /// `tranship node`.
     pub async fn node(&self, json: bool) -> Exit {
         let node = self.client.node().await;

@@ -26,6 +26,8 @@ pub enum Command {
     Containers { json: bool },
     UnderWay { json: bool },
     Status { id: MigrationId, json: bool },
+    Timing { id: MigrationId },
+    Trace { id: MigrationId },
     Follow { id: MigrationId, json: bool },
     History { json: bool },
     Node { json: bool },
@@ -50,9 +52,14 @@ impl TryFrom<Arguments> for Invocation {
             }
             Call::Ls(a) => Command::Containers { json: a.json },
             Call::Status(args::Status { id: None, json, .. }) => Command::UnderWay { json },
-            Call::Status(args::Status { id: Some(id), follow, json }) => {
+            Call::Status(args::Status { id: Some(id), follow, timing, trace, json }) => {
                 let id = id.parse().map_err(|e| format!("{e}; see `tranship history` for the ids that there are"))?;
-                if follow { Command::Follow { id, json } } else { Command::Status { id, json } }
+                match (follow, timing, trace) {
+                    (true, ..) => Command::Follow { id, json },
+                    (_, true, _) => Command::Timing { id },
+                    (.., true) => Command::Trace { id },
+                    _ => Command::Status { id, json },
+                }
             }
             Call::History(a) => Command::History { json: a.json },
             Call::Node(a) => Command::Node { json: a.json },

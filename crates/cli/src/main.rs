@@ -48,6 +48,8 @@ fn run(invocation: Invocation, screen: &Screen) -> anyhow::Result<Exit> {
         Command::Containers { json } => runtime.block_on(calls.containers(json)),
         Command::UnderWay { json } => runtime.block_on(calls.under_way(json)),
         Command::Status { id, json } => runtime.block_on(calls.status(&id, json)),
+        Command::Timing { id } => runtime.block_on(calls.timing(&id)),
+        Command::Trace { id } => runtime.block_on(calls.trace(&id)),
         Command::Follow { id, json } => runtime.block_on(calls.follow(&id, json)),
         Command::History { json } => runtime.block_on(calls.history(json)),
         Command::Node { json } => runtime.block_on(calls.node(json)),

@@ -5,11 +5,13 @@ mod node;
 mod plan;
 pub mod report;
 mod table;
+mod trace;
 
 pub use lists::{containers, history, under_way};
 pub use node::{node, usable};
 pub use plan::plan;
-pub use report::{details, failure, headline, report};
+pub use report::{details, failure, headline, report, timing};
+pub use trace::trace;
 
 use tranship_types::Blocker;
 

@@ -66,7 +66,8 @@ fn blackout(r: &Report) -> Option<String> {
 pub fn details(r: &Report, zone: &TimeZone) -> String {
     let mut text = String::new();
     if !r.parts.is_empty() {
-        text += &parts(r);
+        // What lies before and behind the blackout is in `timing`.
+        text += &parts(r, r.parts.iter().filter(|part| r.blackout_ms.is_none() || within(part, r).is_some()));
         text.push('\n');
     }
     let mut line = |name: &str, value: String| {
@@ -134,7 +135,35 @@ pub fn report(r: &Report, paint: Paint, zone: &TimeZone) -> String {
     text + "\n" + &details(r, zone)
 }
 
-fn parts(r: &Report) -> String {
+/// Every part of a move, and what of the blackout none of them accounts for: `tranship status ID --timing`.
+pub fn timing(r: &Report, paint: Paint) -> String {
+    let mut text = headline(r, paint) + "\n" + &parts(r, r.parts.iter());
+    if let Some(blackout) = blackout(r) {
+        let rest = unaccounted(r);
+        let _ = writeln!(text, "\n  blackout      {blackout}, {rest:.1} ms of it in no part");
+    }
+    text
+}
+
+/// The share that a part has in the blackout, as begin and end.
+fn within(part: &Part, r: &Report) -> Option<(f64, f64)> {
+    let (start, end) = (part.start_ms.max(0.0), (part.start_ms + part.ms).min(r.blackout_ms?));
+    (start <= end).then_some((start, end))
+}
+
+/// The time of the blackout that lies in no part, in ms.
+fn unaccounted(r: &Report) -> f64 {
+    let mut shares: Vec<_> = r.parts.iter().filter_map(|part| within(part, r)).collect();
+    shares.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let (mut at, mut rest) = (0.0, 0.0);
+    for (start, end) in shares {
+        rest += f64::max(start - at, 0.0);
+        at = f64::max(at, end);
+    }
+    rest + f64::max(r.blackout_ms.unwrap_or(0.0) - at, 0.0)
+}
+
+fn parts<'a>(r: &Report, shown: impl Iterator<Item = &'a Part>) -> String {
     let columns = [
         Column::Text("PART"),
         Column::Text("NODE"),
@@ -152,7 +181,7 @@ fn parts(r: &Report) -> String {
         let took = format!("{:.1} ms", p.ms);
         vec![p.name.clone(), node.to_string(), start, took, r.blackout_ms.map(|b| bar(p, b)).unwrap_or_default()]
     };
-    table("  ", &columns, r.parts.iter().map(row))
+    table("  ", &columns, shown.map(row))
 }
 
 /// The part's place within `[0, blackout]`; a part that has no share in it has no bar.
@@ -237,14 +266,12 @@ pub mod tests {
             "\
 redis moved from a to b in 1.84 s; blackout 213.4 ms (± 0.2 ms)
 
-  PART            NODE      START      TOOK  BLACKOUT
-  prepare         b     -120.0 ms   95.5 ms
-  freeze          a        0.0 ms    1.9 ms  ▏
-  skeleton: dump  a        1.9 ms   44.1 ms  ███████
-  memory          a        2.0 ms  148.0 ms  ██████████████████████
-  restore         b       46.0 ms  160.0 ms         ████████████████████████
-  resume          b      208.0 ms    5.4 ms                                 █
-  release         a      213.5 ms   80.0 ms
+  PART            NODE     START      TOOK  BLACKOUT
+  freeze          a       0.0 ms    1.9 ms  ▏
+  skeleton: dump  a       1.9 ms   44.1 ms  ███████
+  memory          a       2.0 ms  148.0 ms  ██████████████████████
+  restore         b      46.0 ms  160.0 ms         ████████████████████████
+  resume          b     208.0 ms    5.4 ms                                 █
 
   blackout      213.4 ms (± 0.2 ms)
   total         1.84 s
@@ -256,6 +283,16 @@ redis moved from a to b in 1.84 s; blackout 213.4 ms (± 0.2 ms)
   move          m-4k7tq0zd (cold), begun 2023-11-14 22:13:20
 "
         );
+    }
+
+    #[test]
+    fn timing_tells_every_part_and_what_none_accounts_for() {
+        let text = timing(&moved(), Paint(false));
+        for line in ["  prepare         b     -120.0 ms   95.5 ms", "  release         a      213.5 ms   80.0 ms"] {
+            assert!(text.contains(line), "{text}");
+        }
+        // From the end of the restore at 206.0 ms to the resume.
+        assert!(text.ends_with("  blackout      213.4 ms (± 0.2 ms), 2.0 ms of it in no part\n"), "{text}");
     }
 
     #[test]

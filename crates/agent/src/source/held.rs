@@ -1,0 +1,44 @@
+//! Packets that reached the closed gate.
+
+use tranship_coordinator::Failure;
+use tranship_network::{HeldFrame, Injector};
+use tranship_wire::message::Request;
+
+use super::SourceRun;
+
+/// Bytes of packets in one message: as text they are a third longer, and a message holds 1 MiB.
+const HELD_MESSAGE: usize = 512 << 10;
+impl SourceRun {
+    /// Delivers the held packets to the original, which goes on here after all.
+    pub(super) fn deliver_here(&mut self) {
+        let Some(mut hold) = self.hold.take() else { return };
+        self.held.extend(hold.take());
+        let frames = std::mem::take(&mut self.held);
+        let network = self.inspection.as_ref().and_then(|(_, offer)| offer.network.as_ref());
+        if let Some((path, identity)) = network
+            && !frames.is_empty()
+            && let Err(error) = Injector::prepare(path, identity).and_then(|mut way_in| way_in.inject(&frames))
+        {
+            tracing::warn!(id = %self.id, %error, "held packets could not be delivered; they will be sent again");
+        }
+    }
+
+    /// Sends the packets that were held since the last time to where the container is now.
+    pub(super) fn forward_held(&mut self) -> Result<(), Failure> {
+        if let Some(hold) = &mut self.hold {
+            self.held.extend(hold.take());
+        }
+        while !self.held.is_empty() {
+            let mut bytes = 0;
+            let fits = |frame: &&HeldFrame| {
+                bytes += frame.bytes.len();
+                bytes <= HELD_MESSAGE
+            };
+            let count = self.held.iter().take_while(fits).count().max(1);
+            let frames = serde_json::to_value(&self.held[..count]).unwrap_or_default();
+            self.say(&Request::Held { frames })?;
+            self.held.drain(..count);
+        }
+        Ok(())
+    }
+}
