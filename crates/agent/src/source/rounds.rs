@@ -30,15 +30,22 @@ impl SourceRun {
         if verdict.is_none() || unfinished {
             self.settle()?;
         }
+        self.learn_mappings()?;
         if unfinished {
             self.name_rest()?;
         }
-        self.set_pace(None)?;
-        if let Some(reader) = &self.node.mapping_flags {
-            for pid in self.inspected()?.0.processes().map_err(failed)? {
-                if let Err(error) = self.smaps.learn(reader, pid) {
-                    tracing::debug!(id = %self.id, pid, %error, "the flags of its mappings stay unknown");
-                }
+        self.set_pace(None)
+    }
+
+    /// Has the flags of all mappings known before the freeze. The first look costs time for each page, a later one only where
+    /// something is new: so that as little as possible happens between the last round and the freeze.
+    fn learn_mappings(&mut self) -> Result<(), Failure> {
+        let Some(reader) = &self.node.mapping_flags else { return Ok(()) };
+        for pid in self.inspected()?.0.processes().map_err(failed)? {
+            if self.smaps.text(reader, pid).is_none()
+                && let Err(error) = self.smaps.learn(reader, pid)
+            {
+                tracing::debug!(id = %self.id, pid, %error, "the flags of its mappings stay unknown");
             }
         }
         Ok(())
@@ -81,6 +88,8 @@ impl SourceRun {
                 }
                 other => other.map_err(failed)?,
             };
+            // The watch has left its mark on the flags by now, and what is written meanwhile is in the next round.
+            self.learn_mappings()?;
             let since = looked.replace(Instant::now()).map(|before| before.elapsed().as_secs_f64());
             let version = if seen.is_empty() { Version::First } else { Version::Later };
             let counters = Counters::default();
