@@ -1,5 +1,5 @@
 # The only commands one has to know. All need root on a Debian machine, but build and lint.
-.PHONY: demo test soak bench lint setup build clean
+.PHONY: demo test test-trackers soak bench lint setup build clean
 
 # Moves a busy Redis between two nodes on this machine under a connected client, and shows what the client noticed.
 demo: setup build
@@ -8,6 +8,11 @@ demo: setup build
 # Unit tests and end-to-end tests with real containers.
 test: setup build
 	cargo test --release --workspace
+
+# The ways to track writes under a kernel that has soft-dirty bits, in a virtual machine: a minute, and 60 MB of downloads the
+# first time.
+test-trackers:
+	scripts/test-trackers
 
 # What takes long and is another run each time; SEED=N repeats one. Moves a program that tortures its memory MOVES times
 # under mishaps, plays the fault matrix in every mode, and kills criu, its front and the pager at drawn moments.

@@ -8,7 +8,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use tranship_memory::tracker::Tracker;
+use tranship_memory::tracker::{Method, Tracker};
 
 use crate::row::Spread;
 use crate::run::Figures;
@@ -33,9 +33,6 @@ struct Pace {
 
 /// Measures a running workload in node `node`.
 pub fn measure(node: &str, name: &str, workload: &mut dyn Workload) -> Result<Figures> {
-    if !Tracker::supported() {
-        bail!("this kernel cannot track writes");
-    }
     let pids = processes(node, name)?;
     if pids.is_empty() {
         bail!("no process of container {name} was found");
@@ -47,7 +44,7 @@ pub fn measure(node: &str, name: &str, workload: &mut dyn Workload) -> Result<Fi
         // In turns.
         for with in [pair % 2 == 0, pair % 2 != 0] {
             if with {
-                let mut tracker = Tracker::default();
+                let mut tracker = Tracker::new(Method::best());
                 tracker.round(&pids).context("the first round of tracking")?;
                 tracked.push(stretch(workload, &pids, Some(&mut tracker))?);
             } else {

@@ -59,6 +59,21 @@ pub fn restart_agent(lab: &Lab, node: &str, faults: &str) -> Result<()> {
     Ok(lab.start_agent(node, &[("TRANSHIP_FAULTS", faults)])?)
 }
 
+/// Has the agents of all nodes find writes to memory in this way (`[memory] tracker`), from now on.
+///
+/// # Errors
+/// If a configuration cannot be written, or an agent does not start with it.
+pub fn track_by(lab: &Lab, tracker: &str) -> Result<()> {
+    for node in lab.nodes() {
+        let file = lab.path(&node, "/etc/tranship/agent.toml")?;
+        let mut text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        text.push_str(&format!("\n[memory]\ntracker = \"{tracker}\"\n"));
+        fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
+        restart_agent(lab, &node, "")?;
+    }
+    Ok(())
+}
+
 /// Sends a signal; a process that is gone is no error.
 ///
 /// # Errors

@@ -28,7 +28,7 @@ mod runner;
 mod switch;
 mod torture;
 
-pub use agents::{Log, is_gone, restart_agent, send, state};
+pub use agents::{Log, is_gone, restart_agent, send, state, track_by};
 pub use computation::{Computation, Progress};
 pub use containers::{Copy, copies, exactly_one_runs, nothing_left, remove};
 pub use guest::{Guest, ZooLine};

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de::Error};
+use tranship_memory::tracker::Method;
 use tranship_types::NodeName;
 
 /// `/etc/tranship/agent.toml`; see `packaging/agent.toml` for an example with explanations.
@@ -35,6 +36,9 @@ pub struct Config {
     /// runc.
     #[serde(default)]
     pub runc: RuncConfig,
+    /// The memory plane.
+    #[serde(default)]
+    pub memory: MemoryConfig,
 }
 
 /// Certificates, as `tranship init` makes them.
@@ -74,6 +78,32 @@ pub struct RuncConfig {
 impl Default for RuncConfig {
     fn default() -> Self {
         Self { path: "runc".into(), root: "/run/runc".into(), cgroup_parent: None }
+    }
+}
+
+/// The memory plane.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MemoryConfig {
+    /// How the rounds of pre-copy find what was written; `None` (`"auto"`): by the best way that this kernel has.
+    #[serde(deserialize_with = "method_or_auto")]
+    pub tracker: Option<Method>,
+}
+
+impl MemoryConfig {
+    /// How writes are found on this node. Tries the kernel.
+    pub fn method(&self) -> anyhow::Result<Method> {
+        let Some(method) = self.tracker else { return Ok(Method::best()) };
+        let available = method.available().map_err(anyhow::Error::msg);
+        available.with_context(|| format!("[memory] tracker is {method}; \"auto\" takes the best that works here"))?;
+        Ok(method)
+    }
+}
+
+fn method_or_auto<'d, D: Deserializer<'d>>(deserializer: D) -> Result<Option<Method>, D::Error> {
+    match String::deserialize(deserializer)?.as_str() {
+        "auto" => Ok(None),
+        name => name.parse().map(Some).map_err(D::Error::custom),
     }
 }
 
@@ -118,5 +148,16 @@ mod tests {
     fn the_packaged_example_is_valid() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/agent.toml");
         Config::load(&path).unwrap();
+    }
+
+    #[test]
+    fn how_writes_are_tracked_can_be_chosen() {
+        let read = |text: &str| toml::from_str::<MemoryConfig>(text).map(|memory| memory.tracker);
+        assert_eq!((read(""), read("tracker = \"auto\"")), (Ok(None), Ok(None)));
+        for method in Method::ALL {
+            assert_eq!(read(&format!("tracker = \"{method}\"")), Ok(Some(method)));
+        }
+        let error = read("tracker = \"magic\"").unwrap_err().to_string();
+        assert!(error.contains("\"magic\"") && error.contains("write-protect, soft-dirty, hash"), "{error}");
     }
 }

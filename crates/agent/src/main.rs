@@ -119,11 +119,12 @@ fn agent(arguments: &Arguments) -> anyhow::Result<()> {
         root: config.runc.root.clone(),
         cgroup_parent: config.runc.cgroup_parent.clone(),
     };
+    let tracking = config.memory.method()?;
     let (listen, socket) = (config.listen.clone(), config.socket.clone());
     for directory in [&config.run_dir, &config.state_dir] {
         std::fs::create_dir_all(directory).with_context(|| format!("{} cannot be made", directory.display()))?;
     }
-    let node = Node::new(config, Box::new(engine), Connector::new(identity.clone()), faults);
+    let node = Node::new(config, Box::new(engine), Connector::new(identity.clone()), faults, tracking);
     if let Err(blocker) = node.criu() {
         // Not an end: the containers that are here can be listed, and criu may be installed while the agent runs.
         tracing::error!("{blocker}");
@@ -137,7 +138,7 @@ fn agent(arguments: &Arguments) -> anyhow::Result<()> {
     let (peers_node, peers_listener) = (Arc::clone(&node), Arc::clone(&listener));
     let peers =
         std::thread::Builder::new().name("peers".into()).spawn(move || peers::serve(&peers_node, &peers_listener))?;
-    tracing::info!(node = %node.config.node, %listen, socket = %socket.display(), "ready");
+    tracing::info!(node = %node.config.node, %listen, socket = %socket.display(), %tracking, "ready");
 
     let router = tranship_api::router(Arc::new(service::Service(Arc::clone(&node))));
     let stopped = async {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tranship_coordinator::{Failure, FaultPlan};
 use tranship_criu::find::Criu;
 use tranship_engine::Engine;
+use tranship_memory::tracker::Method;
 use tranship_sys::mapping_flags::FlagsReader;
 use tranship_transport::{Connection, Connector};
 use tranship_types::{Blocker, BlockerKind, MigrationId, NodeName};
@@ -30,6 +31,8 @@ pub struct Node {
     pub faults: FaultPlan,
     /// Tells the flags of mappings, where the kernel lets that be asked for.
     pub mapping_flags: Option<FlagsReader>,
+    /// How writes to memory are found.
+    pub tracking: Method,
     /// Containers that a migration of this node has to do with.
     busy: Mutex<HashMap<String, Holder>>,
     stopping: (Mutex<bool>, Condvar),
@@ -55,7 +58,13 @@ impl Drop for Claim {
 }
 
 impl Node {
-    pub fn new(config: Config, engine: Box<dyn Engine>, connector: Connector, faults: FaultPlan) -> Arc<Self> {
+    pub fn new(
+        config: Config,
+        engine: Box<dyn Engine>,
+        connector: Connector,
+        faults: FaultPlan,
+        tracking: Method,
+    ) -> Arc<Self> {
         Arc::new(Self {
             registry: Registry::new(&config.state_dir),
             config,
@@ -68,6 +77,7 @@ impl Node {
                     |error| tracing::info!(%error, "criu reads smaps itself: mappings' flags cannot be read by BPF"),
                 )
                 .ok(),
+            tracking,
             busy: Mutex::default(),
             stopping: (Mutex::new(false), Condvar::new()),
         })

@@ -110,9 +110,12 @@ fn look(node: &Arc<Node>, name: &str, to: &NodeName, mode: Mode) -> Result<(Plan
 
 fn measure(node: &Arc<Node>, request: &PlanRequest, found: &Inspection, time: Duration) -> Result<Observed, Failure> {
     let pids = || found.container.processes().map_err(|e| Sampling(e.to_string()));
-    let sample = sample(time, pids, |wait| node.pause(wait)).map_err(|e| Failure::new(e.0))?;
+    let sample = sample(node.tracking, time, pids, |wait| node.pause(wait)).map_err(|e| Failure::new(e.0))?;
     let link = probes::measure(node, &request.to, found.offer.streams)?;
     let findings = &found.findings;
+    let mut costs = costs(&node.registry.reports(), &request.container);
+    // The last look is in the freeze.
+    costs.blackout = costs.blackout.max(sample.looking);
     Ok(Observed {
         // Shared memory and the content of tmpfs mounts travel ahead too, though writes to them are not watched.
         memory: sample.memory.max(findings.memory_bytes) + findings.tmpfs_bytes,
@@ -122,7 +125,7 @@ fn measure(node: &Arc<Node>, request: &PlanRequest, found: &Inspection, time: Du
         sampled: sample.sampled,
         link_rate: link.rate,
         round_trip: link.round_trip,
-        costs: costs(&node.registry.reports(), &request.container),
+        costs,
     })
 }
 

@@ -1,13 +1,13 @@
 //! How much a running container writes to in how much time: rounds that send nothing.
 //!
 //! The first look arms the watch, and each one after it waits twice as long as the one before; what it finds was written
-//! meanwhile. The container runs all the time, but for the instants in which each of its processes opens a descriptor
-//! (0.3 ms). When the watch is dropped the kernel takes it away without leaving anything in the tasks.
+//! meanwhile. The container runs all the time, but for the instants that the method takes for itself: in which each of its
+//! processes opens a descriptor (0.3 ms), say. When the watch is dropped nothing is left in the tasks.
 
 use std::time::{Duration, Instant};
 
 use crate::predict::Look;
-use crate::tracker::{TrackError, Tracker};
+use crate::tracker::{Method, TrackError, Tracker};
 
 /// The first look's distance.
 const SHORTEST: Duration = Duration::from_millis(5);
@@ -25,17 +25,18 @@ pub struct Sample {
     pub sampled: Duration,
 }
 
-/// Watches a container's writes for about `time`. `pids` gives its processes at each look; `pause` waits, and says whether to
+/// Watches a container's writes by `method` for about `time`. `pids` gives its processes at each look; `pause` waits, and says whether to
 /// go on.
 ///
 /// # Errors
-/// Those of the tracker; a kernel that cannot tell is one.
+/// Those of the tracker.
 pub fn sample<E: From<TrackError>>(
+    method: Method,
     time: Duration,
     mut pids: impl FnMut() -> Result<Vec<u32>, E>,
     mut pause: impl FnMut(Duration) -> bool,
 ) -> Result<Sample, E> {
-    let mut tracker = Tracker::default();
+    let mut tracker = Tracker::new(method);
     let began = Instant::now();
     let mut sample = Sample { memory: tracker.round(&pids()?)?.plan.bytes(), ..Sample::default() };
     let (mut before, mut wait, mut looking) = (Instant::now(), SHORTEST, Duration::ZERO);

@@ -87,12 +87,7 @@ impl Chunk {
     /// Cuts a run of pages into chunks, at addresses that are multiples of their size: so a page is always in the same
     /// chunk's place, and travels on the same stream.
     pub(crate) fn cut(space: &Space, run: PageRange, into: &mut Vec<Chunk>) {
-        let mut at = run.start;
-        while at < run.end {
-            let next = run.end.min((at + 1).next_multiple_of(CHUNK));
-            into.push(Chunk { space: space.id, pid: space.pid, range: PageRange { start: at, end: next } });
-            at = next;
-        }
+        into.extend(run.cut(CHUNK).map(|range| Chunk { space: space.id, pid: space.pid, range }));
     }
 
     /// Which of `streams` carries it. Newer versions of a page must not overtake older ones, so it depends on the address.
@@ -147,27 +142,32 @@ pub fn send<W: Write + Send>(
 }
 
 /// The same while the tasks run: they may unmap pages, execute other programs and exit before their pages are read. What
-/// could not be read is left out, and returned.
+/// could not be read is left out, and the witness is told.
 pub fn send_running<W: Write + Send>(
     chunks: &[Chunk],
     version: Version,
     streams: &mut [Stream<W>],
     counters: &Counters,
-) -> Result<Vec<Chunk>, SendError> {
-    let missed = Mutex::default();
-    send_all(chunks, version, streams, counters, Some(&missed))?;
-    Ok(missed.into_inner().unwrap_or_else(PoisonError::into_inner))
+    witness: &dyn Witness,
+) -> Result<(), SendError> {
+    send_all(chunks, version, streams, counters, Some(witness))
 }
 
-/// The pages that could not be read, where that is no error.
-type Missed<'a> = Option<&'a Mutex<Vec<Chunk>>>;
+/// Who is told what becomes of chunks that are sent while the tasks run, by the threads of all streams at once.
+pub trait Witness: Sync {
+    /// These pages were read at this address, all in one chunk, and are sent.
+    fn read(&self, space: AddressSpaceId, address: u64, pages: &[u8]);
+
+    /// This chunk could not be read, and is left out.
+    fn missed(&self, chunk: &Chunk);
+}
 
 fn send_all<W: Write + Send>(
     chunks: &[Chunk],
     version: Version,
     streams: &mut [Stream<W>],
     counters: &Counters,
-    missed: Missed<'_>,
+    witness: Option<&dyn Witness>,
 ) -> Result<(), SendError> {
     let (broken, count) = (AtomicBool::new(false), streams.len());
     std::thread::scope(|scope| {
@@ -182,7 +182,7 @@ fn send_all<W: Write + Send>(
                             // No use in going on here.
                             break;
                         }
-                        let sent = stream.send(chunk, version, counters, missed);
+                        let sent = stream.send(chunk, version, counters, witness);
                         sent.inspect_err(|_| broken.store(true, Ordering::Relaxed))?;
                     }
                     stream.link.flush().map_err(WriteError::from)?;
@@ -198,13 +198,10 @@ fn send_all<W: Write + Send>(
 pub fn send_stale<W: Write>(stale: &[(AddressSpaceId, PageRange)], streams: &mut [Stream<W>]) -> Result<(), SendError> {
     let count = streams.len();
     for (space, range) in stale {
-        let mut at = range.start;
-        while at < range.end {
-            let next = range.end.min((at + 1).next_multiple_of(CHUNK));
-            let piece = Chunk { space: *space, pid: 0, range: PageRange { start: at, end: next } };
+        for range in range.cut(CHUNK) {
+            let piece = Chunk { space: *space, pid: 0, range };
             let stream = &mut streams[piece.route(count)];
-            tranship_wire::write_zero(&mut stream.link, *space, at, piece.range.pages() as u32)?;
-            at = next;
+            tranship_wire::write_zero(&mut stream.link, *space, range.start, range.pages() as u32)?;
         }
     }
     Ok(())
@@ -386,23 +383,26 @@ impl<W: Write> Stream<W> {
         chunk: &Chunk,
         version: Version,
         counters: &Counters,
-        missed: Missed<'_>,
+        witness: Option<&dyn Witness>,
     ) -> Result<(), SendError> {
         let Chunk { space, pid, range } = *chunk;
         let pages = &mut self.buffer[..range.len() as usize];
         if let Err(error) = read(pid, range.start, pages) {
-            let Some(list) = missed else { return Err(error) };
+            let Some(witness) = witness else { return Err(error) };
             let gone = matches!(&error, SendError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound);
             if gone || range.pages() == 1 {
-                list.lock().unwrap_or_else(PoisonError::into_inner).push(*chunk);
+                witness.missed(chunk);
                 return Ok(());
             }
             // Perhaps one page of many is not there any more.
             let middle = range.start + range.pages() / 2 * PAGE_SIZE;
             for (start, end) in [(range.start, middle), (middle, range.end)] {
-                self.send(&Chunk { range: PageRange { start, end }, ..*chunk }, version, counters, missed)?;
+                self.send(&Chunk { range: PageRange { start, end }, ..*chunk }, version, counters, Some(witness))?;
             }
             return Ok(());
+        }
+        if let Some(witness) = witness {
+            witness.read(space, range.start, pages);
         }
         counters.read.fetch_add(range.len(), Ordering::Relaxed);
         let mut told = range.start;
@@ -424,7 +424,7 @@ impl<W: Write> Stream<W> {
 }
 
 /// Reads memory of another process.
-fn read(pid: u32, address: u64, into: &mut [u8]) -> Result<(), SendError> {
+pub(crate) fn read(pid: u32, address: u64, into: &mut [u8]) -> Result<(), SendError> {
     let mut done = 0;
     while done < into.len() {
         let at = address + done as u64;
@@ -464,6 +464,22 @@ fn runs_with_data(pages: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
 mod tests {
     use super::*;
 
+    #[derive(Default)]
+    struct Seen {
+        read: Mutex<Vec<(u64, Vec<u8>)>>,
+        missed: Mutex<Vec<(u32, u64)>>,
+    }
+
+    impl Witness for Seen {
+        fn read(&self, _: AddressSpaceId, address: u64, pages: &[u8]) {
+            self.read.lock().unwrap().push((address, pages.to_vec()));
+        }
+
+        fn missed(&self, chunk: &Chunk) {
+            self.missed.lock().unwrap().push((chunk.pid, chunk.range.pages()));
+        }
+    }
+
     #[test]
     fn what_cannot_be_read_while_the_tasks_run_is_left_out_and_returned() {
         let size = PAGE_SIZE as usize;
@@ -479,9 +495,10 @@ mod tests {
         ];
         let mut streams = [Stream::new(Vec::new())];
         let counters = Counters::default();
-        let missed = send_running(&chunks, Version::First, &mut streams, &counters).unwrap();
-        let ranges: Vec<_> = missed.iter().map(|c| (c.pid, c.range.pages())).collect();
-        assert_eq!(ranges, [(own, 1), (own, 1), (4_000_000, 1)]);
+        let seen = Seen::default();
+        send_running(&chunks, Version::First, &mut streams, &counters, &seen).unwrap();
+        assert_eq!(seen.missed.into_inner().unwrap(), [(own, 1), (own, 1), (4_000_000, 1)]);
+        assert_eq!(seen.read.into_inner().unwrap(), [(there, vec![7; 2 * size])]);
         assert_eq!(counters.sent.into_inner(), 2 * PAGE_SIZE);
         let error = send(&chunks, Version::First, &mut streams, &Counters::default()).unwrap_err();
         assert!(matches!(error, SendError::Read { .. }), "{error}");

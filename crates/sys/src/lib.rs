@@ -15,5 +15,8 @@ pub mod pagemap;
 pub mod process;
 pub mod remote;
 pub mod schedule;
+mod scratch;
+pub mod soft_dirty;
+pub mod standstill;
 pub mod userfault;
 pub mod writes;

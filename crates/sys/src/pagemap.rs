@@ -173,10 +173,22 @@ impl Pagemap {
     }
 
     fn read_populated(&self, start: u64, end: u64, found: &mut impl FnMut(u64, u64)) -> io::Result<()> {
+        self.entries(start, end, 0, |start, end, _| found(start, end))
+    }
+
+    /// Calls `found` with every run of private anonymous pages below `[start, end)` that hold data, and whether they were
+    /// written since the soft-dirty bits were cleared ([`crate::soft_dirty`]). Runs come in order and do not overlap.
+    pub fn soft_dirty(&self, start: u64, end: u64, found: impl FnMut(u64, u64, bool)) -> io::Result<()> {
+        const SOFT_DIRTY: u64 = 1 << 55;
+        self.entries(start, end, SOFT_DIRTY, found)
+    }
+
+    /// Reads the entries themselves: the runs of pages that hold data, and whether they have `bit`.
+    fn entries(&self, start: u64, end: u64, bit: u64, mut found: impl FnMut(u64, u64, bool)) -> io::Result<()> {
         const PRESENT_OR_SWAPPED: u64 = 0b11 << 62;
         const FILE_OR_SHARED: u64 = 1 << 61;
         let mut entries = [0u8; 8 * 4096];
-        let mut run: Option<(u64, u64)> = None;
+        let mut run: Option<(u64, u64, bool)> = None;
         let mut at = start;
         while at < end {
             let want = (((end - at) / PAGE * 8) as usize).min(entries.len());
@@ -184,21 +196,22 @@ impl Pagemap {
             for entry in entries[..want].chunks_exact(8) {
                 let entry = u64::from_le_bytes(entry.try_into().expect("chunks of 8"));
                 if entry & PRESENT_OR_SWAPPED != 0 && entry & FILE_OR_SHARED == 0 {
+                    let has = entry & bit != 0;
                     run = match run {
-                        Some((from, to)) if to == at => Some((from, at + PAGE)),
+                        Some((from, to, same)) if to == at && same == has => Some((from, at + PAGE, has)),
                         other => {
-                            if let Some((from, to)) = other {
-                                found(from, to);
+                            if let Some((from, to, had)) = other {
+                                found(from, to, had);
                             }
-                            Some((at, at + PAGE))
+                            Some((at, at + PAGE, has))
                         }
                     };
                 }
                 at += PAGE;
             }
         }
-        if let Some((from, to)) = run {
-            found(from, to);
+        if let Some((from, to, has)) = run {
+            found(from, to, has);
         }
         Ok(())
     }

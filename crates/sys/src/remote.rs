@@ -8,6 +8,7 @@
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
+use nix::errno::Errno;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
@@ -28,7 +29,7 @@ pub struct Stopped {
 #[cfg(target_arch = "x86_64")]
 const SYSCALL: &[u8] = &[0x0f, 0x05];
 
-fn ptrace(request: libc::c_uint, thread: Pid, address: usize, data: usize) -> io::Result<()> {
+pub(crate) fn ptrace(request: libc::c_uint, thread: Pid, address: usize, data: usize) -> io::Result<()> {
     // SAFETY: the callers pass pointers to live values of the type that the request wants, or plain numbers.
     let done = unsafe { libc::ptrace(request, thread.as_raw(), address, data) };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -45,7 +46,7 @@ impl Stopped {
             .or_else(|_| ptrace(libc::PTRACE_SEIZE, thread, 0, 0))?;
         let prepared = || -> io::Result<(libc::user_regs_struct, u64)> {
             ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0)?;
-            wait_stop(thread)?;
+            resume_to_stop(thread, WaitPidFlag::empty())?;
             let mut mask = 0u64;
             ptrace(libc::PTRACE_GETSIGMASK, thread, 8, &raw mut mask as usize)?;
             // SAFETY: plain integers; all zeros is a value.
@@ -121,6 +122,27 @@ fn wait_stop(thread: Pid) -> io::Result<()> {
         WaitStatus::Exited(..) | WaitStatus::Signaled(..) => Err(io::Error::from_raw_os_error(libc::ESRCH)),
         _ => Ok(()),
     }
+}
+
+/// Waits for the stop that a seized thread was asked for. A signal may have come between seizing and asking, and stops it first:
+/// the thread gets that signal, and stops then, before its handler runs. False: it has not stopped yet, where `flags` has
+/// `WNOHANG`. A thread that has died has stopped.
+pub(crate) fn resume_to_stop(thread: Pid, flags: WaitPidFlag) -> io::Result<bool> {
+    loop {
+        match waitpid(thread, Some(WaitPidFlag::__WALL | flags)) {
+            Ok(WaitStatus::StillAlive) => return Ok(false),
+            // If it dies instead, it has done so at the next look.
+            Ok(WaitStatus::Stopped(_, signal)) => drop(ptrace(libc::PTRACE_CONT, thread, 0, signal as usize)),
+            Ok(_) | Err(Errno::ECHILD) => return Ok(true),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Whether a thread is gone or a zombie.
+pub(crate) fn is_dead(thread: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{thread}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
 }
 
 /// A thread that has not exited; the first one may have, while others go on.

@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 
 use crate::pagemap::Pagemap;
 use crate::remote::Stopped;
+use crate::scratch::Scratch;
 use crate::userfault::{Event, Userfault};
 
 #[repr(C)]
@@ -128,56 +129,64 @@ impl WriteWatch {
         }
     }
 
+    /// Whether this kernel tells of writes to private memory, and processes can be made to open what it takes: Linux 6.7 on
+    /// x86-64. Tried once, on this process.
+    pub fn works_here() -> bool {
+        static WORKS: OnceLock<bool> = OnceLock::new();
+        *WORKS.get_or_init(|| cfg!(target_arch = "x86_64") && try_private().unwrap_or(false))
+    }
+
     /// Whether this kernel tells all that there is to know of writes to shared memory: that a page was written also if it
     /// was thrown out of the page table since, and that one was not also if it was not there. Tried once, on this process.
     pub fn tells_of_shared_memory() -> bool {
         static TELLS: OnceLock<bool> = OnceLock::new();
         *TELLS.get_or_init(|| try_shared().unwrap_or(false))
     }
+
+    /// One over this process.
+    fn own() -> io::Result<Self> {
+        // SAFETY: the call takes a number and returns a new descriptor, owned by nobody else, or an error.
+        let fd = unsafe {
+            let fd = libc::syscall(libc::SYS_userfaultfd, FLAGS);
+            if fd < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            OwnedFd::from_raw_fd(fd as i32)
+        };
+        Self::over(fd, FEATURE_EVENT_FORK)
+    }
+}
+
+/// Writes to one of some pages that are watched.
+fn try_private() -> io::Result<bool> {
+    let scratch = Scratch::map(4, libc::MAP_PRIVATE)?;
+    (0..4).for_each(|page| scratch.write(page));
+    let watch = WriteWatch::own()?;
+    let pagemap = Pagemap::open_writable(std::process::id())?;
+    let armed = watch.watch(scratch.start(), scratch.end())?;
+    pagemap.written(scratch.start(), scratch.end(), armed, |_, _| {})?;
+    scratch.write(1);
+    let mut written = Vec::new();
+    pagemap.written(scratch.start(), scratch.end(), armed, |from, to| written.extend(scratch.numbers(from, to)))?;
+    Ok(armed && written == [1])
 }
 
 /// Throws a page that was written and one that was not out of the page table; a third one is never touched.
 fn try_shared() -> io::Result<bool> {
-    const PAGES: usize = 4;
-    let (len, page) = (PAGES * 4096, 4096);
-    // SAFETY: the call takes a number and returns a new descriptor, owned by nobody else, or an error.
-    let fd = unsafe {
-        let fd = libc::syscall(libc::SYS_userfaultfd, FLAGS);
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        OwnedFd::from_raw_fd(fd as i32)
-    };
-    let watch = WriteWatch::over(fd, FEATURE_EVENT_FORK)?;
-    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
-    // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
-    let memory = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
-    if memory == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
+    let scratch = Scratch::map(4, libc::MAP_SHARED)?;
+    let watch = WriteWatch::own()?;
+    (0..2).for_each(|page| scratch.write(page));
+    if !watch.watch(scratch.start(), scratch.end())? {
+        return Ok(false);
     }
-    let (start, end) = (memory as u64, memory as u64 + len as u64);
-    let tried = (|| {
-        // SAFETY: the accesses lie in the mapping of `PAGES` pages that nobody else knows.
-        let write = |number: usize| unsafe { memory.cast::<u8>().add(number * page).write_volatile(1) };
-        (0..2).for_each(write);
-        if !watch.watch(start, end)? {
-            return Ok(false);
-        }
-        watch.protect(start, end)?;
-        [0, 3].into_iter().for_each(write);
-        // SAFETY: as above; the content of shared memory stays.
-        if unsafe { libc::madvise(memory, 2 * page, libc::MADV_DONTNEED) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let mut written = Vec::new();
-        let found =
-            |from: u64, to: u64| written.extend((from..to).step_by(page).map(|at| (at - start) as usize / page));
-        Pagemap::open(std::process::id())?.unproven(start, end, found)?;
-        Ok(written == [0, 3])
-    })();
-    // SAFETY: exactly the mapping made above, to which nobody has a reference.
-    unsafe { libc::munmap(memory, len) };
-    tried
+    watch.protect(scratch.start(), scratch.end())?;
+    [0, 3].into_iter().for_each(|page| scratch.write(page));
+    // The content of shared memory stays.
+    scratch.discard(2)?;
+    let mut written = Vec::new();
+    let found = |from, to| written.extend(scratch.numbers(from, to));
+    Pagemap::open(std::process::id())?.unproven(scratch.start(), scratch.end(), found)?;
+    Ok(written == [0, 3])
 }
 
 #[cfg(test)]

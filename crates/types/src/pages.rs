@@ -62,11 +62,27 @@ impl PageRange {
         let (start, end) = (self.start.max(other.start), self.end.min(other.end));
         (start < end).then_some(PageRange { start, end })
     }
+
+    /// Cuts it at the addresses that are multiples of `size`, which is one of the page size. In order.
+    pub fn cut(self, size: u64) -> impl Iterator<Item = PageRange> {
+        let piece = move |start: u64| {
+            let end = self.end.min((start + 1).next_multiple_of(size));
+            (start < end).then_some(PageRange { start, end })
+        };
+        std::iter::successors(piece(self.start), move |before| piece(before.end))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pieces_end_at_multiples_of_their_size() {
+        let cut = |start, end| PageRange { start, end }.cut(0x4000).map(|r| (r.start, r.end)).collect::<Vec<_>>();
+        assert_eq!(cut(0x3000, 0x9000), [(0x3000, 0x4000), (0x4000, 0x8000), (0x8000, 0x9000)]);
+        assert_eq!(cut(0x4000, 0x8000), [(0x4000, 0x8000)]);
+    }
 
     #[test]
     fn only_aligned_forward_ranges_exist() {

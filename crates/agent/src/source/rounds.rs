@@ -8,7 +8,7 @@ use tranship_memory::policy::{self, RoundSeen, Verdict};
 use tranship_memory::send::{self, Counters, Plan, Version};
 use tranship_memory::shared::source::{Look, SharedMemory, Where};
 use tranship_memory::survey;
-use tranship_memory::tracker::{Round, TrackError, Tracker};
+use tranship_memory::tracker::{Round, Tracker};
 use tranship_sys::clock::monotonic_ns;
 use tranship_transport::Link;
 use tranship_types::RoundReport;
@@ -64,13 +64,9 @@ impl SourceRun {
         if !self.report.read().mode.has_rounds() && !self.may_be_early() {
             return Ok(None);
         }
-        if !Tracker::supported() {
-            self.report.change(|r| r.ways.push("memory: no rounds, this kernel cannot track writes".to_owned()));
-            return Ok(None);
-        }
         let container = self.inspected()?.0.clone();
         let pids = || container.processes().map_err(failed);
-        let mut tracker = Tracker::default();
+        let mut tracker = Tracker::new(self.node.tracking);
         let mut rest = Settling::default();
         let (mut seen, mut looked): (Vec<RoundSeen>, Option<Instant>) = (Vec::new(), None);
         // Rounds before this one were under another throttle, and tell nothing of what the next ones will find.
@@ -81,21 +77,14 @@ impl SourceRun {
             }
             let start = Instant::now();
             let others = self.send_files()? + self.send_shared()?;
-            let round = match tracker.round(&pids()?) {
-                Err(TrackError::Unsupported) if seen.is_empty() => {
-                    self.report.change(|r| r.ways.push(format!("memory: no rounds; {}", TrackError::Unsupported)));
-                    return Ok(None);
-                }
-                other => other.map_err(failed)?,
-            };
+            let round = tracker.round(&pids()?).map_err(failed)?;
             // The watch has left its mark on the flags by now, and what is written meanwhile is in the next round.
             self.learn_mappings()?;
             let since = looked.replace(Instant::now()).map(|before| before.elapsed().as_secs_f64());
             let version = if seen.is_empty() { Version::First } else { Version::Later };
             let counters = Counters::default();
             for chunks in [&round.plan.first, &round.plan.rest] {
-                let missed = send::send_running(chunks, version, &mut self.streams, &counters).map_err(failed)?;
-                tracker.missed(&missed);
+                send::send_running(chunks, version, &mut self.streams, &counters, &tracker).map_err(failed)?;
             }
             let (bytes, took) = (round.plan.bytes() + others, start.elapsed());
             let dirty_rate = since.map_or(0.0, |seconds| bytes as f64 / seconds.max(1e-6));
@@ -145,7 +134,8 @@ impl SourceRun {
         let Some(tracker) = &mut self.tracker else { return Ok(()) };
         let round = tracker.round(&pids).map_err(failed)?;
         let version = if self.report.read().rounds.is_empty() { Version::First } else { Version::Later };
-        send::send(&round.plan.first, version, &mut self.streams, &Counters::default()).map_err(failed)?;
+        send::send_running(&round.plan.first, version, &mut self.streams, &Counters::default(), tracker)
+            .map_err(failed)?;
         let rest = Plan { first: Vec::new(), rest: round.plan.rest };
         send::name(&rest, &mut self.streams).map_err(failed)?;
         self.unsent = rest.rest;

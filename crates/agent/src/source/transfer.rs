@@ -71,6 +71,7 @@ impl SourceRun {
         let skeleton_bytes = self.layout.image_bytes();
         let hidden = tranship_criu::hidden::was_used(&self.layout.hidden());
         let shared_way = self.shared_way(hidden);
+        let tracked = self.tracker.as_ref().map(|tracker| format!("memory: {}", tracker.way()));
         let way = if hidden {
             "memory: page store"
         } else {
@@ -82,6 +83,7 @@ impl SourceRun {
             r.skeleton_bytes = skeleton_bytes;
             r.source_extra_bytes = skeleton_bytes + buffers;
             r.ways.push(way.to_owned());
+            r.ways.extend(tracked);
             r.ways.extend(shared_way);
         });
         self.push = Some(push);

@@ -193,16 +193,7 @@ impl Object {
                 Ok(self.chunks()?.into_iter().filter_map(chunk).collect())
             }
             Changed::These(pages) => {
-                let mut pieces = Vec::new();
-                for run in pages.within(PageRange { start: 0, end }) {
-                    let mut at = run.start;
-                    while at < run.end {
-                        let next = run.end.min((at + 1).next_multiple_of(CHUNK));
-                        pieces.push(PageRange { start: at, end: next });
-                        at = next;
-                    }
-                }
-                Ok(pieces)
+                Ok(pages.within(PageRange { start: 0, end }).into_iter().flat_map(|run| run.cut(CHUNK)).collect())
             }
         }
     }

@@ -1,0 +1,241 @@
+//! What has to be sent while the container runs, round after round: the dirty set.
+//!
+//! For each address space the tracker knows what has been sent. A round asks what was written since the round before, and
+//! has what is written after that found by the next round. Processes and mappings come and go meanwhile: what was not watched
+//! all along counts as written. The last round, on the frozen container, also tells what was sent and is not there any more, so
+//! that the destination does not take stale pages for content.
+//!
+//! How writes are found out differs between kernels: [`DirtyTracker`] is what a [`Method`] has to do for one address space.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tranship_sys::pagemap::Pagemap;
+use tranship_sys::standstill;
+use tranship_types::{AddressSpaceId, PageRange};
+
+use crate::index::PageSet;
+use crate::send::{Chunk, Plan, Witness};
+use crate::survey::{Space, SurveyError, survey};
+
+mod content_hash;
+mod method;
+mod soft_dirty;
+mod write_protect;
+
+pub use method::{Method, UnknownMethod};
+
+/// How long the processes may take to stand still for a look, where the method needs that.
+const STANDSTILL: Duration = Duration::from_millis(200);
+
+/// How writes to one address space are found out. `found` and `there` get the mapping, as the space lists it, and a run of
+/// pages in it that hold data.
+///
+/// # Errors
+/// All: the process ends or executes another program at just this moment, or somebody else traces it. The next look
+/// then finds what this one has not told.
+trait DirtyTracker: std::fmt::Debug + Send + Sync {
+    /// Finds the pages that may have been written since the last look, at the first one all; what is written from now on is
+    /// found by the next look.
+    fn look(&mut self, space: &Space, found: &mut dyn FnMut(&PageRange, PageRange)) -> io::Result<()>;
+
+    /// Finds all pages, and whether a look would find them now. Changes nothing.
+    fn peek(&self, space: &Space, there: &mut dyn FnMut(&PageRange, PageRange, bool)) -> io::Result<()>;
+
+    /// The destination gets these pages, as they were read at this address some time after the last look.
+    fn sent(&self, _address: u64, _pages: &[u8]) {}
+}
+
+/// Tracking that does not work.
+#[derive(Debug, thiserror::Error)]
+pub enum TrackError {
+    /// A process cannot be looked at.
+    #[error(transparent)]
+    Survey(#[from] SurveyError),
+    /// A process cannot be watched.
+    #[error("process {pid} cannot be watched: {source}")]
+    Watch {
+        /// Pid on this node.
+        pid: u32,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+#[derive(Debug)]
+struct Watched {
+    pid: u32,
+    tracker: Box<dyn DirtyTracker>,
+    /// What the destination has, in whatever version.
+    sent: PageSet,
+    /// What it has not got since it was last found to be written: it could not be read.
+    missed: Mutex<PageSet>,
+}
+
+/// The watch over a container's memory.
+#[derive(Debug)]
+pub struct Tracker {
+    method: Method,
+    /// Some process's writes had to be found by another method.
+    also: Option<Method>,
+    spaces: HashMap<AddressSpaceId, Watched>,
+}
+
+/// What a round has found.
+#[derive(Debug, Default)]
+pub struct Round {
+    /// What is to be sent now.
+    pub plan: Plan,
+    /// What was sent in earlier rounds and is gone since: reads as zeros.
+    pub stale: Vec<(AddressSpaceId, PageRange)>,
+    /// The address spaces.
+    pub spaces: Vec<Space>,
+}
+
+/// What is sent while the tasks run is taken down here. If pages that could not be read are there at the end they are sent
+/// then, whoever wrote them.
+impl Witness for Tracker {
+    fn read(&self, space: AddressSpaceId, address: u64, pages: &[u8]) {
+        if let Some(watched) = self.spaces.get(&space) {
+            watched.tracker.sent(address, pages);
+        }
+    }
+
+    fn missed(&self, chunk: &Chunk) {
+        let (space, range) = chunk.pages();
+        if let Some(watched) = self.spaces.get(&space) {
+            watched.missed.lock().unwrap_or_else(PoisonError::into_inner).insert(range);
+        }
+    }
+}
+
+impl Tracker {
+    /// Nothing is watched yet. The method must be [available](Method::available).
+    pub fn new(method: Method) -> Self {
+        Self { method, also: None, spaces: HashMap::new() }
+    }
+
+    /// How writes are found, for people.
+    pub fn way(&self) -> String {
+        match self.also {
+            Some(also) => format!("writes are found by {}, of some processes by {also}", self.method),
+            None => format!("writes are found by {}", self.method),
+        }
+    }
+
+    /// A round on the running container: what was written since the last one (at first, everything).
+    pub fn round(&mut self, pids: &[u32]) -> Result<Round, TrackError> {
+        if self.method.needs_standstill() {
+            // If they do not stand still, everything that was found is found again by the next round.
+            standstill::during(pids, STANDSTILL, |stopped| self.look_at(pids, stopped.is_ok()))
+        } else {
+            self.look_at(pids, true)
+        }
+    }
+
+    fn look_at(&mut self, pids: &[u32], rearm: bool) -> Result<Round, TrackError> {
+        let mut round = Round::default();
+        let (mut watched, mut failure) = (0, None);
+        for &pid in pids {
+            // A process may end at any time; the next round does not see it.
+            match survey(&[pid]) {
+                Ok(spaces) => round.spaces.extend(spaces),
+                Err(_) => continue,
+            }
+            let Some(space) = round.spaces.last().filter(|s| s.pid == pid) else { continue };
+            match self.look(space, rearm, &mut round.plan) {
+                Ok(()) => watched += 1,
+                // It is ending, or executing another program at just this moment, or somebody else traces it: the next round
+                // tries again, and what is not watched at the end is sent as a whole.
+                Err(source) => failure = Some(TrackError::Watch { pid, source }),
+            }
+        }
+        match failure {
+            Some(error) if watched == 0 => Err(error),
+            _ => Ok(round),
+        }
+    }
+
+    fn look(&mut self, space: &Space, rearm: bool, plan: &mut Plan) -> io::Result<()> {
+        // The same id with another pid is a new process: what was sent for the old one is replaced or stale.
+        if self.spaces.get(&space.id).is_none_or(|watched| watched.pid != space.pid) {
+            let (tracker, method) = self.method.begin(space.pid)?;
+            self.also = self.also.or((method != self.method).then_some(method));
+            let sent = self.spaces.remove(&space.id).map(|w| w.sent).unwrap_or_default();
+            self.spaces.insert(space.id, Watched { pid: space.pid, tracker, sent, missed: Mutex::default() });
+        }
+        let Watched { tracker, sent, missed, .. } = self.spaces.get_mut(&space.id).expect("it was put there just now");
+        let missed = missed.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let mut found = |mapping: &PageRange, run: PageRange| {
+            sent.insert(run);
+            missed.remove(run);
+            Chunk::cut(space, run, plan.list(space, mapping));
+        };
+        if rearm {
+            return tracker.look(space, &mut found);
+        }
+        tracker.peek(space, &mut |mapping, run, written| {
+            if written {
+                found(mapping, run);
+            }
+        })
+    }
+
+    /// Bytes that a round would find now. Nothing is re-armed, so that the round finds them all the same.
+    pub fn left(&self, pids: &[u32]) -> u64 {
+        let mut left = 0;
+        for space in pids.iter().flat_map(|pid| survey(&[*pid]).unwrap_or_default()) {
+            // What ends or goes meanwhile is not left.
+            let _ = self.peek(&space, &mut |_, run, written| left += if written { run.len() } else { 0 });
+        }
+        left
+    }
+
+    /// Finds all pages, and whether they were written since they were looked at; of a process at which nobody has looked, all.
+    fn peek(&self, space: &Space, there: &mut dyn FnMut(&PageRange, PageRange, bool)) -> io::Result<()> {
+        if let Some(watched) = self.spaces.get(&space.id).filter(|watched| watched.pid == space.pid) {
+            return watched.tracker.peek(space, there);
+        }
+        let mut pagemap = Pagemap::open(space.pid)?;
+        for range in &space.ranges {
+            pagemap.populated(range.start, range.end, |start, end| there(range, PageRange { start, end }, true))?;
+        }
+        Ok(())
+    }
+
+    /// The last round, on the frozen container: what is still to be sent, and what is not there any more. The watches stay
+    /// until the tracker is dropped; dropping it may take time for each page, so not in the freeze.
+    pub fn last_round(&mut self, pids: &[u32]) -> Result<Round, TrackError> {
+        let mut round = Round { spaces: survey(pids)?, ..Round::default() };
+        let mut gone: HashMap<AddressSpaceId, PageSet> =
+            self.spaces.iter().map(|(id, watched)| (*id, watched.sent.clone())).collect();
+        for space in &round.spaces {
+            let watched = self.spaces.get(&space.id);
+            let missed = watched.map(|w| w.missed.lock().unwrap_or_else(PoisonError::into_inner).clone());
+            let stale = gone.entry(space.id).or_default();
+            let mut found: (PageSet, PageSet) = Default::default();
+            // One walk of the page table, for what was written and for what is there.
+            let mut there = |mapping: &PageRange, run: PageRange, written: bool| {
+                stale.remove(run);
+                let found = if space.executable.contains(mapping) { &mut found.0 } else { &mut found.1 };
+                found.insert(run);
+                if !written {
+                    // What was neither written nor ever sent has come here by other means (mremap on older kernels).
+                    for known in watched.map(|w| w.sent.within(run)).unwrap_or_default() {
+                        found.remove(known);
+                    }
+                    for missed in missed.as_ref().map(|missed| missed.within(run)).unwrap_or_default() {
+                        found.insert(missed);
+                    }
+                }
+            };
+            self.peek(space, &mut there).map_err(|source| TrackError::Watch { pid: space.pid, source })?;
+            found.0.drain().into_iter().for_each(|run| Chunk::cut(space, run, &mut round.plan.first));
+            found.1.drain().into_iter().for_each(|run| Chunk::cut(space, run, &mut round.plan.rest));
+        }
+        round.stale = gone.into_iter().flat_map(|(id, set)| set.drain().into_iter().map(move |r| (id, r))).collect();
+        Ok(round)
+    }
+}

@@ -1,0 +1,176 @@
+//! All threads of some processes stopped for a moment, with ptrace: what they see of it is that time has passed.
+//!
+//! If the process that stops them dies, or gives up because one of them cannot be stopped in time, the kernel lets all go on: a
+//! tracer's threads are detached when the thread that traces them ends.
+
+use std::collections::HashSet;
+use std::io;
+use std::time::{Duration, Instant};
+
+use nix::sys::wait::WaitPidFlag;
+use nix::unistd::Pid;
+
+use crate::remote::{is_dead, ptrace, resume_to_stop};
+
+/// How often it is looked whether a thread has stopped.
+const TICK: Duration = Duration::from_micros(50);
+
+/// Does `work` while the processes stand still, and tells it if they could not be stopped within `patience`: then they run. A
+/// thread that waits in the kernel without being interruptible stops only when it has waited; one that another process
+/// traces cannot be stopped.
+pub fn during<R: Send>(processes: &[u32], patience: Duration, work: impl FnOnce(io::Result<()>) -> R + Send) -> R {
+    std::thread::scope(|scope| {
+        // One that has failed ends, and with it the stop; the work is done by another.
+        let tracer = scope.spawn(move || match stop(processes, Instant::now() + patience) {
+            Ok(stopped) => {
+                let result = work(Ok(()));
+                // If a thread has died there is nothing to let go.
+                stopped.iter().for_each(|thread| drop(ptrace(libc::PTRACE_DETACH, *thread, 0, 0)));
+                Ok(result)
+            }
+            Err(error) => Err((error, work)),
+        });
+        match tracer.join().expect("what stops processes does not panic") {
+            Ok(result) => result,
+            Err((error, work)) => work(Err(error)),
+        }
+    })
+}
+
+/// Stops every thread, also those that are started meanwhile by threads which still run.
+fn stop(processes: &[u32], deadline: Instant) -> io::Result<HashSet<Pid>> {
+    let mut stopped = HashSet::new();
+    loop {
+        let mut asked = Vec::new();
+        for process in processes {
+            // One that is gone stands still.
+            let Ok(threads) = std::fs::read_dir(format!("/proc/{process}/task")) else { continue };
+            for entry in threads.flatten() {
+                let Some(thread) = entry.file_name().to_str().and_then(|n| n.parse().ok()).map(Pid::from_raw) else {
+                    continue;
+                };
+                if !stopped.contains(&thread) && ask(thread)? {
+                    asked.push(thread);
+                }
+            }
+        }
+        if asked.is_empty() {
+            return Ok(stopped);
+        }
+        for thread in asked {
+            stopped.insert(thread);
+            while !resume_to_stop(thread, WaitPidFlag::WNOHANG)? {
+                if Instant::now() > deadline {
+                    return Err(io::Error::new(io::ErrorKind::TimedOut, format!("thread {thread} does not stop")));
+                }
+                std::thread::sleep(TICK);
+            }
+        }
+    }
+}
+
+/// Asks a thread to stop; false if it is dead.
+fn ask(thread: Pid) -> io::Result<bool> {
+    let seized = ptrace(libc::PTRACE_SEIZE, thread, 0, 0).and_then(|()| ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0));
+    match seized {
+        Ok(()) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) || is_dead(thread) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader};
+    use std::process::{Child, Command, Stdio};
+
+    const PATIENCE: Duration = Duration::from_secs(5);
+
+    fn ticks(process: u32) -> u64 {
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+        stat.rsplit_once(") ").unwrap().1.split(' ').nth(11).unwrap().parse().unwrap()
+    }
+
+    struct Spinner(Child);
+
+    impl Spinner {
+        fn start() -> Self {
+            let code = "import threading\ndef spin():\n while True: pass\n\
+                        [threading.Thread(target=spin).start() for _ in range(3)]";
+            let spinner = Self(Command::new("python3").args(["-c", code]).spawn().unwrap());
+            let deadline = Instant::now() + PATIENCE;
+            while std::fs::read_dir(format!("/proc/{}/task", spinner.0.id())).unwrap().count() < 4 {
+                assert!(Instant::now() < deadline, "it starts no threads");
+                std::thread::sleep(TICK);
+            }
+            spinner
+        }
+    }
+
+    impl Drop for Spinner {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn no_thread_runs_meanwhile_and_all_run_afterwards() {
+        let spinner = Spinner::start();
+        let pid = spinner.0.id();
+        for _ in 0..20 {
+            let (before, after) = during(&[pid], PATIENCE, |stopped| {
+                stopped.unwrap();
+                let before = ticks(pid);
+                std::thread::sleep(Duration::from_millis(30));
+                (before, ticks(pid))
+            });
+            assert_eq!(before, after);
+        }
+        let (now, deadline) = (ticks(pid), Instant::now() + PATIENCE);
+        while ticks(pid) == now {
+            assert!(Instant::now() < deadline, "it does not go on");
+            std::thread::sleep(TICK);
+        }
+    }
+
+    #[test]
+    fn signals_that_come_meanwhile_are_not_lost() {
+        let code = "import signal, sys\nn = 0\ndef count(*_):\n global n; n += 1\n print(n, flush=True)\n\
+                    signal.signal(signal.SIGUSR1, count)\nprint(0, flush=True)\nwhile True: signal.pause()";
+        let mut child = Command::new("python3").args(["-c", code]).stdout(Stdio::piped()).spawn().unwrap();
+        let pid = child.id();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        for expected in 0..200u32 {
+            assert_eq!(lines.next().unwrap().unwrap(), expected.to_string());
+            let send = || nix::sys::signal::kill(Pid::from_raw(pid as i32), nix::sys::signal::SIGUSR1).unwrap();
+            // Before, in the middle, or at just any moment of it.
+            match expected % 3 {
+                0 => during(&[pid], PATIENCE, |_| send()),
+                1 => {
+                    send();
+                    during(&[pid], PATIENCE, |stopped| stopped.unwrap());
+                }
+                _ => std::thread::scope(|scope| {
+                    scope.spawn(|| during(&[pid], PATIENCE, |stopped| stopped.unwrap()));
+                    send();
+                }),
+            }
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn one_that_is_gone_stands_still_and_one_that_is_traced_is_an_error() {
+        during(&[4_000_000], PATIENCE, |stopped| stopped.unwrap());
+        let spinner = Spinner::start();
+        let pid = spinner.0.id();
+        during(&[pid], PATIENCE, |stopped| {
+            stopped.unwrap();
+            during(&[pid], PATIENCE, |again| assert!(again.is_err()));
+        });
+        during(&[pid], PATIENCE, |stopped| stopped.unwrap());
+    }
+}
