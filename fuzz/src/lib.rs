@@ -3,7 +3,8 @@
 
 use std::io::{Cursor, Read};
 
-use tranship_wire::{FrameHeader, HEADER_LEN, HELLO_PREFIX_LEN, Hello, MAX_HELLO, USER_ADDRESS_END, Welcome};
+use tranship_wire::packed::{Packer, Unpacker};
+use tranship_wire::{Codec, FrameHeader, HEADER_LEN, HELLO_PREFIX_LEN, Hello, MAX_HELLO, USER_ADDRESS_END, Welcome};
 
 /// A header decodes to something within the limits that encodes to the same bytes, or not at all.
 pub fn frame_header(data: &[u8]) {
@@ -11,7 +12,9 @@ pub fn frame_header(data: &[u8]) {
     let Ok(header) = FrameHeader::decode(bytes) else { return };
     assert_eq!(&header.encode(), bytes, "{header:?}");
     assert!(header.payload_len() <= 1 << 20, "{header:?}");
-    if let FrameHeader::Pages { range, .. } | FrameHeader::Zero { range, .. } = header {
+    if let FrameHeader::Pages { range, .. } | FrameHeader::Zero { range, .. } | FrameHeader::Packed { range, .. } =
+        header
+    {
         assert!(range.start < range.end && range.end <= USER_ADDRESS_END, "{header:?}");
         assert!(range.start % 4096 == 0 && range.end % 4096 == 0, "{header:?}");
     }
@@ -57,6 +60,13 @@ pub fn stream(data: &[u8]) {
                     return;
                 }
             }
+            FrameHeader::Packed { range, codec, length, .. } => {
+                assert!(range.len() <= 1 << 20, "{header:?}");
+                let mut pages = vec![0; range.len() as usize];
+                if Unpacker::default().read(&mut r, codec, length, &mut pages).is_err() {
+                    return;
+                }
+            }
             _ => {
                 let length = header.payload_len() as u64;
                 if std::io::copy(&mut r.by_ref().take(length), &mut std::io::sink()).is_ok_and(|n| n < length) {
@@ -65,5 +75,27 @@ pub fn stream(data: &[u8]) {
             }
         }
         assert!(r.position() >= before + HEADER_LEN as u64);
+    }
+}
+
+/// What is compressed comes out as it was; what was not made by a [`Packer`] comes out as so many bytes, or not at all.
+pub fn packed(data: &[u8]) {
+    let (mut packer, mut unpacker) = (Packer::new().unwrap(), Unpacker::default());
+    for codec in Codec::ALL {
+        let mut got = vec![0; data.len()];
+        if let Some(packed) = packer.pack(codec, data).map(<[u8]>::to_vec) {
+            unpacker.read(&mut packed.as_slice(), codec, packed.len() as u32, &mut got).unwrap();
+            assert_eq!(got, data, "{codec}");
+            // Neither one byte fewer nor one more than was announced.
+            for other in [data.len() - 1, data.len() + 1] {
+                got.resize(other, 0);
+                assert!(
+                    unpacker.read(&mut packed.as_slice(), codec, packed.len() as u32, &mut got).is_err(),
+                    "{codec}"
+                );
+            }
+        }
+        got.resize(4096, 0);
+        let _ = unpacker.read(&mut &data[..], codec, data.len() as u32, &mut got);
     }
 }

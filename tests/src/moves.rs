@@ -1,9 +1,10 @@
+use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use tranship_api::ApiError;
-use tranship_lab::{CounterClient, CounterReport, Lab};
+use tranship_lab::{CounterClient, CounterReport, Lab, report_of};
 use tranship_types::{Blocker, Outcome, Phase, Report};
 
 use crate::containers::exactly_one_runs;
@@ -13,8 +14,17 @@ use crate::containers::exactly_one_runs;
 /// # Errors
 /// If the move fails, says that something was left over, or has a report that cannot be right.
 pub fn move_container(lab: &Lab, from: &str, name: &str, to: &str) -> Result<Report> {
-    let value = lab.move_container(from, name, to)?;
-    let report: Report = serde_json::from_value(value).context("the report of the move")?;
+    move_with(lab, from, name, to, &[])
+}
+
+/// The same with options for `tranship move`.
+///
+/// # Errors
+/// As [`move_container`].
+pub fn move_with(lab: &Lab, from: &str, name: &str, to: &str, options: &[&str]) -> Result<Report> {
+    let output = lab.move_command(from, name, to)?.args(options).stderr(Stdio::piped()).output()?;
+    let said = || String::from_utf8_lossy(&output.stderr).into_owned();
+    let report: Report = serde_json::from_value(report_of(&output.stdout).with_context(said)?).with_context(said)?;
     ensure!(report.outcome == Outcome::Moved, "the move ended as {:?}: {:?}", report.outcome, report.error);
     ensure!(report.leftovers.is_empty(), "the move left something over: {}", report.leftovers.join("; "));
     let (blackout, total) = (report.blackout_ms, report.total_ms);

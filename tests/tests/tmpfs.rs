@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tranship_e2e::{Guest, Stage, exactly_one_runs, move_container, nothing_left, remove, scenarios};
+use tranship_e2e::{Guest, Stage, exactly_one_runs, move_container, move_with, nothing_left, remove, scenarios};
 use tranship_lab::{Lab, RunOptions, find_program};
-use tranship_types::{Outcome, Report};
+use tranship_types::Report;
 
 const NAME: &str = "files";
 const IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 21);
@@ -16,11 +16,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Moves it in a mode of its own.
 fn move_in(lab: &Lab, from: &str, to: &str, mode: &str) -> Result<Report> {
-    let output = lab.exec(from, &["tranship", "move", NAME, "--to", to, "--mode", mode, "--json"])?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let said = || format!("{from} → {to}, mode {mode}: {text} {}", String::from_utf8_lossy(&output.stderr));
-    let report: Report = serde_json::from_str(text.lines().last().unwrap_or_default()).with_context(said)?;
-    ensure!(report.outcome == Outcome::Moved && report.leftovers.is_empty(), said());
+    let way = || format!("{from} → {to}, mode {mode}");
+    let report = move_with(lab, from, NAME, to, &["--mode", mode]).with_context(way)?;
     ensure!(exactly_one_runs(lab, NAME)? == to, "{NAME} is not on {to}");
     nothing_left(lab, from, NAME)?;
     Ok(report)

@@ -150,10 +150,21 @@ impl Node {
         purpose: Purpose,
         migration: Option<&MigrationId>,
     ) -> Result<Connection, Failure> {
+        self.dial_within(DIAL, peer, purpose, migration)
+    }
+
+    /// Calls a peer's agent, which is to answer in this time.
+    pub fn dial_within(
+        &self,
+        patience: Duration,
+        peer: &NodeName,
+        purpose: Purpose,
+        migration: Option<&MigrationId>,
+    ) -> Result<Connection, Failure> {
         use tranship_transport::TransportError as E;
         let address = self.config.peers.get(peer).ok_or_else(|| self.no_such_node(peer))?;
         let hello = Hello::new(self.config.node.clone(), purpose, migration.cloned());
-        self.connector.connect(peer, address, &hello, DIAL).map_err(|error| {
+        self.connector.connect(peer, address, &hello, patience).map_err(|error| {
             let kind = match &error {
                 E::Untrusted { .. } | E::WrongNode { .. } => BlockerKind::Untrusted,
                 E::Version { .. } => BlockerKind::Version,

@@ -1,10 +1,10 @@
-//! What the options of a move come to on this node: the policy's limits, and the refusal of what cannot be had.
+//! What the options of a move come to on this node: the policy's limits, and the refusal of what makes no sense.
 
 use std::time::Duration;
 
 use tranship_api::{ErrorKind, ServiceError};
 use tranship_memory::policy::Limits;
-use tranship_types::{Compress, MoveOptions};
+use tranship_types::MoveOptions;
 
 /// What the policy of the rounds is to keep to.
 pub fn limits(options: &MoveOptions) -> Limits {
@@ -15,22 +15,14 @@ pub fn limits(options: &MoveOptions) -> Limits {
     }
 }
 
-/// Whether this agent can do what they ask for: rather no move than one that ignores a wish.
+/// Whether they make sense together: rather no move than one that ignores a wish.
 pub fn check(options: &MoveOptions) -> Result<(), ServiceError> {
     if let Err(error) = options.check() {
         let text = error.to_string();
         let (cause, remedy) = text.split_once("; ").unwrap_or((&text, ""));
         return Err(ServiceError::new(ErrorKind::Invalid, cause, remedy));
     }
-    let refuse = |what: String, remedy: &str| {
-        Err(ServiceError::new(ErrorKind::Invalid, format!("this version of the agent cannot do {what}"), remedy))
-    };
-    match options {
-        MoveOptions { compress: compress @ (Compress::Lz4 | Compress::Zstd), .. } => {
-            refuse(format!("compression with {compress}"), "leave it out; pages then travel as they are")
-        }
-        _ => Ok(()),
-    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -39,7 +31,7 @@ mod tests {
     use tranship_types::{Bandwidth, Mode};
 
     #[test]
-    fn what_is_senseless_or_cannot_be_had_is_refused_with_a_remedy() {
+    fn what_is_senseless_is_refused_with_a_remedy() {
         let precopy = MoveOptions::in_mode(Mode::Precopy);
         for (options, word) in [
             (MoveOptions { no_throttle: true, ..precopy }, "without safe"),
@@ -48,7 +40,7 @@ mod tests {
             let error = check(&options).unwrap_err();
             assert!(error.body.message.contains(word) && !error.body.remedy.is_empty(), "{error}");
         }
-        assert_eq!(check(&MoveOptions { safe: true, compress: Compress::Off, ..precopy }), Ok(()));
+        assert_eq!(check(&MoveOptions { safe: true, ..precopy }), Ok(()));
     }
 
     #[test]

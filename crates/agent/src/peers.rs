@@ -90,7 +90,8 @@ fn answer(node: &Arc<Node>, incoming: Incoming) {
                 Ok(store) => store,
                 Err(failure) => return tracing::warn!(%address, %id, %failure, "a stream was turned away"),
             };
-            let failed = |e: &dyn std::fmt::Display| Failure::new(e.to_string());
+            // The source will tell its user.
+            let failed = |e: &dyn std::fmt::Display| Failure::new(format!("{e} (on node {})", node.config.node));
             let urgent = stream == URGENT_STREAM;
             if urgent {
                 schedule::stand(schedule::Standing::Realtime);
@@ -176,6 +177,10 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
                 abort(node, id, &failure)
             }
             (Request::Drained, Some(id)) => drained(node, id),
+            (Request::Streams, Some(id)) => match node.arrivals.inbox(id).and_then(|inbox| inbox.failed()) {
+                Some(failure) => failure_response(failure),
+                None => Response::Streams,
+            },
             (Request::Probe { bytes }, _) => match probed.receive(&mut link, bytes) {
                 Ok(()) => Response::Probed,
                 Err(error) => break Err(error),

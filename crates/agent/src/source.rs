@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use tranship_coordinator::{Failure, Fault, SourcePort, SourceStep};
 use tranship_criu::smaps::Smaps;
 use tranship_engine::{Container, EngineError};
+use tranship_memory::compress::Tally;
 use tranship_memory::policy::Limits;
 use tranship_memory::send::{Chunk, Stream};
 use tranship_memory::shared::source::{SharedMemory, Where};
@@ -24,9 +25,11 @@ mod held;
 mod push;
 mod rounds;
 mod shared;
+mod streams;
 mod transfer;
 
 use push::{Demand, Push};
+use streams::show_compressed;
 
 use crate::inspection;
 use crate::layout::{Front, Layout, Role};
@@ -58,6 +61,8 @@ pub struct SourceRun {
     inspection: Option<(Container, Offer)>,
     control: Option<Connection>,
     streams: Vec<Stream<Connection>>,
+    /// What was compressed of their pages.
+    tally: Arc<Tally>,
     front: Option<Front>,
     gate: Option<Gate>,
     /// Keeps the packets that reach the closed gate.
@@ -121,6 +126,7 @@ impl SourceRun {
             inspection: None,
             control: None,
             streams: Vec::new(),
+            tally: Arc::default(),
             front: None,
             gate: None,
             hold: None,
@@ -214,6 +220,7 @@ impl SourceRun {
 
     fn connect(&mut self) -> Result<(), Failure> {
         self.control = Some(self.node.dial(&self.peer, Purpose::Control, Some(&self.id))?);
+        self.check_compress()?;
         let mut trips = Vec::new();
         for _ in 0..8 {
             let sent = monotonic_ns();
@@ -294,7 +301,7 @@ impl SourceRun {
         match self.hear(FROZEN_PATIENCE)? {
             Response::Ready { parts } => {
                 if let Some(why) = self.push.as_mut().and_then(Push::broken) {
-                    return Err(Failure::new(format!("memory could not be sent: {why}")));
+                    return Err(self.reason(Failure::new(format!("memory could not be sent: {why}"))));
                 }
                 // What was sent is of no use if the original has run since: it would be a second, newer copy.
                 if !self.inspected()?.0.freezer.is_held().map_err(failed)? {
@@ -430,7 +437,10 @@ impl SourceRun {
             self.wire_bytes += control.bytes_sent();
         }
         let bytes = self.wire_bytes;
-        self.report.change(|r| r.progress.wire_bytes = bytes);
+        self.report.change(|r| {
+            r.progress.wire_bytes = bytes;
+            show_compressed(&self.tally, r);
+        });
     }
 
     /// Waits for the engine's own process, so that no zombie of it stays.

@@ -3,9 +3,10 @@
 use std::time::{Duration, SystemTime};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
-use tranship_types::{Phase, Report};
+use tranship_types::{Compressed, Phase, Report};
 
 use crate::screen::Screen;
+use crate::show::report::part;
 use crate::units::{bytes, rate};
 
 /// How often [`Progress::tick`] is to be called.
@@ -122,6 +123,13 @@ fn amounts(report: &Report) -> String {
         rate(progress.rate),
         bytes(progress.wire_bytes)
     );
+    let compressed = Compressed {
+        page_bytes: progress.lz4.page_bytes + progress.zstd.page_bytes,
+        wire_bytes: progress.lz4.wire_bytes + progress.zstd.wire_bytes,
+    };
+    if let Some(part) = part(compressed) {
+        text += &format!(", compressed to {part}");
+    }
     match report.phase {
         Phase::Precopy if progress.rounds > 0 => {
             text += &format!(", round {} done, {} written", progress.rounds, rate(progress.dirty_rate));
@@ -148,6 +156,9 @@ mod tests {
             line(&report, Duration::from_millis(1234)),
             "   1.2 s  transfer  82.4 MiB of 164.8 MiB, 112.3 MiB/s, 165.0 MiB on the wire\n"
         );
+        report.progress.lz4 = Compressed { page_bytes: 4096, wire_bytes: 1024 };
+        assert!(amounts(&report).ends_with(", 165.0 MiB on the wire, compressed to 25 %"));
+        report.progress.lz4 = Compressed::default();
         (report.progress.rounds, report.progress.dirty_rate) = (2, 1024.0 * 1024.0);
         report.phase = Phase::Precopy;
         assert!(amounts(&report).ends_with(", 165.0 MiB on the wire, round 2 done, 1.0 MiB/s written"));

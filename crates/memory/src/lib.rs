@@ -8,6 +8,7 @@
 //! Without moving anything, [`sample`](mod@sample) watches what a container writes, [`probe`] measures the way to the other
 //! node, and [`predict`](mod@predict) tells from both how a move would go.
 
+pub mod compress;
 pub mod index;
 pub mod maps;
 pub mod pager;

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use tranship_sys::arena::Arena;
 use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange, SharedObject};
-use tranship_wire::{FrameHeader, Kind, ReadError};
+use tranship_wire::packed::Unpacker;
+use tranship_wire::{Codec, FrameHeader, Kind, ReadError};
 
 use crate::index::{Extent, Index, PageSet};
 use crate::pager::{ControlError, PagerHandle, StoredExtent};
@@ -61,6 +62,24 @@ struct Held {
     places: Index,
     /// Pages that come later.
     later: PageSet,
+}
+
+/// Pages that come next on a stream.
+struct Arriving<'a, R> {
+    stream: &'a mut R,
+    unpacker: &'a mut Unpacker,
+    /// How they are compressed, and to how many bytes.
+    packed: Option<(Codec, u32)>,
+}
+
+impl<R: Read> Arriving<'_, R> {
+    /// Receives them to where they belong.
+    fn read(self, pages: &mut [u8]) -> Result<(), ReadError> {
+        match self.packed {
+            Some((codec, length)) => self.unpacker.read(self.stream, codec, length, pages),
+            None => self.stream.read_exact(pages).map_err(ReadError::Io),
+        }
+    }
 }
 
 /// What is told to the pager next.
@@ -135,12 +154,12 @@ impl Store {
     /// Receives pages of shared memory.
     fn share<R: Read>(
         &self,
-        stream: &mut R,
+        pages: Arriving<'_, R>,
         buffer: &mut Vec<u8>,
         (space, range): (AddressSpaceId, PageRange),
     ) -> Result<(), ReceiveError> {
         buffer.resize(range.len() as usize, 0);
-        stream.read_exact(buffer).map_err(ReadError::Io)?;
+        pages.read(buffer)?;
         let grown = self.shared.write(space, range, buffer)?;
         let occupied = self.shared_bytes.fetch_add(grown, Ordering::Relaxed) + grown;
         if self.arena.used() + occupied.max(0).cast_unsigned() > self.arena.capacity() {
@@ -167,18 +186,24 @@ impl Store {
         named: impl Fn(),
     ) -> Result<(), ReceiveError> {
         let (mut prompt, mut buffer, mut received) = (urgent, Vec::new(), 0);
+        let mut unpacker = Unpacker::default();
         loop {
             match tranship_wire::read_header(stream)? {
-                FrameHeader::Pages { space, range } => {
+                header @ (FrameHeader::Pages { space, range } | FrameHeader::Packed { space, range, .. }) => {
                     received += range.len();
                     self.received.fetch_add(range.len(), Ordering::Relaxed);
+                    let packed = match header {
+                        FrameHeader::Packed { codec, length, .. } => Some((codec, length)),
+                        _ => None,
+                    };
+                    let pages = Arriving { stream, unpacker: &mut unpacker, packed };
                     if space.is_object() {
-                        self.share(stream, &mut buffer, (space, range))?;
+                        self.share(pages, &mut buffer, (space, range))?;
                         continue;
                     }
                     // What comes a second time, after a link broke, may be on its way from its first place into a task.
                     let again = prompt && !self.no_longer_later(space, range);
-                    let (row, newer) = self.store(stream, space, range, again, &mut buffer).inspect_err(|_| {
+                    let (row, newer) = self.store(pages, (space, range), again, &mut buffer).inspect_err(|_| {
                         if prompt && !again {
                             self.held().entry(space).or_default().later.insert(range);
                         }
@@ -259,21 +284,20 @@ impl Store {
     /// given up, unless they come `again`. Returns where they are, and whether that was known before.
     fn store<R: Read>(
         &self,
-        stream: &mut R,
-        space: AddressSpaceId,
-        range: PageRange,
+        pages: Arriving<'_, R>,
+        (space, range): (AddressSpaceId, PageRange),
         again: bool,
         buffer: &mut Vec<u8>,
     ) -> Result<(StoredExtent, bool), ReceiveError> {
         if let Some(offset) = self.place_of(space, range) {
             buffer.resize(range.len() as usize, 0);
-            stream.read_exact(buffer).map_err(ReadError::Io)?;
+            pages.read(buffer)?;
             self.arena.replace(offset, buffer);
             return Ok((StoredExtent { space, extent: Extent { range, offset } }, true));
         }
         let full = || ReceiveError::Full { capacity: self.arena.capacity() };
         let mut slice = self.arena.allocate(range.len() as usize).ok_or_else(full)?;
-        stream.read_exact(&mut slice).map_err(ReadError::Io)?;
+        pages.read(&mut slice)?;
         let extent = Extent { range, offset: slice.offset() };
         drop(slice);
         let replaced = self.held().entry(space).or_default().places.insert(extent);
@@ -302,5 +326,103 @@ impl Batch {
     fn add(&mut self, row: StoredExtent) {
         self.bytes += row.extent.range.len();
         self.extents.push(row);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+    use std::path::Path;
+    use std::time::Instant;
+
+    use tranship_wire::WireError;
+    use tranship_wire::packed::Packer;
+
+    use super::*;
+
+    const SPACE: AddressSpaceId = AddressSpaceId(1);
+    const AT: u64 = 0x7000_0000;
+
+    /// Runs `test` with a store of 1 MiB and the pager that it needs.
+    fn with_store(name: &str, test: impl FnOnce(&Store)) {
+        let directory = std::env::temp_dir().join(format!("tranship-receive-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| crate::pager::run(&directory, &directory).unwrap());
+            let store = Store::new(1 << 20, connect(&directory)).unwrap();
+            test(&store);
+            PagerHandle::connect(&directory).unwrap().quit().unwrap();
+        });
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    fn connect(directory: &Path) -> PagerHandle {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            match PagerHandle::connect(directory) {
+                Ok(handle) => return handle,
+                Err(error) => assert!(Instant::now() < deadline, "{error}"),
+            }
+        }
+    }
+
+    fn write(wire: &mut Vec<u8>, codec: Codec, pages: &[u8]) {
+        let mut packer = Packer::new().unwrap();
+        let packed = packer.pack(codec, pages).unwrap();
+        tranship_wire::write_packed(wire, SPACE, (AT, (pages.len() as u64 / PAGE_SIZE) as u32), codec, packed).unwrap();
+    }
+
+    /// What the store has at `AT`.
+    fn content(store: &Store, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        let offset = store.held()[&SPACE].places.find(AT).unwrap().offset;
+        std::fs::File::from(store.arena.file().try_clone_to_owned().unwrap())
+            .read_exact_at(&mut bytes, offset)
+            .unwrap();
+        bytes
+    }
+
+    #[test]
+    fn compressed_pages_are_stored_as_they_were_and_newer_ones_take_their_place() {
+        with_store("packed", |store| {
+            let versions = [3u8, 7].map(|seed| (0..32768u32).map(|i| (i / 5) as u8 ^ seed).collect::<Vec<_>>());
+            let mut wire = Vec::new();
+            write(&mut wire, Codec::Lz4, &versions[0]);
+            let first = wire.len();
+            write(&mut wire, Codec::Zstd, &versions[1]);
+            tranship_wire::write_end(&mut wire, 2 * 32768).unwrap();
+            assert!(matches!(
+                store.receive(&mut &wire[..first], false, || ()),
+                Err(ReceiveError::Receive(ReadError::Closed))
+            ));
+            assert_eq!(content(store, 32768), versions[0]);
+            store.receive(&mut wire.as_slice(), false, || ()).unwrap();
+            assert_eq!(content(store, 32768), versions[1]);
+        });
+    }
+
+    #[test]
+    fn compressed_pages_that_are_not_what_they_say_leave_older_ones_as_they_are() {
+        with_store("hostile", |store| {
+            let pages = vec![5u8; 8192];
+            for codec in Codec::ALL {
+                let mut wire = Vec::new();
+                write(&mut wire, codec, &pages);
+                let good = wire.len();
+                // As many bytes as before, which are said to be one page more; and then noise.
+                write(&mut wire, codec, &pages);
+                wire[good + 20] += 1;
+                let refused = store.receive(&mut wire.as_slice(), false, || ()).unwrap_err();
+                assert!(
+                    matches!(refused, ReceiveError::Receive(ReadError::Wire(WireError::Packed { .. }))),
+                    "{codec}: {refused}"
+                );
+                wire.truncate(good);
+                write(&mut wire, codec, &pages);
+                wire[good + tranship_wire::HEADER_LEN..].fill(0xff);
+                assert!(store.receive(&mut wire.as_slice(), false, || ()).is_err(), "{codec}");
+                assert_eq!(content(store, pages.len()), pages);
+            }
+        });
     }
 }

@@ -16,6 +16,7 @@ use tranship_sys::pagemap::Pagemap;
 use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange};
 use tranship_wire::{FrameHeader, WriteError};
 
+use crate::compress::Compressor;
 use crate::index::PageSet;
 use crate::survey::Space;
 
@@ -185,7 +186,7 @@ fn send_all<W: Write + Send>(
                         let sent = stream.send(chunk, version, counters, witness);
                         sent.inspect_err(|_| broken.store(true, Ordering::Relaxed))?;
                     }
-                    stream.link.flush().map_err(WriteError::from)?;
+                    stream.link().flush().map_err(WriteError::from)?;
                     Ok(())
                 })
             })
@@ -200,8 +201,7 @@ pub fn send_stale<W: Write>(stale: &[(AddressSpaceId, PageRange)], streams: &mut
     for (space, range) in stale {
         for range in range.cut(CHUNK) {
             let piece = Chunk { space: *space, pid: 0, range };
-            let stream = &mut streams[piece.route(count)];
-            tranship_wire::write_zero(&mut stream.link, *space, range.start, range.pages() as u32)?;
+            streams[piece.route(count)].outlet.zero(*space, range)?;
         }
     }
     Ok(())
@@ -217,9 +217,9 @@ pub fn name<W: Write>(plan: &Plan, streams: &mut [Stream<W>]) -> Result<(), Send
     for (stream, list) in streams.iter_mut().zip(lists) {
         for (space, mut ranges) in list {
             ranges.sort_unstable_by_key(|range| range.start);
-            tranship_wire::runs::write_later(&mut stream.link, space, &ranges)?;
+            tranship_wire::runs::write_later(stream.link(), space, &ranges)?;
         }
-        stream.link.flush().map_err(WriteError::from)?;
+        stream.link().flush().map_err(WriteError::from)?;
     }
     Ok(())
 }
@@ -227,8 +227,8 @@ pub fn name<W: Write>(plan: &Plan, streams: &mut [Stream<W>]) -> Result<(), Send
 /// Says on every stream that all pages have been named that come later.
 pub fn named<W: Write>(streams: &mut [Stream<W>]) -> Result<(), SendError> {
     for stream in streams {
-        tranship_wire::write_header(&mut stream.link, &FrameHeader::Named)?;
-        stream.link.flush().map_err(WriteError::from)?;
+        tranship_wire::write_header(stream.link(), &FrameHeader::Named)?;
+        stream.link().flush().map_err(WriteError::from)?;
     }
     Ok(())
 }
@@ -314,8 +314,8 @@ impl Outbox {
                 stream.send(&chunk, Version::Later, counters, None)?;
             }
         }
-        stream.link.flush().map_err(WriteError::from)?;
-        Ok(tranship_wire::write_end(&mut stream.link, stream.sent)?)
+        stream.link().flush().map_err(WriteError::from)?;
+        Ok(tranship_wire::write_end(&mut stream.outlet.link, stream.outlet.sent)?)
     }
 
     /// Sends what is left of pages that the other side waits for.
@@ -337,7 +337,7 @@ impl Outbox {
                 at = piece.end;
             }
         }
-        stream.link.flush().map_err(WriteError::from)?;
+        stream.link().flush().map_err(WriteError::from)?;
         Ok(())
     }
 }
@@ -356,26 +356,57 @@ pub fn lacking(spaces: &[Space], missing: &[(AddressSpaceId, Vec<PageRange>)]) -
 /// One stream of pages, and the buffer they pass through.
 #[derive(Debug)]
 pub struct Stream<W> {
-    link: W,
+    outlet: Outlet<W>,
     buffer: Vec<u8>,
+}
+
+/// Where the pages of a stream leave.
+#[derive(Debug)]
+pub(crate) struct Outlet<W> {
+    link: W,
+    compressor: Option<Compressor>,
+    /// Bytes of pages, which the stream's end will tell.
     sent: u64,
+}
+
+impl<W: Write> Outlet<W> {
+    /// Sends pages with their content.
+    pub(crate) fn pages(
+        &mut self,
+        space: AddressSpaceId,
+        address: u64,
+        pages: &[u8],
+        counters: &Counters,
+    ) -> Result<(), WriteError> {
+        match &mut self.compressor {
+            Some(compressor) => compressor.write(&mut self.link, space, address, pages)?,
+            None => tranship_wire::write_pages(&mut self.link, space, address, pages)?,
+        }
+        self.sent += pages.len() as u64;
+        counters.sent.fetch_add(pages.len() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Says that pages are zero.
+    pub(crate) fn zero(&mut self, space: AddressSpaceId, range: PageRange) -> Result<(), WriteError> {
+        tranship_wire::write_zero(&mut self.link, space, range.start, range.pages() as u32)
+    }
 }
 
 impl<W: Write> Stream<W> {
     /// A stream over a link; its buffer is allocated and touched here, before the freeze.
-    pub fn new(link: W) -> Self {
-        Self { link, buffer: vec![1; CHUNK as usize], sent: 0 }
+    pub fn new(link: W, compressor: Option<Compressor>) -> Self {
+        Self { outlet: Outlet { link, compressor, sent: 0 }, buffer: vec![1; CHUNK as usize] }
     }
 
     /// The link below.
     pub fn link(&mut self) -> &mut W {
-        &mut self.link
+        &mut self.outlet.link
     }
 
-    /// The link, the buffer, and the count of payload bytes that [`finish`] will tell: for pages that are not read from a
-    /// process.
-    pub(crate) fn parts(&mut self) -> (&mut W, &mut [u8], &mut u64) {
-        (&mut self.link, &mut self.buffer, &mut self.sent)
+    /// The buffer and where its pages leave: for pages that are not read from a process.
+    pub(crate) fn parts(&mut self) -> (&mut Outlet<W>, &mut [u8]) {
+        (&mut self.outlet, &mut self.buffer)
     }
 
     fn send(
@@ -407,17 +438,15 @@ impl<W: Write> Stream<W> {
         counters.read.fetch_add(range.len(), Ordering::Relaxed);
         let mut told = range.start;
         for (first, run) in runs_with_data(pages) {
-            if version == Version::Later && told < range.start + first {
-                let zeros = (range.start + first - told) / PAGE_SIZE;
-                tranship_wire::write_zero(&mut self.link, space, told, zeros as u32)?;
+            let start = range.start + first;
+            if version == Version::Later && told < start {
+                self.outlet.zero(space, PageRange { start: told, end: start })?;
             }
-            told = range.start + first + run.len() as u64;
-            tranship_wire::write_pages(&mut self.link, space, range.start + first, run)?;
-            self.sent += run.len() as u64;
-            counters.sent.fetch_add(run.len() as u64, Ordering::Relaxed);
+            told = start + run.len() as u64;
+            self.outlet.pages(space, start, run, counters)?;
         }
         if version == Version::Later && told < range.end {
-            tranship_wire::write_zero(&mut self.link, space, told, ((range.end - told) / PAGE_SIZE) as u32)?;
+            self.outlet.zero(space, PageRange { start: told, end: range.end })?;
         }
         Ok(())
     }
@@ -493,7 +522,7 @@ mod tests {
             chunk(4_000_000, there, there + PAGE_SIZE),
             chunk(own, there, there + 2 * PAGE_SIZE),
         ];
-        let mut streams = [Stream::new(Vec::new())];
+        let mut streams = [Stream::new(Vec::new(), None)];
         let counters = Counters::default();
         let seen = Seen::default();
         send_running(&chunks, Version::First, &mut streams, &counters, &seen).unwrap();

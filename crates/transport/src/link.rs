@@ -65,7 +65,7 @@ impl fmt::Debug for Closer {
 
 /// Counts a link's bytes as they are on the wire, TLS included, TCP/IP not.
 #[derive(Debug, Clone, Default)]
-pub struct Counters(Arc<[AtomicU64; 2]>);
+pub struct Counters(Arc<[AtomicU64; 3]>);
 
 impl Counters {
     /// Bytes sent so far.
@@ -78,11 +78,20 @@ impl Counters {
         self.0[1].load(Ordering::Relaxed)
     }
 
+    /// How long writers have waited so far because what was written before had not left.
+    pub fn blocked(&self) -> Duration {
+        Duration::from_nanos(self.0[2].load(Ordering::Relaxed))
+    }
+
     pub(crate) fn add_sent(&self, n: usize) {
         self.0[0].fetch_add(n as u64, Ordering::Relaxed);
     }
 
     pub(crate) fn add_received(&self, n: usize) {
         self.0[1].fetch_add(n as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn add_blocked(&self, time: Duration) {
+        self.0[2].fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
 }

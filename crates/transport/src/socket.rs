@@ -1,10 +1,11 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, send, setsockopt, sockopt};
 
 use crate::{Closer, Counters};
 
@@ -105,7 +106,7 @@ impl Socket {
             if let Some(left) = self.left()? {
                 self.stream.set_write_timeout(Some(left))?;
             }
-            match (&*self.stream).write(buf) {
+            match self.write(buf) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(n) => {
                     self.counters.add_sent(n);
@@ -116,6 +117,18 @@ impl Socket {
             }
         }
         Ok(())
+    }
+
+    /// Writes something, after waiting for room where there is none; only then the clock is read.
+    fn write(&self, buf: &[u8]) -> io::Result<usize> {
+        let at_once = send(self.stream.as_raw_fd(), buf, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
+        if at_once != Err(Errno::EAGAIN) {
+            return Ok(at_once?);
+        }
+        let start = Instant::now();
+        let written = (&*self.stream).write(buf);
+        self.counters.add_blocked(start.elapsed());
+        written
     }
 
     fn left(&self) -> io::Result<Option<Duration>> {

@@ -23,5 +23,5 @@ pub use options::{Bandwidth, Compress, InvalidBandwidth, MoveOptions, SenselessO
 pub use pages::{AddressSpaceId, PAGE_SIZE, PageRange};
 pub use phase::{Outcome, Phase};
 pub use prediction::Prediction;
-pub use report::{FaultReport, Part, Progress, Report, RoundReport, Side};
+pub use report::{Compressed, FaultReport, Part, Progress, Report, RoundReport, Side};
 pub use shared::{SharedKind, SharedObject};

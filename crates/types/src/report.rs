@@ -37,6 +37,12 @@ pub struct Progress {
     pub moved_bytes: u64,
     /// Bytes written to the wire so far, framing and TLS included.
     pub wire_bytes: u64,
+    /// Pages that travelled compressed with lz4, so far.
+    #[serde(default)]
+    pub lz4: Compressed,
+    /// The same with zstd.
+    #[serde(default)]
+    pub zstd: Compressed,
     /// Rate of the last interval in bytes a second.
     pub rate: f64,
     /// Rounds of pre-copy so far.
@@ -52,6 +58,16 @@ pub struct Progress {
     /// Pages that the resumed container has asked for before they had arrived, so far.
     #[serde(default)]
     pub remote_faults: u64,
+}
+
+/// Pages that travelled in fewer bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Compressed {
+    /// Bytes of the pages.
+    pub page_bytes: u64,
+    /// Bytes that they took on the wire.
+    pub wire_bytes: u64,
 }
 
 /// What it cost the resumed container that pages were still on the source.

@@ -1,7 +1,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::{Kind, Versions};
+use crate::{Codec, Kind, Versions};
 
 /// Bytes that are not of this protocol, or a value that it cannot carry.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -74,6 +74,16 @@ pub enum WireError {
     Runs {
         /// The frame's kind.
         kind: Kind,
+    },
+    /// Compressed pages that do not come out as what was announced.
+    #[error(
+        "pages compressed with {codec} do not come out as the {length} bytes that were announced; the peer is faulty"
+    )]
+    Packed {
+        /// How they are said to be compressed.
+        codec: Codec,
+        /// Bytes of the pages.
+        length: u64,
     },
     /// A name in a greeting or a file's name is not usable.
     #[error("{what} {name:?} is not usable: {why}")]

@@ -2,7 +2,7 @@ use std::fmt;
 
 use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange};
 
-use crate::WireError;
+use crate::{Codec, WireError};
 
 /// Length of an encoded [`FrameHeader`] in bytes.
 pub const HEADER_LEN: usize = 24;
@@ -45,6 +45,8 @@ pub enum Kind {
     Named = 10,
     /// Asks for pages.
     Want = 11,
+    /// Pages with their content, compressed.
+    Packed = 12,
 }
 
 impl Kind {
@@ -61,6 +63,7 @@ impl Kind {
             9 => Kind::Later,
             10 => Kind::Named,
             11 => Kind::Want,
+            12 => Kind::Packed,
             _ => return None,
         })
     }
@@ -80,6 +83,7 @@ impl fmt::Display for Kind {
             Kind::Later => "Later",
             Kind::Named => "Named",
             Kind::Want => "Want",
+            Kind::Packed => "Packed",
         })
     }
 }
@@ -99,12 +103,13 @@ impl fmt::Display for Kind {
 /// | Pages | address space | first page | bytes of pages | 0 |
 /// | Zero | address space | first page | 0 | pages |
 /// | FileData | 0 | offset in the file | bytes | 0 |
-/// | End | 0 | payload bytes of the stream | 0 | 0 |
+/// | End | 0 | bytes of pages on the stream | 0 | 0 |
 /// | Ping, Pong | 0 | sender's timestamp in ns | 0 | 0 |
 /// | Later, Want | address space | where the first gap is counted from | bytes of [`crate::runs`] | 0 |
 /// | Named | 0 | 0 | 0 | 0 |
+/// | Packed | address space | first page | bytes as compressed | pages |
 ///
-/// `flags` and `reserved` are 0. What a kind does not use must be 0, so that a later version can give it a meaning.
+/// `flags` is the [`Codec`] of Packed, else 0; `reserved` is 0. What a kind does not use must be 0, so that a later version can give it a meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FrameHeader {
     /// `length` bytes of JSON follow.
@@ -140,7 +145,7 @@ pub enum FrameHeader {
     },
     /// The stream is complete.
     End {
-        /// The sum of the payloads' lengths in bytes, as the sender counted them.
+        /// The bytes of pages, as they are before compression, that the sender counted.
         total: u64,
     },
     /// Asks for a [`FrameHeader::Pong`] with the same timestamp.
@@ -171,6 +176,17 @@ pub enum FrameHeader {
         /// Where the first gap is counted from.
         base: u64,
         /// Bytes of runs, 1 to [`MAX_RUNS`].
+        length: u32,
+    },
+    /// The content of `range` follows, compressed to `length` bytes ([`crate::packed`]).
+    Packed {
+        /// Whose pages.
+        space: AddressSpaceId,
+        /// Which, at most [`MAX_PAGES`] bytes.
+        range: PageRange,
+        /// How they are compressed.
+        codec: Codec,
+        /// Bytes, at least 1 and fewer than the pages have.
         length: u32,
     },
 }
@@ -241,6 +257,22 @@ impl FrameHeader {
         Ok(Self::Want { space, base, length })
     }
 
+    /// The header of the pages at `address`, `pages` of them, compressed to `length` bytes.
+    ///
+    /// # Errors
+    /// As [`FrameHeader::pages`]; and if compression has left nothing of them, or has not made them fewer bytes.
+    pub fn packed(
+        space: AddressSpaceId,
+        (address, pages): (u64, u32),
+        codec: Codec,
+        length: usize,
+    ) -> Result<Self, WireError> {
+        let bytes = u64::from(pages) * PAGE_SIZE;
+        let bytes = bounded(Kind::Packed, bytes, MAX_PAGES)?;
+        let length = bounded(Kind::Packed, length as u64, bytes - 1)?;
+        Ok(Self::Packed { space, range: range(Kind::Packed, address, u64::from(bytes))?, codec, length })
+    }
+
     /// What kind of frame this is.
     pub fn kind(&self) -> Kind {
         match self {
@@ -255,6 +287,7 @@ impl FrameHeader {
             Self::Later { .. } => Kind::Later,
             Self::Named => Kind::Named,
             Self::Want { .. } => Kind::Want,
+            Self::Packed { .. } => Kind::Packed,
         }
     }
 
@@ -265,7 +298,8 @@ impl FrameHeader {
             | Self::FileBegin { length }
             | Self::FileData { length, .. }
             | Self::Later { length, .. }
-            | Self::Want { length, .. } => *length as usize,
+            | Self::Want { length, .. }
+            | Self::Packed { length, .. } => *length as usize,
             Self::Pages { range, .. } => range.len() as usize,
             Self::Zero { .. } | Self::End { .. } | Self::Ping { .. } | Self::Pong { .. } | Self::Named => 0,
         }
@@ -284,9 +318,13 @@ impl FrameHeader {
             Self::Ping { timestamp_ns } | Self::Pong { timestamp_ns } => (0, timestamp_ns, 0, 0),
             Self::Later { space, base, length } | Self::Want { space, base, length } => (space.0, base, length, 0),
             Self::Named => (0, 0, 0, 0),
+            Self::Packed { space, range, length, .. } => (space.0, range.start, length, range.pages() as u32),
         };
         let mut bytes = [0; HEADER_LEN];
         bytes[0] = self.kind() as u8;
+        if let Self::Packed { codec, .. } = self {
+            bytes[1] = *codec as u8;
+        }
         bytes[4..8].copy_from_slice(&space.to_le_bytes());
         bytes[8..16].copy_from_slice(&address.to_le_bytes());
         bytes[16..20].copy_from_slice(&length.to_le_bytes());
@@ -306,12 +344,14 @@ impl FrameHeader {
         let address = u64::from(u32_at(8)) | u64::from(u32_at(12)) << 32;
         let zero = |field, value: u64| if value == 0 { Ok(()) } else { Err(WireError::NotZero { kind, field, value }) };
 
-        zero("flags", u64::from(bytes[1]))?;
+        if kind != Kind::Packed {
+            zero("flags", u64::from(bytes[1]))?;
+        }
         zero("reserved", u64::from(u16::from_le_bytes([bytes[2], bytes[3]])))?;
-        if !matches!(kind, Kind::Pages | Kind::Zero | Kind::Later | Kind::Want) {
+        if !matches!(kind, Kind::Pages | Kind::Packed | Kind::Zero | Kind::Later | Kind::Want) {
             zero("space", u64::from(space))?;
         }
-        if kind != Kind::Zero {
+        if !matches!(kind, Kind::Zero | Kind::Packed) {
             zero("extra", u64::from(extra))?;
         }
         if matches!(kind, Kind::Message | Kind::FileBegin | Kind::Named) {
@@ -332,6 +372,11 @@ impl FrameHeader {
             Kind::Later => Self::later(AddressSpaceId(space), address, length as usize),
             Kind::Named => Ok(Self::Named),
             Kind::Want => Self::want(AddressSpaceId(space), address, length as usize),
+            Kind::Packed => {
+                let codec = Codec::from_u8(bytes[1])
+                    .ok_or(WireError::Unknown { field: "the codec of a frame", value: u64::from(bytes[1]) })?;
+                Self::packed(AddressSpaceId(space), (address, extra), codec, length as usize)
+            }
         }
     }
 }
@@ -348,7 +393,7 @@ fn runs(kind: Kind, base: u64, length: usize) -> Result<u32, WireError> {
 fn bounded(kind: Kind, length: u64, limit: u32) -> Result<u32, WireError> {
     let what = match kind {
         Kind::Message => "a message",
-        Kind::Pages => "a frame of pages",
+        Kind::Pages | Kind::Packed => "a frame of pages",
         Kind::FileBegin => "the announcement of a file",
         Kind::Later | Kind::Want => "a list of pages",
         _ => "a piece of a file",

@@ -24,7 +24,10 @@ pub struct Versions {
 
 impl Versions {
     /// What this release speaks.
-    pub const OURS: Versions = Versions { min: 1, max: 1 };
+    pub const OURS: Versions = Versions { min: 1, max: 2 };
+    /// The first in which pages may travel compressed ([`crate::Kind::Packed`]), and in which a source may ask why a stream
+    /// failed ([`crate::message::Request::Streams`]).
+    pub const PACKED: u16 = 2;
 }
 
 impl fmt::Display for Versions {

@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tranship_types::AddressSpaceId;
 
-use crate::{FrameHeader, HEADER_LEN, Kind, MAX_MESSAGE, ReadError, WireError, WriteError};
+use crate::{Codec, FrameHeader, HEADER_LEN, Kind, MAX_MESSAGE, ReadError, WireError, WriteError};
 
 /// Receives and checks the next header. Its payload, [`FrameHeader::payload_len`] bytes, is then the caller's to read:
 /// pages go straight to where they belong.
@@ -92,6 +92,21 @@ pub fn write_pages<W: Write>(w: &mut W, space: AddressSpaceId, address: u64, pag
     write_frame(w, &FrameHeader::pages(space, address, pages.len())?, pages)
 }
 
+/// Sends the content of `pages` pages from `address` on of `space` as `packed`, which [`crate::packed::Packer`] has made of
+/// them with `codec`. Does not flush.
+///
+/// # Errors
+/// As [`FrameHeader::packed`], and those of the stream.
+pub fn write_packed<W: Write>(
+    w: &mut W,
+    space: AddressSpaceId,
+    pages: (u64, u32),
+    codec: Codec,
+    packed: &[u8],
+) -> Result<(), WriteError> {
+    write_frame(w, &FrameHeader::packed(space, pages, codec, packed.len())?, packed)
+}
+
 /// Says that `pages` pages from `address` on are zero. Does not flush.
 ///
 /// # Errors
@@ -100,7 +115,7 @@ pub fn write_zero<W: Write>(w: &mut W, space: AddressSpaceId, address: u64, page
     write_header(w, &FrameHeader::zero(space, address, pages)?)
 }
 
-/// Ends a stream and flushes; `total` is the sum of the payloads that were sent, in bytes.
+/// Ends a stream and flushes; `total` is how many bytes of pages were sent, as they are before compression.
 ///
 /// # Errors
 /// Those of the stream.
@@ -109,7 +124,7 @@ pub fn write_end<W: Write>(w: &mut W, total: u64) -> Result<(), WriteError> {
     Ok(w.flush()?)
 }
 
-/// Receives the end of a stream of which `received` bytes of payload have arrived.
+/// Receives the end of a stream of which `received` bytes of pages have arrived.
 ///
 /// # Errors
 /// [`ReadError::Incomplete`] if the sender counted otherwise, [`ReadError::Unexpected`] if the stream goes on.

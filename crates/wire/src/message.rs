@@ -10,6 +10,7 @@
 //!   Held                                 sent behind Commit without waiting, and again after Running; has no answer
 //!   Abort ──▶ Aborted                    likewise
 //!   Drained? ▶ Draining │ Drained │ Failed
+//!   Streams ▶ Streams │ Failed           why a stream was given up; from version 2 on
 //!   Probe ──▶ Probed │ Failed            to measure the link; belongs to no migration
 //! ```
 
@@ -90,6 +91,8 @@ pub enum Request {
     Abort,
     /// Is every page in place? The answer may take a second.
     Drained,
+    /// Has a stream of pages failed with you, and why? From version [`crate::Versions::PACKED`] on.
+    Streams,
     /// So many bytes of noise follow, in frames of pages: say when they are in memory. They belong to nothing.
     Probe {
         /// How many.
@@ -153,6 +156,8 @@ pub enum Response {
         /// Most memory that the destination held besides the container, in bytes.
         peak_bytes: u64,
     },
+    /// No stream of pages has failed; one that has is answered by [`Response::Failed`].
+    Streams,
     /// The noise was received, and forgotten.
     Probed,
     /// It could not be done.

@@ -26,11 +26,12 @@ proptest! {
 
     #[test]
     fn headers_with_plausible_fields_never_panic(
-        kind in 0u8..10, flags in prop_oneof![9 => Just(0u8), 1 => any::<u8>()],
+        kind in 0u8..14, flags in prop_oneof![9 => 0u8..3, 1 => any::<u8>()],
         space in any::<u32>(),
         address in prop_oneof![Just(0u64), any::<u64>(), (0u64..1 << 36).prop_map(|page| page << 12)],
         length in prop_oneof![Just(0u32), any::<u32>(), (0u32..300).prop_map(|pages| pages << 12)],
-        extra in prop_oneof![Just(0u32), any::<u32>()],
+        extra in prop_oneof![Just(0u32), 0u32..300, any::<u32>()],
+        payload in prop::collection::vec(any::<u8>(), 0..600),
     ) {
         let mut bytes = vec![kind, flags, 0, 0];
         bytes.extend(space.to_le_bytes());
@@ -38,7 +39,25 @@ proptest! {
         bytes.extend(length.to_le_bytes());
         bytes.extend(extra.to_le_bytes());
         targets::frame_header(&bytes);
+        bytes.extend(payload);
         targets::stream(&bytes);
+    }
+
+    #[test]
+    fn compressed_pages_come_out_as_they_were_and_hostile_ones_do_no_harm(
+        word in prop::collection::vec(any::<u8>(), 1..100), times in 1usize..200,
+        noise in prop::collection::vec(any::<u8>(), 0..600),
+        at in any::<prop::sample::Index>(), with in any::<u8>(),
+    ) {
+        use tranship_wire::{Codec, packed::Packer};
+        let repeated = word.repeat(times);
+        targets::packed(&repeated);
+        targets::packed(&noise);
+        for codec in Codec::ALL {
+            if let Some(packed) = Packer::new().unwrap().pack(codec, &repeated) {
+                targets::packed(&nearly(packed.to_vec(), at, with));
+            }
+        }
     }
 
     #[test]

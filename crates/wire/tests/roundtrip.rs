@@ -32,9 +32,16 @@ fn header() -> impl Strategy<Value = FrameHeader> {
     });
     let zero = (any::<u32>(), 0u64..1 << 34, 1u32..=u32::MAX)
         .prop_map(|(space, page, n)| FrameHeader::zero(AddressSpaceId(space), page * PAGE_SIZE, n).unwrap());
+    let packed = (any::<u32>(), 0u64..(1 << 35) - 256, 1u32..=256, any::<bool>(), any::<prop::sample::Index>())
+        .prop_map(|(space, page, n, lz4, length)| {
+            let codec = if lz4 { Codec::Lz4 } else { Codec::Zstd };
+            let length = 1 + length.index(n as usize * PAGE_SIZE as usize - 1);
+            FrameHeader::packed(AddressSpaceId(space), (page * PAGE_SIZE, n), codec, length).unwrap()
+        });
     prop_oneof![
         (1usize..=1 << 20).prop_map(|n| FrameHeader::message(n).unwrap()),
         pages,
+        packed,
         zero,
         (1usize..=4096).prop_map(|n| FrameHeader::file_begin(n).unwrap()),
         (0u64..1 << 40, 1usize..=1 << 20).prop_map(|(offset, n)| FrameHeader::file_data(offset, n).unwrap()),
@@ -118,6 +125,19 @@ fn what_is_out_of_bounds_is_refused_by_name() {
     assert!(matches!(FrameHeader::zero(space, USER_ADDRESS_END - PAGE_SIZE, 2), Err(WireError::OutOfRange { .. })));
     assert!(matches!(FrameHeader::file_data(u64::MAX, 1), Err(WireError::OutOfRange { .. })));
 
+    let packed = |address, pages, length| FrameHeader::packed(space, (address, pages), Codec::Lz4, length);
+    assert!(matches!(packed(4096, 1, 0), Err(WireError::Empty { .. })));
+    assert!(matches!(packed(4096, 0, 1), Err(WireError::Empty { .. })));
+    assert!(matches!(packed(4096, 1, page), Err(WireError::TooLong { .. })));
+    assert!(matches!(packed(4096, 257, page), Err(WireError::TooLong { .. })));
+    assert!(matches!(packed(4096, u32::MAX, page), Err(WireError::TooLong { .. })));
+    assert!(matches!(packed(4097, 1, 1), Err(WireError::Unaligned { .. })));
+    assert!(matches!(packed(USER_ADDRESS_END, 1, 1), Err(WireError::OutOfRange { .. })));
+    assert!(packed(4096, 256, (1 << 20) - 1).is_ok());
+
+    let mut unheard_of = packed(4096, 1, 1).unwrap().encode();
+    unheard_of[1] = 3;
+    assert!(matches!(FrameHeader::decode(&unheard_of), Err(WireError::Unknown { value: 3, .. })));
     let mut flagged = FrameHeader::End { total: 1 }.encode();
     flagged[1] = 1;
     assert!(matches!(FrameHeader::decode(&flagged), Err(WireError::NotZero { field: "flags", .. })));
@@ -144,6 +164,47 @@ fn pages_and_their_end_arrive() {
     r.set_position(end);
     assert!(matches!(read_end(&mut r, 1), Err(ReadError::Incomplete { sent: 12288, received: 1 })));
     assert!(matches!(read_header(&mut r), Err(ReadError::Closed)));
+}
+
+#[test]
+fn compressed_pages_arrive_and_what_would_not_get_smaller_is_not_compressed() {
+    let mut packer = packed::Packer::new().unwrap();
+    let mut unpacker = packed::Unpacker::default();
+    let content: Vec<u8> = (0..256 * PAGE_SIZE).map(|i| (i % 251) as u8).collect();
+    let mut state = 1u64;
+    let mut noise = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 56) as u8
+    };
+    let noise: Vec<u8> = (0..256 * PAGE_SIZE).map(|_| noise()).collect();
+    for codec in Codec::ALL {
+        assert_eq!(packer.pack(codec, &noise), None);
+        let packed = packer.pack(codec, &content).unwrap();
+        assert!(packed.len() < content.len() / 50, "{codec}: {}", packed.len());
+        let mut wire = Vec::new();
+        write_packed(&mut wire, AddressSpaceId(12), (0x7000_0000, 256), codec, packed).unwrap();
+
+        let mut r = Cursor::new(wire);
+        let FrameHeader::Packed { range, codec: told, length, .. } = read_header(&mut r).unwrap() else { panic!() };
+        assert_eq!((range.len(), told), (content.len() as u64, codec));
+        let mut got = vec![0; content.len()];
+        unpacker.read(&mut r, codec, length, &mut got).unwrap();
+        assert_eq!(got, content);
+    }
+}
+
+#[test]
+fn compressed_pages_that_come_out_longer_or_shorter_than_announced_are_refused() {
+    let mut packer = packed::Packer::new().unwrap();
+    let mut unpacker = packed::Unpacker::default();
+    for codec in Codec::ALL {
+        let packed = packer.pack(codec, &[7; 2 * 4096]).unwrap().to_vec();
+        for announced in [4096, 3 * 4096] {
+            let mut r = packed.as_slice();
+            let error = unpacker.read(&mut r, codec, packed.len() as u32, &mut vec![0; announced]).unwrap_err();
+            assert!(matches!(error, ReadError::Wire(WireError::Packed { .. })), "{codec}: {error}");
+        }
+    }
 }
 
 #[test]

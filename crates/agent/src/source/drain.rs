@@ -11,6 +11,7 @@ use tranship_wire::message::{Request, Response};
 use tranship_wire::{Purpose, URGENT_STREAM};
 
 use super::push::{Demand, Push};
+use super::streams::show_compressed;
 use super::{FROZEN_PATIENCE, SourceRun, failed};
 use crate::inspection::STREAMS;
 
@@ -86,6 +87,7 @@ impl SourceRun {
                 self.report.change(|r| {
                     r.progress.remote_faults = remote_faults.count();
                     r.progress.remaining_bytes = remote_bytes;
+                    show_compressed(&self.tally, r);
                 });
                 Ok(Some(remote_bytes))
             }
@@ -156,11 +158,5 @@ impl SourceRun {
     pub(super) fn open_demand(&self) -> Result<Demand, Failure> {
         let wants = self.node.dial(&self.peer, Purpose::Wants { resume: false }, Some(&self.id))?;
         Ok(Demand { wants, urgent: self.page_stream(URGENT_STREAM)? })
-    }
-
-    pub(super) fn page_stream(&self, stream: u8) -> Result<Stream<Connection>, Failure> {
-        let mut link = self.node.dial(&self.peer, Purpose::Pages { stream }, Some(&self.id))?;
-        link.set_timeout(Some(FROZEN_PATIENCE)).map_err(failed)?;
-        Ok(Stream::new(link))
     }
 }

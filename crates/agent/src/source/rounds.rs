@@ -14,6 +14,7 @@ use tranship_transport::Link;
 use tranship_types::RoundReport;
 
 use super::shared::Settling;
+use super::streams::show_compressed;
 use super::{SourceRun, failed};
 
 /// For how long it is watched how much CPU time a container uses, before it gets less.
@@ -84,7 +85,8 @@ impl SourceRun {
             let version = if seen.is_empty() { Version::First } else { Version::Later };
             let counters = Counters::default();
             for chunks in [&round.plan.first, &round.plan.rest] {
-                send::send_running(chunks, version, &mut self.streams, &counters, &tracker).map_err(failed)?;
+                send::send_running(chunks, version, &mut self.streams, &counters, &tracker)
+                    .map_err(|error| self.not_sent(&error))?;
             }
             let (bytes, took) = (round.plan.bytes() + others, start.elapsed());
             let dirty_rate = since.map_or(0.0, |seconds| bytes as f64 / seconds.max(1e-6));
@@ -106,6 +108,7 @@ impl SourceRun {
                 r.progress.memory_bytes = r.progress.memory_bytes.max(r.progress.moved_bytes);
                 r.progress.rate = bytes as f64 / took.as_secs_f64().max(1e-6);
                 r.progress.wire_bytes = wire;
+                show_compressed(&self.tally, r);
             });
             match verdict {
                 Verdict::Another => {}
@@ -134,10 +137,10 @@ impl SourceRun {
         let Some(tracker) = &mut self.tracker else { return Ok(()) };
         let round = tracker.round(&pids).map_err(failed)?;
         let version = if self.report.read().rounds.is_empty() { Version::First } else { Version::Later };
-        send::send_running(&round.plan.first, version, &mut self.streams, &Counters::default(), tracker)
-            .map_err(failed)?;
         let rest = Plan { first: Vec::new(), rest: round.plan.rest };
-        send::name(&rest, &mut self.streams).map_err(failed)?;
+        send::send_running(&round.plan.first, version, &mut self.streams, &Counters::default(), tracker)
+            .and_then(|()| send::name(&rest, &mut self.streams))
+            .map_err(|error| self.not_sent(&error))?;
         self.unsent = rest.rest;
         Ok(())
     }

@@ -65,7 +65,8 @@ impl SourceRun {
         let Some(shared) = &mut self.shared else { return Ok(0) };
         shared.look(Look::Round);
         let counters = Counters::default();
-        shared.send(&mut self.streams, &counters).map_err(failed)?;
+        let done = shared.send(&mut self.streams, &counters);
+        done.map_err(|error| self.not_sent(&error))?;
         let sent = counters.sent.load(Ordering::Relaxed);
         self.report.change(|r| r.progress.moved_bytes += sent);
         Ok(sent)
@@ -91,7 +92,8 @@ impl SourceRun {
         streams: &mut [Stream<Connection>],
         counters: &Counters,
     ) -> Result<(), Failure> {
-        self.shared.as_ref().map_or(Ok(()), |shared| shared.send_executable(streams, counters)).map_err(failed)
+        let sent = self.shared.as_ref().map_or(Ok(()), |shared| shared.send_executable(streams, counters));
+        sent.map_err(|error| self.not_sent(&error))
     }
 
     /// How it was moved, for the report.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use tranship_coordinator::Failure;
 use tranship_criu::front::{Mark, Order};
 use tranship_criu::rpc::ExternalMount;
+use tranship_memory::compress::Tally;
 use tranship_memory::send::{self, Counters, Outbox, Plan, SendError, Stream, Version};
 use tranship_sys::clock::monotonic_ns;
 use tranship_transport::{Closer, Connection, Link};
@@ -16,6 +17,7 @@ use tranship_types::Mode;
 use tranship_wire::message::Request;
 
 use super::push::{Gauge, Push};
+use super::streams::show_compressed;
 use super::{FROZEN_PATIENCE, STREAM_BUFFERS, SourceRun, failed};
 use crate::layout::Role;
 use crate::registry::LiveReport;
@@ -38,8 +40,9 @@ impl SourceRun {
         let start = monotonic_ns();
         let counters = Counters::default();
         let mut streams = std::mem::take(&mut self.streams);
-        send::send_stale(&round.stale, &mut streams).map_err(failed)?;
-        send::send(&plan.first, Version::Later, &mut streams, &counters).map_err(failed)?;
+        send::send_stale(&round.stale, &mut streams)
+            .and_then(|()| send::send(&plan.first, Version::Later, &mut streams, &counters))
+            .map_err(|error| self.not_sent(&error))?;
         self.send_shared_code(&mut streams, &counters)?;
         let buffers = u64::from(STREAM_BUFFERS) * streams.len() as u64;
         if early {
@@ -58,13 +61,14 @@ impl SourceRun {
         std::thread::scope(|scope| {
             let (done, waiting) = std::sync::mpsc::channel::<()>();
             // Ends when the sender is dropped.
-            let (report, gauge) = (&report, &gauge);
-            scope.spawn(move || show(report, gauge, before, &waiting));
+            let (report, gauge, tally) = (&report, &gauge, &self.tally);
+            scope.spawn(move || show(report, gauge, tally, before, &waiting));
             // Where pages may follow the resume, nobody waits for them here.
             let sent = if early { Ok(()) } else { push.wait() };
             drop(done);
             sent
-        })?;
+        })
+        .map_err(|failure| self.reason(failure))?;
         if !early {
             self.timeline.note("memory: sent", pushing, monotonic_ns());
         }
@@ -80,6 +84,7 @@ impl SourceRun {
         self.report.change(|r| {
             r.progress.moved_bytes = before + push.gauge().read_bytes();
             r.progress.wire_bytes = push.gauge().wire_bytes();
+            show_compressed(&self.tally, r);
             r.skeleton_bytes = skeleton_bytes;
             r.source_extra_bytes = skeleton_bytes + buffers;
             r.ways.push(way.to_owned());
@@ -130,7 +135,7 @@ impl SourceRun {
         (self.shared, self.files) = (shared, leaving);
         skeleton?;
         files.transpose().map(|left| self.files_left(left))?;
-        let (push, named) = named.map_err(failed)?;
+        let (push, named) = named.map_err(|error| self.not_sent(&error))?;
         let bytes = counters.sent.load(Ordering::Relaxed);
         self.report.change(|r| {
             r.progress.moved_bytes += bytes;
@@ -183,7 +188,7 @@ impl SourceRun {
 }
 
 /// Shows how far memory is, until the other end of `done` is gone.
-fn show(report: &LiveReport, gauge: &Gauge, before: u64, done: &Receiver<()>) {
+fn show(report: &LiveReport, gauge: &Gauge, tally: &Tally, before: u64, done: &Receiver<()>) {
     let mut last = 0;
     while done.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
         let (read, wire) = (gauge.read_bytes(), gauge.wire_bytes());
@@ -191,6 +196,7 @@ fn show(report: &LiveReport, gauge: &Gauge, before: u64, done: &Receiver<()>) {
             r.progress.moved_bytes = before + read;
             r.progress.rate = read.saturating_sub(last) as f64 / TICK.as_secs_f64();
             r.progress.wire_bytes = wire;
+            show_compressed(tally, r);
         });
         last = read;
     }

@@ -1,7 +1,7 @@
 use std::fmt::Write;
 
 use jiff::tz::TimeZone;
-use tranship_types::{Outcome, Part, Phase, Report, Side};
+use tranship_types::{Compressed, Outcome, Part, Phase, Report, Side};
 
 use super::table::{Column, table};
 use crate::screen::Paint;
@@ -52,6 +52,12 @@ pub fn failure(r: &Report) -> String {
         (None, many) => format!("{} things stand in the way", many.len()),
     };
     format!("{} was not moved to {} and runs on {}, unharmed: {why}", r.container, r.destination, r.source)
+}
+
+/// Which part of their bytes compressed pages took on the wire, if there were any.
+pub fn part(compressed: Compressed) -> Option<String> {
+    let part = compressed.wire_bytes as f64 / compressed.page_bytes as f64;
+    (compressed.page_bytes > 0).then(|| format!("{:.0} %", part * 100.0))
 }
 
 fn blackout(r: &Report) -> Option<String> {
@@ -105,6 +111,12 @@ pub fn details(r: &Report, zone: &TimeZone) -> String {
     }
     if progress.wire_bytes > 0 {
         line("on the wire", bytes(progress.wire_bytes));
+    }
+    for (codec, compressed) in [("lz4", progress.lz4), ("zstd", progress.zstd)] {
+        if let Some(part) = part(compressed) {
+            let (pages, wire) = (bytes(compressed.page_bytes), bytes(compressed.wire_bytes));
+            line("compressed", format!("{pages} of memory to {wire} with {codec} ({part})"));
+        }
     }
     if r.source_extra_bytes > 0 || r.destination_extra_bytes > 0 {
         let (source, destination) = (bytes(r.source_extra_bytes), bytes(r.destination_extra_bytes));
@@ -331,6 +343,15 @@ node b went away while the skeleton travelled (connection reset); start its agen
         let needs = "redis runs on b, and needs its frozen original on a until the last 4.0 KiB have arrived\n";
         assert_eq!(depends(&r).as_deref(), Some(needs));
         assert!(report(&r, Paint(false), &TimeZone::UTC).contains(needs));
+    }
+
+    #[test]
+    fn what_was_compressed_is_told() {
+        let mut r = moved();
+        assert!(!details(&r, &TimeZone::UTC).contains("compressed"));
+        r.progress.zstd = Compressed { page_bytes: 150 << 20, wire_bytes: 30 << 20 };
+        let text = details(&r, &TimeZone::UTC);
+        assert!(text.contains("  compressed    150.0 MiB of memory to 30.0 MiB with zstd (20 %)\n"), "{text}");
     }
 
     #[test]

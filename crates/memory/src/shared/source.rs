@@ -494,7 +494,7 @@ fn hash(page: &[u8]) -> u64 {
 /// Sends the pages of a piece that are not as they were last sent.
 fn send_piece<W: Write>(piece: &Piece<'_>, stream: &mut Stream<W>, counters: &Counters) -> Result<(), SendError> {
     let Piece { object, range } = *piece;
-    let (link, buffer, total) = stream.parts();
+    let (outlet, buffer) = stream.parts();
     let pages = &mut buffer[..range.len() as usize];
     object.read(range, pages).map_err(|e| object.failed(e))?;
     counters.read.fetch_add(range.len(), Ordering::Relaxed);
@@ -512,14 +512,11 @@ fn send_piece<W: Write>(piece: &Piece<'_>, stream: &mut Stream<W>, counters: &Co
             at += 1;
             continue;
         }
-        let address = range.start + (at * size) as u64;
+        let (space, address) = (object.described.space, range.start + (at * size) as u64);
         if fresh[at] == 0 {
-            tranship_wire::write_zero(link, object.described.space, address, (end - at) as u32)?;
+            outlet.zero(space, PageRange { start: address, end: range.start + (end * size) as u64 })?;
         } else {
-            let run = &pages[at * size..end * size];
-            tranship_wire::write_pages(link, object.described.space, address, run)?;
-            *total += run.len() as u64;
-            counters.sent.fetch_add(run.len() as u64, Ordering::Relaxed);
+            outlet.pages(space, address, &pages[at * size..end * size], counters)?;
         }
         known[at..end].copy_from_slice(&fresh[at..end]);
         at = end;

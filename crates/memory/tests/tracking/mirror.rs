@@ -40,7 +40,7 @@ impl Witness for Keeper<'_> {
 
 impl Mirror {
     pub fn new(method: Method) -> Self {
-        let streams = [Stream::new(sink()), Stream::new(sink())];
+        let streams = [Stream::new(sink(), None), Stream::new(sink(), None)];
         Self { tracker: Tracker::new(method), streams, pages: Mutex::default() }
     }
 

@@ -1,0 +1,80 @@
+//! The streams of pages: how they are opened, whether their pages are compressed, and why they fail.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tranship_coordinator::Failure;
+use tranship_memory::compress::{Compressor, LinkUse, Tally};
+use tranship_memory::send::{SendError, Stream};
+use tranship_transport::{Connection, Link};
+use tranship_types::{Compress, Report};
+use tranship_wire::message::{Request, Response};
+use tranship_wire::{Codec, Purpose, URGENT_STREAM, Versions};
+
+use super::{FROZEN_PATIENCE, SourceRun, failed};
+
+/// How long the destination may take to say why it gave a stream up: the container may be frozen meanwhile.
+const REASON: Duration = Duration::from_secs(2);
+
+impl SourceRun {
+    /// Refuses what the destination does not understand, while nothing depends on it yet.
+    pub(super) fn check_compress(&mut self) -> Result<(), Failure> {
+        let wanted = self.report.read().options.compress;
+        let version = self.control()?.version();
+        if version >= Versions::PACKED || matches!(wanted, Compress::Auto | Compress::Off) {
+            return Ok(());
+        }
+        Err(Failure::new(format!(
+            "node {} speaks version {version} of the protocol, in which pages cannot be compressed; update its agent, or leave \
+             out --compress {wanted}",
+            self.peer
+        )))
+    }
+
+    /// Opens a stream. The pages of the one for what somebody waits for travel as they are.
+    pub(super) fn page_stream(&self, stream: u8) -> Result<Stream<Connection>, Failure> {
+        let mut link = self.node.dial(&self.peer, Purpose::Pages { stream }, Some(&self.id))?;
+        link.set_timeout(Some(FROZEN_PATIENCE)).map_err(failed)?;
+        let how = match stream != URGENT_STREAM && link.version() >= Versions::PACKED {
+            true => self.report.read().options.compress,
+            false => Compress::Off,
+        };
+        let counters = link.counters();
+        let used = move || LinkUse { sent: counters.sent(), blocked: counters.blocked() };
+        let compressor = Compressor::new(how, used, Arc::clone(&self.tally)).map_err(failed)?;
+        Ok(Stream::new(link, compressor))
+    }
+
+    /// Why memory could not be sent. Where the destination gave a stream up, this node saw it break, and that one knows why.
+    pub(super) fn not_sent(&self, error: &SendError) -> Failure {
+        match error {
+            SendError::Send(_) => self.reason(failed(error)),
+            _ => failed(error),
+        }
+    }
+
+    /// The destination's reason for giving a stream up, if it has one; else what was seen here.
+    pub(super) fn reason(&self, seen: Failure) -> Failure {
+        self.ask_reason().map_or(seen, Failure::new)
+    }
+
+    /// Over a link of its own: on the control link an answer may be due that takes longer.
+    fn ask_reason(&self) -> Option<String> {
+        self.control.as_ref()?;
+        let mut link = self.node.dial_within(REASON, &self.peer, Purpose::Control, Some(&self.id)).ok()?;
+        if link.version() < Versions::PACKED {
+            return None;
+        }
+        link.set_timeout(Some(REASON)).ok()?;
+        tranship_wire::write_message(&mut link, &Request::Streams).ok()?;
+        match tranship_wire::read_message(&mut link).ok()? {
+            Response::Failed { message, .. } => Some(message),
+            _ => None,
+        }
+    }
+}
+
+/// What was compressed so far, for those who look at the report.
+pub(super) fn show_compressed(tally: &Tally, report: &mut Report) {
+    (report.progress.lz4, report.progress.zstd) = (tally.of(Codec::Lz4), tally.of(Codec::Zstd));
+}
