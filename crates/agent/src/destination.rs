@@ -174,6 +174,7 @@ impl DestinationRun {
         match self.inbox.store() {
             Ok(store) => {
                 self.inbox.wait_named(MEMORY)?;
+                store.settle_shared().map_err(failed)?;
                 store.pager().named().map_err(failed)
             }
             // A restore that is done again after a restart of the agent: the pager has known for long.

@@ -151,6 +151,11 @@ impl Store {
         self.shared.describe(objects, |object, file| Ok(self.pager().object(object, file)?))
     }
 
+    /// Gives shared memory its final length, when every stream has named what comes later.
+    pub fn settle_shared(&self) -> Result<(), ReceiveError> {
+        Ok(self.shared.settle()?)
+    }
+
     /// Receives pages of shared memory.
     fn share<R: Read>(
         &self,

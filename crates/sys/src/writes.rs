@@ -103,7 +103,8 @@ impl WriteWatch {
     }
 
     /// Watches a range that one or more mappings cover; watching what is watched already changes nothing. `false`: it
-    /// cannot be watched (it is gone, or of a kind that cannot).
+    /// cannot be watched (it is gone, or of a kind that cannot). ESRCH: the whole address space is gone, because the process
+    /// has ended or executed another program.
     pub fn watch(&self, start: u64, end: u64) -> io::Result<bool> {
         let mut arg = RegisterArg { start, len: end - start, mode: REGISTER_MODE_WP, ioctls: 0 };
         // SAFETY: the argument is the structure that the request wants; it names memory of another address space.
@@ -112,8 +113,9 @@ impl WriteWatch {
         }
         let error = io::Error::last_os_error();
         match error.raw_os_error() {
-            Some(libc::EINVAL | libc::ENOMEM | libc::EBUSY | libc::EPERM) => Ok(false),
-            // ESRCH: the address space itself is gone (the process has ended, or executed another program).
+            Some(libc::EINVAL | libc::EBUSY | libc::EPERM) => Ok(false),
+            // The kernel's word for an address space that is gone: the process has ended, or executed another program.
+            Some(libc::ENOMEM) => Err(io::Error::from_raw_os_error(libc::ESRCH)),
             _ => Err(error),
         }
     }
@@ -280,6 +282,33 @@ for line in sys.stdin:
             drop(WriteWatch::inject(writer.child.id()).unwrap());
             writer.write(round % PAGES);
         }
+    }
+
+    #[test]
+    fn an_address_space_that_was_left_for_another_program_is_an_error() {
+        let mut child = Command::new("sh")
+            .args(["-c", "read line; exec sleep 60"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let watch = WriteWatch::inject(child.id()).unwrap();
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", child.id())).unwrap();
+        let stack = maps.lines().find(|line| line.ends_with("[stack]")).unwrap().split(' ').next().unwrap();
+        let (start, end) = stack.split_once('-').unwrap();
+        let [start, end] = [start, end].map(|text| u64::from_str_radix(text, 16).unwrap());
+        assert!(watch.watch(start, end).unwrap());
+        writeln!(child.stdin.as_mut().unwrap()).unwrap();
+        let name = format!("/proc/{}/comm", child.id());
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while std::fs::read_to_string(&name).unwrap().trim() != "sleep" {
+            assert!(std::time::Instant::now() < deadline);
+            std::thread::yield_now();
+        }
+        let error = watch.watch(start, end).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ESRCH));
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The destination's side: a file for each object, filled before criu makes the object.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
@@ -61,7 +61,7 @@ impl Target {
         }
         let file = File::from(memfd_create(name.as_c_str(), flags)?);
         let target = Self { object: Mutex::new(object.clone()), file };
-        target.resize(object)?;
+        target.settle()?;
         Ok(target)
     }
 
@@ -69,28 +69,25 @@ impl Target {
         self.object.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn resize(&self, object: &SharedObject) -> io::Result<()> {
+    /// Gives the file the length of the object. Not before all pages have come: they may overtake the word that their object
+    /// has grown, and what is cut off by an older word would be lost.
+    fn settle(&self) -> io::Result<()> {
+        let object = self.object();
         self.file.set_len(match object.kind {
             SharedKind::File => object.size,
             // Its file only carries the content; segments have whole pages.
             SharedKind::Segment => object.size.next_multiple_of(PAGE_SIZE),
-        })?;
-        *self.object() = object.clone();
-        Ok(())
+        })
     }
 
-    /// Writes pages, up to the end. Returns by how many bytes the file occupies more memory now.
+    /// Writes pages. Returns by how many bytes the file occupies more memory now.
     fn write(&self, range: PageRange, pages: &[u8]) -> io::Result<i64> {
-        // Locked, so that its length does not change meanwhile: a write beyond the end would make it longer.
-        let _object = self.object();
-        let before = self.file.metadata()?;
-        let wanted = before.len().saturating_sub(range.start).min(pages.len() as u64) as usize;
-        self.file.write_all_at(&pages[..wanted], range.start)?;
-        self.grown(before.blocks())
+        let before = self.file.metadata()?.blocks();
+        self.file.write_all_at(pages, range.start)?;
+        self.grown(before)
     }
 
     fn zero(&self, range: PageRange) -> io::Result<i64> {
-        let _object = self.object();
         let before = self.file.metadata()?.blocks();
         let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         fallocate(&self.file, mode, range.start.cast_signed(), range.len().cast_signed())?;
@@ -105,16 +102,16 @@ impl Target {
 /// The objects of a container that is arriving.
 #[derive(Debug, Default)]
 pub struct SharedStore {
-    targets: Mutex<HashMap<AddressSpaceId, Arc<Target>>>,
+    targets: Mutex<BTreeMap<AddressSpaceId, Arc<Target>>>,
     described: Condvar,
 }
 
 impl SharedStore {
-    fn targets(&self) -> MutexGuard<'_, HashMap<AddressSpaceId, Arc<Target>>> {
+    fn targets(&self) -> MutexGuard<'_, BTreeMap<AddressSpaceId, Arc<Target>>> {
         self.targets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes the objects that are described for the first time, and changes the length of the others. Each new one is
+    /// Makes the objects that are described for the first time, and takes note of the length of the others. Each new one is
     /// handed to `keep`.
     ///
     /// # Errors
@@ -140,7 +137,7 @@ impl SharedStore {
                     if (before.key, before.kind) != (object.key, object.kind) {
                         return Err(implausible("it has become another one").into());
                     }
-                    target.resize(object).map_err(failed)?;
+                    *target.object() = object.clone();
                 }
                 None => {
                     if self.targets().len() >= OBJECTS {
@@ -156,7 +153,16 @@ impl SharedStore {
         Ok(())
     }
 
-    /// Hands every object to `keep`, as [`Self::describe`] does.
+    /// Gives every object its final length, when all pages have come.
+    pub fn settle(&self) -> Result<(), StoreError> {
+        let all: Vec<_> = self.targets().values().cloned().collect();
+        all.iter().try_for_each(|target| {
+            target.settle().map_err(|source| StoreError::Store { name: target.object().name.clone(), source })
+        })
+    }
+
+    /// Hands every object to `keep`, as [`Self::describe`] does: in the order in which they were described first, because of
+    /// those with the same key the last one counts.
     pub fn each<E>(&self, mut keep: impl FnMut(&SharedObject, BorrowedFd<'_>) -> Result<(), E>) -> Result<(), E> {
         let all: Vec<_> = self.targets().values().cloned().collect();
         all.iter().try_for_each(|target| {
@@ -166,7 +172,7 @@ impl SharedStore {
     }
 
     /// Puts pages in their place; waits if their object is not described yet. Returns by how many bytes more memory is
-    /// occupied.
+    /// occupied. Pages behind the end stay until [`Self::settle`].
     pub fn write(&self, space: AddressSpaceId, range: PageRange, pages: &[u8]) -> Result<i64, StoreError> {
         let target = self.target(space)?;
         target.write(range, pages).map_err(|source| StoreError::Store { name: target.object().name.clone(), source })
@@ -180,7 +186,7 @@ impl SharedStore {
 
     fn target(&self, space: AddressSpaceId) -> Result<Arc<Target>, StoreError> {
         let targets = self.targets();
-        let absent = |targets: &mut HashMap<_, _>| !targets.contains_key(&space);
+        let absent = |targets: &mut BTreeMap<_, _>| !targets.contains_key(&space);
         let waited = self.described.wait_timeout_while(targets, DESCRIPTION, absent);
         let (targets, _) = waited.unwrap_or_else(PoisonError::into_inner);
         targets.get(&space).cloned().ok_or(StoreError::Undescribed { space: space.0 })
@@ -222,6 +228,7 @@ mod tests {
         let text = vec![7u8; 3 * PAGE_SIZE as usize];
         assert_eq!(store.write(described.space, pages(0, 3), &text).unwrap(), 3 * PAGE_SIZE.cast_signed());
         assert_eq!(store.zero(described.space, pages(1, 2)).unwrap(), -PAGE_SIZE.cast_signed());
+        store.settle().unwrap();
         let mut content = Vec::new();
         file.read_to_end(&mut content).unwrap();
         let mut expected = text[..2 * PAGE_SIZE as usize + 100].to_vec();
@@ -230,17 +237,30 @@ mod tests {
     }
 
     #[test]
-    fn what_was_cut_off_does_not_come_back() {
+    fn pages_that_overtake_the_word_that_their_object_has_grown_are_kept() {
+        let store = SharedStore::default();
+        store.describe(&[object(1, 2 * PAGE_SIZE)], keep_none).unwrap();
+        let space = object(1, 0).space;
+        // The source said: cut off at one page, grown to four.
+        store.write(space, pages(2, 4), &[1; 2 * PAGE_SIZE as usize]).unwrap();
+        for described in [object(1, PAGE_SIZE), object(1, 4 * PAGE_SIZE)] {
+            store.describe(&[described], keep_none).unwrap();
+        }
+        store.settle().unwrap();
+        let mut content = vec![0; 2 * PAGE_SIZE as usize];
+        store.target(space).unwrap().file.read_exact_at(&mut content, 2 * PAGE_SIZE).unwrap();
+        assert!(content.iter().all(|byte| *byte == 1));
+    }
+
+    #[test]
+    fn what_is_gone_at_the_end_has_no_content() {
         let store = SharedStore::default();
         store.describe(&[object(1, 4 * PAGE_SIZE)], keep_none).unwrap();
-        let space = object(1, 0).space;
-        store.write(space, pages(0, 4), &[1; 4 * PAGE_SIZE as usize]).unwrap();
-        store.describe(&[object(1, PAGE_SIZE)], keep_none).unwrap();
-        store.describe(&[object(1, 4 * PAGE_SIZE)], keep_none).unwrap();
-        let file = store.target(space).unwrap().file.try_clone().unwrap();
-        let mut page = [1; PAGE_SIZE as usize];
-        file.read_exact_at(&mut page, PAGE_SIZE).unwrap();
-        assert!(page.iter().all(|byte| *byte == 0));
+        store.write(object(1, 0).space, pages(0, 4), &[1; 4 * PAGE_SIZE as usize]).unwrap();
+        store.describe(&[object(1, 0)], keep_none).unwrap();
+        store.settle().unwrap();
+        let found = store.target(object(1, 0).space).unwrap().file.metadata().unwrap();
+        assert_eq!((found.len(), found.blocks()), (0, 0));
     }
 
     #[test]

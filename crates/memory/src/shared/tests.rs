@@ -118,6 +118,7 @@ impl Move {
     }
 
     fn assert_same(&self) {
+        self.destination.store.settle().unwrap();
         let (here, there) = (read(&self.file), self.destination.content(self.space));
         assert_eq!(here.len(), there.len());
         let differs = (0..here.len()).find(|i| here[*i] != there[*i]);
@@ -209,10 +210,42 @@ for line in sys.stdin:
     print('done', flush=True)
 ";
 
+/// Makes, marks and ends System V segments of chosen numbers, in an IPC namespace of its own.
+const SEGMENTS: &str = "
+import ctypes, sys
+c = ctypes.CDLL(None, use_errno=True); c.shmat.restype = ctypes.c_void_p
+c.shmat.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]; c.shmdt.argtypes = [ctypes.c_void_p]
+at = {}
+print('ready', flush=True)
+for line in sys.stdin:
+    deed, number, *rest = line.split(); number = int(number)
+    if deed == 'make':
+        pages, mark = map(int, rest)
+        with open('/proc/sys/kernel/shm_next_id', 'w') as f: f.write(str(number))
+        assert c.shmget(0, pages * 4096, 0o600) == number
+        at[number] = c.shmat(number, None, 0)
+        ctypes.memset(at[number], mark, pages * 4096)
+    else:
+        assert c.shmdt(at[number]) == 0
+        if deed == 'end': assert c.shmctl(number, 0, None) == 0
+    print('done', flush=True)
+";
+
 impl Keeper {
     fn start() -> Self {
         let mut command = Command::new("python3");
-        let mut child = command.args(["-c", KEEPER]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        command.args(["-c", KEEPER]);
+        Self::of(command)
+    }
+
+    fn with_segments() -> Self {
+        let mut command = Command::new("unshare");
+        command.args(["--ipc", "python3", "-c", SEGMENTS]);
+        Self::of(command)
+    }
+
+    fn of(mut command: Command) -> Self {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let answers = BufReader::new(child.stdout.take().unwrap());
         let streams = (0..2).map(|_| Stream::new(Vec::new(), None)).collect();
         let (source, destination) = (SharedMemory::new().unwrap(), Destination::default());
@@ -228,8 +261,19 @@ impl Keeper {
     }
 
     fn does(&mut self, deed: &str, page: u64) {
-        writeln!(self.child.stdin.as_mut().unwrap(), "{deed} {page}").unwrap();
+        self.obeys(&format!("{deed} {page}"));
+    }
+
+    fn obeys(&mut self, order: &str) {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{order}").unwrap();
         self.hear("done");
+    }
+
+    /// What criu is given for the segment with this number. Nothing: it is left to criu.
+    fn given(&self, number: u32) -> Vec<u8> {
+        self.destination.store.settle().unwrap();
+        let last = self.destination.files.iter().rev().find(|(object, _)| object.key == number);
+        last.map(|(_, file)| read(file)).unwrap_or_default()
     }
 
     /// Bytes that were compared and that were sent.
@@ -266,6 +310,32 @@ impl Drop for Keeper {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+#[test]
+fn a_segment_that_has_the_number_of_an_older_one_is_told_from_it() {
+    // The first segment of a namespace has the number 0.
+    for number in [0, 7] {
+        let mut keeper = Keeper::with_segments();
+        keeper.obeys(&format!("make {number} 8 1"));
+        keeper.round(Look::Round);
+        assert!(keeper.given(number) == [1; 8 * 4096]);
+        keeper.does("end", number.into());
+        keeper.obeys(&format!("make {number} 16 2"));
+        keeper.round(Look::Last);
+        assert!(keeper.given(number) == [2; 16 * 4096]);
+    }
+}
+
+#[test]
+fn a_segment_that_nobody_has_attached_at_the_end_is_left_to_criu() {
+    let mut keeper = Keeper::with_segments();
+    keeper.obeys("make 7 8 1");
+    keeper.round(Look::Round);
+    keeper.does("detach", 7);
+    keeper.round(Look::Last);
+    assert!(keeper.source.hidden().is_empty());
+    assert!(keeper.given(7).is_empty());
 }
 
 #[test]

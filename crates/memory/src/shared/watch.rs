@@ -6,16 +6,20 @@
 //!
 //! What a page table cannot tell is what processes did that are gone, and that content was thrown away (MADV_REMOVE) and the
 //! page read again. So the watch also tells of forks and of that: the kernel holds the process until it has been read, which
-//! a thread of its own does at once.
+//! a thread of its own does at once. This thread waits for nothing else: what takes time, as ending a watch does, another
+//! thread does. If the agent dies the kernel lets go whoever waits; only an agent that is stopped (by a debugger, say) keeps
+//! the container's forks waiting.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use tranship_sys::pagemap::Pagemap;
+use tranship_sys::userfault::Event;
 use tranship_sys::writes::WriteWatch;
 use tranship_types::PageRange;
 
@@ -53,14 +57,17 @@ struct Events {
     unsure: HashSet<u32>,
 }
 
+/// What takes time to end, handed to whoever has it.
+type Ending = Sender<Box<dyn Send>>;
+
 /// The watches over the processes of a container.
 #[derive(Debug)]
 pub(super) struct Watches {
     events: Arc<Mutex<Events>>,
     epoll: Arc<Epoll>,
-    /// The thread ends when this is closed.
+    /// The reading thread ends when this is closed, and the one that ends things then.
     end: Option<OwnedFd>,
-    reader: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 /// What the thread is told by for its own end; no process has this pid.
@@ -81,11 +88,14 @@ impl Watches {
         epoll.add(&gone, EpollEvent::new(EpollFlags::EPOLLIN, END))?;
         let events = Arc::new(Mutex::new(Events::default()));
         let (waited, told) = (Arc::clone(&epoll), Arc::clone(&events));
-        let reader = std::thread::Builder::new().name("shared".into()).spawn(move || {
+        let (ending, ended) = channel::<Box<dyn Send>>();
+        let named = |name: &str| std::thread::Builder::new().name(name.into());
+        let reader = named("shared").spawn(move || {
             let _open = gone;
-            read_events(&waited, &told);
+            read_events(&waited, &told, &ending);
         })?;
-        Ok(Some(Self { events, epoll, end: Some(end.into()), reader: Some(reader) }))
+        let ender = named("shared-end").spawn(move || ended.into_iter().for_each(drop))?;
+        Ok(Some(Self { events, epoll, end: Some(end.into()), threads: vec![reader, ender] }))
     }
 
     /// The processes that have forked, or thrown away pages, since this was asked last.
@@ -95,7 +105,9 @@ impl Watches {
 
     /// Watches the processes that are among `pids` and no others.
     pub fn keep(&self, pids: &HashSet<u32>) {
-        lock(&self.events).watches.retain(|pid, _| pids.contains(pid));
+        // Ended when the lock is given back, which the reader must not wait for.
+        let gone: Vec<_> = lock(&self.events).watches.extract_if(|pid, _| !pids.contains(pid)).collect();
+        drop(gone);
     }
 
     /// Calls `found` with every run of addresses of a view that was written since it was armed. False: nothing is known.
@@ -119,11 +131,13 @@ impl Watches {
             return;
         }
         // A new process, or one that has executed another program.
-        if let Ok(watch) = WriteWatch::inject_telling_events(pid)
-            && self.epoll.add(&watch, EpollEvent::new(EpollFlags::EPOLLIN, u64::from(pid))).is_ok()
-        {
-            let _ = armed(&watch);
-            lock(&self.events).watches.insert(pid, Arc::new(watch));
+        let Ok(watch) = WriteWatch::inject_telling_events(pid).map(Arc::new) else { return };
+        let replaced = lock(&self.events).watches.insert(pid, Arc::clone(&watch));
+        drop(replaced);
+        match self.epoll.add(&*watch, EpollEvent::new(EpollFlags::EPOLLIN, u64::from(pid))) {
+            // Nothing is told of before that.
+            Ok(()) => drop(armed(&watch)),
+            Err(_) => drop(forget(&self.events, pid)),
         }
     }
 }
@@ -131,15 +145,20 @@ impl Watches {
 impl Drop for Watches {
     fn drop(&mut self) {
         // First the watches, which let go whoever is forking.
-        lock(&self.events).watches.clear();
+        self.keep(&HashSet::new());
         self.end = None;
-        if let Some(reader) = self.reader.take() {
-            let _ = reader.join();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
         }
     }
 }
 
-fn read_events(epoll: &Epoll, events: &Mutex<Events>) {
+/// Takes out the watch over a process: what is not watched counts as written.
+fn forget(events: &Mutex<Events>, pid: u32) -> Option<Arc<WriteWatch>> {
+    lock(events).watches.remove(&pid)
+}
+
+fn read_events(epoll: &Epoll, events: &Mutex<Events>, ending: &Ending) {
     let mut ready = [EpollEvent::empty(); 16];
     loop {
         let count = match epoll.wait(&mut ready, EpollTimeout::NONE) {
@@ -156,13 +175,18 @@ fn read_events(epoll: &Epoll, events: &Mutex<Events>) {
             all.unsure.insert(pid);
             let Some(watch) = all.watches.get(&pid).cloned() else { continue };
             drop(all);
-            // The child's own descriptor is closed at once: a new process counts as having written everything.
-            match watch.next_event() {
-                Ok(_) => {}
+            // Nobody receives only if that thread could not go on, and then things end here.
+            let _ = match watch.next_event() {
+                // Not kept: a new process counts as having written everything.
+                Ok(Some(Event::Fork(child))) => ending.send(Box::new(child)),
+                Ok(_) => ending.send(Box::new(watch)),
+                // A process that waits for an event to be read, which cannot be (there is no descriptor for the child's watch
+                // left), goes on when its own watch ends.
                 Err(_) => {
                     let _ = epoll.delete(watch.as_fd());
+                    ending.send(Box::new((watch, forget(events, pid))))
                 }
-            }
+            };
         }
     }
 }

@@ -1,0 +1,283 @@
+//! One object as the source sees it: which of its pages may have changed, and which of these have.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use nix::unistd::{Whence, lseek};
+use tranship_types::{PAGE_SIZE, PageRange, SharedKind, SharedObject};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::source::{Look, SharedError};
+use super::watch::{View, Watches};
+use crate::index::PageSet;
+use crate::send::{CHUNK, Counters, SendError, Stream};
+
+/// Pages in a chunk.
+const CHUNK_PAGES: usize = (CHUNK / PAGE_SIZE) as usize;
+
+/// Objects of which less than this part holds data are not watched if they are larger than [`LARGE`]: the watch takes memory
+/// for page tables, 1/512 of what is watched, and there is little to compare.
+const SPARSE: u64 = 8;
+/// See [`SPARSE`].
+const LARGE: u64 = 1 << 30;
+
+/// Pages of an object that may have changed since they were sent.
+#[derive(Debug, Clone)]
+enum Changed {
+    Any,
+    These(PageSet),
+}
+
+/// In the place of the hash of a page of which nobody knows what it is on the destination.
+const UNKNOWN: u64 = u64::MAX;
+
+/// Hashes of the pages of one chunk as they were last sent; 0 is a page of zeros, which was perhaps never sent.
+type Hashes = Box<[u64; CHUNK_PAGES]>;
+
+#[derive(Debug)]
+pub(super) struct Object {
+    pub described: SharedObject,
+    /// Our own descriptor, open for reading only.
+    pub file: File,
+    /// Some task may run code in it. CRIU borrows executable memory for a moment while it dumps, so that it must be read
+    /// before that begins.
+    pub executable: bool,
+    pub mapped: bool,
+    pub open: bool,
+    /// Where it is mapped so that it can be written.
+    pub views: Vec<View>,
+    /// The addresses of the views at the last look: by process, and by where its first byte would be.
+    looked: HashMap<(u32, u64), PageSet>,
+    /// There was a last look.
+    is_watched: bool,
+    changed: Changed,
+    /// Its length has changed since the last look, which may have found pages behind the end that was known then.
+    pub resized: bool,
+    /// By number of the chunk; what is not listed is zeros.
+    sent: Mutex<BTreeMap<u64, Hashes>>,
+}
+
+impl Object {
+    /// One that nothing is known of yet.
+    pub fn new(described: SharedObject, file: File) -> Self {
+        Self {
+            described,
+            file,
+            executable: false,
+            mapped: false,
+            open: false,
+            views: Vec::new(),
+            looked: HashMap::new(),
+            is_watched: false,
+            changed: Changed::Any,
+            resized: false,
+            sent: Mutex::default(),
+        }
+    }
+
+    pub fn failed(&self, source: impl Into<io::Error>) -> SharedError {
+        SharedError::Read { name: self.described.name.clone(), source: source.into() }
+    }
+
+    /// The chunks that hold data or did when they were sent.
+    fn chunks(&self) -> io::Result<BTreeSet<u64>> {
+        let mut chunks: BTreeSet<u64> = self.sent().keys().copied().collect();
+        let mut at = 0;
+        while let Some((start, end)) = next_data(&self.file, at)? {
+            chunks.extend(start / CHUNK..end.div_ceil(CHUNK));
+            at = end;
+        }
+        Ok(chunks)
+    }
+
+    /// The views as [`Self::looked`] has them.
+    fn viewed(&self) -> HashMap<(u32, u64), PageSet> {
+        let mut all: HashMap<(u32, u64), PageSet> = HashMap::new();
+        for view in &self.views {
+            all.entry((view.pid, view.range.start.wrapping_sub(view.offset))).or_default().insert(view.range);
+        }
+        all
+    }
+
+    /// Whether something may have been written to it that no page table tells of.
+    fn is_doubtful(&self, unsure: &HashSet<u32>, viewed: &HashMap<(u32, u64), PageSet>) -> bool {
+        let vanished = |(key, before): (&(u32, u64), &PageSet)| {
+            let mut before = before.clone();
+            let now = viewed.get(key).map(|now| now.within(PageRange::EVERYTHING)).unwrap_or_default();
+            now.into_iter().for_each(|range| drop(before.remove(range)));
+            !before.is_empty()
+        };
+        !self.is_watched || self.looked.keys().any(|(pid, _)| unsure.contains(pid)) || self.looked.iter().any(vanished)
+    }
+
+    /// Finds out which pages may have changed since the last look, and has the next one find out the same.
+    pub fn look(&mut self, watches: &Watches, unsure: &HashSet<u32>, look: Look) {
+        let (viewed, worth) = (self.viewed(), self.is_worth_watching());
+        let mut doubtful = !worth || self.is_doubtful(unsure, &viewed);
+        let mut changed = PageSet::default();
+        let mut written: HashMap<u32, Vec<PageRange>> = HashMap::new();
+        for view in &self.views {
+            let list = written.entry(view.pid).or_default();
+            let known = !doubtful
+                && watches.written(view, |start, end| {
+                    list.push(PageRange { start, end });
+                    changed.insert(view.inside(start, end));
+                });
+            doubtful |= !known;
+        }
+        if look == Look::Round && worth {
+            if doubtful {
+                let all = PageRange { start: 0, end: self.described.size.next_multiple_of(PAGE_SIZE) };
+                written.clear();
+                for view in &self.views {
+                    written.entry(view.pid).or_default().extend(view.addresses(all));
+                }
+            }
+            // Before the pages are read, so that what is written later is found by the next look.
+            written.iter().for_each(|(pid, ranges)| watches.arm(*pid, ranges));
+        }
+        (self.looked, self.is_watched) = (viewed, worth);
+        self.changed =
+            if std::mem::take(&mut self.resized) || doubtful { Changed::Any } else { Changed::These(changed) };
+    }
+
+    /// Whether the page tables can tell: whoever has it open, or may attach it, may map it for a moment.
+    fn is_worth_watching(&self) -> bool {
+        let (size, segment) = (self.described.size, self.described.kind == SharedKind::Segment);
+        let data = self.file.metadata().map_or(0, |found| found.blocks() * 512);
+        !self.open && !segment && (size <= LARGE || data >= size / SPARSE)
+    }
+
+    /// The runs of pages to be compared with what was sent, each within one chunk.
+    pub fn pieces(&self) -> io::Result<Vec<PageRange>> {
+        // Of an object that has grown meanwhile, the destination would drop what is behind the end that it knows.
+        let end = self.described.size.next_multiple_of(PAGE_SIZE);
+        match &self.changed {
+            Changed::Any => {
+                let chunk = |number: u64| PageRange::new(number * CHUNK, end.min((number + 1) * CHUNK));
+                Ok(self.chunks()?.into_iter().filter_map(chunk).collect())
+            }
+            Changed::These(pages) => {
+                let mut pieces = Vec::new();
+                for run in pages.within(PageRange { start: 0, end }) {
+                    let mut at = run.start;
+                    while at < run.end {
+                        let next = run.end.min((at + 1).next_multiple_of(CHUNK));
+                        pieces.push(PageRange { start: at, end: next });
+                        at = next;
+                    }
+                }
+                Ok(pieces)
+            }
+        }
+    }
+
+    fn sent(&self) -> MutexGuard<'_, BTreeMap<u64, Hashes>> {
+        self.sent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The destination cuts its file off at this length, but pages from before may still be on their way to it: so what was
+    /// sent from there on counts for nothing, should the object grow again.
+    pub fn forget_behind(&self, size: u64) {
+        for (chunk, hashes) in self.sent().iter_mut() {
+            let first = (size.saturating_sub(chunk * CHUNK) / PAGE_SIZE) as usize;
+            hashes.iter_mut().skip(first).filter(|hash| **hash != 0).for_each(|hash| *hash = UNKNOWN);
+        }
+    }
+
+    /// Reads pages; what lies behind the end is zeros.
+    fn read(&self, range: PageRange, into: &mut [u8]) -> io::Result<()> {
+        let mut done = 0;
+        while done < into.len() {
+            match self.file.read_at(&mut into[done..], range.start + done as u64) {
+                Ok(0) => {
+                    into[done..].fill(0);
+                    return Ok(());
+                }
+                Ok(got) => done += got,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The first run of data at or after `at`.
+fn next_data(file: &File, at: u64) -> io::Result<Option<(u64, u64)>> {
+    let seek = |offset: u64, whence| lseek(file.as_fd(), offset.cast_signed(), whence).map(i64::cast_unsigned);
+    let start = match seek(at, Whence::SeekData) {
+        Err(nix::errno::Errno::ENXIO) => return Ok(None),
+        start => start?,
+    };
+    match seek(start, Whence::SeekHole) {
+        // It was cut off there just now.
+        Err(nix::errno::Errno::ENXIO) => Ok(None),
+        end => Ok(Some((start, end?))),
+    }
+}
+
+/// A run of pages within one chunk of one object.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Piece<'a> {
+    pub object: &'a Object,
+    pub range: PageRange,
+}
+
+impl Piece<'_> {
+    /// Which of `streams` carries it. Newer versions of a page must not overtake older ones, so it depends on nothing but
+    /// where the page is.
+    pub fn route(&self, streams: usize) -> usize {
+        (self.range.start / CHUNK + u64::from(self.object.described.space.0)) as usize % streams
+    }
+}
+
+/// 0 for a page of zeros, something else but `UNKNOWN` for any other.
+fn hash(page: &[u8]) -> u64 {
+    if page.iter().fold(0, |all, byte| all | byte) == 0 { 0 } else { xxh3_64(page).clamp(1, UNKNOWN - 1) }
+}
+
+/// Sends the pages of a piece that are not as they were last sent.
+pub(super) fn send_piece<W: Write>(
+    piece: &Piece<'_>,
+    stream: &mut Stream<W>,
+    counters: &Counters,
+) -> Result<(), SendError> {
+    let Piece { object, range } = *piece;
+    let (outlet, buffer) = stream.parts();
+    let pages = &mut buffer[..range.len() as usize];
+    object.read(range, pages).map_err(|e| object.failed(e))?;
+    counters.read.fetch_add(range.len(), Ordering::Relaxed);
+    let chunk = range.start / CHUNK;
+    // Nobody else looks at this chunk: all of it goes over this stream.
+    let mut hashes = object.sent().remove(&chunk).unwrap_or_else(|| Box::new([0; CHUNK_PAGES]));
+    let known = &mut hashes[(range.start % CHUNK / PAGE_SIZE) as usize..][..range.pages() as usize];
+    let size = PAGE_SIZE as usize;
+    let fresh: Vec<u64> = pages.chunks_exact(size).map(hash).collect();
+    let mut at = 0;
+    while at < fresh.len() {
+        let differs = |i: &usize| fresh[*i] != known[*i] && (fresh[*i] == 0) == (fresh[at] == 0);
+        let end = (at..fresh.len()).find(|i| !differs(i)).unwrap_or(fresh.len());
+        if end == at {
+            at += 1;
+            continue;
+        }
+        let (space, address) = (object.described.space, range.start + (at * size) as u64);
+        if fresh[at] == 0 {
+            outlet.zero(space, PageRange { start: address, end: range.start + (end * size) as u64 })?;
+        } else {
+            outlet.pages(space, address, &pages[at * size..end * size], counters)?;
+        }
+        known[at..end].copy_from_slice(&fresh[at..end]);
+        at = end;
+    }
+    if hashes.iter().any(|h| *h != 0) {
+        object.sent().insert(chunk, hashes);
+    }
+    Ok(())
+}
