@@ -1,4 +1,5 @@
-//! Memory that processes share is moved ahead of the freeze, and how much of it there is does not show in the blackout.
+//! Memory that processes share is moved ahead of the freeze, and how much of it there is does not show in the blackout. So are
+//! pages of files that were written in private mappings.
 
 use std::net::Ipv4Addr;
 use std::process::ExitCode;
@@ -17,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 fn run(lab: &Lab, animals: &str, mib: u64, ip: Ipv4Addr) -> Result<Guest> {
     let mut options = RunOptions::new(ip, ["/opt/zoo", "--only", animals]);
     options.binds.push((find_program("zoo")?, "/opt/zoo".into()));
-    options.environment.push(format!("ZOO_SHARED_MIB={mib}"));
+    options.environment.push(format!("ZOO_MIB={mib}"));
     lab.run("a", NAME, &options)?;
     Guest::connect(lab, ip, PORT)
 }
@@ -30,6 +31,11 @@ fn moved(lab: &Lab, mode: &str) -> Result<Report> {
     ensure!(report.outcome == Outcome::Moved, "the move ended as {:?}: {:?}", report.outcome, report.error);
     ensure!(exactly_one_runs(lab, NAME)? == to, "the container is where it was");
     nothing_left(lab, &from, NAME)?;
+    Ok(report)
+}
+
+fn moved_ahead(lab: &Lab, mode: &str) -> Result<Report> {
+    let report = moved(lab, mode)?;
     let ahead = report.ways.iter().any(|way| way.contains("put in place ahead of the restore"));
     ensure!(ahead, "shared memory took another way: {:?}", report.ways);
     Ok(report)
@@ -41,7 +47,7 @@ fn content_is_right_in_every_mode(stage: &mut Stage) -> Result<()> {
     let mut guest = run(lab, animals, 64, Ipv4Addr::new(10, 77, 0, 31))?;
     guest.zoo_goes_on(CHECKS, PATIENCE).context("before the first move")?;
     for mode in ["cold", "precopy", "postcopy", "hybrid", "auto", "precopy"] {
-        let report = moved(lab, mode).with_context(|| format!("mode {mode}"))?;
+        let report = moved_ahead(lab, mode).with_context(|| format!("mode {mode}"))?;
         guest.zoo_goes_on(CHECKS, PATIENCE).with_context(|| format!("after a move in mode {mode}"))?;
         eprintln!("mode {mode}: blackout {:.0} ms, no complaints", report.blackout_ms.unwrap_or_default());
     }
@@ -57,7 +63,7 @@ fn a_gigabyte_does_not_show_in_the_blackout(stage: &mut Stage) -> Result<()> {
         let mut blackouts = Vec::new();
         for _ in 0..MOVES {
             guest.zoo_goes_on(20, PATIENCE)?;
-            blackouts.push(moved(lab, "precopy")?.blackout_ms.context("no blackout")?);
+            blackouts.push(moved_ahead(lab, "precopy")?.blackout_ms.context("no blackout")?);
         }
         guest.zoo_goes_on(CHECKS, PATIENCE).context("after the last move")?;
         eprintln!("{mib} MiB: blackouts of {blackouts:.0?} ms");
@@ -70,9 +76,29 @@ fn a_gigabyte_does_not_show_in_the_blackout(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
+fn written_pages_of_files_are_no_part_of_the_skeleton(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    for (mib, host) in [(4, 34), (512, 35)] {
+        let mut guest = run(lab, "file_map_rewritten", mib, Ipv4Addr::new(10, 77, 0, host))?;
+        guest.zoo_goes_on(CHECKS, PATIENCE).context("before the first move")?;
+        for mode in ["precopy", "hybrid", "postcopy", "cold"] {
+            let report = moved(lab, mode).with_context(|| format!("mode {mode}"))?;
+            guest.zoo_goes_on(CHECKS, PATIENCE).with_context(|| format!("after a move in mode {mode}"))?;
+            let parts: Vec<_> = report.parts.iter().map(|part| format!("{} {:.0}", part.name, part.ms)).collect();
+            let blackout = report.blackout_ms.unwrap_or_default();
+            eprintln!("{mib} MiB, mode {mode}: blackout {blackout:.0} ms; {}", parts.join(", "));
+            let skeleton = report.skeleton_bytes >> 20;
+            ensure!(skeleton < 4, "{skeleton} MiB in criu's images");
+        }
+        remove(lab, NAME)?;
+    }
+    Ok(())
+}
+
 fn main() -> ExitCode {
     scenarios(&[
         ("content_is_right_in_every_mode", content_is_right_in_every_mode),
         ("a_gigabyte_does_not_show_in_the_blackout", a_gigabyte_does_not_show_in_the_blackout),
+        ("written_pages_of_files_are_no_part_of_the_skeleton", written_pages_of_files_are_no_part_of_the_skeleton),
     ])
 }

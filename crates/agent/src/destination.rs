@@ -2,6 +2,8 @@
 
 mod resume;
 
+use std::fs::File;
+use std::io;
 use std::path::PathBuf;
 use std::process::Child;
 use std::sync::Arc;
@@ -13,9 +15,12 @@ use tranship_criu::front::{Mark, Order};
 use tranship_engine::EngineError;
 use tranship_memory::pager::{self, PagerHandle};
 use tranship_memory::receive::Store;
+use tranship_memory::shared::copies;
+use tranship_memory::survey;
 use tranship_network::{Announcer, Gate, Injector, NetworkError};
 use tranship_storage::TreeDigest;
 use tranship_sys::clock::monotonic_ns;
+use tranship_sys::process;
 use tranship_types::{Blocker, BlockerKind, MigrationId, NodeName};
 use tranship_wire::message::Offer;
 
@@ -127,7 +132,7 @@ impl DestinationRun {
 
     fn make_bundle(&self) -> Result<(), Failure> {
         let config = self.node.engine.adopt(&self.offer.container, self.offer.config.clone());
-        let write = || -> std::io::Result<()> {
+        let write = || -> io::Result<()> {
             std::fs::create_dir_all(self.bundle())?;
             std::fs::write(self.bundle().join("config.json"), serde_json::to_vec(&config)?)
         };
@@ -201,17 +206,18 @@ impl DestinationRun {
         self.inbox.tmpfs.wait(MEMORY, &mut self.timeline)?;
         front.handle.order(&Order::Go { external: tmpfs::for_restore(&self.layout, &self.offer)? }).map_err(failed)?;
         let deadline = Instant::now() + RESTORE;
-        loop {
+        let init = loop {
             match front.handle.next(deadline.saturating_duration_since(Instant::now())) {
-                Ok(Mark::Held { at_ns, .. }) => {
+                Ok(Mark::Held { init, at_ns }) => {
                     self.timeline.note("skeleton: restore", start, at_ns);
-                    break;
+                    break init;
                 }
                 Ok(Mark::Done { .. }) | Err(_) => return Err(words()),
                 Ok(_) => {}
             }
-        }
+        };
         self.check_shared()?;
+        self.place_pages(init)?;
         self.remember_engine()?;
         let waited = monotonic_ns();
         if self.all_pages && self.inbox.store().is_ok() {
@@ -235,6 +241,33 @@ impl DestinationRun {
              this version beside transhipd there",
             self.node.config.node
         )))
+    }
+
+    /// Puts the pages that were files' into the held tasks, before they run.
+    fn place_pages(&mut self, init: u32) -> Result<(), Failure> {
+        let objects = tranship_criu::hidden::pages(&self.layout.shared());
+        if objects.is_empty() {
+            return Ok(());
+        }
+        let start = monotonic_ns();
+        let tasks = survey::survey(&process::family(init)).map_err(failed)?;
+        for (pid, path) in objects {
+            let place = || {
+                let file = File::open(path)?;
+                match tasks.iter().find(|task| task.id.0 == pid) {
+                    Some(task) => copies::place(&file, task.pid),
+                    // It had ended before the freeze.
+                    None if file.metadata()?.len() == 0 => Ok(0),
+                    None => Err(io::Error::other("there is no such process")),
+                }
+            };
+            place().map_err(|error| {
+                let node = &self.node.config.node;
+                Failure::new(format!("the pages of process {pid} cannot be put in place on node {node}: {error}"))
+            })?;
+        }
+        self.timeline.note("memory: pages of files", start, monotonic_ns());
+        Ok(())
     }
 
     fn drain(&mut self) -> Result<(), Failure> {

@@ -2,7 +2,7 @@
 //! and where shared memory is when it restores.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use tranship_types::PageRange;
 
@@ -35,15 +35,32 @@ pub fn write(path: &Path, hidden: &[(u32, Vec<PageRange>)], objects: &[(u64, u64
 /// Shared memory that criu has made empty instead of taking what the memory plane has brought: keys in the table at
 /// `table` whose image criu had (so that it made the object) and that the library was not asked for.
 pub fn left_empty(table: &Path, images: &Path) -> Vec<u32> {
-    let rows = std::fs::read_to_string(table).unwrap_or_default();
     let taken = std::fs::read(used(table)).unwrap_or_default();
-    let keys: Vec<u32> = rows.lines().filter_map(|row| row.split(' ').next()?.parse().ok()).collect();
+    let keys: Vec<u32> = rows(table).into_iter().filter(|row| row.1 != PAGES).map(|row| row.0).collect();
     let is_taken = |key: u32| keys.iter().zip(&taken).any(|(k, taken)| *k == key && *taken != 0);
     let made = |key: u32| images.join(format!("pagemap-shmem-{key}.img")).exists();
     keys.iter().copied().filter(|key| made(*key) && !is_taken(*key)).collect()
 }
 
-fn used(path: &Path) -> std::path::PathBuf {
+/// What the table at `table` has of private pages of files: pid in the container and file, in the order in which they came.
+pub fn pages(table: &Path) -> Vec<(u32, PathBuf)> {
+    rows(table).into_iter().filter(|row| row.1 == PAGES).map(|row| (row.0, row.2)).collect()
+}
+
+/// A kind of lines that criu is not concerned with.
+const PAGES: &str = "pages";
+
+/// The lines of a table of shared memory: key, kind, file.
+fn rows(table: &Path) -> Vec<(u32, String, PathBuf)> {
+    let text = std::fs::read_to_string(table).unwrap_or_default();
+    let row = |line: &str| {
+        let mut words = line.splitn(3, ' ');
+        Some((words.next()?.parse().ok()?, words.next()?.to_owned(), words.next()?.into()))
+    };
+    text.lines().filter_map(row).collect()
+}
+
+fn used(path: &Path) -> PathBuf {
     let mut used = path.as_os_str().to_owned();
     used.push(".used");
     used.into()

@@ -55,6 +55,13 @@ impl Mapping {
                 || self.name.starts_with("[stack")
                 || self.name.starts_with("[anon:"))
     }
+
+    /// Whether its pages are a file's until they are written, and then the process's own. Not code, of which criu borrows some
+    /// while it dumps; and not devices, of which nobody knows what they do.
+    pub fn is_private_file(&self) -> bool {
+        let device = self.name.starts_with("/dev/") && !self.name.starts_with("/dev/shm/");
+        self.private && !self.executable && self.inode != 0 && self.name.starts_with('/') && !device
+    }
 }
 
 /// Start addresses of the locked mappings among the text of `/proc/PID/smaps`: CRIU populates them at restore instead
@@ -102,6 +109,10 @@ mod tests {
         for line in criu {
             assert!(!Mapping::parse(line).unwrap().is_private_anonymous(), "{line}");
         }
+        let of_files: Vec<bool> = criu.iter().map(|line| Mapping::parse(line).unwrap().is_private_file()).collect();
+        assert_eq!(of_files, [false, true, false, false]);
+        let code = Mapping::parse("7f0000000000-7f0000001000 r-xp 00001000 fe:00 123 /usr/lib/a.so").unwrap();
+        assert!(!code.is_private_file());
     }
 
     #[test]

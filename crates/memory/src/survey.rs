@@ -18,6 +18,8 @@ pub struct Space {
     /// Those of `ranges` in which code may run. CRIU borrows executable memory for a moment while it dumps, so these
     /// must be read before it begins.
     pub executable: Vec<PageRange>,
+    /// The private mappings of files of which pages may have been written ([`crate::shared::copies`]).
+    pub files: Vec<PageRange>,
 }
 
 /// A process that cannot be looked at.
@@ -53,13 +55,16 @@ pub fn survey(pids: &[u32]) -> Result<Vec<Space>, SurveyError> {
         } else {
             maps::locked_starts(&read("smaps").map_err(failed)?)
         };
-        let mut space = Space { id: AddressSpaceId(inner), pid, ranges: Vec::new(), executable: Vec::new() };
-        for mapping in maps.lines().filter_map(Mapping::parse) {
-            if mapping.is_private_anonymous() && !locked.contains(&mapping.range.start) {
+        let (ranges, executable, files) = Default::default();
+        let mut space = Space { id: AddressSpaceId(inner), pid, ranges, executable, files };
+        for mapping in maps.lines().filter_map(Mapping::parse).filter(|m| !locked.contains(&m.range.start)) {
+            if mapping.is_private_anonymous() {
                 if mapping.executable {
                     space.executable.push(mapping.range);
                 }
                 space.ranges.push(mapping.range);
+            } else if mapping.is_private_file() {
+                space.files.push(mapping.range);
             }
         }
         spaces.push(space);

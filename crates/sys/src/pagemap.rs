@@ -45,12 +45,13 @@ const WP_MATCHING: u64 = 1 << 0;
 const CHECK_WPASYNC: u64 = 1 << 1;
 
 const PAGE_IS_WRITTEN: u64 = 1 << 1;
+const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
 const PAGE_IS_PFNZERO: u64 = 1 << 5;
 
-/// The page table of one task, open for asking about anonymous mappings: whether a page is one of a file is not asked, because
-/// the kernel would have to look at each page's own record for that, which takes ten times as long.
+/// The page table of one task. Of anonymous mappings it is not asked whether a page is one of a file, because the kernel would
+/// have to look at each page's own record for that, which takes ten times as long.
 #[derive(Debug)]
 pub struct Pagemap {
     file: File,
@@ -122,9 +123,18 @@ impl Pagemap {
 
     /// Calls `found` with every run `[start, end)` of private anonymous pages below `[start, end)` that hold data: in
     /// memory or swapped out, and not the shared zero page. Runs come in order and do not overlap.
-    pub fn populated(&mut self, start: u64, end: u64, mut found: impl FnMut(u64, u64)) -> io::Result<()> {
+    pub fn populated(&mut self, start: u64, end: u64, found: impl FnMut(u64, u64)) -> io::Result<()> {
+        self.holding(start, end, PAGE_IS_PFNZERO, found)
+    }
+
+    /// The same in a private mapping of a file: the pages that are not the file's any more, because they were written.
+    pub fn copied(&mut self, start: u64, end: u64, found: impl FnMut(u64, u64)) -> io::Result<()> {
+        self.holding(start, end, PAGE_IS_PFNZERO | PAGE_IS_FILE, found)
+    }
+
+    fn holding(&mut self, start: u64, end: u64, but: u64, mut found: impl FnMut(u64, u64)) -> io::Result<()> {
         if self.scan {
-            match self.scan_populated(start, end, &mut found) {
+            match self.scan_holding(start, end, but, &mut found) {
                 Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => self.scan = false,
                 done => return done,
             }
@@ -132,10 +142,10 @@ impl Pagemap {
         self.read_populated(start, end, &mut found)
     }
 
-    fn scan_populated(&self, start: u64, end: u64, found: &mut impl FnMut(u64, u64)) -> io::Result<()> {
+    fn scan_holding(&self, start: u64, end: u64, but: u64, found: &mut impl FnMut(u64, u64)) -> io::Result<()> {
         let arg = ScanArg {
-            category_inverted: PAGE_IS_PFNZERO,
-            category_mask: PAGE_IS_PFNZERO,
+            category_inverted: but,
+            category_mask: but,
             category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
             return_mask: PAGE_IS_PRESENT,
             ..ScanArg::default()
@@ -241,5 +251,38 @@ mod tests {
         assert_eq!(collect(&mut map, start, 32 * PAGE), expected);
         map.scan = false;
         assert_eq!(collect(&mut map, start, 32 * PAGE), expected);
+    }
+
+    #[test]
+    fn both_ways_tell_pages_of_a_file_from_those_that_were_written() {
+        use std::os::fd::AsFd;
+        let path = std::env::temp_dir().join(format!("tranship-pagemap-{}", std::process::id()));
+        std::fs::write(&path, vec![1; 8 * PAGE as usize]).unwrap();
+        let file = File::open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE);
+        let fd = file.as_fd().as_raw_fd();
+        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+        let memory = unsafe { libc::mmap(std::ptr::null_mut(), 8 * PAGE as usize, protection, flags, fd, 0) };
+        assert_ne!(memory, libc::MAP_FAILED);
+        for page in 0..8 {
+            let at = memory.cast::<u8>().wrapping_add(page * PAGE as usize);
+            // SAFETY: within the mapping, which nobody else knows.
+            unsafe {
+                assert_eq!(at.read_volatile(), 1);
+                if [2, 5, 6].contains(&page) {
+                    at.write_volatile(2);
+                }
+            }
+        }
+        let mut map = Pagemap::open(std::process::id()).unwrap();
+        for scan in [true, false] {
+            map.scan = scan;
+            let (start, mut found) = (memory as u64, Vec::new());
+            map.copied(start, start + 8 * PAGE, |s, e| found.push(((s - start) / PAGE, (e - start) / PAGE))).unwrap();
+            assert_eq!(found, [(2, 3), (5, 7)]);
+        }
+        // SAFETY: exactly the mapping made above.
+        unsafe { libc::munmap(memory, 8 * PAGE as usize) };
     }
 }

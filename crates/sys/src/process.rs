@@ -5,6 +5,21 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+/// The pids of a process and of all that descend from it and have not ended, as far as they can be seen now.
+pub fn family(pid: u32) -> Vec<u32> {
+    let mut found = vec![pid];
+    let mut next = 0;
+    while let Some(pid) = found.get(next) {
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let children = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+        let pids: Vec<u32> =
+            children.flat_map(|text| text.split(' ').filter_map(|p| p.parse().ok()).collect::<Vec<_>>()).collect();
+        found.extend(pids);
+        next += 1;
+    }
+    found
+}
+
 /// Makes the command's process the leader of a session of its own, so that neither a terminal's signals nor the end of
 /// its parent's session reach it.
 pub fn detach(command: &mut Command) -> &mut Command {

@@ -10,6 +10,9 @@ pub enum SharedKind {
     File,
     /// A System V shared memory segment.
     Segment,
+    /// Not shared at all, but moved the same way: the pages of one process that were a file's and are its own since they were
+    /// written. Its key is the process's pid in the container, its offsets are addresses.
+    Pages,
 }
 
 /// A piece of memory that several address spaces may map, or that exists by descriptors alone. Its content is addressed by
@@ -18,7 +21,7 @@ pub enum SharedKind {
 pub struct SharedObject {
     /// What the page streams call it.
     pub space: AddressSpaceId,
-    /// What CRIU's images call it: its inode number on the source.
+    /// What CRIU's images call it: its inode number on the source (but for [`SharedKind::Pages`]).
     pub key: u32,
     /// What it is.
     pub kind: SharedKind,

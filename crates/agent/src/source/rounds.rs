@@ -220,9 +220,10 @@ impl SourceRun {
             }
         };
         self.find_shared(Where::Mappings)?;
-        self.shared.iter_mut().for_each(|shared| shared.look(Look::Last));
+        self.shared.iter_mut().try_for_each(|shared| shared.look(Look::Last)).map_err(failed)?;
         let objects = self.shared.as_ref().map(SharedMemory::hidden).unwrap_or_default();
-        let hidden: Vec<_> = round.spaces.iter().map(|s| (s.pid, s.ranges.clone())).collect();
+        let mut hidden: Vec<_> = round.spaces.iter().map(|s| (s.pid, s.ranges.clone())).collect();
+        hidden.extend(self.shared.iter().flat_map(SharedMemory::hidden_ranges));
         tranship_criu::hidden::write(&self.layout.hidden(), &hidden, &objects)
             .map_err(|e| Failure::new(format!("the table of hidden pages cannot be written: {e}")))?;
         self.write_smaps(&pids)?;

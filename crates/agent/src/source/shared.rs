@@ -63,7 +63,7 @@ impl SourceRun {
     pub(super) fn send_shared(&mut self) -> Result<u64, Failure> {
         self.find_shared(Where::Everywhere)?;
         let Some(shared) = &mut self.shared else { return Ok(0) };
-        shared.look(Look::Round);
+        shared.look(Look::Round).map_err(failed)?;
         let counters = Counters::default();
         let done = shared.send(&mut self.streams, &counters);
         done.map_err(|error| self.not_sent(&error))?;

@@ -29,6 +29,7 @@ impl Objects {
             let kind = match object.kind {
                 SharedKind::File => "file",
                 SharedKind::Segment => "segment",
+                SharedKind::Pages => "pages",
             };
             let (key, pid, fd) = (object.key, std::process::id(), file.as_raw_fd());
             writeln!(text, "{key} {kind} /proc/{pid}/fd/{fd}").expect("a string takes anything");

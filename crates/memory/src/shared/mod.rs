@@ -22,6 +22,7 @@
 //! - a process has thrown away pages of it;
 //! - it is a segment, which any process may attach and detach in between; or the kernel does not tell.
 
+pub mod copies;
 mod object;
 pub mod source;
 pub mod target;

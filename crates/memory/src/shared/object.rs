@@ -58,6 +58,10 @@ pub(super) struct Object {
     changed: Changed,
     /// Its length has changed since the last look, which may have found pages behind the end that was known then.
     pub resized: bool,
+    /// Pages that were sent and are there no more, of [`SharedKind::Pages`].
+    gone: PageSet,
+    /// What cannot be read has been unmapped just now, and is looked at again; of [`SharedKind::Pages`].
+    may_vanish: bool,
     /// By number of the chunk; what is not listed is zeros.
     sent: Mutex<BTreeMap<u64, Hashes>>,
 }
@@ -76,6 +80,8 @@ impl Object {
             is_watched: false,
             changed: Changed::Any,
             resized: false,
+            gone: PageSet::default(),
+            may_vanish: false,
             sent: Mutex::default(),
         }
     }
@@ -146,6 +152,19 @@ impl Object {
             if std::mem::take(&mut self.resized) || doubtful { Changed::Any } else { Changed::These(changed) };
     }
 
+    /// For [`SharedKind::Pages`]: the pages that are there, each of which may have changed.
+    pub fn holds(&mut self, there: PageSet, look: Look) {
+        let mut gone = PageSet::default();
+        for (chunk, hashes) in self.sent().iter() {
+            for number in (0..CHUNK_PAGES).filter(|number| hashes[*number] != 0) {
+                let start = chunk * CHUNK + number as u64 * PAGE_SIZE;
+                gone.insert(PageRange { start, end: start + PAGE_SIZE });
+            }
+        }
+        there.within(PageRange::EVERYTHING).into_iter().for_each(|run| drop(gone.remove(run)));
+        (self.gone, self.changed, self.may_vanish) = (gone, Changed::These(there), look == Look::Round);
+    }
+
     /// Whether the page tables can tell: whoever has it open, or may attach it, may map it for a moment.
     fn is_worth_watching(&self) -> bool {
         let (size, segment) = (self.described.size, self.described.kind == SharedKind::Segment);
@@ -153,28 +172,30 @@ impl Object {
         !self.open && !segment && (size <= LARGE || data >= size / SPARSE)
     }
 
-    /// The runs of pages to be compared with what was sent, each within one chunk.
-    pub fn pieces(&self) -> io::Result<Vec<PageRange>> {
+    /// The runs of pages to be compared with what was sent.
+    pub fn pieces(&self) -> io::Result<Vec<Piece<'_>>> {
         // Of an object that has grown meanwhile, the destination would drop what is behind the end that it knows.
         let end = self.described.size.next_multiple_of(PAGE_SIZE);
+        let mut pieces = Vec::new();
+        let mut add =
+            |run: PageRange, gone| pieces.extend(run.cut(CHUNK).map(|range| Piece { object: self, range, gone }));
         match &self.changed {
             Changed::Any => {
                 let chunk = |number: u64| PageRange::new(number * CHUNK, end.min((number + 1) * CHUNK));
-                Ok(self.chunks()?.into_iter().filter_map(chunk).collect())
+                self.chunks()?.into_iter().filter_map(chunk).for_each(|run| add(run, false));
             }
             Changed::These(pages) => {
-                let mut pieces = Vec::new();
-                for run in pages.within(PageRange { start: 0, end }) {
-                    let mut at = run.start;
-                    while at < run.end {
-                        let next = run.end.min((at + 1).next_multiple_of(CHUNK));
-                        pieces.push(PageRange { start: at, end: next });
-                        at = next;
-                    }
-                }
-                Ok(pieces)
+                pages.within(PageRange { start: 0, end }).into_iter().for_each(|run| add(run, false));
             }
         }
+        self.gone.within(PageRange::EVERYTHING).into_iter().for_each(|run| add(run, true));
+        Ok(pieces)
+    }
+
+    /// 0 for a page of zeros (where that is what is not sent), something else but `UNKNOWN` for any other.
+    fn hash(&self, page: &[u8]) -> u64 {
+        let zeros = self.described.kind != SharedKind::Pages && page.iter().fold(0, |all, byte| all | byte) == 0;
+        if zeros { 0 } else { xxh3_64(page).clamp(1, UNKNOWN - 1) }
     }
 
     fn sent(&self) -> MutexGuard<'_, BTreeMap<u64, Hashes>> {
@@ -209,7 +230,7 @@ impl Object {
 }
 
 /// The first run of data at or after `at`.
-fn next_data(file: &File, at: u64) -> io::Result<Option<(u64, u64)>> {
+pub(super) fn next_data(file: &File, at: u64) -> io::Result<Option<(u64, u64)>> {
     let seek = |offset: u64, whence| lseek(file.as_fd(), offset.cast_signed(), whence).map(i64::cast_unsigned);
     let start = match seek(at, Whence::SeekData) {
         Err(nix::errno::Errno::ENXIO) => return Ok(None),
@@ -225,8 +246,10 @@ fn next_data(file: &File, at: u64) -> io::Result<Option<(u64, u64)>> {
 /// A run of pages within one chunk of one object.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Piece<'a> {
-    pub object: &'a Object,
-    pub range: PageRange,
+    object: &'a Object,
+    range: PageRange,
+    /// Its pages are there no more.
+    gone: bool,
 }
 
 impl Piece<'_> {
@@ -237,27 +260,28 @@ impl Piece<'_> {
     }
 }
 
-/// 0 for a page of zeros, something else but `UNKNOWN` for any other.
-fn hash(page: &[u8]) -> u64 {
-    if page.iter().fold(0, |all, byte| all | byte) == 0 { 0 } else { xxh3_64(page).clamp(1, UNKNOWN - 1) }
-}
-
 /// Sends the pages of a piece that are not as they were last sent.
 pub(super) fn send_piece<W: Write>(
     piece: &Piece<'_>,
     stream: &mut Stream<W>,
     counters: &Counters,
 ) -> Result<(), SendError> {
-    let Piece { object, range } = *piece;
+    let Piece { object, range, gone } = *piece;
     let (outlet, buffer) = stream.parts();
     let pages = &mut buffer[..range.len() as usize];
-    object.read(range, pages).map_err(|e| object.failed(e))?;
-    counters.read.fetch_add(range.len(), Ordering::Relaxed);
+    if !gone {
+        match object.read(range, pages) {
+            Err(_) if object.may_vanish => return Ok(()),
+            read => read.map_err(|e| object.failed(e))?,
+        }
+        counters.read.fetch_add(range.len(), Ordering::Relaxed);
+    }
     let chunk = range.start / CHUNK;
     // Nobody else looks at this chunk: all of it goes over this stream.
     let mut hashes = object.sent().remove(&chunk).unwrap_or_else(|| Box::new([0; CHUNK_PAGES]));
     let known = &mut hashes[(range.start % CHUNK / PAGE_SIZE) as usize..][..range.pages() as usize];
     let size = PAGE_SIZE as usize;
+    let hash = |page: &[u8]| if gone { 0 } else { object.hash(page) };
     let fresh: Vec<u64> = pages.chunks_exact(size).map(hash).collect();
     let mut at = 0;
     while at < fresh.len() {

@@ -13,10 +13,12 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange, SharedKind, SharedObject};
 use tranship_wire::WriteError;
 
-use super::object::{Object, Piece, send_piece};
+use super::copies::Copies;
+use super::object::{Object, send_piece};
 use super::watch::{View, Watches};
 use crate::maps::Mapping;
 use crate::send::{Counters, SendError, Stream};
+use crate::survey::survey;
 
 /// Objects whose length is not a number of whole pages and less than this are left to criu, which also carries what lies
 /// behind their end in the last page.
@@ -74,6 +76,8 @@ pub struct SharedMemory {
     device: u64,
     /// By inode.
     objects: BTreeMap<u64, Object>,
+    /// By process.
+    copies: BTreeMap<AddressSpaceId, Copies>,
     next: u32,
     /// `None`: nothing can be watched.
     watches: Option<Watches>,
@@ -83,7 +87,13 @@ impl SharedMemory {
     /// Nothing found yet.
     pub fn new() -> io::Result<Self> {
         let probe = File::from(memfd_create(c"tranship-probe", MFdFlags::MFD_CLOEXEC)?);
-        Ok(Self { device: probe.metadata()?.dev(), objects: BTreeMap::new(), next: 0, watches: Watches::new()? })
+        Ok(Self {
+            device: probe.metadata()?.dev(),
+            objects: BTreeMap::new(),
+            copies: BTreeMap::new(),
+            next: 0,
+            watches: Watches::new()?,
+        })
     }
 
     /// Looks for the objects of the processes with these pids on this node. Returns those that the destination must be told
@@ -94,7 +104,8 @@ impl SharedMemory {
             object.views.clear();
             object.open &= places == Where::Mappings;
         }
-        let mut known: HashSet<AddressSpaceId> = self.objects.values().map(|o| o.described.space).collect();
+        self.copies.values_mut().for_each(|copies| copies.object.mapped = false);
+        let mut known: HashSet<AddressSpaceId> = self.all().map(|o| o.described.space).collect();
         let mut programs = HashSet::new();
         for &pid in pids {
             if let Ok(program) = std::fs::metadata(format!("/proc/{pid}/exe"))
@@ -102,7 +113,7 @@ impl SharedMemory {
             {
                 programs.insert(program.ino());
             }
-            let looked = self.find_mapped(pid).and_then(|()| match places {
+            let looked = self.find_mapped(pid).and_then(|()| self.find_copies(pid)).and_then(|()| match places {
                 Where::Everywhere => self.find_open(pid),
                 Where::Mappings => Ok(()),
             });
@@ -123,6 +134,17 @@ impl SharedMemory {
             }
             stays
         });
+        self.copies.retain(|_, copies| {
+            if !copies.object.mapped && known.contains(&copies.object.described.space) {
+                described.push(SharedObject { size: 0, ..copies.object.described.clone() });
+            }
+            copies.object.mapped
+        });
+        for Copies { object, .. } in self.copies.values() {
+            if known.insert(object.described.space) {
+                described.push(object.described.clone());
+            }
+        }
         for object in self.objects.values_mut() {
             let size = object.file.metadata().map_err(|e| object.failed(e))?.len();
             if known.insert(object.described.space) || size != object.described.size {
@@ -157,6 +179,26 @@ impl SharedMemory {
                 Err(error) => return Err(error),
             }
         }
+        Ok(())
+    }
+
+    fn find_copies(&mut self, pid: u32) -> io::Result<()> {
+        let Some(space) = survey(&[pid]).map_err(|e| e.source)?.pop().filter(|space| !space.files.is_empty()) else {
+            return Ok(());
+        };
+        let copies = match self.copies.entry(space.id) {
+            Entry::Occupied(entry) => {
+                let copies = entry.into_mut();
+                copies.renew(space)?;
+                copies
+            }
+            Entry::Vacant(entry) => {
+                let Some(id) = AddressSpaceId::object(self.next) else { return Ok(()) };
+                self.next += 1;
+                entry.insert(Copies::of(space, id)?)
+            }
+        };
+        copies.object.mapped = true;
         Ok(())
     }
 
@@ -241,12 +283,21 @@ impl SharedMemory {
 
     /// Finds out which pages may have changed since the last look, of what [`Self::find`] has just found. To be followed by
     /// [`Self::send`].
-    pub fn look(&mut self, look: Look) {
-        let Some(watches) = &self.watches else { return };
+    ///
+    /// # Errors
+    /// A frozen process's page table that cannot be read.
+    pub fn look(&mut self, look: Look) -> Result<(), SharedError> {
+        self.copies.values_mut().try_for_each(|copies| copies.look(look))?;
+        let Some(watches) = &self.watches else { return Ok(()) };
         let unsure = watches.take_unsure();
         self.objects.values_mut().for_each(|object| object.look(watches, &unsure, look));
         let pids = self.objects.values().flat_map(|object| object.views.iter().map(|view| view.pid)).collect();
         watches.keep(&pids);
+        Ok(())
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Object> {
+        self.objects.values().chain(self.copies.values().map(|copies| &copies.object))
     }
 
     /// How many objects there are.
@@ -257,6 +308,11 @@ impl SharedMemory {
     /// The objects that criu must see empty: device and inode.
     pub fn hidden(&self) -> Vec<(u64, u64)> {
         self.objects.keys().map(|inode| (self.device, *inode)).collect()
+    }
+
+    /// The addresses where criu must see no pages: by process (pid on this node).
+    pub fn hidden_ranges(&self) -> impl Iterator<Item = (u32, Vec<PageRange>)> {
+        self.copies.values().map(|copies| (copies.space.pid, copies.space.files.clone()))
     }
 
     /// Sends what has changed of the objects in which code may run, which must be done before criu is let go.
@@ -281,9 +337,8 @@ impl SharedMemory {
         counters: &Counters,
     ) -> Result<(), SendError> {
         let mut pieces = Vec::new();
-        for object in self.objects.values().filter(|o| which(o)) {
-            let ranges = object.pieces().map_err(|e| object.failed(e))?;
-            pieces.extend(ranges.into_iter().map(|range| Piece { object, range }));
+        for object in self.all().filter(|o| which(o)) {
+            pieces.extend(object.pieces().map_err(|e| object.failed(e))?);
         }
         let (broken, count) = (AtomicBool::new(false), streams.len());
         std::thread::scope(|scope| {

@@ -13,6 +13,9 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange, SharedKind, SharedObject};
 
+use super::copies;
+use crate::index::PageSet;
+
 /// How long pages may be there before their object is described: the description takes another link.
 const DESCRIPTION: Duration = Duration::from_secs(10);
 /// Objects in one container.
@@ -50,6 +53,8 @@ pub enum StoreError {
 struct Target {
     object: Mutex<SharedObject>,
     file: File,
+    /// What there is, of [`SharedKind::Pages`]: to be told from holes, which the file may not have where it could.
+    pages: Mutex<PageSet>,
 }
 
 impl Target {
@@ -60,7 +65,7 @@ impl Target {
             flags |= MFdFlags::MFD_ALLOW_SEALING;
         }
         let file = File::from(memfd_create(name.as_c_str(), flags)?);
-        let target = Self { object: Mutex::new(object.clone()), file };
+        let target = Self { object: Mutex::new(object.clone()), file, pages: Mutex::default() };
         target.settle()?;
         Ok(target)
     }
@@ -74,16 +79,31 @@ impl Target {
     fn settle(&self) -> io::Result<()> {
         let object = self.object();
         self.file.set_len(match object.kind {
-            SharedKind::File => object.size,
+            SharedKind::File | SharedKind::Pages => object.size,
             // Its file only carries the content; segments have whole pages.
             SharedKind::Segment => object.size.next_multiple_of(PAGE_SIZE),
-        })
+        })?;
+        match object.kind {
+            SharedKind::Pages if object.size > 0 => copies::list(&self.file, &self.pages()),
+            _ => Ok(()),
+        }
+    }
+
+    fn pages(&self) -> MutexGuard<'_, PageSet> {
+        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_pages(&self) -> bool {
+        self.object().kind == SharedKind::Pages
     }
 
     /// Writes pages. Returns by how many bytes the file occupies more memory now.
     fn write(&self, range: PageRange, pages: &[u8]) -> io::Result<i64> {
         let before = self.file.metadata()?.blocks();
         self.file.write_all_at(pages, range.start)?;
+        if self.is_pages() {
+            self.pages().insert(range);
+        }
         self.grown(before)
     }
 
@@ -91,6 +111,7 @@ impl Target {
         let before = self.file.metadata()?.blocks();
         let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         fallocate(&self.file, mode, range.start.cast_signed(), range.len().cast_signed())?;
+        self.pages().remove(range);
         self.grown(before)
     }
 

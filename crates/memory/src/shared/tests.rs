@@ -9,12 +9,15 @@ use std::sync::atomic::Ordering;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use proptest::prelude::*;
-use tranship_types::{AddressSpaceId, PAGE_SIZE, SharedObject};
+use tranship_sys::pagemap::Pagemap;
+use tranship_types::{AddressSpaceId, PAGE_SIZE, SharedKind, SharedObject};
 use tranship_wire::FrameHeader;
 
+use super::copies;
 use super::source::{Look, SharedMemory, Where};
 use super::target::{SharedStore, StoreError};
 use crate::send::{Counters, Stream};
+use crate::survey::survey;
 
 /// A destination that takes what a source says.
 #[derive(Default)]
@@ -33,7 +36,7 @@ impl Destination {
         kept.unwrap();
     }
 
-    /// Takes what is on a stream; returns how many bytes of pages that were.
+    /// Takes what is on a stream; returns how many bytes of shared pages that were.
     fn take(&self, stream: &mut Stream<Vec<u8>>) -> u64 {
         let mut wire = Cursor::new(std::mem::take(stream.link()));
         let mut bytes = 0;
@@ -43,7 +46,8 @@ impl Destination {
                     let mut pages = vec![0; range.len() as usize];
                     wire.read_exact(&mut pages).unwrap();
                     self.store.write(space, range, &pages).unwrap();
-                    bytes += range.len();
+                    let (object, _) = self.files.iter().find(|(object, _)| object.space == space).unwrap();
+                    bytes += if object.kind == SharedKind::Pages { 0 } else { range.len() };
                 }
                 FrameHeader::Zero { space, range } => {
                     self.store.zero(space, range).unwrap();
@@ -112,7 +116,7 @@ impl Move {
     }
 
     fn send(&mut self) -> u64 {
-        self.source.look(Look::Round);
+        self.source.look(Look::Round).unwrap();
         self.source.send(&mut self.streams, &Counters::default()).unwrap();
         self.streams.iter_mut().map(|stream| self.destination.take(stream)).sum()
     }
@@ -231,6 +235,24 @@ for line in sys.stdin:
     print('done', flush=True)
 ";
 
+/// Maps 16 pages of a file privately, at a place of its choice, and writes to them.
+const FILES: &str = "
+import ctypes, mmap, sys
+c = ctypes.CDLL(None, use_errno=True); c.mmap.restype = ctypes.c_void_p
+c.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+c.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+c.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+with open(sys.argv[1], 'rb') as f: at = c.mmap(0x200000000000, 16 * 4096, 3, mmap.MAP_PRIVATE | 0x10, f.fileno(), 0)
+assert at == 0x200000000000
+print('ready', flush=True)
+for line in sys.stdin:
+    deed, page, *rest = line.split(); page = at + int(page) * 4096
+    if deed == 'write': ctypes.memset(page, int(rest[0]), 4096)
+    elif deed == 'forget': assert c.madvise(page, 4096, mmap.MADV_DONTNEED) == 0
+    elif deed == 'protect': assert c.mprotect(page, 4096, int(rest[0])) == 0
+    print('done', flush=True)
+";
+
 impl Keeper {
     fn start() -> Self {
         let mut command = Command::new("python3");
@@ -242,6 +264,21 @@ impl Keeper {
         let mut command = Command::new("unshare");
         command.args(["--ipc", "python3", "-c", SEGMENTS]);
         Self::of(command)
+    }
+
+    /// Two of them have the same addresses.
+    fn with_file(path: &std::path::Path) -> Self {
+        let mut command = Command::new("setarch");
+        command.args(["-R", "python3", "-c", FILES]).arg(path);
+        Self::of(command)
+    }
+
+    /// What is in the mapping of the file.
+    fn mapped(&self) -> Vec<u8> {
+        let mut content = vec![0; 16 * 4096];
+        let memory = File::open(format!("/proc/{}/mem", self.child.id())).unwrap();
+        memory.read_exact_at(&mut content, 0x2000_0000_0000).unwrap();
+        content
     }
 
     fn of(mut command: Command) -> Self {
@@ -276,15 +313,25 @@ impl Keeper {
         last.map(|(_, file)| read(file)).unwrap_or_default()
     }
 
-    /// Bytes that were compared and that were sent.
+    /// Bytes of pages that were files', which are all compared at each look.
+    fn copied(&self) -> u64 {
+        let mut bytes = 0;
+        let mut pagemap = Pagemap::open(self.child.id()).unwrap();
+        for range in survey(&[self.child.id()]).unwrap().iter().flat_map(|space| &space.files) {
+            pagemap.copied(range.start, range.end, |start, end| bytes += end - start).unwrap();
+        }
+        bytes
+    }
+
+    /// Bytes of shared memory that were compared and that were sent.
     fn round(&mut self, look: Look) -> (u64, u64) {
         let described = self.source.find(&[self.child.id()], Where::Everywhere).unwrap();
         self.destination.describe(&described);
-        self.source.look(look);
+        self.source.look(look).unwrap();
         let counters = Counters::default();
         self.source.send(&mut self.streams, &counters).unwrap();
         let taken = self.streams.iter_mut().map(|stream| self.destination.take(stream)).sum();
-        (counters.read.load(Ordering::Relaxed), taken)
+        (counters.read.load(Ordering::Relaxed) - self.copied(), taken)
     }
 
     fn assert_same(&self) {
@@ -292,7 +339,8 @@ impl Keeper {
         let line = maps.lines().find(|line| line.contains("/dev/zero")).unwrap();
         let range = line.split(' ').next().unwrap();
         let here = read(&File::open(format!("/proc/{}/map_files/{range}", self.child.id())).unwrap());
-        let there = self.destination.content(self.destination.files[0].0.space);
+        let (object, _) = self.destination.files.iter().find(|(o, _)| o.kind != SharedKind::Pages).unwrap();
+        let there = self.destination.content(object.space);
         assert_eq!(here.len(), there.len());
         let differs = (0..here.len()).find(|i| here[*i] != there[*i]);
         assert_eq!(differs.map(|at| at as u64 / PAGE_SIZE), None);
@@ -336,6 +384,33 @@ fn a_segment_that_nobody_has_attached_at_the_end_is_left_to_criu() {
     keeper.round(Look::Last);
     assert!(keeper.source.hidden().is_empty());
     assert!(keeper.given(7).is_empty());
+}
+
+#[test]
+fn pages_of_a_file_that_were_written_become_another_process_s() {
+    let path = std::env::temp_dir().join(format!("tranship-pages-{}", std::process::id()));
+    std::fs::write(&path, [1; 16 * 4096]).unwrap();
+    let (mut keeper, mut twin) = (Keeper::with_file(&path), Keeper::with_file(&path));
+    std::fs::remove_file(&path).unwrap();
+    // Zeros are content here; and what can only be read was written before.
+    for order in ["write 1 7", "write 2 0", "write 5 9", "write 9 4", "protect 9 1", "write 12 3", "protect 12 0"] {
+        keeper.obeys(order);
+    }
+    twin.obeys("protect 9 1");
+    keeper.round(Look::Round);
+    for order in ["forget 5", "write 6 3", "write 1 8", "forget 2", "write 2 0"] {
+        keeper.obeys(order);
+    }
+    keeper.round(Look::Last);
+    assert_eq!(keeper.source.hidden_ranges().next().map(|(pid, _)| pid), Some(keeper.child.id()));
+    keeper.destination.store.settle().unwrap();
+    let pages = |(object, _): &&(SharedObject, File)| object.kind == SharedKind::Pages;
+    let (_, file) = keeper.destination.files.iter().find(pages).unwrap();
+    assert!(copies::place(file, twin.child.id()).unwrap() > 5 * PAGE_SIZE);
+    let (here, there) = (keeper.mapped(), twin.mapped());
+    let marks: Vec<u8> = there.chunks(4096).map(|page| page[0]).collect();
+    assert_eq!(marks, [1, 8, 0, 1, 1, 1, 3, 1, 1, 4, 1, 1, 3, 1, 1, 1]);
+    assert!(here == there);
 }
 
 #[test]

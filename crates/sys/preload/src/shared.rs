@@ -3,7 +3,8 @@
 //! **Dump.** Criu walks shared memory by `lseek(SEEK_DATA)`. For objects of the table the answer is "no more data".
 //!
 //! **Restore.** `TRANSHIP_SHARED` names a table with a line `KEY file|segment PATH` for each object whose content has been
-//! brought already (or will be, in the case of files, before the tasks run). Criu makes an object so:
+//! brought already (or will be, in the case of files, before the tasks run); lines of another kind are not for criu. Criu makes
+//! an object so:
 //!
 //! ```text
 //!   file      memfd_create, ftruncate, mmap(shared) ┐
@@ -208,7 +209,8 @@ fn load(path: &std::path::Path) -> io::Result<Vec<Object>> {
         .lines()
         .filter_map(|line| {
             let mut words = line.splitn(3, ' ');
-            Some((words.next()?.parse().ok()?, words.next()? == "segment", words.next()?))
+            let (key, kind, path) = (words.next()?.parse().ok()?, words.next()?, words.next()?);
+            ["file", "segment"].contains(&kind).then_some((key, kind == "segment", path))
         })
         .collect();
     if rows.is_empty() {

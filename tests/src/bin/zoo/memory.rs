@@ -15,6 +15,7 @@ use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::raw::{PAGE, PAGE_WORDS, Region, Sharing};
+use crate::sharing;
 use crate::species::{Check, Watch, pattern, pattern_bytes, status_line};
 
 fn expect_permissions(region: &Region, right: &str) -> Result<()> {
@@ -187,6 +188,40 @@ pub fn file_private(place: &Path) -> Result<Check> {
         n += 1;
         if n % 20 == 0 {
             ensure!(std::fs::read(&path)? == content, "the file changed under its private mapping");
+        }
+        Ok(())
+    }))
+}
+
+/// A private mapping of a file, of which nearly all pages are written, and go on being written; one of them is zeros over the
+/// file's content.
+pub fn file_rewritten(place: &Path) -> Result<Check> {
+    const OF_THE_FILE: usize = 16;
+    const ZEROS: usize = 3;
+    let (path, size) = (place.join("rewritten"), sharing::size(4)?);
+    let file = File::options().read(true).write(true).create_new(true).open(&path)?;
+    file.set_len(size as u64)?;
+    file.write_all_at(&pattern_bytes(0, OF_THE_FILE * PAGE), 0)?;
+    let region = Region::of_file(file.as_fd(), size, Sharing::Private)?;
+    let word = |i: u64, version: u64| !pattern(i ^ version << 40);
+    region.fill([ZEROS], |_| 0);
+    region.fill(OF_THE_FILE..region.pages(), |i| word(i, 0));
+    let mut versions = vec![0u64; region.pages()];
+    let (mut n, mut sweep) = (0, OF_THE_FILE);
+    Ok(Box::new(move || {
+        for page in 0..OF_THE_FILE {
+            region.verify(page, |i| if page == ZEROS { 0 } else { pattern(i) })?;
+        }
+        for _ in 0..8 {
+            n += 1;
+            let page = OF_THE_FILE + pattern(n) as usize % (region.pages() - OF_THE_FILE);
+            region.verify(page, |i| word(i, versions[page]))?;
+            versions[page] += 1;
+            region.fill([page], |i| word(i, versions[page]));
+        }
+        for _ in 0..64 {
+            region.verify(sweep, |i| word(i, versions[sweep]))?;
+            sweep = if sweep + 1 < region.pages() { sweep + 1 } else { OF_THE_FILE };
         }
         Ok(())
     }))

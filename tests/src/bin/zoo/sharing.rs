@@ -6,11 +6,16 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 
 use crate::kin::Kin;
-use crate::raw::{PAGE, Region, Sharing};
+use crate::raw::{Region, Sharing};
 use crate::species::{Check, pattern};
 
-/// Names how many MiB there are, instead of 16.
-const SIZE: &str = "ZOO_SHARED_MIB";
+/// Names how many MiB an animal's memory has, of those that may have much.
+const SIZE: &str = "ZOO_MIB";
+
+/// How many bytes of memory an animal is to have: so many MiB if nothing else is asked for.
+pub fn size(mebibytes: usize) -> Result<usize> {
+    Ok(std::env::var(SIZE).map_or(Ok(mebibytes), |text| text.parse()).context(SIZE)? << 20)
+}
 
 fn word(i: u64, version: u64) -> u64 {
     pattern(i ^ version << 40)
@@ -18,8 +23,7 @@ fn word(i: u64, version: u64) -> u64 {
 
 /// Every page has a version; before one is written anew it must be as it was left, by whichever of the two that was.
 pub fn rewritten(_: &Path) -> Result<Check> {
-    let size: usize = std::env::var(SIZE).map_or(Ok(16), |text| text.parse()).context(SIZE)?;
-    let region = Arc::new(Region::anonymous((size << 20) / PAGE * PAGE, Sharing::Shared)?);
+    let region = Arc::new(Region::anonymous(size(16)?, Sharing::Shared)?);
     region.fill(0..region.pages(), |i| word(i, 0));
     let common = Arc::clone(&region);
     let mut kin = Kin::fork(move || {

@@ -87,6 +87,7 @@ pub const ALL: &[Species] = &[
     species("memory", "sparse", memory::sparse),
     species("memory", "memfd", memory::memfd),
     species("memory", "file_map_private", memory::file_private),
+    species("memory", "file_map_rewritten", memory::file_rewritten),
     species("memory", "file_map_shared", memory::file_shared),
     species("memory", "deleted_file_map", memory::deleted_file),
     species("memory", "rewritten_64m", memory::rewritten),
