@@ -67,6 +67,8 @@ pub fn track_by(lab: &Lab, tracker: &str) -> Result<()> {
     for node in lab.nodes() {
         let file = lab.path(&node, "/etc/tranship/agent.toml")?;
         let mut text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        // A scenario before this one on the same stage may have chosen.
+        text.truncate(text.find("\n[memory]\n").unwrap_or(text.len()));
         text.push_str(&format!("\n[memory]\ntracker = \"{tracker}\"\n"));
         fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
         restart_agent(lab, &node, "")?;

@@ -57,6 +57,7 @@ fn redis_moves_under_writes(stage: &mut Stage) -> Result<()> {
 
 fn no_page_of_the_torturer_is_wrong(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
+    track_by(lab, "hash")?;
     let mut torturer = Torturer::start(lab, "a", "torture", TORTURER, &["--seed=5".to_owned()])?;
     torturer.goes_on(STEPS).context("before the first move")?;
     let (mut from, mut to) = ("a", "b");
