@@ -41,7 +41,7 @@ impl Ended {
         if let Some(report) = &self.report {
             let reported = match report.outcome {
                 Outcome::Moved => to,
-                Outcome::Failed => from,
+                Outcome::Failed | Outcome::GivenUp => from,
                 Outcome::Running => bail!("the move was not reported to its end: {report:?}"),
             };
             ensure!(reported == at, "the container is on {at}, but the report says {:?} ({error})", report.outcome);

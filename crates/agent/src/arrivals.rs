@@ -1,17 +1,20 @@
 //! Containers that are arriving: their page store while it is filled, and their state for whoever asks next.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use tranship_coordinator::{DestinationStep, Failure, Journal};
 use tranship_memory::receive::Store;
 use tranship_network::{HeldFrame, Injector, NetworkError};
-use tranship_types::{MigrationId, NodeName};
+use tranship_types::{MigrationId, NodeName, Outcome, Phase, Report};
 use tranship_wire::URGENT_STREAM;
+use tranship_wire::message::Offer;
 
 use crate::destination::DestinationRun;
-use crate::node::Claim;
+use crate::node::{Claim, Node};
+use crate::registry::{LiveReport, unix_ms};
 
 /// Where an arrival stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +39,38 @@ pub struct Arrival {
     pub standing: Standing,
     /// Until it is drained, no other migration may have the container.
     pub claim: Option<Claim>,
+    /// What this node knows of it.
+    pub report: LiveReport,
+}
+
+/// What a journal keeps of an arrival.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Context {
+    /// What was offered.
+    pub offer: Offer,
+    /// When, in ms since the Unix epoch.
+    pub began_unix_ms: u64,
+}
+
+impl Context {
+    /// The report of an arrival that has just begun.
+    pub fn report(&self, node: &Node, id: &MigrationId, source: &NodeName) -> Report {
+        let (container, here) = (self.offer.container.clone(), node.config.node.clone());
+        Report {
+            phase: Phase::Prepare,
+            ..Report::new(id.clone(), container, source.clone(), here, self.offer.mode, self.began_unix_ms)
+        }
+    }
+}
+
+impl Arrival {
+    /// Puts its end on record.
+    pub fn end(&self, phase: Phase, outcome: Outcome, error: Option<String>) {
+        self.report.end(|r| {
+            (r.phase, r.outcome, r.error) = (phase, outcome, error);
+            r.total_ms.get_or_insert(unix_ms().saturating_sub(r.started_unix_ms) as f64);
+        });
+    }
 }
 
 /// All of them.
@@ -52,7 +87,7 @@ struct Entry {
 }
 
 impl Arrivals {
-    fn map(&self) -> std::sync::MutexGuard<'_, ById> {
+    fn map(&self) -> MutexGuard<'_, ById> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -76,13 +111,21 @@ impl Arrivals {
         self.map().get(id).map(|entry| entry.peer.clone())
     }
 
-    pub fn remove(&self, id: &MigrationId) {
+    /// Forgets one that has come to its end, and its journal; `arrival` is its lock.
+    pub fn forget(&self, id: &MigrationId, mut arrival: MutexGuard<'_, Arrival>) {
+        if let Some(journal) = arrival.journal.take()
+            && let Err(error) = journal.close()
+        {
+            tracing::warn!(%id, %error, "a journal stays behind");
+        }
+        arrival.claim = None;
+        drop(arrival);
         self.map().remove(id);
     }
 }
 
 /// Takes an arrival's lock; a thread that panicked with it leaves it usable.
-pub fn lock(arrival: &Mutex<Arrival>) -> std::sync::MutexGuard<'_, Arrival> {
+pub fn lock(arrival: &Mutex<Arrival>) -> MutexGuard<'_, Arrival> {
     arrival.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -119,7 +162,7 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    fn streams(&self) -> std::sync::MutexGuard<'_, Streams> {
+    fn streams(&self) -> MutexGuard<'_, Streams> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

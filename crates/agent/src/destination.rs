@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use tranship_coordinator::{DestinationPort, DestinationStep, Failure, Fault};
 use tranship_criu::cpu::{self, CpuFeatures};
-use tranship_criu::front::{Mark, Order};
-use tranship_engine::EngineError;
+use tranship_criu::front::{self, Mark, Order};
+use tranship_engine::{Container, EngineError, State};
 use tranship_memory::pager::{self, PagerHandle};
 use tranship_memory::receive::Store;
 use tranship_memory::shared::copies;
@@ -110,6 +110,27 @@ impl DestinationRun {
 
     fn bundle(&self) -> PathBuf {
         self.node.bundle(&self.offer.container)
+    }
+
+    /// The copy, if the engine knows it; not what somebody else has made of its name.
+    fn own_container(&self) -> Option<Container> {
+        self.node.engine.inspect(&self.offer.container).ok().filter(|container| container.bundle == self.bundle())
+    }
+
+    /// Whether the copy runs, or is held.
+    pub fn runs(&self) -> bool {
+        self.own_container().is_some_and(|container| container.state == State::Running)
+    }
+
+    /// Whether the copy runs, and is not just held: the engine cannot tell these apart.
+    pub fn was_let_go(&self) -> bool {
+        let noted = || front::resumed_init(&self.layout.front_socket(Role::Restore)).is_some();
+        (self.resumed_ns.is_some() || !self.layout.root().exists() || noted()) && self.runs()
+    }
+
+    /// Whether what it needs to run, or to go on running, was lost with the host's memory.
+    pub fn is_lost(&self) -> bool {
+        !self.tidied && !self.layout.root().exists()
     }
 
     fn make_network(&mut self) -> Result<(), Failure> {
@@ -272,16 +293,15 @@ impl DestinationRun {
 
     fn drain(&mut self) -> Result<(), Failure> {
         let file = self.layout.root().join(pager::DRAINED_FILE);
-        if !self.layout.root().exists() {
-            // Its directory goes after it has drained, or with the host.
-            return match self.tidied {
-                true => Ok(()),
-                false => Err(Failure::new(format!(
-                    "container {} is lost on node {}, whose host was restarted before every page was there; the original is \
-                     still frozen on its node",
-                    self.offer.container, self.node.config.node
-                ))),
-            };
+        if self.is_lost() {
+            return Err(Failure::new(format!(
+                "container {} is lost on node {}, whose host was restarted before every page was there; the original is \
+                 still frozen on its node",
+                self.offer.container, self.node.config.node
+            )));
+        }
+        if self.tidied {
+            return Ok(());
         }
         let read = || serde_json::from_slice(&std::fs::read(&file).ok()?).ok();
         self.drained = read();
@@ -313,6 +333,14 @@ impl DestinationRun {
         self.reinstate()?;
         self.inbox.close();
         self.layout.remove()
+    }
+
+    /// Ends a void copy that may run, so that not one packet of its end gets out: its clients may be the original's by now.
+    fn silence(&mut self) -> Result<(), Failure> {
+        if let Some((path, identity)) = self.offer.network.as_ref().filter(|(path, _)| path.exists()) {
+            Gate::prepare(path, &identity.names()).and_then(|mut gate| gate.close()).map_err(failed)?;
+        }
+        self.own_container().map_or(Ok(()), |container| container.freezer.kill_frozen(RESTORE_END).map_err(failed))
     }
 
     /// Removes what an engine or criu that were killed have left of the container.
@@ -381,6 +409,7 @@ impl DestinationPort for DestinationRun {
 
     fn undo(&mut self, step: DestinationStep) -> Result<(), Failure> {
         match step {
+            DestinationStep::OpenGate => self.silence(),
             DestinationStep::Engine => self.sweep_engine(),
             DestinationStep::Pager => {
                 self.inbox.close();

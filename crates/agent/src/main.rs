@@ -16,11 +16,13 @@ mod options;
 mod peers;
 mod plan;
 mod probes;
+mod recovery;
 mod registry;
 mod service;
 mod source;
 mod timeline;
 mod tmpfs;
+mod undoing;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -8,12 +8,12 @@ use tranship_api::MoveRequest;
 use tranship_coordinator::{self as coordinator, Ending, Failure, Journal, Record};
 use tranship_types::{MigrationId, NodeName, Outcome, Phase, Report, Side};
 
-use crate::arrivals::{Arrival, Inbox, Standing};
+use crate::arrivals::{Arrival, Context, Inbox, Standing};
 use crate::destination::DestinationRun;
 use crate::node::{Claim, Node};
-use crate::peers;
 use crate::registry::{LiveReport, unix_ms};
 use crate::source::SourceRun;
+use crate::{peers, undoing};
 
 /// For how long an ended arrival is remembered for a source that has not asked.
 const REMEMBERED: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -72,11 +72,10 @@ fn conclude(
 ) {
     let id = live.read().id;
     let mut ending = ending;
-    while let Ending::Undone { leftovers, .. } = &ending
-        && !leftovers.is_empty()
-    {
+    while !ending.leftovers().is_empty() {
+        let leftovers = ending.leftovers();
         tracing::error!(%id, ?leftovers, "could not be undone; it is tried again");
-        live.change(|r| r.leftovers.clone_from(leftovers));
+        live.change(|r| r.leftovers = leftovers.to_vec());
         // The container may be stopped still: nothing matters more. If the agent stops, its next start goes on.
         if !node.pause(Duration::from_secs(1)) {
             return;
@@ -112,7 +111,29 @@ fn conclude(
                 r.total_ms = r.total_ms.or(total_ms);
             });
             // The container runs here; what is left is that the destination may still hold a stopped copy.
-            if until_told(node, &id, || port.confirm_abort()) {
+            if until_told(node, &id, || port.confirm_undone()) {
+                close(journal, &id);
+            }
+        }
+        Ending::GivenUp { failure, leftovers } => {
+            drop(claim);
+            live.end(|r| {
+                r.outcome = Outcome::GivenUp;
+                r.phase = Phase::Undone;
+                r.error = Some(failure.message);
+                r.leftovers = leftovers;
+                r.total_ms = r.total_ms.or(total_ms);
+            });
+            port.give_up();
+            if until_told(node, &id, || port.confirm_undone()) {
+                if port.stray_removed {
+                    tracing::warn!(%id, "the destination has come back, and its copy ran: it was removed");
+                    let also = format!(
+                        "; node {} has come back, and its copy, which ran, was removed",
+                        live.read().destination
+                    );
+                    live.end(|r| r.error = r.error.take().map(|error| error + &also));
+                }
                 close(journal, &id);
             }
         }
@@ -157,7 +178,13 @@ pub fn recover(node: &Arc<Node>) {
                 Some(Record::Begin { id, side, container, peer, context }) => {
                     tracing::info!(%id, ?side, %container, "taking up a migration of an earlier agent");
                     // What has ended only has to be remembered, or told to the other node.
-                    let ended = records.contains(&Record::Done);
+                    let ended = match side {
+                        Side::Source => records.contains(&Record::Done),
+                        Side::Destination => matches!(
+                            coordinator::standing(&records),
+                            coordinator::Standing::Drained | coordinator::Standing::Ended
+                        ),
+                    };
                     let claim = if ended { None } else { node.claim(&container, &id).ok() };
                     if claim.is_none() && !ended {
                         tracing::error!(%id, %container, "two journals are about the same container");
@@ -199,9 +226,7 @@ fn recover_source(
     let live = node.registry.begin(node.registry.report(&report.id).unwrap_or(report));
     let node = Arc::clone(node);
     std::thread::spawn(move || {
-        let mut port = SourceRun::new(&node, live.clone());
-        // Whether the offer left is not on record; asking costs nothing.
-        port.offered = true;
+        let mut port = SourceRun::taken_up(&node, live.clone());
         let ending = coordinator::recover(&mut port, &mut journal, &records);
         conclude(&node, claim, &live, &mut port, journal, ending, Instant::now());
     });
@@ -216,49 +241,50 @@ fn recover_destination(
     records: &[Record],
     context: serde_json::Value,
 ) {
-    let offer = match serde_json::from_value(context) {
-        Ok(offer) => offer,
+    let context: Context = match serde_json::from_value(context) {
+        Ok(context) => context,
         Err(error) => return tracing::error!(%id, %error, "a journal's first record cannot be read"),
     };
     let inbox = Arc::new(Inbox::default());
-    let mut run = DestinationRun::new(node, id, peer, offer, Arc::clone(&inbox));
-    let standing = coordinator::standing(records);
+    let first = context.report(node, id, peer);
+    let mut run = DestinationRun::new(node, id, peer, context.offer, Arc::clone(&inbox));
     let begun = coordinator::begun(records);
     run.tidied = begun.contains(&coordinator::DestinationStep::Tidy);
-    let drains = begun.iter().any(|step| coordinator::DestinationStep::DRAIN.contains(step));
-    let at = match standing {
-        // It runs, whatever became of it since: the steps of the commit must not be done again.
-        coordinator::Standing::Committed if drains => Standing::Running,
-        coordinator::Standing::Ready | coordinator::Standing::Committed => Standing::Ready,
-        coordinator::Standing::Undo => Standing::Open,
+    let (at, phase) = match coordinator::standing(records) {
+        coordinator::Standing::Undo => (Standing::Open, Phase::Undo),
+        coordinator::Standing::Ready => (Standing::Ready, Phase::Ready),
+        coordinator::Standing::Running => (Standing::Running, Phase::Drain),
         // Remembered until the source has asked, or cannot be interested any more.
-        coordinator::Standing::Ended if records.contains(&Record::Commit) && !journal.older_than(REMEMBERED) => {
-            Standing::Drained
-        }
-        coordinator::Standing::Ended => return close(journal, id),
+        coordinator::Standing::Drained if !journal.older_than(REMEMBERED) => (Standing::Drained, Phase::Done),
+        coordinator::Standing::Drained | coordinator::Standing::Ended => return close(journal, id),
     };
     if at != Standing::Open {
         // Its pager serves a container: an abort that comes now must not end it as one whose pages never came.
         inbox.made_ready();
     }
-    let arrival = Arrival { peer: peer.clone(), run, journal: Some(journal), begun, standing: at, claim };
+    // One that has ended already, and only has to tell the other node so, keeps the report that it had.
+    let report = node.registry.begin(node.registry.report(id).unwrap_or(Report { phase, ..first }));
+    let arrival = Arrival { peer: peer.clone(), run, journal: Some(journal), begun, standing: at, claim, report };
+    if at == Standing::Drained && arrival.report.read().outcome == Outcome::Running {
+        // There was no room for it in the history.
+        arrival.end(Phase::Done, Outcome::Moved, None);
+    }
     node.arrivals.insert(id, arrival, inbox);
+    let undone = records.iter().find_map(|record| match record {
+        Record::Undone { failure } => Some(failure.clone()),
+        _ => None,
+    });
+    // The word that the copy is void may have come just before.
+    let void = undone.is_some() && records.contains(&Record::Commit);
     let (node, id) = (Arc::clone(node), id.clone());
-    match standing {
-        coordinator::Standing::Committed if drains => drop(std::thread::spawn(move || peers::resume_drain(&node, &id))),
-        coordinator::Standing::Committed => drop(std::thread::spawn(move || {
-            while matches!(peers::commit(&node, &id), tranship_wire::message::Response::Failed { .. })
-                && node.pause(Duration::from_secs(1))
-            {}
+    match at {
+        Standing::Open => drop(std::thread::spawn(move || {
+            let restarted = || Failure::new("the agent was restarted in the middle of the migration");
+            let failure = undone.unwrap_or_else(restarted);
+            undoing::go_on(&node, &id, &failure, void);
         })),
-        coordinator::Standing::Undo => drop(std::thread::spawn(move || {
-            let failure = Failure::new("the agent was restarted in the middle of the migration");
-            let undo = || match peers::abort(&node, &id, &failure) {
-                tranship_wire::message::Response::Aborted { leftovers } => leftovers.is_empty(),
-                _ => true,
-            };
-            while !undo() && node.pause(Duration::from_secs(1)) {}
-        })),
-        _ => tracing::info!(%id, %peer, "a stopped copy waits for the source's word"),
+        Standing::Ready => tracing::info!(%id, %peer, "a stopped copy waits for the source's word"),
+        Standing::Running => drop(std::thread::spawn(move || peers::resume_drain(&node, &id))),
+        Standing::Drained => {}
     }
 }

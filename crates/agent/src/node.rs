@@ -16,6 +16,7 @@ use tranship_wire::{Hello, Purpose};
 
 use crate::arrivals::Arrivals;
 use crate::config::Config;
+use crate::recovery::Words;
 use crate::registry::Registry;
 
 /// How long a peer may take to answer a call.
@@ -28,6 +29,7 @@ pub struct Node {
     pub connector: Connector,
     pub registry: Arc<Registry>,
     pub arrivals: Arrivals,
+    pub words: Words,
     pub faults: FaultPlan,
     /// Tells the flags of mappings, where the kernel lets that be asked for.
     pub mapping_flags: Option<FlagsReader>,
@@ -71,6 +73,7 @@ impl Node {
             engine,
             connector,
             arrivals: Arrivals::default(),
+            words: Words::default(),
             faults,
             mapping_flags: FlagsReader::load()
                 .inspect_err(

@@ -10,15 +10,17 @@ use tranship_network::HeldFrame;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule;
 use tranship_transport::{Connection, Incoming, Link, Listener};
-use tranship_types::{Latencies, MigrationId, NodeName, SharedObject, Side};
+use tranship_types::{Latencies, MigrationId, NodeName, Outcome, Phase, SharedObject, Side};
 use tranship_wire::message::{Offer, Request, Response};
 use tranship_wire::{Hello, Purpose, ReadError, URGENT_STREAM};
 
-use crate::arrivals::{Arrival, Inbox, Standing, lock};
+use crate::arrivals::{Arrival, Context, Inbox, Standing, lock};
 use crate::demand;
 use crate::destination::{self, DestinationRun};
 use crate::node::Node;
 use crate::probes::Probed;
+use crate::registry::unix_ms;
+use crate::undoing::{self, abort};
 
 /// How long a caller may take to say who it is.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -163,20 +165,10 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
             }
             (Request::Ready { all_pages }, Some(id)) => ready(node, id, all_pages),
             (Request::Commit, Some(id)) => commit(node, id),
-            (Request::Abort, Some(id)) => {
-                let failure = Failure::new("the source gave the migration up");
-                // Whoever waits for memory under the arrival's lock shall not go on waiting; neither a criu whose tasks wait for pages
-                // that nobody will send, and which nobody will need.
-                if let Some(inbox) = node.arrivals.inbox(id) {
-                    inbox.tmpfs.fail(&failure);
-                    inbox.ended(Err(failure.clone()));
-                    if !inbox.is_ready() {
-                        demand::give_up(node, id);
-                    }
-                }
-                abort(node, id, &failure)
-            }
-            (Request::Drained, Some(id)) => drained(node, id),
+            (Request::Abort, Some(id)) => undoing::called_off(node, id),
+            (Request::Drained { released }, Some(id)) => drained(node, id, released),
+            (Request::Holding, Some(id)) => undoing::holding(node, id),
+            (Request::Void, Some(id)) => undoing::void(node, id),
             (Request::Streams, Some(id)) => match node.arrivals.inbox(id).and_then(|inbox| inbox.failed()) {
                 Some(failure) => failure_response(failure),
                 None => Response::Streams,
@@ -201,7 +193,7 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
     ended
 }
 
-fn failure_response(failure: Failure) -> Response {
+pub fn failure_response(failure: Failure) -> Response {
     Response::Failed { message: failure.message, blockers: failure.blockers }
 }
 
@@ -218,23 +210,26 @@ fn offered(node: &Arc<Node>, id: &MigrationId, peer: &NodeName, offer: Offer, li
             return Response::Failed { message: blocker.to_string(), blockers: vec![blocker] };
         }
     };
+    let context = Context { offer, began_unix_ms: unix_ms() };
     let begin = Record::Begin {
         id: id.clone(),
         side: Side::Destination,
-        container: offer.container.clone(),
+        container: context.offer.container.clone(),
         peer: peer.clone(),
-        context: serde_json::to_value(&offer).unwrap_or_default(),
+        context: serde_json::to_value(&context).unwrap_or_default(),
     };
     let journal = match Journal::create(&node.journals(), id, &begin) {
         Ok(journal) => journal,
         Err(error) => return failure_response(Failure::new(format!("node {}: {error}", node.config.node))),
     };
     let inbox = Arc::new(Inbox::default());
-    let mut run = DestinationRun::new(node, id, peer, offer, Arc::clone(&inbox));
+    let report = node.registry.begin(context.report(node, id, peer));
+    let mut run = DestinationRun::new(node, id, peer, context.offer, Arc::clone(&inbox));
     run.cut_by(link.closer());
     tracing::info!(%id, container = run.container(), from = %peer, "preparing");
     let (peer, standing) = (peer.clone(), Standing::Open);
-    let arrival = Arrival { peer, run, journal: Some(journal), begun: Vec::new(), standing, claim: Some(claim) };
+    let (journal, claim) = (Some(journal), Some(claim));
+    let arrival = Arrival { peer, run, journal, begun: Vec::new(), standing, claim, report };
     // Known from the first step on: an abort that comes on another link meanwhile waits, and then undoes it.
     let arrival = node.arrivals.insert(id, arrival, inbox);
     let prepared = match &mut *lock(&arrival) {
@@ -307,14 +302,16 @@ fn ready(node: &Arc<Node>, id: &MigrationId, all_pages: bool) -> Response {
     };
     let made = {
         let mut arrival = lock(&found);
-        let Arrival { run, journal, begun, standing, .. } = &mut *arrival;
+        let Arrival { run, journal, begun, standing, report, .. } = &mut *arrival;
         if *standing != Standing::Open {
             return failure_response(Failure::new("the migration is past that point"));
         }
         let Some(journal) = journal else { return failure_response(Failure::new("the migration has ended")) };
         run.all_pages = all_pages;
+        report.change(|r| r.phase = Phase::Transfer);
         coordinator::make_ready(run, journal, &node.faults, begun).map(|()| {
             *standing = Standing::Ready;
+            report.change(|r| r.phase = Phase::Ready);
             if let Some(inbox) = node.arrivals.inbox(id) {
                 inbox.made_ready();
             }
@@ -346,14 +343,16 @@ pub fn commit(node: &Arc<Node>, id: &MigrationId) -> Response {
         Standing::Open => return failure_response(Failure::new("there is nothing to commit: it was never ready")),
         Standing::Running | Standing::Drained => {}
         Standing::Ready => {
-            let Arrival { run, journal: Some(journal), .. } = &mut *arrival else {
+            let Arrival { run, journal: Some(journal), begun, report, .. } = &mut *arrival else {
                 return failure_response(Failure::new("the migration has ended"));
             };
-            if let Err(failure) = coordinator::commit(run, journal, &node.faults) {
+            report.change(|r| r.phase = Phase::Resume);
+            if let Err(failure) = coordinator::commit(run, journal, &node.faults, begun) {
                 tracing::warn!(%id, %failure, "the commit will be tried again");
                 return failure_response(failure);
             }
             arrival.standing = Standing::Running;
+            arrival.report.change(|r| r.phase = Phase::Drain);
             tracing::info!(%id, "running");
             let (node, id, found) = (Arc::clone(node), id.clone(), Arc::clone(&found));
             std::thread::spawn(move || drain_in_time(&node, &id, &found));
@@ -378,7 +377,12 @@ fn held(node: &Node, id: &MigrationId, frames: serde_json::Value) {
 
 /// After the resume: waits for the last page, however long that takes, without keeping anybody from the arrival.
 fn drain_in_time(node: &Arc<Node>, id: &MigrationId, found: &Mutex<Arrival>) {
-    while demand::still_draining(node, id, Duration::from_secs(60)).is_some() {
+    let report = lock(found).report.clone();
+    while let Some(status) = demand::still_draining(node, id, Duration::from_secs(1)) {
+        report.change(|r| {
+            r.progress.remaining_bytes = status.remote_bytes;
+            r.progress.remote_faults = status.remote_faults.count();
+        });
         if !node.pause(Duration::ZERO) {
             return;
         }
@@ -397,6 +401,7 @@ fn drain(node: &Arc<Node>, id: &MigrationId, found: &Mutex<Arrival>) {
         Ok(()) => {
             arrival.standing = Standing::Drained;
             arrival.claim = None;
+            arrival.end(Phase::Done, Outcome::Moved, None);
             tracing::info!(%id, "drained");
         }
         Err(failure) => {
@@ -405,10 +410,16 @@ fn drain(node: &Arc<Node>, id: &MigrationId, found: &Mutex<Arrival>) {
     }
 }
 
-/// The source's last question: with its answer, this node may forget the migration.
-fn drained(node: &Arc<Node>, id: &MigrationId) -> Response {
-    let Some(found) = node.arrivals.get(id) else {
-        return Response::Drained { faults: 0, remote_faults: Latencies::default(), peak_bytes: 0 };
+/// The source asks whether every page is in place. If the original is `released` it is the last question: with its answer,
+/// this node may forget the migration. Until then the source may give it up.
+fn drained(node: &Arc<Node>, id: &MigrationId, released: bool) -> Response {
+    let found = match arrival(node, id) {
+        Ok(found) => found,
+        Err(_) if released => {
+            return Response::Drained { faults: 0, remote_faults: Latencies::default(), peak_bytes: 0 };
+        }
+        // Whoever does not know it can have lost every page.
+        Err(failure) => return failure_response(failure),
     };
     if let Some(status) = demand::still_draining(node, id, Duration::from_secs(1)) {
         return Response::Draining {
@@ -419,18 +430,14 @@ fn drained(node: &Arc<Node>, id: &MigrationId) -> Response {
         };
     }
     drain(node, id, &found);
-    let mut arrival = lock(&found);
+    let arrival = lock(&found);
     if arrival.standing != Standing::Drained {
         return failure_response(Failure::new("not every page is in place yet"));
     }
-    if let Some(journal) = arrival.journal.take()
-        && let Err(error) = journal.close()
-    {
-        tracing::warn!(%id, %error, "a journal stays behind");
-    }
     let status = arrival.run.drained.clone().unwrap_or_default();
-    drop(arrival);
-    node.arrivals.remove(id);
+    if released {
+        node.arrivals.forget(id, arrival);
+    }
     Response::Drained { faults: status.faults, remote_faults: status.remote_faults, peak_bytes: status.peak_bytes }
 }
 
@@ -439,30 +446,4 @@ pub fn resume_drain(node: &Arc<Node>, id: &MigrationId) {
     if let Some(found) = node.arrivals.get(id) {
         drain_in_time(node, id, &found);
     }
-}
-
-/// The word, or the need, to undo. What nobody knows was undone before.
-pub fn abort(node: &Arc<Node>, id: &MigrationId, failure: &Failure) -> Response {
-    let Some(found) = node.arrivals.get(id) else { return Response::Aborted { leftovers: Vec::new() } };
-    let mut arrival = lock(&found);
-    if matches!(arrival.standing, Standing::Running | Standing::Drained) {
-        return failure_response(Failure::new("the container runs here already"));
-    }
-    let Arrival { run, journal, begun, .. } = &mut *arrival;
-    let Some(record) = journal else { return Response::Aborted { leftovers: Vec::new() } };
-    tracing::info!(%id, container = run.container(), %failure, "undoing");
-    let leftovers = coordinator::abort(run, record, begun, failure);
-    if leftovers.is_empty() {
-        if let Some(journal) = journal.take()
-            && let Err(error) = journal.close()
-        {
-            tracing::warn!(%id, %error, "a journal stays behind");
-        }
-        arrival.claim = None;
-        drop(arrival);
-        node.arrivals.remove(id);
-    } else {
-        tracing::error!(%id, ?leftovers, "could not be undone; it will be tried again");
-    }
-    Response::Aborted { leftovers }
 }

@@ -113,7 +113,7 @@ fn measure(node: &Arc<Node>, request: &PlanRequest, found: &Inspection, time: Du
     let sample = sample(node.tracking, time, pids, |wait| node.pause(wait)).map_err(|e| Failure::new(e.0))?;
     let link = probes::measure(node, &request.to, found.offer.streams)?;
     let findings = &found.findings;
-    let mut costs = costs(&node.registry.reports(), &request.container);
+    let mut costs = costs(&departures(node), &request.container);
     // The last look is in the freeze.
     costs.blackout = costs.blackout.max(sample.looking);
     Ok(Observed {
@@ -136,6 +136,13 @@ impl From<TrackError> for Sampling {
     fn from(error: TrackError) -> Self {
         Self(error.to_string())
     }
+}
+
+/// Reports of the moves of which this node was the source: those of arrivals tell nothing of what they cost.
+fn departures(node: &Node) -> Vec<Report> {
+    let mut reports = node.registry.reports();
+    reports.retain(|r| r.source == node.config.node);
+    reports
 }
 
 /// What earlier moves have cost: of this container, or, if there were none, of any.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tokio::sync::watch;
-use tranship_types::{MigrationId, Report};
+use tranship_types::{MigrationId, Outcome, Report};
 
 /// Reports kept on disk.
 const HISTORY: usize = 500;
@@ -41,11 +41,14 @@ impl Registry {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a report known from now on.
+    /// Makes a report known from now on. One that has ended already stays in the history.
     pub fn begin(self: &Arc<Self>, report: Report) -> LiveReport {
         let id = report.id.clone();
+        let under_way = report.outcome == Outcome::Running;
         let (sender, _) = watch::channel(report);
-        self.live().insert(id.clone(), sender.clone());
+        if under_way {
+            self.live().insert(id.clone(), sender.clone());
+        }
         LiveReport { registry: Arc::clone(self), sender, id }
     }
 
@@ -115,7 +118,8 @@ impl LiveReport {
         self.sender.borrow().clone()
     }
 
-    /// The last change: the report goes to the history, and who watches learns that it has ended.
+    /// The last change: the report goes to the history, and who watches learns that it has ended. What becomes known of it
+    /// later may follow.
     pub fn end(&self, change: impl FnOnce(&mut Report)) {
         let mut report = self.read();
         change(&mut report);

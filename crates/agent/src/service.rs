@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tranship_api::{
     AgentService, Begun, ContainerInfo, ContainerState, ErrorKind, MoveRequest, NodeInfo, PeerInfo, PeerState, Plan,
-    PlanRequest, Problem, ServiceError, ToolInfo,
+    PlanRequest, Problem, RecoverRequest, ServiceError, ToolInfo,
 };
 use tranship_engine::State;
 use tranship_types::{Blocker, MigrationId, NodeName, Report};
@@ -14,7 +14,7 @@ use tranship_wire::Purpose;
 
 use crate::node::{Node, new_id};
 use crate::plan::{self, refused};
-use crate::{inspection, moves, options};
+use crate::{inspection, moves, options, recovery};
 
 /// The agent as its API sees it.
 pub struct Service(pub Arc<Node>);
@@ -135,6 +135,10 @@ impl AgentService for Service {
     fn plan(&self, request: PlanRequest) -> Result<Plan, ServiceError> {
         options::check(&request.options)?;
         plan::plan(&self.0, &request)
+    }
+
+    fn recover(&self, request: RecoverRequest) -> Result<Report, ServiceError> {
+        recovery::recover(&self.0, &request)
     }
 
     fn reports(&self) -> Result<Vec<Report>, ServiceError> {

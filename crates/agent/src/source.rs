@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tranship_coordinator::{Failure, Fault, SourcePort, SourceStep};
+use tranship_coordinator::{Failure, Fault, Retry, SourcePort, SourceStep};
 use tranship_criu::smaps::Smaps;
 use tranship_engine::{Container, EngineError};
 use tranship_memory::compress::Tally;
@@ -27,6 +27,7 @@ mod rounds;
 mod shared;
 mod streams;
 mod transfer;
+mod undo;
 
 use push::{Demand, Push};
 use streams::show_compressed;
@@ -45,10 +46,8 @@ const FREEZE: Duration = Duration::from_secs(5);
 const PREPARE: Duration = Duration::from_secs(120);
 /// How long a silent destination is waited for while the container is frozen.
 const FROZEN_PATIENCE: Duration = Duration::from_secs(75);
-/// How long a dump that is under way is let finish when it is no longer wanted.
-const DUMP_END: Duration = Duration::from_secs(60);
-/// How long the destination may take to undo everything before it is asked again.
-const ABORT: Duration = Duration::from_secs(15);
+/// How long a word that was not answered may still arrive: its link gives up in 10 s, also when nobody has it open any more.
+const LAST_WORD: Duration = Duration::from_secs(12);
 
 /// One migration on the node that the container leaves.
 pub struct SourceRun {
@@ -97,11 +96,19 @@ pub struct SourceRun {
     /// Bytes sent on links that are closed by now.
     wire_bytes: u64,
     /// The destination may know of the migration.
-    pub offered: bool,
+    offered: bool,
+    /// When the word to commit was said that the destination has not answered.
+    unanswered: Option<Instant>,
+    /// The migration was given up after the decision.
+    given_up: bool,
     /// The destination has confirmed that nothing is left there.
-    pub abort_confirmed: bool,
+    undo_confirmed: bool,
+    /// There was a copy there that ran beside the original, once the migration was given up.
+    pub stray_removed: bool,
     /// The destination has confirmed that every page is in place.
     drain_confirmed: bool,
+    /// The destination has been told that the original is no more.
+    release_told: bool,
     attempts: u32,
 }
 
@@ -148,10 +155,19 @@ impl SourceRun {
             files: None,
             wire_bytes: 0,
             offered: false,
-            abort_confirmed: false,
+            unanswered: None,
+            given_up: false,
+            undo_confirmed: false,
+            stray_removed: false,
             drain_confirmed: false,
+            release_told: false,
             attempts: 0,
         }
+    }
+
+    /// Takes up a migration of an earlier agent. Whether its offer left, or its word to commit, is not on record.
+    pub fn taken_up(node: &Arc<Node>, report: LiveReport) -> Self {
+        Self { offered: true, unanswered: Some(Instant::now()), ..Self::new(node, report) }
     }
 
     fn inspected(&self) -> Result<&(Container, Offer), Failure> {
@@ -198,7 +214,9 @@ impl SourceRun {
         let broke = |e: &dyn std::fmt::Display| Failure::new(format!("the link to node {peer} broke: {e}"));
         let control = self.control()?;
         control.set_timeout(Some(patience)).map_err(|e| broke(&e))?;
-        answered(tranship_wire::read_message(control).map_err(|e| broke(&e))?)
+        let response = tranship_wire::read_message(control).map_err(|e| broke(&e))?;
+        self.unanswered = None;
+        answered(response)
     }
 
     fn unexpected(&self, response: &Response) -> Failure {
@@ -322,6 +340,7 @@ impl SourceRun {
             self.control = Some(self.node.dial(&self.peer, Purpose::Control, Some(&self.id))?);
         }
         let start = monotonic_ns();
+        self.unanswered = Some(Instant::now());
         // Behind the word to commit, without waiting for its answer: they are delivered as soon as the tasks run.
         let answer =
             self.say(&Request::Commit).and_then(|()| self.forward_held()).and_then(|()| self.hear(FROZEN_PATIENCE));
@@ -420,11 +439,11 @@ impl SourceRun {
 
     /// Has the destination's word that every page is in place, which lets it forget the migration.
     pub fn confirm_drained(&mut self) -> Result<(), Failure> {
-        if self.drain_confirmed {
+        if self.release_told {
             return Ok(());
         }
         // Where nothing is lacking from here, it takes as long as putting the pages in place does.
-        while self.ask_drained()?.is_some() {}
+        while self.ask_drained(true)?.is_some() {}
         Ok(())
     }
 
@@ -457,26 +476,6 @@ impl SourceRun {
         node::kill(criu);
         node::kill(engine.id());
         let _ = engine.wait();
-    }
-
-    /// Tells the destination that the migration is off, until it has undone everything. Always over a new link: on the
-    /// old one answers to earlier requests may be on their way, and its end tells the destination to give up waiting.
-    pub fn confirm_abort(&mut self) -> Result<(), Failure> {
-        self.control = None;
-        if !self.offered || self.abort_confirmed {
-            return Ok(());
-        }
-        self.control = Some(self.node.dial(&self.peer, Purpose::Control, Some(&self.id))?);
-        match self.ask(&Request::Abort, ABORT)? {
-            Response::Aborted { leftovers } if leftovers.is_empty() => {
-                self.abort_confirmed = true;
-                Ok(())
-            }
-            Response::Aborted { leftovers } => {
-                Err(Failure::new(format!("node {} could not undo everything: {}", self.peer, leftovers.join("; "))))
-            }
-            other => Err(self.unexpected(&other)),
-        }
     }
 
     fn perform(&mut self, step: SourceStep) -> Result<(), Failure> {
@@ -525,51 +524,7 @@ impl SourcePort for SourceRun {
 
     fn undo(&mut self, step: SourceStep) -> Result<(), Failure> {
         schedule::stand(Standing::Ordinary);
-        match step {
-            SourceStep::Inspect | SourceStep::Connect | SourceStep::AwaitReady => Ok(()),
-            SourceStep::Offer => {
-                // The container does not depend on it: the destination is told in the background until it has heard.
-                if let Err(failure) = self.confirm_abort() {
-                    tracing::info!(id = %self.id, %failure, "the destination does not know yet that it is off");
-                }
-                Ok(())
-            }
-            SourceStep::Precopy => {
-                (self.tracker, self.shared) = (None, None);
-                self.unthrottle()
-            }
-            SourceStep::Arm => {
-                let ended = self.layout.end_front(Role::Dump, DUMP_END);
-                self.end_engine(DUMP_END);
-                self.streams.clear();
-                (self.demand, self.files) = (None, None);
-                ended.and(self.layout.remove())
-            }
-            SourceStep::Freeze => match self.node.engine.inspect(&self.name) {
-                Ok(container) => container.freezer.thaw().map_err(failed),
-                Err(EngineError::NoSuchContainer { .. }) => Ok(()),
-                Err(error) => Err(failed(error)),
-            },
-            SourceStep::CloseGate => {
-                if self.gate.is_none()
-                    && let Ok(container) = self.container()
-                    && let Some(path) = container.network_namespace()
-                    && path.exists()
-                {
-                    let identity = tranship_network::capture(&path).map_err(failed)?;
-                    self.gate = Some(Gate::prepare(&path, &identity.names()).map_err(failed)?);
-                }
-                self.gate.as_mut().map_or(Ok(()), |gate| gate.open().map_err(failed))?;
-                self.deliver_here();
-                Ok(())
-            }
-            // A dump must have ended before the tasks are let go.
-            SourceStep::Transfer => {
-                self.push = None;
-                self.layout.end_front(Role::Dump, DUMP_END)
-            }
-            SourceStep::Deliver | SourceStep::Drain | SourceStep::Release => Err(failed("this cannot be undone")),
-        }
+        self.take_back(step)
     }
 
     fn entered(&mut self, phase: Phase) {
@@ -580,13 +535,22 @@ impl SourcePort for SourceRun {
         self.report.change(|r| r.phase = phase);
     }
 
-    fn try_again(&mut self, step: SourceStep, failure: &Failure) -> bool {
+    fn try_again(&mut self, step: SourceStep, failure: &Failure) -> Retry {
         tracing::warn!(id = %self.id, %step, %failure, "will be tried again");
         self.control = None;
         self.attempts += 1;
         let waiting = format!("after the commit point, still trying: {failure}");
         self.report.change(|r| r.error = Some(waiting));
-        self.node.pause(Duration::from_millis(50 << self.attempts.min(6)))
+        // A word to commit that arrived later would let a void copy run.
+        if self.unanswered.is_none_or(|said| said.elapsed() > LAST_WORD)
+            && let Some(word) = self.node.words.take(&self.id, step.phase())
+        {
+            return Retry::GiveUp(word);
+        }
+        match self.node.pause(Duration::from_millis(50 << self.attempts.min(6))) {
+            true => Retry::Again,
+            false => Retry::Stop,
+        }
     }
 
     fn inject(&mut self, fault: Fault) {

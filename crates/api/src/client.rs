@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 use tranship_types::{MigrationId, Outcome, Report};
 
-use crate::{ApiError, Begun, ContainerInfo, ErrorBody, MoveRequest, NodeInfo, Plan, PlanRequest};
+use crate::{ApiError, Begun, ContainerInfo, ErrorBody, MoveRequest, NodeInfo, Plan, PlanRequest, RecoverRequest};
 
 /// The longest answer that is accepted: a long history of long reports.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
@@ -136,6 +136,13 @@ impl Client {
         let call = Call { method: Method::POST, path: "/v1/plans".to_owned() };
         let body = serde_json::to_vec(request).map_err(|e| call.unintelligible(&e))?;
         read(&call, self.send(&call, body).await?).await
+    }
+
+    /// `POST /v1/recoveries`. Waits for as long as the agent tries to reach the destination.
+    pub async fn recover(&self, request: &RecoverRequest) -> Result<Report, ClientError> {
+        let call = Call { method: Method::POST, path: "/v1/recoveries".to_owned() };
+        let body = serde_json::to_vec(request).map_err(|e| call.unintelligible(&e))?;
+        in_time(&call, async { read(&call, self.send(&call, body).await?).await }).await
     }
 
     /// `GET /v1/migrations/ID/events`: the reports from now on.

@@ -11,6 +11,18 @@ pub struct Problem {
     pub remedy: String,
 }
 
+/// The operator's word that the destination of a migration is lost for good.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RecoverRequest {
+    /// The migration's id, or the container's name.
+    pub migration: String,
+    /// The operator knows that the destination's host is down, or was restarted since. Without that, a container that was
+    /// heard to run there is not made to run here, too.
+    #[serde(default)]
+    pub host_is_down: bool,
+}
+
 /// A program that the node needs: criu, or an engine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ToolInfo {

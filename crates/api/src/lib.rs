@@ -6,6 +6,7 @@
 //! | `GET /v1/containers` | [`ContainerInfo`]s |
 //! | `POST /v1/migrations` ([`MoveRequest`]) | 202 [`Report`], or 200 [`Plan`] for a dry run |
 //! | `POST /v1/plans` ([`PlanRequest`]) | [`Plan`] with a prediction |
+//! | `POST /v1/recoveries` ([`RecoverRequest`]) | 202 [`Report`] |
 //! | `GET /v1/migrations` | [`Report`]s, newest first |
 //! | `GET /v1/migrations/ID` | [`Report`] |
 //! | `GET /v1/migrations/ID/events` | newline-delimited [`Report`]s until the migration has ended |
@@ -31,7 +32,7 @@ mod socket;
 pub use client::{Client, ClientError, Events};
 pub use exchange::{
     ApiError, Begun, ContainerInfo, ContainerState, ErrorBody, MoveRequest, NodeInfo, PeerInfo, PeerState, Plan,
-    PlanRequest, Problem, ToolInfo,
+    PlanRequest, Problem, RecoverRequest, ToolInfo,
 };
 pub use openapi::description;
 pub use server::{router, serve};

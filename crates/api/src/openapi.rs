@@ -11,6 +11,7 @@ use utoipa::OpenApi;
         crate::server::containers,
         crate::server::begin_move,
         crate::server::plan,
+        crate::server::recover,
         crate::server::reports,
         crate::server::report,
         crate::server::events,

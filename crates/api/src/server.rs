@@ -18,7 +18,8 @@ use tokio::sync::{oneshot, watch};
 use tranship_types::{MigrationId, Outcome, Report};
 
 use crate::{
-    AgentService, ApiError, Begun, ContainerInfo, ErrorKind, MoveRequest, NodeInfo, Plan, PlanRequest, ServiceError,
+    AgentService, ApiError, Begun, ContainerInfo, ErrorKind, MoveRequest, NodeInfo, Plan, PlanRequest, RecoverRequest,
+    ServiceError,
 };
 
 /// Requests are small; anything longer is a mistake.
@@ -49,6 +50,7 @@ pub(crate) fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
         ("/v1/node", get(node)),
         ("/v1/containers", get(containers)),
         ("/v1/plans", post(plan)),
+        ("/v1/recoveries", post(recover)),
         ("/v1/migrations", get(reports).post(begin_move)),
         ("/v1/migrations/{id}", get(report)),
         ("/v1/migrations/{id}/events", get(events)),
@@ -189,6 +191,22 @@ pub(crate) async fn plan(
         return Err(ServiceError::new(ErrorKind::Invalid, message, remedy));
     }
     ask(service, |s| s.plan(request)).await.map(Json)
+}
+
+/// Gives a migration up whose destination is lost after the commit point: the original runs again, as it was at the freeze.
+#[utoipa::path(post, path = "/v1/recoveries", request_body = RecoverRequest, responses(
+    (status = 202, body = Report, description = "the word will be acted on; the outcome of the report says how it ended"),
+    (status = 400, body = ApiError, description = "the request makes no sense"),
+    (status = 404, body = ApiError, description = "no such migration"),
+    (status = 422, body = ApiError, description = "there is nothing to recover, or the destination may be alive"),
+))]
+pub(crate) async fn recover(
+    State(service): State<Service>,
+    request: Result<Json<RecoverRequest>, JsonRejection>,
+) -> Result<Response, ServiceError> {
+    let Json(request) = request.map_err(|e| ServiceError::new(ErrorKind::Invalid, e.body_text(), SEE_OPENAPI))?;
+    let report = ask(service, |s| s.recover(request)).await?;
+    Ok((StatusCode::ACCEPTED, Json(report)).into_response())
 }
 
 /// All migrations that the node knows, newest first.

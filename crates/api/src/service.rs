@@ -1,7 +1,7 @@
 use tokio::sync::watch;
 use tranship_types::{Blocker, BlockerKind, MigrationId, Report};
 
-use crate::{Begun, ContainerInfo, ErrorBody, MoveRequest, NodeInfo, Plan, PlanRequest};
+use crate::{Begun, ContainerInfo, ErrorBody, MoveRequest, NodeInfo, Plan, PlanRequest, RecoverRequest};
 
 /// What the API asks of an agent. The calls may block (each runs on a thread of its own) and may come at the same time.
 pub trait AgentService: Send + Sync + 'static {
@@ -18,6 +18,10 @@ pub trait AgentService: Send + Sync + 'static {
     /// Says how a move would go, from what it measures for some seconds. Nothing is stopped or moved. Blockers are no error:
     /// the plan lists them.
     fn plan(&self, request: PlanRequest) -> Result<Plan, ServiceError>;
+
+    /// Gives a migration up that waits for a lost destination after the commit point, and returns at once; refuses where it
+    /// waits for nothing, or where the destination answers. The original runs when the report has ended.
+    fn recover(&self, request: RecoverRequest) -> Result<Report, ServiceError>;
 
     /// All migrations that this node knows, newest first.
     fn reports(&self) -> Result<Vec<Report>, ServiceError>;

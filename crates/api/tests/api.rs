@@ -9,7 +9,7 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tranship_api::{
     AgentService, Begun, Client, ClientError, ContainerInfo, ContainerState, ErrorKind, MoveRequest, NodeInfo,
-    PeerInfo, PeerState, Plan, PlanRequest, ServiceError, ToolInfo, bind, router, serve,
+    PeerInfo, PeerState, Plan, PlanRequest, RecoverRequest, ServiceError, ToolInfo, bind, router, serve,
 };
 use tranship_types::{Blocker, BlockerKind, MigrationId, Mode, Outcome, Phase, Report};
 
@@ -89,6 +89,15 @@ impl AgentService for Script {
         match self.begin_move(request)? {
             Begun::Planned(plan) => Ok(plan),
             Begun::Started(report) => panic!("a plan has begun {report:?}"),
+        }
+    }
+
+    fn recover(&self, request: RecoverRequest) -> Result<Report, ServiceError> {
+        match request.host_is_down {
+            true => self.report(&id(&request.migration)),
+            false => {
+                Err(ServiceError::new(ErrorKind::Blocked, "redis was heard to run on node b", "add --host-is-down"))
+            }
         }
     }
 
@@ -184,6 +193,19 @@ async fn refusals_have_their_status_and_their_blockers() {
     }
     let unknown = agent.client.report(&id("m-9")).await.unwrap_err();
     assert_eq!(unknown.to_string(), "this node knows no migration m-9; see `tranship history` for those that it knows");
+}
+
+#[tokio::test]
+async fn a_migration_is_given_up_or_the_refusal_says_why() {
+    let agent = agent();
+    let _sender = agent.migration(running("m-1"));
+    let mut request = RecoverRequest { migration: "m-1".into(), host_is_down: true };
+    assert_eq!(agent.client.recover(&request).await.unwrap(), running("m-1"));
+    request.host_is_down = false;
+    match agent.client.recover(&request).await {
+        Err(ClientError::Refused { status: 422, body }) => assert_eq!(body.remedy, "add --host-is-down"),
+        other => panic!("{other:?}"),
+    }
 }
 
 #[tokio::test]

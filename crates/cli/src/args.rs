@@ -11,10 +11,10 @@ use crate::units;
 
 const EXIT_STATUS: &str = "\
 Exit status:
-    0  done; for `move`: the container runs on the destination
+    0  done; for `move`: the container runs on the destination; for `recover`: on the source
     1  failed; for `move`: the container runs on the source, unharmed
     2  the command line makes no sense
-    3  `move` is blocked: nothing was touched
+    3  `move` is blocked, or `recover` refused: nothing was touched
     4  the agent cannot be reached
   130  Ctrl-C; a move that has begun goes on
 
@@ -48,6 +48,8 @@ pub enum Call {
     History(Json),
     /// Show this node's health: criu, engines, peers (exit status 1 where it cannot take part in moves)
     Node(Json),
+    /// Run a container here again whose move has committed, and whose destination is lost for good
+    Recover(Recover),
     /// Run this node's agent in the foreground (what systemd does with transhipd.service)
     #[command(disable_help_flag = true)]
     Agent(Agent),
@@ -167,6 +169,21 @@ pub struct Status {
     #[arg(long, requires = "id", conflicts_with_all = ["follow", "json"])]
     pub trace: bool,
     /// Print one line of JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Recover {
+    /// The container, or the move's id
+    pub name: String,
+    /// The destination is lost for good; what the container did there, and told its clients, is lost with it
+    #[arg(long, required = true)]
+    pub destination_lost: bool,
+    /// The destination's host is known to be down, or was restarted since: nothing of the container runs there
+    #[arg(long)]
+    pub host_is_down: bool,
+    /// Print exactly one line of JSON on stdout: the final report, or the error
     #[arg(long)]
     pub json: bool,
 }

@@ -3,7 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
-use tranship_api::{ApiError, Begun, Client, ClientError, ErrorBody, MoveRequest, Plan, PlanRequest};
+use tranship_api::{ApiError, Begun, Client, ClientError, ErrorBody, MoveRequest, Plan, PlanRequest, RecoverRequest};
 use tranship_types::{MigrationId, Outcome, Report};
 
 use crate::follow::{Followed, follow, interrupted};
@@ -94,7 +94,7 @@ impl Calls<'_> {
             }
         };
         match begun {
-            Ok(Begun::Started(report)) => self.see_through(*report, json).await,
+            Ok(Begun::Started(report)) => self.see_through(*report, json).await.0,
             Ok(Begun::Planned(plan)) => self.planned(plan, json),
             Err(e) => self.not_begun(&e, json),
         }
@@ -105,6 +105,21 @@ impl Calls<'_> {
         match self.client.plan(request).await {
             Ok(plan) => self.planned(plan, json),
             Err(e) => self.not_begun(&e, json),
+        }
+    }
+
+    /// `tranship recover`.
+    pub async fn recover(&self, request: &RecoverRequest, json: bool) -> Exit {
+        let report = match self.client.recover(request).await {
+            Ok(report) => report,
+            Err(e) => return self.not_begun(&e, json),
+        };
+        match self.see_through(report, json).await {
+            // It was meant to end so.
+            (Exit::Failed, Outcome::GivenUp) => Exit::Done,
+            // The destination has answered after all.
+            (Exit::Done, _) => Exit::Failed,
+            (exit, _) => exit,
         }
     }
 
@@ -126,12 +141,13 @@ impl Calls<'_> {
     /// `tranship status --follow ID`.
     pub async fn follow(&self, id: &MigrationId, json: bool) -> Exit {
         match self.client.report(id).await {
-            Ok(report) => self.see_through(report, json).await,
+            Ok(report) => self.see_through(report, json).await.0,
             Err(e) => self.refused(&e, json),
         }
     }
 
-    async fn see_through(&self, first: Report, json: bool) -> Exit {
+    /// Follows a move until it has ended; says how it is told to the shell, and the last outcome that was seen.
+    async fn see_through(&self, first: Report, json: bool) -> (Exit, Outcome) {
         let mut progress = Progress::new(self.screen, json);
         let (report, exit) = match follow(&self.client, first, &mut progress).await {
             Followed::Ended(report) => {
@@ -158,20 +174,21 @@ impl Calls<'_> {
         if json {
             print_json(&report);
         }
-        exit
+        (exit, report.outcome)
     }
 
     /// Tells people how a move ended.
     fn ended(&self, report: &Report, json: bool) -> Exit {
-        let moved = report.outcome == Outcome::Moved;
-        if moved && !json {
-            Screen::print(&show::headline(report, self.screen.out));
+        // That a move was given up is what somebody wanted, if hardly who waits for it.
+        let told = matches!(report.outcome, Outcome::Moved | Outcome::GivenUp);
+        if told && !json {
+            Screen::print(&show::ending(report, self.screen.out));
         }
-        if !moved {
+        if !told {
             self.screen.error(&show::failure(report));
             Self::tell_blockers(&report.blockers);
         }
-        if !json && (moved || !report.parts.is_empty()) {
+        if !json && (told || !report.parts.is_empty()) {
             Screen::print(&format!("\n{}", show::details(report, &self.screen.zone)));
         }
         match (report.outcome, report.blockers.is_empty()) {

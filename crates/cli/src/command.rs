@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap_complete::Shell;
-use tranship_api::{MoveRequest, PlanRequest};
+use tranship_api::{MoveRequest, PlanRequest, RecoverRequest};
 use tranship_types::{Compress, MigrationId, Mode, MoveOptions, NodeName};
 
 use crate::args::{self, Arguments, Call, CompressName, ModeName};
@@ -23,6 +23,7 @@ pub struct Invocation {
 pub enum Command {
     Move { request: MoveRequest, json: bool },
     Plan { request: PlanRequest, json: bool },
+    Recover { request: RecoverRequest, json: bool },
     Containers { json: bool },
     UnderWay { json: bool },
     Status { id: MigrationId, json: bool },
@@ -49,6 +50,10 @@ impl TryFrom<Arguments> for Invocation {
             Call::Plan(p) => {
                 let json = p.json;
                 Command::Plan { request: plan(p)?, json }
+            }
+            Call::Recover(r) => {
+                let request = RecoverRequest { migration: container(r.name)?, host_is_down: r.host_is_down };
+                Command::Recover { request, json: r.json }
             }
             Call::Ls(a) => Command::Containers { json: a.json },
             Call::Status(args::Status { id: None, json, .. }) => Command::UnderWay { json },
@@ -185,6 +190,15 @@ mod tests {
     }
 
     #[test]
+    fn a_recovery_needs_the_word_and_takes_the_other() {
+        for (more, host_is_down) in [("", false), (" --host-is-down", true)] {
+            let command = parse(&format!("tranship recover redis --destination-lost{more}")).unwrap();
+            let request = RecoverRequest { migration: "redis".into(), host_is_down };
+            assert_eq!(command, Command::Recover { request, json: false });
+        }
+    }
+
+    #[test]
     fn what_makes_no_sense_is_refused_in_words() {
         for (line, word) in [
             ("tranship move redis", "--to"),
@@ -204,6 +218,8 @@ mod tests {
             ("tranship plan redis --to b --sample 2h", "2h"),
             ("tranship plan redis --to b --sample 5ms", "100ms to 60000ms"),
             ("tranship plan redis --to b --mode hybrid --safe", "contradict"),
+            ("tranship recover redis", "--destination-lost"),
+            ("tranship recover a/b --destination-lost", "container name"),
             ("tranship status ../etc", "migration id"),
             ("tranship status --follow", "<ID>"),
             ("tranship init --node a b a", "twice"),

@@ -45,6 +45,7 @@ fn run(invocation: Invocation, screen: &Screen) -> anyhow::Result<Exit> {
     Ok(match invocation.command {
         Command::Move { request, json } => runtime.block_on(calls.begin_move(&request, json)),
         Command::Plan { request, json } => runtime.block_on(calls.plan(&request, json)),
+        Command::Recover { request, json } => runtime.block_on(calls.recover(&request, json)),
         Command::Containers { json } => runtime.block_on(calls.containers(json)),
         Command::UnderWay { json } => runtime.block_on(calls.under_way(json)),
         Command::Status { id, json } => runtime.block_on(calls.status(&id, json)),

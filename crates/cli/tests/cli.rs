@@ -71,6 +71,30 @@ fn a_move_that_fails_says_so_in_one_sentence() {
 }
 
 #[test]
+fn a_recovery_ends_well_when_the_move_was_given_up() {
+    let agent = Agent::start();
+    agent.service.begin();
+    let refused = agent.run("recover redis --destination-lost");
+    assert_eq!(refused.status.code(), Some(3));
+    let sentence = "error: redis was heard to run on node b, which does not answer now; add --host-is-down\n";
+    assert_eq!(err(&refused), sentence);
+
+    let line = "recover redis --destination-lost --host-is-down";
+    let ends = [(Outcome::GivenUp, 0, "redis was not moved to b; it runs on a again, as it was at the freeze\nlost\n")];
+    for (outcome, status, text) in ends.into_iter().chain([(Outcome::Moved, 1, "redis moved from a to b")]) {
+        agent.service.begin();
+        let child = agent.command(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        agent.service.change(|r| {
+            (r.phase, r.outcome) = (Phase::Undone, outcome);
+            r.error = (outcome == Outcome::GivenUp).then(|| "lost".into());
+        });
+        let output = child.wait_with_output().unwrap();
+        assert_eq!((output.status.code(), err(&output)), (Some(status), ""), "{}", out(&output));
+        assert!(out(&output).contains(text), "{}", out(&output));
+    }
+}
+
+#[test]
 fn blockers_end_with_status_3_wherever_they_were_found() {
     let agent = Agent::start();
     let line = "  pid 812 fd 1: stdout is the host file /var/log/x; use a pipe\n";

@@ -7,7 +7,8 @@ use tranship_types::{Phase, Side};
 
 use crate::{Failure, Fault, FaultPlan, Journal, Record, When};
 
-/// The destination's steps, in their order. Those up to `Restore` can be undone.
+/// The destination's steps, in their order. Those up to `Restore` can be undone by a failure, those up to `Announce` by the
+/// source's word that the copy is void.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DestinationStep {
     /// Whether the container can live here.
@@ -92,7 +93,8 @@ pub trait DestinationPort {
     /// Does a step. Those of `COMMIT` and `DRAIN` may be done again after a restart and must then succeed.
     fn run(&mut self, step: DestinationStep) -> Result<(), Failure>;
 
-    /// Undoes a step that was begun, whether or not it was done, and whether or not it was undone before.
+    /// Undoes a step that was begun, whether or not it was done, and whether or not it was undone before. Those of `COMMIT`
+    /// are undone only where the source has given the migration up; not one packet of the copy's end may get out.
     fn undo(&mut self, step: DestinationStep) -> Result<(), Failure>;
 
     /// Lets a fault that was asked for happen, other than an error.
@@ -115,25 +117,30 @@ impl FromStr for DestinationStep {
 /// Where a destination stands by its journal, after a restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
-    /// Not READY: to be undone.
+    /// Not READY, or given up by the source: to be undone.
     Undo,
-    /// READY: wait for the source's word.
+    /// READY: wait for the source's word. If it had come to commit, but the container does not run yet as far as is known,
+    /// the source says it again; it may have been given up meanwhile.
     Ready,
-    /// The word has come: go on.
-    Committed,
-    /// Nothing is left to do.
+    /// The container runs here.
+    Running,
+    /// It does, and nothing is left to do.
+    Drained,
+    /// Nothing is left of it here.
     Ended,
 }
 
 /// Reads where a destination stands.
 pub fn standing(records: &[Record]) -> Standing {
     let has = |wanted: fn(&Record) -> bool| records.iter().any(wanted);
-    if has(|r| matches!(r, Record::Done)) {
-        Standing::Ended
-    } else if has(|r| matches!(r, Record::Undone { .. })) {
-        Standing::Undo
-    } else if has(|r| matches!(r, Record::Commit)) {
-        Standing::Committed
+    // What had drained may have been given up after that.
+    let undone = records.iter().position(|r| matches!(r, Record::Undone { .. }));
+    if let Some(at) = undone {
+        if records[at..].contains(&Record::Done) { Standing::Ended } else { Standing::Undo }
+    } else if has(|r| matches!(r, Record::Done)) {
+        Standing::Drained
+    } else if has(|r| matches!(r, Record::Running)) {
+        Standing::Running
     } else if has(|r| matches!(r, Record::Ready)) {
         Standing::Ready
     } else {
@@ -204,17 +211,22 @@ pub fn make_ready(
     pass(port, faults, "ready", When::After)
 }
 
-/// On the source's decision. It may be called again, also after a restart, until it succeeds. When it returns `Ok`, the
-/// decision is in the journal too, and the source may be told that the container runs.
-pub fn commit(port: &mut dyn DestinationPort, journal: &mut Journal, faults: &FaultPlan) -> Result<(), Failure> {
+/// On the source's decision. It may be called again, also after a restart, until it succeeds. When it returns `Ok`, it is
+/// in the journal that the container runs, and the source may be told.
+pub fn commit(
+    port: &mut dyn DestinationPort,
+    journal: &mut Journal,
+    faults: &FaultPlan,
+    begun: &mut Vec<DestinationStep>,
+) -> Result<(), Failure> {
     pass(port, faults, "commit", When::Before)?;
     // If it cannot be written here it still stands in the source's journal, and the container must not wait for it.
-    let noted = journal.append(&Record::Commit);
+    let _ = journal.append(&Record::Commit);
     pass(port, faults, "commit", When::After)?;
-    run(port, journal, faults, &DestinationStep::COMMIT, &mut Vec::new())?;
-    // But the source may forget it only when it is written here: an agent that was restarted and found nothing but its
-    // READY would wait for a word that nobody says any more.
-    noted.or_else(|_| journal.append(&Record::Commit)).map_err(|e| Failure::new(e.to_string()))
+    run(port, journal, faults, &DestinationStep::COMMIT, begun)?;
+    // But the source says its word only until it has heard that the container runs: an agent that was restarted and found
+    // nothing of that here would wait for ever.
+    journal.append(&Record::Running).map_err(|e| Failure::new(e.to_string()))
 }
 
 /// Afterwards: waits for the last page and removes what only the migration needed.
@@ -232,8 +244,8 @@ pub fn begun(records: &[Record]) -> Vec<DestinationStep> {
     records.iter().filter_map(step).collect()
 }
 
-/// Undoes the steps that were begun, last first; what it returns could not be undone. Never to be called once the
-/// decision was to commit.
+/// Undoes the steps that were begun, last first; what it returns could not be undone. Once the decision was to commit it is
+/// called only if the source has given the migration up, and says that this copy is void: a running one is ended.
 pub fn abort(
     port: &mut dyn DestinationPort,
     journal: &mut Journal,

@@ -47,7 +47,14 @@ pub enum Record {
     Ready,
     /// Source: the decision. Destination: word of it has come.
     Commit,
-    /// The decision not to move, or that the failure was undone.
+    /// Destination: the container runs; only now may the source be told.
+    Running,
+    /// Source: an operator has taken the decision back, since the destination is lost. The original runs again.
+    GivenUp {
+        /// What was said to be lost, and what it costs.
+        failure: Failure,
+    },
+    /// The decision not to move, or that the failure was undone. On the destination also: the source gave the migration up.
     Undone {
         /// Why.
         failure: Failure,

@@ -21,6 +21,16 @@
 //! Before the commit point any failure undoes every step that was begun, last first. After it the remaining steps are
 //! repeated until they succeed. The source alone decides; a destination that was READY keeps its stopped copy until the
 //! source's word reaches it (presumed abort: what the source has no record of was aborted).
+//!
+//! ```text
+//!   COMMIT ──▶ deliver ──▶ drain ──▶ release ──▶ done
+//!                 │          │
+//!                 └──────────┴─▶ GIVEN UP, in its journal (fsync): everything is undone, the original runs
+//!                                  └──▶ void, said until it is heard: the destination undoes everything, too
+//! ```
+//!
+//! The one way back from the commit point is an operator's word that the destination is lost. A destination that begins
+//! anew does not let its copy run before the source has said its word once more.
 
 mod destination;
 mod failure;
@@ -34,4 +44,4 @@ pub use destination::{
 pub use failure::Failure;
 pub use faults::{Fault, FaultPlan, FaultSpecError, When};
 pub use journal::{Journal, JournalError, Record};
-pub use source::{Ending, SourcePort, SourceStep, migrate, recover};
+pub use source::{Ending, Retry, SourcePort, SourceStep, migrate, recover};

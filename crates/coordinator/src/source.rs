@@ -7,7 +7,7 @@ use tranship_types::{Phase, Side};
 use crate::{Failure, Fault, FaultPlan, Journal, Record, When};
 
 /// The source's steps, in their order. Those up to `AwaitReady` can be undone; `Deliver`, `Drain` and `Release` come after the
-/// commit point and are repeated until they succeed.
+/// commit point and are repeated until they succeed. Those up to `Drain` are undone, too, where an operator gives the migration up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SourceStep {
     /// Find the container and everything that stands in the way on this node.
@@ -99,11 +99,23 @@ pub trait SourcePort {
     fn entered(&mut self, phase: Phase);
 
     /// A step that must not fail did. Returns when it makes sense to try again (a node is back, some time has passed), or
-    /// false if the agent is stopping and its next start shall go on.
-    fn try_again(&mut self, step: SourceStep, failure: &Failure) -> bool;
+    /// when it shall not be tried again.
+    fn try_again(&mut self, step: SourceStep, failure: &Failure) -> Retry;
 
     /// Lets a fault that was asked for happen, other than an error.
     fn inject(&mut self, fault: Fault);
+}
+
+/// What follows the failure of a step that must not fail.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Retry {
+    /// Try again.
+    Again,
+    /// The agent is stopping; its next start shall go on.
+    Stop,
+    /// The operator's word is that the destination is lost: the original shall run again. It counts only up to
+    /// [`SourceStep::Drain`]; after that the original is no more.
+    GiveUp(Failure),
 }
 
 /// How a migration ended on the source.
@@ -118,8 +130,26 @@ pub enum Ending {
         /// What could not be undone, each in a sentence.
         leftovers: Vec<String>,
     },
+    /// By the operator's word it runs here again, as it was at the freeze; the destination must be told that its copy is
+    /// void.
+    GivenUp {
+        /// What was said to be lost, and what it costs.
+        failure: Failure,
+        /// What could not be undone, each in a sentence.
+        leftovers: Vec<String>,
+    },
     /// The agent is stopping after the commit point; its next start goes on.
     Suspended,
+}
+
+impl Ending {
+    /// What could not be undone, each in a sentence.
+    pub fn leftovers(&self) -> &[String] {
+        match self {
+            Ending::Undone { leftovers, .. } | Ending::GivenUp { leftovers, .. } => leftovers,
+            Ending::Moved | Ending::Suspended => &[],
+        }
+    }
 }
 
 fn pass(port: &mut dyn SourcePort, faults: &FaultPlan, step: impl fmt::Display, when: When) -> Result<(), Failure> {
@@ -163,7 +193,7 @@ fn attempt(
     journal.decide(&Record::Commit).map_err(written)
 }
 
-/// Everything after the commit point that `records` do not say was done; there is no way back.
+/// Everything after the commit point that `records` do not say was done; only an operator's word leads back.
 fn forward(port: &mut dyn SourcePort, journal: &mut Journal, faults: &FaultPlan, records: &[Record]) -> Ending {
     let entry = |step: SourceStep| Record::Step { step: step.to_string() };
     // A step's entry says that those before it are done, and must not be done again: once the original is being removed,
@@ -179,10 +209,15 @@ fn forward(port: &mut dyn SourcePort, journal: &mut Journal, faults: &FaultPlan,
                 .and_then(|()| pass(port, faults, step, When::Before))
                 .and_then(|()| port.run(step))
                 .and_then(|()| pass(port, faults, step, When::After));
-            match done {
-                Ok(()) => break,
-                Err(failure) if port.try_again(step, &failure) => {}
-                Err(_) => return Ending::Suspended,
+            let Err(failure) = done else { break };
+            match port.try_again(step, &failure) {
+                Retry::GiveUp(failure) if step < SourceStep::Release => match give_up(port, journal, failure) {
+                    Ok(ending) => return ending,
+                    // Nothing has been done yet, and the word may be said again.
+                    Err(failure) => step_after_commit = Err(failure),
+                },
+                Retry::Again | Retry::GiveUp(_) => {}
+                Retry::Stop => return Ending::Suspended,
             }
         }
     }
@@ -195,16 +230,30 @@ fn forward(port: &mut dyn SourcePort, journal: &mut Journal, faults: &FaultPlan,
 /// First of all the decision: after a crash in the middle of undoing, it is undoing that goes on.
 fn undo(port: &mut dyn SourcePort, journal: &mut Journal, begun: &[SourceStep], failure: Failure) -> Ending {
     let noted = journal.append(&Record::Undone { failure: failure.clone() });
-    undo_steps(port, journal, begun, failure, noted.err().map(|e| e.to_string()).into_iter().collect())
+    let leftovers = noted.err().map(|e| e.to_string()).into_iter().collect();
+    Ending::Undone { leftovers: undo_steps(port, journal, begun, leftovers), failure }
 }
 
+/// The decision is taken back. An error says that it could not be, and that nothing was done.
+fn give_up(port: &mut dyn SourcePort, journal: &mut Journal, failure: Failure) -> Result<Ending, Failure> {
+    let decision = Record::GivenUp { failure: failure.clone() };
+    journal.decide(&decision).map_err(|e| Failure::new(e.to_string()))?;
+    let leftovers = undo_steps(port, journal, &given_up(), Vec::new());
+    Ok(Ending::GivenUp { failure, leftovers })
+}
+
+/// What is undone of a migration that is given up.
+fn given_up() -> Vec<SourceStep> {
+    [&SourceStep::BEFORE_COMMIT[..], &[SourceStep::Deliver, SourceStep::Drain]].concat()
+}
+
+/// Returns what could not be undone.
 fn undo_steps(
     port: &mut dyn SourcePort,
     journal: &mut Journal,
     begun: &[SourceStep],
-    failure: Failure,
     mut leftovers: Vec<String>,
-) -> Ending {
+) -> Vec<String> {
     port.entered(Phase::Undo);
     for step in begun.iter().rev() {
         // One failure must not keep the others from being undone.
@@ -217,16 +266,25 @@ fn undo_steps(
         leftovers.extend(journal.append(&Record::Done).err().map(|e| e.to_string()));
     }
     port.entered(Phase::Undone);
-    Ending::Undone { failure, leftovers }
+    leftovers
 }
 
-/// Takes up a migration of which an earlier agent left this journal: forward if it was decided, else back.
+/// Takes up a migration of which an earlier agent left this journal: forward if it was decided and not given up, else back.
 pub fn recover(port: &mut dyn SourcePort, journal: &mut Journal, records: &[Record]) -> Ending {
     let failure = records.iter().find_map(|r| match r {
         Record::Undone { failure } => Some(failure.clone()),
         _ => None,
     });
-    if records.contains(&Record::Done) {
+    let word = records.iter().find_map(|r| match r {
+        Record::GivenUp { failure } => Some(failure.clone()),
+        _ => None,
+    });
+    let done = records.contains(&Record::Done);
+    if let Some(failure) = word {
+        let leftovers = if done { Vec::new() } else { undo_steps(port, journal, &given_up(), Vec::new()) };
+        return Ending::GivenUp { failure, leftovers };
+    }
+    if done {
         return match failure {
             Some(failure) => Ending::Undone { failure, leftovers: Vec::new() },
             None => Ending::Moved,
@@ -240,7 +298,7 @@ pub fn recover(port: &mut dyn SourcePort, journal: &mut Journal, records: &[Reco
     let is_begun = |step: &SourceStep| records.contains(&Record::Step { step: step.to_string() });
     let begun: Vec<SourceStep> = SourceStep::BEFORE_COMMIT.into_iter().filter(is_begun).collect();
     match failure {
-        Some(failure) => undo_steps(port, journal, &begun, failure, Vec::new()),
+        Some(failure) => Ending::Undone { leftovers: undo_steps(port, journal, &begun, Vec::new()), failure },
         None => undo(port, journal, &begun, Failure::new("the agent was restarted in the middle of the migration")),
     }
 }

@@ -92,16 +92,27 @@ impl Announcer {
 
 /// On the source, once the copy on the destination is the live one and this one's gate is closed for good: lets this
 /// node's other macvlans on the same parent reach the live one. Until then the kernel delivers their frames to the copy
-/// that is still here, since in bridge mode it knows the MAC for a local one. There is no way back but
-/// [`Announcer::announce`].
+/// that is still here, since in bridge mode it knows the MAC for a local one. The way back is [`step_forward`].
 ///
 /// # Errors
 /// The kernel's refusal.
 pub fn stand_aside(netns: &Path) -> Result<(), NetworkError> {
+    switch_all(netns, MacVlanMode::Vepa)
+}
+
+/// Takes [`stand_aside`] back: the copy that is here is the live one again. Changes nothing where nothing stood aside.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn step_forward(netns: &Path) -> Result<(), NetworkError> {
+    switch_all(netns, MacVlanMode::Bridge)
+}
+
+fn switch_all(netns: &Path, mode: MacVlanMode) -> Result<(), NetworkError> {
     inside(netns, || {
         let mut rtnl = open_rtnl(netns)?;
         let macvlans = macvlans(netns, &mut rtnl)?;
-        set_mode(netns, &mut rtnl, &macvlans, MacVlanMode::Vepa)
+        set_mode(netns, &mut rtnl, &macvlans, mode)
     })
 }
 

@@ -30,7 +30,7 @@ mod redirect;
 mod reply;
 mod rtnl;
 
-pub use announce::{Announcer, stand_aside};
+pub use announce::{Announcer, stand_aside, step_forward};
 pub use capture::capture;
 pub use create::{create, remove};
 pub use error::NetworkError;

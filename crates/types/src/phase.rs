@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 ///
 /// ```text
 /// plan → prepare → precopy → freeze → transfer → ready → COMMIT → resume → drain → release → done
-///   └───────┴─────────┴─────────┴────────┴─────────┘ any failure: undo → undone (the source runs)
+///   └───────┴─────────┴─────────┴────────┴─────────┘                 └───────┘ an operator's word that the destination is lost
+///                      any failure: undo → undone (the source runs) ◀────┘
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -35,9 +36,9 @@ pub enum Phase {
     Release,
     /// The container runs on the destination and is gone from the source.
     Done,
-    /// A failure before the commit point is being undone.
+    /// A failure before the commit point, or a migration that was given up after it, is being undone.
     Undo,
-    /// The container runs on the source as if nothing had happened.
+    /// The container runs on the source as if nothing had happened; if the migration was given up, as it was at the freeze.
     Undone,
 }
 
@@ -72,4 +73,8 @@ pub enum Outcome {
     Moved,
     /// The container runs on the source; `Report::error` says why.
     Failed,
+    /// After the commit point an operator said that the destination is lost: the container runs on the source as it was at the
+    /// freeze; `Report::error` says what that costs.
+    #[serde(rename = "given-up")]
+    GivenUp,
 }

@@ -10,6 +10,8 @@
 //!   Held                                 sent behind Commit without waiting, and again after Running; has no answer
 //!   Abort ──▶ Aborted                    likewise
 //!   Drained? ▶ Draining │ Drained │ Failed
+//!   Holding? ▶ Holding                   before an operator gives a migration up that was committed
+//!   Void ────▶ Voided                    after that; repeated like Commit
 //!   Streams ▶ Streams │ Failed           why a stream was given up; from version 2 on
 //!   Probe ──▶ Probed │ Failed            to measure the link; belongs to no migration
 //! ```
@@ -90,7 +92,14 @@ pub enum Request {
     /// The decision is that it does not.
     Abort,
     /// Is every page in place? The answer may take a second.
-    Drained,
+    Drained {
+        /// The original is no more: with the answer that every page is, the destination may forget the migration.
+        released: bool,
+    },
+    /// What do you hold of the container?
+    Holding,
+    /// The migration was given up after the decision, the original runs again: remove the copy, even if it runs.
+    Void,
     /// Has a stream of pages failed with you, and why? From version [`crate::Versions::PACKED`] on.
     Streams,
     /// So many bytes of noise follow, in frames of pages: say when they are in memory. They belong to nothing.
@@ -98,6 +107,20 @@ pub enum Request {
         /// How many.
         bytes: u64,
     },
+}
+
+/// What a destination has of a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Holding {
+    /// It knows nothing of the migration.
+    Nothing,
+    /// A copy that is being made, or held, and does not run.
+    Stopped,
+    /// The container runs there.
+    Running,
+    /// The copy that it had was lost with its host's memory.
+    Lost,
 }
 
 /// What a destination answers.
@@ -133,6 +156,18 @@ pub enum Response {
     },
     /// Nothing is left of it here.
     Aborted {
+        /// What could not be tidied up.
+        leftovers: Vec<String>,
+    },
+    /// What there is of the container.
+    Holding {
+        /// What.
+        holding: Holding,
+    },
+    /// Nothing is left of it here, of a void copy.
+    Voided {
+        /// It had run here up to now.
+        ran: bool,
         /// What could not be tidied up.
         leftovers: Vec<String>,
     },

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use tranship_coordinator::Failure;
 use tranship_criu::front::{self, FrontHandle, Mark, Order};
-use tranship_engine::{Container, EngineError, State};
+use tranship_engine::{EngineError, State};
 use tranship_memory::pager::{self, PagerHandle};
 use tranship_network::{Announcer, Gate};
 use tranship_sys::clock::monotonic_ns;
@@ -55,14 +55,12 @@ impl DestinationRun {
     pub(super) fn resume(&mut self) -> Result<(), Failure> {
         if !self.layout.root().exists() {
             // It goes only when there is nothing left to do, or with the host.
-            let name = &self.offer.container;
-            let ours = |c: Container| c.state == State::Running && c.bundle == self.bundle();
-            return match self.node.engine.inspect(name).is_ok_and(ours) {
+            return match self.runs() {
                 true => Ok(()),
                 false => Err(Failure::new(format!(
-                    "the stopped copy of container {name} on node {} is lost, its host was restarted; the original is still \
+                    "the stopped copy of container {} on node {} is lost, its host was restarted; the original is still \
                      frozen on its node",
-                    self.node.config.node
+                    self.offer.container, self.node.config.node
                 ))),
             };
         }

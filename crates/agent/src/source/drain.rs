@@ -37,7 +37,8 @@ impl SourceRun {
         self.stand_aside()?;
         let mut seen = (u64::MAX, Instant::now());
         loop {
-            let Some(lacking) = self.ask_drained()? else { return Ok(()) };
+            let Some(lacking) = self.ask_drained(false)? else { return Ok(()) };
+            self.node.words.forget(&self.id);
             self.report.change(|r| {
                 r.error = None;
                 r.progress.moved_bytes = r.progress.memory_bytes.saturating_sub(lacking);
@@ -77,12 +78,13 @@ impl SourceRun {
         Ok(())
     }
 
-    /// Asks whether every page is in place: `None` if so, else how many bytes are lacking.
-    pub(super) fn ask_drained(&mut self) -> Result<Option<u64>, Failure> {
+    /// Asks whether every page is in place: `None` if so, else how many bytes are lacking. If the original is `released`, the
+    /// destination may then forget the migration.
+    pub(super) fn ask_drained(&mut self, released: bool) -> Result<Option<u64>, Failure> {
         if self.control.is_none() {
             self.control = Some(self.node.dial(&self.peer, Purpose::Control, Some(&self.id))?);
         }
-        match self.ask(&Request::Drained, FROZEN_PATIENCE) {
+        match self.ask(&Request::Drained { released }, FROZEN_PATIENCE) {
             Ok(Response::Draining { remote_bytes, remote_faults, .. }) => {
                 self.report.change(|r| {
                     r.progress.remote_faults = remote_faults.count();
@@ -92,7 +94,10 @@ impl SourceRun {
                 Ok(Some(remote_bytes))
             }
             Ok(Response::Drained { peak_bytes, faults, remote_faults }) => {
-                self.drain_confirmed = true;
+                self.release_told |= released;
+                if std::mem::replace(&mut self.drain_confirmed, true) {
+                    return Ok(None);
+                }
                 self.report.change(|r| {
                     r.destination_extra_bytes = peak_bytes + r.skeleton_bytes;
                     r.progress.moved_bytes = r.progress.memory_bytes;

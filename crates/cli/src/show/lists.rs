@@ -73,8 +73,9 @@ pub fn under_way(list: &[Report], now_unix_ms: u64) -> String {
             since(r.started_unix_ms, now_unix_ms),
         ]
     };
-    let depend: String = list.iter().filter_map(super::report::depends).collect();
-    table("", &columns, running.map(row)) + &depend
+    let lines = |r: &Report| [super::report::depends(r), super::report::in_doubt(r)];
+    let below: String = list.iter().flat_map(lines).flatten().collect();
+    table("", &columns, running.map(row)) + &below
 }
 
 /// `tranship history`.
@@ -95,6 +96,7 @@ pub fn history(list: &[Report], zone: &TimeZone) -> String {
     let outcome = |r: &Report| match r.outcome {
         Outcome::Running => "running",
         Outcome::Moved => "moved",
+        Outcome::GivenUp => "given up",
         Outcome::Failed if !r.blockers.is_empty() => "blocked",
         Outcome::Failed => "failed",
     };

@@ -10,7 +10,7 @@ mod trace;
 pub use lists::{containers, history, under_way};
 pub use node::{node, usable};
 pub use plan::plan;
-pub use report::{details, failure, headline, report, timing};
+pub use report::{details, ending, failure, report, timing};
 pub use trace::trace;
 
 use tranship_types::Blocker;

@@ -11,7 +11,7 @@ use crate::units::{bytes, duration, when};
 const BAR: usize = 32;
 
 /// One line: how the move ended, or where it stands.
-pub fn headline(r: &Report, paint: Paint) -> String {
+fn headline(r: &Report, paint: Paint) -> String {
     let Report { container, source, destination, .. } = r;
     match r.outcome {
         Outcome::Running => {
@@ -30,7 +30,17 @@ pub fn headline(r: &Report, paint: Paint) -> String {
         Outcome::Failed => {
             format!("{container} {} to {destination}; it runs on {source}, unharmed\n", paint.bad("was not moved"))
         }
+        Outcome::GivenUp => format!(
+            "{container} {} to {destination}; it runs on {source} again, as it was at the freeze\n",
+            paint.bad("was not moved")
+        ),
     }
+}
+
+/// How the move ended, or where it stands, and why.
+pub fn ending(r: &Report, paint: Paint) -> String {
+    let error = r.error.as_ref().map(|error| format!("{error}\n"));
+    headline(r, paint) + &error.unwrap_or_default()
 }
 
 /// Of a move that has committed and not ended: what still depends on the source.
@@ -42,6 +52,20 @@ pub fn depends(r: &Report) -> Option<String> {
             bytes(progress.remaining_bytes)
         )
     })
+}
+
+/// Of a move that waits for its destination after the commit point: how the operator can end that.
+pub fn in_doubt(r: &Report) -> Option<String> {
+    let Report { id, container, source, destination, .. } = r;
+    let known_to_run = match (r.outcome, r.phase, &r.error) {
+        (Outcome::Running, Phase::Resume, Some(_)) => "",
+        (Outcome::Running, Phase::Drain, Some(_)) => " --host-is-down",
+        _ => return None,
+    };
+    Some(format!(
+        "{container} stays frozen on {source} until {destination} answers; if {destination} is lost for good, `tranship \
+         recover {id} --destination-lost{known_to_run}` lets it run on {source} again\n"
+    ))
 }
 
 /// The one sentence about a move that failed.
@@ -138,11 +162,9 @@ pub fn details(r: &Report, zone: &TimeZone) -> String {
 
 /// Everything about one move: `tranship status ID`.
 pub fn report(r: &Report, paint: Paint, zone: &TimeZone) -> String {
-    let mut text = headline(r, paint);
-    if let Some(error) = &r.error {
-        let _ = writeln!(text, "{error}");
-    }
+    let mut text = ending(r, paint);
     text += &depends(r).unwrap_or_default();
+    text += &in_doubt(r).unwrap_or_default();
     text += &super::blockers(&r.blockers);
     text + "\n" + &details(r, zone)
 }
@@ -352,6 +374,25 @@ node b went away while the skeleton travelled (connection reset); start its agen
         r.progress.zstd = Compressed { page_bytes: 150 << 20, wire_bytes: 30 << 20 };
         let text = details(&r, &TimeZone::UTC);
         assert!(text.contains("  compressed    150.0 MiB of memory to 30.0 MiB with zstd (20 %)\n"), "{text}");
+    }
+
+    #[test]
+    fn what_waits_for_a_lost_destination_says_how_to_end_that() {
+        let mut r = begun("m-4k7tq0zd");
+        (r.phase, r.error) = (Phase::Resume, Some("after the commit point, still trying: no answer".into()));
+        let hint = "redis stays frozen on a until b answers; if b is lost for good, `tranship recover m-4k7tq0zd \
+                    --destination-lost` lets it run on a again\n";
+        assert_eq!(in_doubt(&r).as_deref(), Some(hint));
+        assert!(report(&r, Paint(false), &TimeZone::UTC).contains(hint));
+        r.phase = Phase::Drain;
+        assert!(in_doubt(&r).unwrap().contains("m-4k7tq0zd --destination-lost --host-is-down`"));
+        r.phase = Phase::Release;
+        assert_eq!(in_doubt(&r), None);
+        (r.outcome, r.phase, r.error) = (Outcome::GivenUp, Phase::Undone, Some("node b was given up as lost".into()));
+        assert_eq!(in_doubt(&r), None);
+        let text =
+            "redis was not moved to b; it runs on a again, as it was at the freeze\nnode b was given up as lost\n";
+        assert!(report(&r, Paint(false), &TimeZone::UTC).starts_with(text));
     }
 
     #[test]

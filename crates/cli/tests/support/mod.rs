@@ -9,8 +9,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tranship_api::{
-    AgentService, Begun, ContainerInfo, ContainerState, MoveRequest, NodeInfo, Plan, PlanRequest, Problem,
-    ServiceError, ToolInfo, bind, router, serve,
+    AgentService, Begun, ContainerInfo, ContainerState, ErrorKind, MoveRequest, NodeInfo, Plan, PlanRequest, Problem,
+    RecoverRequest, ServiceError, ToolInfo, bind, router, serve,
 };
 use tranship_types::{Blocker, BlockerKind, MigrationId, Mode, Outcome, Phase, Report};
 
@@ -86,6 +86,14 @@ impl AgentService for Service {
             Begun::Planned(plan) => Ok(plan),
             Begun::Started(report) => panic!("a plan has begun {report:?}"),
         }
+    }
+
+    fn recover(&self, request: RecoverRequest) -> Result<Report, ServiceError> {
+        if !request.host_is_down {
+            let cause = "redis was heard to run on node b, which does not answer now";
+            return Err(ServiceError::new(ErrorKind::Blocked, cause, "add --host-is-down"));
+        }
+        self.report(&ID.parse().unwrap())
     }
 
     fn reports(&self) -> Result<Vec<Report>, ServiceError> {

@@ -47,15 +47,16 @@ fn source_goes_on(stage: &Stage) -> bool {
         }
     };
     stage.turn(Side::Source, format_args!("{ending:?}"), |scene| scene.endings.push(ending.clone()));
+    let word = if matches!(ending, Ending::GivenUp { .. }) { Request::Void } else { Request::Abort };
     match ending {
         Ending::Suspended => true,
         Ending::Moved => {
             journal.close().expect("a journal can be removed");
             false
         }
-        Ending::Undone { leftovers, .. } => {
+        Ending::Undone { leftovers, .. } | Ending::GivenUp { leftovers, .. } => {
             assert_left_over(stage, Side::Source, &leftovers);
-            tell_that_it_was_undone(&port);
+            tell_that_it_was_undone(&port, word);
             if leftovers.is_empty() {
                 journal.close().expect("a journal can be removed");
             }
@@ -64,8 +65,8 @@ fn source_goes_on(stage: &Stage) -> bool {
     }
 }
 
-fn tell_that_it_was_undone(port: &SourceEnd<'_>) {
-    while port.dial().and_then(|()| port.request(Request::Abort, &Response::Aborted)).is_err() {}
+fn tell_that_it_was_undone(port: &SourceEnd<'_>, word: Request) {
+    while port.dial().and_then(|()| port.request(word, &Response::Aborted)).is_err() {}
 }
 
 /// Nothing is left that is not named. (A restarted source may name what it had not begun.)
@@ -95,7 +96,7 @@ pub fn destination(stage: &Stage) {
                 }
             }
             Heard::Finished => match open(stage, Side::Destination).map(|(_, records)| standing(&records)) {
-                None | Some(Standing::Ended) => return,
+                None | Some(Standing::Ended | Standing::Drained) => return,
                 Some(Standing::Ready) if !agent.undoing => panic!("it waits for a word that nobody will say"),
                 Some(_) => agent.take_up(),
             },
@@ -127,15 +128,14 @@ impl Destination<'_> {
             self.abort(&Failure::new("once more"));
         }
         let Some((mut journal, records)) = open(self.stage, Side::Destination) else { return };
-        if standing(&records) == Standing::Committed {
-            let _ = commit(&mut self.port, &mut journal, &self.stage.plan)
-                .and_then(|()| drain(&mut self.port, &mut journal, &self.stage.plan));
+        if standing(&records) == Standing::Running {
+            // Whatever fails is repeated when the source asks.
+            let _ = drain(&mut self.port, &mut journal, &self.stage.plan);
         }
     }
 
     fn abort(&mut self, why: &Failure) {
         let Some((mut journal, records)) = open(self.stage, Side::Destination) else { return };
-        assert!(!records.contains(&Record::Commit), "what was committed must not be undone");
         if standing(&records) == Standing::Ended {
             return journal.close().expect("a journal can be removed");
         }
@@ -159,23 +159,33 @@ impl Destination<'_> {
             (Request::Ready, Some((mut journal, records))) if stands == Some(Standing::Undo) => {
                 make_ready(&mut self.port, &mut journal, plan, &mut begun(&records)).map(|()| Response::Ready)
             }
-            (Request::Commit, Some((mut journal, _))) if stands != Some(Standing::Undo) => {
-                if stands != Some(Standing::Ended) {
-                    let done = commit(&mut self.port, &mut journal, plan);
-                    return done.map_or_else(|e| Response::Failed(e.message), |()| Response::Running);
-                }
+            (Request::Commit, Some((mut journal, records))) if stands == Some(Standing::Ready) => {
+                let done = commit(&mut self.port, &mut journal, plan, &mut begun(&records));
+                return done.map_or_else(|e| Response::Failed(e.message), |()| Response::Running);
+            }
+            (Request::Commit, Some(_)) if matches!(stands, Some(Standing::Running | Standing::Drained)) => {
                 Ok(Response::Running)
             }
-            (Request::Abort, _) => {
+            (Request::Abort, found) => {
+                let committed = found.is_some_and(|(_, records)| records.contains(&Record::Commit));
+                assert!(!committed, "what was committed must not be undone");
                 self.abort(&Failure::new("the source says so"));
                 Ok(Response::Aborted)
             }
-            (Request::Drained, None) => Ok(Response::Drained),
-            (Request::Drained, Some((journal, _))) if stands == Some(Standing::Ended) => {
+            (Request::Void, _) => {
+                self.abort(&Failure::new("the source has given it up"));
+                Ok(Response::Aborted)
+            }
+            (Request::Released, None) => Ok(Response::Drained),
+            (Request::Released, Some((journal, _))) if stands == Some(Standing::Drained) => {
                 journal.close().expect("a journal can be removed");
                 Ok(Response::Drained)
             }
-            (Request::Drained, Some(_)) => return Response::Failed("not every page is in place yet".into()),
+            (Request::Drained, Some(_)) if stands == Some(Standing::Drained) => Ok(Response::Drained),
+            (Request::Drained, Some(_)) if stands == Some(Standing::Running) => {
+                self.retry();
+                return Response::Failed("not every page is in place yet".into());
+            }
             (request, found) => panic!("{request:?} must not come to {found:?}"),
         };
         done.unwrap_or_else(|failure| {

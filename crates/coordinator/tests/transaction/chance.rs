@@ -9,7 +9,12 @@ use tranship_types::Side;
 use crate::stage::{Case, Mishap, run};
 
 fn mishap() -> impl Strategy<Value = (usize, Mishap)> {
-    let what = prop_oneof![Just(Mishap::Kill(Side::Source)), Just(Mishap::Kill(Side::Destination)), Just(Mishap::Cut),];
+    let what = prop_oneof![
+        Just(Mishap::Kill(Side::Source)),
+        Just(Mishap::Kill(Side::Destination)),
+        Just(Mishap::Cut),
+        Just(Mishap::GiveUp),
+    ];
     (1..300usize, what)
 }
 

@@ -56,3 +56,20 @@ fn at_each_action_of_recovering_from_a_death() {
         }
     }
 }
+
+#[test]
+fn at_each_action_of_giving_up() {
+    for faults in ["source.deliver.before.error", "source.drain.before.error", "destination.resume.before.die"] {
+        for mishap in MISHAPS {
+            let mishaps = vec![(1, Mishap::GiveUp)];
+            at_each_action(&Case { seed: 8, faults: faults.into(), mishaps, torn: true, ..Case::default() }, mishap);
+        }
+    }
+}
+
+#[test]
+fn an_operator_may_say_it_at_each_action() {
+    for faults in ["", "source.commit.after.cut", "destination.open-gate.after.die", "destination.drain.before.die"] {
+        at_each_action(&Case { seed: 9, faults: faults.into(), ..Case::default() }, Mishap::GiveUp);
+    }
+}

@@ -3,7 +3,7 @@
 use tranship_coordinator::{DestinationStep, Ending, SourceStep};
 use tranship_types::Side;
 
-use crate::stage::{Case, End, run};
+use crate::stage::{Case, End, Mishap, run};
 
 /// Where something can go wrong: a step, or a decision.
 #[derive(Debug, Clone)]
@@ -136,5 +136,62 @@ fn an_agent_that_is_stopped_after_the_commit_point_goes_on_at_its_next_start() {
         let end =
             run(&Case { failing_action: Some((Side::Source, step.to_string())), stopping: true, ..Case::default() });
         assert_eq!(end.endings, [Ending::Suspended, Ending::Moved]);
+    }
+}
+
+#[test]
+fn what_waits_after_the_commit_point_can_be_given_up_until_the_original_is_removed() {
+    for (step, given_up) in [(SourceStep::Deliver, true), (SourceStep::Drain, true), (SourceStep::Release, false)] {
+        for when in ["before", "after"] {
+            let faults = format!("source.{step}.{when}.error");
+            let end = run(&Case { faults: faults.clone(), mishaps: vec![(1, Mishap::GiveUp)], ..Case::default() });
+            assert_eq!(end.world.given_up, given_up, "{faults}: {:?}", end.endings);
+            let [ending] = end.endings.as_slice() else { panic!("{faults}: {:?}", end.endings) };
+            assert_eq!(matches!(ending, Ending::GivenUp { .. }), given_up, "{faults}: {ending:?}");
+        }
+    }
+    // Before it there is nothing to give up: it heals by itself.
+    let case =
+        Case { faults: "source.commit.before.error".into(), mishaps: vec![(1, Mishap::GiveUp)], ..Case::default() };
+    assert_ends(&run(&case), true, &case);
+}
+
+#[test]
+fn a_destination_that_was_given_up_wherever_it_died_never_runs_its_copy_when_it_is_back() {
+    let places = places().into_iter().filter(|place| place.side == Side::Destination && !place.undone);
+    let (mut given_up, mut all) = (0, 0);
+    for place in places {
+        for when in ["before", "after"] {
+            for seed in 0..4 {
+                let (faults, mishaps) = (spec(&place, when, "die"), vec![(1, Mishap::GiveUp)]);
+                // Whether the word is heard before the destination is back is drawn; that it ends well is what `run` asserts.
+                let end = run(&Case { seed, faults, mishaps, ..Case::default() });
+                given_up += usize::from(end.world.given_up);
+                all += 1;
+            }
+        }
+    }
+    assert!(given_up * 2 > all, "given up in {given_up} of {all} cases");
+}
+
+#[test]
+fn an_undo_that_fails_is_repeated_when_a_migration_is_given_up_too() {
+    let source = SourceStep::BEFORE_COMMIT.iter().chain(&[SourceStep::Deliver, SourceStep::Drain]);
+    let source = source.map(|step| (Side::Source, step.to_string()));
+    let destination = [&DestinationStep::PREPARE[..], &DestinationStep::MAKE_READY, &DestinationStep::COMMIT].concat();
+    let destination = destination.into_iter().map(|step| (Side::Destination, step.to_string()));
+    for failing in source.chain(destination) {
+        let case = Case {
+            faults: "source.deliver.after.error".into(),
+            mishaps: vec![(1, Mishap::GiveUp)],
+            failing_undo: Some(failing.clone()),
+            ..Case::default()
+        };
+        let end = run(&case);
+        let named = match failing.0 {
+            Side::Source => end.endings[0].leftovers(),
+            Side::Destination => &end.leftovers,
+        };
+        assert_eq!(named[..], [format!("undoing {}: it is stuck", failing.1)]);
     }
 }

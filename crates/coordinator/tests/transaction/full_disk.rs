@@ -59,21 +59,29 @@ fn a_disk_that_is_full_at_any_byte_harms_nothing() {
     signals.add(Signal::SIGXFSZ);
     signals.thread_block().expect("a signal can be blocked");
 
-    let undo = "source.commit.before.error";
-    let cases =
-        [("", None), (undo, None), ("", Some(Side::Source)), ("", Some(Side::Destination)), (undo, Some(Side::Source))];
+    let (undo, give_up) = ("source.commit.before.error", "source.deliver.before.error");
+    let cases = [
+        ("", None),
+        (undo, None),
+        (give_up, None),
+        ("", Some(Side::Source)),
+        ("", Some(Side::Destination)),
+        (undo, Some(Side::Source)),
+        (give_up, Some(Side::Source)),
+    ];
     for (faults, long) in cases {
         // Where one journal is long, the disk is full for that side alone; before it, neither can begin.
         let mut bytes = if long.is_some() { 2000 } else { 0 };
         // Until the disk has been large enough for longer than any line but the first is.
         let mut enough = 0;
         while enough < 256 {
-            let mishaps = vec![(FREED_AT, Mishap::FreeSpace)];
+            let mut mishaps = vec![(FREED_AT, Mishap::FreeSpace)];
+            mishaps.extend((faults == give_up).then_some((1, Mishap::GiveUp)));
             let full = Full::at(bytes);
             let end = run(&Case { seed: 7, mishaps, faults: faults.into(), long, ..Case::default() });
             drop(full);
-            let undisturbed =
-                end.actions < FREED_AT && end.endings.len() == 1 && end.world.decided == faults.is_empty();
+            let as_wanted = end.world.decided == (faults != undo) && end.world.given_up == (faults == give_up);
+            let undisturbed = end.actions < FREED_AT && end.endings.len() == 1 && as_wanted;
             enough = if undisturbed { enough + STRIDE } else { 0 };
             bytes += STRIDE;
         }

@@ -6,8 +6,8 @@ use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde_json::Value;
 use tranship_coordinator::{
-    DestinationPort, DestinationStep, Ending, Failure, Fault, FaultPlan, Journal, Record, SourcePort, SourceStep,
-    Standing, begun, commit, drain, make_ready, migrate, prepare, recover, standing,
+    DestinationPort, DestinationStep, Ending, Failure, Fault, FaultPlan, Journal, Record, Retry, SourcePort,
+    SourceStep, Standing, begun, commit, drain, make_ready, migrate, prepare, recover, standing,
 };
 use tranship_types::{MigrationId, Phase, Side};
 
@@ -31,8 +31,8 @@ impl SourcePort for Scribe {
         Ok(())
     }
     fn entered(&mut self, _: Phase) {}
-    fn try_again(&mut self, _: SourceStep, _: &Failure) -> bool {
-        true
+    fn try_again(&mut self, _: SourceStep, _: &Failure) -> Retry {
+        Retry::Again
     }
     fn inject(&mut self, _: Fault) {}
 }
@@ -70,7 +70,7 @@ fn a_full_disk_keeps_no_committed_container_from_running_but_the_source_from_for
     fcntl(&full, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_GROW)).unwrap();
     let (mut journal, _) = Journal::open(format!("/proc/self/fd/{}", full.as_raw_fd()).as_ref()).unwrap();
     let mut port = Scribe::default();
-    let failure = commit(&mut port, &mut journal, &FaultPlan::default()).unwrap_err();
+    let failure = commit(&mut port, &mut journal, &FaultPlan::default(), &mut Vec::new()).unwrap_err();
     assert!(failure.message.contains("cannot be written"), "{failure}");
     assert_eq!(port.0, DestinationStep::COMMIT.map(|step| step.to_string()));
 }
@@ -125,6 +125,8 @@ fn every_record_comes_back_whatever_is_in_it() {
         Record::Step { step: "freeze".into() },
         Record::Ready,
         Record::Commit,
+        Record::Running,
+        Record::GivenUp { failure: failure.clone() },
         Record::Undone { failure },
         Record::Done,
     ];
@@ -146,7 +148,8 @@ fn at_each_length_of_a_destinations_journal_it_stands_where_it_should() {
     prepare(&mut port, &mut journal, &plan, &mut steps).unwrap();
     make_ready(&mut port, &mut journal, &plan, &mut steps).unwrap();
     assert_eq!(steps, [&DestinationStep::PREPARE[..], &DestinationStep::MAKE_READY].concat());
-    commit(&mut port, &mut journal, &plan).unwrap();
+    commit(&mut port, &mut journal, &plan, &mut steps).unwrap();
+    assert!(steps.ends_with(&DestinationStep::COMMIT));
     drain(&mut port, &mut journal, &plan).unwrap();
 
     let (_, records) = Journal::open(&Journal::list(directory.path()).remove(0)).unwrap();
@@ -155,16 +158,15 @@ fn at_each_length_of_a_destinations_journal_it_stands_where_it_should() {
     for (at, record) in records.iter().enumerate() {
         expected = match record {
             Record::Ready => Standing::Ready,
-            Record::Commit => Standing::Committed,
-            Record::Done => Standing::Ended,
+            Record::Running => Standing::Running,
+            Record::Done => Standing::Drained,
             _ => expected,
         };
         assert_eq!(standing(&records[..=at]), expected, "after {record:?}");
         let undone = [&records[..=at], &[Record::Undone { failure: Failure::new("") }]].concat();
-        if !matches!(expected, Standing::Committed | Standing::Ended) {
-            assert_eq!(standing(&undone), Standing::Undo, "undone after {record:?}");
-            assert_eq!(standing(&[&undone[..], &[Record::Done]].concat()), Standing::Ended);
-        }
+        // Also after the commit point: where the source has given it up.
+        assert_eq!(standing(&undone), Standing::Undo, "undone after {record:?}");
+        assert_eq!(standing(&[&undone[..], &[Record::Done]].concat()), Standing::Ended);
     }
 }
 
@@ -209,4 +211,54 @@ fn what_was_undone_is_not_undone_again_by_a_later_agent() {
     assert!(failure.message.contains("transfer"), "the first cause is the one that is told: {failure}");
     // The container may be somewhere else by now.
     assert!(port.0.is_empty() && leftovers.is_empty(), "{:?}", port.0);
+}
+
+#[test]
+fn what_was_given_up_is_undone_once_by_whichever_agent() {
+    let directory = tempfile::tempdir().unwrap();
+    let (id, begin) = begin(Side::Source);
+    let mut journal = Journal::create(directory.path(), &id, &begin).unwrap();
+    let failure = Failure::new("node b is lost");
+    let given_up = [begin, Record::Commit, Record::GivenUp { failure: failure.clone() }];
+    let ended = Ending::GivenUp { failure, leftovers: Vec::new() };
+
+    let mut port = Scribe::default();
+    assert_eq!(recover(&mut port, &mut journal, &given_up), ended);
+    let undone = SourceStep::BEFORE_COMMIT.into_iter().chain([SourceStep::Deliver, SourceStep::Drain]);
+    let undone: Vec<_> = undone.map(|step| format!("undo {step}")).collect();
+    assert_eq!(port.0, undone.into_iter().rev().collect::<Vec<_>>());
+
+    let mut port = Scribe::default();
+    assert_eq!(recover(&mut port, &mut journal, &[&given_up[..], &[Record::Done]].concat()), ended);
+    assert!(port.0.is_empty(), "{:?}", port.0);
+}
+
+/// Fails at one step until it is given up.
+struct GivesUp(Scribe, SourceStep);
+
+impl SourcePort for GivesUp {
+    fn run(&mut self, step: SourceStep) -> Result<(), Failure> {
+        SourcePort::run(&mut self.0, step)?;
+        if step == self.1 { Err(Failure::new("no answer")) } else { Ok(()) }
+    }
+    fn undo(&mut self, step: SourceStep) -> Result<(), Failure> {
+        SourcePort::undo(&mut self.0, step)
+    }
+    fn entered(&mut self, _: Phase) {}
+    fn try_again(&mut self, _: SourceStep, failure: &Failure) -> Retry {
+        match failure.message.as_str() {
+            "no answer" => Retry::GiveUp(Failure::new("node b is lost")),
+            _ => Retry::Stop,
+        }
+    }
+    fn inject(&mut self, _: Fault) {}
+}
+
+#[test]
+fn giving_up_is_not_begun_before_it_is_on_the_disk() {
+    // What is written here succeeds, and is never on a disk: to sync it fails.
+    let (mut journal, _) = Journal::open("/dev/null".as_ref()).unwrap();
+    let mut port = GivesUp(Scribe::default(), SourceStep::Deliver);
+    assert_eq!(recover(&mut port, &mut journal, &[begin(Side::Source).1, Record::Commit]), Ending::Suspended);
+    assert_eq!(port.0.0, ["deliver"]);
 }

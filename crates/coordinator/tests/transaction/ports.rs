@@ -1,6 +1,6 @@
 //! What does the steps, in the fake world. Each undo is done twice, and the second one must change nothing.
 
-use tranship_coordinator::{DestinationPort, DestinationStep, Failure, Fault, SourcePort, SourceStep};
+use tranship_coordinator::{DestinationPort, DestinationStep, Failure, Fault, Retry, SourcePort, SourceStep};
 use tranship_types::{Phase, Side};
 
 use crate::stage::{Request, Response, Scene, Stage};
@@ -36,6 +36,13 @@ impl SourceEnd<'_> {
         let made = self.0.turn(Side::Source, "dials", Scene::dial);
         made.then_some(()).ok_or_else(|| Failure::new("the destination cannot be reached"))
     }
+
+    fn link(&self) -> Result<(), Failure> {
+        match self.0.turn(Side::Source, "looks at the link", |scene| scene.linked()) {
+            true => Ok(()),
+            false => self.dial(),
+        }
+    }
 }
 
 impl SourcePort for SourceEnd<'_> {
@@ -46,13 +53,15 @@ impl SourcePort for SourceEnd<'_> {
             SourceStep::Offer => self.request(Request::Offer, &Response::Prepared)?,
             SourceStep::AwaitReady => self.request(Request::Ready, &Response::Ready)?,
             SourceStep::Deliver => {
-                if !self.0.turn(Side::Source, "looks at the link", |scene| scene.linked()) {
-                    self.dial()?;
-                }
+                self.link()?;
                 self.request(Request::Commit, &Response::Running)?;
             }
-            // Nothing depends on it: a destination that was not asked remembers the migration.
-            SourceStep::Release => drop(self.request(Request::Drained, &Response::Drained)),
+            SourceStep::Drain => {
+                self.link()?;
+                self.request(Request::Drained, &Response::Drained)?;
+            }
+            // Nothing depends on it: a destination that was not told remembers the migration.
+            SourceStep::Release => drop(self.request(Request::Released, &Response::Drained)),
             _ => {}
         }
         self.0.turn(Side::Source, format_args!("has done {step}"), |scene| {
@@ -71,9 +80,15 @@ impl SourcePort for SourceEnd<'_> {
         self.0.turn(Side::Source, format_args!("enters {phase}"), |_| ());
     }
 
-    fn try_again(&mut self, step: SourceStep, failure: &Failure) -> bool {
+    fn try_again(&mut self, step: SourceStep, failure: &Failure) -> Retry {
         self.0.turn(Side::Source, format_args!("will try {step} again: {failure}"), |scene| {
-            !std::mem::take(&mut scene.stopping)
+            if std::mem::take(&mut scene.stopping) {
+                Retry::Stop
+            } else if std::mem::take(&mut scene.word) {
+                Retry::GiveUp(Failure::new("the operator says that the destination is lost"))
+            } else {
+                Retry::Again
+            }
         })
     }
 

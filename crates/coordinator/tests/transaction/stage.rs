@@ -25,8 +25,11 @@ pub enum Request {
     Ready,
     Commit,
     Abort,
-    /// The last question: with its answer the destination may forget the migration.
+    /// The migration was given up.
+    Void,
     Drained,
+    /// The last word: with its answer the destination may forget the migration.
+    Released,
 }
 
 /// What the destination answers.
@@ -49,6 +52,8 @@ pub enum Mishap {
     Cut,
     /// Not a mishap: somebody has made space on the disk.
     FreeSpace,
+    /// The operator says that the destination is lost, truly or not.
+    GiveUp,
 }
 
 /// What a run shall go through.
@@ -100,6 +105,10 @@ pub struct Scene {
     pub stopping: bool,
     /// The user has asked for the move, and no agent has taken it up.
     pub asked: bool,
+    /// The operator has said that the destination is lost, and the source has not heard it.
+    pub word: bool,
+    /// The destination has heard the word to commit and has not answered.
+    committing: bool,
     /// How each attempt of the source to end the migration ended.
     pub endings: Vec<Ending>,
     /// What the destination could not undo.
@@ -147,7 +156,11 @@ impl Scene {
             return if had == 0 { Heard::Nothing } else { Heard::Lost };
         }
         match &mut self.link {
-            Some(link) => link.requests.pop_front().map_or(Heard::Nothing, Heard::Request),
+            Some(link) => {
+                let request = link.requests.pop_front();
+                self.committing = request == Some(Request::Commit);
+                request.map_or(Heard::Nothing, Heard::Request)
+            }
             None if self.finished[Side::Source as usize] => Heard::Finished,
             None => Heard::Nothing,
         }
@@ -155,6 +168,7 @@ impl Scene {
 
     /// The destination answers on the link that it knows, if it is still there.
     pub fn answer(&mut self, known: usize, response: Response) {
+        self.committing = false;
         if let Some(link) = self.link.as_mut().filter(|link| link.number == known) {
             link.responses.push_back(response);
         }
@@ -163,6 +177,10 @@ impl Scene {
     fn fall(&mut self, side: Side) {
         self.up[side as usize] = false;
         self.link = None;
+        if side == Side::Destination {
+            self.committing = false;
+            self.world.destination_dies();
+        }
     }
 }
 
@@ -211,6 +229,8 @@ pub fn run(case: &Case) -> End {
                 failing_undo: case.failing_undo.clone(),
                 stopping: case.stopping,
                 asked: true,
+                word: false,
+                committing: false,
                 endings: Vec::new(),
                 leftovers: Vec::new(),
                 link: None,
@@ -288,6 +308,7 @@ impl Stage {
                 Mishap::Kill(side) => state.doomed[*side as usize] = state.scene.up[*side as usize],
                 Mishap::Cut => state.scene.hang_up(),
                 Mishap::FreeSpace => crate::full_disk::free_space(),
+                Mishap::GiveUp => state.scene.word = true,
             }
         }
         if std::mem::take(&mut state.doomed[side as usize]) {
@@ -295,7 +316,11 @@ impl Stage {
         }
         state.log.push(format!("{now:4} {side:?}: {what}"));
         let result = effect(&mut state.scene);
-        state.scene.world.decided |= is_decided(&self.directory(Side::Source));
+        state.scene.world.decided |= self.source_has_noted("commit");
+        if !state.scene.world.given_up && self.source_has_noted("given-up") {
+            let committing = state.scene.committing;
+            state.scene.world.give_up(committing);
+        }
         let broken = state.scene.world.broken_rule().or((now > ENOUGH).then_some("it does not end"));
         if let Some(broken) = broken {
             panic!("{broken}: {:?}\n{:?}\n{}", state.scene.world, self.case, state.log.join("\n"));
@@ -304,6 +329,15 @@ impl Stage {
         state.pass_turn();
         self.turned.notify_all();
         (result, lot)
+    }
+
+    /// Whether the source's journal has a whole record of this kind.
+    fn source_has_noted(&self, record: &str) -> bool {
+        let begins = format!("{{\"record\":\"{record}\"");
+        let noted = |line: &[u8]| line.starts_with(begins.as_bytes()) && line.ends_with(b"\n");
+        Journal::list(&self.directory(Side::Source))
+            .iter()
+            .any(|path| std::fs::read(path).is_ok_and(|text| text.split_inclusive(|b| *b == b'\n').any(noted)))
     }
 
     /// Does one action, as [`act`](Self::act).
@@ -340,13 +374,6 @@ impl State {
             self.whose = other;
         }
     }
-}
-
-fn is_decided(journals: &Path) -> bool {
-    Journal::list(journals).iter().any(|path| {
-        std::fs::read(path)
-            .is_ok_and(|text| text.split_inclusive(|b| *b == b'\n').any(|l| l == b"{\"record\":\"commit\"}\n"))
-    })
 }
 
 fn tear(journals: &Path) {

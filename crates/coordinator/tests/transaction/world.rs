@@ -32,6 +32,11 @@ pub struct World {
     made: [BTreeSet<String>; 2],
     /// The decision to commit is in the source's journal.
     pub decided: bool,
+    /// The source's journal says that it was given up.
+    pub given_up: bool,
+    /// When it was given up the restored copy ran, or was just being let run: nobody could know, and until the destination
+    /// has heard that it is void, it may run beside the original.
+    stray: bool,
     /// The restored tasks have been let run.
     resumed: bool,
 }
@@ -45,6 +50,8 @@ impl World {
             destination_gate_open: false,
             made: Default::default(),
             decided: false,
+            given_up: false,
+            stray: false,
             resumed: false,
         }
     }
@@ -59,13 +66,18 @@ impl World {
         let original_runs = self.original == Original::Running;
         let restored_runs = self.restored == Restored::Running;
         let rules = [
-            (!(original_runs && restored_runs), "two copies run"),
-            (!(self.source_gate_open && self.destination_gate_open), "both gates are open"),
+            (!(original_runs && restored_runs) || self.stray, "two copies run"),
+            (!(self.source_gate_open && self.destination_gate_open) || self.given_up, "both gates are open"),
             (!restored_runs || self.decided, "the restored copy runs before the decision"),
-            (!original_runs || !self.decided, "the original runs after the decision"),
+            (!restored_runs || !self.given_up || self.stray, "a void copy was let run"),
+            (!original_runs || !self.decided || self.given_up, "the original runs after the decision"),
             (self.original != Original::Gone || restored_runs, "the original is gone and no copy runs"),
-            (!self.resumed || restored_runs, "the restored copy was taken away after it ran"),
-            (!restored_runs || self.destination_gate_open, "the restored copy runs behind a closed gate"),
+            (self.original != Original::Gone || !self.given_up, "the original is gone after it was given up"),
+            (!self.resumed || restored_runs || self.given_up, "the restored copy was taken away after it ran"),
+            (
+                !restored_runs || self.destination_gate_open || self.given_up,
+                "the restored copy runs behind a closed gate",
+            ),
         ];
         rules.into_iter().find(|(kept, _)| !kept).map(|(_, rule)| rule)
     }
@@ -73,7 +85,7 @@ impl World {
     /// Exactly one copy runs, where the decision says, and nothing is left over.
     pub fn is_settled(&self) -> bool {
         let [source, destination] = &self.made;
-        let place = if self.decided {
+        let place = if self.decided && !self.given_up {
             self.original == Original::Gone && self.restored == Restored::Running && self.destination_gate_open
         } else {
             self.original == Original::Running
@@ -82,6 +94,17 @@ impl World {
                 && !self.destination_gate_open
         };
         place && source.is_empty() && destination.is_empty()
+    }
+
+    /// It is in the source's journal that the migration is given up; the destination may be just handling the word to commit.
+    pub fn give_up(&mut self, committing: bool) {
+        self.stray = committing || self.restored == Restored::Running;
+        self.given_up = true;
+    }
+
+    /// The destination's agent is dead: what does not run by now must not run any more, if it is void.
+    pub fn destination_dies(&mut self) {
+        self.stray &= self.restored == Restored::Running;
     }
 
     /// A step of the source has its effect.
@@ -118,7 +141,10 @@ impl World {
         }
         match step {
             DestinationStep::Restore => self.restored = Restored::Held,
-            DestinationStep::OpenGate => self.destination_gate_open = true,
+            DestinationStep::OpenGate => {
+                assert!(!self.given_up || self.stray, "the gate of a void copy is opened");
+                self.destination_gate_open = true;
+            }
             DestinationStep::Resume if self.restored == Restored::Absent => {
                 return Err(Failure::new("there is nothing to resume"));
             }
@@ -136,7 +162,17 @@ impl World {
     pub fn destination_undoes(&mut self, step: DestinationStep) {
         self.made[Side::Destination as usize].remove(&step.to_string());
         match step {
-            DestinationStep::Restore => self.restored = Restored::Absent,
+            DestinationStep::OpenGate => {
+                self.destination_gate_open = false;
+                // Killed, behind the closed gate: it runs no more, and is still there.
+                if self.restored == Restored::Running {
+                    self.restored = Restored::Held;
+                }
+            }
+            DestinationStep::Restore => {
+                self.restored = Restored::Absent;
+                self.stray = false;
+            }
             DestinationStep::Network => self.destination_gate_open = false,
             _ => {}
         }

@@ -1,0 +1,159 @@
+//! The operator's word that a destination is lost for good, and when it is refused.
+//!
+//! ```text
+//!   before the decision ──────────▶ refused: it is undone by itself
+//!   resume, drain: what does the destination say?
+//!     ├─ a copy runs, or is held ─▶ refused: the move goes on by itself
+//!     ├─ its copy is lost ────────▶ given up
+//!     ├─ it knows nothing of it ──▶ given up if the operator knows that its host was down
+//!     └─ nothing ─────────────────▶ given up; if the container was heard to run there, likewise
+//!   release, ended ───────────────▶ refused: there is no original any more, or it runs
+//! ```
+//!
+//! The word is left here for the thread that has the migration, which takes it when its next attempt fails. A destination
+//! that answers meanwhile makes it void.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tranship_api::{ErrorKind, RecoverRequest, ServiceError};
+use tranship_coordinator::Failure;
+use tranship_transport::Link;
+use tranship_types::{MigrationId, Outcome, Phase, Report};
+use tranship_wire::Purpose;
+use tranship_wire::message::{Holding, Request, Response};
+
+use crate::node::{Node, failed};
+
+/// How long a destination that takes calls may take to say what it holds.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Words that no migration has taken yet, each with the phase in which it was said.
+#[derive(Debug, Default)]
+pub struct Words(Mutex<HashMap<MigrationId, (Phase, Failure)>>);
+
+impl Words {
+    fn map(&self) -> MutexGuard<'_, HashMap<MigrationId, (Phase, Failure)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the word for a migration; one that was said in another phase counts no more.
+    pub fn take(&self, id: &MigrationId, phase: Phase) -> Option<Failure> {
+        self.map().remove(id).filter(|(said_in, _)| *said_in == phase).map(|(_, failure)| failure)
+    }
+
+    /// The destination has answered.
+    pub fn forget(&self, id: &MigrationId) {
+        self.map().remove(id);
+    }
+}
+
+fn refused(cause: String, remedy: impl Into<String>) -> ServiceError {
+    ServiceError::new(ErrorKind::Blocked, cause, remedy)
+}
+
+/// The migration that is meant: by its id, or the one under way of a container.
+fn find(node: &Node, named: &str) -> Result<Report, ServiceError> {
+    let meant = |r: &Report| r.id.as_str() == named || (r.container == named && r.outcome == Outcome::Running);
+    node.registry.reports().into_iter().find(meant).ok_or_else(|| {
+        ServiceError::new(
+            ErrorKind::NotFound,
+            format!("no migration {named:?} is known on this node, nor is one of a container of that name under way"),
+            "see `tranship status`",
+        )
+    })
+}
+
+/// Gives up the destination of a migration that waits for it after the commit point; the original then runs again.
+pub fn recover(node: &Arc<Node>, request: &RecoverRequest) -> Result<Report, ServiceError> {
+    let report = find(node, &request.migration)?;
+    let Report { id, container, source, destination, .. } = &report;
+    let nothing = |cause: String| Err(refused(cause, "there is nothing to recover"));
+    match (report.outcome, report.phase) {
+        (Outcome::Moved, _) => {
+            return nothing(format!("migration {id} has ended: {container} runs on node {destination}"));
+        }
+        (Outcome::Failed | Outcome::GivenUp, _) => {
+            return nothing(format!("migration {id} has ended: {container} runs on node {source}"));
+        }
+        _ if *source != node.config.node => {
+            let remedy = format!("run `tranship recover` on node {source}");
+            return Err(refused(format!("the original of {container} is on node {source}"), remedy));
+        }
+        (Outcome::Running, Phase::Resume | Phase::Drain) => {}
+        (Outcome::Running, Phase::Release | Phase::Done) => {
+            return nothing(format!("{container} runs on node {destination}, and its original is being removed"));
+        }
+        (Outcome::Running, phase) => {
+            let cause = format!(
+                "migration {id} is not in doubt ({phase}): before the commit point it undoes itself if it fails"
+            );
+            return Err(refused(cause, format!("wait for it; `tranship status {id}` shows how far it is")));
+        }
+    }
+    let ran = report.phase == Phase::Drain;
+    let unsure = match ask(node, &report)? {
+        Some(Holding::Running) => {
+            return nothing(format!(
+                "node {destination} answers: {container} runs there, and the move goes on by itself"
+            ));
+        }
+        Some(Holding::Stopped) => {
+            return nothing(format!(
+                "node {destination} answers: it holds the copy of {container}, and will let it run"
+            ));
+        }
+        Some(Holding::Lost) => None,
+        Some(Holding::Nothing) => Some(format!("node {destination} answers, but knows nothing of migration {id}")),
+        None if ran => Some(format!("{container} was heard to run on node {destination}, which does not answer now")),
+        None => None,
+    };
+    if let Some(cause) = unsure.filter(|_| !request.host_is_down) {
+        let remedy =
+            "if you know that its host is down, or was restarted since, add --host-is-down; else two copies would run";
+        return Err(refused(cause, remedy));
+    }
+    let may = if ran { "" } else { "may have " };
+    let failure = Failure::new(format!(
+        "node {destination} was given up as lost by the operator's word: {container} goes on as it was when it was frozen, and \
+         what it {may}done there since, and told its clients, is lost"
+    ));
+    tracing::warn!(%id, %container, %destination, "the operator says that the destination is lost");
+    node.words.map().insert(id.clone(), (report.phase, failure));
+    Ok(report)
+}
+
+/// What the destination says that it holds; `None` if it does not answer at all.
+fn ask(node: &Node, report: &Report) -> Result<Option<Holding>, ServiceError> {
+    let Ok(mut link) = node.dial(&report.destination, Purpose::Control, Some(&report.id)) else { return Ok(None) };
+    let mut ask = || -> Result<Holding, Failure> {
+        link.set_timeout(Some(ANSWER)).map_err(failed)?;
+        tranship_wire::write_message(&mut link, &Request::Holding).map_err(failed)?;
+        match tranship_wire::read_message(&mut link).map_err(failed)? {
+            Response::Holding { holding } => Ok(holding),
+            other => Err(failed(format!("an answer that does not fit: {other:?}"))),
+        }
+    };
+    ask().map(Some).map_err(|failure| {
+        let cause = format!("node {} takes calls, but does not say what it holds ({failure})", report.destination);
+        refused(cause, "try again in a moment")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_is_taken_once_and_only_in_the_phase_in_which_it_was_said() {
+        let (words, id): (_, MigrationId) = (Words::default(), "m-1".parse().unwrap());
+        let word = (Phase::Resume, Failure::new("lost"));
+        words.map().insert(id.clone(), word.clone());
+        assert_eq!(words.take(&id, Phase::Resume), Some(word.1.clone()));
+        assert_eq!(words.take(&id, Phase::Resume), None);
+        words.map().insert(id.clone(), word);
+        assert_eq!(words.take(&id, Phase::Drain), None);
+        assert_eq!(words.take(&id, Phase::Resume), None);
+    }
+}

@@ -1,0 +1,111 @@
+//! The way back: what was done is undone, after a failure before the decision as well as when an operator has given the
+//! migration up after it.
+
+use std::time::Duration;
+
+use tranship_coordinator::{Failure, SourceStep};
+use tranship_engine::EngineError;
+use tranship_network::{Announcer, Gate};
+use tranship_wire::Purpose;
+use tranship_wire::message::{Request, Response};
+
+use super::{SourceRun, failed};
+use crate::layout::Role;
+
+/// How long a dump that is under way is let finish when it is no longer wanted.
+const DUMP_END: Duration = Duration::from_secs(60);
+/// How long the destination may take to undo everything before it is asked again.
+const UNDO: Duration = Duration::from_secs(15);
+
+impl SourceRun {
+    /// Undoes one step.
+    pub(super) fn take_back(&mut self, step: SourceStep) -> Result<(), Failure> {
+        match step {
+            SourceStep::Inspect | SourceStep::Connect | SourceStep::AwaitReady => Ok(()),
+            SourceStep::Offer => {
+                // The container does not depend on it: the destination is told in the background until it has heard.
+                if let Err(failure) = self.confirm_undone() {
+                    tracing::info!(id = %self.id, %failure, "the destination does not know yet that it is off");
+                }
+                Ok(())
+            }
+            SourceStep::Precopy => {
+                (self.tracker, self.shared) = (None, None);
+                self.unthrottle()
+            }
+            SourceStep::Arm => {
+                let ended = self.layout.end_front(Role::Dump, DUMP_END);
+                self.end_engine(DUMP_END);
+                self.streams.clear();
+                (self.demand, self.files) = (None, None);
+                ended.and(self.layout.remove())
+            }
+            SourceStep::Freeze => match self.node.engine.inspect(&self.name) {
+                Ok(container) => container.freezer.thaw().map_err(failed),
+                Err(EngineError::NoSuchContainer { .. }) => Ok(()),
+                Err(error) => Err(failed(error)),
+            },
+            SourceStep::CloseGate => self.open_gate_again(),
+            // A dump must have ended before the tasks are let go.
+            SourceStep::Transfer => {
+                self.push = None;
+                self.layout.end_front(Role::Dump, DUMP_END)
+            }
+            SourceStep::Deliver | SourceStep::Drain => {
+                self.give_up();
+                Ok(())
+            }
+            SourceStep::Release => Err(failed("this cannot be undone")),
+        }
+    }
+
+    /// From now on everything is undone of a migration that was decided.
+    pub fn give_up(&mut self) {
+        (self.given_up, self.push, self.control) = (true, None, None);
+    }
+
+    fn open_gate_again(&mut self) -> Result<(), Failure> {
+        let namespace = self.container().ok().and_then(|c| c.network_namespace()).filter(|path| path.exists());
+        if let Some(path) = &namespace {
+            if self.given_up {
+                tranship_network::step_forward(path).map_err(failed)?;
+            }
+            if self.gate.is_none() {
+                let identity = tranship_network::capture(path).map_err(failed)?;
+                self.gate = Some(Gate::prepare(path, &identity.names()).map_err(failed)?);
+            }
+        }
+        self.gate.as_mut().map_or(Ok(()), |gate| gate.open().map_err(failed))?;
+        if let Some(path) = namespace.filter(|_| self.given_up) {
+            // The network may have heard that it is on the destination.
+            let identity = tranship_network::capture(&path).map_err(failed)?;
+            Announcer::prepare(&path, &identity).and_then(|mut announcer| announcer.announce()).map_err(failed)?;
+        }
+        self.deliver_here();
+        Ok(())
+    }
+
+    /// Tells the destination that the migration is off, until it has undone everything. Always over a new link: on the
+    /// old one answers to earlier requests may be on their way, and its end tells the destination to give up waiting.
+    pub fn confirm_undone(&mut self) -> Result<(), Failure> {
+        self.control = None;
+        if !self.offered || self.undo_confirmed {
+            return Ok(());
+        }
+        self.control = Some(self.node.dial(&self.peer, Purpose::Control, Some(&self.id))?);
+        let request = if self.given_up { Request::Void } else { Request::Abort };
+        let leftovers = match self.ask(&request, UNDO)? {
+            Response::Aborted { leftovers } if !self.given_up => leftovers,
+            Response::Voided { ran, leftovers } if self.given_up => {
+                self.stray_removed |= ran;
+                leftovers
+            }
+            other => return Err(self.unexpected(&other)),
+        };
+        if leftovers.is_empty() {
+            self.undo_confirmed = true;
+            return Ok(());
+        }
+        Err(Failure::new(format!("node {} could not undo everything: {}", self.peer, leftovers.join("; "))))
+    }
+}

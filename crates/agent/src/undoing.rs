@@ -1,0 +1,126 @@
+//! The destination's way back: a failure before the decision, the source's word that it is off, or that a copy which may
+//! run is void.
+
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
+
+use tranship_coordinator::{self as coordinator, Failure};
+use tranship_types::{MigrationId, Outcome, Phase};
+use tranship_wire::message::{Holding, Response};
+
+use crate::arrivals::{Arrival, Standing, lock};
+use crate::demand;
+use crate::node::Node;
+use crate::peers::failure_response;
+
+/// Lets whoever waits for memory under the arrival's lock wait no longer; neither a criu whose tasks wait for pages that
+/// nobody will send, and which nobody will need.
+fn interrupt(node: &Node, id: &MigrationId, failure: &Failure) {
+    if let Some(inbox) = node.arrivals.inbox(id) {
+        inbox.tmpfs.fail(failure);
+        inbox.ended(Err(failure.clone()));
+        if !inbox.is_ready() {
+            demand::give_up(node, id);
+        }
+    }
+}
+
+/// The source's word that a migration which was not decided is off.
+pub fn called_off(node: &Arc<Node>, id: &MigrationId) -> Response {
+    let failure = Failure::new("the source gave the migration up");
+    interrupt(node, id, &failure);
+    abort(node, id, &failure)
+}
+
+/// The word, or the need, to undo before the decision. What nobody knows was undone before.
+pub fn abort(node: &Arc<Node>, id: &MigrationId, failure: &Failure) -> Response {
+    let Some(found) = node.arrivals.get(id) else { return Response::Aborted { leftovers: Vec::new() } };
+    let arrival = lock(&found);
+    if matches!(arrival.standing, Standing::Running | Standing::Drained) {
+        return failure_response(Failure::new("the container runs here already"));
+    }
+    Response::Aborted { leftovers: undo(node, id, arrival, failure, false) }
+}
+
+/// The source's word that the migration was given up after the decision: the original runs again, and the copy must not,
+/// whatever has become of it.
+pub fn void(node: &Arc<Node>, id: &MigrationId) -> Response {
+    let Some(found) = node.arrivals.get(id) else { return Response::Voided { ran: false, leftovers: Vec::new() } };
+    let failure = Failure::new(format!(
+        "the operator of the source has given node {} up as lost, and the container runs there again: the copy here was void, \
+         and is removed",
+        node.config.node
+    ));
+    interrupt(node, id, &failure);
+    let mut arrival = lock(&found);
+    if arrival.standing == Standing::Drained {
+        if is_superseded(node, &arrival) {
+            // It was that copy once; what bears its name now came here in another way.
+            node.arrivals.forget(id, arrival);
+            return Response::Voided { ran: false, leftovers: Vec::new() };
+        }
+        arrival.claim = match node.claim(arrival.run.container(), id) {
+            Ok(claim) => Some(claim),
+            Err(blocker) => return failure_response(Failure::new(blocker.to_string())),
+        };
+    }
+    let ran = arrival.run.was_let_go();
+    // What drains it finds it changed, and lets it be; if the link breaks it is undone all the same.
+    arrival.standing = Standing::Open;
+    Response::Voided { ran, leftovers: undo(node, id, arrival, &failure, true) }
+}
+
+/// Whether the container was moved here, or from here, again.
+fn is_superseded(node: &Node, arrival: &Arrival) -> bool {
+    let own = arrival.report.read();
+    node.registry.reports().iter().any(|r| {
+        r.container == own.container
+            && r.id != own.id
+            && r.outcome == Outcome::Moved
+            && r.started_unix_ms >= own.started_unix_ms
+    })
+}
+
+/// What an earlier agent has begun to undo, or left open, is undone until nothing is left.
+pub fn go_on(node: &Arc<Node>, id: &MigrationId, failure: &Failure, void: bool) {
+    while let Some(found) = node.arrivals.get(id)
+        && !undo(node, id, lock(&found), failure, void).is_empty()
+        && node.pause(Duration::from_secs(1))
+    {}
+}
+
+/// Undoes all that was begun, and forgets the migration; returns what could not be undone.
+fn undo(
+    node: &Node,
+    id: &MigrationId,
+    mut arrival: MutexGuard<'_, Arrival>,
+    failure: &Failure,
+    void: bool,
+) -> Vec<String> {
+    let Arrival { run, journal: Some(journal), begun, report, .. } = &mut *arrival else { return Vec::new() };
+    tracing::info!(%id, container = run.container(), %failure, "undoing");
+    report.change(|r| r.phase = Phase::Undo);
+    let leftovers = coordinator::abort(run, journal, begun, failure);
+    if leftovers.is_empty() {
+        let outcome = if void { Outcome::GivenUp } else { Outcome::Failed };
+        arrival.end(Phase::Undone, outcome, Some(failure.message.clone()));
+        node.arrivals.forget(id, arrival);
+    } else {
+        tracing::error!(%id, ?leftovers, "could not be undone; it will be tried again");
+        report.change(|r| r.leftovers.clone_from(&leftovers));
+    }
+    leftovers
+}
+
+/// What there is here of the container.
+pub fn holding(node: &Node, id: &MigrationId) -> Response {
+    let holding = node.arrivals.get(id).map_or(Holding::Nothing, |found| {
+        let arrival = lock(&found);
+        match arrival.standing {
+            Standing::Ready | Standing::Running if arrival.run.is_lost() => Holding::Lost,
+            Standing::Open | Standing::Ready => Holding::Stopped,
+            Standing::Running | Standing::Drained => Holding::Running,
+        }
+    });
+    Response::Holding { holding }
+}
