@@ -122,14 +122,14 @@ fn the_destinations_reason_reaches_the_user(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     for (mode, held_at) in [(Mode::Precopy, "source.precopy.before.hold"), (Mode::Cold, "source.freeze.before.hold")] {
         let script = "while ! test -e /tmp/go; do sleep 0.1; done; \
-                      dd if=/dev/urandom bs=1400M count=1 iflag=fullblock | sleep 1000000";
+                      yes | dd bs=1200M count=1 iflag=fullblock | sleep 1000000";
         lab.run("a", NAME, &RunOptions::new(IP, ["sh", "-c", script]))?;
         restart_agent(lab, "a", held_at)?;
         let agent = lab.agent_pid("a")?.context("the agent has just been started")?;
         let moving = Moving::begin(lab, NAME, "a", "b", mode)?;
         wait_until("the agent to be held", Duration::from_secs(20), || Ok((state(agent) == Some('T')).then_some(())))?;
         lab.check("a", &["runc", "exec", NAME, "touch", "/tmp/go"])?;
-        wait_for_dd(lab, 1390 << 10)?;
+        wait_for_dd(lab, 1190 << 10)?;
         send(Signal::SIGCONT, agent)?;
         let ended = moving.end()?;
         let error = ended.error();
