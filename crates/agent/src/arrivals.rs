@@ -141,6 +141,8 @@ struct Streams {
     /// Streams that have not come to their end yet.
     open: usize,
     failure: Option<Failure>,
+    /// Pages are lost, and the copy was not READY.
+    doomed: bool,
     /// The copy is READY: only the source's word to commit or abort counts.
     ready: bool,
 }
@@ -170,8 +172,16 @@ impl Inbox {
     pub fn open(&self, store: Store, peer: &NodeName, streams: u8) {
         let (store, peer) = (Some(Arc::new(store)), Some(peer.clone()));
         let (unnamed, open) = (usize::from(streams), usize::from(streams));
-        *self.streams() =
-            Streams { store, peer, unnamed, open, expected: numbers(streams), failure: None, ready: false };
+        *self.streams() = Streams {
+            store,
+            peer,
+            unnamed,
+            open,
+            expected: numbers(streams),
+            failure: None,
+            doomed: false,
+            ready: false,
+        };
     }
 
     /// The source begins again, after links broke or this agent was restarted; `store` is then made anew.
@@ -232,8 +242,26 @@ impl Inbox {
     }
 
     /// The copy is READY.
-    pub fn made_ready(&self) {
-        self.streams().ready = true;
+    ///
+    /// # Errors
+    /// If it is incomplete for ever, see [`Self::doom`].
+    pub fn made_ready(&self) -> Result<(), Failure> {
+        let mut streams = self.streams();
+        match (streams.doomed, &streams.failure) {
+            (true, Some(failure)) => Err(failure.clone()),
+            _ => {
+                streams.ready = true;
+                Ok(())
+            }
+        }
+    }
+
+    /// A stream has failed. Says whether the copy can never be complete, so that it cannot become READY any more: what is
+    /// lacking of one that is READY, its source sends again.
+    pub fn doom(&self) -> bool {
+        let mut streams = self.streams();
+        streams.doomed = !streams.ready;
+        streams.doomed
     }
 
     /// Whether the copy is READY, or was.

@@ -233,10 +233,13 @@ impl DestinationRun {
                     self.timeline.note("skeleton: restore", start, at_ns);
                     break init;
                 }
-                Ok(Mark::Done { .. }) | Err(_) => return Err(words()),
+                // Where pages were lost, that is the cause of whatever criu says.
+                Ok(Mark::Done { .. }) | Err(_) => return Err(self.inbox.failed().unwrap_or_else(words)),
                 Ok(_) => {}
             }
         };
+        // Tasks that have been let on without their pages are of no use.
+        self.inbox.failed().map_or(Ok(()), Err)?;
         self.check_shared()?;
         self.place_pages(init)?;
         self.remember_engine()?;

@@ -260,7 +260,8 @@ fn recover_destination(
     };
     if at != Standing::Open {
         // Its pager serves a container: an abort that comes now must not end it as one whose pages never came.
-        inbox.made_ready();
+        // Nothing has come to it that could have failed.
+        let _ = inbox.made_ready();
     }
     // One that has ended already, and only has to tell the other node so, keeps the report that it had.
     let report = node.registry.begin(node.registry.report(id).unwrap_or(Report { phase, ..first }));

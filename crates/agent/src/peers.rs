@@ -107,7 +107,12 @@ fn answer(node: &Arc<Node>, incoming: Incoming) {
             }
             // The one for what was asked for lasts as long as the source has something to give, and has no end to wait for.
             if !urgent {
+                let failed = received.is_err();
                 inbox.ended(received);
+                // Tasks that are being restored may wait for pages that will not come, and criu for the tasks.
+                if failed && inbox.doom() {
+                    demand::give_up(node, &id);
+                }
             }
         }
         (Purpose::Wants { resume }, Some(id)) => {
@@ -309,12 +314,11 @@ fn ready(node: &Arc<Node>, id: &MigrationId, all_pages: bool) -> Response {
         let Some(journal) = journal else { return failure_response(Failure::new("the migration has ended")) };
         run.all_pages = all_pages;
         report.change(|r| r.phase = Phase::Transfer);
-        coordinator::make_ready(run, journal, &node.faults, begun).map(|()| {
+        let ready = coordinator::make_ready(run, journal, &node.faults, begun)
+            .and_then(|()| node.arrivals.inbox(id).map_or(Ok(()), |inbox| inbox.made_ready()));
+        ready.map(|()| {
             *standing = Standing::Ready;
             report.change(|r| r.phase = Phase::Ready);
-            if let Some(inbox) = node.arrivals.inbox(id) {
-                inbox.made_ready();
-            }
             run.timeline.take(Side::Destination)
         })
     };
