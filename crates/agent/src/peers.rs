@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tranship_coordinator::{self as coordinator, Failure, Journal, Record};
 use tranship_network::HeldFrame;
@@ -22,6 +22,8 @@ use crate::probes::Probed;
 use crate::registry::unix_ms;
 use crate::undoing::{self, abort};
 
+/// How often it is told that pages are missing after the resume.
+const SLOW_DRAIN: Duration = Duration::from_secs(5);
 /// How long a caller may take to say who it is.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How long a source may be silent before its link counts as dead: longer than anything that it does in between.
@@ -382,7 +384,12 @@ fn held(node: &Node, id: &MigrationId, frames: serde_json::Value) {
 /// After the resume: waits for the last page, however long that takes, without keeping anybody from the arrival.
 fn drain_in_time(node: &Arc<Node>, id: &MigrationId, found: &Mutex<Arrival>) {
     let report = lock(found).report.clone();
+    let mut told = Instant::now();
     while let Some(status) = demand::still_draining(node, id, Duration::from_secs(1)) {
+        if told.elapsed() > SLOW_DRAIN {
+            tracing::info!(%id, ?status, "pages are still missing");
+            told = Instant::now();
+        }
         report.change(|r| {
             r.progress.remaining_bytes = status.remote_bytes;
             r.progress.remote_faults = status.remote_faults.count();
