@@ -28,6 +28,9 @@ const RESTORE_FINISHED: i32 = 0x5253_5446;
 /// Bytes put in place between two looks for faults: about 0.1 ms.
 const FILL_CHUNK: u64 = 256 << 10;
 
+/// How soon is tried again what failed because an address space was changing.
+const RETRY_MS: u8 = 1;
+
 /// How long an agent may leave an answer unread, in whole.
 const AGENT_PATIENCE: i64 = 2;
 
@@ -88,6 +91,8 @@ struct Pager {
     later: HashMap<AddressSpaceId, Remote>,
     served: Vec<Space>,
     filling: bool,
+    /// The last attempt to fill put nothing in place: the address space is changing.
+    stalled: bool,
     /// Stored pages that were settled before the tasks ran: given back when they do.
     freed: Vec<Extent>,
     /// A forked child shares stored pages with its parent, so that none may be given back before the end.
@@ -114,6 +119,7 @@ impl Pager {
             later: HashMap::new(),
             served: Vec::new(),
             filling: false,
+            stalled: false,
             freed: Vec::new(),
             forked: false,
             objects: Objects::default(),
@@ -140,7 +146,13 @@ impl Pager {
         polled.extend(self.criu.iter().map(|criu| read(criu.as_fd())));
         let room = if self.wanted.is_empty() { PollFlags::POLLIN } else { PollFlags::POLLIN | PollFlags::POLLOUT };
         polled.extend(self.asked.iter().map(|asked| PollFd::new(asked.as_fd(), room)));
-        match poll(&mut polled, if busy { PollTimeout::ZERO } else { PollTimeout::NONE }) {
+        let changing = self.served.iter().any(|space| space.changing);
+        let timeout = match (busy && !self.stalled, busy || changing) {
+            (true, _) => PollTimeout::ZERO,
+            (_, true) => PollTimeout::from(RETRY_MS),
+            _ => PollTimeout::NONE,
+        };
+        match poll(&mut polled, timeout) {
             Err(nix::errno::Errno::EINTR) => return Ok(true),
             Err(error) => return Err(io::Error::from(error).into()),
             Ok(_) => {}
@@ -152,8 +164,10 @@ impl Pager {
                 .is_some_and(|fd| fd.revents().is_some_and(|r| r.intersects(PollFlags::POLLIN | PollFlags::POLLHUP)));
         drop(polled);
 
-        for index in (0..first_agent).filter(|index| ready[*index]) {
-            self.answer(index)?;
+        for (index, ready) in ready[..first_agent].iter().enumerate() {
+            if *ready || self.served[index].changing {
+                self.answer(index)?;
+            }
         }
         let mut quit = false;
         for index in (0..first_other - first_agent).rev().filter(|index| ready[first_agent + index]) {
@@ -233,6 +247,7 @@ impl Pager {
         let Some(space) = self.served.iter_mut().find(|s| !s.pending.is_empty()) else { return Ok(()) };
         let mut work = Work::default();
         space.fill(FILL_CHUNK, store, &mut work)?;
+        self.stalled = work.installed == 0 && work.freed.is_empty();
         self.account(work);
         Ok(())
     }

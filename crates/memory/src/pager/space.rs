@@ -27,6 +27,9 @@ pub(super) struct Space {
     pub remote: Remote,
     /// Faults that cannot be answered yet.
     pub waiting: Vec<Waiter>,
+    /// One of them only because the address space was changing. It goes on changing for a moment after the event has been read,
+    /// until the thread that changes it runs again, and nothing tells when that is: it must be tried again.
+    pub changing: bool,
     /// Where the sweep that fills everything is.
     sweep: u64,
     /// The address space is gone.
@@ -59,7 +62,7 @@ pub(super) struct Work {
 
 impl Space {
     pub fn new(origin: AddressSpaceId, userfault: Userfault, pending: Index, remote: Remote) -> Self {
-        Self { origin, userfault, pending, remote, waiting: Vec::new(), sweep: 0, gone: false }
+        Self { origin, userfault, pending, remote, waiting: Vec::new(), changing: false, sweep: 0, gone: false }
     }
 
     /// Whether nothing is left to do here.
@@ -105,6 +108,7 @@ impl Space {
 
     /// Tries all faults again that could not be answered.
     pub fn retry(&mut self, store: &View, named: bool, work: &mut Work) -> io::Result<()> {
+        self.changing = false;
         std::mem::take(&mut self.waiting).into_iter().try_for_each(|waiter| self.supply(waiter, store, named, work))
     }
 
@@ -122,7 +126,8 @@ impl Space {
             let before = work.installed;
             self.install(range, store, work)?;
             if work.installed == before && !self.gone && self.pending.find(address).is_some() {
-                // Nothing could be put in place because the address space is changing: once its events are read.
+                // Nothing could be put in place because the address space is changing.
+                self.changing = true;
                 self.waiting.push(waiter);
             } else if waiter.remote {
                 work.waited.push(waiter.since.elapsed());
@@ -146,7 +151,10 @@ impl Space {
         // What is neither stored nor to come was never written: zeros. If it is there already, whoever waits has been woken.
         match self.userfault.zero(address, PAGE_SIZE)? {
             Filled::Gone => self.gone = true,
-            Filled::UntilChange(_) => self.waiting.push(waiter),
+            Filled::UntilChange(_) => {
+                self.changing = true;
+                self.waiting.push(waiter);
+            }
             // It was moved or unmapped while the thread waited, which has to see that.
             Filled::UntilUnmapped(_) => self.userfault.wake(address, PAGE_SIZE)?,
             Filled::All if waiter.remote => work.waited.push(waiter.since.elapsed()),
