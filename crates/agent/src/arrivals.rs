@@ -141,8 +141,6 @@ struct Streams {
     /// Streams that have not come to their end yet.
     open: usize,
     failure: Option<Failure>,
-    /// Pages are lost, and the copy was not READY.
-    doomed: bool,
     /// The copy is READY: only the source's word to commit or abort counts.
     ready: bool,
 }
@@ -172,16 +170,8 @@ impl Inbox {
     pub fn open(&self, store: Store, peer: &NodeName, streams: u8) {
         let (store, peer) = (Some(Arc::new(store)), Some(peer.clone()));
         let (unnamed, open) = (usize::from(streams), usize::from(streams));
-        *self.streams() = Streams {
-            store,
-            peer,
-            unnamed,
-            open,
-            expected: numbers(streams),
-            failure: None,
-            doomed: false,
-            ready: false,
-        };
+        *self.streams() =
+            Streams { store, peer, unnamed, open, expected: numbers(streams), failure: None, ready: false };
     }
 
     /// The source begins again, after links broke or this agent was restarted; `store` is then made anew.
@@ -244,24 +234,11 @@ impl Inbox {
     /// The copy is READY.
     ///
     /// # Errors
-    /// If it is incomplete for ever, see [`Self::doom`].
+    /// If a stream has failed: it will never be complete. (What is lacking of one that is READY, its source sends again.)
     pub fn made_ready(&self) -> Result<(), Failure> {
         let mut streams = self.streams();
-        match (streams.doomed, &streams.failure) {
-            (true, Some(failure)) => Err(failure.clone()),
-            _ => {
-                streams.ready = true;
-                Ok(())
-            }
-        }
-    }
-
-    /// A stream has failed. Says whether the copy can never be complete, so that it cannot become READY any more: what is
-    /// lacking of one that is READY, its source sends again.
-    pub fn doom(&self) -> bool {
-        let mut streams = self.streams();
-        streams.doomed = !streams.ready;
-        streams.doomed
+        streams.ready = streams.failure.is_none();
+        streams.failure.clone().map_or(Ok(()), Err)
     }
 
     /// Whether the copy is READY, or was.

@@ -112,7 +112,7 @@ fn answer(node: &Arc<Node>, incoming: Incoming) {
                 let failed = received.is_err();
                 inbox.ended(received);
                 // Tasks that are being restored may wait for pages that will not come, and criu for the tasks.
-                if failed && inbox.doom() {
+                if failed && !inbox.is_ready() {
                     demand::give_up(node, &id);
                 }
             }

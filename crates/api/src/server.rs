@@ -150,6 +150,12 @@ pub(crate) async fn containers(State(service): State<Service>) -> Result<Json<Ve
     ask(service, AgentService::containers).await.map(Json)
 }
 
+/// What was asked, or why it cannot be read.
+fn body<T>(request: Result<Json<T>, JsonRejection>) -> Result<T, ServiceError> {
+    let invalid = |e: JsonRejection| ServiceError::new(ErrorKind::Invalid, e.body_text(), SEE_OPENAPI);
+    request.map(|Json(request)| request).map_err(invalid)
+}
+
 /// Begins a move, or plans one.
 #[utoipa::path(post, path = "/v1/migrations", request_body = MoveRequest, responses(
     (status = 202, body = Report, description = "the move has begun"),
@@ -164,7 +170,7 @@ pub(crate) async fn begin_move(
     State(service): State<Service>,
     request: Result<Json<MoveRequest>, JsonRejection>,
 ) -> Result<Response, ServiceError> {
-    let Json(request) = request.map_err(|e| ServiceError::new(ErrorKind::Invalid, e.body_text(), SEE_OPENAPI))?;
+    let request = body(request)?;
     Ok(match ask(service, |s| s.begin_move(request)).await? {
         Begun::Started(report) => (StatusCode::ACCEPTED, Json(report)).into_response(),
         Begun::Planned(plan) => Json(plan).into_response(),
@@ -183,7 +189,7 @@ pub(crate) async fn plan(
     State(service): State<Service>,
     request: Result<Json<PlanRequest>, JsonRejection>,
 ) -> Result<Json<Plan>, ServiceError> {
-    let Json(request) = request.map_err(|e| ServiceError::new(ErrorKind::Invalid, e.body_text(), SEE_OPENAPI))?;
+    let request = body(request)?;
     if !PlanRequest::SAMPLE_MS.contains(&request.sample_ms) {
         let range = PlanRequest::SAMPLE_MS;
         let message = format!("sample_ms of {} is out of range", request.sample_ms);
@@ -204,7 +210,7 @@ pub(crate) async fn recover(
     State(service): State<Service>,
     request: Result<Json<RecoverRequest>, JsonRejection>,
 ) -> Result<Response, ServiceError> {
-    let Json(request) = request.map_err(|e| ServiceError::new(ErrorKind::Invalid, e.body_text(), SEE_OPENAPI))?;
+    let request = body(request)?;
     let report = ask(service, |s| s.recover(request)).await?;
     Ok((StatusCode::ACCEPTED, Json(report)).into_response())
 }

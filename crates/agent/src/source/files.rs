@@ -9,12 +9,8 @@ impl SourceRun {
     /// Copies what the destination does not have yet of the content of tmpfs mounts, while the container runs. Returns how many
     /// bytes that was.
     pub(super) fn send_files(&mut self) -> Result<u64, Failure> {
-        let Some(files) = &mut self.files else { return Ok(0) };
-        let pids = match &self.inspection {
-            Some((container, _)) => container.processes().map_err(failed)?,
-            None => Vec::new(),
-        };
-        let sent = files.pass(&pids);
+        let pids = self.inspected()?.0.processes().map_err(failed)?;
+        let sent = self.files.as_mut().map_or(0, |files| files.pass(&pids));
         self.report.change(|r| r.progress.moved_bytes += sent);
         Ok(sent)
     }

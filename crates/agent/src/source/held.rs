@@ -8,6 +8,7 @@ use super::SourceRun;
 
 /// Bytes of packets in one message: as text they are a third longer, and a message holds 1 MiB.
 const HELD_MESSAGE: usize = 512 << 10;
+
 impl SourceRun {
     /// Delivers the held packets to the original, which goes on here after all.
     pub(super) fn deliver_here(&mut self) {
