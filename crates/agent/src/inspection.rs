@@ -95,6 +95,7 @@ pub fn inspect(node: &Node, name: &str, mode: Mode) -> Result<Inspection, Failur
         cpu: serde_json::to_value(cpu::features()).unwrap_or_default(),
         binds: container.binds().into_iter().map(|(source, _)| source).collect(),
         tmpfs: crate::tmpfs::offered(&container)?,
+        trees: Vec::new(),
         streams: STREAMS,
         criu: criu.version,
     };

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde::{Deserialize, Serialize};
+use tranship_types::CarriedTree;
 
 pub use cpu::Cpu;
 pub use freezer::{Freezer, FreezerError};
@@ -66,6 +67,8 @@ pub struct Container {
     pub memory_cgroup: Option<PathBuf>,
     /// Its CPU cgroup, where there is one.
     pub cpu: Option<Cpu>,
+    /// The directory trees on disk that it can write to. Which of them move with it depends on the user.
+    pub trees: Vec<CarriedTree>,
 }
 
 impl Container {
@@ -193,6 +196,14 @@ pub trait Engine: Send + Sync {
 
     /// What the engine knows of a container that it has restored, in a form of its own; `None` if it knows none.
     fn remember(&self, name: &str) -> Option<Vec<u8>>;
+
+    /// The directory on this node that takes in a tree of container `name` which is arriving here: after the bundle was made, and
+    /// before the restore. One of the engine's own (a writable layer, a volume) must be there, made for this container; whatever
+    /// is in it is removed.
+    fn tree_directory(&self, name: &str, tree: &CarriedTree) -> Result<PathBuf, EngineError> {
+        let _ = name;
+        Ok(tree.path.clone())
+    }
 
     /// Makes the engine know a container again that it has forgotten although it runs. `known` is what
     /// [`Engine::remember`] gave.

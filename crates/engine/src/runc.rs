@@ -6,6 +6,8 @@ use std::process::{Command, Stdio};
 use serde::Deserialize;
 use serde_json::Value;
 
+use tranship_types::{CarriedTree, TreeKind};
+
 use crate::freezer;
 use crate::{Container, Cpu, Engine, EngineError, Freezer, Images, State, Summary};
 
@@ -134,7 +136,9 @@ impl Engine for Runc {
             _ => None,
         };
         let (state, init, created, bundle) = (row.status, row.pid, row.created, row.bundle);
-        Ok(Container { name: name.to_owned(), state, init, created, config, bundle, freezer, memory_cgroup, cpu })
+        let name = name.to_owned();
+        let trees = writable_binds(&config);
+        Ok(Container { name, state, init, created, config, bundle, freezer, memory_cgroup, cpu, trees })
     }
 
     fn adopt(&self, name: &str, mut config: Value) -> Value {
@@ -195,6 +199,20 @@ impl Engine for Runc {
     fn mount_residue(&self, name: &str) -> Vec<PathBuf> {
         vec![self.root.join(name)]
     }
+}
+
+/// The node's directories that are mounted into the container to be written to.
+fn writable_binds(config: &Value) -> Vec<CarriedTree> {
+    let mounts = config["mounts"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let writable = |mount: &&Value| {
+        let has = |option: &str| mount["options"].as_array().is_some_and(|all| all.iter().any(|o| o == option));
+        (mount["type"] == "bind" || has("bind") || has("rbind")) && !has("ro")
+    };
+    let tree = |mount: &Value| {
+        let path = Path::new(mount["source"].as_str()?).canonicalize().ok().filter(|path| path.is_dir())?;
+        Some(CarriedTree { kind: TreeKind::Bind, inside: mount["destination"].as_str()?.into(), path })
+    };
+    mounts.iter().filter(writable).filter_map(tree).collect()
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ mod phase;
 mod prediction;
 mod report;
 mod shared;
+mod tree;
 
 pub use blocker::{Blocker, BlockerKind};
 pub use id::{InvalidName, MigrationId, NodeName};
@@ -25,3 +26,4 @@ pub use phase::{Outcome, Phase};
 pub use prediction::Prediction;
 pub use report::{Compressed, FaultReport, Part, Progress, Report, RoundReport, Side};
 pub use shared::{SharedKind, SharedObject};
+pub use tree::{CarriedTree, TreeKind};

@@ -19,7 +19,7 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use tranship_types::{Blocker, Latencies, Mode, NetworkIdentity, Part, SharedObject};
+use tranship_types::{Blocker, CarriedTree, Latencies, Mode, NetworkIdentity, Part, SharedObject};
 
 /// What a source offers: everything that the destination must know before the freeze.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -47,6 +47,9 @@ pub struct Offer {
     /// Its tmpfs mounts whose content comes on a link of its own, as the source's storage describes them.
     #[serde(default)]
     pub tmpfs: serde_json::Value,
+    /// Its directory trees on disk whose content comes on a link of its own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub trees: Vec<CarriedTree>,
     /// How many links will bring pages.
     pub streams: u8,
     /// Version of the source's criu.
