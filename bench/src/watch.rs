@@ -22,6 +22,8 @@ use nix::sys::statvfs::statvfs;
 use tranship_lab::Lab;
 
 const PACE: Duration = Duration::from_millis(10);
+/// A look takes longer the more processes there are, and takes time from what is measured: at most one part in so many.
+const REST: u32 = 20;
 /// The tmpfs mounts that each node has of its own.
 const MOUNTS: [&str; 3] = ["/run", "/tmp", "/var/lib/tranship"];
 
@@ -63,8 +65,8 @@ impl Watch {
         let flag = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
             let mut most = Peaks::default();
-            let mut next = Instant::now();
             while !flag.load(Ordering::Acquire) {
+                let begin = Instant::now();
                 let (here, there) = (source.held()?, destination.held()?);
                 most = Peaks {
                     source: most.source.max(here.all.saturating_sub(source_rest)),
@@ -73,8 +75,8 @@ impl Watch {
                     destination_agent: most.destination_agent.max(there.agent),
                     pager: most.pager.max(there.pager),
                 };
-                next += PACE;
-                std::thread::sleep(next.saturating_duration_since(Instant::now()));
+                let took = begin.elapsed();
+                std::thread::sleep(PACE.saturating_sub(took).max(took * REST));
             }
             Ok(most)
         });

@@ -2,6 +2,7 @@
 
 mod resume;
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
@@ -274,22 +275,29 @@ impl DestinationRun {
             return Ok(());
         }
         let start = monotonic_ns();
-        let tasks = survey::survey(&process::family(init)).map_err(failed)?;
-        for (pid, path) in objects {
+        let tasks = process::family(init).into_iter().map(|pid| survey::id_of(pid).map(|id| (id.0, pid)));
+        let tasks: HashMap<u32, u32> = tasks.collect::<Result<_, _>>().map_err(failed)?;
+        let place = |(pid, path): &(u32, PathBuf)| {
             let place = || {
                 let file = File::open(path)?;
-                match tasks.iter().find(|task| task.id.0 == pid) {
-                    Some(task) => copies::place(&file, task.pid),
+                match tasks.get(pid) {
+                    Some(task) => copies::place(&file, *task),
                     // It had ended before the freeze.
                     None if file.metadata()?.len() == 0 => Ok(0),
                     None => Err(io::Error::other("there is no such process")),
                 }
             };
-            place().map_err(|error| {
+            place().map(drop).map_err(|error| {
                 let node = &self.node.config.node;
                 Failure::new(format!("the pages of process {pid} cannot be put in place on node {node}: {error}"))
-            })?;
-        }
+            })
+        };
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        std::thread::scope(|scope| {
+            let shares = objects.chunks(objects.len().div_ceil(cores));
+            let workers: Vec<_> = shares.map(|share| scope.spawn(|| share.iter().try_for_each(place))).collect();
+            workers.into_iter().try_for_each(|worker| worker.join().expect("to place pages does not panic"))
+        })?;
         self.timeline.note("memory: pages of files", start, monotonic_ns());
         Ok(())
     }

@@ -162,10 +162,12 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
                 describe(node, id, &objects);
                 continue;
             }
-            (Request::Skeleton { files, tmpfs }, Some(id)) => match skeleton(node, id, files, tmpfs, &mut link) {
-                Ok(()) => continue,
-                Err(failure) => failure_response(failure),
-            },
+            (Request::Skeleton { files, early, tmpfs }, Some(id)) => {
+                match skeleton(node, id, (files, early, tmpfs), &mut link) {
+                    Ok(()) => continue,
+                    Err(failure) => failure_response(failure),
+                }
+            }
             (Request::Held { frames }, Some(id)) => {
                 held(node, id, frames);
                 continue;
@@ -283,7 +285,12 @@ fn describe(node: &Node, id: &MigrationId, objects: &[SharedObject]) {
     }
 }
 
-fn skeleton(node: &Node, id: &MigrationId, files: u32, tmpfs: bool, link: &mut Connection) -> Result<(), Failure> {
+fn skeleton(
+    node: &Node,
+    id: &MigrationId,
+    (files, early, tmpfs): (u32, bool, bool),
+    link: &mut Connection,
+) -> Result<(), Failure> {
     let arrival = arrival(node, id)?;
     if let Some(inbox) = node.arrivals.inbox(id).filter(|_| tmpfs) {
         inbox.tmpfs.expect();
@@ -292,12 +299,19 @@ fn skeleton(node: &Node, id: &MigrationId, files: u32, tmpfs: bool, link: &mut C
     if files > FILES {
         return Err(Failure::new(format!("a skeleton of {files} files is not believable")));
     }
-    // The engine was given a file of its own making to start with; the source's takes its place.
-    let _ = std::fs::remove_file(images.join("descriptors.json"));
+    if !early {
+        // The engine was given a file of its own making to start with; the source's takes its place.
+        let _ = std::fs::remove_file(images.join("descriptors.json"));
+    }
+    // The images are in memory.
+    let (start, mut room) = (monotonic_ns(), destination::available_memory());
     for _ in 0..files {
-        // The images are in memory.
-        tranship_wire::receive_file(link, &images, destination::available_memory())
+        let file = tranship_wire::receive_file(link, &images, room)
             .map_err(|e| Failure::new(format!("the skeleton cannot be received: {e}")))?;
+        room -= file.size;
+    }
+    if !early {
+        lock(&arrival).run.timeline.note("skeleton: received", start, monotonic_ns());
     }
     Ok(())
 }

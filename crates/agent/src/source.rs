@@ -25,6 +25,7 @@ mod held;
 mod push;
 mod rounds;
 mod shared;
+mod skeleton;
 mod streams;
 mod transfer;
 mod undo;

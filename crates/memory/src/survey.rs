@@ -32,31 +32,48 @@ pub struct SurveyError {
     pub source: io::Error,
 }
 
+fn status(pid: u32) -> Result<String, SurveyError> {
+    std::fs::read_to_string(format!("/proc/{pid}/status")).map_err(|source| SurveyError { pid, source })
+}
+
+/// A field of `/proc/PID/status`.
+fn field<'a>(status: &'a str, name: &str) -> &'a str {
+    status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap_or_default().trim()
+}
+
+/// What both nodes call a process's memory. The innermost pid is the one in the container's own namespace: CRIU carries no
+/// nested pid namespaces.
+fn id_in(status: &str, pid: u32) -> Result<AddressSpaceId, SurveyError> {
+    let inner = field(status, "NSpid").split_ascii_whitespace().last().and_then(|p| p.parse().ok());
+    let inner = inner.ok_or_else(|| SurveyError { pid, source: io::Error::other("its status names no pid") })?;
+    Ok(AddressSpaceId(inner))
+}
+
+/// What both nodes call the memory of a process with this pid on this node.
+pub fn id_of(pid: u32) -> Result<AddressSpaceId, SurveyError> {
+    id_in(&status(pid)?, pid)
+}
+
 /// Surveys the processes of a container, given by their pids on this node. Zombies have no memory and are left out.
 pub fn survey(pids: &[u32]) -> Result<Vec<Space>, SurveyError> {
     let mut spaces = Vec::with_capacity(pids.len());
     for &pid in pids {
         let failed = |source| SurveyError { pid, source };
         let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}"));
-        let status = read("status").map_err(failed)?;
-        let field = |name: &str| {
-            status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap_or_default().trim()
-        };
+        let status = status(pid)?;
         let maps = read("maps").map_err(failed)?;
         if maps.is_empty() {
             continue;
         }
-        // The innermost pid is the one in the container's own namespace: CRIU carries no nested pid namespaces.
-        let inner = field("NSpid").split_ascii_whitespace().last().and_then(|p| p.parse().ok());
-        let inner = inner.ok_or_else(|| failed(io::Error::other("its status names no pid")))?;
+        let id = id_in(&status, pid)?;
         // smaps walks every page; it is worth reading only where something is locked.
-        let locked = if field("VmLck").starts_with("0 ") && field("HugetlbPages").starts_with("0 ") {
+        let locked = if field(&status, "VmLck").starts_with("0 ") && field(&status, "HugetlbPages").starts_with("0 ") {
             Vec::new()
         } else {
             maps::locked_starts(&read("smaps").map_err(failed)?)
         };
         let (ranges, executable, files) = Default::default();
-        let mut space = Space { id: AddressSpaceId(inner), pid, ranges, executable, files };
+        let mut space = Space { id, pid, ranges, executable, files };
         for mapping in maps.lines().filter_map(Mapping::parse).filter(|m| !locked.contains(&m.range.start)) {
             if mapping.is_private_anonymous() {
                 if mapping.executable {

@@ -72,10 +72,13 @@ pub enum Request {
         /// What is new or has another size.
         objects: Vec<SharedObject>,
     },
-    /// The skeleton follows, so many files.
+    /// Files of the skeleton follow.
     Skeleton {
-        /// Files.
+        /// How many.
         files: u32,
+        /// The dump goes on, and other files will follow in further messages; else these are the last ones.
+        #[serde(default)]
+        early: bool,
         /// It counts on the content of tmpfs mounts that comes on its own link.
         #[serde(default)]
         tmpfs: bool,

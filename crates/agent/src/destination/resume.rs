@@ -19,6 +19,7 @@ use tranship_engine::{EngineError, State};
 use tranship_memory::pager::{self, PagerHandle};
 use tranship_network::{Announcer, Gate};
 use tranship_sys::clock::monotonic_ns;
+use tranship_sys::schedule::{self, Standing};
 
 use super::{DestinationRun, RESTORE, RESTORE_END, failed};
 use crate::layout::{Front, Role};
@@ -131,6 +132,10 @@ impl DestinationRun {
     /// Gives the order, and waits until the last task runs. False: the front is gone, or criu is.
     fn release_held(&mut self) -> bool {
         let Some(front) = &mut self.front else { return false };
+        if front.criu != 0 {
+            // All tasks wait for it.
+            schedule::stand_for(front.criu, Standing::Realtime);
+        }
         if front.handle.order(&Order::Release).is_err() {
             return false;
         }

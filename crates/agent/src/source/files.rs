@@ -15,15 +15,6 @@ impl SourceRun {
         Ok(sent)
     }
 
-    /// Decides in the freeze which mounts criu leaves alone.
-    pub(super) fn decide_files(&mut self, pids: &[u32]) -> Result<(), Failure> {
-        if let Some(files) = &mut self.files {
-            let ways = self.timeline.time("tmpfs: survey", || files.decide(pids))?;
-            self.report.change(|r| r.ways.extend(ways));
-        }
-        Ok(())
-    }
-
     /// Takes note of how the last changes were sent.
     pub(super) fn files_left(&mut self, left: Option<Left>) {
         if let Some(left) = left {

@@ -1,8 +1,10 @@
 //! The container's memory while it runs, and what is left of it to send when it is frozen.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tranship_coordinator::Failure;
+use tranship_criu::smaps::Smaps;
 use tranship_engine::Container;
 use tranship_memory::policy::{self, RoundSeen, Verdict};
 use tranship_memory::send::{self, Counters, Plan, Version};
@@ -10,6 +12,8 @@ use tranship_memory::shared::source::{Look, SharedMemory, Where};
 use tranship_memory::survey;
 use tranship_memory::tracker::{Round, Tracker};
 use tranship_sys::clock::monotonic_ns;
+use tranship_sys::mapping_flags::FlagsReader;
+use tranship_sys::schedule::{self, Standing};
 use tranship_transport::Link;
 use tranship_types::RoundReport;
 
@@ -145,18 +149,6 @@ impl SourceRun {
         Ok(())
     }
 
-    /// Tells criu what the frozen tasks' mappings are; where that is not known, it asks the kernel itself.
-    fn write_smaps(&self, pids: &[u32]) -> Result<(), Failure> {
-        let Some(reader) = &self.node.mapping_flags else { return Ok(()) };
-        for &pid in pids {
-            if let Some(text) = self.smaps.text(reader, pid) {
-                tranship_criu::smaps::write(&self.layout.hidden(), pid, &text)
-                    .map_err(|e| Failure::new(format!("the mappings of process {pid} cannot be told to criu: {e}")))?;
-            }
-        }
-        Ok(())
-    }
-
     /// Takes the next share of its CPU time away from a container whose rounds diverge, or refuses to move it.
     fn throttle(&mut self, container: &Container, dirty: f64, link: f64) -> Result<(), Failure> {
         let mb = |rate: f64| rate / 1e6;
@@ -207,28 +199,66 @@ impl SourceRun {
         std::fs::remove_file(self.layout.cpu_limit()).map_err(failed)
     }
 
-    /// Finds what is still to be sent of the frozen container's memory, and what criu must not see of it.
+    /// Finds what is still to be sent of the frozen container's memory, and what criu must not see of it; and decides which
+    /// files in memory it must not see. These are looks at the same stopped tasks that have nothing to do with each other.
     pub(super) fn survey(&mut self) -> Result<(), Failure> {
-        let survey_start = monotonic_ns();
+        let start = monotonic_ns();
         let pids = self.inspected()?.0.processes().map_err(failed)?;
-        let round = match &mut self.tracker {
-            Some(tracker) => tracker.last_round(&pids).map_err(failed)?,
-            None => {
-                let spaces = survey::survey(&pids).map_err(failed)?;
-                let plan = send::plan(&spaces).map_err(failed)?;
-                Round { plan, spaces, ..Round::default() }
-            }
-        };
-        self.find_shared(Where::Mappings)?;
-        self.shared.iter_mut().try_for_each(|shared| shared.look(Look::Last)).map_err(failed)?;
+        let Self { tracker, shared, files, smaps, node, layout, .. } = self;
+        let (round, described, told, files) = std::thread::scope(|scope| {
+            let described = scope.spawn(|| -> Result<_, Failure> {
+                schedule::stand(Standing::Realtime);
+                let Some(shared) = shared else { return Ok(Vec::new()) };
+                let described = shared.find(&pids, Where::Mappings).map_err(failed)?;
+                shared.look(Look::Last).map_err(failed)?;
+                Ok(described)
+            });
+            let rest = scope.spawn(|| {
+                schedule::stand(Standing::Realtime);
+                let told = tell_mappings(smaps, node.mapping_flags.as_ref(), &layout.hidden(), &pids);
+                let begun = monotonic_ns();
+                (told, files.as_mut().map(|files| (files.decide(&pids), begun, monotonic_ns())))
+            });
+            let round = last_round(tracker.as_mut(), &pids);
+            let (told, files) = rest.join().expect("to look at mappings and files does not panic");
+            (round, described.join().expect("to look at shared memory does not panic"), told, files)
+        });
+        let round = round?;
+        told?;
+        self.describe_shared(&described?)?;
         let objects = self.shared.as_ref().map(SharedMemory::hidden).unwrap_or_default();
         let mut hidden: Vec<_> = round.spaces.iter().map(|s| (s.pid, s.ranges.clone())).collect();
         hidden.extend(self.shared.iter().flat_map(SharedMemory::hidden_ranges));
         tranship_criu::hidden::write(&self.layout.hidden(), &hidden, &objects)
             .map_err(|e| Failure::new(format!("the table of hidden pages cannot be written: {e}")))?;
-        self.write_smaps(&pids)?;
         self.last_round = Some(round);
-        self.timeline.note("memory: survey", survey_start, monotonic_ns());
-        self.decide_files(&pids)
+        self.timeline.note("memory: survey", start, monotonic_ns());
+        if let Some((decided, begun, done)) = files {
+            self.timeline.note("tmpfs: survey", begun, done);
+            let ways = decided?;
+            self.report.change(|r| r.ways.extend(ways));
+        }
+        Ok(())
     }
+}
+
+fn last_round(tracker: Option<&mut Tracker>, pids: &[u32]) -> Result<Round, Failure> {
+    let Some(tracker) = tracker else {
+        let spaces = survey::survey(pids).map_err(failed)?;
+        let plan = send::plan(&spaces).map_err(failed)?;
+        return Ok(Round { plan, spaces, ..Round::default() });
+    };
+    tracker.last_round(pids).map_err(failed)
+}
+
+/// Tells criu what the frozen tasks' mappings are; where that is not known, it asks the kernel itself.
+fn tell_mappings(smaps: &Smaps, reader: Option<&FlagsReader>, table: &Path, pids: &[u32]) -> Result<(), Failure> {
+    let Some(reader) = reader else { return Ok(()) };
+    for &pid in pids {
+        if let Some(text) = smaps.text(reader, pid) {
+            tranship_criu::smaps::write(table, pid, &text)
+                .map_err(|e| Failure::new(format!("the mappings of process {pid} cannot be told to criu: {e}")))?;
+        }
+    }
+    Ok(())
 }

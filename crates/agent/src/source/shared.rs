@@ -6,7 +6,7 @@ use tranship_coordinator::Failure;
 use tranship_memory::send::{Counters, Stream};
 use tranship_memory::shared::source::{Look, SharedMemory, Where};
 use tranship_transport::Connection;
-use tranship_types::Mode;
+use tranship_types::{Mode, SharedObject};
 use tranship_wire::message::Request;
 
 use super::{SourceRun, failed};
@@ -53,6 +53,11 @@ impl SourceRun {
         let pids = self.inspected()?.0.processes().map_err(failed)?;
         let Some(shared) = &mut self.shared else { return Ok(()) };
         let described = shared.find(&pids, places).map_err(failed)?;
+        self.describe_shared(&described)
+    }
+
+    /// Tells the destination what is new of it.
+    pub(super) fn describe_shared(&mut self, described: &[SharedObject]) -> Result<(), Failure> {
         for objects in described.chunks(DESCRIPTIONS) {
             self.say(&Request::Shared { objects: objects.to_vec() })?;
         }

@@ -1,25 +1,19 @@
 //! What happens while the container is frozen: memory and skeleton go to the destination.
 
-use std::io::Write;
-use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use tranship_coordinator::Failure;
-use tranship_criu::front::{Mark, Order};
-use tranship_criu::rpc::ExternalMount;
 use tranship_memory::compress::Tally;
 use tranship_memory::send::{self, Counters, Outbox, Plan, SendError, Stream, Version};
 use tranship_sys::clock::monotonic_ns;
 use tranship_transport::{Closer, Connection, Link};
 use tranship_types::Mode;
-use tranship_wire::message::Request;
 
 use super::push::{Gauge, Push};
 use super::streams::show_compressed;
-use super::{FROZEN_PATIENCE, STREAM_BUFFERS, SourceRun, failed};
-use crate::layout::Role;
+use super::{STREAM_BUFFERS, SourceRun, failed};
 use crate::registry::LiveReport;
 use crate::tmpfs;
 
@@ -143,47 +137,6 @@ impl SourceRun {
         });
         self.timeline.note("memory: named", start, named);
         Ok((push, named))
-    }
-
-    /// Lets criu dump, and sends what it wrote.
-    fn skeleton(&mut self, external: Vec<ExternalMount>, all_pages: bool) -> Result<(), Failure> {
-        let start = monotonic_ns();
-        let front = self.front.as_mut().ok_or_else(|| failed("there is no front"))?;
-        let tmpfs = !external.is_empty();
-        front.handle.order(&Order::Go { external }).map_err(failed)?;
-        loop {
-            match front.handle.next(FROZEN_PATIENCE) {
-                Ok(Mark::Done { success: true, .. }) => break,
-                Ok(Mark::Done { success: false, message, .. }) if message == "criu died" => {
-                    return Err(failed("criu was killed in the middle of the dump; try again"));
-                }
-                Ok(Mark::Done { success: false, .. }) | Err(_) => {
-                    return Err(Failure::new(format!(
-                        "the container could not be dumped: {}; `tranship move --dry-run` lists what is known to stand in \
-                         the way",
-                        self.layout.last_words(Role::Dump)
-                    )));
-                }
-                Ok(_) => {}
-            }
-        }
-        let dumped = monotonic_ns();
-        self.timeline.note("skeleton: dump", start, dumped);
-        let images = self.layout.images();
-        let mut files: Vec<PathBuf> =
-            std::fs::read_dir(&images).map_err(failed)?.flatten().map(|entry| entry.path()).collect();
-        files.sort();
-        self.say(&Request::Skeleton { files: files.len() as u32, tmpfs })?;
-        let control = self.control()?;
-        control.set_timeout(Some(FROZEN_PATIENCE)).map_err(failed)?;
-        for file in &files {
-            tranship_wire::send_file(control, file, u64::MAX)
-                .map_err(|e| Failure::new(format!("the skeleton cannot be sent: {e}")))?;
-        }
-        control.flush().map_err(|e| Failure::new(format!("the skeleton cannot be sent: {e}")))?;
-        self.timeline.note("skeleton: sent", dumped, monotonic_ns());
-        // Said now, so that the destination restores while memory is still on its way.
-        self.say(&Request::Ready { all_pages })
     }
 }
 

@@ -1,7 +1,7 @@
 //! The agent's end of a front, and what can be learnt of one that is gone.
 
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -60,6 +60,12 @@ pub enum HandleError {
     /// It broke off, or time was up.
     #[error("the CRIU front broke off: {0}")]
     Broken(#[from] io::Error),
+}
+
+impl AsFd for FrontHandle {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.get_ref().as_fd()
+    }
 }
 
 impl FrontHandle {

@@ -1,6 +1,8 @@
 //! Preloaded into criu: for a dump it hides the pages that the memory plane moves, and for a restore it puts shared memory
 //! in place that the memory plane has brought ([`shared`]).
-//! Where the agent has written what `/proc/PID/smaps` says, criu reads that file instead ([`smaps`]).
+//! Where the agent has written what `/proc/PID/smaps` says, criu reads that file instead ([`smaps`]), and need not ask the
+//! kernel of each mapping which file it is of ([`map_files`]).
+//! At the end of a restore it keeps criu from waiting for each thread by itself ([`trace`]).
 //!
 //! It also answers two questions that criu before 4.2 asks of every socket and that kernels since 6.16 refuse for all but
 //! Unix and netlink sockets (SO_PASSCRED and SO_PASSSEC; where they are refused, they are off), and tells the resource
@@ -16,10 +18,12 @@
 //! the same name with `.used` appended shows the agent that the library is at work. A record with a 1 in the place of the
 //! zero names shared memory of which no page shall be seen, by device and inode in the places of start and end.
 
+mod map_files;
 mod shared;
+mod trace;
 
 use std::ffi::{CStr, CString, OsString, c_int, c_long, c_ulong, c_void};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// `struct pm_scan_arg` of linux/fs.h.
 #[repr(C)]
@@ -94,21 +98,51 @@ fn table() -> &'static [Hidden] {
     &whole_table().ranges
 }
 
-/// The pid whose pagemap the descriptor is, if it is one.
+/// The pid whose pagemap the descriptor is, if it is one. Criu asks again and again about the same one.
 fn pagemap_pid(fd: c_int) -> Option<u32> {
+    static LAST: Mutex<Option<(Open, Option<u32>)>> = Mutex::new(None);
+    let open = Open::of(fd)?;
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    match *last {
+        Some((known, pid)) if known == open => pid,
+        _ => last.insert((open, read_pagemap_pid(fd))).1,
+    }
+}
+
+/// A descriptor and the file behind it: its number may be another file's later on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Open {
+    fd: c_int,
+    device: u64,
+    inode: u64,
+}
+
+impl Open {
+    fn of(fd: c_int) -> Option<Self> {
+        // SAFETY: plain integers; all zeros is a value, and the call fills it.
+        let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+        // SAFETY: the structure is ours.
+        let known = unsafe { libc::fstat(fd, &raw mut stat) } == 0;
+        known.then_some(Self { fd, device: stat.st_dev, inode: stat.st_ino })
+    }
+}
+
+fn read_pagemap_pid(fd: c_int) -> Option<u32> {
     let target = std::fs::read_link(format!("/proc/self/fd/{fd}")).ok()?;
     let text = target.to_str()?;
     let (_, pid) = text.strip_suffix("/pagemap")?.rsplit_once('/')?;
     pid.parse().ok()
 }
 
-/// The file that tells of a task's mappings, where there is one: beside the table, with `.smaps-PID` appended. The
-/// descriptor is of the task's directory in procfs.
+/// The file that tells of a task's mappings, where there is one. The descriptor is of the task's directory in procfs.
 fn smaps(directory: c_int) -> Option<CString> {
+    smaps_of(std::fs::read_link(format!("/proc/self/fd/{directory}")).ok()?.file_name()?.to_str()?.parse().ok()?)
+}
+
+/// The file that tells of a task's mappings: beside the table, with `.smaps-PID` appended.
+fn smaps_of(pid: u32) -> Option<CString> {
     static TABLE: OnceLock<Option<OsString>> = OnceLock::new();
     let table = TABLE.get_or_init(|| std::env::var_os("TRANSHIP_HIDDEN")).as_ref()?;
-    let target = std::fs::read_link(format!("/proc/self/fd/{directory}")).ok()?;
-    let pid: u32 = target.file_name()?.to_str()?.parse().ok()?;
     let mut path = table.clone();
     path.push(format!(".smaps-{pid}"));
     CString::new(path.into_encoded_bytes()).ok()

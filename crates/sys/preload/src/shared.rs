@@ -50,7 +50,7 @@ type Mmap = unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, c_int, i64) -
 type Shmat = unsafe extern "C" fn(c_int, *const c_void, c_int) -> *mut c_void;
 type Openat = unsafe extern "C" fn(c_int, *const c_char, c_int, libc::mode_t) -> c_int;
 
-fn set_errno(value: c_int) {
+pub(super) fn set_errno(value: c_int) {
     // SAFETY: errno of this thread.
     unsafe { *libc::__errno_location() = value };
 }
@@ -61,11 +61,7 @@ fn is_hidden(fd: c_int) -> bool {
     if objects.is_empty() {
         return false;
     }
-    // SAFETY: plain integers; all zeros is a value, and the call fills it.
-    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: the structure is ours.
-    let known = unsafe { libc::fstat(fd, &raw mut stat) } == 0;
-    known && objects.contains(&(stat.st_dev, stat.st_ino))
+    super::Open::of(fd).is_some_and(|open| objects.contains(&(open.device, open.inode)))
 }
 
 macro_rules! lseek {

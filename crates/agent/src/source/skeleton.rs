@@ -1,0 +1,148 @@
+//! The skeleton: criu's images, which are sent as criu writes them.
+
+use std::collections::HashMap;
+use std::fs::Metadata;
+use std::io::Write;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use tranship_coordinator::Failure;
+use tranship_criu::front::{Mark, Order};
+use tranship_criu::rpc::ExternalMount;
+use tranship_sys::clock::monotonic_ns;
+use tranship_transport::Link;
+use tranship_wire::message::Request;
+
+use super::{FROZEN_PATIENCE, SourceRun, failed};
+use crate::layout::Role;
+
+/// The images that criu has written completely. It opens each of them once.
+struct Written {
+    closed: Inotify,
+    directory: PathBuf,
+    /// What was sent, as it was then.
+    sent: HashMap<PathBuf, Metadata>,
+}
+
+impl Written {
+    fn watch(directory: PathBuf) -> Result<Self, Failure> {
+        let closed = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).map_err(failed)?;
+        closed.add_watch(&directory, AddWatchFlags::IN_CLOSE_WRITE).map_err(failed)?;
+        Ok(Self { closed, directory, sent: HashMap::new() })
+    }
+
+    /// Waits until there are more, or the other descriptor has something to say.
+    fn wait(&self, other: BorrowedFd<'_>) -> Result<(), Failure> {
+        let mut fds = [self.closed.as_fd(), other].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        let patience = PollTimeout::try_from(FROZEN_PATIENCE).unwrap_or(PollTimeout::MAX);
+        match poll(&mut fds, patience) {
+            Ok(0) => Err(Failure::new(format!("criu has written nothing for {FROZEN_PATIENCE:?}"))),
+            Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    /// Those that have been completed since the last call. What an engine writes there is left for the end.
+    fn take(&mut self) -> Result<Vec<PathBuf>, Failure> {
+        let names = self.closed.read_events().unwrap_or_default().into_iter().filter_map(|event| event.name);
+        let images =
+            names.map(|name| self.directory.join(name)).filter(|path| path.extension().is_some_and(|e| e == "img"));
+        let mut new = Vec::new();
+        for path in images {
+            if !self.sent.contains_key(&path) {
+                let seen = path.metadata().map_err(failed)?;
+                self.sent.insert(path.clone(), seen);
+                new.push(path);
+            }
+        }
+        Ok(new)
+    }
+
+    /// All that is there at the end and was not sent.
+    fn rest(&self) -> Result<Vec<PathBuf>, Failure> {
+        let same = |one: &Metadata, other: &Metadata| {
+            let version = |of: &Metadata| (of.ino(), of.len(), of.mtime(), of.mtime_nsec());
+            version(one) == version(other)
+        };
+        let mut rest = Vec::new();
+        for entry in std::fs::read_dir(&self.directory).map_err(failed)?.flatten() {
+            let path = entry.path();
+            match self.sent.get(&path) {
+                None => rest.push(path),
+                Some(seen) if same(seen, &entry.metadata().map_err(failed)?) => {}
+                Some(_) => return Err(changed(&path)),
+            }
+        }
+        rest.sort();
+        Ok(rest)
+    }
+}
+
+fn changed(path: &Path) -> Failure {
+    Failure::new(format!(
+        "criu wrote to its image {} again when it had been sent; this version of criu needs another one of Tranship",
+        path.display()
+    ))
+}
+
+impl SourceRun {
+    /// Lets criu dump, and sends what it writes.
+    pub(super) fn skeleton(&mut self, external: Vec<ExternalMount>, all_pages: bool) -> Result<(), Failure> {
+        let start = monotonic_ns();
+        let tmpfs = !external.is_empty();
+        self.control()?.set_timeout(Some(FROZEN_PATIENCE)).map_err(failed)?;
+        let mut written = Written::watch(self.layout.images())?;
+        self.front()?.handle.order(&Order::Go { external }).map_err(failed)?;
+        while !self.dumped(&written)? {
+            let images = written.take()?;
+            if !images.is_empty() {
+                self.send_images(&images, true, false)?;
+            }
+        }
+        let dumped = monotonic_ns();
+        self.timeline.note("skeleton: dump", start, dumped);
+        self.send_images(&written.rest()?, false, tmpfs)?;
+        self.timeline.note("skeleton: sent", dumped, monotonic_ns());
+        // Said now, so that the destination restores while memory is still on its way.
+        self.say(&Request::Ready { all_pages })
+    }
+
+    /// Waits until the dump is done (then true), or there are more images.
+    fn dumped(&mut self, written: &Written) -> Result<bool, Failure> {
+        let handle = &mut self.front()?.handle;
+        if handle.is_quiet() {
+            written.wait(handle.as_fd())?;
+            if handle.is_quiet() {
+                return Ok(false);
+            }
+        }
+        match handle.next(FROZEN_PATIENCE) {
+            Ok(Mark::Done { success: true, .. }) => Ok(true),
+            Ok(Mark::Done { success: false, message, .. }) if message == "criu died" => {
+                Err(failed("criu was killed in the middle of the dump; try again"))
+            }
+            Ok(Mark::Done { success: false, .. }) | Err(_) => Err(Failure::new(format!(
+                "the container could not be dumped: {}; `tranship move --dry-run` lists what is known to stand in the way",
+                self.layout.last_words(Role::Dump)
+            ))),
+            Ok(_) => Ok(false),
+        }
+    }
+
+    fn send_images(&mut self, images: &[PathBuf], early: bool, tmpfs: bool) -> Result<(), Failure> {
+        let not_sent = |why: &dyn std::fmt::Display| Failure::new(format!("the skeleton cannot be sent: {why}"));
+        self.say(&Request::Skeleton { files: images.len() as u32, early, tmpfs })?;
+        let control = self.control()?;
+        for image in images {
+            tranship_wire::send_file(control, image, u64::MAX).map_err(|e| not_sent(&e))?;
+        }
+        control.flush().map_err(|e| not_sent(&e))
+    }
+
+    fn front(&mut self) -> Result<&mut crate::layout::Front, Failure> {
+        self.front.as_mut().ok_or_else(|| failed("there is no front"))
+    }
+}
