@@ -81,6 +81,14 @@ impl Runc {
     }
 }
 
+/// The version in what `runc --version` says, or why that program cannot be used.
+fn version_in(text: &str) -> Result<String, String> {
+    let line = text.lines().next().unwrap_or_default();
+    line.strip_prefix("runc version ").map(ToOwned::to_owned).ok_or_else(|| {
+        format!("it says that it is {line:?}, whose containers Tranship cannot move; set `path` in `[runc]` to a runc")
+    })
+}
+
 /// The last line that a program said, without runc's decoration.
 fn last_words(stderr: &[u8]) -> String {
     let text = String::from_utf8_lossy(stderr);
@@ -96,8 +104,12 @@ impl Engine for Runc {
 
     fn version(&self) -> Result<String, EngineError> {
         let text = self.run(Command::new(&self.path).arg("--version"), "tell its version", "")?;
-        let text = String::from_utf8_lossy(&text);
-        Ok(text.lines().next().unwrap_or_default().trim_start_matches("runc version ").to_owned())
+        version_in(&String::from_utf8_lossy(&text)).map_err(|why| EngineError::Refused {
+            engine: Self::NAME,
+            what: "be run as",
+            name: self.path.display().to_string(),
+            why,
+        })
     }
 
     fn list(&self) -> Result<Vec<Summary>, EngineError> {
@@ -224,6 +236,13 @@ mod tests {
         let said = b"time=\"x\" level=warning msg=\"a\"\ntime=\"x\" level=error msg=\"container does not exist\"\n\n";
         assert_eq!(last_words(said), "container does not exist");
         assert_eq!(last_words(b""), "it said nothing");
+    }
+
+    #[test]
+    fn another_runtime_is_not_taken_for_runc() {
+        assert_eq!(version_in("runc version 1.3.6+ds1\ncommit: x\n"), Ok("1.3.6+ds1".to_owned()));
+        let why = version_in("crun version 1.21\n").unwrap_err();
+        assert!(why.contains("crun version 1.21") && why.contains("[runc]"), "{why}");
     }
 
     #[test]
