@@ -4,12 +4,14 @@
 //! suite = cases, each with its systems                                            (suite.rs)
 //!   each run: lab up → workload on a → watch → move a → b → check → lab down     (run.rs, workload/)
 //!   all runs of a case, the systems taking turns → one row for each system        (row.rs)
+//! suite workflow = a group of containers, moved in each order                   (workflow.rs, gantt.rs)
 //! rows → results.json, a table, goals, charts      (table.rs, goal.rs, chart.rs, curve.rs, histogram.rs, course.rs)
 //! ```
 
 mod chart;
 mod course;
 mod curve;
+mod gantt;
 mod goal;
 mod histogram;
 mod hogs;
@@ -23,6 +25,7 @@ mod table;
 mod timeline;
 mod tracking;
 mod watch;
+mod workflow;
 mod workload;
 
 use std::fs;
@@ -95,6 +98,9 @@ fn main() -> ExitCode {
 
 /// Runs a suite; `false` if a run failed, which the output says.
 fn perform(arguments: &Arguments) -> Result<bool> {
+    if arguments.suite == workflow::NAME {
+        return workflow::perform(arguments);
+    }
     let suite = suite::find(&arguments.suite)?;
     let cases = chosen(suite, arguments)?;
     fs::create_dir_all(&arguments.out).with_context(|| format!("cannot make {}", arguments.out.display()))?;

@@ -10,6 +10,7 @@ use tranship_types::Mode;
 
 use crate::goal::Goal;
 use crate::row::Row;
+use crate::workflow;
 
 /// A set of cases, each measured for each of its systems.
 #[derive(Debug)]
@@ -170,7 +171,7 @@ pub fn find(name: &str) -> Result<&'static Suite> {
     match found {
         Some(suite) => Ok(suite),
         None => {
-            let names: Vec<_> = SUITES.iter().map(|s| s.name).collect();
+            let names: Vec<_> = SUITES.iter().map(|s| s.name).chain([workflow::NAME]).collect();
             bail!("there is no suite {name:?}; there are {}", names.join(", "))
         }
     }

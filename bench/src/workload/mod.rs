@@ -3,7 +3,7 @@
 mod idle;
 mod postgres;
 mod redis;
-mod service;
+pub mod service;
 mod setter;
 mod stencil;
 mod tree;

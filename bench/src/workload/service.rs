@@ -1,4 +1,4 @@
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -14,18 +14,34 @@ pub struct Service(Connection<TcpStream>);
 impl Service {
     /// Runs the program in a container of this name, and connects once it answers.
     pub fn run(lab: &Lab, node: &str, name: &str, program: &str, arguments: &[String]) -> Result<Self> {
+        Self::run_at(ADDRESS, lab, node, name, program, arguments)
+    }
+
+    /// The same at another address.
+    pub fn run_at(
+        address: Ipv4Addr,
+        lab: &Lab,
+        node: &str,
+        name: &str,
+        program: &str,
+        arguments: &[String],
+    ) -> Result<Self> {
         let inside = format!("/opt/{program}");
-        let mut options = RunOptions::new(ADDRESS, std::iter::once(inside.clone()).chain(arguments.to_vec()));
+        let mut options = RunOptions::new(address, std::iter::once(inside.clone()).chain(arguments.to_vec()));
         options.binds.push((find_program(program)?, PathBuf::from(inside)));
         lab.run(node, name, &options)?;
-        Self::connect(lab)
+        Self::connect_to(lab, address)
     }
 
     /// Another connection.
     pub fn connect(lab: &Lab) -> Result<Self> {
+        Self::connect_to(lab, ADDRESS)
+    }
+
+    fn connect_to(lab: &Lab, address: Ipv4Addr) -> Result<Self> {
         let deadline = Instant::now() + LIMIT;
         loop {
-            match lab.connect(CLIENT, (ADDRESS, REDIS_PORT).into(), Duration::from_secs(2)) {
+            match lab.connect(CLIENT, (address, REDIS_PORT).into(), Duration::from_secs(2)) {
                 Ok(stream) => {
                     let mut service = Self(Connection::new(stream));
                     service.call(&["PING"])?;

@@ -8,6 +8,7 @@ mod arrivals;
 mod config;
 mod demand;
 mod destination;
+mod groups;
 mod inspection;
 mod layout;
 mod moves;
@@ -136,6 +137,7 @@ fn agent(arguments: &Arguments) -> anyhow::Result<()> {
     let api = patiently(|| runtime.block_on(async { tranship_api::bind(&socket) }))?;
     let listener = Arc::new(patiently(|| Listener::bind(identity.clone(), &listen))?);
     moves::recover(&node);
+    groups::recover(&node);
     let closer = listener.closer()?;
     let (peers_node, peers_listener) = (Arc::clone(&node), Arc::clone(&listener));
     let peers =

@@ -4,22 +4,37 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tranship_api::MoveRequest;
+use tranship_api::{ErrorKind, MoveRequest, ServiceError};
 use tranship_coordinator::{self as coordinator, Ending, Failure, Journal, Record};
 use tranship_types::{MigrationId, NodeName, Outcome, Phase, Report, Side};
 
 use crate::arrivals::{Arrival, Context, Inbox, Standing};
 use crate::destination::DestinationRun;
-use crate::node::{Claim, Node};
+use crate::groups::Turn;
+use crate::node::{Claim, Node, random_bytes};
+use crate::plan::refused;
 use crate::registry::{LiveReport, unix_ms};
 use crate::source::SourceRun;
-use crate::{peers, undoing};
+use crate::{inspection, peers, undoing};
 
 /// For how long an ended arrival is remembered for a source that has not asked.
 const REMEMBERED: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// Starts a migration; it runs on a thread of its own.
-pub fn start(node: &Arc<Node>, claim: Claim, id: MigrationId, request: &MoveRequest) -> Report {
+/// Begins a migration, which runs on a thread of its own; a member of a group takes its turns.
+pub fn begin(node: &Arc<Node>, request: &MoveRequest, turn: Option<Turn>) -> Result<Report, ServiceError> {
+    let name = &request.container;
+    let no_id = |e| ServiceError::new(ErrorKind::Internal, format!("no random bytes: {e}"), "");
+    let id = MigrationId::from_random(random_bytes().map_err(no_id)?);
+    // Wrong names are answered at once; what takes a look is reported by the migration itself.
+    inspection::find(node, name).map_err(|f| refused(f, name))?;
+    if !node.config.peers.contains_key(&request.to) {
+        return Err(ServiceError::blocked(name, vec![node.unknown_peer(&request.to)]));
+    }
+    let claim = node.claim(name, &id).map_err(|blocker| ServiceError::blocked(name, vec![blocker]))?;
+    Ok(start(node, claim, id, request, turn))
+}
+
+fn start(node: &Arc<Node>, claim: Claim, id: MigrationId, request: &MoveRequest, turn: Option<Turn>) -> Report {
     let source = node.config.node.clone();
     let options = request.options;
     let (container, destination) = (request.container.clone(), request.to.clone());
@@ -27,11 +42,11 @@ pub fn start(node: &Arc<Node>, claim: Claim, id: MigrationId, request: &MoveRequ
     let live = node.registry.begin(report.clone());
     let node = Arc::clone(node);
     let began = Instant::now();
-    std::thread::spawn(move || run(&node, claim, &live, began));
+    std::thread::spawn(move || run(&node, claim, &live, turn, began));
     report
 }
 
-fn begin(report: &Report) -> Record {
+fn first_record(report: &Report) -> Record {
     Record::Begin {
         id: report.id.clone(),
         side: Side::Source,
@@ -41,9 +56,9 @@ fn begin(report: &Report) -> Record {
     }
 }
 
-fn run(node: &Arc<Node>, claim: Claim, live: &LiveReport, began: Instant) {
+fn run(node: &Arc<Node>, claim: Claim, live: &LiveReport, turn: Option<Turn>, began: Instant) {
     let report = live.read();
-    let mut journal = match Journal::create(&node.journals(), &report.id, &begin(&report)) {
+    let mut journal = match Journal::create(&node.journals(), &report.id, &first_record(&report)) {
         Ok(journal) => journal,
         Err(error) => {
             drop(claim);
@@ -55,7 +70,7 @@ fn run(node: &Arc<Node>, claim: Claim, live: &LiveReport, began: Instant) {
             });
         }
     };
-    let mut port = SourceRun::new(node, live.clone());
+    let mut port = SourceRun::new(node, live.clone(), turn);
     let ending = coordinator::migrate(&mut port, &mut journal, &node.faults);
     conclude(node, Some(claim), live, &mut port, journal, ending, began);
 }

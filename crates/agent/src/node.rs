@@ -11,7 +11,7 @@ use tranship_engine::Engine;
 use tranship_memory::tracker::Method;
 use tranship_sys::mapping_flags::FlagsReader;
 use tranship_transport::{Connection, Connector};
-use tranship_types::{Blocker, BlockerKind, MigrationId, NodeName};
+use tranship_types::{Blocker, BlockerKind, GroupReport, MigrationId, NodeName, Report};
 use tranship_wire::{Hello, Purpose};
 
 use crate::arrivals::Arrivals;
@@ -27,7 +27,8 @@ pub struct Node {
     pub config: Config,
     pub engine: Box<dyn Engine>,
     pub connector: Connector,
-    pub registry: Arc<Registry>,
+    pub registry: Arc<Registry<Report>>,
+    pub groups: Arc<Registry<GroupReport>>,
     pub arrivals: Arrivals,
     pub words: Words,
     pub faults: FaultPlan,
@@ -68,7 +69,8 @@ impl Node {
         tracking: Method,
     ) -> Arc<Self> {
         Arc::new(Self {
-            registry: Registry::new(&config.state_dir),
+            registry: Registry::new(config.state_dir.join("history")),
+            groups: Registry::new(config.state_dir.join("groups")),
             config,
             engine,
             connector,
@@ -228,12 +230,12 @@ pub fn failed(error: impl std::fmt::Display) -> Failure {
     Failure::new(error.to_string())
 }
 
-/// An id that no other migration has.
-pub fn new_id() -> std::io::Result<MigrationId> {
+/// What an id is made of that no other migration or group has.
+pub fn random_bytes() -> std::io::Result<[u8; 5]> {
     use std::io::Read;
     let mut bytes = [0; 5];
     std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(MigrationId::from_random(bytes))
+    Ok(bytes)
 }
 
 /// Lets an injected fault happen that needs no more than this process.

@@ -1,4 +1,4 @@
-//! What is known of migrations: those under way, watched live, and those that ended, on disk.
+//! What is known of migrations and groups: those under way, watched live, and those that ended, on disk.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -6,79 +6,98 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tokio::sync::watch;
-use tranship_types::{MigrationId, Outcome, Report};
+use tranship_api::Watched;
+use tranship_types::{Outcome, Report};
 
 /// Reports kept on disk.
 const HISTORY: usize = 500;
 
-/// All reports of this node.
+/// All reports of this node, of one kind.
 #[derive(Debug)]
-pub struct Registry {
-    live: Mutex<HashMap<MigrationId, watch::Sender<Report>>>,
+pub struct Registry<R: Watched> {
+    live: Mutex<HashMap<R::Id, watch::Sender<R>>>,
     directory: PathBuf,
 }
 
-/// One migration's report while it changes.
+/// One report while it changes.
 #[derive(Debug, Clone)]
-pub struct LiveReport {
-    registry: Arc<Registry>,
-    sender: watch::Sender<Report>,
-    id: MigrationId,
+pub struct Live<R: Watched> {
+    registry: Arc<Registry<R>>,
+    sender: watch::Sender<R>,
+    id: R::Id,
 }
+
+/// One migration's report while it changes.
+pub type LiveReport = Live<Report>;
 
 /// Milliseconds since the Unix epoch.
 pub fn unix_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
 }
 
-impl Registry {
-    /// A registry whose history is below `state_dir`.
-    pub fn new(state_dir: &Path) -> Arc<Self> {
-        Arc::new(Self { live: Mutex::default(), directory: state_dir.join("history") })
+impl<R: Watched> Registry<R> {
+    /// A registry whose history is this directory, which need not exist yet.
+    pub fn new(directory: PathBuf) -> Arc<Self> {
+        Arc::new(Self { live: Mutex::default(), directory })
     }
 
-    fn live(&self) -> std::sync::MutexGuard<'_, HashMap<MigrationId, watch::Sender<Report>>> {
+    fn live(&self) -> std::sync::MutexGuard<'_, HashMap<R::Id, watch::Sender<R>>> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes a report known from now on. One that has ended already stays in the history.
-    pub fn begin(self: &Arc<Self>, report: Report) -> LiveReport {
-        let id = report.id.clone();
-        let under_way = report.outcome == Outcome::Running;
+    pub fn begin(self: &Arc<Self>, report: R) -> Live<R> {
+        let id = report.id().clone();
+        let under_way = report.outcome() == Outcome::Running;
         let (sender, _) = watch::channel(report);
         if under_way {
             self.live().insert(id.clone(), sender.clone());
         }
-        LiveReport { registry: Arc::clone(self), sender, id }
+        Live { registry: Arc::clone(self), sender, id }
     }
 
-    /// Follows a migration; one that has ended gives its last report only.
-    pub fn watch(&self, id: &MigrationId) -> Option<watch::Receiver<Report>> {
+    /// Follows one; one that has ended gives its last report only.
+    pub fn watch(&self, id: &R::Id) -> Option<watch::Receiver<R>> {
         if let Some(sender) = self.live().get(id) {
             return Some(sender.subscribe());
         }
         Some(watch::channel(self.read(&self.path(id))?).1)
     }
 
+    /// Waits until one has ended, or the agent stops; its last report. Not to be called within a tokio runtime.
+    pub fn wait(&self, id: &R::Id) -> Option<R> {
+        let mut reports = self.watch(id)?;
+        // Without timers and descriptors, so that there is nothing that could be lacking.
+        let runtime = tokio::runtime::Builder::new_current_thread().build().ok()?;
+        let ended = runtime.block_on(async {
+            // An error says that there is no later report than the one that is there.
+            let _ = reports.wait_for(|report| report.outcome() != Outcome::Running).await;
+            reports.borrow().clone()
+        });
+        Some(ended)
+    }
+
     /// One report.
-    pub fn report(&self, id: &MigrationId) -> Option<Report> {
+    pub fn report(&self, id: &R::Id) -> Option<R> {
         let live = self.live().get(id).map(|s| s.borrow().clone());
         live.or_else(|| self.read(&self.path(id)))
     }
 
     /// All reports, newest first.
-    pub fn reports(&self) -> Vec<Report> {
-        let mut all: Vec<Report> = self.live().values().map(|s| s.borrow().clone()).collect();
-        all.extend(self.files().iter().filter_map(|path| self.read(path)));
-        all.sort_by_key(|r| std::cmp::Reverse(r.started_unix_ms));
+    pub fn reports(&self) -> Vec<R> {
+        let mut all: Vec<R> = self.live().values().map(|s| s.borrow().clone()).collect();
+        let live: Vec<R::Id> = all.iter().map(|r| r.id().clone()).collect();
+        // What is under way may be kept, too.
+        all.extend(self.files().iter().filter_map(|path| self.read(path)).filter(|r| !live.contains(r.id())));
+        all.sort_by_key(|r| std::cmp::Reverse(r.started_unix_ms()));
         all
     }
 
-    fn path(&self, id: &MigrationId) -> PathBuf {
+    fn path(&self, id: &R::Id) -> PathBuf {
         self.directory.join(format!("{id}.json"))
     }
 
-    fn read(&self, path: &Path) -> Option<Report> {
+    fn read(&self, path: &Path) -> Option<R> {
         serde_json::from_slice(&std::fs::read(path).ok()?).ok()
     }
 
@@ -87,15 +106,16 @@ impl Registry {
         entries.map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "json")).collect()
     }
 
-    fn keep(&self, report: &Report) {
-        let write = || -> std::io::Result<()> {
-            std::fs::create_dir_all(&self.directory)?;
-            let nascent = self.path(&report.id).with_extension("nascent");
-            std::fs::write(&nascent, serde_json::to_vec_pretty(report)?)?;
-            std::fs::rename(nascent, self.path(&report.id))
-        };
-        if let Err(error) = write() {
-            tracing::warn!(%error, id = %report.id, "the report cannot be kept in the history");
+    fn write(&self, report: &R) -> std::io::Result<()> {
+        std::fs::create_dir_all(&self.directory)?;
+        let nascent = self.path(report.id()).with_extension("nascent");
+        std::fs::write(&nascent, serde_json::to_vec_pretty(report)?)?;
+        std::fs::rename(nascent, self.path(report.id()))
+    }
+
+    fn keep(&self, report: &R) {
+        if let Err(error) = self.write(report) {
+            tracing::warn!(%error, id = %report.id(), "the report cannot be kept in the history");
         }
         let mut files = self.files();
         if files.len() > HISTORY {
@@ -107,20 +127,25 @@ impl Registry {
     }
 }
 
-impl LiveReport {
+impl<R: Watched> Live<R> {
     /// Changes the report; who watches sees it.
-    pub fn change(&self, change: impl FnOnce(&mut Report)) {
+    pub fn change(&self, change: impl FnOnce(&mut R)) {
         self.sender.send_modify(change);
     }
 
     /// The report as it stands.
-    pub fn read(&self) -> Report {
+    pub fn read(&self) -> R {
         self.sender.borrow().clone()
+    }
+
+    /// Keeps the report as it stands on disk, for an agent that follows this one.
+    pub fn save(&self) -> std::io::Result<()> {
+        self.registry.write(&self.read())
     }
 
     /// The last change: the report goes to the history, and who watches learns that it has ended. What becomes known of it
     /// later may follow.
-    pub fn end(&self, change: impl FnOnce(&mut Report)) {
+    pub fn end(&self, change: impl FnOnce(&mut R)) {
         let mut report = self.read();
         change(&mut report);
         self.registry.keep(&report);

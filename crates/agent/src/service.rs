@@ -5,16 +5,15 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tranship_api::{
-    AgentService, Begun, ContainerInfo, ContainerState, ErrorKind, MoveRequest, NodeInfo, PeerInfo, PeerState, Plan,
-    PlanRequest, Problem, RecoverRequest, ServiceError, ToolInfo,
+    AgentService, Begun, ContainerInfo, ContainerState, ErrorKind, GroupRequest, MoveRequest, NodeInfo, PeerInfo,
+    PeerState, Plan, PlanRequest, Problem, RecoverRequest, ServiceError, ToolInfo,
 };
 use tranship_engine::State;
-use tranship_types::{Blocker, MigrationId, NodeName, Report};
+use tranship_types::{Blocker, GroupId, GroupReport, MigrationId, NodeName, Report};
 use tranship_wire::Purpose;
 
-use crate::node::{Node, new_id};
-use crate::plan::{self, refused};
-use crate::{inspection, moves, options, recovery};
+use crate::node::Node;
+use crate::{groups, moves, options, plan, recovery};
 
 /// The agent as its API sees it.
 pub struct Service(pub Arc<Node>);
@@ -121,15 +120,7 @@ impl AgentService for Service {
         if request.dry_run {
             return plan::dry_run(node, &request).map(Begun::Planned);
         }
-        let name = &request.container;
-        let id = new_id().map_err(|e| ServiceError::new(ErrorKind::Internal, format!("no random bytes: {e}"), ""))?;
-        // Wrong names are answered at once; what takes a look is reported by the migration itself.
-        inspection::find(node, name).map_err(|f| refused(f, name))?;
-        if !node.config.peers.contains_key(&request.to) {
-            return Err(ServiceError::blocked(name, vec![node.unknown_peer(&request.to)]));
-        }
-        let claim = node.claim(name, &id).map_err(|blocker| ServiceError::blocked(name, vec![blocker]))?;
-        Ok(Begun::Started(Box::new(moves::start(node, claim, id, &request))))
+        moves::begin(node, &request, None).map(|report| Begun::Started(Box::new(report)))
     }
 
     fn plan(&self, request: PlanRequest) -> Result<Plan, ServiceError> {
@@ -151,6 +142,23 @@ impl AgentService for Service {
 
     fn watch(&self, id: &MigrationId) -> Result<watch::Receiver<Report>, ServiceError> {
         self.0.registry.watch(id).ok_or_else(|| ServiceError::no_such_migration(id))
+    }
+
+    fn begin_group(&self, request: GroupRequest) -> Result<GroupReport, ServiceError> {
+        options::check(&request.options)?;
+        groups::begin(&self.0, &request)
+    }
+
+    fn groups(&self) -> Result<Vec<GroupReport>, ServiceError> {
+        Ok(self.0.groups.reports())
+    }
+
+    fn group(&self, id: &GroupId) -> Result<GroupReport, ServiceError> {
+        self.0.groups.report(id).ok_or_else(|| ServiceError::no_such_group(id))
+    }
+
+    fn watch_group(&self, id: &GroupId) -> Result<watch::Receiver<GroupReport>, ServiceError> {
+        self.0.groups.watch(id).ok_or_else(|| ServiceError::no_such_group(id))
     }
 }
 

@@ -1,6 +1,5 @@
 //! The source's steps, done with the real parts.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,7 +12,6 @@ use tranship_memory::send::{Chunk, Stream};
 use tranship_memory::shared::source::{SharedMemory, Where};
 use tranship_memory::tracker::{Round, Tracker};
 use tranship_network::{Gate, HeldFrame, Hold};
-use tranship_sys::breakpoints;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
 use tranship_transport::{Connection, Link};
@@ -30,11 +28,13 @@ mod shared;
 mod skeleton;
 mod streams;
 mod transfer;
+mod turns;
 mod undo;
 
 use push::{Demand, Push};
 use streams::show_compressed;
 
+use crate::groups::Turn;
 use crate::inspection;
 use crate::layout::{Front, Layout, Role};
 use crate::node::{self, Node, failed};
@@ -59,6 +59,8 @@ pub struct SourceRun {
     name: String,
     peer: NodeName,
     report: LiveReport,
+    /// Its turns, where it is a member of a group.
+    turn: Option<Turn>,
     layout: Layout,
     inspection: Option<(Container, Offer)>,
     control: Option<Connection>,
@@ -69,8 +71,6 @@ pub struct SourceRun {
     gate: Option<Gate>,
     /// Keeps the packets that reach the closed gate.
     hold: Option<Hold>,
-    /// Has criu set breakpoints without a wait.
-    breakpoints: Option<OwnedFd>,
     /// Packets that were held and not delivered yet.
     held: Vec<HeldFrame>,
     clock: ClockOffset,
@@ -126,7 +126,7 @@ fn answered(response: Response) -> Result<Response, Failure> {
 }
 
 impl SourceRun {
-    pub fn new(node: &Arc<Node>, report: LiveReport) -> Self {
+    pub fn new(node: &Arc<Node>, report: LiveReport, turn: Option<Turn>) -> Self {
         let first = report.read();
         Self {
             layout: Layout::new(&node.config.run_dir, &first.id),
@@ -135,6 +135,7 @@ impl SourceRun {
             name: first.container,
             peer: first.destination,
             report,
+            turn,
             inspection: None,
             control: None,
             streams: Vec::new(),
@@ -142,7 +143,6 @@ impl SourceRun {
             front: None,
             gate: None,
             hold: None,
-            breakpoints: None,
             held: Vec::new(),
             clock: ClockOffset::default(),
             timeline: Timeline::default(),
@@ -173,7 +173,7 @@ impl SourceRun {
 
     /// Takes up a migration of an earlier agent. Whether its offer left, or its word to commit, is not on record.
     pub fn taken_up(node: &Arc<Node>, report: LiveReport) -> Self {
-        Self { offered: true, unanswered: Some(Instant::now()), ..Self::new(node, report) }
+        Self { offered: true, unanswered: Some(Instant::now()), ..Self::new(node, report, None) }
     }
 
     fn inspected(&self) -> Result<&(Container, Offer), Failure> {
@@ -284,7 +284,6 @@ impl SourceRun {
         self.find_shared(Where::Everywhere)?;
         self.files = tmpfs::Leaving::begin(&self.node, &self.peer, &self.id, &container, &offer);
         self.gate = prepared_gate(&offer)?;
-        self.breakpoints = breakpoints::prepare().ok();
         if let Some((path, identity)) = &offer.network {
             match Hold::prepare(path, identity) {
                 Ok(hold) => self.hold = Some(hold),
@@ -513,6 +512,7 @@ fn prepared_gate(offer: &Offer) -> Result<Option<Gate>, Failure> {
 
 impl SourcePort for SourceRun {
     fn run(&mut self, step: SourceStep) -> Result<(), Failure> {
+        self.take_turn(step)?;
         let start = monotonic_ns();
         let done = self.perform(step);
         // Those in the blackout tell of what they do in finer parts.

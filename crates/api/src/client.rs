@@ -1,4 +1,5 @@
 use std::io;
+use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -9,9 +10,12 @@ use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
-use tranship_types::{MigrationId, Outcome, Report};
+use tranship_types::{GroupId, GroupReport, MigrationId, Outcome, Report};
 
-use crate::{ApiError, Begun, ContainerInfo, ErrorBody, MoveRequest, NodeInfo, Plan, PlanRequest, RecoverRequest};
+use crate::{
+    ApiError, Begun, ContainerInfo, ErrorBody, GroupRequest, MoveRequest, NodeInfo, Plan, PlanRequest, RecoverRequest,
+    Watched,
+};
 
 /// The longest answer that is accepted: a long history of long reports.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
@@ -145,20 +149,37 @@ impl Client {
         in_time(&call, async { read(&call, self.send(&call, body).await?).await }).await
     }
 
-    /// `GET /v1/migrations/ID/events`: the reports from now on.
-    pub async fn events(&self, id: &MigrationId) -> Result<Events, ClientError> {
-        let call = Call { method: Method::GET, path: format!("/v1/migrations/{id}/events") };
-        let answer = in_time(&call, self.send(&call, Vec::new())).await?;
-        Ok(Events { call, body: answer.into_body(), buffer: Vec::new(), ended: false })
+    /// `POST /v1/groups`. Waits for as long as the agent looks for the containers.
+    pub async fn begin_group(&self, request: &GroupRequest) -> Result<GroupReport, ClientError> {
+        let call = Call { method: Method::POST, path: "/v1/groups".to_owned() };
+        let body = serde_json::to_vec(request).map_err(|e| call.unintelligible(&e))?;
+        read(&call, self.send(&call, body).await?).await
     }
 
-    /// Calls `see` for each report from now on and returns the last one, in which the migration has ended.
-    pub async fn follow(&self, id: &MigrationId, mut see: impl FnMut(&Report)) -> Result<Report, ClientError> {
+    /// `GET /v1/groups`: newest first.
+    pub async fn groups(&self) -> Result<Vec<GroupReport>, ClientError> {
+        self.question("/v1/groups").await
+    }
+
+    /// `GET /v1/groups/ID`.
+    pub async fn group(&self, id: &GroupId) -> Result<GroupReport, ClientError> {
+        self.question(&format!("/v1/groups/{id}")).await
+    }
+
+    /// `GET /v1/migrations/ID/events` or `/v1/groups/ID/events`: the reports from now on.
+    pub async fn events<R: Watched>(&self, id: &R::Id) -> Result<Events<R>, ClientError> {
+        let call = Call { method: Method::GET, path: format!("{}/{id}/events", R::PATH) };
+        let answer = in_time(&call, self.send(&call, Vec::new())).await?;
+        Ok(Events { call, body: answer.into_body(), buffer: Vec::new(), ended: false, reports: PhantomData })
+    }
+
+    /// Calls `see` for each report from now on and returns the last one, in which the migration or group has ended.
+    pub async fn follow<R: Watched>(&self, id: &R::Id, mut see: impl FnMut(&R)) -> Result<R, ClientError> {
         let mut events = self.events(id).await?;
         loop {
             let report = events.next().await?;
             see(&report);
-            if report.outcome != Outcome::Running {
+            if report.outcome() != Outcome::Running {
                 return Ok(report);
             }
         }
@@ -240,19 +261,20 @@ async fn read<T: DeserializeOwned>(call: &Call, answer: Response<Incoming>) -> R
     serde_json::from_slice(&bytes).map_err(|e| call.unintelligible(&e))
 }
 
-/// A migration's reports as they come.
+/// A migration's or group's reports as they come.
 #[derive(Debug)]
-pub struct Events {
+pub struct Events<R> {
     call: Call,
     body: Incoming,
     buffer: Vec<u8>,
     ended: bool,
+    reports: PhantomData<R>,
 }
 
-impl Events {
+impl<R: Watched> Events<R> {
     /// Waits for the next report. Dropping the future loses nothing. An error after the report in which the migration has
     /// ended only says that there is none after it.
-    pub async fn next(&mut self) -> Result<Report, ClientError> {
+    pub async fn next(&mut self) -> Result<R, ClientError> {
         loop {
             if let Some(end) = self.buffer.iter().position(|b| *b == b'\n') {
                 let report = serde_json::from_slice(&self.buffer[..end]).map_err(|e| self.call.unintelligible(&e));

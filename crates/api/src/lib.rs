@@ -10,6 +10,8 @@
 //! | `GET /v1/migrations` | [`Report`]s, newest first |
 //! | `GET /v1/migrations/ID` | [`Report`] |
 //! | `GET /v1/migrations/ID/events` | newline-delimited [`Report`]s until the migration has ended |
+//! | `POST /v1/groups` ([`GroupRequest`]) | 202 [`GroupReport`] |
+//! | `GET /v1/groups`, `/v1/groups/ID`, `/v1/groups/ID/events` | as of migrations: [`GroupReport`]s |
 //! | `GET /v1/openapi.json` | the OpenAPI description |
 //!
 //! Everything else is an [`ApiError`]: 400 for a request that makes no sense, 404 for an unknown id or container, 409 where
@@ -19,25 +21,30 @@
 //! An agent implements [`AgentService`] and hands it to [`router`] and [`serve`]. Programs use [`Client`], or
 //! [`blocking::Client`] where they have no async runtime.
 //!
+//! [`GroupReport`]: tranship_types::GroupReport
 //! [`Report`]: tranship_types::Report
 
 pub mod blocking;
 mod client;
 mod exchange;
+mod group;
 mod openapi;
 mod server;
 mod service;
 mod socket;
+mod watched;
 
 pub use client::{Client, ClientError, Events};
 pub use exchange::{
     ApiError, Begun, ContainerInfo, ContainerState, ErrorBody, MoveRequest, NodeInfo, PeerInfo, PeerState, Plan,
     PlanRequest, Problem, RecoverRequest, ToolInfo,
 };
+pub use group::{GroupContainer, GroupRequest, Label};
 pub use openapi::description;
 pub use server::{router, serve};
 pub use service::{AgentService, ErrorKind, ServiceError};
 pub use socket::{BindError, bind};
+pub use watched::Watched;
 
 /// Where the agent listens unless it is told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/tranship/agent.sock";

@@ -15,6 +15,10 @@ use utoipa::OpenApi;
         crate::server::reports,
         crate::server::report,
         crate::server::events,
+        crate::server::begin_group,
+        crate::server::groups,
+        crate::server::group,
+        crate::server::group_events,
         crate::server::openapi,
     )
 )]

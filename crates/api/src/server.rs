@@ -1,6 +1,8 @@
 use std::convert::Infallible;
+use std::fmt::Display;
 use std::future::{Future, IntoFuture};
 use std::io;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,11 +17,11 @@ use axum::routing::{MethodRouter, get, post};
 use futures::stream::{self, Stream};
 use tokio::net::UnixListener;
 use tokio::sync::{oneshot, watch};
-use tranship_types::{MigrationId, Outcome, Report};
+use tranship_types::{GroupId, GroupReport, MigrationId, Outcome, Report};
 
 use crate::{
-    AgentService, ApiError, Begun, ContainerInfo, ErrorKind, MoveRequest, NodeInfo, Plan, PlanRequest, RecoverRequest,
-    ServiceError,
+    AgentService, ApiError, Begun, ContainerInfo, ErrorKind, GroupRequest, MoveRequest, NodeInfo, Plan, PlanRequest,
+    RecoverRequest, ServiceError, Watched,
 };
 
 /// Requests are small; anything longer is a mistake.
@@ -54,6 +56,9 @@ pub(crate) fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
         ("/v1/migrations", get(reports).post(begin_move)),
         ("/v1/migrations/{id}", get(report)),
         ("/v1/migrations/{id}/events", get(events)),
+        ("/v1/groups", get(groups).post(begin_group)),
+        ("/v1/groups/{id}", get(group)),
+        ("/v1/groups/{id}/events", get(group_events)),
         ("/v1/openapi.json", get(openapi)),
     ]
 }
@@ -125,7 +130,7 @@ async fn ask<T: Send + 'static>(
     }
 }
 
-fn parse_id(id: &str) -> Result<MigrationId, ServiceError> {
+fn parse_id<Id: FromStr<Err: Display>>(id: &str) -> Result<Id, ServiceError> {
     id.parse().map_err(|e| {
         let remedy = "see `tranship history` for the ids that this node knows";
         ServiceError::new(ErrorKind::NotFound, format!("there is no such migration: {e}"), remedy)
@@ -233,7 +238,7 @@ pub(crate) async fn report(
     State(service): State<Service>,
     Path(id): Path<String>,
 ) -> Result<Json<Report>, ServiceError> {
-    let id = parse_id(&id)?;
+    let id: MigrationId = parse_id(&id)?;
     ask(service, move |s| s.report(&id)).await.map(Json)
 }
 
@@ -244,9 +249,64 @@ pub(crate) async fn report(
     (status = 404, body = ApiError),
 ))]
 pub(crate) async fn events(State(service): State<Service>, Path(id): Path<String>) -> Result<Response, ServiceError> {
-    let id = parse_id(&id)?;
-    let reports = ask(service, move |s| s.watch(&id)).await?;
-    Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines(reports))).into_response())
+    let id: MigrationId = parse_id(&id)?;
+    ask(service, move |s| s.watch(&id)).await.map(stream_of)
+}
+
+/// Begins to move a group of containers.
+#[utoipa::path(post, path = "/v1/groups", request_body = GroupRequest, responses(
+    (status = 202, body = GroupReport, description = "the first move has begun, or will"),
+    (status = 400, body = ApiError, description = "the request makes no sense: there is no such order"),
+    (status = 404, body = ApiError, description = "no such container"),
+    (status = 409, body = ApiError, description = "a move of one of the containers is under way"),
+    (status = 422, body = ApiError, description = "something stands in the way: see its blockers"),
+))]
+pub(crate) async fn begin_group(
+    State(service): State<Service>,
+    request: Result<Json<GroupRequest>, JsonRejection>,
+) -> Result<Response, ServiceError> {
+    let request = body(request)?;
+    let report = ask(service, |s| s.begin_group(request)).await?;
+    Ok((StatusCode::ACCEPTED, Json(report)).into_response())
+}
+
+/// All groups that the node has moved, newest first.
+#[utoipa::path(get, path = "/v1/groups", responses(
+    (status = 200, body = [GroupReport]),
+    (status = 500, body = ApiError),
+))]
+pub(crate) async fn groups(State(service): State<Service>) -> Result<Json<Vec<GroupReport>>, ServiceError> {
+    ask(service, AgentService::groups).await.map(Json)
+}
+
+/// One group.
+#[utoipa::path(get, path = "/v1/groups/{id}", params(("id" = String, Path, description = "the group's id")), responses(
+    (status = 200, body = GroupReport),
+    (status = 404, body = ApiError),
+))]
+pub(crate) async fn group(
+    State(service): State<Service>,
+    Path(id): Path<String>,
+) -> Result<Json<GroupReport>, ServiceError> {
+    let id: GroupId = parse_id(&id)?;
+    ask(service, move |s| s.group(&id)).await.map(Json)
+}
+
+/// One group's reports, one a line, from now until it has ended; as those of a migration.
+#[utoipa::path(get, path = "/v1/groups/{id}/events", params(("id" = String, Path, description = "the group's id")), responses(
+    (status = 200, body = GroupReport, content_type = "application/x-ndjson"),
+    (status = 404, body = ApiError),
+))]
+pub(crate) async fn group_events(
+    State(service): State<Service>,
+    Path(id): Path<String>,
+) -> Result<Response, ServiceError> {
+    let id: GroupId = parse_id(&id)?;
+    ask(service, move |s| s.watch_group(&id)).await.map(stream_of)
+}
+
+fn stream_of<R: Watched>(reports: watch::Receiver<R>) -> Response {
+    ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines(reports))).into_response()
 }
 
 /// This description.
@@ -257,7 +317,7 @@ pub(crate) async fn openapi() -> Response {
 
 /// The reports as lines. The stream makes a line only when the connection has room for it, from whatever report is the
 /// newest then: that is all the memory that a slow reader can cost.
-fn lines(mut reports: watch::Receiver<Report>) -> impl Stream<Item = Result<Bytes, Infallible>> {
+fn lines<R: Watched>(mut reports: watch::Receiver<R>) -> impl Stream<Item = Result<Bytes, Infallible>> {
     reports.mark_changed();
     stream::unfold(Some(reports), |reports| async {
         let mut reports = reports?;
@@ -266,11 +326,11 @@ fn lines(mut reports: watch::Receiver<Report>) -> impl Stream<Item = Result<Byte
         let (line, ended) = {
             let report = reports.borrow_and_update();
             let mut line = serde_json::to_vec(&*report).unwrap_or_else(|e| {
-                tracing::error!(id = %report.id, "a report cannot be written as JSON: {e}");
+                tracing::error!(id = %report.id(), "a report cannot be written as JSON: {e}");
                 Vec::new()
             });
             line.push(b'\n');
-            (line, report.outcome != Outcome::Running)
+            (line, report.outcome() != Outcome::Running)
         };
         Some((Ok(Bytes::from(line)), (!ended).then_some(reports)))
     })

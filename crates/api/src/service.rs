@@ -1,7 +1,7 @@
 use tokio::sync::watch;
-use tranship_types::{Blocker, BlockerKind, MigrationId, Report};
+use tranship_types::{Blocker, BlockerKind, GroupId, GroupReport, MigrationId, Report};
 
-use crate::{Begun, ContainerInfo, ErrorBody, MoveRequest, NodeInfo, Plan, PlanRequest, RecoverRequest};
+use crate::{Begun, ContainerInfo, ErrorBody, GroupRequest, MoveRequest, NodeInfo, Plan, PlanRequest, RecoverRequest};
 
 /// What the API asks of an agent. The calls may block (each runs on a thread of its own) and may come at the same time.
 pub trait AgentService: Send + Sync + 'static {
@@ -33,6 +33,19 @@ pub trait AgentService: Send + Sync + 'static {
     /// costs nothing. The sender sets the last report before it is dropped; for a migration that ended long ago, a channel
     /// that holds its report and has no sender any more is right.
     fn watch(&self, id: &MigrationId) -> Result<watch::Receiver<Report>, ServiceError>;
+
+    /// Begins to move a group and returns at once; refuses, before anything is touched, what has no order, or names what
+    /// there is not.
+    fn begin_group(&self, request: GroupRequest) -> Result<GroupReport, ServiceError>;
+
+    /// All groups that this node has moved, newest first.
+    fn groups(&self) -> Result<Vec<GroupReport>, ServiceError>;
+
+    /// One group.
+    fn group(&self, id: &GroupId) -> Result<GroupReport, ServiceError>;
+
+    /// One group's reports as they change; as [`AgentService::watch`].
+    fn watch_group(&self, id: &GroupId) -> Result<watch::Receiver<GroupReport>, ServiceError>;
 }
 
 /// Why an agent refuses or fails; decides the HTTP status.
@@ -76,6 +89,12 @@ impl ServiceError {
             format!("this node knows no migration {id}"),
             "see `tranship history` for those that it knows",
         )
+    }
+
+    /// The error for an id of a group that this node does not know.
+    pub fn no_such_group(id: &GroupId) -> Self {
+        let remedy = "only the node that the group has left knows it; see `tranship status` there";
+        Self::new(ErrorKind::NotFound, format!("this node knows no group {id}"), remedy)
     }
 
     /// The refusal of a move because of `blockers`, of which there must be at least one; the first decides the kind.

@@ -8,10 +8,12 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tranship_api::{
-    AgentService, Begun, Client, ClientError, ContainerInfo, ContainerState, ErrorKind, MoveRequest, NodeInfo,
-    PeerInfo, PeerState, Plan, PlanRequest, RecoverRequest, ServiceError, ToolInfo, bind, router, serve,
+    AgentService, Begun, Client, ClientError, ContainerInfo, ContainerState, ErrorKind, GroupRequest, MoveRequest,
+    NodeInfo, PeerInfo, PeerState, Plan, PlanRequest, RecoverRequest, ServiceError, ToolInfo, bind, router, serve,
 };
-use tranship_types::{Blocker, BlockerKind, MigrationId, Mode, Outcome, Phase, Report};
+use tranship_types::{
+    Blocker, BlockerKind, GroupId, GroupOrder, GroupReport, MigrationId, Mode, Outcome, Phase, Report,
+};
 
 #[derive(Default)]
 struct Script {
@@ -24,6 +26,19 @@ fn id(text: &str) -> MigrationId {
 
 fn running(text: &str) -> Report {
     Report::new(id(text), "redis".into(), "a".parse().unwrap(), "b".parse().unwrap(), Mode::Cold, 1_700_000_000_000)
+}
+
+fn group(text: &str, outcome: Outcome) -> GroupReport {
+    GroupReport {
+        id: text.parse().unwrap(),
+        source: "a".parse().unwrap(),
+        order: GroupOrder::Pipelined,
+        outcome,
+        started_unix_ms: 0,
+        total_ms: None,
+        members: Vec::new(),
+        interrupted: false,
+    }
 }
 
 fn node() -> NodeInfo {
@@ -111,6 +126,28 @@ impl AgentService for Script {
 
     fn watch(&self, id: &MigrationId) -> Result<watch::Receiver<Report>, ServiceError> {
         self.migrations.lock().unwrap().get(id).cloned().ok_or_else(|| ServiceError::no_such_migration(id))
+    }
+
+    fn begin_group(&self, request: GroupRequest) -> Result<GroupReport, ServiceError> {
+        match request.to {
+            Some(_) => Ok(group("g-1", Outcome::Running)),
+            None => Err(ServiceError::new(ErrorKind::Invalid, "redis has no destination", "name one")),
+        }
+    }
+
+    fn groups(&self) -> Result<Vec<GroupReport>, ServiceError> {
+        Ok(vec![group("g-1", Outcome::Moved)])
+    }
+
+    fn group(&self, id: &GroupId) -> Result<GroupReport, ServiceError> {
+        self.watch_group(id).map(|w| w.borrow().clone())
+    }
+
+    fn watch_group(&self, id: &GroupId) -> Result<watch::Receiver<GroupReport>, ServiceError> {
+        match id.as_str() {
+            "g-1" => Ok(watch::channel(group("g-1", Outcome::Moved)).1),
+            _ => Err(ServiceError::no_such_group(id)),
+        }
     }
 }
 
@@ -237,7 +274,7 @@ async fn nonsense_is_refused_in_the_form_of_every_other_error() {
 async fn a_follower_sees_the_changes_and_the_end() {
     let agent = agent();
     let sender = agent.migration(running("m-1"));
-    let mut events = agent.client.events(&id("m-1")).await.unwrap();
+    let mut events = agent.client.events::<Report>(&id("m-1")).await.unwrap();
     assert_eq!(events.next().await.unwrap().phase, Phase::Plan);
     sender.send_modify(|r| r.phase = Phase::Freeze);
     assert_eq!(events.next().await.unwrap().phase, Phase::Freeze);
@@ -254,7 +291,7 @@ async fn a_migration_that_ended_long_ago_can_be_followed() {
     report.outcome = Outcome::Failed;
     drop(agent.migration(report.clone()));
     let mut seen = 0;
-    assert_eq!(agent.client.follow(&id("m-1"), |_| seen += 1).await.unwrap(), report);
+    assert_eq!(agent.client.follow::<Report>(&id("m-1"), |_| seen += 1).await.unwrap(), report);
     assert_eq!(seen, 1);
 }
 
@@ -262,7 +299,7 @@ async fn a_migration_that_ended_long_ago_can_be_followed() {
 async fn an_agent_that_stops_reporting_is_noticed() {
     let agent = agent();
     drop(agent.migration(running("m-1")));
-    let error = agent.client.follow(&id("m-1"), |_| {}).await.unwrap_err();
+    let error = agent.client.follow::<Report>(&id("m-1"), |_| {}).await.unwrap_err();
     assert!(matches!(error, ClientError::Lost { .. }) && error.is_unreachable());
 }
 
@@ -318,7 +355,7 @@ async fn followers_do_not_keep_a_stopping_agent() {
     let serving = tokio::spawn(serve(bind(&socket).unwrap(), router(service), async {
         let _ = stopped.await;
     }));
-    let mut events = Client::new(&socket).events(&id("m-1")).await.unwrap();
+    let mut events = Client::new(&socket).events::<Report>(&id("m-1")).await.unwrap();
     events.next().await.unwrap();
     stop.send(()).unwrap();
     tokio::time::timeout(Duration::from_secs(10), serving).await.unwrap().unwrap().unwrap();
@@ -334,4 +371,19 @@ fn programs_without_a_runtime_have_their_client() {
     let sender = agent.migration(running("m-1"));
     sender.send_modify(|r| r.outcome = Outcome::Moved);
     assert_eq!(client.follow(&id("m-1"), |_| {}).unwrap().outcome, Outcome::Moved);
+}
+
+#[tokio::test]
+async fn a_group_is_begun_refused_looked_at_and_followed() {
+    let agent = agent();
+    let to = Some("b".parse().unwrap());
+    let request = GroupRequest { to, ..GroupRequest::default() };
+    let begun = agent.client.begin_group(&request).await.unwrap();
+    assert_eq!(begun.outcome, Outcome::Running);
+    let refused = agent.client.begin_group(&GroupRequest::default()).await.unwrap_err();
+    assert!(matches!(refused, ClientError::Refused { status: 400, .. }), "{refused}");
+    assert_eq!(agent.client.follow(&begun.id, |_: &GroupReport| {}).await.unwrap().outcome, Outcome::Moved);
+    assert_eq!(agent.client.group(&begun.id).await.unwrap(), agent.client.groups().await.unwrap()[0]);
+    let unknown = agent.client.group(&"g-2".parse().unwrap()).await.unwrap_err();
+    assert!(unknown.to_string().contains("knows no group g-2"), "{unknown}");
 }

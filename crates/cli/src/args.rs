@@ -11,8 +11,8 @@ use crate::units;
 
 const EXIT_STATUS: &str = "\
 Exit status:
-    0  done; for `move`: the container runs on the destination; for `recover`: on the source
-    1  failed; for `move`: the container runs on the source, unharmed
+    0  done; for `move`: the container runs on the destination; for `move-group`: all do; for `recover`: on the source
+    1  failed; for `move`: the container runs on the source, unharmed; for `move-group`: at least one does
     2  the command line makes no sense
     3  `move` is blocked, or `recover` refused: nothing was touched
     4  the agent cannot be reached
@@ -38,6 +38,9 @@ pub enum Call {
     /// Move a running container to another node
     #[command(after_help = EXIT_STATUS)]
     Move(Move),
+    /// Move several containers to another node, in the order of what they depend on
+    #[command(after_help = EXIT_STATUS)]
+    MoveGroup(MoveGroup),
     /// Foretell how a move would go, from some seconds of watching; nothing is stopped or moved
     Plan(Plan),
     /// List this node's containers
@@ -82,6 +85,36 @@ pub struct Move {
     #[arg(long)]
     pub dry_run: bool,
     /// Print exactly one line of JSON on stdout: the final report, the plan of a dry run, or the error
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[group(id = "members", required = true, multiple = true, args = ["file", "label", "compose_project"])]
+pub struct MoveGroup {
+    /// A group file (YAML): the containers, and what they depend on
+    pub file: Option<PathBuf>,
+    /// All running containers with this label, e.g. tier=shop
+    #[arg(long, value_name = "KEY=VALUE", conflicts_with = "compose_project")]
+    pub label: Option<String>,
+    /// All running containers of this Compose project, with the dependencies that it has
+    #[arg(long, value_name = "PROJECT")]
+    pub compose_project: Option<String>,
+    /// The node to move them to, where nothing else is said of one
+    #[arg(long, value_name = "NODE")]
+    pub to: Option<String>,
+    /// The nodes to move some of them to instead
+    #[arg(long, value_name = "NAME=NODE", num_args = 1..)]
+    pub map: Vec<String>,
+    /// Move each when the one before has been moved, rather than in a pipeline
+    #[arg(long, conflicts_with = "all_at_once")]
+    pub sequential: bool,
+    /// Move all at the same time, in no order
+    #[arg(long)]
+    pub all_at_once: bool,
+    #[command(flatten)]
+    pub how: How,
+    /// Print exactly one line of JSON on stdout: the final report of the group, or the error
     #[arg(long)]
     pub json: bool,
 }
@@ -157,7 +190,7 @@ pub enum CompressName {
 
 #[derive(Debug, Args)]
 pub struct Status {
-    /// The move's id
+    /// The id of a move, or of a group
     pub id: Option<String>,
     /// Follow the move until it has ended; the exit status is then that of `move`
     #[arg(long, short, requires = "id")]

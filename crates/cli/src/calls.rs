@@ -129,7 +129,7 @@ impl Calls<'_> {
         if blocked { Exit::Blocked } else { printed }
     }
 
-    fn not_begun(&self, error: &ClientError, json: bool) -> Exit {
+    pub fn not_begun(&self, error: &ClientError, json: bool) -> Exit {
         match (self.refused(error, json), error) {
             // Refusals of a move come before anything is touched.
             (Exit::Failed, ClientError::Refused { status: 404 | 409 | 422 | 503, .. }) => Exit::Blocked,
@@ -206,7 +206,12 @@ impl Calls<'_> {
     }
 
     /// Prints an answer as JSON or as text, or says why there is none.
-    fn print<T: Serialize>(&self, answer: Result<T, ClientError>, json: bool, text: impl FnOnce(&T) -> String) -> Exit {
+    pub fn print<T: Serialize>(
+        &self,
+        answer: Result<T, ClientError>,
+        json: bool,
+        text: impl FnOnce(&T) -> String,
+    ) -> Exit {
         match answer {
             Ok(answer) if json => print_json(&answer),
             Ok(answer) => Screen::print(&text(&answer)),
@@ -216,7 +221,7 @@ impl Calls<'_> {
     }
 
     /// Says why there is no answer; with `json`, to programs too.
-    fn refused(&self, error: &ClientError, json: bool) -> Exit {
+    pub fn refused(&self, error: &ClientError, json: bool) -> Exit {
         self.screen.error(&error.to_string());
         let body = match error {
             ClientError::Refused { body, .. } => {
@@ -238,7 +243,8 @@ fn ended(mut list: Vec<Report>, ended: bool) -> Vec<Report> {
     list
 }
 
-fn print_json<T: Serialize>(value: &T) {
+/// Prints a line of JSON.
+pub fn print_json<T: Serialize>(value: &T) {
     match serde_json::to_string(value) {
         Ok(line) => Screen::print(&(line + "\n")),
         Err(e) => Screen::tell(&format!("error: the answer cannot be written as JSON: {e}; report this as a bug\n")),

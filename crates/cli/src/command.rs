@@ -4,10 +4,11 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap_complete::Shell;
-use tranship_api::{MoveRequest, PlanRequest, RecoverRequest};
-use tranship_types::{Compress, MigrationId, Mode, MoveOptions, NodeName};
+use tranship_api::{GroupRequest, Label, MoveRequest, PlanRequest, RecoverRequest};
+use tranship_types::{Compress, GroupId, GroupOrder, MigrationId, Mode, MoveOptions, NodeName};
 
 use crate::args::{self, Arguments, Call, CompressName, ModeName};
+use crate::group;
 
 /// A sensible command line.
 #[derive(Debug)]
@@ -22,6 +23,9 @@ pub struct Invocation {
 #[derive(Debug, PartialEq)]
 pub enum Command {
     Move { request: MoveRequest, json: bool },
+    MoveGroup { request: GroupRequest, json: bool },
+    Group { id: GroupId, json: bool },
+    FollowGroup { id: GroupId, json: bool },
     Plan { request: PlanRequest, json: bool },
     Recover { request: RecoverRequest, json: bool },
     Containers { json: bool },
@@ -47,6 +51,10 @@ impl TryFrom<Arguments> for Invocation {
                 let json = m.json;
                 Command::Move { request: request(m)?, json }
             }
+            Call::MoveGroup(g) => {
+                let json = g.json;
+                Command::MoveGroup { request: move_group(g)?, json }
+            }
             Call::Plan(p) => {
                 let json = p.json;
                 Command::Plan { request: plan(p)?, json }
@@ -57,6 +65,18 @@ impl TryFrom<Arguments> for Invocation {
             }
             Call::Ls(a) => Command::Containers { json: a.json },
             Call::Status(args::Status { id: None, json, .. }) => Command::UnderWay { json },
+            Call::Status(args::Status { id: Some(id), follow, timing, trace, json })
+                if id.starts_with(GroupId::PREFIX) =>
+            {
+                let id: GroupId = id.parse().map_err(|e| format!("{e}"))?;
+                match (follow, timing || trace) {
+                    (_, true) => {
+                        return Err(format!("{id} is a group; --timing and --trace are of the moves that it lists"));
+                    }
+                    (true, _) => Command::FollowGroup { id, json },
+                    (false, _) => Command::Group { id, json },
+                }
+            }
             Call::Status(args::Status { id: Some(id), follow, timing, trace, json }) => {
                 let id = id.parse().map_err(|e| format!("{e}; see `tranship history` for the ids that there are"))?;
                 match (follow, timing, trace) {
@@ -78,6 +98,41 @@ impl TryFrom<Arguments> for Invocation {
 
 fn request(m: args::Move) -> Result<MoveRequest, String> {
     Ok(MoveRequest { container: container(m.name)?, to: node(&m.to)?, dry_run: m.dry_run, options: options(&m.how)? })
+}
+
+fn move_group(g: args::MoveGroup) -> Result<GroupRequest, String> {
+    let pair = |text: &str, what: &str| match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() && !value.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err(format!("{text:?} is no {what}")),
+    };
+    let mut request = GroupRequest {
+        to: g.to.as_deref().map(node).transpose()?,
+        order: match (g.sequential, g.all_at_once) {
+            (true, _) => GroupOrder::Sequential,
+            (_, true) => GroupOrder::AllAtOnce,
+            _ => GroupOrder::Pipelined,
+        },
+        options: options(&g.how)?,
+        ..GroupRequest::default()
+    };
+    for text in &g.map {
+        let (name, to) = pair(text, "NAME=NODE; write --map db=b")?;
+        if request.map.insert(container(name)?, node(&to)?).is_some() {
+            return Err(format!("--map names the container of {text} twice; leave one of them out"));
+        }
+    }
+    request.label = match (&g.label, g.compose_project) {
+        (Some(text), _) => {
+            let (key, value) = pair(text, "KEY=VALUE; write --label tier=shop")?;
+            Some(Label { key, value })
+        }
+        (None, Some(value)) => Some(Label { key: Label::COMPOSE_PROJECT.to_owned(), value }),
+        (None, None) => None,
+    };
+    if let Some(path) = &g.file {
+        group::add_file(&mut request, path)?;
+    }
+    Ok(request)
 }
 
 fn plan(p: args::Plan) -> Result<PlanRequest, String> {
@@ -190,6 +245,22 @@ mod tests {
     }
 
     #[test]
+    fn a_group_is_understood() {
+        let line = "tranship move-group --compose-project shop --to b --map db=c web=d --sequential --mode cold";
+        let Command::MoveGroup { request, .. } = parse(line).unwrap() else { panic!("no group") };
+        assert_eq!(request.label.unwrap().key, "com.docker.compose.project");
+        assert_eq!(request.map.values().map(NodeName::as_str).collect::<Vec<_>>(), ["c", "d"]);
+        assert_eq!((request.order, request.options.mode), (GroupOrder::Sequential, Mode::Cold));
+        let label = Label { key: "tier".into(), value: "a=b".into() };
+        let Command::MoveGroup { request, .. } = parse("tranship move-group --label tier=a=b").unwrap() else {
+            panic!("no group")
+        };
+        assert_eq!((request.label, request.order), (Some(label), GroupOrder::Pipelined));
+        let command = parse("tranship status g-4k7tq0zd").unwrap();
+        assert_eq!(command, Command::Group { id: "g-4k7tq0zd".parse().unwrap(), json: false });
+    }
+
+    #[test]
     fn a_recovery_needs_the_word_and_takes_the_other() {
         for (more, host_is_down) in [("", false), (" --host-is-down", true)] {
             let command = parse(&format!("tranship recover redis --destination-lost{more}")).unwrap();
@@ -215,6 +286,14 @@ mod tests {
             ("tranship move redis --to b --mode precopy --blackout-budget 61s", "--blackout-budget of 61000"),
             ("tranship move redis --to b --bandwidth fast", "500mbit"),
             ("tranship move redis --to b --compress gzip", "gzip"),
+            ("tranship move-group --to b", "required"),
+            ("tranship move-group --label tier --to b", "KEY=VALUE"),
+            ("tranship move-group --label a=b --map db --to b", "NAME=NODE"),
+            ("tranship move-group --label a=b --map db=b db=c", "twice"),
+            ("tranship move-group --label a=b --atomic", "--atomic"),
+            ("tranship move-group /no/such/file.yaml --to b", "/no/such/file.yaml cannot be read"),
+            ("tranship move-group --label a=b --sequential --all-at-once", "--all-at-once"),
+            ("tranship status g-1 --timing", "g-1 is a group"),
             ("tranship plan redis --to b --sample 2h", "2h"),
             ("tranship plan redis --to b --sample 5ms", "100ms to 60000ms"),
             ("tranship plan redis --to b --mode hybrid --safe", "contradict"),

@@ -1,13 +1,13 @@
-//! Following a move from its first report to its end, through Ctrl-C and an agent's restart.
+//! Following a move, or a group's moves, from its first report to its end, through Ctrl-C and an agent's restart.
 
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior};
-use tranship_api::{Client, ClientError, Events};
-use tranship_types::{MigrationId, Outcome, Report};
+use tranship_api::{Client, ClientError, Events, Watched};
+use tranship_types::Outcome;
 
-use crate::progress::{Progress, TICK};
+use crate::progress::{Shows, TICK};
 
 /// How long an agent may be away: systemd restarts one that died after a second, and it then reads its journal.
 const AWAY_AT_MOST: Duration = Duration::from_secs(30);
@@ -15,32 +15,32 @@ const AWAY_AT_MOST: Duration = Duration::from_secs(30);
 const TRY_EVERY: Duration = Duration::from_millis(200);
 
 /// How following came to an end; each with the last report that was seen.
-pub enum Followed {
+pub enum Followed<R> {
     /// The move has ended.
-    Ended(Report),
+    Ended(R),
     /// Ctrl-C; the move goes on.
-    Interrupted(Report),
+    Interrupted(R),
     /// The agent went away and did not come back, or knows the move no more.
-    Lost(Report, ClientError),
+    Lost(R, ClientError),
 }
 
-enum News {
-    Report(Box<Report>),
+enum News<R> {
+    Report(Box<R>),
     Away,
     Lost(ClientError),
 }
 
 /// Follows the move whose report is `first` until it has ended.
-pub async fn follow(client: &Client, first: Report, progress: &mut Progress) -> Followed {
+pub async fn follow<R: Watched>(client: &Client, first: R, progress: &mut impl Shows<R>) -> Followed<R> {
     let (sender, mut news) = mpsc::channel(1);
-    let reader = tokio::spawn(read(client.clone(), first.id.clone(), sender));
+    let reader = tokio::spawn(read(client.clone(), first.id().clone(), sender));
     let mut ticks = tokio::time::interval_at(Instant::now() + TICK, TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut interrupt = std::pin::pin!(interrupted());
     let mut latest = first;
     progress.show(&latest);
     let followed = loop {
-        if latest.outcome != Outcome::Running {
+        if latest.outcome() != Outcome::Running {
             break Followed::Ended(latest);
         }
         tokio::select! {
@@ -69,8 +69,8 @@ pub async fn interrupted() {
 }
 
 /// Reads reports until the receiver is gone or there is no hope of another.
-async fn read(client: Client, id: MigrationId, news: mpsc::Sender<News>) {
-    let mut events: Option<Events> = None;
+async fn read<R: Watched>(client: Client, id: R::Id, news: mpsc::Sender<News<R>>) {
+    let mut events: Option<Events<R>> = None;
     let mut away_since: Option<Instant> = None;
     loop {
         let next = match &mut events {

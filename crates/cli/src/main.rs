@@ -4,6 +4,7 @@ mod args;
 mod calls;
 mod command;
 mod follow;
+mod group;
 mod init;
 mod launch;
 mod progress;
@@ -46,6 +47,9 @@ fn run(invocation: Invocation, screen: &Screen) -> anyhow::Result<Exit> {
         Command::Move { request, json } => runtime.block_on(calls.begin_move(&request, json)),
         Command::Plan { request, json } => runtime.block_on(calls.plan(&request, json)),
         Command::Recover { request, json } => runtime.block_on(calls.recover(&request, json)),
+        Command::MoveGroup { request, json } => runtime.block_on(calls.move_group(&request, json)),
+        Command::Group { id, json } => runtime.block_on(calls.group(&id, json)),
+        Command::FollowGroup { id, json } => runtime.block_on(calls.follow_group(&id, json)),
         Command::Containers { json } => runtime.block_on(calls.containers(json)),
         Command::UnderWay { json } => runtime.block_on(calls.under_way(json)),
         Command::Status { id, json } => runtime.block_on(calls.status(&id, json)),

@@ -1,16 +1,32 @@
-//! A move's progress while it lasts: one line that changes where people watch, lines that stay where they do not.
+//! The progress of a move, or of a group's moves, while it lasts: one line that changes where people watch, lines that stay where they do not.
 
 use std::time::{Duration, SystemTime};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
-use tranship_types::{Compressed, Phase, Report};
+use tranship_types::{Compressed, GroupReport, MemberOutcome, Phase, Report};
 
 use crate::screen::Screen;
+use crate::show;
 use crate::show::report::part;
 use crate::units::{bytes, rate};
 
-/// How often [`Progress::tick`] is to be called.
+/// How often [`Shows::tick`] is to be called.
 pub const TICK: Duration = Duration::from_secs(1);
+
+/// Shows reports as they come.
+pub trait Shows<R> {
+    /// Shows a report that has just come.
+    fn show(&mut self, report: &R);
+
+    /// Says that a second has passed since the last call.
+    fn tick(&mut self, report: &R);
+
+    /// Says something that stays.
+    fn note(&self, text: &str);
+
+    /// Clears the line that changes.
+    fn finish(&self);
+}
 
 /// Who is shown what.
 pub enum Progress {
@@ -28,24 +44,25 @@ pub enum Progress {
 impl Progress {
     /// The right one for `screen`. With `json`, stdout is not for progress: it shows on stderr, to people only.
     pub fn new(screen: &Screen, json: bool) -> Self {
-        let target = match (json, screen.out_is_terminal, screen.err_is_terminal) {
-            (false, true, _) => ProgressDrawTarget::stdout(),
-            (false, false, _) => return Self::Lines { shown: None },
-            (true, _, true) => ProgressDrawTarget::stderr(),
-            (true, _, false) => return Self::Silent,
-        };
-        let bar = ProgressBar::with_draw_target(Some(0), target);
-        bar.set_style(live_style(false));
-        bar.enable_steady_tick(Duration::from_millis(100));
-        Self::Live(bar)
+        match target(screen, json) {
+            Target::Terminal(target) => {
+                let bar = ProgressBar::with_draw_target(Some(0), target);
+                bar.set_style(live_style(false));
+                bar.enable_steady_tick(Duration::from_millis(100));
+                Self::Live(bar)
+            }
+            Target::Lines => Self::Lines { shown: None },
+            Target::Nobody => Self::Silent,
+        }
     }
+}
 
-    /// Shows a report that has just come.
-    pub fn show(&mut self, report: &Report) {
+impl Shows<Report> for Progress {
+    fn show(&mut self, report: &Report) {
         match self {
             Self::Live(bar) => {
                 let progress = &report.progress;
-                bar.set_elapsed(elapsed(report));
+                bar.set_elapsed(elapsed(report.started_unix_ms));
                 bar.set_prefix(format!("{} → {}  {:<8}", report.container, report.destination, report.phase));
                 bar.set_message(amounts(report));
                 if bar.length() != Some(progress.memory_bytes) {
@@ -56,32 +73,112 @@ impl Progress {
             }
             Self::Lines { shown } if *shown != Some(report.phase) => {
                 *shown = Some(report.phase);
-                Screen::print(&line(report, elapsed(report)));
+                Screen::print(&line(report, elapsed(report.started_unix_ms)));
             }
             Self::Lines { .. } | Self::Silent => {}
         }
     }
 
-    /// Says that a second has passed since the last call.
-    pub fn tick(&mut self, report: &Report) {
+    fn tick(&mut self, report: &Report) {
         if let Self::Lines { .. } = self {
-            Screen::print(&line(report, elapsed(report)));
+            Screen::print(&line(report, elapsed(report.started_unix_ms)));
         }
     }
 
-    /// Says something that stays.
-    pub fn note(&self, text: &str) {
+    fn note(&self, text: &str) {
         match self {
             Self::Live(bar) => bar.suspend(|| Screen::tell(&format!("{text}\n"))),
             _ => Screen::tell(&format!("{text}\n")),
         }
     }
 
-    /// Clears the line that changes.
-    pub fn finish(&self) {
+    fn finish(&self) {
         if let Self::Live(bar) = self {
             bar.finish_and_clear();
         }
+    }
+}
+
+/// A group's progress: bars that grow, or a line for each phase of each container.
+pub enum GroupProgress {
+    /// A terminal.
+    Live(ProgressBar),
+    /// A file or pipe; by container what its last line has said.
+    Lines(Vec<String>),
+    /// Nobody.
+    Silent,
+}
+
+impl GroupProgress {
+    /// As [`Progress::new`].
+    pub fn new(screen: &Screen, json: bool) -> Self {
+        match target(screen, json) {
+            Target::Terminal(target) => {
+                let bar = ProgressBar::with_draw_target(None, target);
+                bar.set_style(ProgressStyle::with_template("{msg}").unwrap_or_else(|_| ProgressStyle::default_bar()));
+                Self::Live(bar)
+            }
+            Target::Lines => Self::Lines(Vec::new()),
+            Target::Nobody => Self::Silent,
+        }
+    }
+}
+
+impl Shows<GroupReport> for GroupProgress {
+    fn show(&mut self, report: &GroupReport) {
+        let now = elapsed(report.started_unix_ms);
+        match self {
+            Self::Live(bar) => bar.set_message(show::bars(report, now.as_secs_f64() * 1e3)),
+            Self::Lines(shown) => {
+                shown.resize(report.members.len(), String::new());
+                for (member, shown) in report.members.iter().zip(shown) {
+                    let does = match (member.outcome, member.spans.last()) {
+                        (MemberOutcome::Running, span) => span.map_or(Phase::Plan, |s| s.phase).to_string(),
+                        (outcome, _) => outcome.to_string(),
+                    };
+                    if *shown != does {
+                        Screen::print(&format!("{:>6.1} s  {:<8}  {}\n", now.as_secs_f64(), does, member.container));
+                        *shown = does;
+                    }
+                }
+            }
+            Self::Silent => {}
+        }
+    }
+
+    fn tick(&mut self, report: &GroupReport) {
+        if let Self::Live(_) = self {
+            self.show(report);
+        }
+    }
+
+    fn note(&self, text: &str) {
+        match self {
+            Self::Live(bar) => bar.suspend(|| Screen::tell(&format!("{text}\n"))),
+            _ => Screen::tell(&format!("{text}\n")),
+        }
+    }
+
+    fn finish(&self) {
+        if let Self::Live(bar) = self {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// Where progress shows.
+enum Target {
+    Terminal(ProgressDrawTarget),
+    Lines,
+    Nobody,
+}
+
+fn target(screen: &Screen, json: bool) -> Target {
+    match (json, screen.out_is_terminal, screen.err_is_terminal) {
+        (false, true, _) => Target::Terminal(ProgressDrawTarget::stdout()),
+        (false, false, _) => Target::Lines,
+        (true, _, true) => Target::Terminal(ProgressDrawTarget::stderr()),
+        (true, _, false) => Target::Nobody,
     }
 }
 
@@ -100,8 +197,8 @@ fn live_style(bar: bool) -> ProgressStyle {
 }
 
 /// Since the move began, on the clock of this node, which is also the report's.
-fn elapsed(report: &Report) -> Duration {
-    let began = SystemTime::UNIX_EPOCH + Duration::from_millis(report.started_unix_ms);
+fn elapsed(started_unix_ms: u64) -> Duration {
+    let began = SystemTime::UNIX_EPOCH + Duration::from_millis(started_unix_ms);
     SystemTime::now().duration_since(began).unwrap_or_default()
 }
 

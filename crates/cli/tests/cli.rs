@@ -8,7 +8,7 @@ use std::process::Stdio;
 
 use support::{Agent, ID, err, out, tranship};
 use tranship_api::{ApiError, Plan};
-use tranship_types::{Blocker, BlockerKind, Outcome, Phase, Report};
+use tranship_types::{Blocker, BlockerKind, GroupReport, Outcome, Phase, Report};
 
 #[test]
 fn a_move_prints_its_phases_and_what_was_measured() {
@@ -346,4 +346,40 @@ fn on_a_terminal_one_line_changes_and_colours_show() {
     let plain = on_a_terminal(&agent, "1");
     assert!(plain.contains("redis moved from a to b"), "{plain:?}");
     assert!(!plain.contains("\x1b[3") && !plain.contains("\x1b[1m"), "no colours: {plain:?}");
+}
+
+#[test]
+fn a_group_is_a_table_and_fails_if_one_does() {
+    let agent = Agent::start();
+    let directory = tempfile::tempdir().unwrap();
+    let file = |text: &str| {
+        let path = directory.path().join("group.yaml");
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let whole = file("to: b\ncontainers:\n  db:\n  web: {depends_on: [db]}\n");
+    let output = agent.run(&format!("move-group {whole}"));
+    let text = out(&output);
+    assert_eq!(output.status.code(), Some(0), "{text}{}", err(&output));
+    assert!(text.contains("group g-4k7tq0zd: all 2 containers moved in 1.00 s, pipelined\n"), "{text}");
+    assert!(text.lines().any(|l| l.starts_with("web ") && l.contains("1  a → b")), "{text}");
+
+    let half = file("to: b\ncontainers:\n  db:\n  broken: {depends_on: [db]}\n");
+    let output = agent.run(&format!("move-group {half}"));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(out(&output).contains("1 of 2 containers moved") && out(&output).contains("  broken: the link broke\n"));
+    assert_eq!(err(&output), "error: 1 of 2 containers were not moved\n");
+    let output = agent.run(&format!("move-group {half} --json"));
+    assert_eq!(serde_json::from_str::<GroupReport>(out(&output)).unwrap().outcome, Outcome::Failed);
+
+    let nobody = file("to: b\ncontainers:\n  nobody:\n");
+    assert_eq!(agent.run(&format!("move-group {nobody}")).status.code(), Some(3));
+    let wrong = file("to: b\ncontainers:\n  db: {depend_on: [web]}\n");
+    let output = agent.run(&format!("move-group {wrong}"));
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        err(&output).contains("group.yaml makes no sense") && err(&output).contains("depend_on"),
+        "{}",
+        err(&output)
+    );
 }

@@ -35,6 +35,7 @@
 mod destination;
 mod failure;
 mod faults;
+pub mod group;
 mod journal;
 mod source;
 

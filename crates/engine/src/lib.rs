@@ -7,6 +7,7 @@ mod cpu;
 mod freezer;
 mod runc;
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -75,6 +76,11 @@ impl Container {
     /// The root filesystem.
     pub fn rootfs(&self) -> PathBuf {
         self.config["root"]["path"].as_str().unwrap_or_default().into()
+    }
+
+    /// Its labels: what the OCI configuration calls annotations.
+    pub fn labels(&self) -> BTreeMap<String, String> {
+        serde_json::from_value(self.config["annotations"].clone()).unwrap_or_default()
     }
 
     /// The network namespace, if it is one with a name of its own.

@@ -1,5 +1,6 @@
 //! The config.json of a container, as the OCI runtime specification has it and close to what `runc spec` writes.
 
+use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
@@ -55,6 +56,8 @@ pub struct RunOptions {
     pub environment: Vec<String>,
     /// Capabilities besides the usual ones, as `CAP_NAME`.
     pub capabilities: Vec<String>,
+    /// Labels: annotations in the OCI configuration.
+    pub labels: Vec<(String, String)>,
 }
 
 impl RunOptions {
@@ -71,6 +74,7 @@ impl RunOptions {
             user: (0, 0),
             environment: Vec::new(),
             capabilities: Vec::new(),
+            labels: Vec::new(),
         }
     }
 
@@ -88,6 +92,9 @@ pub(crate) fn config(name: &str, cgroup_parent: &str, options: &RunOptions) -> V
         .into_iter()
         .chain(options.environment.clone())
         .collect();
+    let own = [(IP_ANNOTATION, options.ip.to_string()), (ATTACHMENT_ANNOTATION, options.attachment().to_owned())];
+    let own = own.map(|(key, value)| (key.to_owned(), value));
+    let annotations: BTreeMap<String, String> = own.into_iter().chain(options.labels.clone()).collect();
     let mut resources = json!({"devices": [{"allow": false, "access": "rwm"}]});
     if let Some(bytes) = options.memory {
         resources["memory"] = json!({"limit": bytes});
@@ -95,7 +102,7 @@ pub(crate) fn config(name: &str, cgroup_parent: &str, options: &RunOptions) -> V
     json!({
         "ociVersion": "1.0.2",
         "hostname": name,
-        "annotations": {IP_ANNOTATION: options.ip.to_string(), ATTACHMENT_ANNOTATION: options.attachment()},
+        "annotations": annotations,
         "process": {
             "terminal": false,
             "user": {"uid": options.user.0, "gid": options.user.1},

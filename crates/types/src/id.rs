@@ -91,13 +91,32 @@ name_type!(
     MigrationId, "migration id", 40
 );
 
+name_type!(
+    /// The id of the move of a group of containers, of the same kind as a [`MigrationId`].
+    GroupId, "group id", 40
+);
+
+/// Eight characters of Crockford's base 32.
+fn letters(bytes: [u8; 5]) -> String {
+    const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
+    let bits = bytes.iter().fold(0u64, |acc, b| acc << 8 | u64::from(*b));
+    (0..8).rev().map(|i| ALPHABET[(bits >> (5 * i) & 31) as usize] as char).collect()
+}
+
 impl MigrationId {
-    /// Makes an id from 5 random bytes: eight characters of Crockford's base 32, e.g. `m-4k7tq0zd`.
+    /// Makes an id from 5 random bytes, e.g. `m-4k7tq0zd`.
     pub fn from_random(bytes: [u8; 5]) -> Self {
-        const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
-        let bits = bytes.iter().fold(0u64, |acc, b| acc << 8 | u64::from(*b));
-        let text: String = (0..8).rev().map(|i| ALPHABET[(bits >> (5 * i) & 31) as usize] as char).collect();
-        Self(format!("m-{text}"))
+        Self(format!("m-{}", letters(bytes)))
+    }
+}
+
+impl GroupId {
+    /// What every one begins with.
+    pub const PREFIX: &str = "g-";
+
+    /// Makes an id from 5 random bytes, e.g. `g-4k7tq0zd`.
+    pub fn from_random(bytes: [u8; 5]) -> Self {
+        Self(format!("{}{}", Self::PREFIX, letters(bytes)))
     }
 }
 

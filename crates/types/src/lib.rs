@@ -3,6 +3,7 @@
 //! Everything here is plain data that serialises with serde; the JSON forms are part of the API.
 
 mod blocker;
+mod group;
 mod id;
 mod latency;
 mod mode;
@@ -16,7 +17,8 @@ mod shared;
 mod tree;
 
 pub use blocker::{Blocker, BlockerKind};
-pub use id::{InvalidName, MigrationId, NodeName};
+pub use group::{GroupMember, GroupOrder, GroupReport, MemberOutcome, Span};
+pub use id::{GroupId, InvalidName, MigrationId, NodeName};
 pub use latency::Latencies;
 pub use mode::Mode;
 pub use network::{Attachment, Interface, NetworkIdentity, Route};

@@ -1,5 +1,6 @@
 //! What users read, as text: pure functions from the API's answers, so that tests can hold the text itself.
 
+mod group;
 mod lists;
 mod node;
 mod plan;
@@ -7,6 +8,7 @@ pub mod report;
 mod table;
 mod trace;
 
+pub use group::{bars, group};
 pub use lists::{containers, history, under_way};
 pub use node::{node, usable};
 pub use plan::plan;

@@ -9,10 +9,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tranship_api::{
-    AgentService, Begun, ContainerInfo, ContainerState, ErrorKind, MoveRequest, NodeInfo, Plan, PlanRequest, Problem,
-    RecoverRequest, ServiceError, ToolInfo, bind, router, serve,
+    AgentService, Begun, ContainerInfo, ContainerState, ErrorKind, GroupContainer, GroupRequest, MoveRequest, NodeInfo,
+    Plan, PlanRequest, Problem, RecoverRequest, ServiceError, ToolInfo, bind, router, serve,
 };
-use tranship_types::{Blocker, BlockerKind, MigrationId, Mode, Outcome, Phase, Report};
+use tranship_types::{
+    Blocker, BlockerKind, GroupId, GroupMember, GroupReport, MemberOutcome, MigrationId, Mode, Outcome, Phase, Report,
+    Span,
+};
 
 pub const ID: &str = "m-4k7tq0zd";
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -107,6 +110,55 @@ impl AgentService for Service {
     fn watch(&self, id: &MigrationId) -> Result<watch::Receiver<Report>, ServiceError> {
         let migrations = self.migrations.lock().unwrap();
         migrations.get(id).map(watch::Sender::subscribe).ok_or_else(|| ServiceError::no_such_migration(id))
+    }
+
+    fn begin_group(&self, request: GroupRequest) -> Result<GroupReport, ServiceError> {
+        if request.containers.contains_key("nobody") {
+            let cause = "node a has no container \"nobody\"";
+            let blocker = Blocker::new(BlockerKind::NoSuchContainer, cause, "see `tranship ls`");
+            return Err(ServiceError::blocked("nobody", vec![blocker]));
+        }
+        Ok(group(&request))
+    }
+
+    fn groups(&self) -> Result<Vec<GroupReport>, ServiceError> {
+        Ok(Vec::new())
+    }
+
+    fn group(&self, id: &GroupId) -> Result<GroupReport, ServiceError> {
+        Err(ServiceError::no_such_group(id))
+    }
+
+    fn watch_group(&self, id: &GroupId) -> Result<watch::Receiver<GroupReport>, ServiceError> {
+        Err(ServiceError::no_such_group(id))
+    }
+}
+
+/// A group whose containers have moved already, but for those that are called "broken".
+fn group(request: &GroupRequest) -> GroupReport {
+    let member = |(name, container): (&String, &GroupContainer)| GroupMember {
+        container: name.clone(),
+        destination: container.to.clone().or(request.to.clone()).unwrap(),
+        after: container.depends_on.iter().cloned().collect(),
+        level: container.depends_on.len(),
+        migration: Some(ID.parse().unwrap()),
+        outcome: if name == "broken" { MemberOutcome::Failed } else { MemberOutcome::Moved },
+        error: (name == "broken").then(|| "the link broke".to_owned()),
+        blackout_ms: Some(61.0),
+        wire_bytes: 0,
+        spans: vec![Span { phase: Phase::Precopy, start_ms: 0.0, ms: Some(1000.0) }],
+    };
+    let members: Vec<_> = request.containers.iter().map(member).collect();
+    let moved = members.iter().all(|m| m.outcome == MemberOutcome::Moved);
+    GroupReport {
+        id: "g-4k7tq0zd".parse().unwrap(),
+        source: "a".parse().unwrap(),
+        order: request.order,
+        outcome: if moved { Outcome::Moved } else { Outcome::Failed },
+        started_unix_ms: 0,
+        total_ms: Some(1000.0),
+        members,
+        interrupted: false,
     }
 }
 

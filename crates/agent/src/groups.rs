@@ -1,0 +1,143 @@
+//! Moves groups of containers: each member is an ordinary migration that waits for its turns.
+//!
+//! ```text
+//!   request ─▶ members (named, or found by a label) ─▶ order ─▶ a thread for each member
+//!                                                                  │ waits to prepare
+//!                                                                  ▼
+//!                                   schedule ◀── its turns ── migration, with its own journal
+//! ```
+//!
+//! A group decides nothing that a migration has to remember, so that an agent's restart needs no more than the migrations'
+//! journals: each of those is finished or undone, those that had not begun do not begin, and the report says so.
+
+mod members;
+mod turn;
+
+use std::sync::Arc;
+
+use tranship_api::{ErrorKind, GroupRequest, MoveRequest, ServiceError};
+use tranship_coordinator::group::{self, Limits, Ranked, Stage};
+use tranship_types::{GroupId, GroupMember, GroupOrder, GroupReport, MemberOutcome, Outcome};
+
+pub use turn::Turn;
+
+use crate::node::{Node, random_bytes};
+use crate::registry::unix_ms;
+use crate::{inspection, moves, plan};
+
+/// Begins to move a group; refuses, before anything is touched, what can be seen not to work.
+pub fn begin(node: &Arc<Node>, request: &GroupRequest) -> Result<GroupReport, ServiceError> {
+    let internal = |what: &str, e: &std::io::Error| ServiceError::new(ErrorKind::Internal, format!("{what}: {e}"), "");
+    let found = members::find(node, request)?;
+    let depends_on = found.iter().map(|(name, member)| (name.clone(), member.depends_on.clone())).collect();
+    let ranked = group::rank(&depends_on, &request.levels).map_err(|error| {
+        let text = error.to_string();
+        let (cause, remedy) = text.split_once("; ").unwrap_or((&text, ""));
+        ServiceError::new(ErrorKind::Invalid, cause, remedy)
+    })?;
+    let mut listed = Vec::new();
+    for own in &ranked {
+        let name = &own.name;
+        let destination = members::destination(request, name, &found[name])?;
+        inspection::find(node, name).map_err(|f| plan::refused(f, name))?;
+        let unknown = (!node.config.peers.contains_key(&destination)).then(|| node.unknown_peer(&destination));
+        if let Some(blocker) = unknown.or_else(|| node.busy_with(name)) {
+            return Err(ServiceError::blocked(name, vec![blocker]));
+        }
+        listed.push(GroupMember {
+            container: name.clone(),
+            destination,
+            after: own.after.iter().map(|rank| ranked[*rank].name.clone()).collect(),
+            level: own.level,
+            migration: None,
+            outcome: MemberOutcome::Waiting,
+            error: None,
+            blackout_ms: None,
+            wire_bytes: 0,
+            spans: Vec::new(),
+        });
+    }
+    let report = GroupReport {
+        id: GroupId::from_random(random_bytes().map_err(|e| internal("no random bytes", &e))?),
+        source: node.config.node.clone(),
+        order: request.order,
+        outcome: Outcome::Running,
+        started_unix_ms: unix_ms(),
+        total_ms: None,
+        members: listed,
+        interrupted: false,
+    };
+    start(node, request, &ranked, report.clone())
+        .map_err(|e| internal("the group's record cannot be written, free some space", &e))?;
+    Ok(report)
+}
+
+fn start(node: &Arc<Node>, request: &GroupRequest, ranked: &[Ranked], report: GroupReport) -> std::io::Result<()> {
+    // In no order, nobody comes after anybody.
+    let after = |own: &Ranked| match request.order {
+        GroupOrder::AllAtOnce => Vec::new(),
+        GroupOrder::Pipelined | GroupOrder::Sequential => own.after.clone(),
+    };
+    let schedule = group::Schedule::new(ranked.iter().map(after), Limits::of(request.order));
+    let turns = Turn::of_all(&report, node.groups.begin(report.clone()), schedule)?;
+    tracing::info!(id = %report.id, members = turns.len(), order = %report.order, "a group begins to move");
+    for (turn, member) in turns.into_iter().zip(report.members) {
+        let wish = MoveRequest { options: request.options, ..MoveRequest::new(member.container, member.destination) };
+        let node = Arc::clone(node);
+        std::thread::spawn(move || run(&node, &turn, &wish));
+    }
+    Ok(())
+}
+
+/// One member from its first turn to its end.
+fn run(node: &Arc<Node>, turn: &Turn, wish: &MoveRequest) {
+    if let Err(failure) = turn.wait(Stage::Prepare) {
+        return turn.skipped(failure.message);
+    }
+    let begun = match moves::begin(node, wish, Some(turn.clone())) {
+        Ok(report) => report,
+        Err(error) => return turn.refused(error.to_string()),
+    };
+    turn.begun(&begun.id);
+    match node.registry.wait(&begun.id) {
+        // The agent is stopping.
+        Some(report) if report.outcome == Outcome::Running => {}
+        Some(report) => turn.ended(&report),
+        None => turn.refused("it failed at once, and its report could not be written; free some space".to_owned()),
+    }
+}
+
+/// Takes up the groups that an earlier agent has left: their migrations are taken up by themselves, and waited for.
+pub fn recover(node: &Arc<Node>) {
+    for report in node.groups.reports() {
+        if report.outcome != Outcome::Running {
+            continue;
+        }
+        tracing::info!(id = %report.id, "a group was interrupted by the agent's end");
+        let live = node.groups.begin(GroupReport { interrupted: true, ..report.clone() });
+        let node = Arc::clone(node);
+        std::thread::spawn(move || {
+            for (rank, member) in report.members.iter().enumerate() {
+                let ended = match (member.outcome, &member.migration) {
+                    (MemberOutcome::Running, Some(id)) => node.registry.wait(id),
+                    (MemberOutcome::Running | MemberOutcome::Waiting, _) => None,
+                    _ => continue,
+                };
+                live.change(|r| match &ended {
+                    Some(report) => turn::take_over(&mut r.members[rank], report),
+                    None => {
+                        r.members[rank].outcome = MemberOutcome::Skipped;
+                        r.members[rank].error = Some(RESTARTED.to_owned());
+                    }
+                });
+            }
+            // If an agent stops before they have ended, the next one waits again.
+            if live.read().members.iter().all(|m| m.outcome != MemberOutcome::Running) {
+                live.end(|r| turn::conclude(r, None));
+            }
+        });
+    }
+}
+
+/// Why a member has not begun.
+const RESTARTED: &str = "the agent was restarted before its turn; move it again";

@@ -1,0 +1,190 @@
+//! A member's turns, and what is told of it.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tranship_coordinator::Failure;
+use tranship_coordinator::group::{Answer, Schedule, Stage};
+use tranship_types::{GroupMember, GroupReport, MemberOutcome, MigrationId, Outcome, Phase, Report, Span};
+
+use crate::registry::Live;
+
+/// For how long at most a member sleeps between two questions.
+const FOREVER: Duration = Duration::from_secs(3600);
+
+/// What the members of one group share.
+struct Group {
+    began: Instant,
+    live: Live<GroupReport>,
+    schedule: Mutex<Schedule>,
+    changed: Condvar,
+}
+
+/// One member's place in its group.
+#[derive(Clone)]
+pub struct Turn {
+    group: Arc<Group>,
+    rank: usize,
+}
+
+impl Turn {
+    /// Those of all members of a group, by rank. The report is kept, for an agent that follows this one.
+    pub fn of_all(report: &GroupReport, live: Live<GroupReport>, schedule: Schedule) -> std::io::Result<Vec<Turn>> {
+        if let Err(error) = live.save() {
+            live.end(|r| conclude(r, None));
+            return Err(error);
+        }
+        let group =
+            Arc::new(Group { began: Instant::now(), live, schedule: Mutex::new(schedule), changed: Condvar::new() });
+        Ok((0..report.members.len()).map(|rank| Turn { group: Arc::clone(&group), rank }).collect())
+    }
+
+    fn schedule(&self) -> MutexGuard<'_, Schedule> {
+        self.group.schedule.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now_ms(&self) -> f64 {
+        self.group.began.elapsed().as_secs_f64() * 1e3
+    }
+
+    /// Enters a stage once it may be entered; false if that is not so after `patience`. An error says that it never will.
+    pub fn enter(&self, stage: Stage, patience: Duration) -> Result<bool, Failure> {
+        let deadline = Instant::now() + patience;
+        let mut schedule = self.schedule();
+        loop {
+            match schedule.enter(self.rank, stage) {
+                Answer::Entered => break,
+                Answer::Never(before) => return Err(self.in_vain(before)),
+                Answer::NotYet => {}
+            }
+            self.spends_on(None);
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(false);
+            }
+            schedule = self.group.changed.wait_timeout(schedule, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        drop(schedule);
+        self.group.changed.notify_all();
+        Ok(true)
+    }
+
+    /// Enters a stage, however long that takes. An error says that it never will.
+    pub fn wait(&self, stage: Stage) -> Result<(), Failure> {
+        while !self.enter(stage, FOREVER)? {}
+        Ok(())
+    }
+
+    fn in_vain(&self, before: usize) -> Failure {
+        let name = self.group.live.read().members[before].container.clone();
+        Failure::new(format!("container {name}, which is to move before it, has not moved"))
+    }
+
+    /// From now on its time is spent on this phase, or on waiting.
+    pub fn spends_on(&self, phase: impl Into<Option<Phase>>) {
+        let (now, phase) = (self.now_ms(), phase.into());
+        self.group.live.change(|r| spends_on(&mut r.members[self.rank].spans, now, phase));
+    }
+
+    /// Its migration has begun.
+    pub fn begun(&self, id: &MigrationId) {
+        self.group.live.change(|r| {
+            let member = &mut r.members[self.rank];
+            (member.migration, member.outcome) = (Some(id.clone()), MemberOutcome::Running);
+        });
+        if let Err(error) = self.group.live.save() {
+            tracing::warn!(%error, "the group's record cannot be written");
+        }
+    }
+
+    /// Its migration has ended.
+    pub fn ended(&self, report: &Report) {
+        self.end(report.outcome == Outcome::Moved, |member| take_over(member, report));
+    }
+
+    /// It does not begin.
+    pub fn skipped(&self, why: String) {
+        self.end(false, |member| (member.outcome, member.error) = (MemberOutcome::Skipped, Some(why)));
+    }
+
+    /// It could not begin.
+    pub fn refused(&self, why: String) {
+        self.end(false, |member| (member.outcome, member.error) = (MemberOutcome::Failed, Some(why)));
+    }
+
+    fn end(&self, moved: bool, change: impl FnOnce(&mut GroupMember)) {
+        let mut schedule = self.schedule();
+        // One that was prepared, and undone because there was no turn for it, has not failed by itself.
+        let in_vain = schedule.stopped_before(self.rank).is_some();
+        self.spends_on(None);
+        self.group.live.change(|r| {
+            let member = &mut r.members[self.rank];
+            change(member);
+            if in_vain && member.outcome == MemberOutcome::Failed {
+                member.outcome = MemberOutcome::Skipped;
+            }
+        });
+        schedule.end(self.rank, moved);
+        self.group.changed.notify_all();
+        let report = self.group.live.read();
+        if report.members.iter().all(|m| !matches!(m.outcome, MemberOutcome::Waiting | MemberOutcome::Running)) {
+            self.group.live.end(|r| conclude(r, Some(self.now_ms())));
+            tracing::info!(id = %report.id, "the group has ended");
+        } else if let Err(error) = self.group.live.save() {
+            tracing::warn!(%error, "the group's record cannot be written");
+        }
+    }
+}
+
+/// What the report of a migration that has ended tells of a member.
+pub fn take_over(member: &mut GroupMember, report: &Report) {
+    member.outcome = report.outcome.into();
+    member.error.clone_from(&report.error);
+    member.blackout_ms = report.blackout_ms;
+    member.wire_bytes = report.progress.wire_bytes;
+}
+
+/// All members have ended.
+pub fn conclude(report: &mut GroupReport, total_ms: Option<f64>) {
+    let moved = report.members.iter().all(|m| m.outcome == MemberOutcome::Moved);
+    report.outcome = if moved { Outcome::Moved } else { Outcome::Failed };
+    report.total_ms = total_ms;
+}
+
+/// Ends what time was spent on, and begins to spend it on something else.
+fn spends_on(spans: &mut Vec<Span>, now: f64, phase: Option<Phase>) {
+    if let Some(last) = spans.last_mut().filter(|last| last.ms.is_none()) {
+        if phase == Some(last.phase) {
+            return;
+        }
+        last.ms = Some(now - last.start_ms);
+    }
+    if let Some(phase) = phase {
+        spans.push(Span { phase, start_ms: now, ms: None });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_is_spent_on_one_phase_after_the_other_or_on_waiting() {
+        let mut spans = Vec::new();
+        for (now, phase) in [
+            (1.0, Some(Phase::Plan)),
+            (2.0, Some(Phase::Prepare)),
+            (3.0, Some(Phase::Prepare)),
+            (5.0, None),
+            (6.0, None),
+            (9.0, Some(Phase::Precopy)),
+            (11.0, None),
+        ] {
+            spends_on(&mut spans, now, phase);
+        }
+        let seen: Vec<_> = spans.iter().map(|s| (s.phase, s.start_ms, s.ms)).collect();
+        let expected =
+            [(Phase::Plan, 1.0, Some(1.0)), (Phase::Prepare, 2.0, Some(3.0)), (Phase::Precopy, 9.0, Some(2.0))];
+        assert_eq!(seen, expected);
+    }
+}

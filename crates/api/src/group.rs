@@ -1,0 +1,68 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+use tranship_types::{GroupOrder, MoveOptions, NodeName};
+use utoipa::ToSchema;
+
+/// A container of a group, as it is asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GroupContainer {
+    /// Where to; absent where it is the group's own destination.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<NodeName>,
+    /// The containers of the group that are to move before it.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    #[schema(required = false)]
+    pub depends_on: BTreeSet<String>,
+}
+
+/// A label that containers have.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Label {
+    /// Its name.
+    pub key: String,
+    /// Its value.
+    pub value: String,
+}
+
+impl Label {
+    /// The name of the label that Compose gives to the containers of a project.
+    pub const COMPOSE_PROJECT: &str = "com.docker.compose.project";
+    /// That of a container's service in the project.
+    pub const COMPOSE_SERVICE: &str = "com.docker.compose.service";
+    /// That of the services that it depends on.
+    pub const COMPOSE_DEPENDS_ON: &str = "com.docker.compose.depends_on";
+}
+
+/// The wish to move several containers in the order of what they depend on.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GroupRequest {
+    /// The containers by their names on this node.
+    #[serde(default)]
+    #[schema(required = false)]
+    pub containers: BTreeMap<String, GroupContainer>,
+    /// All running containers with this label, too. What Compose's labels say of dependencies is taken over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label: Option<Label>,
+    /// Where to, for those that name no other node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<NodeName>,
+    /// Where to instead, by the containers' names.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schema(required = false)]
+    pub map: BTreeMap<String, NodeName>,
+    /// Names in levels, which take the place of all dependencies: nothing of a level moves before all of the one before it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    pub levels: Vec<Vec<String>>,
+    /// How the moves follow each other.
+    #[serde(default)]
+    #[schema(required = false)]
+    pub order: GroupOrder,
+    /// How each is moved.
+    #[serde(flatten)]
+    pub options: MoveOptions,
+}
