@@ -5,6 +5,7 @@ mod resume;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::Child;
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use tranship_memory::shared::copies;
 use tranship_memory::survey;
 use tranship_network::{Announcer, Gate, Injector, NetworkError};
 use tranship_storage::TreeDigest;
+use tranship_sys::breakpoints;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::process;
 use tranship_types::{Blocker, BlockerKind, MigrationId, NodeName};
@@ -59,6 +61,8 @@ pub struct DestinationRun {
     /// The network namespace turned out to be there already: it is somebody else's.
     foreign_network: bool,
     cut: Option<tranship_transport::Closer>,
+    /// Has criu set breakpoints without a wait.
+    breakpoints: Option<OwnedFd>,
     pub timeline: Timeline,
     /// The copy that was let go read zeros where there was content, and must be made again.
     spoilt: bool,
@@ -87,6 +91,7 @@ impl DestinationRun {
             announcer: None,
             foreign_network: false,
             cut: None,
+            breakpoints: None,
             timeline: Timeline::default(),
             spoilt: false,
             resumed_ns: None,
@@ -192,6 +197,7 @@ impl DestinationRun {
         let mut front = self.layout.start_front(Role::Restore, command)?;
         self.engine = front.engine.take();
         self.front = Some(front);
+        self.breakpoints = breakpoints::prepare().ok();
         Ok(())
     }
 
@@ -340,7 +346,7 @@ impl DestinationRun {
     fn tidy(&mut self) -> Result<(), Failure> {
         self.tidied = true;
         self.front = None;
-        (self.gate, self.announcer) = (None, None);
+        (self.gate, self.announcer, self.breakpoints) = (None, None, None);
         self.reinstate()?;
         self.inbox.close();
         self.layout.remove()

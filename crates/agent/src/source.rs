@@ -1,5 +1,6 @@
 //! The source's steps, done with the real parts.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use tranship_memory::send::{Chunk, Stream};
 use tranship_memory::shared::source::{SharedMemory, Where};
 use tranship_memory::tracker::{Round, Tracker};
 use tranship_network::{Gate, HeldFrame, Hold};
+use tranship_sys::breakpoints;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
 use tranship_transport::{Connection, Link};
@@ -71,6 +73,8 @@ pub struct SourceRun {
     gate: Option<Gate>,
     /// Keeps the packets that reach the closed gate.
     hold: Option<Hold>,
+    /// Has criu set breakpoints without a wait.
+    breakpoints: Option<OwnedFd>,
     /// Packets that were held and not delivered yet.
     held: Vec<HeldFrame>,
     clock: ClockOffset,
@@ -143,6 +147,7 @@ impl SourceRun {
             front: None,
             gate: None,
             hold: None,
+            breakpoints: None,
             held: Vec::new(),
             clock: ClockOffset::default(),
             timeline: Timeline::default(),
@@ -284,6 +289,7 @@ impl SourceRun {
         self.find_shared(Where::Everywhere)?;
         self.files = tmpfs::Leaving::begin(&self.node, &self.peer, &self.id, &container, &offer);
         self.gate = prepared_gate(&offer)?;
+        self.breakpoints = breakpoints::prepare().ok();
         if let Some((path, identity)) = &offer.network {
             match Hold::prepare(path, identity) {
                 Ok(hold) => self.hold = Some(hold),
