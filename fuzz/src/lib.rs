@@ -12,8 +12,10 @@ pub fn frame_header(data: &[u8]) {
     let Ok(header) = FrameHeader::decode(bytes) else { return };
     assert_eq!(&header.encode(), bytes, "{header:?}");
     assert!(header.payload_len() <= 1 << 20, "{header:?}");
-    if let FrameHeader::Pages { range, .. } | FrameHeader::Zero { range, .. } | FrameHeader::Packed { range, .. } =
-        header
+    if let FrameHeader::Pages { range, .. }
+    | FrameHeader::Zero { range, .. }
+    | FrameHeader::Packed { range, .. }
+    | FrameHeader::Same { range, .. } = header
     {
         assert!(range.start < range.end && range.end <= USER_ADDRESS_END, "{header:?}");
         assert!(range.start % 4096 == 0 && range.end % 4096 == 0, "{header:?}");

@@ -1,7 +1,7 @@
 //! Programs that people run, in the middle of what they do.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, ExitCode};
 use std::sync::Arc;
@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use tranship_e2e::{
-    Computation, Guest, Progress, Stage, exactly_one_runs, move_container, nothing_left, remove, scenarios, wait_until,
+    Computation, Guest, Progress, Stage, exactly_one_runs, move_container, move_with, nothing_left, remove, scenarios,
+    wait_until,
 };
 use tranship_lab::{CLIENT, Lab, RunOptions, find_program};
 
@@ -267,8 +268,71 @@ fn a_moved_computation_has_the_result_of_the_unmoved_one(stage: &mut Stage) -> R
     remove(lab, NAME)
 }
 
+/// A server that reads its data and then forks workers, each of which reads it, has something of its own, and serves one client.
+const PREFORKED: &str = r#"
+import hashlib, os, socket
+data = [os.urandom(3000) for _ in range(10000)]
+listener = socket.create_server(("0.0.0.0", 7003))
+for worker in range(4):
+    if os.fork() == 0:
+        own = bytearray(os.urandom(1 << 20))
+        client = listener.accept()[0].makefile("rw")
+        for line in client:
+            sum = hashlib.sha256(own)
+            for piece in data:
+                sum.update(piece)
+            client.write(f"{os.getpid()} {sum.hexdigest()}\n")
+            client.flush()
+os.wait()
+"#;
+
+fn what_workers_have_in_common_travels_once(stage: &mut Stage) -> Result<()> {
+    const NAME: &str = "preforked";
+    const IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 43);
+    const DATA: u64 = 30_000_000;
+    let lab = &stage.lab;
+    lab.run("a", NAME, &RunOptions::new(IP, ["python3", "-c", PREFORKED]))?;
+    let connect = |_| {
+        let connected = wait_until("a worker to listen", Duration::from_secs(30), || {
+            Ok(lab.connect(CLIENT, (IP, 7003).into(), Duration::from_secs(1)).ok())
+        })?;
+        connected.set_read_timeout(Some(Duration::from_secs(60)))?;
+        Ok(connected)
+    };
+    let mut clients = (0..4).map(connect).collect::<Result<Vec<TcpStream>>>()?;
+    let mut ask = || -> Result<Vec<String>> {
+        let one = |client: &mut TcpStream| {
+            writeln!(client)?;
+            let mut line = String::new();
+            BufReader::new(client).read_line(&mut line)?;
+            Ok(line)
+        };
+        clients.iter_mut().map(one).collect()
+    };
+    let before = ask()?;
+    ensure!((1..4).all(|n| !before[..n].contains(&before[n])), "these are not four workers: {before:?}");
+    for (n, mode) in ["precopy", "hybrid", "auto", "cold", "postcopy"].into_iter().enumerate() {
+        let (from, to) = if n % 2 == 0 { ("a", "b") } else { ("b", "a") };
+        let report = move_with(lab, from, NAME, to, &["--mode", mode, "--compress", "off"])
+            .with_context(|| format!("{from} → {to}, mode {mode}"))?;
+        ensure!(exactly_one_runs(lab, NAME)? == to, "{NAME} is not on {to}");
+        nothing_left(lab, from, NAME)?;
+        let (all, wire) = (report.progress.memory_bytes, report.progress.wire_bytes);
+        let common = report.progress.deduplicated_bytes;
+        eprintln!("mode {mode}: {all} bytes of memory, {common} deduplicated, {wire} on the wire");
+        // Where memory goes while nothing has been named, four of the five copies do not.
+        let expected = if ["cold", "postcopy"].contains(&mode) { 0 } else { DATA * 3 };
+        let most = all - expected + all / 20;
+        ensure!(common >= expected && wire < most, "{common} of {all} bytes deduplicated, {wire} sent");
+        let now = ask()?;
+        ensure!(now == before, "the workers say {now:?} instead of {before:?}");
+    }
+    remove(lab, NAME)
+}
+
 fn main() -> ExitCode {
     scenarios(&[
+        ("what_workers_have_in_common_travels_once", what_workers_have_in_common_travels_once),
         ("a_transaction_stays_open_and_pgbench_goes_on", a_transaction_stays_open_and_pgbench_goes_on),
         ("a_long_download_arrives_intact", a_long_download_arrives_intact),
         (

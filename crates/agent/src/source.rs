@@ -34,7 +34,7 @@ mod turns;
 mod undo;
 
 use push::{Demand, Push};
-use streams::show_compressed;
+use streams::show_tally;
 
 use crate::groups::Turn;
 use crate::inspection;
@@ -67,7 +67,7 @@ pub struct SourceRun {
     inspection: Option<(Container, Offer)>,
     control: Option<Connection>,
     streams: Vec<Stream<Connection>>,
-    /// What was compressed of their pages.
+    /// What of their pages did not travel as it is.
     tally: Arc<Tally>,
     front: Option<Front>,
     gate: Option<Gate>,
@@ -470,7 +470,7 @@ impl SourceRun {
         let bytes = self.wire_bytes;
         self.report.change(|r| {
             r.progress.wire_bytes = bytes;
-            show_compressed(&self.tally, r);
+            show_tally(&self.tally, r);
         });
     }
 

@@ -46,19 +46,31 @@ pub struct LinkUse {
     pub blocked: Duration,
 }
 
-/// What was compressed, counted by all streams of a migration; other threads may look.
+/// What did not travel as it is, counted by all streams of a migration; other threads may look.
 #[derive(Debug, Default)]
-pub struct Tally([[AtomicU64; 2]; 2]);
+pub struct Tally {
+    compressed: [[AtomicU64; 2]; 2],
+    deduplicated: AtomicU64,
+}
 
 impl Tally {
     /// What was compressed with a codec so far.
     pub fn of(&self, codec: Codec) -> Compressed {
-        let [pages, wire] = &self.0[codec as usize - 1];
+        let [pages, wire] = &self.compressed[codec as usize - 1];
         Compressed { page_bytes: pages.load(Ordering::Relaxed), wire_bytes: wire.load(Ordering::Relaxed) }
     }
 
+    /// Bytes of pages that were not sent, because another task has the same at the same address ([`crate::deduplicate`]).
+    pub fn deduplicated(&self) -> u64 {
+        self.deduplicated.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn add_deduplicated(&self, bytes: u64) {
+        self.deduplicated.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     fn add(&self, codec: Codec, page_bytes: usize, wire_bytes: usize) {
-        let [pages, wire] = &self.0[codec as usize - 1];
+        let [pages, wire] = &self.compressed[codec as usize - 1];
         pages.fetch_add(page_bytes as u64, Ordering::Relaxed);
         wire.fetch_add(wire_bytes as u64, Ordering::Relaxed);
     }

@@ -9,6 +9,7 @@
 //! node, and [`predict`](mod@predict) tells from both how a move would go.
 
 pub mod compress;
+pub mod deduplicate;
 pub mod index;
 pub mod maps;
 pub mod pager;

@@ -34,6 +34,19 @@ pub enum ReceiveError {
         /// Its size.
         capacity: u64,
     },
+    /// Pages that are said to be as others, which have not come.
+    #[error(
+        "the pages of process {space} at {address:#x} are said to be as those of process {other}, which have not come; the peer \
+         is faulty"
+    )]
+    NeverCame {
+        /// Whose pages they are, as a pid in the container.
+        space: u32,
+        /// Where the first one is.
+        address: u64,
+        /// Whose pages they should be like.
+        other: u32,
+    },
     /// Shared memory cannot be stored.
     #[error(transparent)]
     Shared(#[from] StoreError),
@@ -220,6 +233,10 @@ impl Store {
                         self.tell(batch)?;
                     }
                 }
+                // Later on, pages leave the store as they are put in place.
+                FrameHeader::Same { space, range, other } if !prompt => {
+                    self.copy(batch, (space, range), other, &mut unpacker)?;
+                }
                 FrameHeader::Zero { space, range } if space.is_object() => {
                     let grown = self.shared.zero(space, range)?;
                     self.shared_bytes.fetch_add(grown, Ordering::Relaxed);
@@ -285,6 +302,34 @@ impl Store {
         removed.iter().map(PageRange::len).sum::<u64>() == range.len()
     }
 
+    /// Takes for pages of one task what another one has there.
+    fn copy(
+        &self,
+        batch: &mut Batch,
+        (space, range): (AddressSpaceId, PageRange),
+        other: AddressSpaceId,
+        unpacker: &mut Unpacker,
+    ) -> Result<(), ReceiveError> {
+        let originals = self.held().get(&other).map(|held| held.places.within(range)).unwrap_or_default();
+        if originals.iter().map(|extent| extent.range.len()).sum::<u64>() != range.len() {
+            return Err(ReceiveError::NeverCame { space: space.0, address: range.start, other: other.0 });
+        }
+        let (mut content, mut buffer) = (Vec::new(), Vec::new());
+        for Extent { range, offset } in originals {
+            content.resize(range.len() as usize, 0);
+            self.arena.read(offset, &mut content);
+            let pages = Arriving { stream: &mut content.as_slice(), unpacker: &mut *unpacker, packed: None };
+            let (row, newer) = self.store(pages, (space, range), false, &mut buffer)?;
+            if !newer {
+                batch.add(row);
+            }
+        }
+        if batch.extents.len() >= BATCH {
+            self.tell(batch)?;
+        }
+        Ok(())
+    }
+
     /// Receives pages: into the older version's place, or into a new one. Older versions of some of them, elsewhere, are
     /// given up, unless they come `again`. Returns where they are, and whether that was known before.
     fn store<R: Read>(
@@ -335,99 +380,4 @@ impl Batch {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::fs::FileExt;
-    use std::path::Path;
-    use std::time::Instant;
-
-    use tranship_wire::WireError;
-    use tranship_wire::packed::Packer;
-
-    use super::*;
-
-    const SPACE: AddressSpaceId = AddressSpaceId(1);
-    const AT: u64 = 0x7000_0000;
-
-    /// Runs `test` with a store of 1 MiB and the pager that it needs.
-    fn with_store(name: &str, test: impl FnOnce(&Store)) {
-        let directory = std::env::temp_dir().join(format!("tranship-receive-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&directory).unwrap();
-        std::thread::scope(|scope| {
-            scope.spawn(|| crate::pager::run(&directory, &directory).unwrap());
-            let store = Store::new(1 << 20, connect(&directory)).unwrap();
-            test(&store);
-            PagerHandle::connect(&directory).unwrap().quit().unwrap();
-        });
-        std::fs::remove_dir_all(&directory).unwrap();
-    }
-
-    fn connect(directory: &Path) -> PagerHandle {
-        let deadline = Instant::now() + Duration::from_secs(10);
-        loop {
-            match PagerHandle::connect(directory) {
-                Ok(handle) => return handle,
-                Err(error) => assert!(Instant::now() < deadline, "{error}"),
-            }
-        }
-    }
-
-    fn write(wire: &mut Vec<u8>, codec: Codec, pages: &[u8]) {
-        let mut packer = Packer::new().unwrap();
-        let packed = packer.pack(codec, pages).unwrap();
-        tranship_wire::write_packed(wire, SPACE, (AT, (pages.len() as u64 / PAGE_SIZE) as u32), codec, packed).unwrap();
-    }
-
-    /// What the store has at `AT`.
-    fn content(store: &Store, length: usize) -> Vec<u8> {
-        let mut bytes = vec![0; length];
-        let offset = store.held()[&SPACE].places.find(AT).unwrap().offset;
-        std::fs::File::from(store.arena.file().try_clone_to_owned().unwrap())
-            .read_exact_at(&mut bytes, offset)
-            .unwrap();
-        bytes
-    }
-
-    #[test]
-    fn compressed_pages_are_stored_as_they_were_and_newer_ones_take_their_place() {
-        with_store("packed", |store| {
-            let versions = [3u8, 7].map(|seed| (0..32768u32).map(|i| (i / 5) as u8 ^ seed).collect::<Vec<_>>());
-            let mut wire = Vec::new();
-            write(&mut wire, Codec::Lz4, &versions[0]);
-            let first = wire.len();
-            write(&mut wire, Codec::Zstd, &versions[1]);
-            tranship_wire::write_end(&mut wire, 2 * 32768).unwrap();
-            assert!(matches!(
-                store.receive(&mut &wire[..first], false, || ()),
-                Err(ReceiveError::Receive(ReadError::Closed))
-            ));
-            assert_eq!(content(store, 32768), versions[0]);
-            store.receive(&mut wire.as_slice(), false, || ()).unwrap();
-            assert_eq!(content(store, 32768), versions[1]);
-        });
-    }
-
-    #[test]
-    fn compressed_pages_that_are_not_what_they_say_leave_older_ones_as_they_are() {
-        with_store("hostile", |store| {
-            let pages = vec![5u8; 8192];
-            for codec in Codec::ALL {
-                let mut wire = Vec::new();
-                write(&mut wire, codec, &pages);
-                let good = wire.len();
-                // As many bytes as before, which are said to be one page more; and then noise.
-                write(&mut wire, codec, &pages);
-                wire[good + 20] += 1;
-                let refused = store.receive(&mut wire.as_slice(), false, || ()).unwrap_err();
-                assert!(
-                    matches!(refused, ReceiveError::Receive(ReadError::Wire(WireError::Packed { .. }))),
-                    "{codec}: {refused}"
-                );
-                wire.truncate(good);
-                write(&mut wire, codec, &pages);
-                wire[good + tranship_wire::HEADER_LEN..].fill(0xff);
-                assert!(store.receive(&mut wire.as_slice(), false, || ()).is_err(), "{codec}");
-                assert_eq!(content(store, pages.len()), pages);
-            }
-        });
-    }
-}
+mod tests;

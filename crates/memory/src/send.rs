@@ -17,6 +17,7 @@ use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange};
 use tranship_wire::{FrameHeader, WriteError};
 
 use crate::compress::Compressor;
+use crate::deduplicate::Deduplicator;
 use crate::index::PageSet;
 use crate::survey::Space;
 
@@ -171,6 +172,7 @@ fn send_all<W: Write + Send>(
     witness: Option<&dyn Witness>,
 ) -> Result<(), SendError> {
     let (broken, count) = (AtomicBool::new(false), streams.len());
+    let several_tasks = chunks.iter().any(|chunk| chunk.space != chunks[0].space);
     std::thread::scope(|scope| {
         let workers: Vec<_> = streams
             .iter_mut()
@@ -178,7 +180,11 @@ fn send_all<W: Write + Send>(
             .map(|(number, stream)| {
                 let broken = &broken;
                 scope.spawn(move || -> Result<(), SendError> {
-                    for chunk in chunks.iter().filter(|c| c.route(count) == number) {
+                    let own = || chunks.iter().filter(|c| c.route(count) == number);
+                    if let Some(table) = stream.deduplicator.as_mut().filter(|t| several_tasks || !t.is_empty()) {
+                        own().for_each(|chunk| table.expect(chunk.space, chunk.range.start));
+                    }
+                    for chunk in own() {
                         if broken.load(Ordering::Relaxed) {
                             // No use in going on here.
                             break;
@@ -201,7 +207,7 @@ pub fn send_stale<W: Write>(stale: &[(AddressSpaceId, PageRange)], streams: &mut
     for (space, range) in stale {
         for range in range.cut(CHUNK) {
             let piece = Chunk { space: *space, pid: 0, range };
-            streams[piece.route(count)].outlet.zero(*space, range)?;
+            streams[piece.route(count)].gone(*space, range, Version::Later)?;
         }
     }
     Ok(())
@@ -224,9 +230,11 @@ pub fn name<W: Write>(plan: &Plan, streams: &mut [Stream<W>]) -> Result<(), Send
     Ok(())
 }
 
-/// Says on every stream that all pages have been named that come later.
+/// Says on every stream that all pages have been named that come later. From now on each is sent, whoever else has the same: they leave
+/// the destination's store as they are put in place.
 pub fn named<W: Write>(streams: &mut [Stream<W>]) -> Result<(), SendError> {
     for stream in streams {
+        stream.deduplicator = None;
         tranship_wire::write_header(stream.link(), &FrameHeader::Named)?;
         stream.link().flush().map_err(WriteError::from)?;
     }
@@ -357,6 +365,7 @@ pub fn lacking(spaces: &[Space], missing: &[(AddressSpaceId, Vec<PageRange>)]) -
 #[derive(Debug)]
 pub struct Stream<W> {
     outlet: Outlet<W>,
+    deduplicator: Option<Deduplicator>,
     buffer: Vec<u8>,
 }
 
@@ -387,6 +396,11 @@ impl<W: Write> Outlet<W> {
         Ok(())
     }
 
+    /// Says that pages are as those of another task.
+    fn same(&mut self, space: AddressSpaceId, range: PageRange, other: AddressSpaceId) -> Result<(), WriteError> {
+        tranship_wire::write_same(&mut self.link, space, (range.start, range.pages() as u32), other)
+    }
+
     /// Says that pages are zero.
     pub(crate) fn zero(&mut self, space: AddressSpaceId, range: PageRange) -> Result<(), WriteError> {
         tranship_wire::write_zero(&mut self.link, space, range.start, range.pages() as u32)
@@ -396,7 +410,13 @@ impl<W: Write> Outlet<W> {
 impl<W: Write> Stream<W> {
     /// A stream over a link; its buffer is allocated and touched here, before the freeze.
     pub fn new(link: W, compressor: Option<Compressor>) -> Self {
-        Self { outlet: Outlet { link, compressor, sent: 0 }, buffer: vec![1; CHUNK as usize] }
+        Self { outlet: Outlet { link, compressor, sent: 0 }, deduplicator: None, buffer: vec![1; CHUNK as usize] }
+    }
+
+    /// Has pages not sent that another task has at the same address. The other side must understand [`tranship_wire::Kind::Same`].
+    pub fn deduplicate(mut self, deduplicator: Deduplicator) -> Self {
+        self.deduplicator = Some(deduplicator);
+        self
     }
 
     /// The link below.
@@ -407,6 +427,14 @@ impl<W: Write> Stream<W> {
     /// The buffer and where its pages leave: for pages that are not read from a process.
     pub(crate) fn parts(&mut self) -> (&mut Outlet<W>, &mut [u8]) {
         (&mut self.outlet, &mut self.buffer)
+    }
+
+    /// Pages are zeros, which has to be said unless this is the first version.
+    fn gone(&mut self, space: AddressSpaceId, range: PageRange, version: Version) -> Result<(), WriteError> {
+        if let Some(table) = &mut self.deduplicator {
+            table.forget(space, range);
+        }
+        if version == Version::Later { self.outlet.zero(space, range) } else { Ok(()) }
     }
 
     fn send(
@@ -437,16 +465,40 @@ impl<W: Write> Stream<W> {
         }
         counters.read.fetch_add(range.len(), Ordering::Relaxed);
         let mut told = range.start;
-        for (first, run) in runs_with_data(pages) {
+        // Taken for as long as its pages are looked at.
+        let buffer = std::mem::take(&mut self.buffer);
+        let mut sent = runs_with_data(&buffer[..range.len() as usize]).try_for_each(|(first, run)| {
             let start = range.start + first;
-            if version == Version::Later && told < start {
-                self.outlet.zero(space, PageRange { start: told, end: start })?;
+            if told < start {
+                self.gone(space, PageRange { start: told, end: start }, version)?;
             }
             told = start + run.len() as u64;
-            self.outlet.pages(space, start, run, counters)?;
+            self.data(space, start, run, counters)
+        });
+        self.buffer = buffer;
+        if told < range.end {
+            sent = sent.and_then(|()| self.gone(space, PageRange { start: told, end: range.end }, version));
         }
-        if version == Version::Later && told < range.end {
-            self.outlet.zero(space, PageRange { start: told, end: range.end })?;
+        Ok(sent?)
+    }
+
+    /// Sends pages, but for those that another task has as well.
+    fn data(
+        &mut self,
+        space: AddressSpaceId,
+        address: u64,
+        pages: &[u8],
+        counters: &Counters,
+    ) -> Result<(), WriteError> {
+        let Some(table) = &mut self.deduplicator else { return self.outlet.pages(space, address, pages, counters) };
+        for (run, other) in table.split(space, address, pages) {
+            match other {
+                Some(other) => self.outlet.same(space, run, other)?,
+                None => {
+                    let run_pages = &pages[(run.start - address) as usize..(run.end - address) as usize];
+                    self.outlet.pages(space, run.start, run_pages, counters)?;
+                }
+            }
         }
         Ok(())
     }
@@ -490,59 +542,4 @@ fn runs_with_data(pages: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[derive(Default)]
-    struct Seen {
-        read: Mutex<Vec<(u64, Vec<u8>)>>,
-        missed: Mutex<Vec<(u32, u64)>>,
-    }
-
-    impl Witness for Seen {
-        fn read(&self, _: AddressSpaceId, address: u64, pages: &[u8]) {
-            self.read.lock().unwrap().push((address, pages.to_vec()));
-        }
-
-        fn missed(&self, chunk: &Chunk) {
-            self.missed.lock().unwrap().push((chunk.pid, chunk.range.pages()));
-        }
-    }
-
-    #[test]
-    fn what_cannot_be_read_while_the_tasks_run_is_left_out_and_returned() {
-        let size = PAGE_SIZE as usize;
-        let memory = vec![7u8; 6 * size];
-        let there = (memory.as_ptr() as u64).next_multiple_of(PAGE_SIZE);
-        let chunk = |pid, start, end| Chunk { space: AddressSpaceId(1), pid, range: PageRange { start, end } };
-        // Nothing is ever mapped at the second page of an address space, and no process has the second number.
-        let own = std::process::id();
-        let chunks = [
-            chunk(own, PAGE_SIZE, 3 * PAGE_SIZE),
-            chunk(4_000_000, there, there + PAGE_SIZE),
-            chunk(own, there, there + 2 * PAGE_SIZE),
-        ];
-        let mut streams = [Stream::new(Vec::new(), None)];
-        let counters = Counters::default();
-        let seen = Seen::default();
-        send_running(&chunks, Version::First, &mut streams, &counters, &seen).unwrap();
-        assert_eq!(seen.missed.into_inner().unwrap(), [(own, 1), (own, 1), (4_000_000, 1)]);
-        assert_eq!(seen.read.into_inner().unwrap(), [(there, vec![7; 2 * size])]);
-        assert_eq!(counters.sent.into_inner(), 2 * PAGE_SIZE);
-        let error = send(&chunks, Version::First, &mut streams, &Counters::default()).unwrap_err();
-        assert!(matches!(error, SendError::Read { .. }), "{error}");
-    }
-
-    #[test]
-    fn zero_pages_are_left_out_and_runs_kept_whole() {
-        let size = PAGE_SIZE as usize;
-        let mut pages = vec![0u8; 6 * size];
-        pages[size] = 1;
-        pages[3 * size - 1] = 1;
-        pages[5 * size + 7] = 1;
-        let runs: Vec<(u64, usize)> =
-            runs_with_data(&pages).map(|(at, run)| (at / PAGE_SIZE, run.len() / size)).collect();
-        assert_eq!(runs, [(1, 2), (5, 1)]);
-        assert_eq!(runs_with_data(&pages[..size]).count(), 0);
-    }
-}
+mod tests;

@@ -138,6 +138,22 @@ impl Arena {
         true
     }
 
+    /// Reads bytes from `offset` on, which must have been allocated, and whose slice must be gone: false if they were not
+    /// allocated.
+    pub fn read(&self, offset: u64, into: &mut [u8]) -> bool {
+        let _one_at_a_time = self.replacing.lock().unwrap_or_else(PoisonError::into_inner);
+        let end = offset.checked_add(into.len() as u64);
+        if end.is_none_or(|end| end > self.used()) {
+            return false;
+        }
+        // SAFETY: the range lies within the mapping, `into` is another one; as in `replace` nobody writes to it meanwhile.
+        unsafe {
+            let source = self.mapping.start.as_ptr().cast::<u8>().add(offset as usize);
+            std::ptr::copy_nonoverlapping(source, into.as_mut_ptr(), into.len());
+        }
+        true
+    }
+
     /// Gives the memory of `[offset, offset + len)` back to the system; it is not handed out again.
     pub fn release(&self, offset: u64, len: u64) -> io::Result<()> {
         punch(&self.file, offset, len)?;
@@ -259,6 +275,9 @@ mod tests {
         let arena = Arena::new(1 << 20).unwrap();
         let mut slice = arena.allocate(8192).unwrap();
         slice.fill(7);
+        let mut read = [0; 4];
+        assert!(arena.read(8188, &mut read) && read == [7; 4]);
+        assert!(!arena.read(8189, &mut read) && !arena.read(u64::MAX, &mut read));
         assert_eq!(slice.offset(), 0);
         let view = View::new(arena.file().try_clone_to_owned().unwrap()).unwrap();
         assert!(view.resident().unwrap() >= 8192);

@@ -43,6 +43,9 @@ pub struct Progress {
     /// The same with zstd.
     #[serde(default)]
     pub zstd: Compressed,
+    /// Bytes of pages that did not travel because another task has the same at the same address, so far.
+    #[serde(default)]
+    pub deduplicated_bytes: u64,
     /// Rate of the last interval in bytes a second.
     pub rate: f64,
     /// Rounds of pre-copy so far.

@@ -47,6 +47,8 @@ pub enum Kind {
     Want = 11,
     /// Pages with their content, compressed.
     Packed = 12,
+    /// Pages that are as another task's are.
+    Same = 13,
 }
 
 impl Kind {
@@ -64,6 +66,7 @@ impl Kind {
             10 => Kind::Named,
             11 => Kind::Want,
             12 => Kind::Packed,
+            13 => Kind::Same,
             _ => return None,
         })
     }
@@ -84,6 +87,7 @@ impl fmt::Display for Kind {
             Kind::Named => "Named",
             Kind::Want => "Want",
             Kind::Packed => "Packed",
+            Kind::Same => "Same",
         })
     }
 }
@@ -108,6 +112,7 @@ impl fmt::Display for Kind {
 /// | Later, Want | address space | where the first gap is counted from | bytes of [`crate::runs`] | 0 |
 /// | Named | 0 | 0 | 0 | 0 |
 /// | Packed | address space | first page | bytes as compressed | pages |
+/// | Same | address space | first page | the other address space | pages |
 ///
 /// `flags` is the [`Codec`] of Packed, else 0; `reserved` is 0. What a kind does not use must be 0, so that a later version can give it a meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -188,6 +193,15 @@ pub enum FrameHeader {
         codec: Codec,
         /// Bytes, at least 1 and fewer than the pages have.
         length: u32,
+    },
+    /// `range` is as the same addresses of another task are by now: as this stream has brought them. Nothing follows.
+    Same {
+        /// Whose pages.
+        space: AddressSpaceId,
+        /// Which, at most [`MAX_PAGES`] bytes.
+        range: PageRange,
+        /// The other task's address space.
+        other: AddressSpaceId,
     },
 }
 
@@ -273,6 +287,19 @@ impl FrameHeader {
         Ok(Self::Packed { space, range: range(Kind::Packed, address, u64::from(bytes))?, codec, length })
     }
 
+    /// The header that says that `pages` pages from `address` on are as those of `other`.
+    ///
+    /// # Errors
+    /// As [`FrameHeader::pages`]; and if these are not the address spaces of two tasks.
+    pub fn same(space: AddressSpaceId, (address, pages): (u64, u32), other: AddressSpaceId) -> Result<Self, WireError> {
+        if other == space || other.is_object() || space.is_object() {
+            let value = u64::from(other.0);
+            return Err(WireError::Unknown { field: "the other address space of a Same frame", value });
+        }
+        let bytes = bounded(Kind::Same, u64::from(pages) * PAGE_SIZE, MAX_PAGES)?;
+        Ok(Self::Same { space, range: range(Kind::Same, address, u64::from(bytes))?, other })
+    }
+
     /// What kind of frame this is.
     pub fn kind(&self) -> Kind {
         match self {
@@ -288,6 +315,7 @@ impl FrameHeader {
             Self::Named => Kind::Named,
             Self::Want { .. } => Kind::Want,
             Self::Packed { .. } => Kind::Packed,
+            Self::Same { .. } => Kind::Same,
         }
     }
 
@@ -301,7 +329,12 @@ impl FrameHeader {
             | Self::Want { length, .. }
             | Self::Packed { length, .. } => *length as usize,
             Self::Pages { range, .. } => range.len() as usize,
-            Self::Zero { .. } | Self::End { .. } | Self::Ping { .. } | Self::Pong { .. } | Self::Named => 0,
+            Self::Zero { .. }
+            | Self::Same { .. }
+            | Self::End { .. }
+            | Self::Ping { .. }
+            | Self::Pong { .. }
+            | Self::Named => 0,
         }
     }
 
@@ -319,6 +352,7 @@ impl FrameHeader {
             Self::Later { space, base, length } | Self::Want { space, base, length } => (space.0, base, length, 0),
             Self::Named => (0, 0, 0, 0),
             Self::Packed { space, range, length, .. } => (space.0, range.start, length, range.pages() as u32),
+            Self::Same { space, range, other } => (space.0, range.start, other.0, range.pages() as u32),
         };
         let mut bytes = [0; HEADER_LEN];
         bytes[0] = self.kind() as u8;
@@ -348,10 +382,10 @@ impl FrameHeader {
             zero("flags", u64::from(bytes[1]))?;
         }
         zero("reserved", u64::from(u16::from_le_bytes([bytes[2], bytes[3]])))?;
-        if !matches!(kind, Kind::Pages | Kind::Packed | Kind::Zero | Kind::Later | Kind::Want) {
+        if !matches!(kind, Kind::Pages | Kind::Packed | Kind::Zero | Kind::Same | Kind::Later | Kind::Want) {
             zero("space", u64::from(space))?;
         }
-        if !matches!(kind, Kind::Zero | Kind::Packed) {
+        if !matches!(kind, Kind::Zero | Kind::Packed | Kind::Same) {
             zero("extra", u64::from(extra))?;
         }
         if matches!(kind, Kind::Message | Kind::FileBegin | Kind::Named) {
@@ -377,6 +411,7 @@ impl FrameHeader {
                     .ok_or(WireError::Unknown { field: "the codec of a frame", value: u64::from(bytes[1]) })?;
                 Self::packed(AddressSpaceId(space), (address, extra), codec, length as usize)
             }
+            Kind::Same => Self::same(AddressSpaceId(space), (address, extra), AddressSpaceId(length)),
         }
     }
 }
@@ -393,7 +428,7 @@ fn runs(kind: Kind, base: u64, length: usize) -> Result<u32, WireError> {
 fn bounded(kind: Kind, length: u64, limit: u32) -> Result<u32, WireError> {
     let what = match kind {
         Kind::Message => "a message",
-        Kind::Pages | Kind::Packed => "a frame of pages",
+        Kind::Pages | Kind::Packed | Kind::Same => "a frame of pages",
         Kind::FileBegin => "the announcement of a file",
         Kind::Later | Kind::Want => "a list of pages",
         _ => "a piece of a file",

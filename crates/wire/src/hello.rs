@@ -24,10 +24,12 @@ pub struct Versions {
 
 impl Versions {
     /// What this release speaks.
-    pub const OURS: Versions = Versions { min: 1, max: 2 };
+    pub const OURS: Versions = Versions { min: 1, max: 3 };
     /// The first in which pages may travel compressed ([`crate::Kind::Packed`]), and in which a source may ask why a stream
     /// failed ([`crate::message::Request::Streams`]).
     pub const PACKED: u16 = 2;
+    /// The first in which pages may be said to be as another task's are ([`crate::Kind::Same`]).
+    pub const SAME: u16 = 3;
 }
 
 impl fmt::Display for Versions {

@@ -115,6 +115,19 @@ pub fn write_zero<W: Write>(w: &mut W, space: AddressSpaceId, address: u64, page
     write_header(w, &FrameHeader::zero(space, address, pages)?)
 }
 
+/// Says that `pages` pages from `address` on of `space` are as those of `other`. Does not flush.
+///
+/// # Errors
+/// As [`FrameHeader::same`], and those of the stream.
+pub fn write_same<W: Write>(
+    w: &mut W,
+    space: AddressSpaceId,
+    pages: (u64, u32),
+    other: AddressSpaceId,
+) -> Result<(), WriteError> {
+    write_header(w, &FrameHeader::same(space, pages, other)?)
+}
+
 /// Ends a stream and flushes; `total` is how many bytes of pages were sent, as they are before compression.
 ///
 /// # Errors

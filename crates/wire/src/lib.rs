@@ -9,7 +9,7 @@
 //!    │ ── Hello (versions, purpose, …) ──▶ │
 //!    │ ◀── Welcome (version) or refusal ── │
 //!    │ ══ frames: 24-byte header, payload ═│   Control: Message both ways, Ping/Pong
-//!    │                                     │   Pages:   Pages, Packed, Zero; Later and Named; the same again; End
+//!    │                                     │   Pages:   Pages, Packed, Zero, Same; Later and Named; the first three again; End
 //!    │                                     │   Wants:   Want and Named, from the listener
 //!    │                                     │   Files:   Message and FileData, the other way Message
 //! ```
@@ -34,6 +34,6 @@ pub use hello::{
 };
 pub use io::{
     queue_message, read_end, read_header, read_message, read_message_after, write_end, write_file_data, write_header,
-    write_message, write_packed, write_pages, write_ping, write_pong, write_zero,
+    write_message, write_packed, write_pages, write_ping, write_pong, write_same, write_zero,
 };
 pub use packed::Codec;

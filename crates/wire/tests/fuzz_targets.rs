@@ -26,7 +26,7 @@ proptest! {
 
     #[test]
     fn headers_with_plausible_fields_never_panic(
-        kind in 0u8..14, flags in prop_oneof![9 => 0u8..3, 1 => any::<u8>()],
+        kind in 0u8..15, flags in prop_oneof![9 => 0u8..3, 1 => any::<u8>()],
         space in any::<u32>(),
         address in prop_oneof![Just(0u64), any::<u64>(), (0u64..1 << 36).prop_map(|page| page << 12)],
         length in prop_oneof![Just(0u32), any::<u32>(), (0u32..300).prop_map(|pages| pages << 12)],

@@ -38,11 +38,16 @@ fn header() -> impl Strategy<Value = FrameHeader> {
             let length = 1 + length.index(n as usize * PAGE_SIZE as usize - 1);
             FrameHeader::packed(AddressSpaceId(space), (page * PAGE_SIZE, n), codec, length).unwrap()
         });
+    let same =
+        (0u32..1 << 30, 0u64..(1 << 35) - 256, 1u32..=256, 1u32..1 << 30).prop_map(|(space, page, n, further)| {
+            FrameHeader::same(AddressSpaceId(space), (page * PAGE_SIZE, n), AddressSpaceId(space + further)).unwrap()
+        });
     prop_oneof![
         (1usize..=1 << 20).prop_map(|n| FrameHeader::message(n).unwrap()),
         pages,
         packed,
         zero,
+        same,
         (1usize..=4096).prop_map(|n| FrameHeader::file_begin(n).unwrap()),
         (0u64..1 << 40, 1usize..=1 << 20).prop_map(|(offset, n)| FrameHeader::file_data(offset, n).unwrap()),
         any::<u64>().prop_map(|total| FrameHeader::End { total }),
@@ -134,6 +139,17 @@ fn what_is_out_of_bounds_is_refused_by_name() {
     assert!(matches!(packed(4097, 1, 1), Err(WireError::Unaligned { .. })));
     assert!(matches!(packed(USER_ADDRESS_END, 1, 1), Err(WireError::OutOfRange { .. })));
     assert!(packed(4096, 256, (1 << 20) - 1).is_ok());
+
+    let same = |address, pages, other| FrameHeader::same(space, (address, pages), AddressSpaceId(other));
+    assert!(matches!(same(4096, 0, 8), Err(WireError::Empty { .. })));
+    assert!(matches!(same(4096, 257, 8), Err(WireError::TooLong { .. })));
+    assert!(matches!(same(4097, 1, 8), Err(WireError::Unaligned { .. })));
+    assert!(matches!(same(USER_ADDRESS_END, 1, 8), Err(WireError::OutOfRange { .. })));
+    assert!(matches!(same(4096, 1, space.0), Err(WireError::Unknown { value: 7, .. })));
+    let object = AddressSpaceId::object(8).unwrap();
+    assert!(matches!(same(4096, 1, object.0), Err(WireError::Unknown { .. })));
+    assert!(matches!(FrameHeader::same(object, (4096, 1), space), Err(WireError::Unknown { .. })));
+    assert!(same(4096, 256, 8).is_ok());
 
     let mut unheard_of = packed(4096, 1, 1).unwrap().encode();
     unheard_of[1] = 3;

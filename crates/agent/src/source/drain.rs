@@ -11,7 +11,7 @@ use tranship_wire::message::{Request, Response};
 use tranship_wire::{Purpose, URGENT_STREAM};
 
 use super::push::{Demand, Push};
-use super::streams::show_compressed;
+use super::streams::show_tally;
 use super::{FROZEN_PATIENCE, SourceRun, failed};
 use crate::inspection::STREAMS;
 
@@ -89,7 +89,7 @@ impl SourceRun {
                 self.report.change(|r| {
                     r.progress.remote_faults = remote_faults.count();
                     r.progress.remaining_bytes = remote_bytes;
-                    show_compressed(&self.tally, r);
+                    show_tally(&self.tally, r);
                 });
                 Ok(Some(remote_bytes))
             }

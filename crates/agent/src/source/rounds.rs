@@ -18,7 +18,7 @@ use tranship_transport::Link;
 use tranship_types::RoundReport;
 
 use super::shared::Settling;
-use super::streams::show_compressed;
+use super::streams::show_tally;
 use super::{SourceRun, failed};
 
 /// For how long it is watched how much CPU time a container uses, before it gets less.
@@ -112,7 +112,7 @@ impl SourceRun {
                 r.progress.memory_bytes = r.progress.memory_bytes.max(r.progress.moved_bytes);
                 r.progress.rate = bytes as f64 / took.as_secs_f64().max(1e-6);
                 r.progress.wire_bytes = wire;
-                show_compressed(&self.tally, r);
+                show_tally(&self.tally, r);
             });
             match verdict {
                 Verdict::Another => {}

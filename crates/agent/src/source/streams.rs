@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tranship_coordinator::Failure;
 use tranship_memory::compress::{Compressor, LinkUse, Tally};
+use tranship_memory::deduplicate::Deduplicator;
 use tranship_memory::send::{SendError, Stream};
 use tranship_transport::{Connection, Link};
 use tranship_types::{Compress, Report};
@@ -39,10 +40,13 @@ impl SourceRun {
             true => self.report.read().options.compress,
             false => Compress::Off,
         };
+        // Of what was named, each page is sent, on whatever stream.
+        let deduplicate = stream != URGENT_STREAM && link.version() >= Versions::SAME;
         let counters = link.counters();
         let used = move || LinkUse { sent: counters.sent(), blocked: counters.blocked() };
         let compressor = Compressor::new(how, used, Arc::clone(&self.tally)).map_err(failed)?;
-        Ok(Stream::new(link, compressor))
+        let stream = Stream::new(link, compressor);
+        Ok(if deduplicate { stream.deduplicate(Deduplicator::new(Arc::clone(&self.tally))) } else { stream })
     }
 
     /// Why memory could not be sent. Where the destination gave a stream up, this node saw it break, and that one knows why.
@@ -74,7 +78,8 @@ impl SourceRun {
     }
 }
 
-/// What was compressed so far, for those who look at the report.
-pub(super) fn show_compressed(tally: &Tally, report: &mut Report) {
+/// What did not travel as it is so far, for those who look at the report.
+pub(super) fn show_tally(tally: &Tally, report: &mut Report) {
+    report.progress.deduplicated_bytes = tally.deduplicated();
     (report.progress.lz4, report.progress.zstd) = (tally.of(Codec::Lz4), tally.of(Codec::Zstd));
 }

@@ -12,7 +12,7 @@ use tranship_transport::{Closer, Connection, Link};
 use tranship_types::Mode;
 
 use super::push::{Gauge, Push};
-use super::streams::show_compressed;
+use super::streams::show_tally;
 use super::{STREAM_BUFFERS, SourceRun, failed};
 use crate::registry::LiveReport;
 use crate::tmpfs;
@@ -78,7 +78,7 @@ impl SourceRun {
         self.report.change(|r| {
             r.progress.moved_bytes = before + push.gauge().read_bytes();
             r.progress.wire_bytes = push.gauge().wire_bytes();
-            show_compressed(&self.tally, r);
+            show_tally(&self.tally, r);
             r.skeleton_bytes = skeleton_bytes;
             r.source_extra_bytes = skeleton_bytes + buffers;
             r.ways.push(way.to_owned());
@@ -149,7 +149,7 @@ fn show(report: &LiveReport, gauge: &Gauge, tally: &Tally, before: u64, done: &R
             r.progress.moved_bytes = before + read;
             r.progress.rate = read.saturating_sub(last) as f64 / TICK.as_secs_f64();
             r.progress.wire_bytes = wire;
-            show_compressed(tally, r);
+            show_tally(tally, r);
         });
         last = read;
     }

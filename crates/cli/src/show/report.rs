@@ -142,6 +142,9 @@ pub fn details(r: &Report, zone: &TimeZone) -> String {
             line("compressed", format!("{pages} of memory to {wire} with {codec} ({part})"));
         }
     }
+    if progress.deduplicated_bytes > 0 {
+        line("deduplicated", format!("{} of memory that tasks have in common", bytes(progress.deduplicated_bytes)));
+    }
     if r.source_extra_bytes > 0 || r.destination_extra_bytes > 0 {
         let (source, destination) = (bytes(r.source_extra_bytes), bytes(r.destination_extra_bytes));
         line("extra memory", format!("{source} on {}, {destination} on {}", r.source, r.destination));

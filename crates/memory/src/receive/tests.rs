@@ -1,0 +1,203 @@
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Instant;
+
+use proptest::prelude::*;
+use tranship_wire::WireError;
+use tranship_wire::packed::Packer;
+
+use super::*;
+use crate::deduplicate::Deduplicator;
+use crate::send::{Chunk, Counters, Stream, Version, send};
+use crate::survey::Space;
+
+const SPACE: AddressSpaceId = AddressSpaceId(1);
+const AT: u64 = 0x7000_0000;
+
+/// Runs `test` with a store of 1 MiB and the pager that it needs.
+fn with_store(name: &str, test: impl FnOnce(&Store)) {
+    let directory = std::env::temp_dir().join(format!("tranship-receive-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| crate::pager::run(&directory, &directory).unwrap());
+        let store = Store::new(1 << 20, connect(&directory)).unwrap();
+        test(&store);
+        PagerHandle::connect(&directory).unwrap().quit().unwrap();
+    });
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+fn connect(directory: &Path) -> PagerHandle {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        match PagerHandle::connect(directory) {
+            Ok(handle) => return handle,
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+    }
+}
+
+fn write(wire: &mut Vec<u8>, codec: Codec, pages: &[u8]) {
+    let mut packer = Packer::new().unwrap();
+    let packed = packer.pack(codec, pages).unwrap();
+    tranship_wire::write_packed(wire, SPACE, (AT, (pages.len() as u64 / PAGE_SIZE) as u32), codec, packed).unwrap();
+}
+
+/// What the store has at `AT`.
+fn content(store: &Store, length: usize) -> Vec<u8> {
+    content_of(store, SPACE, PageRange { start: AT, end: AT + length as u64 })
+}
+
+/// What it has of a task; where it has nothing, zeros.
+fn content_of(store: &Store, space: AddressSpaceId, range: PageRange) -> Vec<u8> {
+    let mut bytes = vec![0; range.len() as usize];
+    let file = std::fs::File::from(store.arena.file().try_clone_to_owned().unwrap());
+    for extent in store.held().get(&space).map(|held| held.places.within(range)).unwrap_or_default() {
+        let start = (extent.range.start - range.start) as usize;
+        let piece = &mut bytes[start..start + extent.range.len() as usize];
+        file.read_exact_at(piece, extent.offset).unwrap();
+    }
+    bytes
+}
+
+#[test]
+fn compressed_pages_are_stored_as_they_were_and_newer_ones_take_their_place() {
+    with_store("packed", |store| {
+        let versions = [3u8, 7].map(|seed| (0..32768u32).map(|i| (i / 5) as u8 ^ seed).collect::<Vec<_>>());
+        let mut wire = Vec::new();
+        write(&mut wire, Codec::Lz4, &versions[0]);
+        let first = wire.len();
+        write(&mut wire, Codec::Zstd, &versions[1]);
+        tranship_wire::write_end(&mut wire, 2 * 32768).unwrap();
+        assert!(matches!(
+            store.receive(&mut &wire[..first], false, || ()),
+            Err(ReceiveError::Receive(ReadError::Closed))
+        ));
+        assert_eq!(content(store, 32768), versions[0]);
+        store.receive(&mut wire.as_slice(), false, || ()).unwrap();
+        assert_eq!(content(store, 32768), versions[1]);
+    });
+}
+
+#[test]
+fn compressed_pages_that_are_not_what_they_say_leave_older_ones_as_they_are() {
+    with_store("hostile", |store| {
+        let pages = vec![5u8; 8192];
+        for codec in Codec::ALL {
+            let mut wire = Vec::new();
+            write(&mut wire, codec, &pages);
+            let good = wire.len();
+            // As many bytes as before, which are said to be one page more; and then noise.
+            write(&mut wire, codec, &pages);
+            wire[good + 20] += 1;
+            let refused = store.receive(&mut wire.as_slice(), false, || ()).unwrap_err();
+            assert!(
+                matches!(refused, ReceiveError::Receive(ReadError::Wire(WireError::Packed { .. }))),
+                "{codec}: {refused}"
+            );
+            wire.truncate(good);
+            write(&mut wire, codec, &pages);
+            wire[good + tranship_wire::HEADER_LEN..].fill(0xff);
+            assert!(store.receive(&mut wire.as_slice(), false, || ()).is_err(), "{codec}");
+            assert_eq!(content(store, pages.len()), pages);
+        }
+    });
+}
+
+const OTHER: AddressSpaceId = AddressSpaceId(2);
+
+fn same(wire: &mut Vec<u8>, space: AddressSpaceId, page: u64, pages: u32, other: AddressSpaceId) {
+    tranship_wire::write_same(wire, space, (AT + page * PAGE_SIZE, pages), other).unwrap();
+}
+
+#[test]
+fn references_to_pages_that_never_came_or_are_zeros_are_refused() {
+    with_store("never-came", |store| {
+        let mut wire = Vec::new();
+        tranship_wire::write_pages(&mut wire, SPACE, AT, &[7; 8192]).unwrap();
+        let good = wire.len();
+        let mut refuse = |say: &dyn Fn(&mut Vec<u8>)| {
+            wire.truncate(good);
+            say(&mut wire);
+            let refused = store.receive(&mut wire.as_slice(), false, || ()).unwrap_err();
+            assert!(matches!(refused, ReceiveError::NeverCame { .. }), "{refused}");
+        };
+        refuse(&|wire| same(wire, OTHER, 1, 2, SPACE));
+        refuse(&|wire| same(wire, OTHER, 0, 1, AddressSpaceId(3)));
+        refuse(&|wire| {
+            tranship_wire::write_zero(wire, SPACE, AT, 1).unwrap();
+            same(wire, OTHER, 0, 2, SPACE);
+        });
+        assert!(!store.held().contains_key(&OTHER));
+    });
+}
+
+#[test]
+fn references_are_refused_once_all_is_named() {
+    with_store("named", |store| {
+        let mut wire = Vec::new();
+        tranship_wire::write_pages(&mut wire, SPACE, AT, &[7; 4096]).unwrap();
+        tranship_wire::write_header(&mut wire, &FrameHeader::Named).unwrap();
+        same(&mut wire, OTHER, 0, 1, SPACE);
+        let refused = store.receive(&mut wire.as_slice(), false, || ()).unwrap_err();
+        let expected = matches!(refused, ReceiveError::Receive(ReadError::Unexpected { found: Kind::Same, .. }));
+        assert!(expected, "{refused}");
+    });
+}
+
+/// Which task is sent next, from which page on, and the content that its pages have then.
+fn versions() -> impl Strategy<Value = Vec<(usize, usize, Vec<u8>)>> {
+    let content = prop::collection::vec(prop_oneof![1 => Just(0u8), 4 => 1u8..4], 1..12);
+    prop::collection::vec((0..3usize, 0..20usize, content), 0..30)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    /// Pages of tasks that have much in common arrive as they were when they were read, however often they change, in
+    /// fewer bytes.
+    #[test]
+    fn what_is_deduplicated_arrives_as_it_was(versions in versions()) {
+        const PAGES: usize = 32;
+        let size = PAGE_SIZE as usize;
+        let mut memory = vec![1u8; (PAGES + 1) * size];
+        let start = (memory.as_ptr() as u64).next_multiple_of(PAGE_SIZE);
+        let skip = (start - memory.as_ptr() as u64) as usize;
+        let tasks = [1, 2, 3].map(AddressSpaceId);
+        let tally = Arc::default();
+        let stream = || Stream::new(Vec::new(), None).deduplicate(Deduplicator::new(Arc::clone(&tally)));
+        let mut streams = [stream(), stream()];
+        let chunks = |task: AddressSpaceId, first: usize, count: usize| {
+            let (id, pid) = (task, std::process::id());
+            let space = Space { id, pid, ranges: Vec::new(), executable: Vec::new(), files: Vec::new() };
+            let first = start + first as u64 * PAGE_SIZE;
+            let mut chunks = Vec::new();
+            Chunk::cut(&space, PageRange { start: first, end: first + count as u64 * PAGE_SIZE }, &mut chunks);
+            chunks
+        };
+        let counters = Counters::default();
+        let all = tasks.map(|task| chunks(task, 0, PAGES)).concat();
+        send(&all, Version::First, &mut streams, &counters).unwrap();
+        prop_assert_eq!(counters.sent.load(Ordering::Relaxed), (PAGES * size) as u64);
+        prop_assert_eq!(tally.deduplicated(), (2 * PAGES * size) as u64);
+        let mut model = [[1u8; PAGES]; 3];
+        for (task, first, content) in &versions {
+            for (page, byte) in (*first..).zip(content) {
+                memory[skip + page * size..skip + (page + 1) * size].fill(*byte);
+                model[*task][page] = *byte;
+            }
+            let chunks = chunks(tasks[*task], *first, content.len());
+            send(&chunks, Version::Later, &mut streams, &counters).unwrap();
+        }
+        with_store("deduplicated", |store| {
+            for stream in &mut streams {
+                let ended = store.receive(&mut stream.link().as_slice(), false, || ());
+                assert!(matches!(ended, Err(ReceiveError::Receive(ReadError::Closed))));
+            }
+            for (task, pages) in tasks.into_iter().zip(model) {
+                let range = PageRange { start, end: start + (PAGES * size) as u64 };
+                let expected: Vec<u8> = pages.iter().flat_map(|byte| vec![*byte; size]).collect();
+                assert!(content_of(store, task, range) == expected, "task {}", task.0);
+            }
+        });
+    }
+}

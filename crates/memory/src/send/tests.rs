@@ -1,0 +1,53 @@
+use super::*;
+
+#[derive(Default)]
+struct Seen {
+    read: Mutex<Vec<(u64, Vec<u8>)>>,
+    missed: Mutex<Vec<(u32, u64)>>,
+}
+
+impl Witness for Seen {
+    fn read(&self, _: AddressSpaceId, address: u64, pages: &[u8]) {
+        self.read.lock().unwrap().push((address, pages.to_vec()));
+    }
+
+    fn missed(&self, chunk: &Chunk) {
+        self.missed.lock().unwrap().push((chunk.pid, chunk.range.pages()));
+    }
+}
+
+#[test]
+fn what_cannot_be_read_while_the_tasks_run_is_left_out_and_returned() {
+    let size = PAGE_SIZE as usize;
+    let memory = vec![7u8; 6 * size];
+    let there = (memory.as_ptr() as u64).next_multiple_of(PAGE_SIZE);
+    let chunk = |pid, start, end| Chunk { space: AddressSpaceId(1), pid, range: PageRange { start, end } };
+    // Nothing is ever mapped at the second page of an address space, and no process has the second number.
+    let own = std::process::id();
+    let chunks = [
+        chunk(own, PAGE_SIZE, 3 * PAGE_SIZE),
+        chunk(4_000_000, there, there + PAGE_SIZE),
+        chunk(own, there, there + 2 * PAGE_SIZE),
+    ];
+    let mut streams = [Stream::new(Vec::new(), None)];
+    let counters = Counters::default();
+    let seen = Seen::default();
+    send_running(&chunks, Version::First, &mut streams, &counters, &seen).unwrap();
+    assert_eq!(seen.missed.into_inner().unwrap(), [(own, 1), (own, 1), (4_000_000, 1)]);
+    assert_eq!(seen.read.into_inner().unwrap(), [(there, vec![7; 2 * size])]);
+    assert_eq!(counters.sent.into_inner(), 2 * PAGE_SIZE);
+    let error = send(&chunks, Version::First, &mut streams, &Counters::default()).unwrap_err();
+    assert!(matches!(error, SendError::Read { .. }), "{error}");
+}
+
+#[test]
+fn zero_pages_are_left_out_and_runs_kept_whole() {
+    let size = PAGE_SIZE as usize;
+    let mut pages = vec![0u8; 6 * size];
+    pages[size] = 1;
+    pages[3 * size - 1] = 1;
+    pages[5 * size + 7] = 1;
+    let runs: Vec<(u64, usize)> = runs_with_data(&pages).map(|(at, run)| (at / PAGE_SIZE, run.len() / size)).collect();
+    assert_eq!(runs, [(1, 2), (5, 1)]);
+    assert_eq!(runs_with_data(&pages[..size]).count(), 0);
+}
