@@ -62,8 +62,10 @@ pub fn nothing_left(lab: &Lab, node: &str, name: &str) -> Result<()> {
     };
     look(format!("/run/runc/{name}"))?;
     look(format!("/run/netns/{name}"))?;
-    for migration in entries(&lab.path(node, "/run/tranship/migrations")?)? {
-        left.push(format!("/run/tranship/migrations/{migration} exists"));
+    look(format!("/run/netns/tranship-{name}"))?;
+    for directory in ["/run/tranship/migrations", "/run/tranship/restores"] {
+        let there = entries(&lab.path(node, directory)?)?;
+        left.extend(there.into_iter().map(|entry| format!("{directory}/{entry} exists")));
     }
     let group = format!("/tranship-lab/{node}/{name}");
     left.extend(cgroups(&group).into_iter().map(|path| format!("cgroup {path}")));

@@ -36,6 +36,9 @@ pub struct Config {
     /// runc.
     #[serde(default)]
     pub runc: RuncConfig,
+    /// Docker.
+    #[serde(default)]
+    pub docker: DockerConfig,
     /// The memory plane.
     #[serde(default)]
     pub memory: MemoryConfig,
@@ -78,6 +81,28 @@ pub struct RuncConfig {
 impl Default for RuncConfig {
     fn default() -> Self {
         Self { path: "runc".into(), root: "/run/runc".into(), cgroup_parent: None }
+    }
+}
+
+/// Docker.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DockerConfig {
+    /// Its API's socket. Where there is none, there is no Docker.
+    pub socket: PathBuf,
+    /// The runtime under which the runtime wrapper is registered with it.
+    pub runtime: String,
+    /// The state directory that it gives to runc.
+    pub runc_root: PathBuf,
+}
+
+impl Default for DockerConfig {
+    fn default() -> Self {
+        Self {
+            socket: "/run/docker.sock".into(),
+            runtime: "tranship".into(),
+            runc_root: "/run/docker/runtime-runc/moby".into(),
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use tranship_coordinator::{DestinationPort, DestinationStep, Failure, Fault};
 use tranship_criu::cpu::{self, CpuFeatures};
 use tranship_criu::front::{self, Mark, Order};
-use tranship_engine::{Container, EngineError, State};
+use tranship_engine::{Container, Engine, EngineError, State};
 use tranship_memory::pager::{self, PagerHandle};
 use tranship_memory::receive::Store;
 use tranship_memory::shared::copies;
@@ -24,7 +24,7 @@ use tranship_storage::TreeDigest;
 use tranship_sys::breakpoints;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::process;
-use tranship_types::{Blocker, BlockerKind, MigrationId, NodeName};
+use tranship_types::{Blocker, BlockerKind, EngineName, Interface, MigrationId, NetworkIdentity, NodeName};
 use tranship_wire::message::Offer;
 
 use crate::arrivals::Inbox;
@@ -47,14 +47,16 @@ const SPARE_MEMORY: u64 = 64 << 20;
 /// One migration on the node that the container goes to.
 pub struct DestinationRun {
     node: Arc<Node>,
+    /// The engine that gets the container.
+    engine: Arc<dyn Engine>,
     id: MigrationId,
     peer: NodeName,
     offer: Offer,
     layout: Layout,
     inbox: Arc<Inbox>,
     front: Option<Front>,
-    /// The engine's process that ran the restore, until it has been waited for.
-    engine: Option<Child>,
+    /// The process that has the engine restore, until it has been waited for.
+    restoring: Option<Child>,
     pager: Option<Child>,
     gate: Option<Gate>,
     announcer: Option<Announcer>,
@@ -76,8 +78,13 @@ pub struct DestinationRun {
 }
 
 impl DestinationRun {
-    pub fn new(node: &Arc<Node>, id: &MigrationId, peer: &NodeName, offer: Offer, inbox: Arc<Inbox>) -> Self {
+    pub fn new(node: &Arc<Node>, id: &MigrationId, peer: &NodeName, mut offer: Offer, inbox: Arc<Inbox>) -> Self {
+        let engine = Arc::clone(node.engine(offer.engine.parse().unwrap_or(EngineName::Runc)));
+        if let Some((path, _)) = &mut offer.network {
+            *path = place_network(engine.as_ref(), &offer.container, path);
+        }
         Self {
+            engine,
             layout: Layout::new(&node.config.run_dir, id),
             node: Arc::clone(node),
             id: id.clone(),
@@ -85,7 +92,7 @@ impl DestinationRun {
             offer,
             inbox,
             front: None,
-            engine: None,
+            restoring: None,
             pager: None,
             gate: None,
             announcer: None,
@@ -120,7 +127,7 @@ impl DestinationRun {
 
     /// The copy, if the engine knows it; not what somebody else has made of its name.
     fn own_container(&self) -> Option<Container> {
-        self.node.engine.inspect(&self.offer.container).ok().filter(|container| container.bundle == self.bundle())
+        self.engine.inspect(&self.offer.container).ok().filter(|c| self.engine.is_made_from(c, &self.bundle()))
     }
 
     /// Whether the copy runs, or is held.
@@ -140,30 +147,53 @@ impl DestinationRun {
     }
 
     fn make_network(&mut self) -> Result<(), Failure> {
-        if let Some((path, identity)) = &self.offer.network {
-            tranship_network::create(path, identity).map_err(|error| {
-                self.foreign_network = matches!(error, NetworkError::Exists { .. });
-                failed(error)
-            })?;
-            self.gate = Some(Gate::prepare(path, &identity.names()).map_err(failed)?);
-            self.announcer = Some(Announcer::prepare(path, identity).map_err(failed)?);
-            match Injector::prepare(path, identity) {
-                Ok(injector) => self.inbox.deliver_by(Some(injector)),
-                Err(error) => {
-                    tracing::warn!(id = %self.id, %error, "packets that arrive in the blackout will be sent again");
-                }
+        let Some((path, identity)) = &self.offer.network else { return Ok(()) };
+        let made = match self.engine.attaches_network() {
+            true => tranship_network::reserve(path, &identity.names()),
+            false => tranship_network::create(path, identity),
+        };
+        made.map_err(|error| {
+            self.foreign_network = matches!(error, NetworkError::Exists { .. });
+            failed(error)
+        })?;
+        if self.engine.attaches_network() { Ok(()) } else { self.prepare_network() }
+    }
+
+    /// Takes the gate of a network that is there, and is closed.
+    fn prepare_network(&mut self) -> Result<(), Failure> {
+        let Some((path, identity)) = &self.offer.network else { return Ok(()) };
+        self.gate = Some(Gate::prepare(path, &identity.names()).map_err(failed)?);
+        self.announcer = Some(Announcer::prepare(path, identity).map_err(failed)?);
+        match Injector::prepare(path, identity) {
+            Ok(injector) => self.inbox.deliver_by(Some(injector)),
+            Err(error) => {
+                tracing::warn!(id = %self.id, %error, "packets that arrive in the blackout will be sent again");
             }
         }
         Ok(())
     }
 
+    /// Takes over what the engine has attached: the same addresses, behind the closed gate.
+    fn take_attached(&mut self) -> Result<(), Failure> {
+        let Some((path, identity)) = &self.offer.network else { return Ok(()) };
+        let attached = tranship_network::capture(path).map_err(failed)?;
+        tranship_network::stand_aside(path).map_err(failed)?;
+        if let Some(what) = differs(identity, &attached) {
+            let (engine, node) = (self.engine.name(), &self.node.config.node);
+            return Err(Failure::new(format!(
+                "{engine} on node {node} has attached {} with {what}",
+                self.offer.container
+            )));
+        }
+        self.prepare_network()
+    }
+
     fn make_bundle(&self) -> Result<(), Failure> {
-        let config = self.node.engine.adopt(&self.offer.container, self.offer.config.clone());
-        let write = || -> io::Result<()> {
-            std::fs::create_dir_all(self.bundle())?;
-            std::fs::write(self.bundle().join("config.json"), serde_json::to_vec(&config)?)
-        };
-        write().map_err(|e| Failure::new(format!("the bundle {} cannot be made: {e}", self.bundle().display())))
+        let config = self.engine.adopt(&self.offer.container, self.offer.config.clone());
+        let bundle = self.bundle();
+        std::fs::create_dir_all(&bundle)
+            .map_err(|e| Failure::new(format!("the bundle {} cannot be made: {e}", bundle.display())))?;
+        self.engine.create(&self.offer.container, &bundle, &config, &self.offer.parameters).map_err(failed)
     }
 
     fn start_pager(&mut self) -> Result<(), Failure> {
@@ -188,15 +218,22 @@ impl DestinationRun {
         let criu = self.node.criu().map_err(|b| failed(b.to_string()))?;
         self.layout.write_plan(Role::Restore, &self.offer, &criu, self.node.config.criu.log_level)?;
         let (name, bundle) = (&self.offer.container, self.bundle());
-        // An engine reads what it noted in the images before criu has written any; for runc, that no pipes are kept.
+        // An engine reads what it noted in the images before criu has written any: which pipes it connects anew.
         let descriptors = self.layout.images().join("descriptors.json");
         if !descriptors.exists() {
-            std::fs::write(descriptors, b"[\"/dev/null\",\"/dev/null\",\"/dev/null\"]").map_err(failed)?;
+            let none = || vec!["/dev/null".to_owned(); 3];
+            let stdio = Some(self.offer.stdio.clone()).filter(|all| !all.is_empty()).unwrap_or_else(none);
+            std::fs::write(descriptors, serde_json::to_vec(&stdio).map_err(failed)?).map_err(failed)?;
         }
-        let command = self.layout.with_images(Role::Restore, |images| self.node.engine.restore(name, &bundle, images));
+        let network = self.offer.network.as_ref().map(|(path, _)| path.as_path());
+        let restore = |images: tranship_engine::Images<'_>| self.engine.restore(name, &bundle, images, network);
+        let command = self.layout.with_images(Role::Restore, restore).map_err(failed)?;
         let mut front = self.layout.start_front(Role::Restore, command)?;
-        self.engine = front.engine.take();
+        self.restoring = front.engine.take();
         self.front = Some(front);
+        if self.engine.attaches_network() {
+            self.take_attached()?;
+        }
         self.breakpoints = breakpoints::prepare().ok();
         Ok(())
     }
@@ -349,15 +386,26 @@ impl DestinationRun {
         (self.gate, self.announcer, self.breakpoints) = (None, None, None);
         self.reinstate()?;
         self.inbox.close();
+        if let Some((path, _)) = self.offer.network.as_ref().filter(|_| self.engine.attaches_network()) {
+            tranship_network::unname(path).map_err(failed)?;
+        }
         self.layout.remove()
     }
 
     /// Ends a void copy that may run, so that not one packet of its end gets out: its clients may be the original's by now.
     fn silence(&mut self) -> Result<(), Failure> {
-        if let Some((path, identity)) = self.offer.network.as_ref().filter(|(path, _)| path.exists()) {
-            Gate::prepare(path, &identity.names()).and_then(|mut gate| gate.close()).map_err(failed)?;
+        let copy = self.own_container();
+        if copy.is_some() {
+            self.engine.retire(&self.offer.container).map_err(failed)?;
         }
-        self.own_container().map_or(Ok(()), |container| container.freezer.kill_frozen(RESTORE_END).map_err(failed))
+        // Its engine may have another name for the namespace, which lasts.
+        let named = copy.as_ref().and_then(Container::network_namespace);
+        if let Some((path, identity)) = &self.offer.network
+            && let Some(path) = [Some(path.clone()), named].into_iter().flatten().find(|path| path.exists())
+        {
+            Gate::prepare(&path, &identity.names()).and_then(|mut gate| gate.close()).map_err(failed)?;
+        }
+        copy.map_or(Ok(()), |container| container.freezer.kill_frozen(RESTORE_END).map_err(failed))
     }
 
     /// Removes what an engine or criu that were killed have left of the container.
@@ -365,26 +413,26 @@ impl DestinationRun {
         let name = self.offer.container.clone();
         self.front = None;
         self.layout.end_front(Role::Restore, RESTORE_END)?;
-        if let Some(engine) = self.engine.take() {
-            node::reap(engine, RESTORE_END).map_err(failed)?;
+        if let Some(restoring) = self.restoring.take() {
+            node::reap(restoring, RESTORE_END).map_err(failed)?;
         }
-        let config = self.node.engine.adopt(&name, self.offer.config.clone());
-        let removed = match self.node.engine.inspect(&name) {
+        let bundle = self.bundle();
+        let ended = match self.engine.inspect(&name) {
             // Somebody has made a container of this name meanwhile.
-            Ok(container) if container.bundle != self.bundle() => return Ok(()),
-            _ => self.node.engine.remove(&name).map_err(failed),
+            Ok(container) if !self.engine.is_made_from(&container, &bundle) => return Ok(()),
+            _ => self.engine.end(&name, &bundle).map_err(failed),
         };
-        self.node.engine.sweep(&config).map_err(failed)?;
-        for path in self.node.engine.mount_residue(&name) {
+        self.engine.sweep(&bundle).map_err(failed)?;
+        for path in self.engine.mount_residue(&name, &bundle) {
             if path.exists() {
                 tranship_storage::unmount_below(&path).map_err(failed)?;
                 tranship_storage::remove_tree(&path).map_err(failed)?;
             }
         }
         // What runc could not remove was removed above; if it still knows the container, that is an error.
-        match self.node.engine.inspect(&name) {
+        match self.engine.inspect(&name) {
             Err(EngineError::NoSuchContainer { .. }) => Ok(()),
-            _ => removed,
+            _ => ended,
         }
     }
 
@@ -439,7 +487,10 @@ impl DestinationPort for DestinationRun {
                 self.inbox.tmpfs.close();
                 self.layout.remove()
             }
-            DestinationStep::Bundle => tranship_storage::remove_tree(&self.bundle()).map_err(failed),
+            DestinationStep::Bundle => {
+                self.engine.discard(&self.offer.container, &self.bundle()).map_err(failed)?;
+                tranship_storage::remove_tree(&self.bundle()).map_err(failed)
+            }
             DestinationStep::Network => {
                 (self.gate, self.announcer) = (None, None);
                 self.inbox.deliver_by(None);
@@ -483,19 +534,20 @@ pub fn check(node: &Node, offer: &Offer) -> Vec<Blocker> {
     let name = &offer.container;
     let mut blockers = Vec::new();
     let mut add = |kind, cause: String, remedy: String| blockers.push(Blocker::new(kind, cause, remedy));
-    if offer.engine != node.engine.name() {
-        let (theirs, ours) = (&offer.engine, node.engine.name());
-        add(
-            BlockerKind::Engine,
-            format!("container {name} is run by {theirs}, but node {here} runs {ours}"),
-            format!("choose a node that runs {theirs}"),
-        );
-    }
-    let there = node.engine.inspect(name);
+    let engine = match offer.engine.parse().map(|name| node.engine(name)) {
+        Ok(engine) if engine.is_present() => engine,
+        _ => {
+            let theirs = &offer.engine;
+            let cause = format!("container {name} is run by {theirs}, which node {here} does not have");
+            add(BlockerKind::Engine, cause, format!("install {theirs} there, or choose a node that runs it"));
+            return blockers;
+        }
+    };
+    let there = engine.inspect(name);
     let taken = there.is_ok();
     match there {
         Err(EngineError::NoSuchContainer { .. }) => {
-            if let Some((path, _)) = &offer.network
+            if let Some(path) = offer.network.as_ref().map(|(path, _)| place_network(engine.as_ref(), name, path))
                 && path.exists()
             {
                 add(
@@ -512,8 +564,8 @@ pub fn check(node: &Node, offer: &Offer) -> Vec<Blocker> {
         ),
         Err(error) => add(BlockerKind::Engine, format!("{error} (on node {here})"), "mend the engine there".to_owned()),
     }
-    let config = node.engine.adopt(name, offer.config.clone());
-    if !taken && node.engine.occupied(&config) {
+    let config = engine.adopt(name, offer.config.clone());
+    if !taken && engine.occupied(&config) {
         let cgroup = config["linux"]["cgroupsPath"].as_str().unwrap_or_default();
         add(
             BlockerKind::Engine,
@@ -553,8 +605,42 @@ pub fn check(node: &Node, offer: &Offer) -> Vec<Blocker> {
             "provide it there".to_owned(),
         );
     }
-    check_rootfs(node, offer, &mut blockers);
+    if engine.makes_root() {
+        blockers.extend(engine.missing(name, &offer.parameters));
+    } else {
+        check_rootfs(node, offer, &mut blockers);
+    }
     blockers
+}
+
+/// Where the network namespace of a container is on this node until its engine has a name for it; `path` is that on the source.
+fn place_network(engine: &dyn Engine, container: &str, path: &Path) -> PathBuf {
+    match engine.attaches_network() {
+        true => Path::new("/run/netns").join(format!("tranship-{container}")),
+        false => path.to_owned(),
+    }
+}
+
+/// In what the network that an engine has attached is not the one that was asked for.
+fn differs(asked: &NetworkIdentity, attached: &NetworkIdentity) -> Option<String> {
+    if asked.names() != attached.names() {
+        return Some(format!("the interfaces {:?}, not {:?}", attached.names(), asked.names()));
+    }
+    let pairs = asked.interfaces.iter().zip(&attached.interfaces);
+    for (asked, attached) in pairs {
+        let sorted = |interface: &Interface| {
+            let mut addresses = interface.addresses.clone();
+            addresses.sort_unstable();
+            addresses
+        };
+        if (asked.mac, sorted(asked)) != (attached.mac, sorted(attached)) {
+            return Some(format!(
+                "{:?} and MAC {:02x?} on {}, not {:?} and {:02x?}",
+                attached.addresses, attached.mac, asked.name, asked.addresses, asked.mac
+            ));
+        }
+    }
+    None
 }
 
 fn check_rootfs(node: &Node, offer: &Offer, blockers: &mut Vec<Blocker>) {

@@ -39,7 +39,7 @@ pub fn begin(node: &Arc<Node>, request: &GroupRequest) -> Result<GroupReport, Se
     for own in &ranked {
         let name = &own.name;
         let destination = members::destination(request, name, &found[name])?;
-        inspection::find(node, name).map_err(|f| plan::refused(f, name))?;
+        inspection::find(node, name, request.options.engine).map_err(|f| plan::refused(f, name))?;
         let unknown = (!node.config.peers.contains_key(&destination)).then(|| node.unknown_peer(&destination));
         if let Some(blocker) = unknown.or_else(|| node.busy_with(name)) {
             return Err(ServiceError::blocked(name, vec![blocker]));

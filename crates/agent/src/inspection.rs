@@ -1,9 +1,12 @@
 //! Looks at a container before anything is touched: what it is, and what stands in the way.
 
+use std::path::Path;
+use std::sync::Arc;
+
 use tranship_coordinator::Failure;
 use tranship_criu::{cpu, preflight};
-use tranship_engine::{Container, EngineError, State};
-use tranship_types::{Blocker, BlockerKind, Mode};
+use tranship_engine::{Container, Engine, State};
+use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, MoveOptions, TreeKind};
 use tranship_wire::message::Offer;
 
 use crate::node::Node;
@@ -24,21 +27,17 @@ fn blocked(blocker: Blocker) -> Failure {
     Failure { message: blocker.to_string(), blockers: vec![blocker] }
 }
 
-/// The container, if the engine has it and it runs.
-pub fn find(node: &Node, name: &str) -> Result<Container, Failure> {
-    let container = node.engine.inspect(name).map_err(|error| {
-        let kind = match error {
-            EngineError::NoSuchContainer { .. } => BlockerKind::NoSuchContainer,
-            _ => BlockerKind::Engine,
-        };
-        let text = error.to_string();
-        let (cause, remedy) = text.split_once("; ").unwrap_or((&text, "see the engine's own messages"));
-        blocked(Blocker::new(kind, cause, remedy))
-    })?;
+/// The container, if an engine has it and it runs.
+pub fn find(node: &Node, name: &str, engine: Option<EngineName>) -> Result<(Arc<dyn Engine>, Container), Failure> {
+    let (engine, container) = node.find(name, engine).map_err(blocked)?;
+    let (resume, runs) = match engine.name() {
+        EngineName::Runc => ("resume", engine.name()),
+        EngineName::Docker => ("unpause", engine.name()),
+    };
     let remedy = match container.state {
-        State::Running => return Ok(container),
-        State::Paused => format!("resume it first (`runc resume {name}`)"),
-        State::Created => format!("start it first (`runc start {name}`)"),
+        State::Running => return Ok((engine, container)),
+        State::Paused => format!("resume it first (`{runs} {resume} {name}`)"),
+        State::Created => format!("start it first (`{runs} start {name}`)"),
         State::Stopped => "start it again, or remove it".to_owned(),
     };
     let state = format!("{:?}", container.state).to_lowercase();
@@ -46,20 +45,21 @@ pub fn find(node: &Node, name: &str) -> Result<Container, Failure> {
 }
 
 /// Everything that can be found out about a container's move on this node.
-pub fn inspect(node: &Node, name: &str, mode: Mode) -> Result<Inspection, Failure> {
-    let container = find(node, name)?;
+pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspection, Failure> {
+    let (engine, container) = find(node, name, options.engine)?;
     let criu = node.criu().map_err(blocked)?;
     let subject = preflight::Subject {
         init_pid: container.init,
         pids: container.processes().map_err(|e| Failure::new(e.to_string()))?,
         external_mounts: container.external_mounts(),
-        // A moved container's pipes would have nobody at their other end.
-        stdio_pipes_kept: false,
+        // Where no engine connects them anew, a moved container's pipes would have nobody at their other end.
+        stdio_pipes_kept: engine.makes_root(),
         compat: criu.compat,
         limits_answered: true,
     };
     let findings = preflight::inspect(&subject).map_err(|e| Failure::new(e.to_string()))?;
     let mut blockers = findings.blockers.clone();
+    blockers.extend(engine.obstacles(&container));
 
     let network = match container.network_namespace() {
         Some(path) => match tranship_network::capture(&path) {
@@ -82,24 +82,66 @@ pub fn inspect(node: &Node, name: &str, mode: Mode) -> Result<Inspection, Failur
             None
         }
     };
-    let rootfs = tranship_storage::digest(&container.rootfs(), &[]).map_err(|e| Failure::new(e.to_string()))?;
+    // An image is the same wherever its digest is.
+    let rootfs = match engine.makes_root() {
+        true => serde_json::Value::Null,
+        false => {
+            let digest = tranship_storage::digest(&container.rootfs(), &[]).map_err(|e| Failure::new(e.to_string()))?;
+            serde_json::to_value(&digest).unwrap_or_default()
+        }
+    };
+    let stdio = if engine.makes_root() { stdio(container.init) } else { Vec::new() };
     let offer = Offer {
         container: name.to_owned(),
-        engine: node.engine.name().to_owned(),
-        mode,
+        engine: engine.name().to_string(),
+        mode: options.mode,
         config: container.config.clone(),
+        parameters: container.parameters.clone(),
+        stdio,
         network,
         memory_bytes: findings.memory_bytes,
         shared_bytes: findings.shared_bytes,
-        rootfs: serde_json::to_value(&rootfs).unwrap_or_default(),
+        rootfs,
         cpu: serde_json::to_value(cpu::features()).unwrap_or_default(),
-        binds: container.binds().into_iter().map(|(source, _)| source).collect(),
+        binds: container.binds.clone(),
         tmpfs: crate::tmpfs::offered(&container)?,
         trees: Vec::new(),
         streams: STREAMS,
         criu: criu.version,
     };
+    blockers.extend(left_behind(&container, &offer.trees));
     Ok(Inspection { container, offer, blockers, findings })
+}
+
+/// What the first process's stdin, stdout and stderr are.
+fn stdio(init: u32) -> Vec<String> {
+    let link = |number: u32| std::fs::read_link(format!("/proc/{init}/fd/{number}"));
+    (0..3).map(|number| link(number).map_or("/dev/null".into(), |path| path.to_string_lossy().into_owned())).collect()
+}
+
+/// Blockers for what the container has written that no other node has, and that does not travel with it.
+fn left_behind(container: &Container, carried: &[CarriedTree]) -> Vec<Blocker> {
+    let own = container.trees.iter().filter(|tree| tree.kind != TreeKind::Bind && !carried.contains(tree));
+    let written = own.filter(|tree| has_files(&tree.path));
+    let blocker = |tree: &CarriedTree| {
+        let cause = format!("container {} has files in its {tree}, which do not move with it", container.name);
+        Blocker::new(BlockerKind::Mount, cause, "put them on a tmpfs (`--tmpfs`), or on a mount that every node has")
+    };
+    let shared = container.bind_mounts().into_iter().filter(|(_, inside)| inside == Path::new("/dev/shm"));
+    let shared = shared.filter(|(path, _)| has_files(path)).map(|_| {
+        let cause = format!("container {} has files in /dev/shm, which its engine keeps on this node", container.name);
+        Blocker::new(BlockerKind::Mount, cause, "start it with a /dev/shm of its own (`--tmpfs /dev/shm`)")
+    });
+    written.map(blocker).chain(shared).collect()
+}
+
+/// Whether there is anything but directories in a tree. What cannot be read is taken for something.
+fn has_files(directory: &Path) -> bool {
+    let Ok(mut entries) = std::fs::read_dir(directory) else { return true };
+    entries.any(|entry| match entry.and_then(|entry| Ok((entry.file_type()?, entry.path()))) {
+        Ok((kind, path)) if kind.is_dir() => has_files(&path),
+        _ => true,
+    })
 }
 
 fn shares_network(container: &Container) -> bool {

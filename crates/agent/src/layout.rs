@@ -161,6 +161,7 @@ impl Layout {
                 let table = self.hidden().to_string_lossy().into_owned();
                 environment.push((tranship_criu::hidden::TABLE_VARIABLE.to_owned(), table));
                 let dump = Overrides {
+                    external: external_network(offer)?,
                     leave_running: Some(true),
                     link_remap: Some(true),
                     ghost_limit: Some(u32::MAX),
@@ -296,6 +297,15 @@ impl Layout {
         let engine = std::fs::read_to_string(self.work().join("engine.log")).unwrap_or_default();
         engine.lines().last().map_or_else(|| "it said nothing".to_owned(), |l| format!("the engine says: {}", l.trim()))
     }
+}
+
+/// The container's network namespace as what criu is to leave alone, under the key by which runc names it at a restore. Not every
+/// engine has told its runc of it.
+fn external_network(offer: &Offer) -> Result<Vec<String>, Failure> {
+    let Some((path, _)) = &offer.network else { return Ok(Vec::new()) };
+    let namespace = std::fs::metadata(path)
+        .map_err(|e| Failure::new(format!("the network namespace {} cannot be looked at: {e}", path.display())))?;
+    Ok(vec![format!("net[{}]:extRootNetNS", std::os::unix::fs::MetadataExt::ino(&namespace))])
 }
 
 /// A front that waits or works, and the engine that started it.

@@ -1,8 +1,10 @@
-//! `transhipd`: the agent of a node, and the two small programs that it starts.
+//! `transhipd`: the agent of a node, and the small programs that belong to it.
 //!
 //! - `transhipd [--config FILE]` is the agent.
 //! - `transhipd pager DIRECTORY WORK` is the page store and fault server of one migration.
 //! - called as `criu`, it is the CRIU front that an engine executes.
+//! - called as `tranship-runc`, it is the runtime wrapper that an engine executes in place of runc.
+//! - `transhipd start-in-docker SOCKET ID` has Docker start a container, and waits for that.
 
 mod arrivals;
 mod config;
@@ -24,6 +26,7 @@ mod source;
 mod timeline;
 mod tmpfs;
 mod undoing;
+mod wrapper;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -36,7 +39,7 @@ use clap::Parser;
 use tracing_subscriber::EnvFilter;
 use tranship_coordinator::FaultPlan;
 use tranship_criu::front;
-use tranship_engine::Runc;
+use tranship_engine::{Docker, Runc};
 use tranship_memory::pager;
 use tranship_transport::{Connector, Identity, Listener};
 
@@ -57,7 +60,9 @@ fn main() -> ExitCode {
     let called_as = arguments.first().and_then(|a| Path::new(a).file_name().map(ToOwned::to_owned));
     let done = match (called_as.as_deref().and_then(|n| n.to_str()), arguments.get(1).and_then(|a| a.to_str())) {
         (Some("criu"), _) => criu_front(&arguments),
+        (Some(wrapper::NAME), _) => wrapper::run(&arguments[1..]),
         (_, Some("pager")) => run_pager(&arguments),
+        (_, Some("start-in-docker")) => start_in_docker(&arguments),
         _ => agent(&Arguments::parse()).map(|()| 0),
     };
     match done {
@@ -80,6 +85,12 @@ fn criu_front(arguments: &[OsString]) -> anyhow::Result<i32> {
     let number = number.context("the CRIU front understands `criu swrk FD` only")?;
     let engine = tranship_sys::descriptor::inherited(number)?;
     Ok(front::run(&plan, engine, number)?)
+}
+
+fn start_in_docker(arguments: &[OsString]) -> anyhow::Result<i32> {
+    let [_, _, socket, id] = arguments else { anyhow::bail!("usage: transhipd start-in-docker SOCKET ID") };
+    tranship_engine::start_docker(Path::new(socket), &id.to_string_lossy())?;
+    Ok(0)
 }
 
 fn run_pager(arguments: &[OsString]) -> anyhow::Result<i32> {
@@ -117,17 +128,23 @@ fn agent(arguments: &Arguments) -> anyhow::Result<()> {
     let identity = Identity::load(&config.tls.ca, &config.tls.cert, &config.tls.key)?;
     identity.expect_node(&config.node)?;
     let faults = FaultPlan::parse(&std::env::var("TRANSHIP_FAULTS").unwrap_or_default())?;
-    let engine = Runc {
+    let runc = Runc {
         path: config.runc.path.clone(),
         root: config.runc.root.clone(),
         cgroup_parent: config.runc.cgroup_parent.clone(),
+    };
+    let docker = Docker {
+        socket: config.docker.socket.clone(),
+        runtime: config.docker.runtime.clone(),
+        runc: Runc { root: config.docker.runc_root.clone(), ..runc.clone() },
     };
     let tracking = config.memory.method()?;
     let (listen, socket) = (config.listen.clone(), config.socket.clone());
     for directory in [&config.run_dir, &config.state_dir] {
         std::fs::create_dir_all(directory).with_context(|| format!("{} cannot be made", directory.display()))?;
     }
-    let node = Node::new(config, Box::new(engine), Connector::new(identity.clone()), faults, tracking);
+    let node =
+        Node::new(config, vec![Arc::new(runc), Arc::new(docker)], Connector::new(identity.clone()), faults, tracking);
     if let Err(blocker) = node.criu() {
         // Not an end: the containers that are here can be listed, and criu may be installed while the agent runs.
         tracing::error!("{blocker}");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tranship_api::{ErrorKind, MoveRequest, ServiceError};
 use tranship_coordinator::{self as coordinator, Ending, Failure, Journal, Record};
-use tranship_types::{MigrationId, NodeName, Outcome, Phase, Report, Side};
+use tranship_types::{MigrationId, MoveOptions, NodeName, Outcome, Phase, Report, Side};
 
 use crate::arrivals::{Arrival, Context, Inbox, Standing};
 use crate::destination::DestinationRun;
@@ -26,12 +26,15 @@ pub fn begin(node: &Arc<Node>, request: &MoveRequest, turn: Option<Turn>) -> Res
     let no_id = |e| ServiceError::new(ErrorKind::Internal, format!("no random bytes: {e}"), "");
     let id = MigrationId::from_random(random_bytes().map_err(no_id)?);
     // Wrong names are answered at once; what takes a look is reported by the migration itself.
-    inspection::find(node, name).map_err(|f| refused(f, name))?;
+    let (engine, _) = inspection::find(node, name, request.options.engine).map_err(|f| refused(f, name))?;
+    // The name alone may mean another one by the time that an agent is restarted.
+    let request =
+        MoveRequest { options: MoveOptions { engine: Some(engine.name()), ..request.options }, ..request.clone() };
     if !node.config.peers.contains_key(&request.to) {
         return Err(ServiceError::blocked(name, vec![node.unknown_peer(&request.to)]));
     }
     let claim = node.claim(name, &id).map_err(|blocker| ServiceError::blocked(name, vec![blocker]))?;
-    Ok(start(node, claim, id, request, turn))
+    Ok(start(node, claim, id, &request, turn))
 }
 
 fn start(node: &Arc<Node>, claim: Claim, id: MigrationId, request: &MoveRequest, turn: Option<Turn>) -> Report {

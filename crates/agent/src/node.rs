@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use tranship_coordinator::{Failure, FaultPlan};
 use tranship_criu::find::Criu;
-use tranship_engine::Engine;
+use tranship_engine::{Container, Engine, EngineError};
 use tranship_memory::tracker::Method;
 use tranship_sys::mapping_flags::FlagsReader;
 use tranship_transport::{Connection, Connector};
-use tranship_types::{Blocker, BlockerKind, GroupReport, MigrationId, NodeName, Report};
+use tranship_types::{Blocker, BlockerKind, EngineName, GroupReport, MigrationId, NodeName, Report};
 use tranship_wire::{Hello, Purpose};
 
 use crate::arrivals::Arrivals;
@@ -25,7 +25,7 @@ const DIAL: Duration = Duration::from_secs(5);
 /// This node.
 pub struct Node {
     pub config: Config,
-    pub engine: Box<dyn Engine>,
+    engines: Vec<Arc<dyn Engine>>,
     pub connector: Connector,
     pub registry: Arc<Registry<Report>>,
     pub groups: Arc<Registry<GroupReport>>,
@@ -63,7 +63,7 @@ impl Drop for Claim {
 impl Node {
     pub fn new(
         config: Config,
-        engine: Box<dyn Engine>,
+        engines: Vec<Arc<dyn Engine>>,
         connector: Connector,
         faults: FaultPlan,
         tracking: Method,
@@ -72,7 +72,7 @@ impl Node {
             registry: Registry::new(config.state_dir.join("history")),
             groups: Registry::new(config.state_dir.join("groups")),
             config,
-            engine,
+            engines,
             connector,
             arrivals: Arrivals::default(),
             words: Words::default(),
@@ -86,6 +86,49 @@ impl Node {
             busy: Mutex::default(),
             stopping: (Mutex::new(false), Condvar::new()),
         })
+    }
+
+    /// The engines of which there is anything on this node.
+    pub fn engines(&self) -> impl Iterator<Item = &Arc<dyn Engine>> {
+        self.engines.iter().filter(|engine| engine.is_present())
+    }
+
+    /// The engine of this name, whether or not there is anything of it.
+    pub fn engine(&self, name: EngineName) -> &Arc<dyn Engine> {
+        self.engines.iter().find(|engine| engine.name() == name).unwrap_or(&self.engines[0])
+    }
+
+    /// The container of this name, in `engine` or in whichever has it.
+    pub fn find(&self, name: &str, engine: Option<EngineName>) -> Result<(Arc<dyn Engine>, Container), Blocker> {
+        let mut found = Vec::new();
+        let mut trouble = None;
+        for one in self.engines().filter(|one| engine.is_none_or(|name| one.name() == name)) {
+            match one.inspect(name) {
+                Ok(container) => found.push((Arc::clone(one), container)),
+                Err(EngineError::NoSuchContainer { .. }) => {}
+                Err(error) => trouble = Some(error.to_string()),
+            }
+        }
+        let names =
+            |engines: Vec<EngineName>| engines.into_iter().map(EngineName::as_str).collect::<Vec<_>>().join(" and in ");
+        match (found.len(), trouble) {
+            (1, _) => Ok(found.remove(0)),
+            (0, Some(error)) => {
+                let (cause, remedy) = error.split_once("; ").unwrap_or((&error, "see the engine's own messages"));
+                Err(Blocker::new(BlockerKind::Engine, cause, remedy))
+            }
+            (0, None) => {
+                let asked = engine.map_or_else(|| self.engines().map(|e| e.name()).collect(), |name| vec![name]);
+                let place = names(asked).replace(" and in ", " or ");
+                let cause = format!("there is no container {name:?} in {place} on this node");
+                Err(Blocker::new(BlockerKind::NoSuchContainer, cause, "`tranship ls` shows those that there are"))
+            }
+            _ => {
+                let both = names(found.iter().map(|(engine, _)| engine.name()).collect());
+                let cause = format!("there is a container {name} in {both} on this node");
+                Err(Blocker::new(BlockerKind::Engine, cause, "say which by --engine"))
+            }
+        }
     }
 
     fn busy(&self) -> std::sync::MutexGuard<'_, HashMap<String, Holder>> {

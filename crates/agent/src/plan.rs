@@ -8,7 +8,7 @@ use tranship_coordinator::Failure;
 use tranship_memory::predict::{self, Costs, Observed, predict};
 use tranship_memory::sample::sample;
 use tranship_memory::tracker::TrackError;
-use tranship_types::{Mode, MoveOptions, NodeName, Outcome, Report, Side};
+use tranship_types::{MoveOptions, NodeName, Outcome, Report, Side};
 
 use crate::inspection::{self, Inspection};
 use crate::node::Node;
@@ -31,13 +31,13 @@ pub fn refused(failure: Failure, container: &str) -> ServiceError {
 
 /// A dry run: looks for what stands in the way, measures nothing.
 pub fn dry_run(node: &Arc<Node>, request: &MoveRequest) -> Result<Plan, ServiceError> {
-    look(node, &request.container, &request.to, request.options.mode).map(|(plan, _)| plan)
+    look(node, &request.container, &request.to, &request.options).map(|(plan, _)| plan)
 }
 
 /// Looks for what stands in the way; if nothing does, watches the container and probes the link.
 pub fn plan(node: &Arc<Node>, request: &PlanRequest) -> Result<Plan, ServiceError> {
     let name = &request.container;
-    let (mut plan, found) = look(node, name, &request.to, request.options.mode)?;
+    let (mut plan, found) = look(node, name, &request.to, &request.options)?;
     if !plan.blockers.is_empty() {
         plan.notes.push("nothing was measured, because the container cannot be moved as it is".to_owned());
         return Ok(plan);
@@ -76,8 +76,13 @@ fn remarks(seen: &tranship_types::Prediction, options: &MoveOptions) -> Vec<Stri
     remarks
 }
 
-fn look(node: &Arc<Node>, name: &str, to: &NodeName, mode: Mode) -> Result<(Plan, Inspection), ServiceError> {
-    let found = inspection::inspect(node, name, mode).map_err(|f| refused(f, name))?;
+fn look(
+    node: &Arc<Node>,
+    name: &str,
+    to: &NodeName,
+    options: &MoveOptions,
+) -> Result<(Plan, Inspection), ServiceError> {
+    let found = inspection::inspect(node, name, options).map_err(|f| refused(f, name))?;
     let mut blockers = found.blockers.clone();
     if node.config.peers.contains_key(to) {
         match source::check(node, to, &found.offer) {
@@ -95,7 +100,7 @@ fn look(node: &Arc<Node>, name: &str, to: &NodeName, mode: Mode) -> Result<(Plan
         container: name.to_owned(),
         from: node.config.node.clone(),
         to: to.clone(),
-        mode,
+        mode: options.mode,
         memory_bytes: findings.memory_bytes,
         tasks: findings.threads as u64,
         tmpfs_bytes: findings.tmpfs_bytes,
@@ -200,7 +205,7 @@ fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tranship_types::Part;
+    use tranship_types::{Mode, Part};
 
     fn moved(container: &str, blackout_ms: f64, memory_ms: f64, total_ms: f64) -> Report {
         let (a, b) = ("a".parse().unwrap(), "b".parse().unwrap());

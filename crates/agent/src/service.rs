@@ -8,7 +8,7 @@ use tranship_api::{
     AgentService, Begun, ContainerInfo, ContainerState, ErrorKind, GroupRequest, MoveRequest, NodeInfo, PeerInfo,
     PeerState, Plan, PlanRequest, Problem, RecoverRequest, ServiceError, ToolInfo,
 };
-use tranship_engine::State;
+use tranship_engine::{Engine, State, Summary};
 use tranship_types::{Blocker, GroupId, GroupReport, MigrationId, NodeName, Report};
 use tranship_wire::Purpose;
 
@@ -23,10 +23,9 @@ fn problem(blocker: Blocker) -> Problem {
 }
 
 impl Service {
-    fn engine_info(&self) -> ToolInfo {
-        let node = &self.0;
-        let name = node.engine.name().to_owned();
-        match node.engine.version() {
+    fn engine_info(engine: &dyn Engine) -> ToolInfo {
+        let name = engine.name().to_string();
+        match engine.version() {
             Ok(version) => ToolInfo { name, path: None, version: Some(version), problem: None },
             Err(error) => {
                 let text = error.to_string();
@@ -34,6 +33,24 @@ impl Service {
                 let problem = Some(Problem { cause: cause.to_owned(), remedy: remedy.to_owned() });
                 ToolInfo { name, path: None, version: None, problem }
             }
+        }
+    }
+
+    fn container_info(&self, engine: &dyn Engine, summary: Summary) -> ContainerInfo {
+        let pids = engine.inspect(&summary.name).ok().and_then(|c| c.processes().ok()).unwrap_or_default();
+        ContainerInfo {
+            engine: engine.name().to_string(),
+            state: match summary.state {
+                State::Created => ContainerState::Created,
+                State::Running => ContainerState::Running,
+                State::Paused => ContainerState::Paused,
+                State::Stopped => ContainerState::Stopped,
+            },
+            pid: (summary.init != 0).then_some(summary.init),
+            memory_bytes: (!pids.is_empty()).then(|| memory_of(&pids)),
+            created_unix_ms: created_ms(summary.init),
+            migration: self.0.claimed_by(&summary.name),
+            name: summary.name,
         }
     }
 
@@ -80,36 +97,21 @@ impl AgentService for Service {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             listen: config.listen.clone(),
             criu: self.criu_info(),
-            engines: vec![self.engine_info()],
+            engines: self.0.engines().map(|engine| Self::engine_info(engine.as_ref())).collect(),
             peers,
         })
     }
 
     fn containers(&self) -> Result<Vec<ContainerInfo>, ServiceError> {
-        let engine = &self.0.engine;
-        let list = engine.list().map_err(|error| {
-            let text = error.to_string();
-            let (cause, remedy) = text.split_once("; ").unwrap_or((&text, ""));
-            ServiceError::new(ErrorKind::Unusable, cause, remedy)
-        })?;
-        let info = |s: tranship_engine::Summary| {
-            let pids = engine.inspect(&s.name).ok().and_then(|c| c.processes().ok()).unwrap_or_default();
-            ContainerInfo {
-                engine: engine.name().to_owned(),
-                state: match s.state {
-                    State::Created => ContainerState::Created,
-                    State::Running => ContainerState::Running,
-                    State::Paused => ContainerState::Paused,
-                    State::Stopped => ContainerState::Stopped,
-                },
-                pid: (s.init != 0).then_some(s.init),
-                memory_bytes: (!pids.is_empty()).then(|| memory_of(&pids)),
-                created_unix_ms: created_ms(s.init),
-                migration: self.0.claimed_by(&s.name),
-                name: s.name,
-            }
-        };
-        let mut all: Vec<ContainerInfo> = list.into_iter().map(info).collect();
+        let mut all = Vec::new();
+        for engine in self.0.engines() {
+            let list = engine.list().map_err(|error| {
+                let text = error.to_string();
+                let (cause, remedy) = text.split_once("; ").unwrap_or((&text, ""));
+                ServiceError::new(ErrorKind::Unusable, cause, remedy)
+            })?;
+            all.extend(list.into_iter().map(|summary| self.container_info(engine.as_ref(), summary)));
+        }
         all.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(all)
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tranship_coordinator::{Failure, Fault, Retry, SourcePort, SourceStep};
 use tranship_criu::smaps::Smaps;
-use tranship_engine::{Container, EngineError};
+use tranship_engine::{Container, Engine, EngineError};
 use tranship_memory::compress::Tally;
 use tranship_memory::policy::Limits;
 use tranship_memory::send::{Chunk, Stream};
@@ -17,7 +17,7 @@ use tranship_sys::breakpoints;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
 use tranship_transport::{Connection, Link};
-use tranship_types::{Blocker, MigrationId, NodeName, Phase, Side};
+use tranship_types::{Blocker, EngineName, MigrationId, NodeName, Phase, Side};
 use tranship_wire::Purpose;
 use tranship_wire::message::{Offer, Request, Response};
 
@@ -57,6 +57,8 @@ const LAST_WORD: Duration = Duration::from_secs(12);
 /// One migration on the node that the container leaves.
 pub struct SourceRun {
     node: Arc<Node>,
+    /// The engine that has the container.
+    engine: Arc<dyn Engine>,
     id: MigrationId,
     name: String,
     peer: NodeName,
@@ -134,6 +136,7 @@ impl SourceRun {
         let first = report.read();
         Self {
             layout: Layout::new(&node.config.run_dir, &first.id),
+            engine: Arc::clone(node.engine(first.options.engine.unwrap_or(EngineName::Runc))),
             node: Arc::clone(node),
             id: first.id,
             name: first.container,
@@ -200,7 +203,7 @@ impl SourceRun {
     fn container(&self) -> Result<Container, Failure> {
         match &self.inspection {
             Some((container, _)) => Ok(container.clone()),
-            None => self.node.engine.inspect(&self.name).map_err(failed),
+            None => self.engine.inspect(&self.name).map_err(failed),
         }
     }
 
@@ -235,7 +238,7 @@ impl SourceRun {
     }
 
     fn inspect(&mut self) -> Result<(), Failure> {
-        let found = inspection::inspect(&self.node, &self.name, self.report.read().mode)?;
+        let found = inspection::inspect(&self.node, &self.name, &self.report.read().options)?;
         if !self.node.config.peers.contains_key(&self.peer) {
             return Err(Failure::blocked(vec![self.node.unknown_peer(&self.peer)]).unwrap_or_else(|| failed("no peer")));
         }
@@ -277,7 +280,7 @@ impl SourceRun {
         self.layout.make()?;
         std::fs::write(self.layout.original(), &container.created).map_err(failed)?;
         self.layout.write_plan(Role::Dump, &offer, &criu, self.node.config.criu.log_level)?;
-        let command = self.layout.with_images(Role::Dump, |images| self.node.engine.dump(&container, images));
+        let command = self.layout.with_images(Role::Dump, |images| self.engine.dump(&container, images));
         self.front = Some(self.layout.start_front(Role::Dump, command)?);
         for stream in 0..offer.streams {
             let stream = self.page_stream(stream)?;
@@ -400,7 +403,7 @@ impl SourceRun {
             self.wire_bytes += push.gauge().wire_bytes();
         }
         self.end_engine(Duration::from_secs(10));
-        match (self.node.engine.inspect(&self.name), self.original()) {
+        match (self.engine.inspect(&self.name), self.original()) {
             (Ok(container), Some(original)) if container.created == original => self.remove_original(&container)?,
             (Err(EngineError::NoSuchContainer { .. }), _) => {
                 tranship_storage::remove_tree(&self.node.bundle(&self.name)).map_err(failed)?;
@@ -426,6 +429,7 @@ impl SourceRun {
     /// its end gets out. The engine forgets it only when all is gone that is found through the engine.
     fn remove_original(&mut self, container: &Container) -> Result<(), Failure> {
         let namespace = container.network_namespace().filter(|path| path.exists());
+        self.engine.retire(&self.name).map_err(failed)?;
         if let Some(namespace) = &namespace {
             // Another node's containers shall find the new copy from now on.
             tranship_network::stand_aside(namespace).map_err(failed)?;
@@ -442,10 +446,10 @@ impl SourceRun {
             self.report.change(|r| r.ways.push(way));
         }
         self.gate = None;
-        if let Some(namespace) = &namespace {
-            tranship_network::remove(namespace).map_err(failed)?;
+        if let Some(namespace) = namespace.filter(|_| !self.engine.attaches_network()) {
+            tranship_network::remove(&namespace).map_err(failed)?;
         }
-        self.node.engine.remove(&self.name).map_err(failed)?;
+        self.engine.remove(&self.name).map_err(failed)?;
         tranship_storage::remove_tree(&self.node.bundle(&self.name)).map_err(failed)
     }
 

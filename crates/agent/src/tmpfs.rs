@@ -67,7 +67,7 @@ pub fn offered(container: &Container) -> Result<serde_json::Value, Failure> {
 /// The mounts that are the container's own: all but what the engine binds into it. (Paths that it masks are either bound from
 /// /dev/null, which is no whole filesystem, or are an empty tmpfs of the container's own.)
 fn find(container: &Container) -> Result<Vec<TmpfsMount>, Failure> {
-    let binds: Vec<_> = container.binds().into_iter().map(|(_, destination)| destination).collect();
+    let binds: Vec<_> = container.bind_mounts().into_iter().map(|(_, destination)| destination).collect();
     tmpfs::find(container.init, &binds).map_err(failed)
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use tranship_types::Bandwidth;
+use tranship_types::{Bandwidth, EngineName};
 
 use crate::units;
 
@@ -142,6 +142,9 @@ pub struct How {
     /// How memory moves relative to the freeze
     #[arg(long, value_enum, default_value = "auto")]
     pub mode: ModeName,
+    /// The engine that runs the container, where several have one of its name
+    #[arg(long, value_name = "ENGINE")]
+    pub engine: Option<EngineName>,
     /// With rounds: freeze when what is left takes no longer than this, e.g. 100ms
     #[arg(long, value_name = "TIME", value_parser = units::milliseconds)]
     pub blackout_budget: Option<u32>,

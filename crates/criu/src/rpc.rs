@@ -163,6 +163,11 @@ pub struct Overrides {
     /// Memory comes through userfaultfd.
     #[prost(bool, optional, tag = "48")]
     pub lazy_pages: Option<bool>,
+    /// What is neither dumped nor made, besides what the engine names: `net[INODE]:KEY` for a network namespace that the restore is
+    /// given under this key.
+    #[prost(string, repeated, tag = "37")]
+    #[serde(default)]
+    pub external: Vec<String>,
     /// `criu_network_lock_method`: 3 is "skip".
     #[prost(int32, optional, tag = "64")]
     pub network_lock: Option<i32>,

@@ -45,6 +45,11 @@ pub enum FreezerError {
 }
 
 impl Freezer {
+    /// That of a container which does not run: nothing is in it.
+    pub fn of_nothing() -> Self {
+        Freezer::V2(PathBuf::new())
+    }
+
     fn directory(&self) -> &Path {
         match self {
             Freezer::V1(path) | Freezer::V2(path) => path,

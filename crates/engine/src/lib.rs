@@ -4,7 +4,9 @@
 //! PATH, so that before and afterwards it is the engine that manages the container.
 
 mod cpu;
+mod docker;
 mod freezer;
+mod mark;
 mod runc;
 
 use std::collections::BTreeMap;
@@ -14,10 +16,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde::{Deserialize, Serialize};
-use tranship_types::CarriedTree;
+use tranship_types::{Blocker, CarriedTree, EngineName};
 
 pub use cpu::Cpu;
+pub use docker::{Docker, start as start_docker};
 pub use freezer::{Freezer, FreezerError};
+pub use mark::Mark;
 pub use runc::Runc;
 
 /// What an engine says of a container's state.
@@ -52,14 +56,20 @@ pub struct Summary {
 pub struct Container {
     /// Its name.
     pub name: String,
+    /// What its engine calls it: for runc the name, elsewhere an id that no other container ever has.
+    pub id: String,
     /// Its state.
     pub state: State,
-    /// Pid of its init on this node.
+    /// Pid of its init on this node; 0 where there is none.
     pub init: u32,
     /// When it was made, as the engine writes it: tells it from a later one of the same name.
     pub created: String,
-    /// Its OCI configuration, root path absolute.
+    /// Its OCI configuration, root path absolute. Null where it does not run, and the engine keeps none.
     pub config: serde_json::Value,
+    /// What the engine needs besides to make it again on another node; null for runc.
+    pub parameters: serde_json::Value,
+    /// Paths of the node that are mounted into it, and that another node must have.
+    pub binds: Vec<PathBuf>,
     /// Its bundle.
     pub bundle: PathBuf,
     /// Its cgroup's freezer, through which its processes are also found.
@@ -90,8 +100,8 @@ impl Container {
         Some(network["path"].as_str()?.into())
     }
 
-    /// The mounts whose content lies on the node: (source there, destination in the container).
-    pub fn binds(&self) -> Vec<(PathBuf, PathBuf)> {
+    /// The mounts whose content lies on the node, the engine's own among them: (source there, destination in the container).
+    pub fn bind_mounts(&self) -> Vec<(PathBuf, PathBuf)> {
         let is_bind = |mount: &&serde_json::Value| {
             mount["type"] == "bind"
                 || mount["options"].as_array().is_some_and(|o| o.iter().any(|o| o == "bind" || o == "rbind"))
@@ -105,7 +115,7 @@ impl Container {
     pub fn external_mounts(&self) -> Vec<PathBuf> {
         let masked = self.config["linux"]["maskedPaths"].as_array().map(Vec::as_slice).unwrap_or_default();
         let masked = masked.iter().filter_map(|path| path.as_str()).map(PathBuf::from);
-        self.binds().into_iter().map(|(_, destination)| destination).chain(masked).collect()
+        self.bind_mounts().into_iter().map(|(_, destination)| destination).chain(masked).collect()
     }
 
     /// All its processes, by their pids on this node.
@@ -125,6 +135,19 @@ pub struct Images<'a> {
     pub front: &'a Path,
     /// The front's plan.
     pub plan: &'a Path,
+}
+
+impl Images<'_> {
+    /// Has a command of runc's for a checkpoint or restore use them, through the front.
+    pub fn put_front(&self, command: &mut Command) {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let mut with_front = self.front.as_os_str().to_owned();
+        with_front.push(":");
+        with_front.push(path);
+        command.env("PATH", with_front).env("TRANSHIP_FRONT", self.plan);
+        command.arg("--image-path").arg(self.images).arg("--work-path").arg(self.work);
+        command.args(["--tcp-established", "--file-locks", "--ext-unix-sk"]);
+    }
 }
 
 /// What can go wrong with an engine.
@@ -168,6 +191,18 @@ pub enum EngineError {
         /// Why.
         why: String,
     },
+    /// The engine's daemon does not answer.
+    #[error(
+        "{engine} does not answer at {socket:?}: {source}; start it, or name its socket in the agent's configuration"
+    )]
+    Silent {
+        /// The engine.
+        engine: &'static str,
+        /// Where its daemon should listen.
+        socket: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// The freezer cannot be used.
     #[error(transparent)]
     Freezer(#[from] FreezerError),
@@ -175,8 +210,11 @@ pub enum EngineError {
 
 /// An engine.
 pub trait Engine: Send + Sync {
-    /// Its name, e.g. `runc`.
-    fn name(&self) -> &'static str;
+    /// Its name.
+    fn name(&self) -> EngineName;
+
+    /// Whether there is anything of it on this node.
+    fn is_present(&self) -> bool;
 
     /// Whether it can be used, and which version it is.
     fn version(&self) -> Result<String, EngineError>;
@@ -187,6 +225,18 @@ pub trait Engine: Send + Sync {
     /// One of them.
     fn inspect(&self, name: &str) -> Result<Container, EngineError>;
 
+    /// Whether it attaches its containers to the network by itself when it starts them.
+    fn attaches_network(&self) -> bool;
+
+    /// Whether it makes the root filesystem by itself, from an image.
+    fn makes_root(&self) -> bool;
+
+    /// What of the container's own keeps the engine from making it again elsewhere.
+    fn obstacles(&self, container: &Container) -> Vec<Blocker>;
+
+    /// What on this node keeps the engine from making a container of these parameters, which come from the source.
+    fn missing(&self, name: &str, parameters: &serde_json::Value) -> Vec<Blocker>;
+
     /// The configuration with which the container is re-created on this node: cgroups below this node's parent, and the
     /// like. `config` comes from the source.
     fn adopt(&self, name: &str, config: serde_json::Value) -> serde_json::Value;
@@ -194,8 +244,38 @@ pub trait Engine: Send + Sync {
     /// The command that dumps the container through the CRIU front and leaves it as it is.
     fn dump(&self, container: &Container, images: Images<'_>) -> Command;
 
-    /// The command that restores a container through the CRIU front, from a bundle directory made for it.
-    fn restore(&self, name: &str, bundle: &Path, images: Images<'_>) -> Command;
+    /// Makes what a restore starts from, and notes it in the directory `bundle`, which is there. `config` is as from
+    /// [`Engine::adopt`], `parameters` come from the source.
+    fn create(
+        &self,
+        name: &str,
+        bundle: &Path,
+        config: &serde_json::Value,
+        parameters: &serde_json::Value,
+    ) -> Result<(), EngineError>;
+
+    /// Removes what [`Engine::create`] has made, but for the directory. What is not there is no error.
+    fn discard(&self, name: &str, bundle: &Path) -> Result<(), EngineError>;
+
+    /// Whether the container is the one that [`Engine::create`] made with this directory.
+    fn is_made_from(&self, container: &Container, bundle: &Path) -> bool;
+
+    /// The command that restores a container through the CRIU front, from what [`Engine::create`] made. The engine's network, where
+    /// it attaches by itself, goes into the namespace `network`.
+    fn restore(
+        &self,
+        name: &str,
+        bundle: &Path,
+        images: Images<'_>,
+        network: Option<&Path>,
+    ) -> Result<Command, EngineError>;
+
+    /// Ends what runs of a container that was restored, or half so, and leaves what [`Engine::create`] made. What is not there is
+    /// no error.
+    fn end(&self, name: &str, bundle: &Path) -> Result<(), EngineError>;
+
+    /// Has the engine leave the container alone when its processes end, which are about to be killed.
+    fn retire(&self, name: &str) -> Result<(), EngineError>;
 
     /// Removes a container from the engine, ending what still runs of it. Removing one that is not there is a success.
     fn remove(&self, name: &str) -> Result<(), EngineError>;
@@ -203,7 +283,7 @@ pub trait Engine: Send + Sync {
     /// What the engine knows of a container that it has restored, in a form of its own; `None` if it knows none.
     fn remember(&self, name: &str) -> Option<Vec<u8>>;
 
-    /// The directory on this node that takes in a tree of container `name` which is arriving here: after the bundle was made, and
+    /// The directory on this node that takes in a tree of container `name` which is arriving here: after [`Engine::create`], and
     /// before the restore. One of the engine's own (a writable layer, a volume) must be there, made for this container; whatever
     /// is in it is removed.
     fn tree_directory(&self, name: &str, tree: &CarriedTree) -> Result<PathBuf, EngineError> {
@@ -218,10 +298,10 @@ pub trait Engine: Send + Sync {
     /// Whether anything runs in the cgroups that the configuration (as from [`Engine::adopt`]) names.
     fn occupied(&self, config: &serde_json::Value) -> bool;
 
-    /// Ends whatever runs in the cgroups that the configuration (as from [`Engine::adopt`]) names, and removes those: for
-    /// what a restore that was killed has left.
-    fn sweep(&self, config: &serde_json::Value) -> Result<(), EngineError>;
+    /// Ends whatever runs in the cgroups of the copy that is made from `bundle`, and removes those: for what a restore that was
+    /// killed has left.
+    fn sweep(&self, bundle: &Path) -> Result<(), EngineError>;
 
-    /// Directories of the engine's own below which a killed restore may have left mounts, for this container.
-    fn mount_residue(&self, name: &str) -> Vec<PathBuf>;
+    /// Directories of the engine's own below which a killed restore may have left mounts, for the copy that is made from `bundle`.
+    fn mount_residue(&self, name: &str, bundle: &Path) -> Vec<PathBuf>;
 }

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use serde::Deserialize;
 use serde_json::Value;
 
-use tranship_types::{CarriedTree, TreeKind};
+use tranship_types::{Blocker, CarriedTree, EngineName, TreeKind};
 
 use crate::freezer;
 use crate::{Container, Cpu, Engine, EngineError, Freezer, Images, State, Summary};
@@ -21,6 +21,9 @@ pub struct Runc {
     /// Where restored containers' cgroups are put; `None` leaves them where the configuration says.
     pub cgroup_parent: Option<PathBuf>,
 }
+
+/// A bundle's configuration.
+const CONFIG: &str = "config.json";
 
 #[derive(Deserialize)]
 struct Row {
@@ -65,19 +68,14 @@ impl Runc {
         EngineError::Unreadable { path: path.into(), name: name.to_owned(), why: why.to_owned() }
     }
 
+    fn unwritable(&self, path: &Path, name: &str, error: &std::io::Error) -> EngineError {
+        let why = format!("{} cannot be written: {error}", path.display());
+        EngineError::Refused { engine: Self::NAME, what: "make", name: name.to_owned(), why }
+    }
+
     fn json(&self, path: &Path, name: &str) -> Result<Value, EngineError> {
         let text = std::fs::read(path).map_err(|e| self.unreadable(path, name, &e.to_string()))?;
         serde_json::from_slice(&text).map_err(|e| self.unreadable(path, name, &e.to_string()))
-    }
-
-    fn with_front(command: &mut Command, images: Images<'_>) {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let mut with_front = images.front.as_os_str().to_owned();
-        with_front.push(":");
-        with_front.push(path);
-        command.env("PATH", with_front).env("TRANSHIP_FRONT", images.plan);
-        command.arg("--image-path").arg(images.images).arg("--work-path").arg(images.work);
-        command.args(["--tcp-established", "--file-locks", "--ext-unix-sk"]);
     }
 }
 
@@ -98,8 +96,28 @@ fn last_words(stderr: &[u8]) -> String {
 }
 
 impl Engine for Runc {
-    fn name(&self) -> &'static str {
-        Self::NAME
+    fn name(&self) -> EngineName {
+        EngineName::Runc
+    }
+
+    fn is_present(&self) -> bool {
+        true
+    }
+
+    fn attaches_network(&self) -> bool {
+        false
+    }
+
+    fn makes_root(&self) -> bool {
+        false
+    }
+
+    fn obstacles(&self, _: &Container) -> Vec<Blocker> {
+        Vec::new()
+    }
+
+    fn missing(&self, _: &str, _: &Value) -> Vec<Blocker> {
+        Vec::new()
     }
 
     fn version(&self) -> Result<String, EngineError> {
@@ -125,7 +143,7 @@ impl Engine for Runc {
 
     fn inspect(&self, name: &str) -> Result<Container, EngineError> {
         let row = self.row(name)?;
-        let mut config = self.json(&row.bundle.join("config.json"), name)?;
+        let mut config = self.json(&row.bundle.join(CONFIG), name)?;
         let root = row.bundle.join(config["root"]["path"].as_str().unwrap_or("rootfs"));
         config["root"]["path"] = root.to_string_lossy().into_owned().into();
         let state_file = self.root.join(name).join("state.json");
@@ -148,9 +166,25 @@ impl Engine for Runc {
             _ => None,
         };
         let (state, init, created, bundle) = (row.status, row.pid, row.created, row.bundle);
-        let name = name.to_owned();
-        let trees = writable_binds(&config);
-        Ok(Container { name, state, init, created, config, bundle, freezer, memory_cgroup, cpu, trees })
+        let (name, id) = (name.to_owned(), name.to_owned());
+        let (trees, parameters) = (writable_binds(&config), Value::Null);
+        let mut container = Container {
+            name,
+            id,
+            state,
+            init,
+            created,
+            config,
+            parameters,
+            bundle,
+            freezer,
+            memory_cgroup,
+            cpu,
+            trees,
+            binds: Vec::new(),
+        };
+        container.binds = container.bind_mounts().into_iter().map(|(source, _)| source).collect();
+        Ok(container)
     }
 
     fn adopt(&self, name: &str, mut config: Value) -> Value {
@@ -163,17 +197,38 @@ impl Engine for Runc {
     fn dump(&self, container: &Container, images: Images<'_>) -> Command {
         let mut command = self.command();
         command.args(["checkpoint", "--leave-running"]);
-        Self::with_front(&mut command, images);
+        images.put_front(&mut command);
         command.arg(&container.name);
         command
     }
 
-    fn restore(&self, name: &str, bundle: &Path, images: Images<'_>) -> Command {
+    fn create(&self, name: &str, bundle: &Path, config: &Value, _: &Value) -> Result<(), EngineError> {
+        let file = bundle.join(CONFIG);
+        std::fs::write(&file, config.to_string()).map_err(|e| self.unwritable(&file, name, &e))
+    }
+
+    fn discard(&self, _: &str, _: &Path) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    fn is_made_from(&self, container: &Container, bundle: &Path) -> bool {
+        container.bundle == bundle
+    }
+
+    fn restore(&self, name: &str, bundle: &Path, images: Images<'_>, _: Option<&Path>) -> Result<Command, EngineError> {
         let mut command = self.command();
         command.args(["restore", "--detach", "--bundle"]).arg(bundle);
-        Self::with_front(&mut command, images);
+        images.put_front(&mut command);
         command.arg(name);
-        command
+        Ok(command)
+    }
+
+    fn end(&self, name: &str, _: &Path) -> Result<(), EngineError> {
+        self.remove(name)
+    }
+
+    fn retire(&self, _: &str) -> Result<(), EngineError> {
+        Ok(())
     }
 
     fn remove(&self, name: &str) -> Result<(), EngineError> {
@@ -203,12 +258,16 @@ impl Engine for Runc {
         config["linux"]["cgroupsPath"].as_str().is_some_and(|path| freezer::occupied(Path::new(path)))
     }
 
-    fn sweep(&self, config: &Value) -> Result<(), EngineError> {
+    fn sweep(&self, bundle: &Path) -> Result<(), EngineError> {
+        // None was written before there was anything to end.
+        let Ok(text) = std::fs::read(bundle.join(CONFIG)) else { return Ok(()) };
+        let config: Value = serde_json::from_slice(&text)
+            .map_err(|e| self.unreadable(bundle.join(CONFIG), &bundle.to_string_lossy(), &e.to_string()))?;
         let Some(path) = config["linux"]["cgroupsPath"].as_str() else { return Ok(()) };
         Ok(freezer::sweep(Path::new(path))?)
     }
 
-    fn mount_residue(&self, name: &str) -> Vec<PathBuf> {
+    fn mount_residue(&self, name: &str, _: &Path) -> Vec<PathBuf> {
         vec![self.root.join(name)]
     }
 }

@@ -31,6 +31,7 @@ mod amount;
 mod cgroup;
 mod container;
 mod counter;
+mod docker;
 mod error;
 mod hold;
 mod lab;

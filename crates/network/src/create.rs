@@ -44,6 +44,36 @@ pub fn create(netns: &Path, identity: &NetworkIdentity) -> Result<(), NetworkErr
     built
 }
 
+/// Makes an empty network namespace `netns` into which somebody else will put interfaces of these names, and with their gate closed
+/// already.
+///
+/// # Errors
+/// [`NetworkError::Exists`] if there is something at that path, which is left alone; the kernel's refusals: one before 6.16 takes no
+/// gate for an interface that is not there yet. On any error nothing of what was made remains.
+pub fn reserve(netns: &Path, interfaces: &[String]) -> Result<(), NetworkError> {
+    namespace::make(netns)?;
+    let built = namespace::inside(netns, || {
+        let mut rtnl = open_rtnl(netns)?;
+        link::set_up(&mut rtnl, 1)
+            .map_err(|e| NetworkError::refused(format!("set lo up in network namespace {}", netns.display()), e))?;
+        Gate::ahead(netns, interfaces)?.close()
+    });
+    if built.is_err()
+        && let Err(e) = remove(netns)
+    {
+        tracing::warn!("after a failed creation: {e}");
+    }
+    built
+}
+
+/// Takes the name `netns` away from a namespace that has another one; success if it is gone already.
+///
+/// # Errors
+/// The system's refusals.
+pub fn unname(netns: &Path) -> Result<(), NetworkError> {
+    namespace::unname(netns)
+}
+
 /// Removes the network namespace `netns`, its interfaces and its name; success if it is gone already.
 ///
 /// The gate is closed first, so that nothing that the kernel sends when connections and multicast memberships end

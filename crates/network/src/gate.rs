@@ -56,6 +56,15 @@ impl Gate {
         Ok(Self { nftables, netns: netns.to_owned(), interfaces: interfaces.to_vec() })
     }
 
+    /// The gate for interfaces that are not there yet, for a thread that is inside already: closed now, it is closed when they
+    /// come. Kernels before 6.16 refuse to close it.
+    pub(crate) fn ahead(netns: &Path, interfaces: &[String]) -> Result<Self, NetworkError> {
+        let nftables = Nftables::open().map_err(|e| {
+            NetworkError::refused(format!("prepare the gate of network namespace {}", netns.display()), e)
+        })?;
+        Ok(Self { nftables, netns: netns.to_owned(), interfaces: interfaces.to_vec() })
+    }
+
     /// Closes the gate; success if it was closed. When this returns, no frame passes any more but one that another
     /// processor was carrying past the hook at that very moment.
     ///

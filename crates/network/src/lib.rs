@@ -32,7 +32,7 @@ mod rtnl;
 
 pub use announce::{Announcer, stand_aside, step_forward};
 pub use capture::capture;
-pub use create::{create, remove};
+pub use create::{create, remove, reserve, unname};
 pub use error::NetworkError;
 pub use gate::Gate;
 pub use hold::{HeldFrame, Hold};

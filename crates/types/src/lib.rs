@@ -3,6 +3,7 @@
 //! Everything here is plain data that serialises with serde; the JSON forms are part of the API.
 
 mod blocker;
+mod engine;
 mod group;
 mod id;
 mod latency;
@@ -17,6 +18,7 @@ mod shared;
 mod tree;
 
 pub use blocker::{Blocker, BlockerKind};
+pub use engine::EngineName;
 pub use group::{GroupMember, GroupOrder, GroupReport, MemberOutcome, Span};
 pub use id::{GroupId, InvalidName, MigrationId, NodeName};
 pub use latency::Latencies;

@@ -3,7 +3,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Mode;
+use crate::{EngineName, Mode};
 
 /// How a user wants a container to be moved. Every field has a default, under which the agents choose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -13,6 +13,9 @@ pub struct MoveOptions {
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(required = false))]
     pub mode: Mode,
+    /// The engine that runs the container; found by the container's name where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<EngineName>,
     /// With rounds: freeze when what is left takes no longer than this, in ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blackout_budget_ms: Option<u32>,

@@ -32,6 +32,12 @@ pub struct Offer {
     pub mode: Mode,
     /// Its OCI configuration, root path absolute.
     pub config: serde_json::Value,
+    /// What its engine needs besides to make it again, as that engine wrote it.
+    #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
+    pub parameters: serde_json::Value,
+    /// What the first process's stdin, stdout and stderr are, where its engine connects them anew: `pipe:[INODE]` or a path.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stdio: Vec<String>,
     /// Path of its network namespace and what is in it; `None` if it has none of its own name.
     pub network: Option<(PathBuf, NetworkIdentity)>,
     /// Bytes of memory that it has now.

@@ -164,12 +164,12 @@ impl DestinationRun {
             return Ok(false);
         }
         self.reinstate()?;
-        Ok(self.node.engine.inspect(&self.offer.container).is_ok_and(|c| c.state == State::Running))
+        Ok(self.engine.inspect(&self.offer.container).is_ok_and(|c| c.state == State::Running))
     }
 
     /// Keeps what the engine knows of the restored container, for [`Self::reinstate`].
     pub(super) fn remember_engine(&self) -> Result<(), Failure> {
-        match self.node.engine.remember(&self.offer.container) {
+        match self.engine.remember(&self.offer.container) {
             Some(known) => std::fs::write(self.layout.engine_state(), known).map_err(failed),
             None => Ok(()),
         }
@@ -178,16 +178,16 @@ impl DestinationRun {
     /// Waits for the engine's process that ran the restore. If its front was killed just after it had let the tasks go, the
     /// engine takes the restore for failed, and forgets a container that runs: it is made to know it again.
     pub(super) fn reinstate(&mut self) -> Result<(), Failure> {
-        if let Some(engine) = self.engine.take() {
-            node::reap(engine, RESTORE_END).map_err(failed)?;
+        if let Some(restoring) = self.restoring.take() {
+            node::reap(restoring, RESTORE_END).map_err(failed)?;
         }
         let name = &self.offer.container;
         let init = front::resumed_init(&self.layout.front_socket(Role::Restore));
         let (Some(init), Ok(known)) = (init, std::fs::read(self.layout.engine_state())) else { return Ok(()) };
-        match self.node.engine.inspect(name) {
+        match self.engine.inspect(name) {
             Err(EngineError::NoSuchContainer { .. }) if node::is_alive(init) => {
                 tracing::warn!(id = %self.id, container = %name, "the engine took the restore for failed; it is told again");
-                self.node.engine.reinstate(name, &known).map_err(failed)
+                self.engine.reinstate(name, &known).map_err(failed)
             }
             _ => Ok(()),
         }

@@ -51,15 +51,19 @@ type Labels = BTreeMap<String, String>;
 
 /// The labels of each running container that has a label.
 fn labelled(node: &Node, label: &Label) -> Result<BTreeMap<String, Labels>, ServiceError> {
-    let list = node.engine.list().map_err(|error| {
-        let text = error.to_string();
-        let (cause, remedy) = text.split_once("; ").unwrap_or((&text, ""));
-        ServiceError::new(ErrorKind::Unusable, cause, remedy)
-    })?;
-    let running = list.into_iter().filter(|summary| summary.state == State::Running);
-    // One that has gone meanwhile is none of the group.
-    let labels = running.filter_map(|s| Some((s.name.clone(), node.engine.inspect(&s.name).ok()?.labels())));
-    Ok(labels.filter(|(_, labels)| labels.get(&label.key) == Some(&label.value)).collect())
+    let mut found = BTreeMap::new();
+    for engine in node.engines() {
+        let list = engine.list().map_err(|error| {
+            let text = error.to_string();
+            let (cause, remedy) = text.split_once("; ").unwrap_or((&text, ""));
+            ServiceError::new(ErrorKind::Unusable, cause, remedy)
+        })?;
+        let running = list.into_iter().filter(|summary| summary.state == State::Running);
+        // One that has gone meanwhile is none of the group.
+        let labels = running.filter_map(|s| Some((s.name.clone(), engine.inspect(&s.name).ok()?.labels())));
+        found.extend(labels.filter(|(_, labels)| labels.get(&label.key) == Some(&label.value)));
+    }
+    Ok(found)
 }
 
 /// What each container depends on by the labels that Compose has given to it: of containers of its own project, those of

@@ -1,0 +1,213 @@
+//! The runtime wrapper: what an engine executes in place of runc. It passes everything on to runc, but for a container that an agent
+//! has marked for a restore:
+//!
+//! ```text
+//!  create  ─▶  hooks, against a thread in the namespace that the agent has made: the engine attaches its network
+//!              configuration: that namespace, those hooks no more
+//!              runc restore, which waits in the CRIU front for the skeleton; it returns when the tasks run
+//!  start   ─▶  takes the mark off; there is nothing left to do
+//! ```
+//!
+//! So everything that takes time is done before the freeze. Where there is no agent there is no mark, and this is runc.
+
+use std::ffi::{OsStr, OsString};
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, bail, ensure};
+use serde_json::{Value, json};
+use tranship_engine::Mark;
+
+/// The name that it is called by.
+pub const NAME: &str = "tranship-runc";
+
+/// runc's global options that have no value.
+const SWITCHES: [&str; 4] = ["--debug", "--systemd-cgroup", "--help", "--version"];
+
+/// A call of runc, as far as the wrapper has to understand it.
+#[derive(Debug, PartialEq, Eq)]
+struct Call<'a> {
+    /// Options before the command.
+    global: &'a [OsString],
+    command: &'a str,
+    /// What follows the command, but for the id.
+    options: &'a [OsString],
+    id: &'a str,
+}
+
+impl<'a> Call<'a> {
+    /// `None`: a call without a container.
+    fn parse(arguments: &'a [OsString]) -> Option<Self> {
+        let mut at = 0;
+        loop {
+            let argument = arguments.get(at)?.to_str()?;
+            match argument {
+                _ if !argument.starts_with('-') => break,
+                _ if argument.contains('=') || SWITCHES.contains(&argument) => at += 1,
+                _ => at += 2,
+            }
+        }
+        let (last, options) = arguments.get(at + 1..)?.split_last()?;
+        Some(Self { global: &arguments[..at], command: arguments[at].to_str()?, options, id: last.to_str()? })
+    }
+
+    /// The value of an option of the command.
+    fn option(&self, name: &str) -> Option<&'a OsStr> {
+        let at = self.options.iter().position(|option| option == name)?;
+        self.options.get(at + 1).map(OsString::as_os_str)
+    }
+}
+
+/// Runs the wrapper with what runc was to be run with. Where it passes something on it does not return.
+pub fn run(arguments: &[OsString]) -> anyhow::Result<i32> {
+    if let Some(call) = Call::parse(arguments)
+        && let Some(mark) = Mark::on(call.id)
+    {
+        match call.command {
+            "create" => return restore(&call, &mark),
+            "start" => {
+                Mark::take_off(call.id);
+                return Ok(0);
+            }
+            _ => {}
+        }
+    }
+    Err(Command::new(runc()?).args(arguments).exec().into())
+}
+
+/// The real runc: the first on PATH that is not this program.
+fn runc() -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe()?;
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let runc = std::env::split_paths(&path).chain(["/usr/bin", "/usr/sbin", "/usr/local/sbin"].map(PathBuf::from));
+    let mut runc = runc.map(|directory| directory.join("runc"));
+    runc.find(|file| file.canonicalize().is_ok_and(|file| file != own)).context("there is no runc on PATH; install it")
+}
+
+fn restore(call: &Call<'_>, mark: &Mark) -> anyhow::Result<i32> {
+    let bundle = PathBuf::from(call.option("--bundle").context("create without --bundle")?);
+    let file = bundle.join("config.json");
+    let text = std::fs::read(&file).with_context(|| format!("{} cannot be read", file.display()))?;
+    let mut config: Value = serde_json::from_slice(&text)?;
+    if let Some(namespace) = &mark.network {
+        attach(&mut config, namespace, call.id, &bundle)?;
+    }
+    let text = config.to_string();
+    std::fs::write(&file, &text)?;
+    // For an agent that has to end what is left of a restore.
+    std::fs::write(mark.bundle.join("config.json"), text)?;
+    let mut command = Command::new(runc()?);
+    command.args(call.global).args(["restore", "--detach"]).args(call.options);
+    mark.images().put_front(&mut command);
+    Err(command.arg(call.id).exec().into())
+}
+
+/// Has the engine attach its network to the agent's namespace, as its hooks do it in the course of a start, and names that namespace
+/// in the configuration. The hooks must not run again: they would in the middle of the restore.
+fn attach(config: &mut Value, namespace: &Path, id: &str, bundle: &Path) -> anyhow::Result<()> {
+    let annotations = config["annotations"].clone();
+    let mut hooks = Vec::new();
+    for kind in ["prestart", "createRuntime"] {
+        if let Some(Value::Array(of_kind)) = config["hooks"].as_object_mut().and_then(|hooks| hooks.remove(kind)) {
+            hooks.extend(of_kind);
+        }
+    }
+    let state = |pid: i32| {
+        json!({
+            "ociVersion": "1.0.2", "id": id, "status": "creating", "pid": pid, "bundle": bundle, "annotations": annotations,
+        })
+    };
+    let opened = std::fs::File::open(namespace)
+        .with_context(|| format!("the network namespace {} cannot be opened", namespace.display()))?;
+    std::thread::scope(|scope| {
+        let (entered, wait) = std::sync::mpsc::channel();
+        let (done, until) = std::sync::mpsc::channel::<()>();
+        // A thread has a directory in /proc like a process: it stands for the container's first process, which is not there yet.
+        let stand_in = scope.spawn(move || -> anyhow::Result<()> {
+            nix::sched::setns(opened, nix::sched::CloneFlags::CLONE_NEWNET)?;
+            entered.send(nix::unistd::gettid().as_raw())?;
+            let _ = until.recv();
+            Ok(())
+        });
+        let ran = match wait.recv() {
+            Ok(pid) => hooks.iter().try_for_each(|hook| run_hook(hook, &state(pid))),
+            // The thread says why.
+            Err(_) => Ok(()),
+        };
+        drop(done);
+        stand_in.join().map_err(|_| anyhow::anyhow!("the thread in the namespace panicked"))??;
+        ran
+    })?;
+    let path = engines_name(namespace)?.unwrap_or_else(|| namespace.to_owned());
+    let namespaces = config["linux"]["namespaces"].as_array_mut().context("the configuration has no namespaces")?;
+    let network = namespaces.iter_mut().find(|n| n["type"] == "network").context("it has no network namespace")?;
+    network["path"] = path.to_string_lossy().into_owned().into();
+    Ok(())
+}
+
+/// Runs one hook (OCI runtime specification, config.md) with the state on its stdin.
+fn run_hook(hook: &Value, state: &Value) -> anyhow::Result<()> {
+    let texts =
+        |key: &str| -> Vec<&str> { hook[key].as_array().into_iter().flatten().filter_map(Value::as_str).collect() };
+    let program = hook["path"].as_str().context("a hook without a path")?;
+    let mut command = Command::new(program);
+    let arguments = texts("args");
+    if let Some((name, rest)) = arguments.split_first() {
+        command.arg0(name).args(rest);
+    }
+    command.env_clear().envs(texts("env").into_iter().filter_map(|pair| pair.split_once('=')));
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().with_context(|| format!("the hook {program} cannot be run"))?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // One that does not read it is judged by its status.
+        let _ = stdin.write_all(state.to_string().as_bytes());
+    }
+    let output = child.wait_with_output()?;
+    if !output.status.success() {
+        bail!("the hook {program} failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(())
+}
+
+/// Another name of the namespace than the agent's, which goes when the migration is done.
+fn engines_name(namespace: &Path) -> anyhow::Result<Option<PathBuf>> {
+    use std::os::unix::fs::MetadataExt;
+    let root = format!("net:[{}]", std::fs::metadata(namespace)?.ino());
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
+    let points = mounts.lines().filter_map(|line| {
+        let mut fields = line.split(' ').skip(3);
+        (fields.next()? == root).then(|| fields.next().map(PathBuf::from))?
+    });
+    let name = points.into_iter().find(|point| point != namespace);
+    ensure!(name.as_ref().is_none_or(|name| name.exists()), "the engine's name for the network namespace is gone");
+    Ok(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arguments(text: &str) -> Vec<OsString> {
+        text.split(' ').map(OsString::from).collect()
+    }
+
+    #[test]
+    fn a_call_as_containerd_makes_it_is_understood() {
+        let text = "--root /run/docker/runtime-runc/moby --log /l.json --log-format json --systemd-cgroup create --bundle /b \
+                    --pid-file /b/init.pid 0f3a";
+        let words = arguments(text);
+        let call = Call::parse(&words).unwrap();
+        assert_eq!((call.command, call.id, call.global.len()), ("create", "0f3a", 7));
+        assert_eq!(call.option("--bundle"), Some(OsStr::new("/b")));
+        assert_eq!(call.option("--console-socket"), None);
+    }
+
+    #[test]
+    fn a_call_without_a_container_is_passed_on() {
+        assert_eq!(Call::parse(&arguments("--version")), None);
+        assert_eq!(Call::parse(&arguments("features")), None);
+        assert_eq!(Call::parse(&arguments("--root /r --debug=true list")), None);
+    }
+}

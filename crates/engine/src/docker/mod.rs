@@ -1,0 +1,427 @@
+//! Docker, by its HTTP API; and by runc, which runs its containers.
+//!
+//! A container is made anew on the destination with the parameters that it has on the source, and started. Its runtime there is the
+//! runtime wrapper, which finds the mark of a restore on it:
+//!
+//! ```text
+//!  agent ──create──▶ Docker        bundle/id            the container, not started
+//!  agent ──mark──▶ /run/tranship/restores/ID
+//!  agent ──start──▶ Docker ─▶ containerd ─▶ wrapper create   network attached; then runc restore, which waits in the front
+//!                     │                        │
+//!                     │   the whole move       ▼
+//!                     ◀─────────────────── restored, and let go
+//!                     └──────────────────▶ wrapper start     takes the mark off; the container runs already
+//! ```
+//!
+//! The runtime is named in the container's own configuration, so that no Docker without the wrapper can start it by mistake, as a
+//! second copy with the same addresses.
+
+mod http;
+mod parameters;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
+
+use crate::{Container, Engine, EngineError, Freezer, Images, Mark, Runc, State, Summary};
+use http::{Answer, is_plain};
+use parameters::{Parameters, subnets};
+
+/// How long Docker may take for an answer.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a container that was killed, or a start that failed, may take to be over.
+const END: Duration = Duration::from_secs(20);
+
+/// Docker as configured on this node.
+#[derive(Debug, Clone)]
+pub struct Docker {
+    /// Its API's socket.
+    pub socket: PathBuf,
+    /// The runtime under which the runtime wrapper is registered with it.
+    pub runtime: String,
+    /// runc, with Docker's state directory.
+    pub runc: Runc,
+}
+
+/// Has Docker start a container, and waits for as long as that takes.
+///
+/// # Errors
+/// Docker's own words, where it could not.
+pub fn start(socket: &Path, id: &str) -> io::Result<()> {
+    let answer = http::call(socket, "POST", &format!("/containers/{id}/start"), None, None)?;
+    match answer.status {
+        200..=299 | 304 => Ok(()),
+        _ => Err(io::Error::other(answer.message())),
+    }
+}
+
+impl Docker {
+    const NAME: &'static str = "docker";
+
+    fn call(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Answer, EngineError> {
+        let silent = |source| EngineError::Silent { engine: Self::NAME, socket: self.socket.clone(), source };
+        http::call(&self.socket, method, path, body, Some(PATIENCE)).map_err(silent)
+    }
+
+    /// What there is at a path; `None` if nothing is.
+    fn get(&self, path: &str) -> Result<Option<Value>, EngineError> {
+        let answer = self.call("GET", path, None)?;
+        match answer.status {
+            200 => Ok(Some(answer.body)),
+            404 => Ok(None),
+            _ => Err(refused("show", path, &answer)),
+        }
+    }
+
+    /// Has something done to a container; one that is not there, or is so already, is a success.
+    fn order(&self, what: &'static str, name: &str, method: &str, path: &str) -> Result<(), EngineError> {
+        let answer = self.call(method, path, None)?;
+        match answer.status {
+            200..=299 | 304 | 404 => Ok(()),
+            _ => Err(refused(what, name, &answer)),
+        }
+    }
+
+    /// Docker's description of a container by its name or id.
+    fn described(&self, name: &str) -> Result<Option<Value>, EngineError> {
+        if !is_plain(name) || name.contains('/') {
+            return Ok(None);
+        }
+        let found = self.get(&format!("/containers/{name}/json"))?;
+        // Docker also takes the beginning of an id for a name.
+        Ok(found.filter(|c| c["Name"].as_str() == Some(&format!("/{name}")) || c["Id"] == name))
+    }
+
+    fn there(&self, name: &str) -> Result<Value, EngineError> {
+        self.described(name)?.ok_or_else(|| EngineError::NoSuchContainer { engine: Self::NAME, name: name.to_owned() })
+    }
+
+    /// The id that was noted when the container was made; empty while it is being made.
+    fn noted(bundle: &Path) -> Option<String> {
+        std::fs::read_to_string(bundle.join("id")).ok()
+    }
+
+    /// What the image is called here: by its name, if that means the same image here, else by its digest.
+    fn image(&self, parameters: &Parameters) -> Result<Option<String>, EngineError> {
+        for name in [parameters.body["Image"].as_str().unwrap_or_default(), &parameters.image] {
+            if is_plain(name)
+                && let Some(image) = self.get(&format!("/images/{name}/json"))?
+                && image["Id"] == parameters.image
+            {
+                return Ok(Some(name.to_owned()));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether the runtime that Docker knows by the configured name is the runtime wrapper.
+    fn has_wrapper(&self) -> Result<bool, EngineError> {
+        let info = self.get("/info")?.unwrap_or_default();
+        let path = info["Runtimes"][&self.runtime]["path"].as_str().unwrap_or_default();
+        let program = Path::new(path).canonicalize();
+        Ok(program.is_ok_and(|program| program.file_name().is_some_and(|name| name == "transhipd")))
+    }
+
+    fn lacks(&self, name: &str, parameters: &Parameters) -> Result<Vec<Blocker>, EngineError> {
+        let mut found = Vec::new();
+        let mut add = |kind, cause: String, remedy: String| found.push(Blocker::new(kind, cause, remedy));
+        if !self.has_wrapper()? {
+            let runtime = &self.runtime;
+            add(
+                BlockerKind::Engine,
+                format!("Docker there does not know the runtime {runtime}, which restores containers"),
+                format!(
+                    "add {{\"runtimes\": {{\"{runtime}\": {{\"path\": \"/usr/lib/tranship/tranship-runc\"}}}}}} to its \
+                     /etc/docker/daemon.json, and reload it (`systemctl reload docker`)"
+                ),
+            );
+        }
+        if self.image(parameters)?.is_none() {
+            let image = parameters.body["Image"].as_str().unwrap_or_default();
+            add(
+                BlockerKind::Rootfs,
+                format!("the image {image} ({}) of container {name} is not in Docker there", parameters.image),
+                format!("bring it there (`docker save {image} | ssh NODE docker load`)"),
+            );
+        }
+        for network in &parameters.networks {
+            let here = if is_plain(&network.name) { self.get(&format!("/networks/{}", network.name))? } else { None };
+            let equal = here.is_some_and(|n| n["Driver"] == network.driver.as_str() && subnets(&n) == network.subnets);
+            if !equal {
+                let (driver, subnets) = (&network.driver, network.subnets.join(", "));
+                add(
+                    BlockerKind::Network,
+                    format!("Docker there has no network {} by {driver} with subnet {subnets}", network.name),
+                    format!(
+                        "make it there (`docker network create --driver {driver} --subnet {subnets} {}`)",
+                        network.name
+                    ),
+                );
+            }
+        }
+        Ok(found)
+    }
+
+    /// What a container can write to on disk: its writable layer, its volumes, and the node's directories that it may write to.
+    fn trees(container: &Value) -> Vec<CarriedTree> {
+        let upper = container["GraphDriver"]["Data"]["UpperDir"].as_str();
+        let layer =
+            upper.map(|path| CarriedTree { kind: TreeKind::WritableLayer, inside: "/".into(), path: path.into() });
+        let tree = |mount: &Value| {
+            let kind = match mount["Type"].as_str()? {
+                "volume" => TreeKind::Volume,
+                "bind" if mount["RW"] == true => TreeKind::Bind,
+                _ => return None,
+            };
+            let path = Path::new(mount["Source"].as_str()?).canonicalize().ok().filter(|path| path.is_dir())?;
+            Some(CarriedTree { kind, inside: mount["Destination"].as_str()?.into(), path })
+        };
+        layer.into_iter().chain(mounts(container).iter().filter_map(tree)).collect()
+    }
+
+    /// Puts what Docker and runc know of a container together.
+    fn container(&self, name: &str, described: &Value) -> Result<Container, EngineError> {
+        let text = |key: &str| described[key].as_str().unwrap_or_default().to_owned();
+        let network = |id: &str| self.get(&format!("/networks/{id}")).map(Option::unwrap_or_default);
+        let parameters = Parameters::read(described, network)?;
+        let mut container = match self.runc.inspect(&text("Id")) {
+            Ok(container) => container,
+            Err(EngineError::NoSuchContainer { .. }) => Container {
+                name: String::new(),
+                id: text("Id"),
+                state: if described["State"]["Status"] == "created" { State::Created } else { State::Stopped },
+                init: 0,
+                created: String::new(),
+                config: Value::Null,
+                parameters: Value::Null,
+                binds: Vec::new(),
+                bundle: PathBuf::new(),
+                freezer: Freezer::of_nothing(),
+                memory_cgroup: None,
+                cpu: None,
+                trees: Vec::new(),
+            },
+            Err(other) => return Err(other),
+        };
+        // Docker attaches the network when runc has made the namespace, so that only Docker has a name for it.
+        if let Some(path) = described["NetworkSettings"]["SandboxKey"].as_str().filter(|path| !path.is_empty())
+            && let Some(namespaces) = container.config["linux"]["namespaces"].as_array_mut()
+        {
+            namespaces.iter_mut().filter(|n| n["type"] == "network").for_each(|n| n["path"] = path.into());
+        }
+        if container.config.is_object() {
+            container.config["annotations"] = described["Config"]["Labels"].clone();
+        }
+        let bound = mounts(described).iter().filter(|mount| mount["Type"] == "bind");
+        container.binds = bound.filter_map(|mount| mount["Source"].as_str()).map(PathBuf::from).collect();
+        container.trees = Self::trees(described);
+        container.parameters = serde_json::to_value(parameters).unwrap_or_default();
+        (container.name, container.created) = (name.to_owned(), text("Created"));
+        Ok(container)
+    }
+}
+
+fn mounts(container: &Value) -> &[Value] {
+    container["Mounts"].as_array().map(Vec::as_slice).unwrap_or_default()
+}
+
+fn refused(what: &'static str, name: &str, answer: &Answer) -> EngineError {
+    EngineError::Refused { engine: Docker::NAME, what, name: name.to_owned(), why: answer.message() }
+}
+
+fn unnoted(name: &str, error: &io::Error) -> EngineError {
+    EngineError::Refused { engine: Docker::NAME, what: "make", name: name.to_owned(), why: error.to_string() }
+}
+
+fn read_parameters(name: &str, parameters: &Value) -> Result<Parameters, EngineError> {
+    serde_json::from_value(parameters.clone()).map_err(|e| EngineError::Unreadable {
+        path: "parameters".into(),
+        name: name.to_owned(),
+        why: format!("{e}; update both agents"),
+    })
+}
+
+impl Engine for Docker {
+    fn name(&self) -> EngineName {
+        EngineName::Docker
+    }
+
+    fn is_present(&self) -> bool {
+        self.socket.exists()
+    }
+
+    fn attaches_network(&self) -> bool {
+        true
+    }
+
+    fn makes_root(&self) -> bool {
+        true
+    }
+
+    fn version(&self) -> Result<String, EngineError> {
+        let version = self.get("/version")?.unwrap_or_default();
+        Ok(version["Version"].as_str().unwrap_or_default().to_owned())
+    }
+
+    fn list(&self) -> Result<Vec<Summary>, EngineError> {
+        let rows = self.get("/containers/json?all=1")?.unwrap_or_default();
+        let summary = |row: &Value| {
+            let state = match row["State"].as_str()? {
+                "created" => State::Created,
+                "running" | "restarting" => State::Running,
+                "paused" => State::Paused,
+                _ => State::Stopped,
+            };
+            let name = row["Names"][0].as_str()?.trim_start_matches('/').to_owned();
+            let init = self.runc.inspect(row["Id"].as_str()?).map_or(0, |container| container.init);
+            Some(Summary { name, state, init, created: row["Created"].to_string() })
+        };
+        Ok(rows.as_array().into_iter().flatten().filter_map(summary).collect())
+    }
+
+    fn inspect(&self, name: &str) -> Result<Container, EngineError> {
+        let described = self.there(name)?;
+        self.container(name, &described)
+    }
+
+    fn obstacles(&self, container: &Container) -> Vec<Blocker> {
+        read_parameters(&container.name, &container.parameters).map_or(Vec::new(), |p| p.obstacles(&container.name))
+    }
+
+    fn missing(&self, name: &str, parameters: &Value) -> Vec<Blocker> {
+        let lacks = read_parameters(name, parameters).and_then(|parameters| self.lacks(name, &parameters));
+        lacks.unwrap_or_else(|error| {
+            let text = error.to_string();
+            let (cause, remedy) = text.split_once("; ").unwrap_or((&text, "mend Docker there"));
+            vec![Blocker::new(BlockerKind::Engine, cause, remedy)]
+        })
+    }
+
+    fn adopt(&self, _: &str, config: Value) -> Value {
+        config
+    }
+
+    fn dump(&self, container: &Container, images: Images<'_>) -> Command {
+        self.runc.dump(&Container { name: container.id.clone(), ..container.clone() }, images)
+    }
+
+    fn create(&self, name: &str, bundle: &Path, _: &Value, parameters: &Value) -> Result<(), EngineError> {
+        let parameters = read_parameters(name, parameters)?;
+        if !is_plain(name) {
+            let why = "that is no name for a container".to_owned();
+            return Err(EngineError::Refused { engine: Self::NAME, what: "make", name: name.to_owned(), why });
+        }
+        let image = self.image(&parameters)?.unwrap_or_else(|| parameters.image.clone());
+        let note = bundle.join("id");
+        // Whatever has this name from now on is what is being made here: nothing had it before.
+        std::fs::write(&note, "").map_err(|e| unnoted(name, &e))?;
+        let body = parameters.create_body(&image, &self.runtime);
+        let answer = self.call("POST", &format!("/containers/create?name={name}"), Some(&body))?;
+        let id = answer.body["Id"].as_str().filter(|_| answer.status == 201);
+        let id = id.ok_or_else(|| refused("make", name, &answer))?;
+        std::fs::write(&note, id).map_err(|e| unnoted(name, &e))?;
+        for network in parameters.networks.iter().skip(1) {
+            let body = json!({"Container": id, "EndpointConfig": network.endpoint});
+            let answer = self.call("POST", &format!("/networks/{}/connect", network.name), Some(&body))?;
+            if answer.status != 200 {
+                return Err(refused("connect", name, &answer));
+            }
+        }
+        Ok(())
+    }
+
+    fn discard(&self, name: &str, bundle: &Path) -> Result<(), EngineError> {
+        let Some(noted) = Self::noted(bundle) else { return Ok(()) };
+        Mark::take_off(&noted);
+        self.remove(if noted.is_empty() { name } else { &noted })
+    }
+
+    fn is_made_from(&self, container: &Container, bundle: &Path) -> bool {
+        Self::noted(bundle).is_some_and(|noted| noted.is_empty() || noted == container.id)
+    }
+
+    fn restore(
+        &self,
+        name: &str,
+        bundle: &Path,
+        images: Images<'_>,
+        network: Option<&Path>,
+    ) -> Result<Command, EngineError> {
+        let id = Self::noted(bundle).unwrap_or_default();
+        Mark::new(images, network, bundle).put(&id).map_err(|e| unnoted(name, &e))?;
+        let mut command = Command::new("/proc/self/exe");
+        command.arg("start-in-docker").arg(&self.socket).arg(id);
+        Ok(command)
+    }
+
+    fn end(&self, name: &str, bundle: &Path) -> Result<(), EngineError> {
+        let Some(id) = Self::noted(bundle).filter(|id| !id.is_empty()) else { return Ok(()) };
+        Mark::take_off(&id);
+        let deadline = Instant::now() + END;
+        loop {
+            let Some(described) = self.described(&id)? else { return Ok(()) };
+            if described["State"]["Running"] == true {
+                self.order("end", name, "POST", &format!("/containers/{id}/kill"))?;
+            } else {
+                // A start that has failed, or fails now.
+                self.runc.remove(&id)?;
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                let why = format!("it still runs {} s after it was killed", END.as_secs());
+                return Err(EngineError::Refused { engine: Self::NAME, what: "end", name: name.to_owned(), why });
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn retire(&self, name: &str) -> Result<(), EngineError> {
+        let Some(described) = self.described(name)? else { return Ok(()) };
+        let policy = described["HostConfig"]["RestartPolicy"]["Name"].as_str().unwrap_or_default();
+        if matches!(policy, "" | "no") {
+            return Ok(());
+        }
+        let never = json!({"RestartPolicy": {"Name": "no"}});
+        let answer = self.call("POST", &format!("/containers/{name}/update"), Some(&never))?;
+        if answer.status == 200 { Ok(()) } else { Err(refused("retire", name, &answer)) }
+    }
+
+    fn remove(&self, name: &str) -> Result<(), EngineError> {
+        self.order("remove", name, "DELETE", &format!("/containers/{name}?force=1"))
+    }
+
+    fn remember(&self, _: &str) -> Option<Vec<u8>> {
+        None
+    }
+
+    fn tree_directory(&self, name: &str, tree: &CarriedTree) -> Result<PathBuf, EngineError> {
+        let trees = Self::trees(&self.there(name)?);
+        let here = trees.into_iter().find(|here| (here.kind, &here.inside) == (tree.kind, &tree.inside));
+        here.map(|here| here.path).ok_or_else(|| EngineError::Refused {
+            engine: Self::NAME,
+            what: "make",
+            name: name.to_owned(),
+            why: format!("it has no {} at {}", tree.kind, tree.inside.display()),
+        })
+    }
+
+    fn reinstate(&self, _: &str, _: &[u8]) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    fn occupied(&self, _: &Value) -> bool {
+        false
+    }
+
+    fn sweep(&self, bundle: &Path) -> Result<(), EngineError> {
+        self.runc.sweep(bundle)
+    }
+
+    fn mount_residue(&self, _: &str, bundle: &Path) -> Vec<PathBuf> {
+        Self::noted(bundle).filter(|id| !id.is_empty()).map_or(Vec::new(), |id| self.runc.mount_residue(&id, bundle))
+    }
+}

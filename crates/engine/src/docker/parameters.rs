@@ -1,0 +1,185 @@
+//! What of a container's description by Docker makes it again on another node.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tranship_types::{Blocker, BlockerKind};
+
+/// The parameters of a container, as they travel.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Parameters {
+    /// The body of `POST /containers/create`, but for networks and runtime.
+    pub body: Value,
+    /// The image's digest.
+    pub image: String,
+    /// Its networks, that of its `NetworkMode` first.
+    pub networks: Vec<Network>,
+}
+
+/// A network that a container is attached to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Network {
+    pub name: String,
+    pub driver: String,
+    pub subnets: Vec<String>,
+    /// `EndpointSettings`: addresses and aliases.
+    pub endpoint: Value,
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map(Vec::as_slice).unwrap_or_default()
+}
+
+fn texts<'a>(value: &'a Value, key: &str) -> Vec<&'a str> {
+    list(value).iter().filter_map(|item| item[key].as_str()).collect()
+}
+
+/// The subnets of a network, as `GET /networks/ID` tells them.
+pub(super) fn subnets(network: &Value) -> Vec<String> {
+    texts(&network["IPAM"]["Config"], "Subnet").into_iter().map(str::to_owned).collect()
+}
+
+impl Parameters {
+    /// Those of a container that Docker has described (`GET /containers/ID/json`). `describe` gives the description of a network by
+    /// its id.
+    pub fn read<E>(container: &Value, mut describe: impl FnMut(&str) -> Result<Value, E>) -> Result<Self, E> {
+        let mut body = container["Config"].clone();
+        body["HostConfig"] = container["HostConfig"].clone();
+        let first = container["HostConfig"]["NetworkMode"].as_str().unwrap_or_default();
+        let short_id = container["Id"].as_str().and_then(|id| id.get(..12)).unwrap_or_default();
+        let mut networks = Vec::new();
+        let attached = container["NetworkSettings"]["Networks"].as_object();
+        for (name, endpoint) in attached.into_iter().flatten() {
+            let network = describe(endpoint["NetworkID"].as_str().unwrap_or_default())?;
+            if name == first {
+                body["MacAddress"] = endpoint["MacAddress"].clone();
+            }
+            networks.push(Network {
+                name: name.clone(),
+                driver: network["Driver"].as_str().unwrap_or_default().to_owned(),
+                subnets: subnets(&network),
+                endpoint: settings(endpoint, short_id),
+            });
+        }
+        networks.sort_by_key(|network| network.name != first);
+        let image = container["Image"].as_str().unwrap_or_default().to_owned();
+        Ok(Self { body, image, networks })
+    }
+
+    /// The body with which the container is made: `image` is what the image is called there, `runtime` which runtime starts it.
+    pub fn create_body(&self, image: &str, runtime: &str) -> Value {
+        let mut body = self.body.clone();
+        body["Image"] = image.into();
+        body["HostConfig"]["Runtime"] = runtime.into();
+        if let Some(first) = self.networks.first() {
+            body["NetworkingConfig"] = json!({"EndpointsConfig": {&first.name: first.endpoint}});
+        }
+        body
+    }
+
+    /// What no other node could give to the container.
+    pub fn obstacles(&self, name: &str) -> Vec<Blocker> {
+        let mut found = Vec::new();
+        let mut add = |kind, cause: String, remedy: &str| found.push(Blocker::new(kind, cause, remedy));
+        let host = &self.body["HostConfig"];
+        for (key, what) in [("NetworkMode", "network"), ("IpcMode", "IPC namespace"), ("PidMode", "pid namespace")] {
+            let mode = host[key].as_str().unwrap_or_default();
+            if mode == "host" || mode.starts_with("container:") {
+                add(
+                    BlockerKind::Engine,
+                    format!("container {name} uses the {what} of {mode}, which cannot move with it"),
+                    "start it with one of its own",
+                );
+            }
+        }
+        if self.networks.iter().any(|network| network.name == "bridge") {
+            add(
+                BlockerKind::Network,
+                format!("container {name} is on Docker's default bridge, where no container can keep its address"),
+                "put it on a network of your own with a subnet (`docker network create --subnet`) that the other node has, too",
+            );
+        }
+        for volume in list(&host["VolumesFrom"]) {
+            add(
+                BlockerKind::Mount,
+                format!("container {name} takes its volumes from container {}", volume.as_str().unwrap_or_default()),
+                "name the volumes themselves when it is started",
+            );
+        }
+        found
+    }
+}
+
+/// The settings under which an endpoint has the addresses that it has now.
+fn settings(endpoint: &Value, short_id: &str) -> Value {
+    let mut fixed = json!({});
+    for (from, to) in [("IPAddress", "IPv4Address"), ("GlobalIPv6Address", "IPv6Address")] {
+        if let Some(address) = endpoint[from].as_str().filter(|address| !address.is_empty()) {
+            fixed[to] = address.into();
+        }
+    }
+    // Docker adds the id's beginning by itself.
+    let aliases: Vec<&Value> = list(&endpoint["Aliases"]).iter().filter(|alias| *alias != short_id).collect();
+    json!({
+        "IPAMConfig": fixed,
+        "MacAddress": endpoint["MacAddress"],
+        "Aliases": aliases,
+        "Links": endpoint["Links"],
+        "DriverOpts": endpoint["DriverOpts"],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn described() -> Value {
+        json!({
+            "Id": "386536acb019057b", "Image": "sha256:1c",
+            "Config": {"Hostname": "386536acb019", "Image": "lab:1", "Cmd": ["redis-server"]},
+            "HostConfig": {"NetworkMode": "lab", "Runtime": "runc", "IpcMode": "private"},
+            "NetworkSettings": {"Networks": {
+                "extra": {"NetworkID": "n2", "IPAddress": "10.9.0.2", "MacAddress": "02:42:0a:09:00:02", "Aliases": ["db"]},
+                "lab": {"NetworkID": "n1", "IPAddress": "10.77.0.10", "MacAddress": "02:42:0a:4d:00:0a",
+                    "Aliases": ["386536acb019"], "GlobalIPv6Address": ""},
+            }},
+        })
+    }
+
+    fn parameters(container: &Value) -> Parameters {
+        let describe = |id: &str| -> Result<Value, ()> {
+            Ok(json!({"Driver": "macvlan", "IPAM": {"Config": [{"Subnet": format!("10.{id}/24")}]}}))
+        };
+        Parameters::read(container, describe).unwrap()
+    }
+
+    #[test]
+    fn a_container_is_made_again_with_its_addresses() {
+        let parameters = parameters(&described());
+        assert_eq!(parameters.image, "sha256:1c");
+        assert_eq!(parameters.networks[0].name, "lab", "that of its mode comes first");
+        assert_eq!(parameters.networks[0].subnets, ["10.n1/24"]);
+        let body = parameters.create_body("lab:1", "tranship");
+        assert_eq!(body["Hostname"], "386536acb019");
+        assert_eq!(body["MacAddress"], "02:42:0a:4d:00:0a");
+        assert_eq!(body["HostConfig"]["Runtime"], "tranship");
+        let endpoint = &body["NetworkingConfig"]["EndpointsConfig"]["lab"];
+        assert_eq!(endpoint["IPAMConfig"], json!({"IPv4Address": "10.77.0.10"}));
+        assert_eq!(endpoint["Aliases"], json!([]), "the old id's beginning is no alias of the new one");
+        assert_eq!(parameters.networks[1].endpoint["Aliases"], json!(["db"]));
+        assert!(parameters.obstacles("web").is_empty());
+    }
+
+    #[test]
+    fn what_belongs_to_one_node_alone_is_an_obstacle() {
+        let mut container = described();
+        container["HostConfig"]["PidMode"] = "host".into();
+        container["HostConfig"]["VolumesFrom"] = json!(["data"]);
+        let networks = container["NetworkSettings"]["Networks"].as_object_mut().unwrap();
+        let moved = networks.remove("extra").unwrap();
+        networks.insert("bridge".into(), moved);
+        let obstacles = parameters(&container).obstacles("web");
+        let texts: Vec<String> = obstacles.iter().map(ToString::to_string).collect();
+        assert_eq!(texts.len(), 3, "{texts:?}");
+        assert!(texts[0].contains("pid namespace of host") && texts[1].contains("default bridge"), "{texts:?}");
+    }
+}

@@ -1,0 +1,173 @@
+//! Containers of Docker move from one node's daemon to another's, and are that daemon's own afterwards.
+
+use std::net::Ipv4Addr;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use tranship_e2e::{
+    Refusal, Stage, connection_alive, move_container, nothing_left, refused_move, restart_agent, scenarios, wait_until,
+};
+use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, redis_command};
+use tranship_types::BlockerKind;
+
+const NAME: &str = "cache";
+/// The longest that a client may wait, in ms. It is many times what a move takes, and less than what Docker's own checkpoint does.
+const GAP: f64 = 1500.0;
+
+/// Each scenario has an address of its own: the client remembers for a while which interface had one.
+fn start(lab: &Lab, number: u8, options: &[&str]) -> Result<CounterClient> {
+    lab.start_docker()?;
+    let ip = Ipv4Addr::new(10, 77, 0, number);
+    lab.docker_run("a", NAME, ip, options, &redis_command())?;
+    Redis::connect(lab, ip, Duration::from_secs(10))?;
+    Ok(CounterClient::start(lab, (ip, REDIS_PORT).into(), "counter", Duration::from_micros(500))?)
+}
+
+/// What `docker inspect` says of the container, by a template.
+fn told(lab: &Lab, node: &str, template: &str) -> Result<String> {
+    Ok(lab.docker(node, &["inspect", "--format", template, NAME])?.trim().to_owned())
+}
+
+fn names(lab: &Lab, node: &str, more: &[&str]) -> Result<String> {
+    Ok(lab.docker(node, &[&["ps", "--format", "{{.Names}}"], more].concat())?)
+}
+
+fn moves(lab: &Lab, counter: &mut CounterClient, from: &str, to: &str) -> Result<()> {
+    counter.mark()?;
+    let report = move_container(lab, from, NAME, to)?;
+    let seen = connection_alive(counter).with_context(|| format!("after the move from {from} to {to}"))?;
+    let gap = seen.since_mark.longest.ms;
+    eprintln!(
+        "{from} → {to}: client gap {gap:.0} ms, blackout {:.0} ms, total {:.0} ms",
+        report.blackout_ms.unwrap_or_default(),
+        report.total_ms.unwrap_or_default()
+    );
+    ensure!(gap < GAP, "the client waited for {gap:.0} ms");
+    ensure!(names(lab, from, &["--all"])?.is_empty(), "Docker on {from} still has {NAME}");
+    ensure!(names(lab, to, &[])?.trim() == NAME, "Docker on {to} does not show {NAME} as running");
+    nothing_left(lab, from, NAME)
+}
+
+fn docker_manages_the_moved_container(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let options = ["--restart", "always", "--memory", "256m", "--env", "COLOUR=blue", "--label", "tier=back"];
+    let mut counter = start(lab, 60, &options)?;
+    let telling = "{{.Config.Hostname}} {{.HostConfig.Memory}} {{.HostConfig.RestartPolicy.Name}} {{.Config.Labels}} \
+                   {{.Config.Env}} {{.Image}} {{range .NetworkSettings.Networks}}{{.IPAddress}} {{.MacAddress}}{{end}}";
+    let before = told(lab, "a", telling)?;
+    moves(lab, &mut counter, "a", "b")?;
+    let after = told(lab, "b", telling)?;
+    ensure!(after == before, "the container was {before}, and is {after}");
+
+    let said = lab.docker("b", &["exec", NAME, "cat", "/proc/1/comm"])?;
+    ensure!(said == "redis-server\n", "docker exec on the destination says {said:?}");
+    let ip = Ipv4Addr::new(10, 77, 0, 60);
+    // A reason for Redis to write a line to its log.
+    lab.docker("b", &["exec", NAME, "redis-cli", "debug", "log", "a line after the move"])?;
+    wait_until("the line in docker logs", Duration::from_secs(5), || {
+        Ok(lab.docker("b", &["logs", NAME])?.contains("a line after the move").then_some(()))
+    })?;
+    moves(lab, &mut counter, "b", "a").context("back again")?;
+    moves(lab, &mut counter, "a", "b").context("and once more")?;
+
+    drop(counter);
+    lab.docker("b", &["stop", NAME])?;
+    ensure!(names(lab, "b", &[])?.is_empty(), "docker stop on the destination did not stop it");
+    lab.docker("b", &["start", NAME])?;
+    Redis::connect(lab, ip, Duration::from_secs(10)).context("after docker stop and start on the destination")?;
+    Ok(lab.docker("b", &["rm", "--force", NAME]).map(drop)?)
+}
+
+fn expect(refusal: &Refusal, kind: BlockerKind, words: &str) -> Result<()> {
+    let found = refusal.blockers.iter().any(|b| b.kind == kind && b.cause.contains(words) && !b.remedy.is_empty());
+    ensure!(found && refusal.status == 3, "no blocker {kind:?} with {words:?}: {refusal:#?}");
+    Ok(())
+}
+
+fn what_cannot_be_carried_over_is_refused_before_the_freeze(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let mut counter = start(lab, 61, &[])?;
+    let pid = told(lab, "a", "{{.State.Pid}}")?;
+
+    lab.docker("b", &["create", "--name", NAME, "tranship-lab", "sleep", "1"])?;
+    expect(&refused_move(lab, "a", NAME, "b")?, BlockerKind::NameTaken, "has a container")?;
+    lab.docker("b", &["rm", NAME])?;
+
+    lab.docker("b", &["save", "-o", "/run/kept.tar", "tranship-lab"])?;
+    lab.docker("b", &["rmi", "tranship-lab"])?;
+    expect(&refused_move(lab, "a", NAME, "b")?, BlockerKind::Rootfs, "is not in Docker there")?;
+    lab.docker("b", &["load", "-i", "/run/kept.tar"])?;
+
+    lab.docker("b", &["network", "rm", "lab"])?;
+    expect(&refused_move(lab, "a", NAME, "b")?, BlockerKind::Network, "no network lab")?;
+    let network = ["network", "create", "-d", "macvlan", "--subnet", "10.77.0.0/24", "-o", "parent=eth0", "lab"];
+    lab.docker("b", &network)?;
+
+    lab.docker("a", &["exec", NAME, "touch", "/opt/written"])?;
+    expect(&refused_move(lab, "a", NAME, "b")?, BlockerKind::Mount, "writable layer")?;
+    lab.docker("a", &["exec", NAME, "rm", "/opt/written"])?;
+
+    lab.run("a", NAME, &RunOptions::new(Ipv4Addr::new(10, 77, 0, 62), ["sleep", "1000"]))?;
+    expect(&refused_move(lab, "a", NAME, "b")?, BlockerKind::Engine, "in runc and in docker")?;
+    lab.stop("a", NAME)?;
+
+    connection_alive(&mut counter)?;
+    ensure!(told(lab, "a", "{{.State.Pid}}")? == pid, "the container is another process");
+    moves(lab, &mut counter, "a", "b").context("when nothing is in the way any more")?;
+    drop(counter);
+    Ok(lab.docker("b", &["rm", "--force", NAME]).map(drop)?)
+}
+
+fn a_move_that_fails_leaves_the_container_to_its_docker(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let mut counter = start(lab, 63, &["--restart", "always"])?;
+    let pid = told(lab, "a", "{{.State.Pid}}")?;
+    for fault in ["engine.after.error", "engine.after.kill-criu", "restore.after.error", "restore.after.die"] {
+        restart_agent(lab, "b", &format!("destination.{fault}"))?;
+        let output = lab.exec("a", &["tranship", "move", NAME, "--to", "b"])?;
+        ensure!(output.status.code() == Some(1), "with {fault} the move ended with {}", output.status);
+        connection_alive(&mut counter).with_context(|| format!("after {fault}"))?;
+        ensure!(told(lab, "a", "{{.State.Pid}}")? == pid, "after {fault} the container is another process");
+        restart_agent(lab, "b", "")?;
+        wait_until("the destination to be as it was", Duration::from_secs(30), || {
+            Ok((names(lab, "b", &["--all"])?.is_empty() && nothing_left(lab, "b", NAME).is_ok()).then_some(()))
+        })
+        .with_context(|| format!("after {fault}: {:?}", nothing_left(lab, "b", NAME)))?;
+    }
+    moves(lab, &mut counter, "a", "b").context("after all the faults")?;
+    drop(counter);
+    Ok(lab.docker("b", &["rm", "--force", NAME]).map(drop)?)
+}
+
+fn a_decided_move_is_finished_whatever_is_killed(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let mut counter = start(lab, 64, &["--restart", "always"])?;
+    restart_agent(lab, "b", "destination.restore.after.kill-criu")?;
+    moves(lab, &mut counter, "a", "b").context("when the held copy was lost, and made again")?;
+    restart_agent(lab, "b", "source.release.before.die")?;
+    let output = lab.exec("b", &["tranship", "move", NAME, "--to", "a"])?;
+    ensure!(!output.status.success(), "the agent did not die before the release");
+    connection_alive(&mut counter).context("with a source that died before the release")?;
+    restart_agent(lab, "b", "")?;
+    wait_until("the original to be removed", Duration::from_secs(30), || {
+        Ok((names(lab, "b", &["--all"])?.is_empty() && nothing_left(lab, "b", NAME).is_ok()).then_some(()))
+    })
+    .with_context(|| format!("after the agent's restart: {:?}", nothing_left(lab, "b", NAME)))?;
+    ensure!(names(lab, "a", &[])?.trim() == NAME, "Docker on a does not show {NAME} as running");
+    connection_alive(&mut counter)?;
+    drop(counter);
+    Ok(lab.docker("a", &["rm", "--force", NAME]).map(drop)?)
+}
+
+fn main() -> ExitCode {
+    scenarios(&[
+        ("docker_manages_the_moved_container", docker_manages_the_moved_container),
+        (
+            "what_cannot_be_carried_over_is_refused_before_the_freeze",
+            what_cannot_be_carried_over_is_refused_before_the_freeze,
+        ),
+        ("a_move_that_fails_leaves_the_container_to_its_docker", a_move_that_fails_leaves_the_container_to_its_docker),
+        ("a_decided_move_is_finished_whatever_is_killed", a_decided_move_is_finished_whatever_is_killed),
+    ])
+}
