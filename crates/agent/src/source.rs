@@ -9,7 +9,7 @@ use tranship_criu::smaps::Smaps;
 use tranship_engine::{Container, Engine, EngineError};
 use tranship_memory::compress::Tally;
 use tranship_memory::policy::Limits;
-use tranship_memory::send::{Chunk, Stream};
+use tranship_memory::send::{Outbox, Stream};
 use tranship_memory::shared::source::{SharedMemory, Where};
 use tranship_memory::tracker::{Round, Tracker};
 use tranship_network::{Gate, HeldFrame, Hold};
@@ -91,8 +91,8 @@ pub struct SourceRun {
     shared: Option<SharedMemory>,
     /// What the frozen container's memory still has to be sent.
     last_round: Option<Round>,
-    /// What was named before the freeze and is sent after it.
-    unsent: Vec<Chunk>,
+    /// What was named and is sent after the freeze.
+    outbox: Outbox,
     /// By how much the container's CPU time was cut, in percent of what it used: so many CPUs.
     throttled: u8,
     cpus: f64,
@@ -160,7 +160,7 @@ impl SourceRun {
             smaps: Smaps::default(),
             shared: None,
             last_round: None,
-            unsent: Vec::new(),
+            outbox: Outbox::default(),
             throttled: 0,
             cpus: 0.0,
             converged: false,

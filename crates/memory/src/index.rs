@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 
 use tranship_types::PageRange;
 
+use crate::page_set::PageSet;
+
 /// Pages that are in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
@@ -60,17 +62,22 @@ impl Index {
     /// Adds pages; where there were older ones, these take their place, and the older ones are returned.
     pub fn insert(&mut self, extent: Extent) -> Vec<Extent> {
         let replaced = self.remove(extent.range);
-        let Extent { range, offset } = extent;
-        self.bytes += range.len();
+        let Extent { range: PageRange { mut start, mut end }, mut offset } = extent;
+        self.bytes += extent.range.len();
         // One entry for what follows on in both places keeps the map small and the copies large.
-        if let Some((&start, &(end, before))) = self.extents.range(..range.start).next_back()
-            && end == range.start
-            && before + (end - start) == offset
+        if let Some((&first, &(last, before))) = self.extents.range(..start).next_back()
+            && last == start
+            && before + (last - first) == offset
         {
-            self.extents.insert(start, (range.end, before));
-        } else {
-            self.extents.insert(range.start, (range.end, offset));
+            (start, offset) = (first, before);
         }
+        if let Some(&(last, after)) = self.extents.get(&end)
+            && after == offset + (end - start)
+        {
+            self.extents.remove(&end);
+            end = last;
+        }
+        self.extents.insert(start, (end, offset));
         replaced
     }
 
@@ -95,6 +102,27 @@ impl Index {
         taken
     }
 
+    /// The same but for some pages.
+    #[must_use]
+    pub fn without(&self, pages: &PageSet) -> Self {
+        let mut rest = Vec::new();
+        for (&start, &(end, offset)) in &self.extents {
+            let mut at = start;
+            let mut keep = |at: u64, end: u64| {
+                if at < end {
+                    rest.push((at, (end, offset + (at - start))));
+                }
+            };
+            for hole in pages.within(PageRange { start, end }) {
+                keep(at, hole.start);
+                at = hole.end;
+            }
+            keep(at, end);
+        }
+        let bytes = rest.iter().map(|(start, (end, _))| end - start).sum();
+        Self { extents: rest.into_iter().collect(), bytes }
+    }
+
     /// What was at `[from, from + len)` is now at `to`; what was there before is gone (and returned).
     pub fn shift(&mut self, from: u64, to: u64, len: u64) -> Vec<Extent> {
         let (Some(source), Some(target)) =
@@ -112,43 +140,6 @@ impl Index {
     }
 }
 
-/// A set of pages: an index in which each page is stored at its own address.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PageSet(Index);
-
-impl PageSet {
-    /// Adds pages.
-    pub fn insert(&mut self, range: PageRange) {
-        self.0.insert(Extent { range, offset: range.start });
-    }
-
-    /// Takes out what lies in `range`, and returns it in order.
-    pub fn remove(&mut self, range: PageRange) -> Vec<PageRange> {
-        self.0.remove(range).into_iter().map(|e| e.range).collect()
-    }
-
-    /// What lies in `range`, cut to it, in order.
-    pub fn within(&self, range: PageRange) -> Vec<PageRange> {
-        self.0.within(range).into_iter().map(|e| e.range).collect()
-    }
-
-    /// Bytes of the pages.
-    pub fn bytes(&self) -> u64 {
-        self.0.bytes()
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// All of them, in order.
-    pub fn drain(self) -> Vec<PageRange> {
-        let mut index = self.0;
-        index.remove(PageRange::EVERYTHING).into_iter().map(|e| e.range).collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -161,6 +152,7 @@ mod tests {
     enum Deed {
         Insert(u64, u64),
         Remove(u64, u64),
+        Without(u64, u64),
         Shift(u64, u64, u64),
     }
 
@@ -169,6 +161,7 @@ mod tests {
         prop_oneof![
             3 => (page.clone(), 1..8u64).prop_map(|(at, n)| Deed::Insert(at, n)),
             1 => (page.clone(), 1..8u64).prop_map(|(at, n)| Deed::Remove(at, n)),
+            1 => (page.clone(), 1..8u64).prop_map(|(at, n)| Deed::Without(at, n)),
             1 => (page.clone(), page, 1..8u64).prop_map(|(from, to, n)| Deed::Shift(from, to, n)),
         ]
     }
@@ -198,6 +191,12 @@ mod tests {
                     }
                     Deed::Remove(at, n) => {
                         index.remove(pages(at, n));
+                        (at..at + n).for_each(|p| { model.remove(&p); });
+                    }
+                    Deed::Without(at, n) => {
+                        let mut holes = PageSet::default();
+                        holes.insert(pages(at, n));
+                        index = index.without(&holes);
                         (at..at + n).for_each(|p| { model.remove(&p); });
                     }
                     Deed::Shift(from, to, n) => {

@@ -12,6 +12,7 @@ pub mod compress;
 pub mod deduplicate;
 pub mod index;
 pub mod maps;
+pub mod page_set;
 pub mod pager;
 pub mod policy;
 pub mod predict;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io::{self, Read};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tranship_sys::arena::Arena;
@@ -11,7 +11,8 @@ use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange, SharedObject};
 use tranship_wire::packed::Unpacker;
 use tranship_wire::{Codec, FrameHeader, Kind, ReadError};
 
-use crate::index::{Extent, Index, PageSet};
+use crate::index::{Extent, Index};
+use crate::page_set::PageSet;
 use crate::pager::{ControlError, PagerHandle, StoredExtent};
 use crate::shared::target::{SharedStore, StoreError};
 
@@ -60,6 +61,8 @@ pub enum ReceiveError {
 pub struct Store {
     arena: Arc<Arena>,
     pager: Mutex<PagerHandle>,
+    /// A way to the pager for pages that somebody waits for, which would queue behind all the others.
+    urgent: Mutex<PagerHandle>,
     received: AtomicU64,
     held: Mutex<HashMap<AddressSpaceId, Held>>,
     /// Memory that tasks share, which is not kept in the arena.
@@ -98,6 +101,8 @@ impl<R: Read> Arriving<'_, R> {
 /// What is told to the pager next.
 #[derive(Debug, Default)]
 struct Batch {
+    /// Somebody waits for all of it.
+    urgent: bool,
     extents: Vec<StoredExtent>,
     bytes: u64,
 }
@@ -107,24 +112,25 @@ impl Store {
     pub fn new(capacity: u64, pager: PagerHandle) -> Result<Self, ControlError> {
         let arena = Arena::new(capacity)?;
         pager.arena(arena.file())?;
-        Ok(Self::over(arena, pager))
+        Self::over(arena, pager)
     }
 
     /// The store that the pager has kept, after the agent that had made it died.
     pub fn attach(pager: PagerHandle) -> Result<Self, ControlError> {
         let (file, used) = pager.reattach(PAGER)?;
-        Ok(Self::over(Arena::attach(file, used)?, pager))
+        Self::over(Arena::attach(file, used)?, pager)
     }
 
-    fn over(arena: Arc<Arena>, pager: PagerHandle) -> Self {
-        Self {
+    fn over(arena: Arc<Arena>, pager: PagerHandle) -> Result<Self, ControlError> {
+        Ok(Self {
             arena,
+            urgent: Mutex::new(pager.another()?),
             pager: Mutex::new(pager),
             received: AtomicU64::new(0),
             held: Mutex::default(),
             shared: SharedStore::default(),
             shared_bytes: AtomicI64::new(0),
-        }
+        })
     }
 
     /// Takes the memory for so many bytes now, before the freeze.
@@ -138,23 +144,28 @@ impl Store {
     }
 
     /// The pager.
-    pub fn pager(&self) -> std::sync::MutexGuard<'_, PagerHandle> {
+    pub fn pager(&self) -> MutexGuard<'_, PagerHandle> {
         self.pager.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn urgent(&self) -> MutexGuard<'_, PagerHandle> {
+        self.urgent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Hands everything that has come, and the word of what has not, to another pager, after the first one was killed. All
     /// that comes later must have been named, and no page must have been given back: that is, the tasks do not run yet.
     pub fn replace_pager(&self, pager: PagerHandle) -> Result<(), ControlError> {
         // Held while it goes on, so that nothing that comes meanwhile is told to the one that is gone.
-        let mut old = self.pager();
+        let (mut old, mut urgent) = (self.pager(), self.urgent());
         pager.arena(self.arena.file())?;
         for (space, held) in self.held().iter() {
             let rows = held.places.within(PageRange::EVERYTHING).into_iter();
             pager.extents(&rows.map(|extent| StoredExtent { space: *space, extent }).collect::<Vec<_>>())?;
-            pager.later(*space, &held.later.within(PageRange::EVERYTHING))?;
+            pager.later(*space, &held.later.all())?;
         }
         self.shared.each(|object, file| pager.object(object, file))?;
         pager.named()?;
+        *urgent = pager.another()?;
         *old = pager;
         Ok(())
     }
@@ -189,21 +200,15 @@ impl Store {
     /// Receives one stream to its end. Several threads may do so at once. `urgent` pages are told to the pager one by one;
     /// `named` is called when the stream has named everything that comes later, and the pager knows.
     pub fn receive<R: Read>(&self, stream: &mut R, urgent: bool, named: impl Fn()) -> Result<(), ReceiveError> {
-        let mut batch = Batch::default();
-        let received = self.receive_into(&mut batch, stream, urgent, named);
+        let mut batch = Batch { urgent, ..Batch::default() };
+        let received = self.receive_into(&mut batch, stream, named);
         // Also where it broke: what has come whole is not sent again.
         let told = self.tell(&mut batch);
         received.and(told)
     }
 
-    fn receive_into<R: Read>(
-        &self,
-        batch: &mut Batch,
-        stream: &mut R,
-        urgent: bool,
-        named: impl Fn(),
-    ) -> Result<(), ReceiveError> {
-        let (mut prompt, mut buffer, mut received) = (urgent, Vec::new(), 0);
+    fn receive_into<R: Read>(&self, batch: &mut Batch, stream: &mut R, named: impl Fn()) -> Result<(), ReceiveError> {
+        let (mut prompt, mut buffer, mut received) = (batch.urgent, Vec::new(), 0);
         let mut unpacker = Unpacker::default();
         loop {
             match tranship_wire::read_header(stream)? {
@@ -229,7 +234,7 @@ impl Store {
                     if prompt || !newer {
                         batch.add(row);
                     }
-                    if batch.extents.len() >= BATCH || (prompt && batch.bytes >= PROMPT) || urgent {
+                    if batch.extents.len() >= BATCH || (prompt && batch.bytes >= PROMPT) || batch.urgent {
                         self.tell(batch)?;
                     }
                 }
@@ -251,7 +256,7 @@ impl Store {
                         held.places.remove(range)
                     };
                     self.give_back(&replaced);
-                    self.pager().gone(space, range)?;
+                    self.way(batch).gone(space, range)?;
                 }
                 header @ FrameHeader::Later { space, .. } => {
                     self.tell(batch)?;
@@ -276,16 +281,21 @@ impl Store {
         }
     }
 
+    /// The way to the pager for what is in this batch.
+    fn way(&self, batch: &Batch) -> MutexGuard<'_, PagerHandle> {
+        if batch.urgent { self.urgent() } else { self.pager() }
+    }
+
     fn tell(&self, batch: &mut Batch) -> Result<(), ReceiveError> {
         if !batch.extents.is_empty() {
-            self.pager().extents(&batch.extents)?;
+            self.way(batch).extents(&batch.extents)?;
         }
         batch.extents.clear();
         batch.bytes = 0;
         Ok(())
     }
 
-    fn held(&self) -> std::sync::MutexGuard<'_, HashMap<AddressSpaceId, Held>> {
+    fn held(&self) -> MutexGuard<'_, HashMap<AddressSpaceId, Held>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -298,7 +308,7 @@ impl Store {
     /// Takes pages off the list of those that come later; false if they were not all on it.
     fn no_longer_later(&self, space: AddressSpaceId, range: PageRange) -> bool {
         let mut all = self.held();
-        let removed = all.entry(space).or_default().later.remove(range);
+        let removed = all.entry(space).or_default().later.take(range);
         removed.iter().map(PageRange::len).sum::<u64>() == range.len()
     }
 

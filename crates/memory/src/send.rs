@@ -18,7 +18,7 @@ use tranship_wire::{FrameHeader, WriteError};
 
 use crate::compress::Compressor;
 use crate::deduplicate::Deduplicator;
-use crate::index::PageSet;
+use crate::page_set::PageSet;
 use crate::survey::Space;
 
 /// Bytes read at a time: also the largest frame.
@@ -177,10 +177,12 @@ fn send_all<W: Write + Send>(
         let workers: Vec<_> = streams
             .iter_mut()
             .enumerate()
-            .map(|(number, stream)| {
+            .filter_map(|(number, stream)| {
                 let broken = &broken;
-                scope.spawn(move || -> Result<(), SendError> {
-                    let own = || chunks.iter().filter(|c| c.route(count) == number);
+                let own = move || chunks.iter().filter(move |c| c.route(count) == number);
+                // In the freeze there may be nothing for a stream, and then nobody waits for a thread to get its turn.
+                own().next()?;
+                Some(scope.spawn(move || -> Result<(), SendError> {
                     if let Some(table) = stream.deduplicator.as_mut().filter(|t| several_tasks || !t.is_empty()) {
                         own().for_each(|chunk| table.expect(chunk.space, chunk.range.start));
                     }
@@ -194,7 +196,7 @@ fn send_all<W: Write + Send>(
                     }
                     stream.link().flush().map_err(WriteError::from)?;
                     Ok(())
-                })
+                }))
             })
             .collect();
         workers.into_iter().try_for_each(|w| w.join().expect("a sender does not panic"))
@@ -250,28 +252,32 @@ pub struct Outbox {
     hint: AtomicU64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Unsent {
     pid: u32,
     pages: PageSet,
 }
 
 impl Outbox {
-    /// All of these chunks, but for what is stale by now; chunks may overlap.
-    pub fn new(chunks: &[Chunk], stale: &[(AddressSpaceId, PageRange)]) -> Self {
-        let mut unsent: HashMap<AddressSpaceId, Unsent> = HashMap::new();
+    /// Adds chunks, of which some may be on it.
+    pub fn add(&self, chunks: &[Chunk]) {
+        let mut unsent = self.unsent();
         for chunk in chunks {
-            let space = unsent.entry(chunk.space).or_insert_with(|| Unsent { pid: 0, pages: PageSet::default() });
+            let space = unsent.entry(chunk.space).or_default();
             // The newest look tells whose memory it is: a process may have ended, and another have got its place.
             space.pid = chunk.pid;
             space.pages.insert(chunk.range);
         }
+    }
+
+    /// Takes off what is not there any more.
+    pub fn drop_stale(&self, stale: &[(AddressSpaceId, PageRange)]) {
+        let mut unsent = self.unsent();
         for (space, range) in stale {
             if let Some(unsent) = unsent.get_mut(space) {
                 unsent.pages.remove(*range);
             }
         }
-        Self { unsent: Mutex::new(unsent), hint: AtomicU64::new(0) }
     }
 
     /// Bytes that are left.
@@ -285,13 +291,15 @@ impl Outbox {
 
     /// The places of chunks in which something is left, as far as they belong to one of `count` streams.
     fn places(&self, number: usize, count: usize) -> BTreeSet<(u64, AddressSpaceId)> {
+        // Of a copy, since who wants a page needs the list meanwhile.
+        let unsent: Vec<_> = self.unsent().iter().map(|(space, unsent)| (*space, unsent.pages.clone())).collect();
         let mut places = BTreeSet::new();
-        for (space, unsent) in self.unsent().iter() {
-            for range in unsent.pages.within(PageRange::EVERYTHING) {
-                let first = range.start / CHUNK;
-                let chunks = (first..range.end.div_ceil(CHUNK)).filter(|chunk| *chunk as usize % count == number);
-                places.extend(chunks.map(|chunk| (chunk * CHUNK, *space)));
-            }
+        for (space, pages) in unsent {
+            let chunks = |range: PageRange| range.start / CHUNK..range.end.div_ceil(CHUNK);
+            let mut chunks: Vec<u64> = pages.all().into_iter().flat_map(chunks).collect();
+            chunks.dedup();
+            let own = chunks.into_iter().filter(|chunk| *chunk as usize % count == number);
+            places.extend(own.map(|chunk| (chunk * CHUNK, space)));
         }
         places
     }
@@ -301,7 +309,7 @@ impl Outbox {
         let mut all = self.unsent();
         let Some(unsent) = all.get_mut(&space) else { return Vec::new() };
         let pid = unsent.pid;
-        unsent.pages.remove(range).into_iter().map(|range| Chunk { space, pid, range }).collect()
+        unsent.pages.take(range).into_iter().map(|range| Chunk { space, pid, range }).collect()
     }
 
     /// Sends over one of `count` streams what belongs to it, beginning behind where the other side waited last, and ends the

@@ -98,19 +98,32 @@ impl Pagemap {
         [start, end - PAGE].into_iter().all(|page| self.regions(page, page + PAGE, &arg, |_| {}).is_ok())
     }
 
-    /// Calls `found` with every run of private anonymous pages below `[start, end)` that hold data, and whether they were
-    /// written since the watch over them was armed. Nothing is re-armed.
+    /// Calls `found` with every run of private anonymous pages below `[start, end)`, a part of one mapping, that hold data, and
+    /// whether they were written since the watch over them was armed. Nothing is re-armed.
     pub fn populated_or_written(&self, start: u64, end: u64, mut found: impl FnMut(u64, u64, bool)) -> io::Result<()> {
+        // Most pages are there and were not written. To tell of a page takes the kernel longer than to pass it over, so it is
+        // asked for all the others: what it does not tell of is such a page. It leaves out no part of a mapping.
         let arg = ScanArg {
-            category_inverted: PAGE_IS_PFNZERO,
-            category_mask: PAGE_IS_PFNZERO,
-            category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
-            return_mask: PAGE_IS_WRITTEN,
+            category_inverted: PAGE_IS_PRESENT,
+            category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_WRITTEN | PAGE_IS_PFNZERO,
+            return_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED | PAGE_IS_WRITTEN | PAGE_IS_PFNZERO,
             ..ScanArg::default()
         };
+        let mut at = start;
         self.regions(start, end, &arg, |region| {
-            found(region.start, region.end, region.categories & PAGE_IS_WRITTEN != 0);
-        })
+            if at < region.start {
+                found(at, region.start, false);
+            }
+            let is = |category| region.categories & category != 0;
+            if is(PAGE_IS_PRESENT | PAGE_IS_SWAPPED) && !is(PAGE_IS_PFNZERO) {
+                found(region.start, region.end, is(PAGE_IS_WRITTEN));
+            }
+            at = region.end;
+        })?;
+        if at < end {
+            found(at, end, false);
+        }
+        Ok(())
     }
 
     /// Calls `found` with every run of pages in `[start, end)`, of shared memory say, that the page table does not prove to be

@@ -135,8 +135,9 @@ impl SourceRun {
         let mut streams = (0..STREAMS).map(|stream| self.page_stream(stream)).collect::<Result<Vec<_>, _>>()?;
         self.make_way(&mut streams)?;
         let urgent = self.page_stream(URGENT_STREAM)?;
-        let push =
-            Push::start(Outbox::new(&send::lacking(&spaces, &missing), &[]), streams, Some(Demand { wants, urgent }));
+        let outbox = Outbox::default();
+        outbox.add(&send::lacking(&spaces, &missing));
+        let push = Push::start(outbox, streams, Some(Demand { wants, urgent }));
         push.begin();
         Ok(push)
     }

@@ -23,6 +23,8 @@ use super::{SourceRun, failed};
 
 /// For how long it is watched how much CPU time a container uses, before it gets less.
 const CPU_SAMPLE: Duration = Duration::from_millis(200);
+/// Bytes of pages that are named in the freeze as soon as before it: hundreds of them.
+const LITTLE: u64 = 1 << 20;
 
 impl SourceRun {
     /// Sends files and memory while the container runs, and learns what its mappings look like.
@@ -134,19 +136,28 @@ impl SourceRun {
         Ok(Some(verdict))
     }
 
-    /// A last round before the freeze, whose pages are not sent but named: so that in the freeze only what was written since has
-    /// to be found and named, however much memory the container has.
+    /// Last rounds before the freeze, whose pages are not sent but named: so that in the freeze only what was written since has
+    /// to be found and named, however much memory the container has and however fast it writes. To name a page takes a small
+    /// part of the time that it takes to write one, so that each of these rounds leaves much less than the one before.
     fn name_rest(&mut self) -> Result<(), Failure> {
-        let pids = self.inspected()?.0.processes().map_err(failed)?;
+        let container = self.inspected()?.0.clone();
         let Some(tracker) = &mut self.tracker else { return Ok(()) };
-        let round = tracker.round(&pids).map_err(failed)?;
-        let version = if self.report.read().rounds.is_empty() { Version::First } else { Version::Later };
-        let rest = Plan { first: Vec::new(), rest: round.plan.rest };
-        send::send_running(&round.plan.first, version, &mut self.streams, &Counters::default(), tracker)
-            .and_then(|()| send::name(&rest, &mut self.streams))
-            .map_err(|error| self.not_sent(&error))?;
-        self.unsent = rest.rest;
-        Ok(())
+        let mut version = if self.report.read().rounds.is_empty() { Version::First } else { Version::Later };
+        let mut before = u64::MAX;
+        loop {
+            let round = tracker.round(&container.processes().map_err(failed)?).map_err(failed)?;
+            let rest = Plan { first: Vec::new(), rest: round.plan.rest };
+            let sent = send::send_running(&round.plan.first, version, &mut self.streams, &Counters::default(), tracker);
+            if let Err(error) = sent.and_then(|()| send::name(&rest, &mut self.streams)) {
+                return Err(self.not_sent(&error));
+            }
+            self.outbox.add(&rest.rest);
+            let left = rest.bytes();
+            if left > before / 2 || left <= LITTLE {
+                return Ok(());
+            }
+            (before, version) = (left, Version::Later);
+        }
     }
 
     /// Takes the next share of its CPU time away from a container whose rounds diverge, or refuses to move it.

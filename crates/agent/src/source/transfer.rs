@@ -8,6 +8,7 @@ use tranship_coordinator::Failure;
 use tranship_memory::compress::Tally;
 use tranship_memory::send::{self, Counters, Outbox, Plan, SendError, Stream, Version};
 use tranship_sys::clock::monotonic_ns;
+use tranship_sys::schedule::{self, Standing};
 use tranship_transport::{Closer, Connection, Link};
 use tranship_types::Mode;
 
@@ -43,8 +44,9 @@ impl SourceRun {
             self.make_way(&mut streams)?;
         }
         // Overlaps with what was named before the freeze do no harm: each page is taken off once.
-        let unsent = std::mem::take(&mut self.unsent);
-        let outbox = Outbox::new(&[unsent, plan.rest.clone()].concat(), &round.stale);
+        let outbox = std::mem::take(&mut self.outbox);
+        outbox.add(&plan.rest);
+        outbox.drop_stale(&round.stale);
         let all = before + counters.read.load(Ordering::Relaxed) + outbox.bytes();
         self.report.change(|r| r.progress.memory_bytes = all);
         plan.first.clear();
@@ -107,6 +109,8 @@ impl SourceRun {
         let (skeleton, files, named) = std::thread::scope(|scope| {
             let (shared, counters) = (shared.as_ref(), &counters);
             let named = scope.spawn(move || -> Result<_, SendError> {
+                // The restore waits for it.
+                schedule::stand(Standing::Favoured);
                 shared.map_or(Ok(()), |shared| shared.send(&mut streams, counters))?;
                 send::name(&plan, &mut streams)?;
                 send::named(&mut streams)?;

@@ -215,6 +215,7 @@ pub enum ControlError {
 #[derive(Debug)]
 pub struct PagerHandle {
     socket: OwnedFd,
+    directory: PathBuf,
 }
 
 impl PagerHandle {
@@ -226,7 +227,13 @@ impl PagerHandle {
             connect(std::os::fd::AsRawFd::as_raw_fd(&fd), &UnixAddr::new(&path)?)?;
             Ok(fd)
         };
-        Ok(Self { socket: go().map_err(|source| ControlError::Absent { path: path.clone(), source })? })
+        let socket = go().map_err(|source| ControlError::Absent { path: path.clone(), source })?;
+        Ok(Self { socket, directory: directory.to_owned() })
+    }
+
+    /// Another way to the same pager: what is said here does not wait behind what is said there.
+    pub fn another(&self) -> Result<Self, ControlError> {
+        Self::connect(&self.directory)
     }
 
     fn send(&self, message: &Message) -> Result<(), ControlError> {

@@ -6,13 +6,16 @@
 use tranship_types::PageRange;
 
 use crate::index::{Extent, Index};
+use crate::page_set::PageSet;
 
 /// Pages that have not come yet.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(super) struct Remote {
-    /// Where the task has them → where the source has them.
+    /// Their addresses on the source.
+    missing: PageSet,
+    /// Where the task has something → where the source has it. Of all memory, since the task moves few mappings of many pages.
     here: Index,
-    /// Where the source has them → where the task has them.
+    /// Where the source has something → where the task has it.
     there: Index,
 }
 
@@ -23,51 +26,52 @@ fn turned(extent: &Extent) -> Extent {
 }
 
 impl Remote {
-    /// Adds pages that are at the same address on both sides.
-    pub fn insert(&mut self, range: PageRange) {
-        // What was named before is named anew.
-        self.arrived(range);
-        self.forget(range);
-        let extent = Extent { range, offset: range.start };
-        self.here.insert(extent);
-        self.there.insert(extent);
+    /// These pages, which are at the same addresses on both sides.
+    pub fn new(missing: PageSet) -> Self {
+        let mut here = Index::default();
+        here.insert(Extent { range: PageRange::EVERYTHING, offset: PageRange::EVERYTHING.start });
+        Self { missing, there: here.clone(), here }
     }
 
     /// Whether nothing is missing.
     pub fn is_empty(&self) -> bool {
-        self.here.is_empty()
+        self.missing.is_empty()
     }
 
     /// Bytes that are missing.
     pub fn bytes(&self) -> u64 {
-        self.here.bytes()
+        self.missing.bytes()
     }
 
-    /// The missing pages around `address`, which is the task's; the extent's offset is the source's address.
-    pub fn find(&self, address: u64) -> Option<Extent> {
-        self.here.find(address)
+    /// The missing pages from `address` on, which is the task's, without a gap and in no more than `window` bytes; the extent's
+    /// offset is the source's address.
+    pub fn find(&self, address: u64, window: u64) -> Option<Extent> {
+        let known = self.here.find(address)?;
+        let start = known.offset + (address - known.range.start);
+        let end = (start + window).min(known.offset + known.range.len());
+        let run = self.missing.within(PageRange { start, end }).into_iter().next().filter(|run| run.start == start)?;
+        Some(Extent { range: PageRange { start: address, end: address + run.len() }, offset: start })
     }
 
     /// The task does not need the content of `range` any more.
     pub fn forget(&mut self, range: PageRange) {
-        for gone in self.here.remove(range) {
-            self.there.remove(turned(&gone).range);
+        for known in self.here.within(range) {
+            self.missing.remove(turned(&known).range);
         }
     }
 
     /// Pages of the source have come: returns where the task needs them, with the source's addresses as offsets.
     pub fn arrived(&mut self, source: PageRange) -> Vec<Extent> {
-        let wanted: Vec<Extent> = self.there.remove(source).iter().map(turned).collect();
-        for extent in &wanted {
-            self.here.remove(extent.range);
-        }
-        wanted
+        let come = self.missing.take(source);
+        come.into_iter().flat_map(|run| self.there.within(run)).map(|extent| turned(&extent)).collect()
     }
 
     /// What the task had at `[from, from + len)` it has at `to` now.
     pub fn shift(&mut self, from: u64, to: u64, len: u64) {
         for replaced in self.here.shift(from, to, len) {
-            self.there.remove(turned(&replaced).range);
+            let source = turned(&replaced).range;
+            self.missing.remove(source);
+            self.there.remove(source);
         }
         let Some(target) = PageRange::new(to, to.saturating_add(len)) else { return };
         for moved in self.here.within(target) {
@@ -77,7 +81,7 @@ impl Remote {
 
     /// All that is missing, by the source's addresses, in order.
     pub fn at_source(&self) -> Vec<PageRange> {
-        self.there.within(PageRange::EVERYTHING).into_iter().map(|e| e.range).collect()
+        self.missing.all()
     }
 }
 
@@ -114,8 +118,9 @@ mod tests {
         /// The same deeds on a map of single pages, from the task's address to the source's, give the same answers.
         #[test]
         fn it_behaves_as_a_map_of_single_pages(first in 0..20u64, n in 1..20u64, deeds in proptest::collection::vec(deed(), 1..60)) {
-            let mut remote = Remote::default();
-            remote.insert(pages(first, n));
+            let mut missing = PageSet::default();
+            missing.insert(pages(first, n));
+            let mut remote = Remote::new(missing);
             let mut model: BTreeMap<u64, u64> = (first..first + n).map(|p| (p, p)).collect();
             for deed in deeds {
                 match deed {
@@ -145,8 +150,12 @@ mod tests {
                 let at_source: u64 = remote.at_source().iter().map(PageRange::len).sum();
                 prop_assert_eq!(at_source, remote.bytes());
                 for page in 0..PAGES {
-                    let found = remote.find(page * PAGE_SIZE).map(|e| (e.offset + page * PAGE_SIZE - e.range.start) / PAGE_SIZE);
-                    prop_assert_eq!(found, model.get(&page).copied(), "page {}", page);
+                    let found = remote.find(page * PAGE_SIZE, 3 * PAGE_SIZE);
+                    let found = found.map(|e| (e.range.start / PAGE_SIZE, e.offset / PAGE_SIZE, e.range.pages()));
+                    let source = model.get(&page).copied();
+                    let follows = |i: &u64| model.get(&(page + i)).copied() == source.map(|source| source + i);
+                    let expected = source.map(|source| (page, source, (0..3).take_while(follows).count() as u64));
+                    prop_assert_eq!(found, expected, "page {}", page);
                 }
             }
         }

@@ -21,12 +21,15 @@ use super::objects::Objects;
 use super::remote::Remote;
 use super::space::{Space, Work};
 use super::{CONTROL_SOCKET, DRAINED_FILE, LAZY_SOCKET, SHARED_TABLE};
-use crate::index::{Extent, Index, PageSet};
+use crate::index::{Extent, Index};
+use crate::page_set::PageSet;
 
 /// CRIU's word for "the restore is finished" on the lazy-pages socket.
 const RESTORE_FINISHED: i32 = 0x5253_5446;
 /// Bytes put in place between two looks for faults: about 0.1 ms.
 const FILL_CHUNK: u64 = 256 << 10;
+/// The same while a thread waits for a page from the source.
+const FILL_WAITING: u64 = 32 << 10;
 
 /// How soon is tried again what failed because an address space was changing.
 const RETRY_MS: u8 = 1;
@@ -87,8 +90,8 @@ struct Pager {
     used: u64,
     /// Everything that has come, by address space; kept whole until the tasks run.
     stored: HashMap<AddressSpaceId, Index>,
-    /// Everything that has not come, likewise.
-    later: HashMap<AddressSpaceId, Remote>,
+    /// Everything that has not come, likewise; where an older version of it has, that is still among what is stored.
+    later: HashMap<AddressSpaceId, PageSet>,
     served: Vec<Space>,
     filling: bool,
     /// The last attempt to fill put nothing in place: the address space is changing.
@@ -244,9 +247,12 @@ impl Pager {
 
     fn fill(&mut self) -> Result<(), PagerError> {
         let Some(store) = &self.store else { return Ok(()) };
+        // Where a thread waits for a page that has not come, it is looked for more often.
+        let waited_for = self.served.iter().any(|space| !space.waiting.is_empty());
+        let budget = if waited_for { FILL_WAITING } else { FILL_CHUNK };
         let Some(space) = self.served.iter_mut().find(|s| !s.pending.is_empty()) else { return Ok(()) };
         let mut work = Work::default();
-        space.fill(FILL_CHUNK, store, &mut work)?;
+        space.fill(budget, store, &mut work)?;
         self.stalled = work.installed == 0 && work.freed.is_empty();
         self.account(work);
         Ok(())
@@ -277,7 +283,7 @@ impl Pager {
                     index.remove(range);
                 }
                 if let Some(later) = self.later.get_mut(&id) {
-                    later.arrived(range);
+                    later.remove(range);
                 }
                 for space in self.served.iter_mut().filter(|space| space.origin == id) {
                     space.remote.arrived(range);
@@ -285,11 +291,8 @@ impl Pager {
                 self.retry(id)?;
             }
             Message::Later(id, ranges) => {
-                for range in ranges {
-                    // Its place in the store is not given back: the page that comes is put there.
-                    self.stored.entry(id).or_default().remove(range);
-                    self.later.entry(id).or_default().insert(range);
-                }
+                let later = self.later.entry(id).or_default();
+                ranges.into_iter().for_each(|range| later.insert(range));
             }
             Message::Object(object, file) => self.objects.keep(object, file)?,
             Message::Named => {
@@ -333,7 +336,7 @@ impl Pager {
             if !self.filling {
                 self.stored.entry(*id).or_default().insert(*extent);
                 if let Some(later) = self.later.get_mut(id) {
-                    later.arrived(extent.range);
+                    later.remove(extent.range);
                 }
             }
             let mut needed = !self.filling;
@@ -383,19 +386,19 @@ impl Pager {
                 return Err(io::Error::other(format!("criu named task {word} but handed over no descriptor")).into());
             };
             let id = AddressSpaceId(word.unsigned_abs());
-            let pending = self.stored.get(&id).cloned().unwrap_or_default();
             let remote = self.later.get(&id).cloned().unwrap_or_default();
-            self.served.push(Space::new(id, Userfault::from(fd), pending, remote));
+            // The place in the store of what comes later is not given back: the newer version is put there.
+            let pending = self.stored.get(&id).map(|stored| stored.without(&remote)).unwrap_or_default();
+            self.served.push(Space::new(id, Userfault::from(fd), pending, Remote::new(remote)));
         }
         Ok(())
     }
 
     fn tell(&mut self, index: usize) {
         self.status.pending_bytes = self.served.iter().map(|s| s.pending.bytes()).sum();
-        let remote = |of: &Remote| of.bytes();
         self.status.remote_bytes = match self.filling {
-            true => self.served.iter().map(|s| remote(&s.remote)).sum(),
-            false => self.later.values().map(remote).sum(),
+            true => self.served.iter().map(|s| s.remote.bytes()).sum(),
+            false => self.later.values().map(PageSet::bytes).sum(),
         };
         self.status.waiting = self.served.iter().map(|s| s.waiting.len() as u64).sum();
         if let Ok(text) = serde_json::to_vec(&self.status) {
@@ -411,14 +414,14 @@ impl Pager {
     /// What has not come, by the source's addresses.
     fn missing(&self) -> Vec<(AddressSpaceId, Vec<PageRange>)> {
         if !self.filling {
-            return self.later.iter().map(|(id, later)| (*id, later.at_source())).collect();
+            return self.later.iter().map(|(id, later)| (*id, later.all())).collect();
         }
         let mut all: HashMap<AddressSpaceId, PageSet> = HashMap::new();
         for space in &self.served {
             let missing = all.entry(space.origin).or_default();
             space.remote.at_source().into_iter().for_each(|range| missing.insert(range));
         }
-        all.into_iter().map(|(id, missing)| (id, missing.drain())).collect()
+        all.into_iter().map(|(id, missing)| (id, missing.all())).collect()
     }
 
     fn tell_missing(&self, index: usize) {

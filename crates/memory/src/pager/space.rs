@@ -134,12 +134,10 @@ impl Space {
             }
             return Ok(());
         }
-        if let Some(missing) = self.remote.find(address) {
+        if let Some(missing) = self.remote.find(address, WANT_AROUND) {
             if !waiter.remote {
-                let window = PageRange { start: address, end: address + WANT_AROUND };
-                let range = missing.range.intersection(&window).expect("the extent contains the address");
-                let start = missing.offset + (range.start - missing.range.start);
-                work.wanted.push((self.origin, PageRange { start, end: start + range.len() }));
+                let start = missing.offset;
+                work.wanted.push((self.origin, PageRange { start, end: start + missing.range.len() }));
             }
             self.waiting.push(Waiter { remote: true, ..waiter });
             return Ok(());

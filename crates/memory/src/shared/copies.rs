@@ -19,7 +19,7 @@ use tranship_wire::USER_ADDRESS_END;
 
 use super::object::Object;
 use super::source::{Look, SharedError};
-use crate::index::PageSet;
+use crate::page_set::PageSet;
 use crate::send::CHUNK;
 use crate::survey::Space;
 
@@ -74,7 +74,7 @@ fn memory(space: &Space) -> io::Result<File> {
 
 /// Writes the list of pages behind the last address.
 pub(super) fn list(file: &File, pages: &PageSet) -> io::Result<()> {
-    let runs = pages.within(PageRange::EVERYTHING);
+    let runs = pages.all();
     let words = [runs.len() as u64].into_iter().chain(runs.iter().flat_map(|run| [run.start, run.end]));
     let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
     file.write_all_at(&bytes, USER_ADDRESS_END)

@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::source::{Look, SharedError};
 use super::watch::{View, Watches};
-use crate::index::PageSet;
+use crate::page_set::PageSet;
 use crate::send::{CHUNK, Counters, SendError, Stream};
 
 /// Pages in a chunk.
@@ -114,8 +114,7 @@ impl Object {
     fn is_doubtful(&self, unsure: &HashSet<u32>, viewed: &HashMap<(u32, u64), PageSet>) -> bool {
         let vanished = |(key, before): (&(u32, u64), &PageSet)| {
             let mut before = before.clone();
-            let now = viewed.get(key).map(|now| now.within(PageRange::EVERYTHING)).unwrap_or_default();
-            now.into_iter().for_each(|range| drop(before.remove(range)));
+            viewed.get(key).into_iter().for_each(|now| before.remove_all(now));
             !before.is_empty()
         };
         !self.is_watched || self.looked.keys().any(|(pid, _)| unsure.contains(pid)) || self.looked.iter().any(vanished)
@@ -161,7 +160,7 @@ impl Object {
                 gone.insert(PageRange { start, end: start + PAGE_SIZE });
             }
         }
-        there.within(PageRange::EVERYTHING).into_iter().for_each(|run| drop(gone.remove(run)));
+        gone.remove_all(&there);
         (self.gone, self.changed, self.may_vanish) = (gone, Changed::These(there), look == Look::Round);
     }
 
@@ -188,7 +187,7 @@ impl Object {
                 pages.within(PageRange { start: 0, end }).into_iter().for_each(|run| add(run, false));
             }
         }
-        self.gone.within(PageRange::EVERYTHING).into_iter().for_each(|run| add(run, true));
+        self.gone.all().into_iter().for_each(|run| add(run, true));
         Ok(pieces)
     }
 

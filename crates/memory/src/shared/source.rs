@@ -346,9 +346,11 @@ impl SharedMemory {
             let workers: Vec<_> = streams
                 .iter_mut()
                 .enumerate()
-                .map(|(number, stream)| {
-                    scope.spawn(move || -> Result<(), SendError> {
-                        for piece in pieces.iter().filter(|p| p.route(count) == number) {
+                .filter_map(|(number, stream)| {
+                    let mut own = pieces.iter().filter(move |p| p.route(count) == number).peekable();
+                    own.peek()?;
+                    Some(scope.spawn(move || -> Result<(), SendError> {
+                        for piece in own {
                             if broken.load(Ordering::Relaxed) {
                                 break;
                             }
@@ -357,7 +359,7 @@ impl SharedMemory {
                         }
                         stream.link().flush().map_err(WriteError::from)?;
                         Ok(())
-                    })
+                    }))
                 })
                 .collect();
             workers.into_iter().try_for_each(|w| w.join().expect("a sender does not panic"))

@@ -14,7 +14,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange, SharedKind, SharedObject};
 
 use super::copies;
-use crate::index::PageSet;
+use crate::page_set::PageSet;
 
 /// How long pages may be there before their object is described: the description takes another link.
 const DESCRIPTION: Duration = Duration::from_secs(10);

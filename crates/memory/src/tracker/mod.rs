@@ -16,7 +16,7 @@ use tranship_sys::pagemap::Pagemap;
 use tranship_sys::standstill;
 use tranship_types::{AddressSpaceId, PageRange};
 
-use crate::index::PageSet;
+use crate::page_set::PageSet;
 use crate::send::{Chunk, Plan, Witness};
 use crate::survey::{Space, SurveyError, survey};
 
@@ -212,30 +212,38 @@ impl Tracker {
         let mut gone: HashMap<AddressSpaceId, PageSet> =
             self.spaces.iter().map(|(id, watched)| (*id, watched.sent.clone())).collect();
         for space in &round.spaces {
-            let watched = self.spaces.get(&space.id);
-            let missed = watched.map(|w| w.missed.lock().unwrap_or_else(PoisonError::into_inner).clone());
-            let stale = gone.entry(space.id).or_default();
-            let mut found: (PageSet, PageSet) = Default::default();
-            // One walk of the page table, for what was written and for what is there.
-            let mut there = |mapping: &PageRange, run: PageRange, written: bool| {
-                stale.remove(run);
-                let found = if space.executable.contains(mapping) { &mut found.0 } else { &mut found.1 };
-                found.insert(run);
-                if !written {
-                    // What was neither written nor ever sent has come here by other means (mremap on older kernels).
-                    for known in watched.map(|w| w.sent.within(run)).unwrap_or_default() {
-                        found.remove(known);
-                    }
-                    for missed in missed.as_ref().map(|missed| missed.within(run)).unwrap_or_default() {
-                        found.insert(missed);
-                    }
+            let (mut there, mut due) = (PageSet::default(), PageSet::default());
+            // One walk of the page table, for what is there and for what of it was written.
+            let mut touching: Option<PageRange> = None;
+            let mut found = |_: &PageRange, run: PageRange, written: bool| {
+                if written {
+                    due.insert(run);
                 }
+                touching = Some(match touching {
+                    Some(before) if before.end == run.start => PageRange { end: run.end, ..before },
+                    before => {
+                        before.into_iter().for_each(|before| there.insert(before));
+                        run
+                    }
+                });
             };
-            self.peek(space, &mut there).map_err(|source| TrackError::Watch { pid: space.pid, source })?;
-            found.0.drain().into_iter().for_each(|run| Chunk::cut(space, run, &mut round.plan.first));
-            found.1.drain().into_iter().for_each(|run| Chunk::cut(space, run, &mut round.plan.rest));
+            self.peek(space, &mut found).map_err(|source| TrackError::Watch { pid: space.pid, source })?;
+            touching.into_iter().for_each(|last| there.insert(last));
+            gone.entry(space.id).or_default().remove_all(&there);
+            // What was neither written nor ever sent has come here by other means (mremap on older kernels).
+            let mut never = there.clone();
+            if let Some(watched) = self.spaces.get(&space.id) {
+                never.remove_all(&watched.sent);
+                let missed = watched.missed.lock().unwrap_or_else(PoisonError::into_inner).all();
+                missed.into_iter().flat_map(|missed| there.within(missed)).for_each(|run| due.insert(run));
+            }
+            never.all().into_iter().for_each(|run| due.insert(run));
+            for run in space.executable.iter().flat_map(|range| due.take(*range)) {
+                Chunk::cut(space, run, &mut round.plan.first);
+            }
+            due.all().into_iter().for_each(|run| Chunk::cut(space, run, &mut round.plan.rest));
         }
-        round.stale = gone.into_iter().flat_map(|(id, set)| set.drain().into_iter().map(move |r| (id, r))).collect();
+        round.stale = gone.into_iter().flat_map(|(id, set)| set.all().into_iter().map(move |r| (id, r))).collect();
         Ok(round)
     }
 }
