@@ -7,6 +7,8 @@ use std::time::Duration;
 pub struct RoundSeen {
     /// Bytes that it sent.
     pub bytes: u64,
+    /// Those of them that did not travel because another task has the same: what is sent after a freeze does, all of it.
+    pub spared: u64,
     /// How long sending them took.
     pub took: Duration,
 }
@@ -42,8 +44,9 @@ const USEFUL: f64 = 0.8;
 
 /// What the link carries, in bytes a second: as the largest round found it, since small ones disappear in buffers.
 pub fn link_rate(rounds: &[RoundSeen]) -> f64 {
-    let largest = rounds.iter().max_by_key(|round| round.bytes);
-    largest.map_or(0.0, |round| round.bytes as f64 / round.took.as_secs_f64().max(1e-6))
+    let travelled = |round: &RoundSeen| round.bytes.saturating_sub(round.spared);
+    let largest = rounds.iter().max_by_key(|round| travelled(round));
+    largest.map_or(0.0, |round| travelled(round) as f64 / round.took.as_secs_f64().max(1e-6))
 }
 
 /// Decides after a round.
@@ -101,12 +104,19 @@ mod tests {
         let mut bytes = total;
         loop {
             let took = bytes as f64 / link;
-            rounds.push(RoundSeen { bytes, took: Duration::from_secs_f64(took) });
+            rounds.push(RoundSeen { bytes, spared: 0, took: Duration::from_secs_f64(took) });
             match decide(&rounds, limits) {
                 Verdict::Another => bytes = ((dirty * took) as u64).min(working),
                 verdict => return (rounds, verdict),
             }
         }
+    }
+
+    #[test]
+    fn what_did_not_travel_tells_nothing_of_the_link() {
+        let round =
+            |mb: u64, spared: u64| RoundSeen { bytes: mb * MB, spared: spared * MB, took: Duration::from_secs(1) };
+        assert_eq!(link_rate(&[round(180, 140), round(60, 0), round(5, 0)]), 60.0 * MB as f64);
     }
 
     #[test]
@@ -130,7 +140,7 @@ mod tests {
 
     #[test]
     fn where_pages_may_follow_one_round_of_little_use_is_enough() {
-        let seen = |mb: u64, s: f64| RoundSeen { bytes: mb * MB, took: Duration::from_secs_f64(s) };
+        let seen = |mb: u64, s: f64| RoundSeen { bytes: mb * MB, spared: 0, took: Duration::from_secs_f64(s) };
         let limits = Limits::default();
         assert_eq!(decide_early(&[], 7, limits), Verdict::Another);
         assert_eq!(decide_early(&[seen(4000, 32.0)], 3900 * MB, limits), Verdict::Diverging);

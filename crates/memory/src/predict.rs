@@ -123,7 +123,7 @@ pub fn predict(observed: &Observed, options: &MoveOptions, limits: Limits) -> Pr
         let mut counted = 0;
         loop {
             let took = observed.seconds(left).max(left as f64 / pace).max(LEAST_ROUND);
-            seen.push(RoundSeen { bytes: left, took: Duration::from_secs_f64(took.min(1e9)) });
+            seen.push(RoundSeen { bytes: left, spared: 0, took: Duration::from_secs_f64(took.min(1e9)) });
             rounds.push(RoundReport { bytes: left, ms: took * 1e3, dirty_rate });
             let between = took + observed.looking.as_secs_f64();
             // With less of the processors the container gets as far as it would in less time.

@@ -89,14 +89,15 @@ impl SourceRun {
             self.learn_mappings()?;
             let since = looked.replace(Instant::now()).map(|before| before.elapsed().as_secs_f64());
             let version = if seen.is_empty() { Version::First } else { Version::Later };
-            let counters = Counters::default();
+            let (counters, spared_before) = (Counters::default(), self.tally.deduplicated());
             for chunks in [&round.plan.first, &round.plan.rest] {
                 send::send_running(chunks, version, &mut self.streams, &counters, &tracker)
                     .map_err(|error| self.not_sent(&error))?;
             }
             let (bytes, took) = (round.plan.bytes() + others, start.elapsed());
             let dirty_rate = since.map_or(0.0, |seconds| bytes as f64 / seconds.max(1e-6));
-            seen.push(RoundSeen { bytes, took });
+            let spared = self.tally.deduplicated() - spared_before;
+            seen.push(RoundSeen { bytes, spared, took });
             let settled = rest.is_settled(others);
             let verdict = match self.may_be_early() {
                 true => match policy::decide_early(&seen, tracker.left(&pids()?), self.limits) {
