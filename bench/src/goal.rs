@@ -11,6 +11,8 @@ pub enum Unit {
     Milliseconds,
     /// µs.
     Microseconds,
+    /// How many.
+    Count,
     /// A ratio.
     Times,
     /// A part of a whole, 0 to 1; shown in percent.
@@ -26,6 +28,7 @@ impl Unit {
         match self {
             Self::Milliseconds => format!("{value:.1} ms"),
             Self::Microseconds => format!("{value:.0} µs"),
+            Self::Count => format!("{value:.0}"),
             Self::Times => format!("{value:.2} ×"),
             Self::Share => format!("{:.1} %", value * 100.0),
             Self::Megabytes => format!("{:.1} MB", value / 1e6),

@@ -22,6 +22,7 @@ mod row;
 mod run;
 mod suite;
 mod table;
+mod throughput;
 mod timeline;
 mod tracking;
 mod watch;
@@ -116,6 +117,7 @@ fn perform(arguments: &Arguments) -> Result<bool> {
         let of_case: Vec<_> = systems.iter().zip(&samples).map(|(s, all)| Row::new(suite, case, *s, all)).collect();
         let of_case = row::with_ratios(of_case);
         charts.extend(chart::draw(&arguments.out, suite, case, &of_case)?);
+        charts.extend(throughput::draw(&arguments.out, suite, case, &of_case)?);
         rows.extend(of_case);
         // Written after each case, so that hours of measuring do not hang on the last one.
         write_results(&arguments.out, suite, &rows, &failures)?;

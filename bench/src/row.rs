@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use tranship_types::Report;
+use tranship_workloads::traffic::Course;
 
 use crate::run::Sample;
 use crate::suite::{Case, Suite, System};
@@ -67,6 +68,8 @@ pub struct Row {
     slices: Vec<Slice>,
     /// Of the same run.
     report: Option<Box<Report>>,
+    /// Of the same run.
+    course: Option<(f64, Course)>,
     ratio_client_gap: Option<f64>,
 }
 
@@ -93,6 +96,7 @@ impl Row {
             blackouts: by_blackout.iter().filter_map(|sample| sample.figure("blackout_ms")).collect(),
             slices: typical.map_or(Vec::new(), |s| s.slices.clone()),
             report: typical.and_then(|s| s.report.clone()),
+            course: typical.and_then(|s| s.course.clone()),
             ratio_client_gap: None,
         }
     }
@@ -131,6 +135,11 @@ impl Row {
     /// Tranship's own report of the typical run.
     pub fn report(&self) -> Option<&Report> {
         self.report.as_deref()
+    }
+
+    /// What the client received in the typical run, and when its mark was (s since the Unix epoch).
+    pub fn course(&self) -> Option<&(f64, Course)> {
+        self.course.as_ref()
     }
 
     /// What the blackout of the typical run was spent on.
@@ -198,7 +207,7 @@ mod tests {
         let sample = |gap: &f64| Sample {
             figures: vec![("client_gap_ms", *gap), ("blackout_ms", gap - 1.0), ("bytes_wire", 7.4)],
             slices: vec![Slice { name: "dump".into(), ms: *gap }],
-            report: None,
+            ..Sample::default()
         };
         let samples: Vec<_> = gaps.iter().map(sample).collect();
         Row::new(suite, &suite.cases[0], suite.cases[0].systems[system], &samples)

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use tranship_lab::{Lab, Rate, UpOptions, report_of};
 use tranship_types::{Mode, Outcome, Report};
+use tranship_workloads::traffic::Course;
 
 use crate::machine::{self, megabytes};
 use crate::peer::Recipe;
@@ -52,6 +53,8 @@ pub struct Sample {
     pub slices: Vec<Slice>,
     /// Tranship's own report.
     pub report: Option<Box<Report>>,
+    /// What the client received over time, and when the move's stretch began (s since the Unix epoch).
+    pub course: Option<(f64, Course)>,
 }
 
 impl Sample {
@@ -155,6 +158,9 @@ fn across(lab: &Lab, workload: &mut dyn Workload, perform: impl FnOnce() -> Resu
         ("peak_mem_source_bytes", memory.source as f64),
         ("peak_mem_destination_bytes", memory.destination as f64),
     ]);
+    let beyond = |name: &str| figures.iter().find(|(n, _)| *n == name).map(|(_, ms)| ms - moved.blackout_ms);
+    let beyond = [("gap_beyond_blackout_ms", beyond("client_gap_ms")), ("regained_ms", beyond("without_rate_ms"))];
+    figures.extend(beyond.into_iter().filter_map(|(name, ms)| Some((name, ms?))));
     if moved.report.is_some() {
         figures.extend([
             ("agent_source_bytes", memory.source_agent as f64),
@@ -162,7 +168,7 @@ fn across(lab: &Lab, workload: &mut dyn Workload, perform: impl FnOnce() -> Resu
             ("pager_bytes", memory.pager as f64),
         ]);
     }
-    Ok(Sample { figures, slices: moved.slices, report: moved.report })
+    Ok(Sample { figures, slices: moved.slices, report: moved.report, course: workload.course() })
 }
 
 fn tranship(lab: &Lab, mode: Mode, limit: Duration) -> Result<Moved> {

@@ -4,6 +4,7 @@
 mod blackout;
 mod cold;
 mod memory;
+mod tcp;
 
 use anyhow::{Result, bail};
 use tranship_types::Mode;
@@ -94,6 +95,19 @@ pub enum Load {
     },
     /// One process that sleeps, without a client.
     Busybox,
+    /// A server of numbered traffic with its client, who notices whatever is lost.
+    Traffic(Traffic),
+}
+
+/// What goes between client and server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Traffic {
+    /// A stream to the client, as fast as it goes.
+    Bulk,
+    /// So many open connections, each asked before the move and after it.
+    Connections(u32),
+    /// So many datagrams a second, there and back.
+    Datagrams(u64),
 }
 
 /// SETs over a Redis's whole key space, by a client with several connections that sends several at a time.
@@ -117,6 +131,7 @@ impl Load {
             Load::Postgres { shared_mib, scale } => (u64::from(shared_mib) << 20) + u64::from(scale) * 16_000_000,
             Load::Tree { children, .. } => u64::from(children) * 4_000_000,
             Load::Busybox => 1_000_000,
+            Load::Traffic(_) => 200_000_000,
         }
     }
 }
@@ -163,7 +178,7 @@ impl System {
     }
 }
 
-static SUITES: [Suite; 3] = [cold::SUITE, memory::SUITE, blackout::SUITE];
+static SUITES: [Suite; 4] = [cold::SUITE, memory::SUITE, blackout::SUITE, tcp::SUITE];
 
 /// The suite of this name.
 pub fn find(name: &str) -> Result<&'static Suite> {

@@ -7,9 +7,14 @@ use crate::row::{Row, Spread};
 const MS: f64 = 1.0;
 const MB: f64 = 1e6;
 /// Column, quantity, unit in the quantity's own.
-const COLUMNS: [(&str, &str, f64); 15] = [
+const COLUMNS: [(&str, &str, f64); 20] = [
     ("client gap ms", "client_gap_ms", MS),
     ("blackout ms", "blackout_ms", MS),
+    ("gap beyond it ms", "gap_beyond_blackout_ms", MS),
+    ("rate regained after ms", "regained_ms", MS),
+    ("connections lost", "connections_lost", 1.0),
+    ("datagrams lost", "datagrams_lost", 1.0),
+    ("out of order", "datagrams_reordered", 1.0),
     ("total ms", "total_ms", MS),
     ("wire MB", "bytes_wire", MB),
     ("extra memory MB", "peak_mem_bytes", MB),

@@ -176,6 +176,23 @@ fn is_in_container(status: &str) -> bool {
     pids.is_some_and(|pids| pids.split_whitespace().count() > 1)
 }
 
+/// Resident memory in bytes of the process on this machine that runs so, if there is just one.
+pub fn resident(command: &[&str]) -> Result<u64> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").context("cannot list processes")?.flatten() {
+        let path = entry.path();
+        let Ok(line) = fs::read(path.join("cmdline")) else { continue };
+        if line.strip_suffix(b"\0") == Some(command.join("\0").as_bytes()) {
+            let status = fs::read_to_string(path.join("status")).unwrap_or_default();
+            found.push(field(&status, "VmRSS:").unwrap_or(0));
+        }
+    }
+    match found.as_slice() {
+        [one] => Ok(*one),
+        many => bail!("there are {} processes `{}`, not one", many.len(), command.join(" ")),
+    }
+}
+
 /// A field of /proc/PID/status in kB, as bytes.
 pub fn field(status: &str, name: &str) -> Option<u64> {
     let value = status.lines().find_map(|line| line.strip_prefix(name))?;

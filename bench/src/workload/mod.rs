@@ -6,6 +6,7 @@ mod redis;
 pub mod service;
 mod setter;
 mod stencil;
+mod traffic;
 mod tree;
 mod witness;
 mod writer;
@@ -15,6 +16,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use tranship_lab::Lab;
+use tranship_workloads::traffic::Course;
 
 use crate::run::Figures;
 use crate::suite::Load;
@@ -37,6 +39,11 @@ pub trait Workload {
 
     /// What it has done so far, in units of its own that grow steadily.
     fn progress(&mut self) -> Result<u64>;
+
+    /// What its client received over time, and when the mark was (s since the Unix epoch), where it has noted that.
+    fn course(&mut self) -> Option<(f64, Course)> {
+        None
+    }
 }
 
 /// Starts a workload in a container of this name and waits until it is in its stride.
@@ -51,6 +58,7 @@ pub fn start(lab: &Lab, node: &str, name: &str, load: &Load) -> Result<Box<dyn W
         Load::Tree { children, threads, descriptors } => {
             Box::new(tree::TreeLoad::start(lab, node, name, [children, threads, descriptors])?)
         }
+        Load::Traffic(traffic) => Box::new(traffic::TrafficLoad::start(lab, node, name, traffic)?),
         Load::Busybox => Box::new(idle::IdleLoad::start(lab, node, name)?),
     })
 }

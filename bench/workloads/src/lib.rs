@@ -2,11 +2,13 @@
 //!
 //! `bench-writer` rewrites a large memory at a given rate, `bench-stencil` computes, and both answer clients by Redis's
 //! protocol, so that the same client can watch them that watches a Redis: it counts, and sees every gap. `bench-setter`
-//! is a client: it keeps a Redis busy and knows what it must contain.
+//! is a client: it keeps a Redis busy and knows what it must contain. `bench-traffic` is the server of numbered traffic
+//! ([`traffic`]).
 
 mod memory;
 mod service;
 mod stencil;
+pub mod traffic;
 
 pub use memory::Pages;
 pub use service::{Answer, PORT, Service, serve};

@@ -303,6 +303,7 @@ impl SourceRun {
     }
 
     fn freeze(&mut self) -> Result<(), Failure> {
+        self.let_backlog_drain();
         let freezer = self.inspected()?.0.freezer.clone();
         self.unthrottle()?;
         // From here on the container waits for this thread and for criu.

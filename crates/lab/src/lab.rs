@@ -12,6 +12,7 @@ use nix::sched::{CloneFlags, setns};
 use crate::amount::Rate;
 use crate::error::{LabError, Result};
 use crate::process::{NAMESPACES, Process, arguments, inhabitants, namespace, pids, wait_for};
+use crate::spec::network_namespace;
 use crate::state::{BIN, DIRECTORY, Lock, Node, ROOTFS, STAGE, SWITCH, State};
 use crate::{agent, cgroup, program, rootfs, switch};
 
@@ -218,14 +219,31 @@ impl Lab {
     /// # Errors
     /// If there is no such node or nobody answers within `limit`.
     pub fn connect(&self, node: &str, address: SocketAddr, limit: Duration) -> Result<TcpStream> {
-        let namespace = format!("/proc/{}/ns/net", self.node(node)?.init.pid);
-        // A socket belongs to the namespace that its maker is in, for good; a thread can enter one alone.
-        let maker = std::thread::spawn(move || -> io::Result<TcpStream> {
-            setns(fs::File::open(namespace)?, CloneFlags::CLONE_NEWNET)?;
-            TcpStream::connect_timeout(&address, limit)
-        });
-        let made = maker.join().unwrap_or_else(|_| Err(io::Error::other("the connecting thread panicked")));
+        let made = self.within(node, None, move || TcpStream::connect_timeout(&address, limit))?;
         made.map_err(|source| LabError::Connection { node: node.into(), address: address.to_string(), source })
+    }
+
+    /// Makes something, sockets most of all, in the network namespace of a node, or in one that the node has named so
+    /// (`ip netns add`). A socket belongs to the namespace that its maker was in, for good.
+    ///
+    /// # Errors
+    /// If there is no such node; inside, what `make` says, and that there is no such namespace.
+    pub fn within<T: Send + 'static>(
+        &self,
+        node: &str,
+        namespace: Option<&str>,
+        make: impl FnOnce() -> io::Result<T> + Send + 'static,
+    ) -> Result<io::Result<T>> {
+        let path = match namespace {
+            Some(name) => self.path(node, network_namespace(name))?,
+            None => format!("/proc/{}/ns/net", self.node(node)?.init.pid).into(),
+        };
+        // A thread can enter a namespace alone.
+        let maker = std::thread::spawn(move || -> io::Result<T> {
+            setns(fs::File::open(path)?, CloneFlags::CLONE_NEWNET)?;
+            make()
+        });
+        Ok(maker.join().unwrap_or_else(|_| Err(io::Error::other("the thread in the node panicked"))))
     }
 
     /// Cuts a node off the network, at the switch's end.

@@ -15,8 +15,10 @@ use tranship_types::{Attachment, Interface, NetworkIdentity, Route};
 use crate::NetworkError;
 use crate::link::{self, Link};
 use crate::namespace;
+use crate::neighbours;
 use crate::reply::Refusal;
 use crate::rtnl::Rtnl;
+use crate::sysctls;
 
 /// Table of the routes that the kernel makes for its own addresses.
 const TABLE_LOCAL: u32 = 255;
@@ -38,7 +40,7 @@ pub fn capture(netns: &Path) -> Result<NetworkIdentity, NetworkError> {
         let mut reader = Reader { netns, rtnl: &mut rtnl };
         reader.refuse_rules()?;
         let (links, mut addresses) = (reader.links()?, reader.addresses()?);
-        let names = links.iter().map(|l| (l.index, l.name.clone())).collect();
+        let names: HashMap<_, _> = links.iter().map(|l| (l.index, l.name.clone())).collect();
         let routes = reader.routes(&names)?;
         let mut interfaces = Vec::new();
         for link in links.iter().filter(|l| !l.comes_with_the_namespace()) {
@@ -50,7 +52,8 @@ pub fn capture(netns: &Path) -> Result<NetworkIdentity, NetworkError> {
                 reader.unsupported("an address on its loopback interface besides 127.0.0.1 and ::1", "remove it")
             );
         }
-        Ok(NetworkIdentity { interfaces, routes })
+        let neighbours = neighbours::known(reader.rtnl, &names).map_err(|e| reader.unreadable("neighbours", &e))?;
+        Ok(NetworkIdentity { interfaces, routes, neighbours, sysctls: sysctls::changed()? })
     })
 }
 

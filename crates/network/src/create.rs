@@ -12,19 +12,21 @@ use netlink_packet_route::route::{
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use nix::errno::Errno;
-use tranship_types::{Attachment, Interface, NetworkIdentity, Route};
+use tranship_types::{Attachment, Interface, Neighbour, NetworkIdentity, Route};
 
 use crate::capture::open_rtnl;
 use crate::link::{self, Link};
 use crate::namespace::{self, Presence};
+use crate::neighbours;
 use crate::rtnl::Rtnl;
+use crate::sysctls;
 use crate::{Gate, NetworkError};
 
 /// Makes the network namespace `netns` with the given identity, attached to the calling thread's namespace, the node's,
 /// and with its gate closed.
 ///
 /// The source's copy of the identity is still in use: not one frame leaves or enters the new one before [`Gate::open`].
-/// Hence the order: namespace, interfaces (down), gate, interfaces up, addresses, routes. A macvlan is in mode vepa until
+/// Hence the order: namespace, interfaces (down), gate, sysctls, interfaces up, addresses, routes, neighbours. A macvlan is in mode vepa until
 /// [`Announcer::announce`](crate::Announcer::announce), lest its neighbours on this node take it for the live one.
 ///
 /// # Errors
@@ -165,6 +167,7 @@ fn build(netns: &Path, identity: &NetworkIdentity, plans: &[Plan<'_>], node: &mu
     }
     let names: Vec<String> = identity.interfaces.iter().map(|i| i.name.clone()).collect();
     Gate::here(netns, &names)?.close()?;
+    sysctls::apply(netns, &identity.sysctls)?;
     link::set_up(&mut rtnl, 1).map_err(failed("set lo up".into()))?;
     for plan in plans {
         let Interface { name, index, addresses, .. } = plan.interface;
@@ -189,6 +192,12 @@ fn build(netns: &Path, identity: &NetworkIdentity, plans: &[Plan<'_>], node: &mu
         };
         rtnl.change(RouteNetlinkMessage::NewRoute(route_message(interface.index, route)), NLM_F_CREATE | NLM_F_APPEND)
             .map_err(what)?;
+    }
+    for neighbour in &identity.neighbours {
+        let Neighbour { address, interface: name, .. } = neighbour;
+        let Some(interface) = identity.interfaces.iter().find(|i| i.name == *name) else { continue };
+        let what = failed(format!("make neighbour {address} known on {name}"));
+        neighbours::add(&mut rtnl, interface.index, neighbour).map_err(what)?;
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use crate::NetworkError;
 use crate::capture::open_rtnl;
 use crate::link;
 use crate::namespace::inside;
-use crate::nftables::{Hook, Nftables};
+use crate::nftables::{Batch, Hook, Nftables, Policy};
 
 const TABLE: &str = "tranship";
 /// Before whatever chains the container may have of its own.
@@ -71,20 +71,37 @@ impl Gate {
     /// # Errors
     /// The kernel's refusal: then nothing has changed.
     pub fn close(&mut self) -> Result<(), NetworkError> {
+        self.replace("close the gate", |batch, device| {
+            batch.new_chain(TABLE, device, Hook::Ingress, PRIORITY, Policy::Drop);
+            batch.new_chain(TABLE, device, Hook::Egress, PRIORITY, Policy::Drop);
+        })
+    }
+
+    /// Lets everything pass but segments that ask for a new TCP connection, so that programs can accept those that have been
+    /// made before the gate is [closed](Self::close).
+    ///
+    /// # Errors
+    /// The kernel's refusal: then nothing has changed.
+    pub fn close_to_new_connections(&mut self) -> Result<(), NetworkError> {
+        self.replace("keep new connections waiting at the gate", |batch, device| {
+            batch.new_chain(TABLE, device, Hook::Ingress, PRIORITY, Policy::Accept);
+            batch.drop_new_connections(TABLE, device);
+        })
+    }
+
+    /// Puts the chains of each interface in place of what is there.
+    fn replace(&mut self, what: &str, chains: impl Fn(&mut Batch, &str)) -> Result<(), NetworkError> {
         let interfaces = &self.interfaces;
-        let closed = self.nftables.transact(|batch| {
+        let replaced = self.nftables.transact(|batch| {
             // Made, deleted and made again in one transaction: whatever was there before, complete or not, is replaced
             // without a moment in which a frame could pass.
             batch.new_table(TABLE);
             batch.delete_table(TABLE);
             batch.new_table(TABLE);
-            for device in interfaces {
-                batch.new_dropping_chain(TABLE, device, Hook::Ingress, PRIORITY);
-                batch.new_dropping_chain(TABLE, device, Hook::Egress, PRIORITY);
-            }
+            interfaces.iter().for_each(|device| chains(batch, device));
         });
-        closed.map_err(|e| NetworkError::Refused {
-            what: format!("close the gate of network namespace {} on {}", self.netns.display(), interfaces.join(", ")),
+        replaced.map_err(|e| NetworkError::Refused {
+            what: format!("{what} of network namespace {} on {}", self.netns.display(), interfaces.join(", ")),
             remedy: match e.errno {
                 Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EPROTONOSUPPORT => {
                     "a kernel from 5.16 with nf_tables, NETFILTER_INGRESS and NETFILTER_EGRESS is needed"

@@ -77,6 +77,7 @@ pub struct Hold {
     lines: Vec<Line>,
     buffer: Vec<u8>,
     dropped: u64,
+    begun: bool,
 }
 
 struct Line {
@@ -136,15 +137,19 @@ impl Hold {
             }
             Ok(lines)
         })?;
-        Ok(Self { netns: netns.to_owned(), lines, buffer: vec![0; LONGEST], dropped: 0 })
+        Ok(Self { netns: netns.to_owned(), lines, buffer: vec![0; LONGEST], dropped: 0, begun: false })
     }
 
     /// Starts holding, right before [`Gate::close`](crate::Gate::close): what still passes until the gate is closed is
-    /// recognised and left out. Takes microseconds; do not let much time pass between the two.
+    /// recognised and left out. Takes microseconds; do not let much time pass between the two without a
+    /// [`take`](Self::take), which makes room. Once begun, it goes on.
     ///
     /// # Errors
     /// The system's refusal; the container is as it was, and the gate can be closed without a hold.
     pub fn begin(&mut self) -> Result<(), NetworkError> {
+        if self.begun {
+            return Ok(());
+        }
         for line in &self.lines {
             // Behind the gate first: whatever is then seen before it and passes is seen behind it too.
             let begun = line.behind.iter().try_for_each(|(protocol, socket)| socket.listen(line.index, *protocol));
@@ -153,6 +158,7 @@ impl Hold {
                 NetworkError::refused(what, e)
             })?;
         }
+        self.begun = true;
         Ok(())
     }
 

@@ -17,6 +17,7 @@
 //! happens on a short-lived thread of its own.
 
 mod announce;
+mod backlog;
 mod capture;
 mod create;
 mod error;
@@ -25,12 +26,15 @@ mod hold;
 mod inject;
 mod link;
 mod namespace;
+mod neighbours;
 mod nftables;
 mod redirect;
 mod reply;
 mod rtnl;
+mod sysctls;
 
 pub use announce::{Announcer, stand_aside, step_forward};
+pub use backlog::Backlog;
 pub use capture::capture;
 pub use create::{create, remove, reserve, unname};
 pub use error::NetworkError;

@@ -46,6 +46,14 @@ pub(crate) fn inside<T: Send>(
     })
 }
 
+/// Runs `work` on a thread of its own inside a new network namespace, which nobody else sees.
+pub(crate) fn in_a_new_one<T: Send>(work: impl FnOnce() -> Result<T, NetworkError> + Send) -> Result<T, NetworkError> {
+    on_a_thread(|| {
+        unshare(CloneFlags::CLONE_NEWNET).map_err(|e| NetworkError::refused("make a network namespace", e.desc()))?;
+        work()
+    })
+}
+
 fn on_a_thread<T: Send>(work: impl FnOnce() -> Result<T, NetworkError> + Send) -> Result<T, NetworkError> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new()

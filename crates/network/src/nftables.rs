@@ -1,5 +1,5 @@
-//! The little of nftables' netlink protocol that the gate needs: one table, base chains of the netdev family, and the
-//! transaction around them. Formats after the kernel's `include/uapi/linux/netfilter/nf_tables.h` and `nfnetlink.h`.
+//! The little of nftables' netlink protocol that the gate needs: one table, base chains of the netdev family, one rule, and
+//! the transaction around them. Formats after the kernel's `include/uapi/linux/netfilter/nf_tables.h` and `nfnetlink.h`.
 
 use std::io;
 
@@ -11,6 +11,7 @@ const NLM_F_REQUEST: u16 = 1;
 const NLM_F_ACK: u16 = 4;
 const NLM_F_DUMP: u16 = 0x300;
 const NLM_F_CREATE: u16 = 0x400;
+const NLM_F_APPEND: u16 = 0x800;
 const NLMSG_DONE: u16 = 3;
 const MSG_DONTWAIT: i32 = 0x40;
 
@@ -21,6 +22,7 @@ const NEWTABLE: u16 = SUBSYSTEM << 8;
 const DELTABLE: u16 = SUBSYSTEM << 8 | 2;
 const NEWCHAIN: u16 = SUBSYSTEM << 8 | 3;
 const GETCHAIN: u16 = SUBSYSTEM << 8 | 4;
+const NEWRULE: u16 = SUBSYSTEM << 8 | 6;
 const NFPROTO_NETDEV: u8 = 5;
 
 const TABLE_NAME: u16 = 1;
@@ -33,7 +35,45 @@ const HOOK_NUMBER: u16 = 1;
 const HOOK_PRIORITY: u16 = 2;
 const HOOK_DEVICE: u16 = 3;
 const NESTED: u16 = 0x8000;
-const NF_DROP: u32 = 0;
+
+const RULE_TABLE: u16 = 1;
+const RULE_CHAIN: u16 = 2;
+const RULE_EXPRESSIONS: u16 = 4;
+const LIST_ELEMENT: u16 = 1;
+const EXPRESSION_NAME: u16 = 1;
+const EXPRESSION_DATA: u16 = 2;
+const DATA_VALUE: u16 = 1;
+const DATA_VERDICT: u16 = 2;
+const VERDICT_CODE: u16 = 1;
+const META_REGISTER: u16 = 1;
+const META_KEY: u16 = 2;
+const META_L4PROTO: u32 = 16;
+const COMPARE_REGISTER: u16 = 1;
+const COMPARE_OPERATION: u16 = 2;
+const COMPARE_DATA: u16 = 3;
+const COMPARE_EQUAL: u32 = 0;
+const PAYLOAD_REGISTER: u16 = 1;
+const PAYLOAD_BASE: u16 = 2;
+const PAYLOAD_OFFSET: u16 = 3;
+const PAYLOAD_LENGTH: u16 = 4;
+const PAYLOAD_TRANSPORT: u32 = 2;
+const BITWISE_SOURCE: u16 = 1;
+const BITWISE_TARGET: u16 = 2;
+const BITWISE_LENGTH: u16 = 3;
+const BITWISE_MASK: u16 = 4;
+const BITWISE_XOR: u16 = 5;
+const IMMEDIATE_REGISTER: u16 = 1;
+const IMMEDIATE_DATA: u16 = 2;
+const REGISTER_VERDICT: u32 = 0;
+const REGISTER: u32 = 1;
+const TCP: u8 = 6;
+
+/// What becomes of a frame: the values are netfilter's verdicts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Policy {
+    Drop = 0,
+    Accept = 1,
+}
 
 /// Where on a device a chain sits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,8 +118,8 @@ impl Batch {
         self.message(DELTABLE, NLM_F_REQUEST | NLM_F_ACK, NFPROTO_NETDEV, 0, |b| string(b, TABLE_NAME, table));
     }
 
-    /// Makes a base chain on `device` that drops whatever no rule accepts; and there are no rules.
-    pub(crate) fn new_dropping_chain(&mut self, table: &str, device: &str, hook: Hook, priority: i32) {
+    /// Makes a base chain on `device`, without rules: what no rule decides about is dropped or accepted by `policy`.
+    pub(crate) fn new_chain(&mut self, table: &str, device: &str, hook: Hook, priority: i32, policy: Policy) {
         let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE;
         self.message(NEWCHAIN, flags, NFPROTO_NETDEV, 0, |b| {
             string(b, CHAIN_TABLE, table);
@@ -89,8 +129,47 @@ impl Batch {
                 number(b, HOOK_PRIORITY, priority as u32);
                 string(b, HOOK_DEVICE, device);
             });
-            number(b, CHAIN_POLICY, NF_DROP);
+            number(b, CHAIN_POLICY, policy as u32);
             string(b, CHAIN_TYPE, "filter");
+        });
+    }
+
+    /// Adds a rule to the ingress chain of `device` that drops segments which ask for a new TCP connection: SYN without ACK.
+    pub(crate) fn drop_new_connections(&mut self, table: &str, device: &str) {
+        // The byte of flags in a TCP header, and in it.
+        const FLAGS_AT: u32 = 13;
+        const SYN: u8 = 0x02;
+        const ACK: u8 = 0x10;
+        self.message(NEWRULE, NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_APPEND, NFPROTO_NETDEV, 0, |b| {
+            string(b, RULE_TABLE, table);
+            string(b, RULE_CHAIN, &Hook::Ingress.chain(device));
+            attribute(b, RULE_EXPRESSIONS | NESTED, |b| {
+                expression(b, "meta", |b| {
+                    number(b, META_REGISTER, REGISTER);
+                    number(b, META_KEY, META_L4PROTO);
+                });
+                expression(b, "cmp", |b| compare(b, &[TCP]));
+                expression(b, "payload", |b| {
+                    number(b, PAYLOAD_REGISTER, REGISTER);
+                    number(b, PAYLOAD_BASE, PAYLOAD_TRANSPORT);
+                    number(b, PAYLOAD_OFFSET, FLAGS_AT);
+                    number(b, PAYLOAD_LENGTH, 1);
+                });
+                expression(b, "bitwise", |b| {
+                    number(b, BITWISE_SOURCE, REGISTER);
+                    number(b, BITWISE_TARGET, REGISTER);
+                    number(b, BITWISE_LENGTH, 1);
+                    attribute(b, BITWISE_MASK | NESTED, |b| attribute(b, DATA_VALUE, |b| b.push(SYN | ACK)));
+                    attribute(b, BITWISE_XOR | NESTED, |b| attribute(b, DATA_VALUE, |b| b.push(0)));
+                });
+                expression(b, "cmp", |b| compare(b, &[SYN]));
+                expression(b, "immediate", |b| {
+                    number(b, IMMEDIATE_REGISTER, REGISTER_VERDICT);
+                    attribute(b, IMMEDIATE_DATA | NESTED, |b| {
+                        attribute(b, DATA_VERDICT | NESTED, |b| number(b, VERDICT_CODE, Policy::Drop as u32));
+                    });
+                });
+            });
         });
     }
 
@@ -137,6 +216,20 @@ fn attribute(b: &mut Vec<u8>, kind: u16, value: impl FnOnce(&mut Vec<u8>)) {
     let length = (b.len() - start) as u16;
     b[start..start + 2].copy_from_slice(&length.to_ne_bytes());
     b.resize(b.len().div_ceil(4) * 4, 0);
+}
+
+fn expression(b: &mut Vec<u8>, name: &str, data: impl FnOnce(&mut Vec<u8>)) {
+    attribute(b, LIST_ELEMENT | NESTED, |b| {
+        string(b, EXPRESSION_NAME, name);
+        attribute(b, EXPRESSION_DATA | NESTED, data);
+    });
+}
+
+/// That the register has this value.
+fn compare(b: &mut Vec<u8>, value: &[u8]) {
+    number(b, COMPARE_REGISTER, REGISTER);
+    number(b, COMPARE_OPERATION, COMPARE_EQUAL);
+    attribute(b, COMPARE_DATA | NESTED, |b| attribute(b, DATA_VALUE, |b| b.extend_from_slice(value)));
 }
 
 fn string(b: &mut Vec<u8>, kind: u16, value: &str) {
@@ -231,7 +324,7 @@ impl Nftables {
 fn dropping_chain(table: &str, attributes: &[u8]) -> Option<String> {
     let find = |kind| Attributes(attributes).find(|(k, _)| *k == kind).map(|(_, value)| value);
     let text = |kind| Some(std::str::from_utf8(find(kind)?).ok()?.trim_end_matches('\0'));
-    let dropping = find(CHAIN_POLICY)? == NF_DROP.to_be_bytes();
+    let dropping = find(CHAIN_POLICY)? == (Policy::Drop as u32).to_be_bytes();
     (text(CHAIN_TABLE)? == table && dropping && find(CHAIN_HOOK).is_some())
         .then(|| text(CHAIN_NAME).map(str::to_owned))?
 }
@@ -248,7 +341,7 @@ mod tests {
     fn a_transaction_is_framed_by_begin_and_end_and_numbered_throughout() {
         let mut batch = Batch::new(7);
         batch.new_table("t");
-        batch.new_dropping_chain("t", "eth0", Hook::Egress, -5);
+        batch.new_chain("t", "eth0", Hook::Egress, -5, Policy::Drop);
         let (acknowledged, bytes) = batch.finish();
         assert_eq!(acknowledged, 8..10);
         let all: Vec<_> = Messages(&bytes).collect();
@@ -267,7 +360,7 @@ mod tests {
         #[test]
         fn a_chain_that_was_encoded_is_recognised(table in "[a-z]{1,20}", device in "[a-zA-Z0-9.@_-]{1,15}", priority: i32) {
             let mut batch = Batch::new(1);
-            batch.new_dropping_chain(&table, &device, Hook::Ingress, priority);
+            batch.new_chain(&table, &device, Hook::Ingress, priority, Policy::Drop);
             let (_, bytes) = batch.finish();
             prop_assert_eq!(bytes.len() % 4, 0);
             let m = Messages(&bytes).nth(1).unwrap();

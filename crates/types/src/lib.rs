@@ -23,7 +23,7 @@ pub use group::{GroupMember, GroupOrder, GroupReport, MemberOutcome, Span};
 pub use id::{GroupId, InvalidName, MigrationId, NodeName};
 pub use latency::Latencies;
 pub use mode::Mode;
-pub use network::{Attachment, Interface, NetworkIdentity, Route};
+pub use network::{Attachment, Interface, Neighbour, NetworkIdentity, Route};
 pub use options::{Bandwidth, Compress, InvalidBandwidth, MoveOptions, SenselessOptions};
 pub use pages::{AddressSpaceId, PAGE_SIZE, PageRange};
 pub use phase::{Outcome, Phase};

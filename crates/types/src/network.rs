@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
@@ -9,6 +10,12 @@ pub struct NetworkIdentity {
     pub interfaces: Vec<Interface>,
     /// The routes that were not made by the kernel itself.
     pub routes: Vec<Route>,
+    /// The neighbours whose MAC the container knows.
+    #[serde(default)]
+    pub neighbours: Vec<Neighbour>,
+    /// The settings of the namespace that are not as in a new one, by their names below `/proc/sys/net`.
+    #[serde(default)]
+    pub sysctls: BTreeMap<String, String>,
 }
 
 impl NetworkIdentity {
@@ -68,4 +75,17 @@ pub struct Route {
     /// The next hop is taken to be on the link although no prefix of the interface covers it.
     #[serde(default)]
     pub onlink: bool,
+}
+
+/// A host on a link of the container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Neighbour {
+    /// Its address.
+    pub address: IpAddr,
+    /// Its hardware address.
+    pub mac: [u8; 6],
+    /// Name of the container's interface that it is reached by.
+    pub interface: String,
+    /// Whether somebody has set it for good, so that it is never asked again.
+    pub permanent: bool,
 }

@@ -139,6 +139,13 @@ impl DestinationRun {
         if front.handle.order(&Order::Release).is_err() {
             return false;
         }
+        // While criu lets them go: their first packets find the switches and this node's other containers informed. The
+        // announcement is repeated afterwards.
+        if let Some(announcer) = &mut self.announcer
+            && let Err(error) = announcer.announce()
+        {
+            tracing::warn!(id = %self.id, %error, "the container was not announced at once");
+        }
         let deadline = Instant::now() + RESTORE;
         loop {
             match front.handle.next(deadline.saturating_duration_since(Instant::now())) {

@@ -1,7 +1,9 @@
 //! Packets that reached the closed gate.
 
+use std::time::{Duration, Instant};
+
 use tranship_coordinator::Failure;
-use tranship_network::{HeldFrame, Injector};
+use tranship_network::{Backlog, HeldFrame, Injector};
 use tranship_wire::message::Request;
 
 use super::SourceRun;
@@ -9,7 +11,41 @@ use super::SourceRun;
 /// Bytes of packets in one message: as text they are a third longer, and a message holds 1 MiB.
 const HELD_MESSAGE: usize = 512 << 10;
 
+/// How long programs may take to accept the connections that have been made before the freeze.
+const ACCEPT: Duration = Duration::from_millis(50);
+
 impl SourceRun {
+    /// Keeps new connections waiting at the gate until programs have accepted those that are made already: CRIU cannot carry
+    /// what waits to be accepted. A container without listeners, or an idle one, is not kept waiting.
+    pub(super) fn let_backlog_drain(&mut self) {
+        let network = self.inspection.as_ref().and_then(|(_, offer)| offer.network.clone());
+        let (Some((path, _)), Some(hold), Some(gate)) = (network, &mut self.hold, &mut self.gate) else { return };
+        let deadline = Instant::now() + ACCEPT;
+        let held = &mut self.held;
+        let drained = Backlog::prepare(&path).and_then(|mut backlog| {
+            hold.begin()?;
+            gate.close_to_new_connections()?;
+            loop {
+                // What passes meanwhile must not fill the hold.
+                held.extend(hold.take());
+                match backlog.waiting()? {
+                    0 => return Ok(0),
+                    left if Instant::now() >= deadline => return Ok(left),
+                    _ => std::thread::sleep(Duration::from_micros(200)),
+                }
+            }
+        });
+        match drained {
+            Ok(0) => {}
+            Ok(left) => self.report.change(|r| {
+                r.ways.push(format!("network: {left} connections that no program accepted in time are lost"));
+            }),
+            Err(error) => {
+                tracing::warn!(id = %self.id, %error, "connections that wait to be accepted are not looked at");
+            }
+        }
+    }
+
     /// Delivers the held packets to the original, which goes on here after all.
     pub(super) fn deliver_here(&mut self) {
         let Some(mut hold) = self.hold.take() else { return };

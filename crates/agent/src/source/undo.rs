@@ -40,13 +40,17 @@ impl SourceRun {
                 (self.demand, self.files) = (None, None);
                 ended.and(self.layout.remove())
             }
-            SourceStep::Freeze => match (self.engine.inspect(&self.name), &self.inspection) {
-                (Ok(container), _) => container.freezer.thaw().map_err(failed),
-                // The container does not wait for its engine's daemon.
-                (Err(EngineError::Silent { .. }), Some((container, _))) => container.freezer.thaw().map_err(failed),
-                (Err(EngineError::NoSuchContainer { .. }), _) => Ok(()),
-                (Err(error), _) => Err(failed(error)),
-            },
+            SourceStep::Freeze => {
+                match (self.engine.inspect(&self.name), &self.inspection) {
+                    (Ok(container), _) => container.freezer.thaw().map_err(failed),
+                    // The container does not wait for its engine's daemon.
+                    (Err(EngineError::Silent { .. }), Some((container, _))) => container.freezer.thaw().map_err(failed),
+                    (Err(EngineError::NoSuchContainer { .. }), _) => return Ok(()),
+                    (Err(error), _) => Err(failed(error)),
+                }?;
+                // It may have been closed to new connections, and no further.
+                self.open_gate_again()
+            }
             SourceStep::CloseGate => self.open_gate_again(),
             // A dump must have ended before the tasks are let go.
             SourceStep::Transfer => {

@@ -21,7 +21,7 @@ use nix::sched::{CloneFlags, setns};
 use nix::sys::socket::{
     AddressFamily, LinkAddr, SockFlag, SockProtocol, SockType, SockaddrLike, bind, recvfrom, socket,
 };
-use tranship_types::{Attachment, Interface, NetworkIdentity, Route};
+use tranship_types::{Attachment, Interface, Neighbour, NetworkIdentity, Route};
 
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 
@@ -122,6 +122,12 @@ impl Lab {
             preferred_source: None,
             onlink,
         };
+        let neighbour = |address: &str, mac, permanent| Neighbour {
+            address: address.parse().unwrap(),
+            mac,
+            interface: "web0".into(),
+            permanent,
+        };
         NetworkIdentity {
             interfaces: vec![Interface {
                 name: "web0".into(),
@@ -139,6 +145,18 @@ impl Lab {
                 },
                 Route { metric: 1024, ..route(None, "fd09::1", false) },
             ],
+            neighbours: vec![
+                neighbour("10.9.0.50", [2, 0, 0, 0, 0, 50], true),
+                neighbour("fd09::50", [2, 0, 0, 0, 0, 51], true),
+                neighbour("10.9.0.60", [2, 0, 0, 0, 0, 60], false),
+            ],
+            sysctls: [
+                ("ipv4/conf/web0/rp_filter", "2"),
+                ("ipv4/tcp_keepalive_time", "77"),
+                ("ipv6/conf/web0/accept_ra", "0"),
+            ]
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .into(),
         }
     }
 

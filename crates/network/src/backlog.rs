@@ -1,0 +1,121 @@
+use std::path::{Path, PathBuf};
+
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_SOCK_DIAG};
+
+use crate::NetworkError;
+use crate::namespace::inside;
+use crate::reply::Messages;
+
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const NLMSG_DONE: u16 = 3;
+const REQUEST_AND_DUMP: u16 = 0x301;
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+const TCP: u8 = 6;
+// net/tcp_states.h
+const SYN_RECV: u8 = 3;
+const LISTEN: u8 = 10;
+
+/// The connections of a network namespace that no program has accepted yet, which CRIU cannot carry.
+pub struct Backlog {
+    netns: PathBuf,
+    socket: Socket,
+    sequence: u32,
+}
+
+impl Backlog {
+    /// Opens a socket inside `netns`, which keeps the namespace alive.
+    ///
+    /// # Errors
+    /// [`NetworkError::Missing`], [`NetworkError::NotANamespace`], the system's refusal.
+    pub fn prepare(netns: &Path) -> Result<Self, NetworkError> {
+        let socket = inside(netns, || {
+            let open = || {
+                let mut socket = Socket::new(NETLINK_SOCK_DIAG)?;
+                socket.bind_auto()?;
+                socket.connect(&SocketAddr::new(0, 0))?;
+                Ok(socket)
+            };
+            open().map_err(|e: std::io::Error| {
+                NetworkError::refused(format!("open a socket in network namespace {}", netns.display()), e)
+            })
+        })?;
+        Ok(Self { netns: netns.to_owned(), socket, sequence: 0 })
+    }
+
+    /// How many connections wait to be accepted, or for the last segment of their handshake.
+    ///
+    /// # Errors
+    /// The system's refusal.
+    pub fn waiting(&mut self) -> Result<u32, NetworkError> {
+        let count = [AF_INET, AF_INET6].into_iter().try_fold(0, |sum, family| Ok(sum + self.waiting_of(family)?));
+        count.map_err(|e: std::io::Error| {
+            NetworkError::refused(format!("list the sockets of network namespace {}", self.netns.display()), e)
+        })
+    }
+
+    fn waiting_of(&mut self, family: u8) -> std::io::Result<u32> {
+        self.sequence += 1;
+        let states = (1u32 << LISTEN) | (1 << SYN_RECV);
+        // struct inet_diag_req_v2 of linux/inet_diag.h: family, protocol, no extensions, states, any socket.
+        let request = [&[family, TCP, 0, 0][..], &states.to_ne_bytes(), &[0; 48]].concat();
+        let mut message = Vec::with_capacity(16 + request.len());
+        message.extend_from_slice(&(16 + request.len() as u32).to_ne_bytes());
+        message.extend_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+        message.extend_from_slice(&REQUEST_AND_DUMP.to_ne_bytes());
+        message.extend_from_slice(&self.sequence.to_ne_bytes());
+        message.extend_from_slice(&[0; 4]);
+        message.extend_from_slice(&request);
+        self.socket.send(&message, 0)?;
+        let mut count = 0;
+        loop {
+            let (answer, _) = self.socket.recv_from_full()?;
+            for m in Messages(&answer).filter(|m| m.sequence == self.sequence) {
+                match (m.kind, m.verdict()) {
+                    (NLMSG_DONE, _) => return Ok(count),
+                    (_, Some(verdict)) => verdict.map_err(|refusal| std::io::Error::other(refusal.to_string()))?,
+                    (SOCK_DIAG_BY_FAMILY, None) => count += connections(m.payload),
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+/// How many waiting connections a socket (struct inet_diag_msg) stands for: itself, or what its queue holds.
+fn connections(socket: &[u8]) -> u32 {
+    let queue = socket.get(56..60).and_then(|b| Some(u32::from_ne_bytes(b.try_into().ok()?)));
+    match (socket.get(1), queue) {
+        (Some(&LISTEN), Some(queue)) => queue,
+        (Some(_), Some(_)) => 1,
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn connections_wait_until_they_are_accepted() {
+        // The sockets of other tests of this machine are in the same namespace: only this one's change is looked at.
+        let mut backlog = Backlog::prepare(Path::new("/proc/thread-self/ns/net")).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let clients: Vec<_> = (0..50).map(|_| TcpStream::connect(listener.local_addr().unwrap()).unwrap()).collect();
+        assert!(backlog.waiting().unwrap() >= 50);
+        let accepted: Vec<_> = (0..50).map(|_| listener.accept().unwrap()).collect();
+        assert!(backlog.waiting().unwrap() < 50);
+        drop((clients, accepted));
+    }
+
+    #[test]
+    fn cut_messages_stand_for_nothing() {
+        assert_eq!(connections(&[2, LISTEN]), 0);
+        assert_eq!(connections(&[]), 0);
+        let mut request = vec![0; 72];
+        request[1] = SYN_RECV;
+        assert_eq!(connections(&request), 1);
+    }
+}

@@ -1,0 +1,84 @@
+//! Numbered traffic through moves: of streams not a byte is lost, doubled or out of order, no connection ends, and datagrams
+//! are delivered.
+
+mod kinds;
+mod places;
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use tranship_e2e::{exactly_one_runs, move_container, nothing_left, scenarios, wait_until};
+use tranship_lab::{CLIENT, Lab, RunOptions, find_program};
+use tranship_types::Report;
+use tranship_workloads::traffic::{Service, TRAFFIC_PORT};
+
+const NAME: &str = "traffic";
+const IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 31);
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn address(ip: Ipv4Addr) -> SocketAddr {
+    (ip, TRAFFIC_PORT).into()
+}
+
+/// Runs a server of traffic in a container.
+fn run(lab: &Lab, node: &str, name: &str, ip: Ipv4Addr, bridge: bool) -> Result<()> {
+    let mut options = RunOptions::new(ip, ["/opt/bench-traffic"]);
+    options.binds.push((find_program("bench-traffic")?, "/opt/bench-traffic".into()));
+    options.bridge = bridge;
+    lab.run(node, name, &options)?;
+    wait_until("the server to answer", PATIENCE, || Ok(connect(lab, ip).ok()))?;
+    Ok(())
+}
+
+/// A connection from the client node.
+fn connect(lab: &Lab, ip: Ipv4Addr) -> Result<TcpStream> {
+    let stream = lab.connect(CLIENT, address(ip), Duration::from_secs(2))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+/// Asks for a service on a new connection.
+fn ask(lab: &Lab, ip: Ipv4Addr, service: Service) -> Result<TcpStream> {
+    let stream = connect(lab, ip)?;
+    (&stream).write_all(&service.to_bytes())?;
+    Ok(stream)
+}
+
+/// Moves a container and checks that it is there and nothing else is left of it.
+fn moves(lab: &Lab, name: &str, from: &str, to: &str) -> Result<Report> {
+    let report = move_container(lab, from, name, to).with_context(|| format!("{name} from {from} to {to}"))?;
+    ensure!(exactly_one_runs(lab, name)? == to, "{name} is not on {to}");
+    if !lab.exec(from, &["test", "-e", &format!("/run/netns/{name}")])?.status.success() {
+        nothing_left(lab, from, name)?;
+    }
+    Ok(report)
+}
+
+/// Sends a word to an echo and has it back.
+fn echoes(mut stream: &TcpStream, word: u64) -> Result<()> {
+    stream.write_all(&word.to_le_bytes())?;
+    let mut back = [0; 8];
+    stream.read_exact(&mut back)?;
+    ensure!(u64::from_le_bytes(back) == word, "{word} came back as {back:?}");
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    scenarios(&[
+        ("streams_in_all_directions_lose_and_double_nothing", kinds::streams_of_all_directions),
+        ("requests_need_no_retransmission", kinds::requests),
+        ("connections_that_are_closed_on_one_side_stay_so", kinds::half_closed),
+        ("unread_and_unsent_data_arrive", kinds::unread_and_unsent_data),
+        ("connections_that_wait_to_be_accepted_are_served", kinds::backlog),
+        ("whoever_connects_in_the_blackout_is_let_in", kinds::new_connections),
+        ("datagrams_that_come_in_the_blackout_are_delivered", kinds::datagrams),
+        ("two_thousand_connections_move_at_once", kinds::many_connections),
+        ("a_peer_on_either_node_keeps_its_connection", places::peers_on_both_nodes),
+        ("connected_containers_move_in_turn_and_at_once", places::both_ends),
+        ("a_client_behind_a_router_keeps_its_connection", places::behind_a_router),
+        ("a_bridged_container_keeps_its_connections", places::bridged),
+    ])
+}

@@ -1,0 +1,146 @@
+//! Where the other end of a connection is: on either node, in a container that moves too, behind a router.
+
+use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use tranship_e2e::{Capture, Moving, Stage, exactly_one_runs, remove};
+use tranship_lab::{CLIENT, Lab};
+use tranship_types::Mode;
+use tranship_workloads::traffic::{Service, Stream, TRAFFIC_PORT, Way};
+
+use super::{IP, NAME, address, connect, moves, run};
+
+const OTHER: &str = "other";
+const BRIDGED_IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 35);
+const OTHER_IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 32);
+/// Bytes a second of each stream.
+const RATE: u64 = 4 << 20;
+
+/// A stream from the client through the container at `by` to the one at `to` and back the same way.
+fn chain(lab: &Lab, by: Ipv4Addr, to: Ipv4Addr) -> Result<Stream> {
+    let relay = Service::Relay(SocketAddrV4::new(to, TRAFFIC_PORT));
+    Stream::begin(connect(lab, by)?, Way::Both, Some(RATE), &[relay])
+}
+
+/// Checks that the streams still run.
+fn go_on(streams: &[Stream]) -> Result<()> {
+    std::thread::sleep(Duration::from_millis(300));
+    match streams.iter().position(|stream| !stream.goes_on()) {
+        Some(n) => bail!("stream {n} has ended"),
+        None => Ok(()),
+    }
+}
+
+fn end(streams: Vec<Stream>) -> Result<()> {
+    for (n, stream) in streams.into_iter().enumerate() {
+        let course = stream.end().with_context(|| format!("stream {n}"))?;
+        eprintln!("stream {n}: longest gap {} ms", course.longest_gap_ms());
+    }
+    Ok(())
+}
+
+pub(super) fn peers_on_both_nodes(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    const STAY: [(&str, &str, Ipv4Addr); 2] =
+        [("a", "stays-a", Ipv4Addr::new(10, 77, 0, 33)), ("b", "stays-b", Ipv4Addr::new(10, 77, 0, 34))];
+    run(lab, "a", NAME, IP, false)?;
+    for (node, name, ip) in STAY {
+        run(lab, node, name, ip, false)?;
+    }
+    let mut streams = Vec::new();
+    for (_, _, ip) in STAY {
+        streams.push(chain(lab, ip, IP)?);
+        streams.push(chain(lab, IP, ip)?);
+    }
+    go_on(&streams)?;
+    for (from, to) in [("a", "b"), ("b", "a")] {
+        moves(lab, NAME, from, to)?;
+        go_on(&streams).with_context(|| format!("after the move to {to}"))?;
+    }
+    end(streams)?;
+    for name in [NAME, STAY[0].1, STAY[1].1] {
+        remove(lab, name)?;
+    }
+    Ok(())
+}
+
+pub(super) fn both_ends(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    run(lab, "a", NAME, IP, false)?;
+    run(lab, "a", OTHER, OTHER_IP, false)?;
+    let resets = Capture::begin(&format!("(host {IP} or host {OTHER_IP}) and tcp[tcpflags] & tcp-rst != 0"))?;
+    let streams = vec![chain(lab, IP, OTHER_IP)?, chain(lab, OTHER_IP, IP)?];
+    go_on(&streams)?;
+    // One leaves, the other follows, one comes back.
+    for (name, from, to) in [(NAME, "a", "b"), (OTHER, "a", "b"), (NAME, "b", "a")] {
+        moves(lab, name, from, to)?;
+        go_on(&streams).with_context(|| format!("after {name} has gone to {to}"))?;
+    }
+    // They change places, at the same time, and again.
+    for (here, there) in [("a", "b"), ("b", "a")] {
+        let first = Moving::begin(lab, NAME, here, there, Mode::Auto)?;
+        let second = Moving::begin(lab, OTHER, there, here, Mode::Auto)?;
+        for (name, moving, to) in [(NAME, first, there), (OTHER, second, here)] {
+            let ended = moving.end()?;
+            ensure!(ended.success, "{name} was not moved to {to}: {}", ended.error());
+            ensure!(exactly_one_runs(lab, name)? == to, "{name} is not on {to}");
+        }
+        go_on(&streams).with_context(|| format!("after both have moved, one to {there}"))?;
+    }
+    end(streams)?;
+    let resets = resets.end()?;
+    ensure!(resets.is_empty(), "resets were seen: {resets:#?}");
+    remove(lab, NAME)?;
+    remove(lab, OTHER)
+}
+
+pub(super) fn behind_a_router(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    run(lab, "a", NAME, IP, false)?;
+    // The client node forwards between the lab's network and another one, in which there is one host.
+    let router = lab.address(CLIENT)?.to_string();
+    let ip = |words: &str| lab.check(CLIENT, &[&["ip"], words.split(' ').collect::<Vec<_>>().as_slice()].concat());
+    ip("netns add beyond")?;
+    ip("link add far type veth peer name eth0 netns beyond")?;
+    ip("addr add 10.78.0.1/24 dev far")?;
+    ip("link set far up")?;
+    ip("-n beyond addr add 10.78.0.2/24 dev eth0")?;
+    ip("-n beyond link set eth0 up")?;
+    ip("-n beyond route add default via 10.78.0.1")?;
+    lab.check(CLIENT, &["sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"])?;
+    lab.check("a", &["ip", "-n", NAME, "route", "add", "10.78.0.0/24", "via", &router])?;
+
+    let limit = Duration::from_secs(2);
+    let mut streams = Vec::new();
+    for way in [Way::Out, Way::In, Way::Both] {
+        let stream = lab.within(CLIENT, Some("beyond"), move || TcpStream::connect_timeout(&address(IP), limit))??;
+        streams.push(Stream::begin(stream, way, (way != Way::In).then_some(RATE), &[])?);
+    }
+    go_on(&streams)?;
+    for (from, to) in [("a", "b"), ("b", "a")] {
+        moves(lab, NAME, from, to)?;
+        go_on(&streams).with_context(|| format!("after the move to {to}"))?;
+    }
+    end(streams)?;
+    ip("netns delete beyond")?;
+    remove(lab, NAME)
+}
+
+pub(super) fn bridged(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    run(lab, "a", NAME, BRIDGED_IP, true)?;
+    let mut streams = vec![Stream::begin(connect(lab, BRIDGED_IP)?, Way::Both, Some(RATE), &[])?];
+    // Across a bridge the nodes themselves reach the container.
+    for node in ["a", "b"] {
+        let stream = lab.connect(node, address(BRIDGED_IP), Duration::from_secs(2))?;
+        streams.push(Stream::begin(stream, Way::Both, Some(RATE), &[])?);
+    }
+    go_on(&streams)?;
+    for (from, to) in [("a", "b"), ("b", "a")] {
+        moves(lab, NAME, from, to)?;
+        go_on(&streams).with_context(|| format!("after the move to {to}"))?;
+    }
+    end(streams)?;
+    remove(lab, NAME)
+}
