@@ -12,7 +12,7 @@ use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, redis_comm
 use tranship_types::BlockerKind;
 
 const NAME: &str = "cache";
-/// The longest that a client may wait, in ms. It is many times what a move takes, and less than what Docker's own checkpoint does.
+/// The longest that a client may wait, in ms: many times what a move takes, and less than Docker's own checkpoint does.
 const GAP: f64 = 1500.0;
 
 /// Each scenario has an address of its own: the client remembers for a while which interface had one.

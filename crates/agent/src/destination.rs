@@ -238,8 +238,8 @@ impl DestinationRun {
         Ok(())
     }
 
-    /// Waits until it is known of every page whether it has come, comes later or is zero. A task that is restored before may
-    /// be given an old page.
+    /// Waits until it is known of every page whether it has come, comes later or is zero. A task that is restored
+    /// before may be given an old page.
     fn pages_named(&mut self) -> Result<(), Failure> {
         match self.inbox.store() {
             Ok(store) => {
@@ -392,7 +392,8 @@ impl DestinationRun {
         self.layout.remove()
     }
 
-    /// Ends a void copy that may run, so that not one packet of its end gets out: its clients may be the original's by now.
+    /// Ends a void copy that may run, so that not one packet of its end gets out: its clients may be the original's by
+    /// now.
     fn silence(&mut self) -> Result<(), Failure> {
         let copy = self.own_container();
         if copy.is_some() {
@@ -613,7 +614,8 @@ pub fn check(node: &Node, offer: &Offer) -> Vec<Blocker> {
     blockers
 }
 
-/// Where the network namespace of a container is on this node until its engine has a name for it; `path` is that on the source.
+/// Where the network namespace of a container is on this node until its engine has a name for it; `path` is that on the
+/// source.
 fn place_network(engine: &dyn Engine, container: &str, path: &Path) -> PathBuf {
     match engine.attaches_network() {
         true => Path::new("/run/netns").join(format!("tranship-{container}")),

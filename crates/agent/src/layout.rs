@@ -254,9 +254,9 @@ impl Layout {
         }
     }
 
-    /// Ends a front that may or may not be there, from whichever agent, and waits until it and its criu are gone. A dump
-    /// that is under way is let finish, even if its front was killed: criu must not be killed in the middle of one, and puts
-    /// the tasks back into the state in which it found them.
+    /// Ends a front that may or may not be there, from whichever agent, and waits until it and its criu are gone. A
+    /// dump that is under way is let finish, even if its front was killed: criu must not be killed in the middle of
+    /// one, and puts the tasks back into the state in which it found them.
     pub fn end_front(&self, role: Role, timeout: Duration) -> Result<(), Failure> {
         let deadline = Instant::now() + timeout;
         let socket = self.front_socket(role);
@@ -299,8 +299,8 @@ impl Layout {
     }
 }
 
-/// The container's network namespace as what criu is to leave alone, under the key by which runc names it at a restore. Not every
-/// engine has told its runc of it.
+/// The container's network namespace as what criu is to leave alone, under the key by which runc names it at a restore.
+/// Not every engine has told its runc of it.
 fn external_network(offer: &Offer) -> Result<Vec<String>, Failure> {
     let Some((path, _)) = &offer.network else { return Ok(Vec::new()) };
     let namespace = std::fs::metadata(path)

@@ -1,5 +1,5 @@
-//! The runtime wrapper: what an engine executes in place of runc. It passes everything on to runc, but for a container that an agent
-//! has marked for a restore:
+//! The runtime wrapper: what an engine executes in place of runc. It passes everything on to runc, but for a container
+//! that an agent has marked for a restore:
 //!
 //! ```text
 //!  create  ─▶  hooks, against a thread in the namespace that the agent has made: the engine attaches its network
@@ -104,8 +104,8 @@ fn restore(call: &Call<'_>, mark: &Mark) -> anyhow::Result<i32> {
     Err(command.arg(call.id).exec().into())
 }
 
-/// Has the engine attach its network to the agent's namespace, as its hooks do it in the course of a start, and names that namespace
-/// in the configuration. The hooks must not run again: they would in the middle of the restore.
+/// Has the engine attach its network to the agent's namespace, as its hooks do it in the course of a start, and names
+/// that namespace in the configuration. The hooks must not run again: they would in the middle of the restore.
 fn attach(config: &mut Value, namespace: &Path, id: &str, bundle: &Path) -> anyhow::Result<()> {
     let annotations = config["annotations"].clone();
     let mut hooks = Vec::new();
@@ -124,7 +124,8 @@ fn attach(config: &mut Value, namespace: &Path, id: &str, bundle: &Path) -> anyh
     std::thread::scope(|scope| {
         let (entered, wait) = std::sync::mpsc::channel();
         let (done, until) = std::sync::mpsc::channel::<()>();
-        // A thread has a directory in /proc like a process: it stands for the container's first process, which is not there yet.
+        // A thread has a directory in /proc like a process: it stands for the container's first process, which is not
+        // there yet.
         let stand_in = scope.spawn(move || -> anyhow::Result<()> {
             nix::sched::setns(opened, nix::sched::CloneFlags::CLONE_NEWNET)?;
             entered.send(nix::unistd::gettid().as_raw())?;

@@ -1,7 +1,7 @@
 //! The cgroup freezer, versions 1 and 2: how a container is stopped, and kept stopped by nobody's grace.
 //!
-//! A frozen cgroup stays frozen whatever dies, which no tracer could promise: this is what keeps a container from running
-//! twice. Freezing is polled tightly, since each millisecond is one of blackout.
+//! A frozen cgroup stays frozen whatever dies, which no tracer could promise: this is what keeps a container from
+//! running twice. Freezing is polled tightly, since each millisecond is one of blackout.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -122,8 +122,8 @@ impl Freezer {
         Ok(found.into_iter().collect())
     }
 
-    /// Ends every process without letting any of them run: they are killed while frozen, so that the first thing each of
-    /// them does when thawed is to die. Returns when none is left. A cgroup that is gone has none.
+    /// Ends every process without letting any of them run: they are killed while frozen, so that the first thing each
+    /// of them does when thawed is to die. Returns when none is left. A cgroup that is gone has none.
     pub fn kill_frozen(&self, timeout: Duration) -> Result<(), FreezerError> {
         if !self.directory().exists() {
             return Ok(());
@@ -162,7 +162,8 @@ impl Freezer {
 /// How long killed processes may take to be gone.
 const SWEEP: Duration = Duration::from_secs(10);
 
-/// The cgroups of this path (below the root of each hierarchy) that there are. The root itself is everybody's, and never one.
+/// The cgroups of this path (below the root of each hierarchy) that there are. The root itself is everybody's, and
+/// never one.
 fn cgroups(path: &Path) -> Vec<PathBuf> {
     let Ok(relative) = path.strip_prefix("/") else { return Vec::new() };
     if relative.as_os_str().is_empty() || relative.components().any(|c| c == std::path::Component::ParentDir) {

@@ -1,7 +1,7 @@
 //! Container engines: what Tranship asks of them, and runc.
 //!
-//! Engines stay stock. For a dump and for a restore the engine is run by its own command line with the CRIU front on its
-//! PATH, so that before and afterwards it is the engine that manages the container.
+//! Engines stay stock. For a dump and for a restore the engine is run by its own command line with the CRIU front on
+//! its PATH, so that before and afterwards it is the engine that manages the container.
 
 mod cpu;
 mod docker;
@@ -100,7 +100,8 @@ impl Container {
         Some(network["path"].as_str()?.into())
     }
 
-    /// The mounts whose content lies on the node, the engine's own among them: (source there, destination in the container).
+    /// The mounts whose content lies on the node, the engine's own among them: (source there, destination in the
+    /// container).
     pub fn bind_mounts(&self) -> Vec<(PathBuf, PathBuf)> {
         let is_bind = |mount: &&serde_json::Value| {
             mount["type"] == "bind"
@@ -260,8 +261,8 @@ pub trait Engine: Send + Sync {
     /// Whether the container is the one that [`Engine::create`] made with this directory.
     fn is_made_from(&self, container: &Container, bundle: &Path) -> bool;
 
-    /// The command that restores a container through the CRIU front, from what [`Engine::create`] made. The engine's network, where
-    /// it attaches by itself, goes into the namespace `network`.
+    /// The command that restores a container through the CRIU front, from what [`Engine::create`] made. The engine's
+    /// network, where it attaches by itself, goes into the namespace `network`.
     fn restore(
         &self,
         name: &str,
@@ -270,8 +271,8 @@ pub trait Engine: Send + Sync {
         network: Option<&Path>,
     ) -> Result<Command, EngineError>;
 
-    /// Ends what runs of a container that was restored, or half so, and leaves what [`Engine::create`] made. What is not there is
-    /// no error.
+    /// Ends what runs of a container that was restored, or half so, and leaves what [`Engine::create`] made. What is
+    /// not there is no error.
     fn end(&self, name: &str, bundle: &Path) -> Result<(), EngineError>;
 
     /// Has the engine leave the container alone when its processes end, which are about to be killed.
@@ -283,9 +284,9 @@ pub trait Engine: Send + Sync {
     /// What the engine knows of a container that it has restored, in a form of its own; `None` if it knows none.
     fn remember(&self, name: &str) -> Option<Vec<u8>>;
 
-    /// The directory on this node that takes in a tree of container `name` which is arriving here: after [`Engine::create`], and
-    /// before the restore. One of the engine's own (a writable layer, a volume) must be there, made for this container; whatever
-    /// is in it is removed.
+    /// The directory on this node that takes in a tree of container `name` which is arriving here: after
+    /// [`Engine::create`], and before the restore. One of the engine's own (a writable layer, a volume) must be there,
+    /// made for this container; whatever is in it is removed.
     fn tree_directory(&self, name: &str, tree: &CarriedTree) -> Result<PathBuf, EngineError> {
         let _ = name;
         Ok(tree.path.clone())
@@ -298,10 +299,11 @@ pub trait Engine: Send + Sync {
     /// Whether anything runs in the cgroups that the configuration (as from [`Engine::adopt`]) names.
     fn occupied(&self, config: &serde_json::Value) -> bool;
 
-    /// Ends whatever runs in the cgroups of the copy that is made from `bundle`, and removes those: for what a restore that was
-    /// killed has left.
+    /// Ends whatever runs in the cgroups of the copy that is made from `bundle`, and removes those: for what a restore
+    /// that was killed has left.
     fn sweep(&self, bundle: &Path) -> Result<(), EngineError>;
 
-    /// Directories of the engine's own below which a killed restore may have left mounts, for the copy that is made from `bundle`.
+    /// Directories of the engine's own below which a killed restore may have left mounts, for the copy that is made
+    /// from `bundle`.
     fn mount_residue(&self, name: &str, bundle: &Path) -> Vec<PathBuf>;
 }

@@ -1,5 +1,5 @@
-//! The mark on a container that an engine is about to start, and that is to be restored instead: how an agent tells the runtime
-//! wrapper, which the engine executes in place of runc.
+//! The mark on a container that an engine is about to start, and that is to be restored instead: how an agent tells the
+//! runtime wrapper, which the engine executes in place of runc.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! Docker in the nodes: a daemon of each node's own, an image that is the same on all of them, and a network on the lab's link.
+//! Docker in the nodes: a daemon of each node's own, an image that is the same on all of them, and a network on the
+//! lab's link.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -25,11 +26,13 @@ const SUBNET: &str = "10.77.0.0/24";
 const START_LIMIT: Duration = Duration::from_secs(30);
 
 impl Lab {
-    /// Starts a Docker daemon in every node, with the runtime wrapper registered as `tranship`, the image `tranship-lab` (a skeleton
-    /// for containers with the host's /usr and /etc) and the network `lab`, a macvlan on the node's link. Daemons that run stay.
+    /// Starts a Docker daemon in every node, with the runtime wrapper registered as `tranship`, the image
+    /// `tranship-lab` (a skeleton for containers with the host's /usr and /etc) and the network `lab`, a macvlan on the
+    /// node's link. Daemons that run stay.
     ///
     /// # Errors
-    /// If Debian's docker.io is not installed, or a daemon does not answer within 30 s; the error has the end of its log.
+    /// If Debian's docker.io is not installed, or a daemon does not answer within 30 s; the error has the end of its
+    /// log.
     pub fn start_docker(&self) -> Result<()> {
         for needed in [CLIENT, DAEMON] {
             if !Path::new(needed).exists() {
@@ -73,8 +76,8 @@ impl Lab {
         self.check(node, &[&[CLIENT], arguments].concat())
     }
 
-    /// Starts a container in a node's Docker, with the lab's image and network, the host's /usr and /etc, and a tmpfs on /tmp.
-    /// `options` are more of those of `docker run`.
+    /// Starts a container in a node's Docker, with the lab's image and network, the host's /usr and /etc, and a tmpfs
+    /// on /tmp. `options` are more of those of `docker run`.
     ///
     /// # Errors
     /// Docker's refusal.

@@ -28,11 +28,12 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Opens what is needed for the gate of `netns`, on `interfaces` in there. Changes nothing. The value holds a socket
-    /// in the namespace, which keeps the namespace alive.
+    /// Opens what is needed for the gate of `netns`, on `interfaces` in there. Changes nothing. The value holds a
+    /// socket in the namespace, which keeps the namespace alive.
     ///
     /// # Errors
-    /// [`NetworkError::Missing`], [`NetworkError::NotANamespace`], an interface that is not there, the system's refusal.
+    /// [`NetworkError::Missing`], [`NetworkError::NotANamespace`], an interface that is not there, the system's
+    /// refusal.
     pub fn prepare(netns: &Path, interfaces: &[String]) -> Result<Self, NetworkError> {
         inside(netns, || Self::here(netns, interfaces))
     }
@@ -56,8 +57,8 @@ impl Gate {
         Ok(Self { nftables, netns: netns.to_owned(), interfaces: interfaces.to_vec() })
     }
 
-    /// The gate for interfaces that are not there yet, for a thread that is inside already: closed now, it is closed when they
-    /// come. Kernels before 6.16 refuse to close it.
+    /// The gate for interfaces that are not there yet, for a thread that is inside already: closed now, it is closed
+    /// when they come. Kernels before 6.16 refuse to close it.
     pub(crate) fn ahead(netns: &Path, interfaces: &[String]) -> Result<Self, NetworkError> {
         let nftables = Nftables::open().map_err(|e| {
             NetworkError::refused(format!("prepare the gate of network namespace {}", netns.display()), e)

@@ -56,8 +56,8 @@ fn parse(answer: &[u8]) -> Option<Answer> {
     Some(Answer { status, body })
 }
 
-/// A name as a part of a path: only what needs no escape there, which all names of containers, images and networks keep to but for
-/// those that cannot exist.
+/// A name as a part of a path: only what needs no escape there, which all names of containers, images and networks keep
+/// to but for those that cannot exist.
 pub(super) fn is_plain(name: &str) -> bool {
     !name.is_empty()
         && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.-:/@".contains(&b))

@@ -1,7 +1,7 @@
 //! Docker, by its HTTP API; and by runc, which runs its containers.
 //!
-//! A container is made anew on the destination with the parameters that it has on the source, and started. Its runtime there is the
-//! runtime wrapper, which finds the mark of a restore on it:
+//! A container is made anew on the destination with the parameters that it has on the source, and started. Its runtime
+//! there is the runtime wrapper, which finds the mark of a restore on it:
 //!
 //! ```text
 //!  agent ──create──▶ Docker        bundle/id            the container, not started
@@ -13,8 +13,8 @@
 //!                     └──────────────────▶ wrapper start     takes the mark off; the container runs already
 //! ```
 //!
-//! The runtime is named in the container's own configuration, so that no Docker without the wrapper can start it by mistake, as a
-//! second copy with the same addresses.
+//! The runtime is named in the container's own configuration, so that no Docker without the wrapper can start it by
+//! mistake, as a second copy with the same addresses.
 
 mod http;
 mod parameters;
@@ -166,7 +166,8 @@ impl Docker {
         Ok(found)
     }
 
-    /// What a container can write to on disk: its writable layer, its volumes, and the node's directories that it may write to.
+    /// What a container can write to on disk: its writable layer, its volumes, and the node's directories that it may
+    /// write to.
     fn trees(container: &Value) -> Vec<CarriedTree> {
         let upper = container["GraphDriver"]["Data"]["UpperDir"].as_str();
         let layer =

@@ -39,8 +39,8 @@ pub(super) fn subnets(network: &Value) -> Vec<String> {
 }
 
 impl Parameters {
-    /// Those of a container that Docker has described (`GET /containers/ID/json`). `describe` gives the description of a network by
-    /// its id.
+    /// Those of a container that Docker has described (`GET /containers/ID/json`). `describe` gives the description of
+    /// a network by its id.
     pub fn read<E>(container: &Value, mut describe: impl FnMut(&str) -> Result<Value, E>) -> Result<Self, E> {
         let mut body = container["Config"].clone();
         body["HostConfig"] = container["HostConfig"].clone();
@@ -65,7 +65,8 @@ impl Parameters {
         Ok(Self { body, image, networks })
     }
 
-    /// The body with which the container is made: `image` is what the image is called there, `runtime` which runtime starts it.
+    /// The body with which the container is made: `image` is what the image is called there, `runtime` which runtime
+    /// starts it.
     pub fn create_body(&self, image: &str, runtime: &str) -> Value {
         let mut body = self.body.clone();
         body["Image"] = image.into();
