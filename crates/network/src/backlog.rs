@@ -12,11 +12,13 @@ const REQUEST_AND_DUMP: u16 = 0x301;
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 const TCP: u8 = 6;
+const UDP: u8 = 17;
 // net/tcp_states.h
 const SYN_RECV: u8 = 3;
 const LISTEN: u8 = 10;
 
-/// The connections of a network namespace that no program has accepted yet, which CRIU cannot carry.
+/// What has come to a network namespace and no program has taken yet, as far as CRIU cannot carry it: connections that wait to
+/// be accepted, datagrams that wait to be read.
 pub struct Backlog {
     netns: PathBuf,
     socket: Socket,
@@ -43,22 +45,25 @@ impl Backlog {
         Ok(Self { netns: netns.to_owned(), socket, sequence: 0 })
     }
 
-    /// How many connections wait to be accepted, or for the last segment of their handshake.
+    /// How many connections wait to be accepted, or for the last segment of their handshake; and how many sockets have
+    /// datagrams.
     ///
     /// # Errors
     /// The system's refusal.
     pub fn waiting(&mut self) -> Result<u32, NetworkError> {
-        let count = [AF_INET, AF_INET6].into_iter().try_fold(0, |sum, family| Ok(sum + self.waiting_of(family)?));
+        let pending = (1u32 << LISTEN) | (1 << SYN_RECV);
+        let kinds = [(AF_INET, TCP, pending), (AF_INET6, TCP, pending), (AF_INET, UDP, !0), (AF_INET6, UDP, !0)];
+        let count = kinds.into_iter().try_fold(0, |sum, kind| Ok(sum + self.waiting_of(kind)?));
         count.map_err(|e: std::io::Error| {
             NetworkError::refused(format!("list the sockets of network namespace {}", self.netns.display()), e)
         })
     }
 
-    fn waiting_of(&mut self, family: u8) -> std::io::Result<u32> {
+    /// The same of an address family and protocol, of sockets in these states.
+    fn waiting_of(&mut self, (family, protocol, states): (u8, u8, u32)) -> std::io::Result<u32> {
         self.sequence += 1;
-        let states = (1u32 << LISTEN) | (1 << SYN_RECV);
         // struct inet_diag_req_v2 of linux/inet_diag.h: family, protocol, no extensions, states, any socket.
-        let request = [&[family, TCP, 0, 0][..], &states.to_ne_bytes(), &[0; 48]].concat();
+        let request = [&[family, protocol, 0, 0][..], &states.to_ne_bytes(), &[0; 48]].concat();
         let mut message = Vec::with_capacity(16 + request.len());
         message.extend_from_slice(&(16 + request.len() as u32).to_ne_bytes());
         message.extend_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
@@ -74,7 +79,7 @@ impl Backlog {
                 match (m.kind, m.verdict()) {
                     (NLMSG_DONE, _) => return Ok(count),
                     (_, Some(verdict)) => verdict.map_err(|refusal| std::io::Error::other(refusal.to_string()))?,
-                    (SOCK_DIAG_BY_FAMILY, None) => count += connections(m.payload),
+                    (SOCK_DIAG_BY_FAMILY, None) => count += waiting(protocol, m.payload),
                     _ => {}
                 }
             }
@@ -82,11 +87,13 @@ impl Backlog {
     }
 }
 
-/// How many waiting connections a socket (struct inet_diag_msg) stands for: itself, or what its queue holds.
-fn connections(socket: &[u8]) -> u32 {
+/// What a socket (struct inet_diag_msg) counts for: one that listens for the connections in its queue, one of UDP for one if it
+/// has anything to read, others (in the middle of a handshake) for themselves.
+fn waiting(protocol: u8, socket: &[u8]) -> u32 {
     let queue = socket.get(56..60).and_then(|b| Some(u32::from_ne_bytes(b.try_into().ok()?)));
     match (socket.get(1), queue) {
-        (Some(&LISTEN), Some(queue)) => queue,
+        (Some(_), Some(bytes)) if protocol == UDP => u32::from(bytes > 0),
+        (Some(&LISTEN), Some(connections)) => connections,
         (Some(_), Some(_)) => 1,
         _ => 0,
     }
@@ -94,7 +101,7 @@ fn connections(socket: &[u8]) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{TcpListener, TcpStream};
+    use std::net::{TcpListener, TcpStream, UdpSocket};
 
     use super::*;
 
@@ -111,11 +118,21 @@ mod tests {
     }
 
     #[test]
+    fn datagrams_wait_until_they_are_read() {
+        let mut backlog = Backlog::prepare(Path::new("/proc/thread-self/ns/net")).unwrap();
+        let sockets: Vec<_> = (0..50).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
+        sockets.iter().for_each(|s| assert_eq!(s.send_to(b"x", s.local_addr().unwrap()).unwrap(), 1));
+        assert!(backlog.waiting().unwrap() >= 50);
+        sockets.iter().for_each(|s| assert_eq!(s.recv(&mut [0; 4]).unwrap(), 1));
+        assert!(backlog.waiting().unwrap() < 50);
+    }
+
+    #[test]
     fn cut_messages_stand_for_nothing() {
-        assert_eq!(connections(&[2, LISTEN]), 0);
-        assert_eq!(connections(&[]), 0);
+        assert_eq!(waiting(TCP, &[2, LISTEN]), 0);
+        assert_eq!(waiting(UDP, &[]), 0);
         let mut request = vec![0; 72];
         request[1] = SYN_RECV;
-        assert_eq!(connections(&request), 1);
+        assert_eq!((waiting(TCP, &request), waiting(UDP, &request)), (1, 0));
     }
 }

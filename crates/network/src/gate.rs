@@ -78,15 +78,16 @@ impl Gate {
         })
     }
 
-    /// Lets everything pass but segments that ask for a new TCP connection, so that programs can accept those that have been
-    /// made before the gate is [closed](Self::close).
+    /// Lets everything pass but what CRIU cannot carry once it has arrived: segments that ask for a new TCP connection, and
+    /// datagrams. So programs can accept and read what is there before the gate is [closed](Self::close).
     ///
     /// # Errors
     /// The kernel's refusal: then nothing has changed.
-    pub fn close_to_new_connections(&mut self) -> Result<(), NetworkError> {
-        self.replace("keep new connections waiting at the gate", |batch, device| {
+    pub fn close_to_newcomers(&mut self) -> Result<(), NetworkError> {
+        self.replace("keep new connections and datagrams waiting at the gate", |batch, device| {
             batch.new_chain(TABLE, device, Hook::Ingress, PRIORITY, Policy::Accept);
             batch.drop_new_connections(TABLE, device);
+            batch.drop_datagrams(TABLE, device);
         })
     }
 

@@ -1,5 +1,5 @@
-//! The little of nftables' netlink protocol that the gate needs: one table, base chains of the netdev family, one rule, and
-//! the transaction around them. Formats after the kernel's `include/uapi/linux/netfilter/nf_tables.h` and `nfnetlink.h`.
+//! The little of nftables' netlink protocol that the gate needs: one table, base chains of the netdev family, two rules,
+//! and the transaction around them. Formats after the kernel's `include/uapi/linux/netfilter/nf_tables.h` and `nfnetlink.h`.
 
 use std::io;
 
@@ -67,6 +67,7 @@ const IMMEDIATE_DATA: u16 = 2;
 const REGISTER_VERDICT: u32 = 0;
 const REGISTER: u32 = 1;
 const TCP: u8 = 6;
+const UDP: u8 = 17;
 
 /// What becomes of a frame: the values are netfilter's verdicts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,6 +141,31 @@ impl Batch {
         const FLAGS_AT: u32 = 13;
         const SYN: u8 = 0x02;
         const ACK: u8 = 0x10;
+        self.drop_of_protocol(table, device, TCP, |b| {
+            expression(b, "payload", |b| {
+                number(b, PAYLOAD_REGISTER, REGISTER);
+                number(b, PAYLOAD_BASE, PAYLOAD_TRANSPORT);
+                number(b, PAYLOAD_OFFSET, FLAGS_AT);
+                number(b, PAYLOAD_LENGTH, 1);
+            });
+            expression(b, "bitwise", |b| {
+                number(b, BITWISE_SOURCE, REGISTER);
+                number(b, BITWISE_TARGET, REGISTER);
+                number(b, BITWISE_LENGTH, 1);
+                attribute(b, BITWISE_MASK | NESTED, |b| attribute(b, DATA_VALUE, |b| b.push(SYN | ACK)));
+                attribute(b, BITWISE_XOR | NESTED, |b| attribute(b, DATA_VALUE, |b| b.push(0)));
+            });
+            expression(b, "cmp", |b| compare(b, &[SYN]));
+        });
+    }
+
+    /// Adds a rule to the ingress chain of `device` that drops UDP datagrams.
+    pub(crate) fn drop_datagrams(&mut self, table: &str, device: &str) {
+        self.drop_of_protocol(table, device, UDP, |_| {});
+    }
+
+    /// Adds a rule to the ingress chain of `device` that drops packets of an IP protocol that meet the conditions.
+    fn drop_of_protocol(&mut self, table: &str, device: &str, protocol: u8, conditions: impl FnOnce(&mut Vec<u8>)) {
         self.message(NEWRULE, NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_APPEND, NFPROTO_NETDEV, 0, |b| {
             string(b, RULE_TABLE, table);
             string(b, RULE_CHAIN, &Hook::Ingress.chain(device));
@@ -148,21 +174,8 @@ impl Batch {
                     number(b, META_REGISTER, REGISTER);
                     number(b, META_KEY, META_L4PROTO);
                 });
-                expression(b, "cmp", |b| compare(b, &[TCP]));
-                expression(b, "payload", |b| {
-                    number(b, PAYLOAD_REGISTER, REGISTER);
-                    number(b, PAYLOAD_BASE, PAYLOAD_TRANSPORT);
-                    number(b, PAYLOAD_OFFSET, FLAGS_AT);
-                    number(b, PAYLOAD_LENGTH, 1);
-                });
-                expression(b, "bitwise", |b| {
-                    number(b, BITWISE_SOURCE, REGISTER);
-                    number(b, BITWISE_TARGET, REGISTER);
-                    number(b, BITWISE_LENGTH, 1);
-                    attribute(b, BITWISE_MASK | NESTED, |b| attribute(b, DATA_VALUE, |b| b.push(SYN | ACK)));
-                    attribute(b, BITWISE_XOR | NESTED, |b| attribute(b, DATA_VALUE, |b| b.push(0)));
-                });
-                expression(b, "cmp", |b| compare(b, &[SYN]));
+                expression(b, "cmp", |b| compare(b, &[protocol]));
+                conditions(b);
                 expression(b, "immediate", |b| {
                     number(b, IMMEDIATE_REGISTER, REGISTER_VERDICT);
                     attribute(b, IMMEDIATE_DATA | NESTED, |b| {

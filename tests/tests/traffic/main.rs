@@ -74,7 +74,7 @@ fn main() -> ExitCode {
         ("unread_and_unsent_data_arrive", kinds::unread_and_unsent_data),
         ("connections_that_wait_to_be_accepted_are_served", kinds::backlog),
         ("whoever_connects_in_the_blackout_is_let_in", kinds::new_connections),
-        ("datagrams_that_come_in_the_blackout_are_delivered", kinds::datagrams),
+        ("no_datagram_is_lost", kinds::datagrams),
         ("two_thousand_connections_move_at_once", kinds::many_connections),
         ("a_peer_on_either_node_keeps_its_connection", places::peers_on_both_nodes),
         ("connected_containers_move_in_turn_and_at_once", places::both_ends),

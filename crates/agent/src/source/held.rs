@@ -11,12 +11,12 @@ use super::SourceRun;
 /// Bytes of packets in one message: as text they are a third longer, and a message holds 1 MiB.
 const HELD_MESSAGE: usize = 512 << 10;
 
-/// How long programs may take to accept the connections that have been made before the freeze.
+/// How long programs may take to accept the connections, and read the datagrams, that have come before the freeze.
 const ACCEPT: Duration = Duration::from_millis(50);
 
 impl SourceRun {
-    /// Keeps new connections waiting at the gate until programs have accepted those that are made already: CRIU cannot carry
-    /// what waits to be accepted. A container without listeners, or an idle one, is not kept waiting.
+    /// Keeps new connections and datagrams waiting at the gate until programs have taken those that are there already: CRIU
+    /// can carry neither what waits to be accepted nor unread datagrams. An idle container is not kept waiting.
     pub(super) fn let_backlog_drain(&mut self) {
         let network = self.inspection.as_ref().and_then(|(_, offer)| offer.network.clone());
         let (Some((path, _)), Some(hold), Some(gate)) = (network, &mut self.hold, &mut self.gate) else { return };
@@ -24,7 +24,7 @@ impl SourceRun {
         let held = &mut self.held;
         let drained = Backlog::prepare(&path).and_then(|mut backlog| {
             hold.begin()?;
-            gate.close_to_new_connections()?;
+            gate.close_to_newcomers()?;
             loop {
                 // What passes meanwhile must not fill the hold.
                 held.extend(hold.take());
@@ -38,10 +38,10 @@ impl SourceRun {
         match drained {
             Ok(0) => {}
             Ok(left) => self.report.change(|r| {
-                r.ways.push(format!("network: {left} connections that no program accepted in time are lost"));
+                r.ways.push(format!("network: {left} connections and sockets with datagrams that no program took in time; what waits there is lost"));
             }),
             Err(error) => {
-                tracing::warn!(id = %self.id, %error, "connections that wait to be accepted are not looked at");
+                tracing::warn!(id = %self.id, %error, "what waits to be accepted or read is not looked at");
             }
         }
     }
