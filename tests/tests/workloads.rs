@@ -330,9 +330,62 @@ fn what_workers_have_in_common_travels_once(stage: &mut Stage) -> Result<()> {
     remove(lab, NAME)
 }
 
+/// A server with 64 MiB that it has asked to have in huge pages: tells their hash, and how many KiB are in huge pages.
+const HUGE: &str = r#"
+import hashlib, mmap, os, re, socket
+memory = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+memory.madvise(mmap.MADV_HUGEPAGE)
+for at in range(0, 64 << 20, 1 << 20):
+    memory[at:at + (1 << 20)] = os.urandom(1 << 20)
+client = socket.create_server(("0.0.0.0", 7004)).accept()[0].makefile("rw")
+for line in client:
+    huge = re.search(r"AnonHugePages: *(\d+)", open("/proc/self/smaps_rollup").read()).group(1)
+    client.write(f"{hashlib.sha256(memory).hexdigest()} {huge}\n")
+    client.flush()
+"#;
+
+fn what_was_in_huge_pages_is_again(stage: &mut Stage) -> Result<()> {
+    const NAME: &str = "huge";
+    const IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 44);
+    const LIMIT: Duration = Duration::from_secs(60);
+    let setting = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+    if setting.is_empty() || setting.contains("[never]") {
+        eprintln!("skipped: transparent huge pages are switched off here");
+        return Ok(());
+    }
+    let lab = &stage.lab;
+    lab.run("a", NAME, &RunOptions::new(IP, ["python3", "-c", HUGE]))?;
+    let mut client = wait_until("the server to listen", LIMIT, || {
+        Ok(lab.connect(CLIENT, (IP, 7004).into(), Duration::from_secs(1)).ok())
+    })?;
+    client.set_read_timeout(Some(LIMIT))?;
+    let mut ask = || -> Result<(String, u64)> {
+        writeln!(client)?;
+        let mut line = String::new();
+        BufReader::new(&mut client).read_line(&mut line)?;
+        let (hash, kib) = line.trim().split_once(' ').with_context(|| format!("it says {line:?}"))?;
+        Ok((hash.to_owned(), kib.parse()?))
+    };
+    let (before, huge) = ask()?;
+    ensure!(huge > 32 << 10, "only {huge} KiB are in huge pages before the move");
+    for (from, to, mode) in [("a", "b", "precopy"), ("b", "a", "postcopy"), ("a", "b", "hybrid")] {
+        move_with(lab, from, NAME, to, &["--mode", mode]).with_context(|| format!("{from} → {to}, mode {mode}"))?;
+        ensure!(exactly_one_runs(lab, NAME)? == to, "{NAME} is not on {to}");
+        let now = wait_until("its memory to be in huge pages again", LIMIT, || {
+            let (hash, now) = ask()?;
+            ensure!(hash == before, "its memory is another one after the move to {to}");
+            Ok((now >= huge / 10 * 9).then_some(now))
+        })?;
+        eprintln!("mode {mode}: {now} KiB in huge pages, {huge} before the first move");
+        nothing_left(lab, from, NAME)?;
+    }
+    remove(lab, NAME)
+}
+
 fn main() -> ExitCode {
     scenarios(&[
         ("what_workers_have_in_common_travels_once", what_workers_have_in_common_travels_once),
+        ("what_was_in_huge_pages_is_again", what_was_in_huge_pages_is_again),
         ("a_transaction_stays_open_and_pgbench_goes_on", a_transaction_stays_open_and_pgbench_goes_on),
         ("a_long_download_arrives_intact", a_long_download_arrives_intact),
         (

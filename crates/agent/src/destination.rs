@@ -24,7 +24,7 @@ use tranship_storage::TreeDigest;
 use tranship_sys::breakpoints;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::process;
-use tranship_types::{Blocker, BlockerKind, EngineName, Interface, MigrationId, NetworkIdentity, NodeName};
+use tranship_types::{Blocker, BlockerKind, EngineName, HugePages, Interface, MigrationId, NetworkIdentity, NodeName};
 use tranship_wire::message::Offer;
 
 use crate::arrivals::Inbox;
@@ -71,6 +71,8 @@ pub struct DestinationRun {
     /// When the last task was let go.
     pub resumed_ns: Option<u64>,
     pub drained: Option<pager::Status>,
+    /// Where it had transparent huge pages on the source.
+    pub huge_pages: Vec<HugePages>,
     /// Not READY before every page has come.
     pub all_pages: bool,
     /// What only the migration needed has been, or is being, removed.
@@ -103,6 +105,7 @@ impl DestinationRun {
             spoilt: false,
             resumed_ns: None,
             drained: None,
+            huge_pages: Vec::new(),
             all_pages: true,
             tidied: false,
         }
@@ -126,7 +129,7 @@ impl DestinationRun {
     }
 
     /// The copy, if the engine knows it; not what somebody else has made of its name.
-    fn own_container(&self) -> Option<Container> {
+    pub fn own_container(&self) -> Option<Container> {
         self.engine.inspect(&self.offer.container).ok().filter(|c| self.engine.is_made_from(c, &self.bundle()))
     }
 

@@ -6,11 +6,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tranship_coordinator::{self as coordinator, Failure, Journal, Record};
+use tranship_engine::Container;
+use tranship_memory::huge;
 use tranship_network::HeldFrame;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule;
 use tranship_transport::{Connection, Incoming, Link, Listener};
-use tranship_types::{Latencies, MigrationId, NodeName, Outcome, Phase, SharedObject, Side};
+use tranship_types::{HugePages, Latencies, MigrationId, NodeName, Outcome, Phase, SharedObject, Side};
 use tranship_wire::message::{Offer, Request, Response};
 use tranship_wire::{Hello, Purpose, ReadError, URGENT_STREAM};
 
@@ -19,7 +21,7 @@ use crate::demand;
 use crate::destination::{self, DestinationRun};
 use crate::node::Node;
 use crate::probes::Probed;
-use crate::registry::unix_ms;
+use crate::registry::{LiveReport, unix_ms};
 use crate::undoing::{self, abort};
 
 /// How often it is told that pages are missing after the resume.
@@ -160,6 +162,12 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
             (Request::Offer(offer), Some(id)) => offered(node, id, &peer, *offer, &link),
             (Request::Shared { objects }, Some(id)) => {
                 describe(node, id, &objects);
+                continue;
+            }
+            (Request::HugePages { pages }, Some(id)) => {
+                if let Some(arrival) = node.arrivals.get(id) {
+                    huge::take_in(&mut lock(&arrival).run.huge_pages, pages);
+                }
                 continue;
             }
             (Request::Skeleton { files, early, tmpfs }, Some(id)) => {
@@ -428,11 +436,24 @@ fn drain(node: &Arc<Node>, id: &MigrationId, found: &Mutex<Arrival>) {
             arrival.claim = None;
             arrival.end(Phase::Done, Outcome::Moved, None);
             tracing::info!(%id, "drained");
+            let (list, container) = (std::mem::take(&mut arrival.run.huge_pages), arrival.run.own_container());
+            if let Some(container) = container.filter(|_| !list.is_empty()) {
+                let (node, report) = (Arc::clone(node), arrival.report.clone());
+                std::thread::spawn(move || make_huge_pages(&node, &container, &list, &report));
+            }
         }
         Err(failure) => {
             tracing::error!(%id, %failure, "the migration could not be finished; it is tried again when the source asks");
         }
     }
+}
+
+/// The container runs, and nobody waits for it: it gets the huge pages again that it had.
+fn make_huge_pages(node: &Node, container: &Container, list: &[HugePages], report: &LiveReport) {
+    // Until it moves on.
+    let go_on = |time| node.pause(time) && node.claimed_by(&container.name).is_none();
+    let made = huge::make_anew(list, &container.processes().unwrap_or_default(), go_on);
+    report.end(|r| r.huge_pages = Some(made));
 }
 
 /// The source asks whether every page is in place. If the original is `released` it is the last question: with its answer,

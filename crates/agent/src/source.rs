@@ -290,6 +290,7 @@ impl SourceRun {
             self.demand = Some(self.open_demand()?);
         }
         self.find_shared(Where::Everywhere)?;
+        self.tell_huge_pages()?;
         self.files = tmpfs::Leaving::begin(&self.node, &self.peer, &self.id, &container, &offer);
         self.gate = prepared_gate(&offer)?;
         self.breakpoints = breakpoints::prepare().ok();

@@ -10,6 +10,7 @@
 
 pub mod compress;
 pub mod deduplicate;
+pub mod huge;
 pub mod index;
 pub mod maps;
 pub mod page_set;

@@ -49,6 +49,7 @@ const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
 const PAGE_IS_PFNZERO: u64 = 1 << 5;
+const PAGE_IS_HUGE: u64 = 1 << 6;
 
 /// The page table of one task. Of anonymous mappings it is not asked whether a page is one of a file, because the kernel would
 /// have to look at each page's own record for that, which takes ten times as long.
@@ -143,6 +144,12 @@ impl Pagemap {
     /// The same in a private mapping of a file: the pages that are not the file's any more, because they were written.
     pub fn copied(&mut self, start: u64, end: u64, found: impl FnMut(u64, u64)) -> io::Result<()> {
         self.holding(start, end, PAGE_IS_PFNZERO | PAGE_IS_FILE, found)
+    }
+
+    /// Calls `found` with every run in `[start, end)` that is in huge pages as a whole. Kernels before 6.7 do not tell.
+    pub fn huge(&self, start: u64, end: u64, mut found: impl FnMut(u64, u64)) -> io::Result<()> {
+        let arg = ScanArg { category_mask: PAGE_IS_HUGE, return_mask: PAGE_IS_HUGE, ..ScanArg::default() };
+        self.scan(start, end, &arg, &mut found)
     }
 
     fn holding(&mut self, start: u64, end: u64, but: u64, mut found: impl FnMut(u64, u64)) -> io::Result<()> {

@@ -1,7 +1,7 @@
 //! Starting and reading processes.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -18,6 +18,17 @@ pub fn family(pid: u32) -> Vec<u32> {
         next += 1;
     }
     found
+}
+
+/// A descriptor that stands for a process, also when another one has got its pid.
+pub(crate) fn descriptor(pid: u32) -> io::Result<OwnedFd> {
+    // SAFETY: the call takes numbers only and returns a new descriptor, owned by nobody else, or an error.
+    unsafe {
+        match libc::syscall(libc::SYS_pidfd_open, pid, 0) {
+            ..0 => Err(io::Error::last_os_error()),
+            fd => Ok(OwnedFd::from_raw_fd(fd as i32)),
+        }
+    }
 }
 
 /// Makes the command's process the leader of a session of its own, so that neither a terminal's signals nor the end of

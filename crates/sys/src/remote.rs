@@ -178,14 +178,10 @@ fn instruction_of(process: u32) -> io::Result<u64> {
 
 /// Duplicates a descriptor of another process.
 fn take_descriptor(process: u32, number: i32) -> io::Result<OwnedFd> {
-    // SAFETY: both calls take numbers only and return a new descriptor, owned by nobody else, or an error.
+    let process = crate::process::descriptor(process)?;
+    // SAFETY: the call takes numbers only and returns a new descriptor, owned by nobody else, or an error.
     unsafe {
-        let pidfd = libc::syscall(libc::SYS_pidfd_open, process, 0);
-        if pidfd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let pidfd = OwnedFd::from_raw_fd(pidfd as i32);
-        let taken = libc::syscall(libc::SYS_pidfd_getfd, std::os::fd::AsRawFd::as_raw_fd(&pidfd), number, 0);
+        let taken = libc::syscall(libc::SYS_pidfd_getfd, std::os::fd::AsRawFd::as_raw_fd(&process), number, 0);
         if taken < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(taken as i32)) }
     }
 }

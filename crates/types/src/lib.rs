@@ -5,6 +5,7 @@
 mod blocker;
 mod engine;
 mod group;
+mod huge;
 mod id;
 mod latency;
 mod mode;
@@ -20,6 +21,7 @@ mod tree;
 pub use blocker::{Blocker, BlockerKind};
 pub use engine::EngineName;
 pub use group::{GroupMember, GroupOrder, GroupReport, MemberOutcome, Span};
+pub use huge::{HugePages, HugeReport};
 pub use id::{GroupId, InvalidName, MigrationId, NodeName};
 pub use latency::Latencies;
 pub use mode::Mode;

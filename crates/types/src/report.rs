@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-use crate::{Blocker, Latencies, MigrationId, Mode, MoveOptions, NodeName, Outcome, Phase};
+use crate::{Blocker, HugeReport, Latencies, MigrationId, Mode, MoveOptions, NodeName, Outcome, Phase};
 
 /// Which side of a migration something happened on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -150,6 +150,9 @@ pub struct Report {
     /// Pages that came from the source after the resume because the container asked for them, if any did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote_faults: Option<FaultReport>,
+    /// Its transparent huge pages, if it had any: in the destination's report, once it has been tried to make them anew.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub huge_pages: Option<HugeReport>,
     /// Amounts.
     pub progress: Progress,
     /// Bytes of the skeleton's images.
@@ -195,6 +198,7 @@ impl Report {
             parts: Vec::new(),
             rounds: Vec::new(),
             remote_faults: None,
+            huge_pages: None,
             progress: Progress::default(),
             skeleton_bytes: 0,
             source_extra_bytes: 0,

@@ -28,7 +28,8 @@ impl Versions {
     /// The first in which pages may travel compressed ([`crate::Kind::Packed`]), and in which a source may ask why a stream
     /// failed ([`crate::message::Request::Streams`]).
     pub const PACKED: u16 = 2;
-    /// The first in which pages may be said to be as another task's are ([`crate::Kind::Same`]).
+    /// The first in which pages may be said to be as another task's are ([`crate::Kind::Same`]), and which of them are in huge
+    /// pages ([`crate::message::Request::HugePages`]).
     pub const SAME: u16 = 3;
 }
 

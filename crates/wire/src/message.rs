@@ -4,6 +4,7 @@
 //!   Offer ──▶ Prepared │ Failed          (Check: the same without preparing)
 //!   Clock ──▶ Clock                      several times, to compare the nodes' clocks
 //!   Shared                               describes shared memory whose pages are to come; has no answer
+//!   HugePages                            where there are huge pages, to be made anew; has no answer; from version 3 on
 //!   ── files of the skeleton, then ──
 //!   Ready? ─▶ Ready │ Failed             the pages come on links of their own meanwhile
 //!   Commit ─▶ Running │ Failed           repeated over new links until it is answered
@@ -19,7 +20,7 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use tranship_types::{Blocker, CarriedTree, Latencies, Mode, NetworkIdentity, Part, SharedObject};
+use tranship_types::{Blocker, CarriedTree, HugePages, Latencies, Mode, NetworkIdentity, Part, SharedObject};
 
 /// What a source offers: everything that the destination must know before the freeze.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -77,6 +78,12 @@ pub enum Request {
     Shared {
         /// What is new or has another size.
         objects: Vec<SharedObject>,
+    },
+    /// So the container's memory lies in transparent huge pages, for the destination to make such ones anew when it has drained. No
+    /// answer. From version [`crate::Versions::SAME`] on.
+    HugePages {
+        /// Of one task; there may be several messages for one.
+        pages: HugePages,
     },
     /// Files of the skeleton follow.
     Skeleton {

@@ -3,10 +3,12 @@
 use std::sync::atomic::Ordering;
 
 use tranship_coordinator::Failure;
+use tranship_memory::huge;
 use tranship_memory::send::{Counters, Stream};
 use tranship_memory::shared::source::{Look, SharedMemory, Where};
 use tranship_transport::Connection;
 use tranship_types::{Mode, SharedObject};
+use tranship_wire::Versions;
 use tranship_wire::message::Request;
 
 use super::{SourceRun, failed};
@@ -62,6 +64,15 @@ impl SourceRun {
             self.say(&Request::Shared { objects: objects.to_vec() })?;
         }
         Ok(())
+    }
+
+    /// Tells the destination where there are huge pages, before their being watched splits them.
+    pub(super) fn tell_huge_pages(&mut self) -> Result<(), Failure> {
+        if self.control()?.version() < Versions::SAME {
+            return Ok(());
+        }
+        let pids = self.inspected()?.0.processes().map_err(failed)?;
+        huge::find(&pids).into_iter().try_for_each(|pages| self.say(&Request::HugePages { pages }))
     }
 
     /// Sends what has changed of it, while the container runs. Returns how many bytes those were.

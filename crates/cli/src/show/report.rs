@@ -130,6 +130,9 @@ pub fn details(r: &Report, zone: &TimeZone) -> String {
         let (p50, p99, max) = (us(faults.p50_us), us(faults.p99_us), us(faults.max_us));
         line("remote faults", format!("{}; half within {p50}, 99 % within {p99}, the longest {max}", faults.count));
     }
+    if let Some(huge) = r.huge_pages {
+        line("huge pages", format!("{} of {} made anew on {}", huge.restored, huge.found, r.destination));
+    }
     if r.skeleton_bytes > 0 {
         line("skeleton", bytes(r.skeleton_bytes));
     }
