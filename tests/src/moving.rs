@@ -69,7 +69,17 @@ impl Moving {
     /// # Errors
     /// If `tranship` cannot be run.
     pub fn begin(lab: &Lab, name: &str, from: &str, to: &str, mode: Mode) -> Result<Self> {
-        let arguments = ["tranship", "move", name, "--to", to, "--mode", &mode.to_string(), "--json"];
+        Self::begin_with(lab, name, from, to, mode, &[])
+    }
+
+    /// The same with more options for `tranship move`.
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
+    pub fn begin_with(lab: &Lab, name: &str, from: &str, to: &str, mode: Mode, options: &[&str]) -> Result<Self> {
+        let mode = mode.to_string();
+        let mut arguments = vec!["tranship", "move", name, "--to", to, "--mode", &mode, "--json"];
+        arguments.extend(options);
         let mut command = lab.command(from, &arguments)?;
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().context("cannot run tranship")?;

@@ -12,6 +12,7 @@ use tranship_types::{MigrationId, NodeName, Outcome, Phase, Report};
 use tranship_wire::URGENT_STREAM;
 use tranship_wire::message::Offer;
 
+use crate::copying::Arriving;
 use crate::destination::DestinationRun;
 use crate::node::{Claim, Node};
 use crate::registry::{LiveReport, unix_ms};
@@ -156,7 +157,9 @@ pub struct Inbox {
     streams: Mutex<Streams>,
     changed: Condvar,
     /// The content of tmpfs mounts.
-    pub tmpfs: crate::tmpfs::Arriving,
+    pub tmpfs: Arriving,
+    /// The content of directory trees on disk.
+    pub trees: Arriving,
     /// The way in for packets that the source has held.
     injector: Mutex<Option<Injector>>,
 }

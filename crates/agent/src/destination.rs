@@ -21,6 +21,7 @@ use tranship_memory::shared::copies;
 use tranship_memory::survey;
 use tranship_network::{Announcer, Gate, Injector, NetworkError};
 use tranship_storage::TreeDigest;
+use tranship_storage::carried::{self, Target};
 use tranship_sys::breakpoints;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::process;
@@ -32,6 +33,7 @@ use crate::layout::{Front, Layout, Role};
 use crate::node::{self, Node, failed};
 use crate::timeline::Timeline;
 use crate::tmpfs;
+use crate::trees;
 
 /// How long a restore may take.
 const RESTORE: Duration = Duration::from_secs(60);
@@ -270,8 +272,10 @@ impl DestinationRun {
             // Its table of shared memory is complete when it has answered.
             store.pager().status(RESTORE).map_err(failed)?;
         }
+        self.inbox.tmpfs.wait("tmpfs", MEMORY, &mut self.timeline)?;
+        self.inbox.trees.wait("files", MEMORY, &mut self.timeline)?;
+        trees::own_targets(&self.id, &self.offer).iter().try_for_each(Target::place).map_err(failed)?;
         let front = self.front.as_mut().ok_or_else(|| failed("there is no front"))?;
-        self.inbox.tmpfs.wait(MEMORY, &mut self.timeline)?;
         front.handle.order(&Order::Go { external: tmpfs::for_restore(&self.layout, &self.offer)? }).map_err(failed)?;
         let deadline = Instant::now() + RESTORE;
         let init = loop {
@@ -360,6 +364,9 @@ impl DestinationRun {
         if self.tidied {
             return Ok(());
         }
+        // Whoever asks whether it has drained may then remove the files that it was copied from.
+        let targets = trees::targets(&*self.engine, &self.id, &self.offer)?;
+        targets.iter().try_for_each(|target| carried::flush(target.path())).map_err(failed)?;
         let read = || serde_json::from_slice(&std::fs::read(&file).ok()?).ok();
         self.drained = read();
         if self.drained.is_none() {
@@ -388,6 +395,7 @@ impl DestinationRun {
         self.front = None;
         (self.gate, self.announcer, self.breakpoints) = (None, None, None);
         self.reinstate()?;
+        trees::own_targets(&self.id, &self.offer).iter().try_for_each(Target::settle).map_err(failed)?;
         self.inbox.close();
         if let Some((path, _)) = self.offer.network.as_ref().filter(|_| self.engine.attaches_network()) {
             tranship_network::unname(path).map_err(failed)?;
@@ -446,7 +454,10 @@ impl DestinationRun {
             DestinationStep::Network => self.make_network(),
             DestinationStep::Bundle => self.make_bundle(),
             DestinationStep::Directory => {
-                self.layout.make().and_then(|()| self.inbox.tmpfs.open(&self.layout, &self.offer, &self.peer))
+                self.layout.make()?;
+                tmpfs::open(&self.inbox.tmpfs, &self.layout, &self.offer, &self.peer)?;
+                let targets = trees::targets(&*self.engine, &self.id, &self.offer)?;
+                trees::open(&self.inbox.trees, &targets, &self.offer, &self.peer)
             }
             DestinationStep::Pager => self.start_pager(),
             DestinationStep::Engine => self.start_engine(),
@@ -489,6 +500,8 @@ impl DestinationPort for DestinationRun {
             }
             DestinationStep::Directory => {
                 self.inbox.tmpfs.close();
+                self.inbox.trees.close();
+                trees::own_targets(&self.id, &self.offer).iter().try_for_each(Target::undo).map_err(failed)?;
                 self.layout.remove()
             }
             DestinationStep::Bundle => {
@@ -609,6 +622,7 @@ pub fn check(node: &Node, offer: &Offer) -> Vec<Blocker> {
             "provide it there".to_owned(),
         );
     }
+    blockers.extend(trees::check(node, offer));
     if engine.makes_root() {
         blockers.extend(engine.missing(name, &offer.parameters));
     } else {

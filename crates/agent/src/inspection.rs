@@ -1,6 +1,6 @@
 //! Looks at a container before anything is touched: what it is, and what stands in the way.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tranship_coordinator::Failure;
@@ -10,6 +10,7 @@ use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, MoveOptions,
 use tranship_wire::message::Offer;
 
 use crate::node::Node;
+use crate::trees;
 
 /// Links that carry pages. Two keep both ends' encryption busy; more bring nothing on one flow's worth of cores.
 pub const STREAMS: u8 = 2;
@@ -57,7 +58,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
         compat: criu.compat,
         limits_answered: true,
     };
-    let findings = preflight::inspect(&subject).map_err(|e| Failure::new(e.to_string()))?;
+    let mut findings = preflight::inspect(&subject).map_err(|e| Failure::new(e.to_string()))?;
     let mut blockers = findings.blockers.clone();
     blockers.extend(engine.obstacles(&container));
 
@@ -91,6 +92,15 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
         }
     };
     let stdio = if engine.makes_root() { stdio(container.init) } else { Vec::new() };
+    let choice = trees::choose(&container, options)?;
+    blockers.extend(choice.blockers);
+    findings.notes.extend(choice.notes);
+    let trees = choice.trees;
+    let comes_along = |source: &PathBuf| {
+        let source = source.canonicalize().unwrap_or_default();
+        trees.iter().any(|tree| tree.path == source)
+    };
+    let binds = container.binds.iter().filter(|source| !comes_along(source)).cloned().collect();
     let offer = Offer {
         container: name.to_owned(),
         engine: engine.name().to_string(),
@@ -103,9 +113,9 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
         shared_bytes: findings.shared_bytes,
         rootfs,
         cpu: serde_json::to_value(cpu::features()).unwrap_or_default(),
-        binds: container.binds.clone(),
+        binds,
         tmpfs: crate::tmpfs::offered(&container)?,
-        trees: Vec::new(),
+        trees,
         streams: STREAMS,
         criu: criu.version,
     };

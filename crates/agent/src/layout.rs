@@ -88,6 +88,11 @@ impl Layout {
         self.root.join("original")
     }
 
+    /// The note of the node's own directories that move with the container, and stay behind.
+    pub fn left_directories(&self) -> PathBuf {
+        self.root.join("left-directories")
+    }
+
     /// What the engine knows of the container that was restored.
     pub fn engine_state(&self) -> PathBuf {
         self.root.join("engine-state")

@@ -8,6 +8,7 @@
 
 mod arrivals;
 mod config;
+mod copying;
 mod demand;
 mod destination;
 mod groups;
@@ -25,6 +26,7 @@ mod service;
 mod source;
 mod timeline;
 mod tmpfs;
+mod trees;
 mod undoing;
 mod wrapper;
 

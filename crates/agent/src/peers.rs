@@ -124,17 +124,18 @@ fn answer(node: &Arc<Node>, incoming: Incoming) {
                 tracing::debug!(%address, %id, %failure, "a link for wanted pages ended");
             }
         }
-        (Purpose::Files, Some(id)) => {
-            if let Some(inbox) = node.arrivals.inbox(&id)
-                && let Err(failure) = link
-                    .set_timeout(Some(SILENCE))
-                    .map_err(|e| Failure::new(e.to_string()))
-                    .and_then(|()| inbox.tmpfs.receive(&mut link))
-            {
-                tracing::warn!(%address, %id, %failure, "the content of tmpfs mounts did not arrive");
+        (purpose @ (Purpose::Files | Purpose::Trees), Some(id)) => {
+            let Some(inbox) = node.arrivals.inbox(&id) else { return };
+            let arriving = if purpose == Purpose::Files { &inbox.tmpfs } else { &inbox.trees };
+            let received = link
+                .set_timeout(Some(SILENCE))
+                .map_err(|e| Failure::new(e.to_string()))
+                .and_then(|()| arriving.receive(&mut link, &node.config.node));
+            if let Err(failure) = received {
+                tracing::warn!(%address, %id, ?purpose, %failure, "files did not arrive");
             }
         }
-        (Purpose::Pages { .. } | Purpose::Wants { .. } | Purpose::Files, None) => {}
+        (Purpose::Pages { .. } | Purpose::Wants { .. } | Purpose::Files | Purpose::Trees, None) => {}
     }
 }
 
@@ -272,6 +273,9 @@ fn believable(offer: &Offer) -> Result<(), Failure> {
     let climbs = |path: &str| path.split('/').any(|part| part == "..");
     if offer.config["linux"]["cgroupsPath"].as_str().is_some_and(climbs) {
         return refuse("its cgroup's path leads upwards");
+    }
+    if offer.trees.iter().any(|tree| tree.path.components().any(|part| part == std::path::Component::ParentDir)) {
+        return refuse("the path of one of its directories leads upwards");
     }
     if offer.streams == 0 {
         return refuse("no stream would bring its memory");

@@ -44,6 +44,7 @@ use crate::options;
 use crate::registry::LiveReport;
 use crate::timeline::{ClockOffset, Timeline, align};
 use crate::tmpfs;
+use crate::trees;
 
 /// How long tasks may take to stop.
 const FREEZE: Duration = Duration::from_secs(5);
@@ -104,6 +105,8 @@ pub struct SourceRun {
     push: Option<Push>,
     /// The content of its tmpfs mounts, until it is sent.
     files: Option<tmpfs::Leaving>,
+    /// Its directory trees on disk.
+    trees: Option<trees::Leaving>,
     /// Bytes sent on links that are closed by now.
     wire_bytes: u64,
     /// The destination may know of the migration.
@@ -167,6 +170,7 @@ impl SourceRun {
             demand: None,
             push: None,
             files: None,
+            trees: None,
             wire_bytes: 0,
             offered: false,
             unanswered: None,
@@ -292,6 +296,7 @@ impl SourceRun {
         self.find_shared(Where::Everywhere)?;
         self.tell_huge_pages()?;
         self.files = tmpfs::Leaving::begin(&self.node, &self.peer, &self.id, &container, &offer);
+        self.begin_trees(&container, &offer)?;
         self.gate = prepared_gate(&offer)?;
         self.breakpoints = breakpoints::prepare().ok();
         if let Some((path, identity)) = &offer.network {
@@ -414,6 +419,7 @@ impl SourceRun {
             (Ok(_), _) => tracing::info!(id = %self.id, "the original is gone already"),
             (Err(error), _) => return Err(failed(error)),
         }
+        self.leave_directories();
         self.layout.remove()?;
         self.await_drained();
         Ok(())

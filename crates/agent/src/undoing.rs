@@ -18,6 +18,7 @@ use crate::peers::failure_response;
 fn interrupt(node: &Node, id: &MigrationId, failure: &Failure) {
     if let Some(inbox) = node.arrivals.inbox(id) {
         inbox.tmpfs.fail(failure);
+        inbox.trees.fail(failure);
         inbox.ended(Err(failure.clone()));
         if !inbox.is_ready() {
             demand::give_up(node, id);

@@ -163,6 +163,12 @@ pub struct How {
     /// Whether and how pages are compressed on their way
     #[arg(long, value_enum, default_value = "auto")]
     pub compress: CompressName,
+    /// Carry the node's own directories that the container may write to (bind mounts), too
+    #[arg(long)]
+    pub with_binds: bool,
+    /// Compare all carried files on both nodes in the freeze, which lengthens it
+    #[arg(long)]
+    pub verify_files: bool,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]

@@ -171,6 +171,8 @@ fn options(how: &args::How) -> Result<MoveOptions, String> {
             CompressName::Lz4 => Compress::Lz4,
             CompressName::Zstd => Compress::Zstd,
         },
+        with_binds: how.with_binds,
+        verify_files: how.verify_files,
     };
     options.check().map_err(|e| in_words_of_the_command_line(&e.to_string()))?;
     Ok(options)
@@ -231,7 +233,7 @@ mod tests {
     #[test]
     fn the_options_of_a_move_are_understood() {
         let line = "tranship move redis --to b --mode auto --blackout-budget 0.1s --safe --max-rounds 7 --no-throttle \
-                    --bandwidth 500mbit --compress zstd --engine docker";
+                    --bandwidth 500mbit --compress zstd --engine docker --with-binds --verify-files";
         let Command::Move { request, .. } = parse(line).unwrap() else { panic!("not a move") };
         let expected = MoveOptions {
             mode: Mode::Auto,
@@ -242,6 +244,8 @@ mod tests {
             no_throttle: true,
             bandwidth: Some(tranship_types::Bandwidth(500_000_000)),
             compress: Compress::Zstd,
+            with_binds: true,
+            verify_files: true,
         };
         assert_eq!(request.options, expected);
     }

@@ -284,12 +284,17 @@ pub trait Engine: Send + Sync {
     /// What the engine knows of a container that it has restored, in a form of its own; `None` if it knows none.
     fn remember(&self, name: &str) -> Option<Vec<u8>>;
 
-    /// The directory on this node that takes in a tree of container `name` which is arriving here: after
-    /// [`Engine::create`], and before the restore. One of the engine's own (a writable layer, a volume) must be there,
-    /// made for this container; whatever is in it is removed.
+    /// The directory on this node that takes in a tree of the engine's own (a writable layer, a volume) of container
+    /// `name`, which is arriving here: after [`Engine::create`], and until the container is removed. It was made for this
+    /// container; whatever is in it is removed.
     fn tree_directory(&self, name: &str, tree: &CarriedTree) -> Result<PathBuf, EngineError> {
-        let _ = name;
-        Ok(tree.path.clone())
+        let why = format!("it has no {} of its own", tree.kind);
+        Err(EngineError::Refused {
+            engine: self.name().as_str(),
+            what: "take in the files of",
+            name: name.to_owned(),
+            why,
+        })
     }
 
     /// Makes the engine know a container again that it has forgotten although it runs. `known` is what

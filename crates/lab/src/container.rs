@@ -144,7 +144,8 @@ impl Lab {
             return refuse(format!("address {} is not in the lab's network; choose one of 10.77.0.1-254", options.ip));
         }
         let mounts = options.tmpfs.iter().map(|target| (None, target));
-        for (source, target) in mounts.chain(options.binds.iter().map(|(source, target)| (Some(source), target))) {
+        let shown = options.binds.iter().chain(&options.volumes);
+        for (source, target) in mounts.chain(shown.map(|(source, target)| (Some(source), target))) {
             let outside = source.map(|s| self.path(&node.name, s)).transpose()?;
             if let (Some(source), Some(false)) = (source, outside.as_ref().map(|p| p.exists())) {
                 return refuse(format!("{} does not exist in node {}{PRIVATE}", source.display(), node.name));

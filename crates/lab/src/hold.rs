@@ -20,13 +20,13 @@ const NOTHING: Option<&str> = None;
 /// Becomes the init process of node `name`: process 1 of a fresh pid namespace, in fresh network and mount namespaces
 /// (`unshare --net --mount --pid --fork`). Prints `ready PID`, the pid being the host's, and does not return unless it
 /// fails before that.
-pub fn hold(name: &str, programs: &Path) -> Result<()> {
+pub fn hold(name: &str, programs: &Path, disk: &Path) -> Result<()> {
     let outside = fs::read_link("/proc/self").map_err(LabError::file("read", "/proc/self"))?;
     if std::process::id() != 1 {
         return Err(LabError::Refused("`hold` is for the lab's own use; say `tranship-lab up`".into()));
     }
     if name != SWITCH {
-        private_view(programs)?;
+        private_view(programs, disk)?;
     }
     fresh("/proc", "proc", MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC)?;
 
@@ -52,8 +52,12 @@ fn reap_forever() -> ! {
     }
 }
 
-/// Gives this mount namespace, which is private already, its own /run, /tmp, /sys and directories of Tranship.
-fn private_view(programs: &Path) -> Result<()> {
+/// Gives this mount namespace, which is private already, its own /run, /tmp, /srv, /sys and directories of Tranship.
+fn private_view(programs: &Path, disk: &Path) -> Result<()> {
+    // Before anything hides it.
+    if disk.exists() {
+        bind(disk, Path::new("/srv"), MsFlags::empty())?;
+    }
     let quiet = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
     tmpfs(STAGE, "mode=755", quiet)?;
     let stage = Path::new(STAGE);

@@ -83,6 +83,10 @@ impl Lab {
                 self.state.made.push(directory.into());
             }
         }
+        // Of a name of its own: other labs may be up in mount namespaces that see the same disk.
+        let unique = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos());
+        let disk = PathBuf::from(format!("/var/lib/tranship-lab-{unique:x}"));
+        self.state.disk = Some(disk.clone());
         self.state.save()?;
         for directory in &self.state.made {
             fs::create_dir_all(directory).map_err(LabError::file("make", directory))?;
@@ -93,11 +97,14 @@ impl Lab {
         let mut members: Vec<_> = (0..options.nodes).map(switch::node).collect();
         for (name, _) in &members {
             cgroup::create(name)?;
+            let own = disk.join(name);
+            fs::create_dir_all(&own).map_err(LabError::file("make", &own))?;
         }
         members.push(switch::client());
         members.push((SWITCH.to_owned(), std::net::Ipv4Addr::UNSPECIFIED));
         // All begin at once; then each is waited for.
-        let holders: Vec<_> = members.iter().map(|(name, _)| start_holder(name, holder)).collect::<Result<_>>()?;
+        let holders: Vec<_> =
+            members.iter().map(|(name, _)| start_holder(name, holder, &disk)).collect::<Result<_>>()?;
         for ((name, address), child) in members.into_iter().zip(holders) {
             let init = ready(&name, child)?;
             self.state.nodes.push(Node { name, address, init });
@@ -305,13 +312,14 @@ fn reserve(wait: Duration) -> Result<()> {
     }
 }
 
-fn start_holder(name: &str, holder: &Path) -> Result<Child> {
+fn start_holder(name: &str, holder: &Path, disk: &Path) -> Result<Child> {
     // Once forked off, `unshare` is nobody's child who might not wait for it, and no terminal's signals reach it.
     Command::new("setsid")
         .args(["--fork", "unshare", "--net", "--mount", "--pid", "--fork", "--propagation", "private", "--"])
         .arg(holder)
         .args(["hold", name])
         .arg(program::program_directory()?)
+        .arg(disk.join(name))
         .env(MARK, name)
         .current_dir("/")
         .stdin(Stdio::null())
@@ -413,9 +421,17 @@ pub fn take_down() -> Result<bool> {
             _ => {}
         }
     }
+    // Nothing is mounted there but in the nodes, which are gone.
+    if let Some(Err(e)) = state.disk.map(fs::remove_dir_all).filter(|r| !is_missing(r)) {
+        leftovers.push(format!("the nodes' files on disk: {e}"));
+    }
     leftovers.extend(remove_directory());
     drop(lock);
     if leftovers.is_empty() { Ok(existed) } else { Err(LabError::Leftovers(leftovers)) }
+}
+
+fn is_missing(result: &io::Result<()>) -> bool {
+    result.as_ref().is_err_and(|e| e.kind() == ErrorKind::NotFound)
 }
 
 /// Removes the lab's directory, if nothing is mounted below it: nothing is ever deleted across a mount.

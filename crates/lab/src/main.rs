@@ -74,6 +74,8 @@ enum Command {
         name: String,
         /// Where Tranship's programs are
         programs: PathBuf,
+        /// Its directory on the host's disk
+        disk: PathBuf,
     },
 }
 
@@ -164,7 +166,7 @@ fn perform(command: Command) -> Result<ExitCode> {
         Command::Status => status()?,
         Command::Demo { keys, link } => return demo::demo(keys, rate(link.as_deref())?),
         Command::Counter(arguments) => counter(&arguments)?,
-        Command::Hold { name, programs } => tranship_lab::hold(&name, &programs)?,
+        Command::Hold { name, programs, disk } => tranship_lab::hold(&name, &programs, &disk)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -46,6 +46,9 @@ pub struct RunOptions {
     pub tmpfs: Vec<PathBuf>,
     /// Files or directories of the node to show in the container, read-only: (in the node, in the container).
     pub binds: Vec<(PathBuf, PathBuf)>,
+    /// The node's directories or files to show in the container to be written to, in the same way. A node's /srv is a directory of
+    /// its own on the host's disk.
+    pub volumes: Vec<(PathBuf, PathBuf)>,
     /// Attach by a veth to the node's bridge `br0` instead of a macvlan on its `eth0`.
     pub bridge: bool,
     /// Limit on its memory in bytes.
@@ -69,6 +72,7 @@ impl RunOptions {
             rootfs: None,
             tmpfs: Vec::new(),
             binds: Vec::new(),
+            volumes: Vec::new(),
             bridge: false,
             memory: None,
             user: (0, 0),
@@ -142,7 +146,8 @@ pub(crate) fn network_namespace(name: &str) -> String {
 
 fn mounts(options: &RunOptions) -> Vec<Value> {
     let mount = |target: &str, kind: &str, flags: &[&str]| json!({"destination": target, "type": kind, "source": kind, "options": flags});
-    let bind = |source: &Path, target: &Path| json!({"destination": target, "type": "bind", "source": source, "options": ["bind", "ro", "nodev"]});
+    let bound = |source: &Path, target: &Path, mode: &str| json!({"destination": target, "type": "bind", "source": source, "options": ["bind", mode, "nodev"]});
+    let bind = |source: &Path, target: &Path| bound(source, target, "ro");
     let mut all = vec![
         mount("/proc", "proc", &[]),
         mount("/dev", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=65536k"]),
@@ -165,6 +170,7 @@ fn mounts(options: &RunOptions) -> Vec<Value> {
             "options": ["nosuid", "nodev", "mode=1777"]}));
     }
     all.extend(options.binds.iter().map(|(source, target)| bind(source, target)));
+    all.extend(options.volumes.iter().map(|(source, target)| bound(source, target, "rw")));
     all
 }
 

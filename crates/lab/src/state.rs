@@ -41,6 +41,9 @@ pub(crate) struct State {
     pub nodes: Vec<Node>,
     /// Directories outside of `DIRECTORY` that `up` had to make as mount points.
     pub made: Vec<PathBuf>,
+    /// The directory on the host's disk that has one for each node, which is its /srv.
+    #[serde(default)]
+    pub disk: Option<PathBuf>,
     /// The process that brought the lab up.
     pub owner: Option<Process>,
     /// The link's rate in bits a second, where one was given.

@@ -1,9 +1,12 @@
-//! Files of a container on a node: is a root filesystem the same on both, and how to clean up without following a mount.
+//! Files of a container on a node: is a root filesystem the same on both, the content of tmpfs mounts and of directory trees that
+//! move with it, and how to clean up without following a mount.
 //!
 //! A recursive deletion that ran into a mount once deleted a container's whole root filesystem. So nothing here deletes
 //! before it knows that nothing is mounted below, and no step of a deletion can enter another mount even if one appears
 //! meanwhile.
 
+pub mod carried;
+pub mod copy;
 mod digest;
 mod error;
 mod memory;

@@ -43,6 +43,23 @@ pub fn remove_tree(path: &Path) -> Result<(), StorageError> {
     removal.remove(&parent_fd, &name, is_directory)
 }
 
+/// Deletes everything below the directory `path`, which stays.
+///
+/// # Errors
+/// As [`remove_tree`].
+pub(crate) fn empty(path: &Path) -> Result<(), StorageError> {
+    if let Some(mount_point) = mounts::below(path)?.into_iter().find(|point| point != path) {
+        return Err(StorageError::Mounted { path: path.to_owned(), mount_point });
+    }
+    let directory = OpenOptions::new()
+        .read(true)
+        .custom_flags((OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW).bits())
+        .open(path)
+        .map_err(|e| StorageError::refused("open the directory", path, e))?;
+    let path = path.to_owned();
+    Removal { root: path.clone(), at: path, depth: 0, guard: Guard::best() }.empty(directory.into())
+}
+
 fn kind(mode: u32) -> SFlag {
     SFlag::from_bits_truncate(mode & SFlag::S_IFMT.bits())
 }

@@ -9,6 +9,7 @@ pub mod breakpoints;
 mod btf;
 pub mod clock;
 pub mod descriptor;
+pub mod dirty_log;
 pub mod huge;
 pub mod mapping_flags;
 pub mod pacing;

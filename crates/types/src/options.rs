@@ -38,6 +38,14 @@ pub struct MoveOptions {
     #[serde(default, skip_serializing_if = "Compress::is_auto")]
     #[cfg_attr(feature = "openapi", schema(required = false))]
     pub compress: Compress,
+    /// Carry the node's own directories that the container may write to, too. Otherwise the destination must have them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[cfg_attr(feature = "openapi", schema(required = false))]
+    pub with_binds: bool,
+    /// Have both nodes read all files that were carried once more in the freeze, and compare. It lengthens the blackout.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[cfg_attr(feature = "openapi", schema(required = false))]
+    pub verify_files: bool,
 }
 
 /// Options that contradict each other, or have no meaning together; the text says which, why, and what to do.

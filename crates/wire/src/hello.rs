@@ -68,6 +68,8 @@ pub enum Purpose {
     },
     /// The content of tmpfs mounts.
     Files,
+    /// The content of directory trees on disk.
+    Trees,
 }
 
 /// The stream for pages that were asked for, beside those that are numbered from 0.
@@ -107,6 +109,7 @@ impl Hello {
             Purpose::Pages { stream } => body.extend([2, stream]),
             Purpose::Wants { resume } => body.extend([3, u8::from(resume)]),
             Purpose::Files => body.extend([4, 0]),
+            Purpose::Trees => body.extend([5, 0]),
         }
         for text in [self.migration.as_ref().map_or("", |m| m.as_str()), self.node.as_str()] {
             // The types allow 63 bytes at most, so the length fits its byte.
@@ -129,7 +132,8 @@ impl Hello {
             (2, stream) => Purpose::Pages { stream },
             (3, resume @ (0 | 1)) => Purpose::Wants { resume: resume == 1 },
             (4, 0) => Purpose::Files,
-            (1 | 3 | 4, stream) => {
+            (5, 0) => Purpose::Trees,
+            (1 | 3 | 4 | 5, stream) => {
                 return Err(WireError::Unknown { field: "the stream of a greeting", value: stream.into() });
             }
             (other, _) => return Err(WireError::Unknown { field: "the purpose of a greeting", value: other.into() }),

@@ -14,6 +14,7 @@ fn hello() -> impl Strategy<Value = Hello> {
     let purpose = prop_oneof![
         Just(Purpose::Control),
         Just(Purpose::Files),
+        Just(Purpose::Trees),
         any::<u8>().prop_map(|stream| Purpose::Pages { stream }),
         any::<bool>().prop_map(|resume| Purpose::Wants { resume }),
     ];

@@ -30,7 +30,12 @@ impl SourceRun {
     /// Serves pages until the destination has every one. May be begun again, after a link broke or the agent was restarted:
     /// the destination then says what it lacks.
     pub(super) fn drain(&mut self) -> Result<(), Failure> {
-        if !self.is_early() || self.drain_confirmed {
+        if self.drain_confirmed {
+            return Ok(());
+        }
+        if !self.is_early() {
+            // What was carried must be on the destination's disk before anything of the original's goes.
+            while self.layout.left_directories().exists() && self.ask_drained(false)?.is_some() {}
             return Ok(());
         }
         self.push.iter().for_each(Push::begin);

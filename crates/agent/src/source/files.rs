@@ -1,9 +1,15 @@
-//! The content of tmpfs mounts, on the source's side.
+//! The content of tmpfs mounts and of directory trees, on the source's side.
+
+use std::path::PathBuf;
 
 use tranship_coordinator::Failure;
+use tranship_engine::Container;
+use tranship_storage::carried;
+use tranship_wire::message::Offer;
 
 use super::{SourceRun, failed};
-use crate::tmpfs::Left;
+use crate::copying::Left;
+use crate::trees;
 
 impl SourceRun {
     /// Copies what the destination does not have yet of the content of tmpfs mounts, while the container runs. Returns how many
@@ -12,14 +18,50 @@ impl SourceRun {
         let pids = self.inspected()?.0.processes().map_err(failed)?;
         let sent = self.files.as_mut().map_or(0, |files| files.pass(&pids));
         self.report.change(|r| r.progress.moved_bytes += sent);
+        Ok(sent + self.send_trees()?)
+    }
+
+    /// Opens the directory trees that move with the container, and notes which directories of this node's own stay behind.
+    pub(super) fn begin_trees(&mut self, container: &Container, offer: &Offer) -> Result<(), Failure> {
+        let verify = self.report.read().options.verify_files;
+        self.trees = trees::Leaving::begin(&self.node, &self.peer, &self.id, container, (offer, verify))?;
+        if self.trees.is_some() {
+            let note = serde_json::to_vec(&trees::own_directories(offer)).map_err(failed)?;
+            std::fs::write(self.layout.left_directories(), note).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Copies what the destination does not have yet of directory trees, while the container runs.
+    pub(super) fn send_trees(&mut self) -> Result<u64, Failure> {
+        let pids = self.inspected()?.0.processes().map_err(failed)?;
+        let sent = self.trees.as_mut().map_or(Ok(0), |trees| trees.pass(&pids))?;
+        self.report.change(|r| r.progress.moved_bytes += sent);
         Ok(sent)
     }
 
+    /// Marks the directories that stay behind, so that they may be replaced when the container comes back.
+    pub(super) fn leave_directories(&mut self) {
+        let note = std::fs::read(self.layout.left_directories()).unwrap_or_default();
+        let left: Vec<PathBuf> = serde_json::from_slice(&note).unwrap_or_default();
+        for path in left {
+            let way = match carried::leave(&path, self.id.as_str()) {
+                Ok(()) => {
+                    format!("files: {} stays here as it was at the freeze; nobody needs it any more", path.display())
+                }
+                Err(error) => {
+                    format!("files: {} must be removed before the container can come back: {error}", path.display())
+                }
+            };
+            self.report.change(|r| r.ways.push(way));
+        }
+    }
+
     /// Takes note of how the last changes were sent.
-    pub(super) fn files_left(&mut self, left: Option<Left>) {
+    pub(super) fn files_left(&mut self, what: &str, left: Option<Left>) {
         if let Some(left) = left {
             self.wire_bytes += left.wire_bytes;
-            self.timeline.note("tmpfs: last changes", left.start_ns, left.end_ns);
+            self.timeline.note(format!("{what}: last changes"), left.start_ns, left.end_ns);
             self.report.change(|r| r.ways.push(left.way));
         }
     }

@@ -38,6 +38,8 @@ impl SourceRun {
             self.settle()?;
         }
         self.learn_mappings()?;
+        // Memory may have taken long.
+        self.send_trees()?;
         if unfinished {
             self.name_rest()?;
         }
@@ -61,6 +63,9 @@ impl SourceRun {
     fn set_pace(&mut self, pace: Option<u64>) -> Result<(), Failure> {
         if let Some(files) = &mut self.files {
             files.set_pace(pace)?;
+        }
+        if let Some(trees) = &mut self.trees {
+            trees.set_pace(pace)?;
         }
         self.streams.iter_mut().try_for_each(|s| s.link().set_pace(pace)).map_err(failed)
     }

@@ -105,8 +105,9 @@ impl SourceRun {
         let (shared, demand) = (self.shared.take(), self.demand.take());
         let counters = Counters::default();
         let external = self.files.as_ref().map(tmpfs::Leaving::external).unwrap_or_default();
-        let mut leaving = self.files.take();
-        let (skeleton, files, named) = std::thread::scope(|scope| {
+        let (mut leaving, mut trees) = (self.files.take(), self.trees.take());
+        let pids = self.inspected()?.0.processes().map_err(failed)?;
+        let (skeleton, files, trees_left, named) = std::thread::scope(|scope| {
             let (shared, counters) = (shared.as_ref(), &counters);
             let named = scope.spawn(move || -> Result<_, SendError> {
                 // The restore waits for it.
@@ -122,17 +123,21 @@ impl SourceRun {
                 Ok((push, named))
             });
             let files = leaving.as_mut().map(|leaving| scope.spawn(|| leaving.finish()));
+            let trees = trees.as_mut().map(|trees| scope.spawn(|| trees.finish(&pids)));
             let skeleton = self.skeleton(external, !early);
             if skeleton.is_err() {
                 // The memory is of no use any more; whoever waits for it shall not go on waiting.
                 closers.iter().for_each(Closer::close);
             }
             let files = files.map(|files| files.join().expect("the copying of files does not panic"));
-            (skeleton, files, named.join().expect("a sender does not panic"))
+            let trees = trees.map(|trees| trees.join().expect("the copying of files does not panic"));
+            (skeleton, files, trees, named.join().expect("a sender does not panic"))
         });
-        (self.shared, self.files) = (shared, leaving);
+        (self.shared, self.files, self.trees) = (shared, leaving, trees);
+        // What is lacking of the trees is why the destination does not go on.
+        trees_left.transpose().map(|left| self.files_left("files", left))?;
         skeleton?;
-        files.transpose().map(|left| self.files_left(left))?;
+        files.transpose().map(|left| self.files_left("tmpfs", left))?;
         let (push, named) = named.map_err(|error| self.not_sent(&error))?;
         let bytes = counters.sent.load(Ordering::Relaxed);
         self.report.change(|r| {

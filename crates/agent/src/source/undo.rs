@@ -37,7 +37,7 @@ impl SourceRun {
                 let ended = self.layout.end_front(Role::Dump, DUMP_END);
                 self.end_engine(DUMP_END);
                 self.streams.clear();
-                (self.demand, self.files) = (None, None);
+                (self.demand, self.files, self.trees) = (None, None, None);
                 ended.and(self.layout.remove())
             }
             SourceStep::Freeze => {

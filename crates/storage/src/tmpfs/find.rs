@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use nix::sys::statvfs::statvfs;
 use serde::{Deserialize, Serialize};
 
-use super::TmpfsError;
+use crate::copy::CopyError;
 use crate::mounts::unescape_text;
 
 /// A mount's options, as the kernel shows them and as a mount takes them; only those whose meaning does not depend on the host.
@@ -99,7 +99,7 @@ impl TmpfsMount {
 ///
 /// # Errors
 /// If the table of mounts cannot be read.
-pub fn find(init: u32, external: &[PathBuf]) -> Result<Vec<TmpfsMount>, TmpfsError> {
+pub fn find(init: u32, external: &[PathBuf]) -> Result<Vec<TmpfsMount>, CopyError> {
     let mut found = candidates(&table(init)?, external);
     for mount in &mut found {
         let path = PathBuf::from(format!("/proc/{init}/root{}", mount.point));
@@ -108,9 +108,9 @@ pub fn find(init: u32, external: &[PathBuf]) -> Result<Vec<TmpfsMount>, TmpfsErr
     Ok(found)
 }
 
-pub(super) fn table(init: u32) -> Result<String, TmpfsError> {
+pub(super) fn table(init: u32) -> Result<String, CopyError> {
     let path = PathBuf::from(format!("/proc/{init}/mountinfo"));
-    let text = std::fs::read(&path).map_err(|e| TmpfsError::refused("read", &path, e))?;
+    let text = std::fs::read(&path).map_err(|e| CopyError::refused("read", &path, e))?;
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 

@@ -9,16 +9,20 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Statx, StatxFlags, openat2, readlinkat, statx};
 use rustix::io::Errno;
 
+use super::CopyError;
 use super::op::{Kind, Name, Time};
-use super::{MAX_FILES, TmpfsError};
+use super::suspects::Device;
 use crate::error::DEPTH_LIMIT;
 
 /// Longest path that the kernel takes in one call, with some room.
 const PATH_LIMIT: usize = 4000;
 
+const SUBVOLUME: &str =
+    "is a subvolume of its own, whose files have the same numbers as others; mount it as a volume of its own";
+
 /// What is known of an inode.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Node {
+pub(crate) struct Node {
     pub kind: Kind,
     pub mode: u32,
     pub uid: u32,
@@ -45,26 +49,29 @@ impl Node {
 }
 
 /// A name in a directory.
-pub(super) type Entry = (u64, Vec<u8>);
+pub(crate) type Entry = (u64, Vec<u8>);
 
 /// All of it.
 #[derive(Debug, Default)]
-pub(super) struct Tree {
+pub(crate) struct Tree {
     pub root: u64,
     pub nodes: HashMap<u64, Node>,
     /// What is called by each name.
     pub names: BTreeMap<Entry, u64>,
     /// The names, directories before what is in them.
     pub order: Vec<Entry>,
+    pub device: Device,
+    /// Most inodes that it may have.
+    pub limit: usize,
 }
 
-pub(super) fn look(directory: impl AsFd, name: &[u8]) -> rustix::io::Result<Statx> {
+pub(crate) fn look(directory: impl AsFd, name: &[u8]) -> rustix::io::Result<Statx> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | if name.is_empty() { AtFlags::EMPTY_PATH } else { AtFlags::empty() };
     statx(directory, name, flags, StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)
 }
 
 /// How a file of the container is opened: without a trace in its times, and never beyond the filesystem.
-pub(super) fn open_beneath(
+pub(crate) fn open_beneath(
     root: impl AsFd,
     path: impl rustix::path::Arg,
     flags: OFlags,
@@ -77,27 +84,28 @@ pub(super) fn open_beneath(
 impl Tree {
     /// Looks at everything below `root`, the root of a filesystem's clone, on which nothing is mounted. `point` is for messages.
     /// Entries that come, go or move meanwhile may be missed; a later look finds them.
-    pub fn read(root: &OwnedFd, point: &Path) -> Result<Self, TmpfsError> {
-        let mut tree = Self::default();
-        let stat = look(root, b"").map_err(|e| TmpfsError::refused("look at", point, e))?;
+    pub fn read(root: &OwnedFd, point: &Path, limit: usize) -> Result<Self, CopyError> {
+        let mut tree = Self { limit, ..Self::default() };
+        let stat = look(root, b"").map_err(|e| CopyError::refused("look at", point, e))?;
         tree.root = stat.stx_ino;
+        tree.device = (stat.stx_dev_major, stat.stx_dev_minor);
         tree.nodes.insert(tree.root, node(&stat, Kind::Directory, (0, Vec::new())));
         let directory = open_beneath(root, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOATIME)
-            .map_err(|e| TmpfsError::refused("open", point, e))?;
+            .map_err(|e| CopyError::refused("open", point, e))?;
         let mut at = point.to_owned();
         tree.descend(&directory, stat.stx_ino, &mut at, 0)?;
         Ok(tree)
     }
 
-    fn descend(&mut self, directory: &OwnedFd, ino: u64, at: &mut PathBuf, depth: usize) -> Result<(), TmpfsError> {
-        let too_much = |what: String| TmpfsError::TooMuch { point: at.clone(), what };
+    fn descend(&mut self, directory: &OwnedFd, ino: u64, at: &mut PathBuf, depth: usize) -> Result<(), CopyError> {
+        let too_much = |what: String| CopyError::TooMuch { point: at.clone(), what };
         if depth == DEPTH_LIMIT || at.as_os_str().len() > PATH_LIMIT {
             return Err(too_much(format!("is nested deeper than {DEPTH_LIMIT} levels or {PATH_LIMIT} bytes")));
         }
-        let entries = Dir::read_from(directory).map_err(|e| TmpfsError::refused("read the directory", at, e))?;
+        let entries = Dir::read_from(directory).map_err(|e| CopyError::refused("read the directory", at, e))?;
         let mut below = Vec::new();
         for entry in entries {
-            let entry = entry.map_err(|e| TmpfsError::refused("read the directory", at, e))?;
+            let entry = entry.map_err(|e| CopyError::refused("read the directory", at, e))?;
             let name = entry.file_name().to_bytes();
             if matches!(name, b"." | b"..") {
                 continue;
@@ -105,12 +113,15 @@ impl Tree {
             let stat = match look(directory, name) {
                 Ok(stat) => stat,
                 Err(Errno::NOENT) => continue,
-                Err(e) => return Err(TmpfsError::refused("look at", &at.join(OsStr::from_bytes(name)), e)),
+                Err(e) => return Err(CopyError::refused("look at", &at.join(OsStr::from_bytes(name)), e)),
             };
+            if (stat.stx_dev_major, stat.stx_dev_minor) != self.device {
+                return Err(CopyError::Unfit { path: at.join(OsStr::from_bytes(name)), why: SUBVOLUME });
+            }
             let kind = match kind(directory, name, &stat) {
                 Ok(kind) => kind,
                 Err(Errno::NOENT | Errno::INVAL) => continue,
-                Err(e) => return Err(TmpfsError::refused("read", &at.join(OsStr::from_bytes(name)), e)),
+                Err(e) => return Err(CopyError::refused("read", &at.join(OsStr::from_bytes(name)), e)),
             };
             let number = stat.stx_ino;
             let is_directory = kind == Kind::Directory;
@@ -125,10 +136,10 @@ impl Tree {
                 below.push((entry.1.clone(), number));
             }
             self.order.push(entry);
-            if self.nodes.len() > MAX_FILES {
-                return Err(TmpfsError::TooMuch {
+            if self.nodes.len() > self.limit {
+                return Err(CopyError::TooMuch {
                     point: at.clone(),
-                    what: format!("and what is beside it are more than {MAX_FILES} files"),
+                    what: format!("and what is beside it are more than {} files", self.limit),
                 });
             }
         }
@@ -141,10 +152,15 @@ impl Tree {
                     at.pop();
                 }
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
-                Err(e) => return Err(TmpfsError::refused("open", &at.join(OsStr::from_bytes(&name)), e)),
+                Err(e) => return Err(CopyError::refused("open", &at.join(OsStr::from_bytes(&name)), e)),
             }
         }
         Ok(())
+    }
+
+    /// The inodes of its regular files.
+    pub fn files(&self) -> impl Iterator<Item = u64> {
+        self.nodes.iter().filter(|(_, node)| node.kind == Kind::File).map(|(ino, _)| *ino)
     }
 
     /// Where an inode is, from the root on; `.` for the root.

@@ -1,5 +1,6 @@
 //! A file's content, in chunks that are known by their hashes.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
 
@@ -10,7 +11,7 @@ use super::Sink;
 use super::op::Op;
 
 /// Bytes of a chunk: what is sent at least of a file that changed.
-const CHUNK: u64 = 16 << 10;
+pub(super) const CHUNK: u64 = 16 << 10;
 const PAGE: usize = 4 << 10;
 /// Bytes that are read at once.
 const READ: u64 = 1 << 20;
@@ -43,12 +44,14 @@ pub(super) enum Trouble {
     Link(io::Error),
 }
 
-/// Sends what of a file is not as `before` says.
+/// Sends what of a file is not as `before` says. Where it is known which chunks were written, `written`, only those are read; what
+/// became a hole is seen all the same.
 pub(super) fn send(
     file: &OwnedFd,
     ino: u64,
     size: u64,
     before: &Sent,
+    written: Option<&BTreeSet<u64>>,
     sink: &mut dyn Sink,
 ) -> Result<Outcome, Trouble> {
     let mut now = Sent { size, chunks: Vec::with_capacity(before.chunks.len()) };
@@ -63,7 +66,19 @@ pub(super) fn send(
         position = (start / CHUNK * CHUNK).max(position);
         let end = end.next_multiple_of(CHUNK).min(size);
         while position < end {
-            let want = (end - position).min(READ) as usize;
+            let stop = match written {
+                Some(written) => {
+                    let due = run(written, position / CHUNK, end.div_ceil(CHUNK));
+                    keep(due.start, &mut old, &mut now, &mut writer, position / CHUNK).map_err(Trouble::Link)?;
+                    position = due.start * CHUNK;
+                    end.min(due.end * CHUNK)
+                }
+                None => end,
+            };
+            if position >= stop {
+                break;
+            }
+            let want = (stop - position).min(READ) as usize;
             let got = fill(file, &mut buffer[..want], position).map_err(Trouble::Read)?;
             compare(&buffer[..got], position, &mut old, &mut now, &mut writer).map_err(Trouble::Link)?;
             // Where less came it was cut meanwhile; the next pass sees that.
@@ -73,6 +88,31 @@ pub(super) fn send(
     old.try_for_each(|(chunk, _)| writer.zero(*chunk * CHUNK, CHUNK)).map_err(Trouble::Link)?;
     let (bytes, touched) = (writer.bytes, writer.begun);
     Ok(Outcome { sent: now, bytes, touched })
+}
+
+/// The first chunks in a row, of those from `from` to before `end`, that were written.
+fn run(written: &BTreeSet<u64>, from: u64, end: u64) -> std::ops::Range<u64> {
+    let mut due = written.range(from..end);
+    let first = due.next().copied().unwrap_or(end);
+    let last = due.zip(first + 1..).take_while(|(chunk, expected)| *chunk == expected).last();
+    first..last.map_or(first + 1, |(chunk, _)| chunk + 1).min(end)
+}
+
+/// Leaves the chunks from `from` to before `end` as they are, and before those clears what is a hole now.
+fn keep<'a>(
+    end: u64,
+    old: &mut std::iter::Peekable<impl Iterator<Item = &'a (u64, Hash)>>,
+    now: &mut Sent,
+    writer: &mut Writer<'_>,
+    from: u64,
+) -> io::Result<()> {
+    while let Some((chunk, hash)) = old.next_if(|(chunk, _)| *chunk < end) {
+        match *chunk < from {
+            true => writer.zero(chunk * CHUNK, CHUNK)?,
+            false => now.chunks.push((*chunk, *hash)),
+        }
+    }
+    Ok(())
 }
 
 /// Deals with what was read from `position` on.

@@ -1,19 +1,24 @@
 //! Which files processes may change without a trace in the files' times, and which CRIU will give names of its own.
 
 use std::collections::{HashMap, HashSet};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use rustix::fs::{AtFlags, CWD, OFlags, StatxFlags, statx};
+
+use super::tree;
 
 /// A filesystem, by its device numbers.
-pub(super) type Device = (u32, u32);
+pub(crate) type Device = (u32, u32);
 
 /// What is known of one filesystem's use.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(super) struct Use {
+pub(crate) struct Use {
     /// Inodes that have a shared mapping, or are open for reading and writing, with which one can be made.
     pub suspects: HashSet<u64>,
+    /// Those of them that have a shared mapping.
+    pub mapped: HashSet<u64>,
     /// Somebody has something open for writing.
     pub open_for_writing: bool,
     /// Somebody has a file open by a name that is gone while another one is there. CRIU gives such a file a name of its own,
@@ -21,19 +26,42 @@ pub(super) struct Use {
     pub renamed_by_criu: bool,
 }
 
-/// How the processes `pids` use the filesystems `devices`. A process that ends meanwhile has no say.
-pub(super) fn look(pids: &[u32], devices: &[Device]) -> HashMap<Device, Use> {
+/// The upper directory of an overlay, through which its files are known.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Layer<'a>(pub &'a OwnedFd);
+
+impl Layer<'_> {
+    /// The file that is `path` in the container, which is where the overlay is mounted as the root.
+    fn below(self, path: &[u8]) -> Option<(Device, u64)> {
+        let relative = path.strip_prefix(b"/")?;
+        let stat = tree::look(tree::open_beneath(self.0, relative, OFlags::PATH).ok()?, b"").ok()?;
+        Some(((stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino))
+    }
+}
+
+/// How the processes `pids` use the filesystems `devices`, and the overlays `merged`, by their devices. A process that ends
+/// meanwhile has no say.
+pub(crate) fn look(pids: &[u32], devices: &[Device], merged: &HashMap<Device, Layer<'_>>) -> HashMap<Device, Use> {
     let mut uses: HashMap<Device, Use> = devices.iter().map(|device| (*device, Use::default())).collect();
     for pid in pids {
         let maps = std::fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
-        for mapping in maps.split(|b| *b == b'\n').filter_map(Mapping::parse) {
-            let Some(found) = uses.get_mut(&mapping.device) else { continue };
-            if mapping.shared {
-                found.suspects.insert(mapping.ino);
-            }
-            if mapping.deleted {
-                let file = PathBuf::from(format!("/proc/{pid}/map_files/{}", mapping.range));
-                found.renamed_by_criu |= links(&file) != Some(0);
+        for mapping in maps.split(|b| *b == b'\n').filter_map(Mapping::parse).filter(|m| m.shared || m.deleted) {
+            // The table of mappings has other device numbers than the files themselves on some filesystems.
+            let file = PathBuf::from(format!("/proc/{pid}/map_files/{}", mapping.range));
+            let Ok(target) = statx(CWD, &file, AtFlags::empty(), StatxFlags::BASIC_STATS) else { continue };
+            let device = (target.stx_dev_major, target.stx_dev_minor);
+            if let Some(found) = uses.get_mut(&device) {
+                if mapping.shared {
+                    found.suspects.insert(target.stx_ino);
+                    found.mapped.insert(target.stx_ino);
+                }
+                found.renamed_by_criu |= mapping.deleted && target.stx_nlink > 0;
+            } else if mapping.shared
+                && let Some((device, ino)) = merged.get(&device).and_then(|l| l.below(mapping.path))
+            {
+                let found = uses.entry(device).or_default();
+                found.suspects.insert(ino);
+                found.mapped.insert(ino);
             }
         }
         let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
@@ -59,34 +87,23 @@ pub(super) fn look(pids: &[u32], devices: &[Device]) -> HashMap<Device, Use> {
 
 const DELETED: &[u8] = b" (deleted)";
 
-fn links(path: &PathBuf) -> Option<u32> {
-    statx(CWD, path, AtFlags::empty(), StatxFlags::NLINK).ok().map(|s| s.stx_nlink)
-}
-
 /// A line of proc_pid_maps(5).
 #[derive(Debug, PartialEq, Eq)]
 struct Mapping<'a> {
     range: &'a str,
     shared: bool,
-    device: Device,
-    ino: u64,
     deleted: bool,
+    path: &'a [u8],
 }
 
 impl<'a> Mapping<'a> {
     fn parse(line: &'a [u8]) -> Option<Self> {
         let mut words = line.splitn(6, |b| *b == b' ');
         let mut text = || std::str::from_utf8(words.next()?).ok();
-        let (range, permissions, _offset, device, ino) = (text()?, text()?, text()?, text()?, text()?);
-        let (major, minor) = device.split_once(':')?;
-        let number = |digits: &str| u32::from_str_radix(digits, 16).ok();
-        Some(Self {
-            range,
-            shared: permissions.as_bytes().get(3) == Some(&b's'),
-            device: (number(major)?, number(minor)?),
-            ino: ino.parse().ok()?,
-            deleted: line.ends_with(DELETED),
-        })
+        let (range, permissions) = (text()?, text()?);
+        let path = words.nth(3)?.trim_ascii_start();
+        let shared = permissions.as_bytes().get(3) == Some(&b's');
+        Some(Self { range, shared, deleted: path.ends_with(DELETED), path })
     }
 }
 
@@ -100,7 +117,7 @@ mod tests {
         let line = b"7f0-7f9 rw-s 00000000 00:4a 37                       /tmp/a b (deleted)";
         let mapping = Mapping::parse(line).unwrap();
         assert_eq!((mapping.range, mapping.shared, mapping.deleted), ("7f0-7f9", true, true));
-        assert_eq!((mapping.device, mapping.ino), ((0, 0x4a), 37));
+        assert_eq!(mapping.path, b"/tmp/a b (deleted)");
         assert!(!Mapping::parse(b"7f0-7f9 r--p 00000000 08:01 37 /x").unwrap().shared);
     }
 
@@ -116,15 +133,18 @@ mod tests {
         };
         let ino = reads.metadata().unwrap().ino();
         let pid = [std::process::id()];
-        assert!(!look(&pid, &[device])[&device].suspects.contains(&ino));
+        assert!(!look(&pid, &[device], &HashMap::new())[&device].suspects.contains(&ino));
         let both = std::fs::File::options().read(true).write(true).open(&path).unwrap();
-        let found = &look(&pid, &[device])[&device];
+        let found = &look(&pid, &[device], &HashMap::new())[&device];
         assert!(found.suspects.contains(&ino) && found.open_for_writing && !found.renamed_by_criu);
         std::fs::hard_link(&path, dir.path().join("g")).unwrap();
         std::fs::remove_file(&path).unwrap();
-        assert!(look(&pid, &[device])[&device].renamed_by_criu);
+        assert!(look(&pid, &[device], &HashMap::new())[&device].renamed_by_criu);
         std::fs::remove_file(dir.path().join("g")).unwrap();
-        assert!(!look(&pid, &[device])[&device].renamed_by_criu, "a file without any name is CRIU's ghost");
+        assert!(
+            !look(&pid, &[device], &HashMap::new())[&device].renamed_by_criu,
+            "a file without any name is CRIU's ghost"
+        );
         drop(both);
     }
 

@@ -1,14 +1,14 @@
-//! The destination's half: one tmpfs for each mount, made equal to its original operation by operation.
+//! The destination's half: trees that are made equal to their originals, operation by operation.
 //!
-//! The operations come from a peer. Whatever they say, nothing outside of the filesystem is touched: every path is made of names
-//! that were checked, and resolved by the kernel beneath the filesystem's root without following a symlink or entering a mount.
+//! The operations come from a peer. Whatever they say, nothing outside of a tree is touched: every path is made of names
+//! that were checked, and resolved by the kernel beneath the tree's root without following a symlink or entering a mount.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -19,49 +19,46 @@ use rustix::fs::{
     renameat_with, symlinkat, unlinkat, utimensat,
 };
 
-use super::find::TmpfsMount;
+use tranship_sys::dirty_log::write_back;
+
 use super::op::{Kind, Name, Op, Time};
 use super::tree::open_beneath;
-use super::{MAX_FILES, TmpfsError};
+use super::{CopyError, OWN_ATTRIBUTES, nonsense};
+use crate::carried::{Digests, digests};
 use crate::error::DEPTH_LIMIT;
 
 /// The directory in which an inode is that has no name at the moment: no inode has this number.
 const STAGING: u64 = u64::MAX;
 
-/// Mounts one empty tmpfs for each of `mounts`, on directories below `below` that are called by their numbers. They are private,
-/// and go with [`crate::unmount_below`].
-///
-/// # Errors
-/// If one cannot be mounted, or has an option that is not known here.
-pub fn make(below: &Path, mounts: &[TmpfsMount]) -> Result<Replica, TmpfsError> {
-    let mut copies = Vec::new();
-    for (index, mount) in mounts.iter().enumerate() {
-        let path = below.join(index.to_string());
-        std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&path)
-            .map_err(|e| TmpfsError::refused("make the directory", &path, e))?;
-        copies.push(Copy::mount(path, mount)?);
-    }
-    Ok(Replica { mounts: copies, current: None })
-}
-
-/// The copies of a container's tmpfs mounts.
+/// The copies of a container's trees.
 #[derive(Debug)]
 pub struct Replica {
-    mounts: Vec<Copy>,
+    copies: Vec<Copy>,
     current: Option<usize>,
 }
 
 impl Replica {
+    /// Of trees that are empty.
+    pub(crate) fn new(copies: Vec<Copy>) -> Self {
+        Self { copies, current: None }
+    }
+
+    /// The digests of one of the trees.
+    ///
+    /// # Errors
+    /// If something cannot be read, or there is no such tree.
+    pub fn digests(&self, index: usize) -> Result<Digests, CopyError> {
+        let copy = self.copies.get(index).ok_or_else(|| nonsense("a tree that was not offered"))?;
+        digests(&copy.root, &copy.point)
+    }
+
     /// Does one operation.
     ///
     /// # Errors
     /// If the system refuses, or the operation makes no sense. The copies are then of no use any more.
-    pub fn apply(&mut self, op: Op) -> Result<(), TmpfsError> {
+    pub fn apply(&mut self, op: Op) -> Result<(), CopyError> {
         if let Op::Mount { index, root } = op {
-            let mount = self.mounts.get_mut(index).ok_or_else(|| nonsense("a mount that was not offered"))?;
+            let mount = self.copies.get_mut(index).ok_or_else(|| nonsense("a mount that was not offered"))?;
             self.current = Some(index);
             return mount.begin(root);
         }
@@ -72,18 +69,48 @@ impl Replica {
     ///
     /// # Errors
     /// As [`Self::apply`].
-    pub fn data(&mut self, offset: u64, bytes: &[u8]) -> Result<(), TmpfsError> {
+    pub fn data(&mut self, offset: u64, bytes: &[u8]) -> Result<(), CopyError> {
         self.mount()?.data(offset, bytes)
     }
 
-    fn mount(&mut self) -> Result<&mut Copy, TmpfsError> {
-        let current = self.current.and_then(|index| self.mounts.get_mut(index));
+    /// Sends what was written so far on its way to the disk, so that little is left to write in the freeze.
+    pub fn flush(&mut self) {
+        for copy in &mut self.copies {
+            for ino in std::mem::take(&mut copy.written) {
+                // A disk that fails is noticed at the end.
+                let open = copy.path(ino).ok().and_then(|path| open_beneath(&copy.root, &path, OFlags::WRONLY).ok());
+                let _ = open.map(|file| write_back(&file, false));
+            }
+        }
+    }
+
+    fn mount(&mut self) -> Result<&mut Copy, CopyError> {
+        let current = self.current.and_then(|index| self.copies.get_mut(index));
         current.ok_or_else(|| nonsense("an operation without a mount"))
     }
 }
 
-fn nonsense(what: impl Into<String>) -> TmpfsError {
-    TmpfsError::Nonsense(what.into())
+/// The limits of a filesystem, which its copy gets when it is complete.
+#[derive(Debug)]
+pub(crate) struct Limits {
+    /// Where it is mounted.
+    pub path: PathBuf,
+    /// As a remount takes them.
+    pub options: String,
+    /// It is read-only from then on.
+    pub read_only: bool,
+}
+
+impl Limits {
+    fn set(self) -> Result<(), CopyError> {
+        if self.options.is_empty() && !self.read_only {
+            return Ok(());
+        }
+        let flags = MsFlags::MS_REMOUNT | MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+        let flags = if self.read_only { flags | MsFlags::MS_RDONLY } else { flags };
+        mount(None::<&str>, &self.path, None::<&str>, flags, Some(self.options.as_str()))
+            .map_err(|e| CopyError::refused("give its limits to", &self.path, e))
+    }
 }
 
 #[derive(Debug)]
@@ -94,10 +121,14 @@ struct Made {
 }
 
 #[derive(Debug)]
-struct Copy {
-    mount: TmpfsMount,
-    path: PathBuf,
+pub(crate) struct Copy {
+    /// How people call it.
+    point: PathBuf,
     root: OwnedFd,
+    /// Most files that it may have.
+    limit: usize,
+    /// What is set at its end.
+    limits: Option<Limits>,
     root_ino: u64,
     nodes: HashMap<u64, Made>,
     /// Name of the directory for inodes without a name, while there is one.
@@ -106,35 +137,30 @@ struct Copy {
     directory: Option<(u64, Arc<OwnedFd>)>,
     /// The file that is being written, and its size.
     file: Option<(File, u64)>,
+    /// Files that were written since the last flush.
+    written: HashSet<u64>,
     ended: bool,
 }
 
 impl Copy {
-    fn mount(path: PathBuf, wanted: &TmpfsMount) -> Result<Self, TmpfsError> {
-        if !wanted.options.are_known() {
-            return Err(nonsense(format!("options of {} that are not known here", wanted.point)));
-        }
-        // Nobody here shall run a container's programs, or use its devices, by accident. CRIU gives its mount the flags that it had.
-        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-        let options = wanted.options.roomy();
-        mount(Some(wanted.source.as_str()), &path, Some("tmpfs"), flags, Some(options.as_str()))
-            .and_then(|()| mount(None::<&str>, &path, None::<&str>, MsFlags::MS_PRIVATE, None::<&str>))
-            .map_err(|e| TmpfsError::refused("mount a tmpfs on", &path, e))?;
-        let root = File::open(&path).map_err(|e| TmpfsError::refused("open", &path, e))?.into();
-        Ok(Self {
-            mount: wanted.clone(),
-            path,
+    /// Of the empty directory `root`.
+    pub fn new(root: OwnedFd, point: PathBuf, limit: usize, limits: Option<Limits>) -> Self {
+        Self {
+            point,
             root,
+            limit,
+            limits,
             root_ino: 0,
             nodes: HashMap::new(),
             staging: None,
             directory: None,
             file: None,
+            written: HashSet::new(),
             ended: false,
-        })
+        }
     }
 
-    fn begin(&mut self, root: u64) -> Result<(), TmpfsError> {
+    fn begin(&mut self, root: u64) -> Result<(), CopyError> {
         if self.ended {
             return Err(nonsense("a mount goes on after its end"));
         }
@@ -148,7 +174,7 @@ impl Copy {
         Ok(())
     }
 
-    fn apply(&mut self, op: Op) -> Result<(), TmpfsError> {
+    fn apply(&mut self, op: Op) -> Result<(), CopyError> {
         if self.ended {
             return Err(nonsense("a mount goes on after its end"));
         }
@@ -171,17 +197,17 @@ impl Copy {
         }
     }
 
-    fn refused(&self, what: &'static str, path: &Path, why: impl Into<std::io::Error>) -> TmpfsError {
+    fn refused(&self, what: &'static str, path: &Path, why: impl Into<std::io::Error>) -> CopyError {
         let inner = path.strip_prefix(".").unwrap_or(path);
-        TmpfsError::refused(what, &Path::new(&self.mount.point).join(inner), why)
+        CopyError::refused(what, &self.point.join(inner), why)
     }
 
-    fn node(&self, ino: u64) -> Result<&Made, TmpfsError> {
+    fn node(&self, ino: u64) -> Result<&Made, CopyError> {
         self.nodes.get(&ino).ok_or_else(|| nonsense(format!("inode {ino}, which was never made")))
     }
 
     /// Where an inode is, beneath the root.
-    fn path(&self, ino: u64) -> Result<PathBuf, TmpfsError> {
+    fn path(&self, ino: u64) -> Result<PathBuf, CopyError> {
         let mut parts: Vec<&[u8]> = Vec::new();
         let mut at = ino;
         while at != self.root_ino {
@@ -201,7 +227,7 @@ impl Copy {
         Ok(path)
     }
 
-    fn directory(&mut self, ino: u64) -> Result<Arc<OwnedFd>, TmpfsError> {
+    fn directory(&mut self, ino: u64) -> Result<Arc<OwnedFd>, CopyError> {
         if let Some((known, open)) = &self.directory
             && *known == ino
         {
@@ -218,7 +244,7 @@ impl Copy {
     }
 
     /// Directory and name of an inode.
-    fn place(&mut self, ino: u64) -> Result<(Arc<OwnedFd>, Vec<u8>), TmpfsError> {
+    fn place(&mut self, ino: u64) -> Result<(Arc<OwnedFd>, Vec<u8>), CopyError> {
         if ino == self.root_ino {
             return Ok((self.directory(ino)?, b".".to_vec()));
         }
@@ -227,7 +253,7 @@ impl Copy {
         Ok((self.directory(parent)?, name))
     }
 
-    fn park(&mut self, ino: u64, entry: &(u64, Vec<u8>)) -> Result<(), TmpfsError> {
+    fn park(&mut self, ino: u64, entry: &(u64, Vec<u8>)) -> Result<(), CopyError> {
         if self.staging.is_none() {
             let mut attempts = (0..1000).map(|n| format!(".tranship-parked-{n}").into_bytes());
             let made = attempts.find(|name| mkdirat(&self.root, name.as_slice(), Mode::RWXU).is_ok());
@@ -249,7 +275,7 @@ impl Copy {
         Ok(())
     }
 
-    fn unname(&mut self, ino: u64, entry: &(u64, Vec<u8>)) -> Result<(), TmpfsError> {
+    fn unname(&mut self, ino: u64, entry: &(u64, Vec<u8>)) -> Result<(), CopyError> {
         let node = self.node(ino)?;
         if !node.names.contains(entry) {
             return Err(nonsense("a name that was never given"));
@@ -271,15 +297,13 @@ impl Copy {
         Ok(())
     }
 
-    fn make(&mut self, ino: u64, parent: u64, name: Vec<u8>, kind: Kind) -> Result<(), TmpfsError> {
+    fn make(&mut self, ino: u64, parent: u64, name: Vec<u8>, kind: Kind) -> Result<(), CopyError> {
         if ino == STAGING || self.nodes.contains_key(&ino) || parent == STAGING {
             return Err(nonsense(format!("inode {ino}, which is there already")));
         }
-        if self.nodes.len() > MAX_FILES {
-            return Err(TmpfsError::TooMuch {
-                point: self.mount.point.clone().into(),
-                what: format!("has more than {MAX_FILES} files"),
-            });
+        if self.nodes.len() > self.limit {
+            let what = format!("has more than {} files", self.limit);
+            return Err(CopyError::TooMuch { point: self.point.clone(), what });
         }
         let directory = self.directory(parent)?;
         let mode = Mode::RUSR | Mode::WUSR;
@@ -301,7 +325,7 @@ impl Copy {
         Ok(())
     }
 
-    fn name(&mut self, ino: u64, parent: u64, name: Vec<u8>) -> Result<(), TmpfsError> {
+    fn name(&mut self, ino: u64, parent: u64, name: Vec<u8>) -> Result<(), CopyError> {
         let node = self.node(ino)?;
         let is_parked = node.names.first().is_some_and(|(parent, _)| *parent == STAGING);
         if ino == self.root_ino || parent == STAGING || (!is_parked && node.kind == Kind::Directory) {
@@ -325,31 +349,32 @@ impl Copy {
         Ok(())
     }
 
-    fn content(&mut self, ino: u64, size: u64) -> Result<(), TmpfsError> {
+    fn content(&mut self, ino: u64, size: u64) -> Result<(), CopyError> {
         if self.node(ino)?.kind != Kind::File {
             return Err(nonsense("content of what is no file"));
         }
         let path = self.path(ino)?;
         let file = open_beneath(&self.root, &path, OFlags::WRONLY).map_err(|e| self.refused("open", &path, e))?;
         ftruncate(&file, size).map_err(|e| self.refused("set the size of", &path, e))?;
+        self.written.insert(ino);
         self.file = Some((file.into(), size));
         Ok(())
     }
 
     /// The file that is being written, if the part is within it.
-    fn part(&self, offset: u64, length: u64) -> Result<&File, TmpfsError> {
+    fn part(&self, offset: u64, length: u64) -> Result<&File, CopyError> {
         match &self.file {
             Some((file, size)) if offset.checked_add(length).is_some_and(|end| end <= *size) => Ok(file),
             _ => Err(nonsense("content beyond the end of a file, or of none")),
         }
     }
 
-    fn data(&mut self, offset: u64, bytes: &[u8]) -> Result<(), TmpfsError> {
+    fn data(&mut self, offset: u64, bytes: &[u8]) -> Result<(), CopyError> {
         let file = self.part(offset, bytes.len() as u64)?;
         file.write_all_at(bytes, offset).map_err(|e| self.refused("write to", Path::new("."), e))
     }
 
-    fn zero(&mut self, offset: u64, length: u64) -> Result<(), TmpfsError> {
+    fn zero(&mut self, offset: u64, length: u64) -> Result<(), CopyError> {
         let file = self.part(offset, length)?;
         fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, length)
             .map_err(|e| self.refused("clear a part of a file in", Path::new("."), e))
@@ -361,7 +386,7 @@ impl Copy {
         (mode, uid, gid): (u32, u32, u32),
         (atime, mtime): (Time, Time),
         xattrs: Option<Vec<(Name, Name)>>,
-    ) -> Result<(), TmpfsError> {
+    ) -> Result<(), CopyError> {
         let kind = self.node(ino)?.kind.clone();
         let (directory, name) = self.place(ino)?;
         let name = name.as_slice();
@@ -386,7 +411,7 @@ impl Copy {
             .map_err(|e| self.refused("set the times of", here, e))
     }
 
-    fn unpark(&mut self) -> Result<(), TmpfsError> {
+    fn unpark(&mut self) -> Result<(), CopyError> {
         self.directory = None;
         let name = self.staging.take().ok_or_else(|| nonsense("nothing is parked"))?;
         // Fails if something is left in it.
@@ -394,28 +419,16 @@ impl Copy {
             .map_err(|e| self.refused("remove", Path::new(OsStr::from_bytes(&name)), e))
     }
 
-    fn end(&mut self, last: bool) -> Result<(), TmpfsError> {
+    fn end(&mut self, last: bool) -> Result<(), CopyError> {
         self.directory = None;
         if self.staging.is_some() {
             return Err(nonsense("the end of a mount in which something is parked"));
         }
         if last {
             self.ended = true;
-            self.settle()?;
+            self.limits.take().map_or(Ok(()), Limits::set)?;
         }
         Ok(())
-    }
-
-    /// Gives the filesystem the limits of the original.
-    fn settle(&mut self) -> Result<(), TmpfsError> {
-        let limits = self.mount.options.limits();
-        if limits.is_empty() && !self.mount.read_only {
-            return Ok(());
-        }
-        let flags = MsFlags::MS_REMOUNT | MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-        let flags = if self.mount.read_only { flags | MsFlags::MS_RDONLY } else { flags };
-        mount(None::<&str>, &self.path, None::<&str>, flags, Some(limits.as_str()))
-            .map_err(|e| TmpfsError::refused("give its limits to", &self.path, e))
     }
 }
 
@@ -423,7 +436,7 @@ impl Copy {
 fn extend(file: &OwnedFd, wanted: &[(Name, Name)]) -> rustix::io::Result<()> {
     let mut list = vec![0; 64 << 10];
     let length = flistxattr(file, list.as_mut_slice())?;
-    for name in list[..length].split(|b| *b == 0).filter(|n| !n.is_empty() && *n != b"security.selinux") {
+    for name in list[..length].split(|b| *b == 0).filter(|n| !n.is_empty() && !OWN_ATTRIBUTES.contains(n)) {
         if !wanted.iter().any(|(known, _)| known.0 == name) {
             fremovexattr(file, name)?;
         }
@@ -432,7 +445,7 @@ fn extend(file: &OwnedFd, wanted: &[(Name, Name)]) -> rustix::io::Result<()> {
 }
 
 /// A name that can be given to a file.
-fn checked(name: Name) -> Result<Vec<u8>, TmpfsError> {
+fn checked(name: Name) -> Result<Vec<u8>, CopyError> {
     let bytes = name.0;
     if bytes.is_empty()
         || bytes.len() > 255

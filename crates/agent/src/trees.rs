@@ -1,0 +1,187 @@
+//! Directory trees on disk that move with their container, on a link of their own (`copying`).
+//!
+//! They are part of the container: where they cannot be carried, it is not moved.
+
+use std::path::PathBuf;
+
+use tranship_coordinator::Failure;
+use tranship_engine::{Container, Engine};
+use tranship_storage::carried::{self, Source, Target};
+use tranship_storage::copy::Moved;
+use tranship_sys::clock::monotonic_ns;
+use tranship_transport::{Connection, Link};
+use tranship_types::{Blocker, BlockerKind, CarriedTree, MigrationId, MoveOptions, NodeName, TreeKind};
+use tranship_wire::Purpose;
+use tranship_wire::message::Offer;
+
+use crate::copying::{Arriving, Left, SYNC, Said, Sending, synced};
+use crate::node::{Node, failed};
+
+/// Most trees of one container.
+const TREES: usize = 256;
+
+/// Which trees of a container move with it, and what there is to say about the others.
+#[derive(Default)]
+pub struct Choice {
+    pub trees: Vec<CarriedTree>,
+    pub blockers: Vec<Blocker>,
+    pub notes: Vec<String>,
+}
+
+/// Decides it.
+pub fn choose(container: &Container, options: &MoveOptions) -> Result<Choice, Failure> {
+    let mut choice = Choice::default();
+    // Those of an engine's own stay behind: the inspection says so where there is something in them.
+    for tree in container.trees.iter().filter(|tree| tree.kind == TreeKind::Bind) {
+        if let Some(kind) = carried::shared_filesystem(&tree.path).map_err(failed)? {
+            choice.notes.push(format!("{tree} is on {kind}, which other nodes see as well: it is left where it is"));
+        } else if !options.with_binds {
+            choice.notes.push(format!("{tree} is not carried; the destination must have it (--with-binds carries it)"));
+        } else if !choice.trees.iter().any(|other| other.path == tree.path) {
+            choice.trees.push(tree.clone());
+        }
+    }
+    for (at, tree) in choice.trees.iter().enumerate() {
+        let mut block = |cause: String, remedy: &str| {
+            choice.blockers.push(Blocker::new(BlockerKind::Mount, cause, remedy));
+        };
+        if let Some(point) = carried::mounted_below(&tree.path).map_err(failed)? {
+            let cause =
+                format!("something is mounted on {}, within the {tree}, and would stay behind", point.display());
+            block(cause, "unmount it, or mount it into the container as a volume of its own");
+        }
+        if let Some(other) =
+            choice.trees[at + 1..].iter().find(|o| o.path.starts_with(&tree.path) || tree.path.starts_with(&o.path))
+        {
+            block(
+                format!("the {tree} and the {other} lie one in the other"),
+                "mount only the outer one into the container",
+            );
+        }
+    }
+    if choice.trees.len() > TREES {
+        let cause = format!(
+            "the container has {} directory trees, more than the {TREES} that are possible",
+            choice.trees.len()
+        );
+        choice.blockers.push(Blocker::new(BlockerKind::Mount, cause, "mount fewer of them"));
+    }
+    Ok(choice)
+}
+
+/// The trees of a container, on the node that it leaves.
+pub struct Leaving {
+    source: Source,
+    link: Connection,
+    ahead: Moved,
+    verify: bool,
+}
+
+impl Leaving {
+    /// Opens the link and the trees; `None` if there are none.
+    pub fn begin(
+        node: &Node,
+        peer: &NodeName,
+        id: &MigrationId,
+        container: &Container,
+        (offer, verify): (&Offer, bool),
+    ) -> Result<Option<Self>, Failure> {
+        if offer.trees.is_empty() {
+            return Ok(None);
+        }
+        let mut link = node.dial(peer, Purpose::Trees, Some(id))?;
+        link.set_timeout(Some(SYNC)).map_err(failed)?;
+        let source = Source::open(container.init, &offer.trees).map_err(failed)?;
+        Ok(Some(Self { source, link, ahead: Moved::default(), verify }))
+    }
+
+    /// Bounds what the link takes, in bytes a second.
+    pub fn set_pace(&mut self, pace: Option<u64>) -> Result<(), Failure> {
+        self.link.set_pace(pace).map_err(failed)
+    }
+
+    /// Copies what the destination does not have yet, while the processes `pids` run. Returns how many bytes of content that was.
+    pub fn pass(&mut self, pids: &[u32]) -> Result<u64, Failure> {
+        let Self { source, link, ahead, .. } = self;
+        let moved = synced(link, |sink| source.pass(pids, sink)).map_err(failed)?;
+        *ahead += moved;
+        Ok(moved.bytes)
+    }
+
+    /// Sends the rest, with the processes `pids` frozen.
+    pub fn finish(&mut self, pids: &[u32]) -> Result<Left, Failure> {
+        let start_ns = monotonic_ns();
+        let moved = self.source.finish(pids, &mut Sending(&mut self.link)).map_err(failed)?;
+        if self.verify {
+            for (index, digests) in self.source.digests().map_err(failed)?.into_iter().enumerate() {
+                tranship_wire::write_message(&mut self.link, &Said::Digests { index, digests }).map_err(failed)?;
+            }
+        }
+        tranship_wire::write_message(&mut self.link, &Said::End).map_err(failed)?;
+        let way = format!(
+            "files: {}, {} bytes ahead of the freeze, and {} bytes of {} files in it{}; {}",
+            self.source.entries(),
+            self.ahead.bytes,
+            moved.bytes,
+            moved.files,
+            if self.verify { ", compared on both nodes" } else { "" },
+            self.source.way
+        );
+        Ok(Left { start_ns, end_ns: monotonic_ns(), wire_bytes: self.link.bytes_sent(), way })
+    }
+}
+
+/// The places of the offered trees on this node. Those of the engine's own are there for as long as the container is that it has
+/// made.
+pub fn targets(engine: &dyn Engine, id: &MigrationId, offer: &Offer) -> Result<Vec<Target>, Failure> {
+    let target = |tree: &CarriedTree| {
+        let directory = match tree.kind {
+            TreeKind::Bind => tree.path.clone(),
+            _ => engine.tree_directory(&offer.container, tree).map_err(failed)?,
+        };
+        Ok(Target::new(tree, directory, id.as_str()))
+    };
+    offer.trees.iter().map(target).collect()
+}
+
+/// The places of those that are the node's own directories, which do not go with the container.
+pub fn own_targets(id: &MigrationId, offer: &Offer) -> Vec<Target> {
+    let own = offer.trees.iter().filter(|tree| tree.kind == TreeKind::Bind);
+    own.map(|tree| Target::new(tree, tree.path.clone(), id.as_str())).collect()
+}
+
+/// Makes room for what was offered, and lets the link come.
+pub fn open(arriving: &Arriving, targets: &[Target], offer: &Offer, peer: &NodeName) -> Result<(), Failure> {
+    if !targets.is_empty() {
+        arriving.open(Target::stage_all(targets, &offer.trees).map_err(failed)?, peer, true);
+    }
+    Ok(())
+}
+
+/// What of the offered trees stands in the way on this node.
+pub fn check(node: &Node, offer: &Offer) -> Vec<Blocker> {
+    let here = &node.config.node;
+    let blocker = |cause: String, remedy: String| Blocker::new(BlockerKind::Mount, cause, remedy);
+    let look = |tree: &CarriedTree| -> Option<Blocker> {
+        let climbs = tree.path.components().any(|part| part == std::path::Component::ParentDir);
+        if !tree.path.is_absolute() || climbs {
+            return Some(blocker(format!("{tree} is not named by an absolute path"), "update both agents".into()));
+        }
+        if tree.kind != TreeKind::Bind {
+            return None;
+        }
+        let target = Target::new(tree, tree.path.clone(), "check");
+        match target.obstacle() {
+            Ok(None) => None,
+            Ok(Some((cause, remedy))) => Some(blocker(format!("{cause} (on node {here})"), remedy.into())),
+            Err(error) => Some(blocker(format!("{error} (on node {here})"), "mend it there".into())),
+        }
+    };
+    offer.trees.iter().take(TREES).filter_map(look).collect()
+}
+
+/// The node's own directories among the trees: those that stay behind.
+pub fn own_directories(offer: &Offer) -> Vec<PathBuf> {
+    let own = offer.trees.iter().filter(|tree| tree.kind == TreeKind::Bind);
+    own.map(|tree| tree.path.clone()).collect()
+}

@@ -1,0 +1,137 @@
+//! The source's half.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use nix::sys::statfs::{EXT4_SUPER_MAGIC, TMPFS_MAGIC, fstatfs};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
+use rustix::mount::{OpenTreeFlags, open_tree};
+use tranship_types::{CarriedTree, TreeKind};
+
+use super::MAX_FILES;
+use super::verify::{Digests, digests};
+use crate::copy::{
+    CopyError, Device, Layer, Moved, Original, Place, Sink, Trail, look, look_for_suspects, open_beneath,
+};
+
+/// CRIU would give such a file a name of its own, in the directory, for the time of the dump alone.
+const RENAMED: &str = "or another directory on its disk has a file that a process of the container has open by a name which is \
+                       gone, while another name of it is there; have the process open it again";
+
+/// The trees of a container on the node that it leaves.
+#[derive(Debug)]
+pub struct Source {
+    originals: Vec<(CarriedTree, Original)>,
+    /// The device of the container's root, where that is an overlay over one of the trees.
+    merged: Option<Device>,
+    /// How it is known which parts of files were written.
+    pub way: String,
+}
+
+impl Source {
+    /// Opens the trees of the container whose first process is `init`.
+    ///
+    /// # Errors
+    /// If one cannot be opened.
+    pub fn open(init: u32, trees: &[CarriedTree]) -> Result<Self, CopyError> {
+        let (trail, way) = match Trail::start() {
+            Ok(trail) => (Some(Arc::new(trail)), "files that change are read in parts, as the kernel tells which"),
+            Err(error) => {
+                tracing::warn!(%error, "the kernel does not tell which parts of files are written");
+                (
+                    None,
+                    "files that change are read as a whole: this kernel does not tell which parts of them are written",
+                )
+            }
+        };
+        let originals = trees.iter().map(|tree| Ok((tree.clone(), original(tree, trail.as_ref())?)));
+        let has_layer = trees.iter().any(|tree| tree.kind == TreeKind::WritableLayer);
+        let root = std::fs::File::open(format!("/proc/{init}/root")).ok().filter(|_| has_layer);
+        let merged = root.and_then(|root| look(&root, b"").ok()).map(|stat| (stat.stx_dev_major, stat.stx_dev_minor));
+        Ok(Self { originals: originals.collect::<Result<_, CopyError>>()?, merged, way: way.to_owned() })
+    }
+
+    /// Sends what the peer does not have yet while the processes `pids` run. May be repeated.
+    ///
+    /// # Errors
+    /// If something cannot be read, or the link breaks: the peer's copies are of no use then.
+    pub fn pass(&mut self, pids: &[u32], sink: &mut dyn Sink) -> Result<Moved, CopyError> {
+        self.send(pids, sink, false)
+    }
+
+    /// Sends the rest, with the processes frozen: then the peer's copies are complete.
+    ///
+    /// # Errors
+    /// As [`Self::pass`]; and if files change all the same.
+    pub fn finish(&mut self, pids: &[u32], sink: &mut dyn Sink) -> Result<Moved, CopyError> {
+        self.send(pids, sink, true)
+    }
+
+    /// How many files and directories there are, as the last pass found them.
+    pub fn entries(&self) -> usize {
+        self.originals.iter().filter_map(|(_, original)| original.tree()).map(|tree| tree.nodes.len()).sum()
+    }
+
+    /// The digests of all trees.
+    ///
+    /// # Errors
+    /// If something cannot be read.
+    pub fn digests(&self) -> Result<Vec<Digests>, CopyError> {
+        self.originals.iter().map(|(tree, original)| digests(original.root(), &tree.path)).collect()
+    }
+
+    fn send(&mut self, pids: &[u32], sink: &mut dyn Sink, last: bool) -> Result<Moved, CopyError> {
+        let devices: Vec<Device> = self.originals.iter().map(|(_, original)| original.device).collect();
+        let layer = self.originals.iter().find(|(tree, _)| tree.kind == TreeKind::WritableLayer);
+        let merged = self.merged.zip(layer).map(|(device, (_, original))| (device, Layer(original.root())));
+        let uses = look_for_suspects(pids, &devices, &merged.into_iter().collect::<HashMap<_, _>>());
+        let mut moved = Moved::default();
+        for (index, (tree, original)) in self.originals.iter_mut().enumerate() {
+            let found = uses.get(&original.device).cloned().unwrap_or_default();
+            if found.renamed_by_criu {
+                return Err(CopyError::Unfit { path: tree.path.clone(), why: RENAMED });
+            }
+            moved += original.pass(index, &found, &mut *sink, last)?;
+        }
+        Ok(moved)
+    }
+}
+
+/// Opens a directory without following a symlink, in a clone of its mount on which nothing else is mounted.
+///
+/// # Errors
+/// If that is refused.
+pub fn open(path: &Path) -> Result<OwnedFd, CopyError> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
+        .and_then(|seen| open_tree(&seen, "", clone))
+        .and_then(|clone| open_beneath(&clone, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOATIME))
+        .map_err(|e| CopyError::refused("open the directory", path, e))
+}
+
+fn original(tree: &CarriedTree, trail: Option<&Arc<Trail>>) -> Result<Original, CopyError> {
+    let root = open(&tree.path)?;
+    let found = fstatfs(&root).map_err(|e| CopyError::refused("look at the filesystem of", &tree.path, e))?;
+    let place = Place { root, point: tree.path.clone(), limit: MAX_FILES };
+    let kind = found.filesystem_type();
+    let made = if kind == TMPFS_MAGIC {
+        Original::in_memory(place)
+    } else {
+        // Of ext4 it is known that all writes are told of, but with these options.
+        let told = kind == EXT4_SUPER_MAGIC && !has_option(&place.root, &["data=journal", "dax", "dax=always"]);
+        Original::on_disk(place, trail.filter(|_| told).cloned())
+    };
+    made.map_err(|why| CopyError::refused("watch", &tree.path, std::io::Error::other(why)))
+}
+
+/// Whether the filesystem of an open file is mounted with one of these options; also if that cannot be told.
+fn has_option(file: &OwnedFd, options: &[&str]) -> bool {
+    let (Ok(stat), Ok(table)) = (look(file, b""), std::fs::read_to_string("/proc/self/mountinfo")) else { return true };
+    let device = format!("{}:{}", stat.stx_dev_major, stat.stx_dev_minor);
+    let line = table.lines().find(|line| line.split(' ').nth(2) == Some(&device));
+    let own = line.and_then(|line| line.rsplit(' ').next());
+    own.is_none_or(|own| own.split(',').any(|option| options.contains(&option)))
+}

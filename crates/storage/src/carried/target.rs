@@ -1,0 +1,226 @@
+//! The destination's half: where a tree arrives, and how it takes its place.
+//!
+//! ```text
+//!              stage              place            │ settle     │ undo, before and after place
+//!  its place:  old, or an empty   new, marked      │ new        │ old or none, as it was
+//!  beside it:  new, marked        old, or an empty │ (removed)  │ (removed)
+//! ```
+//!
+//! Engines want the directory to be there before they restore: where there is none, an empty one keeps the place.
+//!
+//! Each step can be repeated, by an agent that knows no more than the paths and the migration: which of the directories is which,
+//! their marks say.
+
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use nix::sys::statvfs::statvfs;
+use rustix::fs::{CWD, RenameFlags, XattrFlags, lgetxattr, lremovexattr, lsetxattr, renameat_with};
+use rustix::io::Errno;
+use tranship_types::{CarriedTree, TreeKind};
+
+use super::source::open;
+use super::{MARK, MAX_FILES};
+use crate::copy::{Copy, CopyError, Replica, Tree};
+use crate::{StorageError, remove_tree};
+
+/// The place of one tree on the node that it comes to.
+#[derive(Debug, Clone)]
+pub struct Target {
+    /// Its directory in the end.
+    path: PathBuf,
+    /// The directory beside it in which it arrives; none for one of an engine's own, which goes with its container.
+    staging: Option<PathBuf>,
+    /// The mark of the new one.
+    arrived: String,
+    /// The mark of the empty one.
+    keeper: String,
+}
+
+impl Target {
+    /// The place of a tree in the directory `path`, for a migration.
+    pub fn new(tree: &CarriedTree, path: PathBuf, migration: &str) -> Self {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let beside = path.with_file_name(format!(".{name}.tranship-{migration}"));
+        let staging = Some(beside).filter(|_| tree.kind == TreeKind::Bind);
+        Self { path, staging, arrived: format!("arrived {migration}"), keeper: format!("keeper {migration}") }
+    }
+
+    /// What stands in the way of a tree's taking this place: one clause, and a remedy.
+    ///
+    /// # Errors
+    /// If it cannot be looked at.
+    pub fn obstacle(&self) -> Result<Option<(String, &'static str)>, CopyError> {
+        if self.staging.is_none() {
+            return Ok(None);
+        }
+        let path = self.path.display();
+        match self.path.symlink_metadata() {
+            Ok(found) if !found.is_dir() => {
+                return Ok(Some((format!("{path} is there, but is no directory"), "remove it")));
+            }
+            Ok(_) => {}
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                let parent = self.path.parent().unwrap_or(&self.path);
+                let missing = || (format!("{} does not exist", parent.display()), "make that directory");
+                return Ok((!parent.is_dir()).then(missing));
+            }
+            Err(e) => return Err(CopyError::refused("look at", &self.path, e)),
+        }
+        if super::mounted_below(&self.path)
+            .map_err(|e| CopyError::refused("look at", &self.path, io::Error::other(e)))?
+            .is_some()
+            || super::mounts::below(&self.path).is_ok_and(|points| points.contains(&self.path))
+        {
+            return Ok(Some((format!("{path} is a mount point, or has one below it"), "unmount it")));
+        }
+        let root = open(&self.path)?;
+        let tree = Tree::read(&root, &self.path, MAX_FILES)?;
+        if tree.names.is_empty() {
+            return Ok(None);
+        }
+        let remedy = "move it away or remove it there, if nobody needs it";
+        let Some((seconds, nanos)) = left_at(&self.path) else {
+            return Ok(Some((format!("{path} exists already, with files in it"), remedy)));
+        };
+        let changed = tree.nodes.iter().any(|(ino, node)| {
+            let time = if *ino == tree.root { node.mtime } else { node.ctime };
+            time > (seconds, nanos)
+        });
+        Ok(changed.then(|| (format!("{path}, the copy of an earlier move, was changed since"), remedy)))
+    }
+
+    /// Makes the empty directory that the tree arrives in.
+    fn stage(&self, point: &Path) -> Result<Copy, CopyError> {
+        let directory = match &self.staging {
+            Some(staging) => {
+                let refused = |e| CopyError::refused("make the directory", staging, e);
+                DirBuilder::new().mode(0o700).create(staging).map_err(refused)?;
+                mark(staging, &self.arrived)?;
+                match DirBuilder::new().mode(0o700).create(&self.path) {
+                    Ok(()) => mark(&self.path, &self.keeper)?,
+                    Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+                    Err(e) => return Err(CopyError::refused("make the directory", &self.path, e)),
+                }
+                staging
+            }
+            None => {
+                crate::remove::empty(&self.path).map_err(|e| storage(&self.path, e))?;
+                &self.path
+            }
+        };
+        Ok(Copy::new(open(directory)?, point.to_owned(), MAX_FILES, None))
+    }
+
+    /// Makes empty directories for `trees` to arrive in, one for each of `targets`.
+    ///
+    /// # Errors
+    /// If that is refused.
+    pub fn stage_all(targets: &[Self], trees: &[CarriedTree]) -> Result<Replica, CopyError> {
+        let copies = targets.iter().zip(trees).map(|(target, tree)| target.stage(&tree.path));
+        Ok(Replica::new(copies.collect::<Result<_, _>>()?))
+    }
+
+    /// Whether the new one has taken its place.
+    fn is_placed(&self) -> bool {
+        mark_of(&self.path).is_some_and(|mark| mark == self.arrived)
+    }
+
+    /// Gives the complete tree its place. What is there gets the other's.
+    ///
+    /// # Errors
+    /// If that is refused.
+    pub fn place(&self) -> Result<(), CopyError> {
+        let Some(staging) = &self.staging else { return Ok(()) };
+        if self.is_placed() {
+            return Ok(());
+        }
+        renameat_with(CWD, staging, CWD, &self.path, RenameFlags::EXCHANGE)
+            .map_err(|e| CopyError::refused("put the files in their place,", &self.path, e))
+    }
+
+    /// After the decision: what the tree has replaced is removed, and nothing tells any more of the move.
+    ///
+    /// # Errors
+    /// If that is refused.
+    pub fn settle(&self) -> Result<(), CopyError> {
+        let Some(staging) = &self.staging else { return Ok(()) };
+        if self.is_placed() {
+            remove_tree(staging).map_err(|e| storage(staging, e))?;
+            match lremovexattr(&self.path, MARK) {
+                Ok(()) | Err(Errno::NODATA) => {}
+                Err(e) => return Err(CopyError::refused("remove the mark of", &self.path, e)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes everything back.
+    ///
+    /// # Errors
+    /// If that is refused.
+    pub fn undo(&self) -> Result<(), CopyError> {
+        let Some(staging) = &self.staging else { return Ok(()) };
+        if self.is_placed() {
+            renameat_with(CWD, &self.path, CWD, staging, RenameFlags::EXCHANGE)
+                .map_err(|e| CopyError::refused("take back", &self.path, e))?;
+        }
+        if mark_of(&self.path).is_some_and(|mark| mark == self.keeper) {
+            std::fs::remove_dir(&self.path).map_err(|e| CopyError::refused("remove", &self.path, e))?;
+        }
+        remove_tree(staging).map_err(|e| storage(staging, e))
+    }
+
+    /// Where the tree is at the end.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Bytes that its filesystem has to spare.
+    pub fn room(&self) -> Option<u64> {
+        let existing = self.path.ancestors().find(|path| path.exists())?;
+        statvfs(existing).ok().map(|s| s.blocks_available() * s.fragment_size())
+    }
+}
+
+fn storage(path: &Path, error: StorageError) -> CopyError {
+    match error {
+        StorageError::Refused { what, path, why } => CopyError::Refused { what, path, why },
+        other => CopyError::refused("remove", path, io::Error::other(other)),
+    }
+}
+
+fn mark(directory: &Path, text: &str) -> Result<(), CopyError> {
+    lsetxattr(directory, MARK, text.as_bytes(), XattrFlags::empty())
+        .map_err(|e| CopyError::refused("set an extended attribute (which its filesystem must have) of", directory, e))
+}
+
+fn mark_of(path: &Path) -> Option<String> {
+    let mut value = vec![0; 256];
+    let length = lgetxattr(path, MARK, value.as_mut_slice()).ok()?;
+    value.truncate(length);
+    String::from_utf8(value).ok()
+}
+
+/// Until when the tree that has left this directory may have changed it.
+fn left_at(path: &Path) -> Option<(i64, u32)> {
+    let mark = mark_of(path)?;
+    let (_, time) = mark.strip_prefix("left ")?.split_once(' ')?;
+    let (seconds, nanos) = time.split_once('.')?;
+    Some((seconds.parse().ok()?, nanos.parse().ok()?))
+}
+
+/// Marks the directory of a node that a container with its files has left: it may be replaced when they come back.
+///
+/// # Errors
+/// If that is refused.
+pub fn leave(path: &Path, migration: &str) -> Result<(), CopyError> {
+    // The filesystem's own clock says when that is: by it the times of files are told.
+    mark(path, "leaving")?;
+    let now = crate::copy::look(CWD, path.as_os_str().as_encoded_bytes())
+        .map_err(|e| CopyError::refused("look at", path, e))?
+        .stx_ctime;
+    mark(path, &format!("left {migration} {}.{}", now.tv_sec, now.tv_nsec))
+}

@@ -1,0 +1,389 @@
+//! The source's half of one tree: what is there, what of it has changed, and the operations that tell the destination.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{IFlags, OFlags, ioctl_getflags};
+use tranship_sys::dirty_log::write_back;
+
+use super::content::{self, Sent, Trouble};
+use super::op::{Kind, Name, Op};
+use super::suspects::{Device, Use};
+use super::trail::Trail;
+use super::tree::{Entry, Node, Tree, look, open_beneath};
+use super::watch::{Events, Watch};
+use super::{CopyError, GRAIN, OWN_ATTRIBUTES, Sink};
+
+/// What a pass has moved.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Bytes of content.
+    pub bytes: u64,
+    /// Files whose content was sent, or a part of it.
+    pub files: u64,
+}
+
+impl std::ops::AddAssign for Moved {
+    fn add_assign(&mut self, other: Self) {
+        self.bytes += other.bytes;
+        self.files += other.files;
+    }
+}
+
+/// Where a tree is.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// Its root, in a clone of its mount on which nothing else is mounted, and that nobody else sees.
+    pub root: OwnedFd,
+    /// How people call it.
+    pub point: PathBuf,
+    /// Most files that it may have.
+    pub limit: usize,
+}
+
+/// By whose account files change unseen by their times.
+#[derive(Debug)]
+enum Account {
+    /// Of a whole tmpfs.
+    Watch(Watch),
+    /// Of each file on a disk, where the kernel gives it.
+    Disk {
+        trail: Option<Arc<Trail>>,
+        /// Files whose writes the trail has told of, since they were read.
+        tracked: HashSet<u64>,
+        /// How often the trail had lost something when it was asked last.
+        losses: u64,
+        /// Files that had a shared mapping at the last look.
+        mapped: HashSet<u64>,
+    },
+}
+
+/// What a pass knows of how the content of files may have changed.
+#[derive(Default)]
+struct Told {
+    /// Files that must be compared whatever their times say.
+    suspects: HashSet<u64>,
+    /// Anything may have changed.
+    lost: bool,
+    /// Chunks of tracked files that were written.
+    written: HashMap<u64, BTreeSet<u64>>,
+}
+
+/// A tree on the node that its container leaves.
+#[derive(Debug)]
+pub(crate) struct Original {
+    place: Place,
+    pub device: Device,
+    account: Account,
+    tree: Option<Tree>,
+    sent: HashMap<u64, Sent>,
+    /// Inodes whose ctime was too young to be believed when it was looked at.
+    doubted: HashSet<u64>,
+    /// Inodes that the peer has extended attributes of.
+    attributed: HashSet<u64>,
+}
+
+impl Original {
+    /// All of a tmpfs.
+    ///
+    /// # Errors
+    /// Why it cannot be watched, in words.
+    pub fn in_memory(place: Place) -> Result<Self, String> {
+        let watch = Watch::start(&place.root).map_err(|e| format!("it cannot be watched: {e}"))?;
+        Self::new(place, Account::Watch(watch))
+    }
+
+    /// A directory on a disk. A trail is given if it tells of all writes to files there.
+    ///
+    /// # Errors
+    /// Why it cannot be read, in words.
+    pub fn on_disk(place: Place, trail: Option<Arc<Trail>>) -> Result<Self, String> {
+        let account = Account::Disk { trail, tracked: HashSet::new(), losses: 0, mapped: HashSet::new() };
+        Self::new(place, account)
+    }
+
+    fn new(place: Place, account: Account) -> Result<Self, String> {
+        let stat = look(&place.root, b"").map_err(|e| format!("it cannot be looked at: {e}"))?;
+        Ok(Self {
+            place,
+            device: (stat.stx_dev_major, stat.stx_dev_minor),
+            account,
+            tree: None,
+            sent: HashMap::new(),
+            doubted: HashSet::new(),
+            attributed: HashSet::new(),
+        })
+    }
+
+    /// Its root.
+    pub fn root(&self) -> &OwnedFd {
+        &self.place.root
+    }
+
+    /// Its names and inodes, as the last pass found them.
+    pub fn tree(&self) -> Option<&Tree> {
+        self.tree.as_ref()
+    }
+
+    /// Sends what the peer does not have yet of tree number `index`, which is used so. `last`: the container is frozen, nothing may
+    /// change meanwhile, and nothing follows.
+    ///
+    /// # Errors
+    /// If something cannot be read, or the link breaks: the peer's copy is of no use then.
+    pub fn pass(&mut self, index: usize, found: &Use, sink: &mut dyn Sink, last: bool) -> Result<Moved, CopyError> {
+        let point = self.place.point.clone();
+        let mut pass = Pass { state: self, point: &point, sink, moved: Moved::default(), last };
+        pass.run(index, found)?;
+        Ok(pass.moved)
+    }
+}
+
+/// One pass over one tree.
+pub(crate) struct Pass<'a> {
+    state: &'a mut Original,
+    point: &'a Path,
+    sink: &'a mut dyn Sink,
+    moved: Moved,
+    /// The container is frozen: nothing may change under this pass.
+    last: bool,
+}
+
+impl Pass<'_> {
+    fn op(&mut self, op: &Op) -> Result<(), CopyError> {
+        self.sink.op(op).map_err(CopyError::Link)
+    }
+
+    fn run(&mut self, index: usize, found: &Use) -> Result<(), CopyError> {
+        // Taken before the look, so that what happens during it counts for the next pass.
+        let events = match &self.state.account {
+            Account::Watch(watch) => watch.take(),
+            Account::Disk { .. } => Events { any: true, ..Events::default() },
+        };
+        let quiet = !events.any && found.suspects.is_empty() && !found.open_for_writing;
+        if quiet && let Some(tree) = &self.state.tree {
+            let root = tree.root;
+            if self.last {
+                self.op(&Op::Mount { index, root })?;
+                self.op(&Op::PassEnd { last: true })?;
+            }
+            return Ok(());
+        }
+        let start = SystemTime::now();
+        let new = Tree::read(&self.state.place.root, self.point, self.state.place.limit)?;
+        let old = self.state.tree.take().unwrap_or_else(|| Tree { root: new.root, ..Tree::default() });
+        self.op(&Op::Mount { index, root: new.root })?;
+        let parked = self.names(&old, &new)?;
+        let told = self.told(&new, found, &events);
+        let touched = self.contents(&old, &new, &told)?;
+        for (ino, node) in &new.nodes {
+            let changed = old.nodes.get(ino).is_none_or(|was| was.kind != node.kind || node.differs(was));
+            if changed || touched.contains(ino) || self.state.doubted.contains(ino) || (parked && *ino == new.root) {
+                self.attributes(&new, *ino, node)?;
+            }
+        }
+        self.op(&Op::PassEnd { last: self.last })?;
+        let grain = start.duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(GRAIN);
+        let limit = (i64::try_from(grain.as_secs()).unwrap_or(i64::MAX), grain.subsec_nanos());
+        let state = &mut *self.state;
+        state.doubted = new.nodes.iter().filter(|(_, node)| node.ctime >= limit).map(|(ino, _)| *ino).collect();
+        state.sent.retain(|ino, _| new.nodes.contains_key(ino));
+        state.attributed.retain(|ino| new.nodes.contains_key(ino));
+        state.tree = Some(new);
+        Ok(())
+    }
+
+    /// What is known of how files were written since the last pass.
+    fn told(&mut self, new: &Tree, found: &Use, events: &Events) -> Told {
+        match &mut self.state.account {
+            Account::Watch(_) => {
+                let suspects = found.suspects.union(&events.closed).copied().collect();
+                Told { suspects, lost: events.lost, written: HashMap::new() }
+            }
+            Account::Disk { trail, tracked, losses, mapped } => {
+                let before = std::mem::replace(mapped, found.mapped.clone());
+                let mut written = HashMap::new();
+                if let Some(trail) = trail {
+                    trail.follow(new.files());
+                    tracked.retain(|ino| new.nodes.get(ino).is_some_and(|node| node.kind == Kind::File));
+                    let (lost, parts) = trail.take(tracked);
+                    if std::mem::replace(losses, lost) != lost {
+                        tracked.clear();
+                    } else {
+                        written = parts;
+                    }
+                }
+                let suspects = before.union(mapped).filter(|ino| !tracked.contains(ino)).copied().collect();
+                Told { suspects, lost: false, written }
+            }
+        }
+    }
+
+    /// Makes the peer's names equal. Returns whether inodes were parked.
+    fn names(&mut self, old: &Tree, new: &Tree) -> Result<bool, CopyError> {
+        let same = |ino: &u64| match (old.nodes.get(ino), new.nodes.get(ino)) {
+            (Some(was), Some(is)) => was.kind == is.kind,
+            _ => false,
+        };
+        let stays = |entry: &Entry, ino: &u64| new.names.get(entry) == Some(ino) && same(ino);
+        // Inodes that keep a name need none to be held by.
+        let mut held: HashSet<u64> = old.names.iter().filter(|(e, ino)| stays(e, ino)).map(|(_, ino)| *ino).collect();
+        let mut parked = false;
+        // What is in a directory comes before the directory, so that one that goes is empty by then.
+        for entry in old.order.iter().rev() {
+            let Some(ino) = old.names.get(entry) else { continue };
+            if stays(entry, ino) {
+                continue;
+            }
+            let (ino, parent, name) = (*ino, entry.0, Name(entry.1.clone()));
+            if same(&ino) && held.insert(ino) {
+                parked = true;
+                self.op(&Op::Park { ino, parent, name })?;
+            } else {
+                self.op(&Op::Unname { ino, parent, name })?;
+            }
+        }
+        let mut made = HashSet::new();
+        for entry in &new.order {
+            let Some(ino) = new.names.get(entry) else { continue };
+            if old.names.get(entry) == Some(ino) && same(ino) {
+                continue;
+            }
+            let (ino, parent, name) = (*ino, entry.0, Name(entry.1.clone()));
+            if same(&ino) || !made.insert(ino) {
+                self.op(&Op::Name { ino, parent, name })?;
+            } else {
+                self.state.sent.remove(&ino);
+                self.state.attributed.remove(&ino);
+                let kind = new.nodes[&ino].kind.clone();
+                self.op(&Op::Make { ino, parent, name, kind })?;
+            }
+        }
+        if parked {
+            self.op(&Op::Unpark)?;
+        }
+        Ok(parked)
+    }
+
+    /// Makes the content of files equal. Returns those of which the peer's have another time since.
+    fn contents(&mut self, old: &Tree, new: &Tree, told: &Told) -> Result<HashSet<u64>, CopyError> {
+        let mut due: Vec<u64> = Vec::new();
+        for (ino, node) in new.nodes.iter().filter(|(_, node)| node.kind == Kind::File) {
+            let untold = told.lost || told.suspects.contains(ino) || told.written.contains_key(ino);
+            let changed = old.nodes.get(ino).is_none_or(|was| was.kind != Kind::File || node.content_differs(was));
+            if untold || changed || self.state.doubted.contains(ino) || !self.state.sent.contains_key(ino) {
+                due.push(*ino);
+            }
+        }
+        // Those that shrink come first: what they leave may be what others need.
+        let grown =
+            |ino: &u64| new.nodes[ino].size.cast_signed() - old.nodes.get(ino).map_or(0, |n| n.size).cast_signed();
+        due.sort_by_key(|ino| (grown(ino), *ino));
+        let mut touched = HashSet::new();
+        for ino in due {
+            let path = new.path(ino);
+            let full = || self.point.join(&path);
+            let file = match open_beneath(&self.state.place.root, &path, OFlags::RDONLY | OFlags::NOATIME) {
+                Ok(file) => file,
+                Err(_) if !self.last => {
+                    self.untrack(ino);
+                    continue;
+                }
+                Err(e) => return Err(CopyError::refused("open", &full(), e)),
+            };
+            let stat = look(&file, b"").map_err(|e| CopyError::refused("look at", &full(), e))?;
+            if stat.stx_ino != ino {
+                // Another one by the same name; the next pass sorts it out.
+                if self.last {
+                    return Err(CopyError::Changed { path: full() });
+                }
+                self.untrack(ino);
+                continue;
+            }
+            self.track(&file, ino);
+            let before = self.state.sent.remove(&ino);
+            // What changed without a word of the trail is compared as a whole.
+            let written = told.written.get(&ino).filter(|_| before.is_some());
+            let before = before.unwrap_or_default();
+            let outcome =
+                content::send(&file, ino, stat.stx_size, &before, written, self.sink).map_err(
+                    |trouble| match trouble {
+                        Trouble::Read(e) => CopyError::refused("read", &full(), e),
+                        Trouble::Link(e) => CopyError::Link(e),
+                    },
+                )?;
+            self.state.sent.insert(ino, outcome.sent);
+            self.moved.bytes += outcome.bytes;
+            if outcome.touched {
+                self.moved.files += 1;
+                touched.insert(ino);
+            }
+        }
+        Ok(touched)
+    }
+
+    /// What the trail has told of a file was of no use.
+    fn untrack(&mut self, ino: u64) {
+        if let Account::Disk { tracked, .. } = &mut self.state.account {
+            tracked.remove(&ino);
+        }
+    }
+
+    /// Has the trail tell of every write to a file from now on, before it is read.
+    fn track(&mut self, file: &OwnedFd, ino: u64) {
+        let Account::Disk { trail: Some(_), tracked, .. } = &mut self.state.account else { return };
+        if self.last {
+            return;
+        }
+        let journaled = ioctl_getflags(file).is_ok_and(|flags| flags.contains(IFlags::JOURNALING));
+        if !journaled && write_back(file.as_fd(), true).is_ok() {
+            tracked.insert(ino);
+        } else {
+            self.untrack(ino);
+        }
+    }
+
+    fn attributes(&mut self, tree: &Tree, ino: u64, node: &Node) -> Result<(), CopyError> {
+        let mut xattrs = None;
+        if matches!(node.kind, Kind::File | Kind::Directory) {
+            let path = tree.path(ino);
+            let full = || self.point.join(&path);
+            match open_beneath(&self.state.place.root, &path, OFlags::RDONLY | OFlags::NOATIME) {
+                Ok(file) => {
+                    let all = extended(&file).map_err(|e| CopyError::refused("read the attributes of", &full(), e))?;
+                    if !all.is_empty() || self.state.attributed.contains(&ino) {
+                        xattrs = Some(all);
+                        self.state.attributed.insert(ino);
+                    }
+                }
+                Err(_) if !self.last => {}
+                Err(e) => return Err(CopyError::refused("open", &full(), e)),
+            }
+        }
+        let &Node { mode, uid, gid, atime, mtime, .. } = node;
+        self.op(&Op::Meta { ino, mode, uid, gid, atime, mtime, xattrs })
+    }
+}
+
+/// The extended attributes of an open file that are its own.
+pub(crate) fn extended(file: &OwnedFd) -> rustix::io::Result<Vec<(Name, Name)>> {
+    use rustix::fs::{fgetxattr, flistxattr, flistxattr_query};
+    if matches!(flistxattr_query(file), Ok(0) | Err(rustix::io::Errno::OPNOTSUPP)) {
+        return Ok(Vec::new());
+    }
+    let mut list = vec![0; 64 << 10];
+    let length = flistxattr(file, list.as_mut_slice())?;
+    let mut all = Vec::new();
+    for name in list[..length].split(|b| *b == 0).filter(|n| !n.is_empty() && !OWN_ATTRIBUTES.contains(n)) {
+        let mut value = vec![0; 64 << 10];
+        match fgetxattr(file, name, value.as_mut_slice()) {
+            Ok(length) => all.push((Name(name.to_vec()), Name(value[..length].to_vec()))),
+            // It was removed just now.
+            Err(rustix::io::Errno::NODATA) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(all)
+}

@@ -1,0 +1,192 @@
+//! Directories on disk move with their container, whatever is in them and whoever is writing to them; and if a move fails, the
+//! source's are as they were and the destination's clean.
+
+use std::fs;
+use std::net::Ipv4Addr;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use tranship_e2e::{
+    Guest, Moving, Stage, exactly_one_runs, move_with, nothing_left, quiet, remove, restart_agent, scenarios,
+    wait_until,
+};
+use tranship_lab::{Lab, RunOptions, find_program};
+use tranship_types::{Mode, Report};
+
+const NAME: &str = "disk";
+const IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 22);
+const PORT: u16 = 7003;
+const PATIENCE: Duration = Duration::from_secs(60);
+const SHARED: [&str; 1] = ["--with-binds"];
+
+/// Starts the program that writes and checks, on node a.
+fn start(lab: &Lab, mib: u64, rate: u64) -> Result<Guest> {
+    let seed = std::env::var("TRANSHIP_SEED").unwrap_or_else(|_| std::process::id().to_string());
+    eprintln!("TRANSHIP_SEED={seed}");
+    fs::create_dir(lab.path("a", "/srv/data")?)?;
+    let (mib, rate) = (mib.to_string(), rate.to_string());
+    let mut options = RunOptions::new(IP, ["/opt/disk-files", "/mnt", &mib, &rate, &seed]);
+    options.binds.push((find_program("disk-files")?, "/opt/disk-files".into()));
+    options.volumes.push(("/srv/data".into(), "/mnt".into()));
+    lab.run("a", NAME, &options)?;
+    Guest::connect(lab, IP, PORT)
+}
+
+/// Ends it, and removes what it has written.
+fn end(lab: &Lab) -> Result<()> {
+    remove(lab, NAME)?;
+    for node in ["a", "b"] {
+        match fs::remove_dir_all(lab.path(node, "/srv/data")?) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => bail!("/srv/data on {node}: {e}"),
+            _ => ensure!(names(lab, node)?.is_empty(), "{:?} is left on {node}", names(lab, node)?),
+        }
+    }
+    Ok(())
+}
+
+/// What is in a node's /srv.
+fn names(lab: &Lab, node: &str) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(lab.path(node, "/srv")?)? {
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Waits until everything was compared once more.
+fn all_is_right(guest: &mut Guest) -> Result<()> {
+    // What was on its way says nothing of now.
+    guest.lines(PATIENCE)?;
+    loop {
+        let line = guest.line(PATIENCE)?;
+        ensure!(line.starts_with("ok "), "the program says {line}");
+        if line.ends_with(" all") {
+            return Ok(());
+        }
+    }
+}
+
+fn ways(report: &Report) -> Vec<&String> {
+    report.ways.iter().filter(|way| way.starts_with("files: ")).collect()
+}
+
+fn a_directory_moves_to_and_fro_in_every_mode(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let mut guest = start(lab, 64, 5)?;
+    all_is_right(&mut guest).context("before the first move")?;
+    for (n, mode) in ["auto", "cold", "precopy", "hybrid", "postcopy", "auto"].into_iter().enumerate() {
+        let (from, to) = if n % 2 == 0 { ("a", "b") } else { ("b", "a") };
+        let report = move_with(lab, from, NAME, to, &["--with-binds", "--verify-files", "--mode", mode])
+            .with_context(|| format!("{from} → {to}, mode {mode}"))?;
+        ensure!(exactly_one_runs(lab, NAME)? == to, "{NAME} is not on {to}");
+        nothing_left(lab, from, NAME)?;
+        all_is_right(&mut guest).with_context(|| format!("after move {n}, mode {mode}"))?;
+        ensure!(
+            names(lab, "a")? == ["data"] && names(lab, "b")? == ["data"],
+            "{:?} {:?}",
+            names(lab, "a"),
+            names(lab, "b")
+        );
+        let found = ways(&report);
+        ensure!(found.iter().any(|way| way.contains("compared on both nodes")), "{found:?}");
+        eprintln!("move {n}, {mode}: blackout {:.0} ms, {found:?}", report.blackout_ms.unwrap_or_default());
+    }
+    end(lab)
+}
+
+fn what_is_there_already_is_not_touched(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let mut guest = start(lab, 1, 0)?;
+    let refusal = |options: &[&str]| -> Result<String> {
+        let mut arguments = vec!["tranship", "move", NAME, "--to", "b"];
+        arguments.extend(options);
+        let output = lab.exec("a", &arguments)?;
+        ensure!(!output.status.success(), "it was moved");
+        Ok(String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let said = refusal(&[])?;
+    ensure!(said.contains("/srv/data") && said.contains("does not exist on node b"), "{said}");
+    let there = lab.path("b", "/srv/data")?;
+    fs::create_dir(&there)?;
+    fs::write(there.join("precious"), b"1")?;
+    let said = refusal(&SHARED)?;
+    ensure!(said.contains("/srv/data exists already, with files in it (on node b)"), "{said}");
+    ensure!(fs::read(there.join("precious"))? == b"1" && names(lab, "b")? == ["data"]);
+    fs::remove_file(there.join("precious"))?;
+    move_with(lab, "a", NAME, "b", &SHARED)?;
+    all_is_right(&mut guest)?;
+    // Somebody uses what was left here.
+    std::thread::sleep(Duration::from_millis(100));
+    fs::write(lab.path("a", "/srv/data/log")?, b"mine now")?;
+    let output = lab.exec("b", &["tranship", "move", NAME, "--to", "a", "--with-binds"])?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(!output.status.success() && said.contains("was changed since"), "{said}");
+    all_is_right(&mut guest)?;
+    end(lab)
+}
+
+/// The destination's disk is a tmpfs that is too small.
+fn a_full_disk_fails_the_move_and_leaves_nothing(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let mut guest = start(lab, 16, 1)?;
+    lab.check("b", &["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", "/srv"])?;
+    let output = lab.exec("a", &["tranship", "move", NAME, "--to", "b", "--with-binds"])?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(!output.status.success() && said.contains("No space left") && said.contains("on node b"), "{said}");
+    ensure!(exactly_one_runs(lab, NAME)? == "a");
+    wait_until("the destination to be clean", PATIENCE, || Ok(names(lab, "b")?.is_empty().then_some(())))?;
+    all_is_right(&mut guest)?;
+    lab.check("b", &["umount", "/srv"])?;
+    move_with(lab, "a", NAME, "b", &SHARED)?;
+    all_is_right(&mut guest)?;
+    end(lab)
+}
+
+/// Agents that die at chosen moments: the files are where the container is, and right; the other node is clean, or has what it had.
+fn agents_die(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let mut guest = start(lab, 16, 3)?;
+    let mut at = "a".to_owned();
+    for (victim, step) in [
+        ("to", "destination.directory.after.die"),
+        ("from", "source.precopy.after.die"),
+        ("to", "destination.restore.after.die"),
+        ("from", "source.transfer.after.die"),
+        ("to", "destination.resume.before.die"),
+        ("from", "source.deliver.after.die"),
+        ("to", "destination.drain.before.die"),
+        ("to", "destination.tidy.before.die"),
+        ("from", "source.release.before.die"),
+    ] {
+        let from = at.clone();
+        let to = if from == "a" { "b" } else { "a" };
+        let node = if victim == "to" { to } else { &from };
+        restart_agent(lab, node, step)?;
+        let agent = lab.agent_pid(node)?.context("there is no agent")?;
+        let moving = Moving::begin_with(lab, NAME, &from, to, Mode::Auto, &SHARED)?;
+        wait_until(step, PATIENCE, || Ok(tranship_e2e::is_gone(agent).then_some(())))?;
+        lab.start_agent(node, &[])?;
+        let ended = moving.end()?;
+        at = quiet(lab, NAME)?;
+        ended.fits(&from, to, &at)?;
+        all_is_right(&mut guest).with_context(|| format!("{step}: {}", ended.error()))?;
+        for node in ["a", "b"] {
+            let left = || Ok(names(lab, node)?.iter().all(|name| name == "data").then_some(()));
+            wait_until("what is only the migration's to be gone", PATIENCE, left)
+                .with_context(|| format!("{step}: {:?} on {node}", names(lab, node)))?;
+        }
+        eprintln!("ok {step}: {from} → {to}, now on {at}");
+    }
+    end(lab)
+}
+
+fn main() -> ExitCode {
+    scenarios(&[
+        ("a_directory_moves_to_and_fro_in_every_mode", a_directory_moves_to_and_fro_in_every_mode),
+        ("what_is_there_already_is_not_touched", what_is_there_already_is_not_touched),
+        ("a_full_disk_fails_the_move_and_leaves_nothing", a_full_disk_fails_the_move_and_leaves_nothing),
+        ("agents_die", agents_die),
+    ])
+}
