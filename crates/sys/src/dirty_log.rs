@@ -329,7 +329,8 @@ mod tests {
         assert_eq!((event.id, event.fields), (1009, [(40, 8)]));
         assert!(Event::parse(text, ["index"]).is_none());
         let mut raw = [0; 48];
-        (raw[..2].copy_from_slice(&1009u16.to_ne_bytes()), raw[40] = 7);
+        raw[..2].copy_from_slice(&1009u16.to_ne_bytes());
+        raw[40] = 7;
         assert_eq!(event.fields(&raw), Some([7]));
         assert_eq!(event.fields(&raw[..44]), None);
     }
