@@ -1,33 +1,29 @@
 //! The destination's steps, done with the real parts.
 
+mod preflight;
+mod restore;
 mod resume;
 
-use std::collections::HashMap;
-use std::fs::File;
-use std::io;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Child;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tranship_coordinator::{DestinationPort, DestinationStep, Failure, Fault};
-use tranship_criu::cpu::{self, CpuFeatures};
-use tranship_criu::front::{self, Mark, Order};
+use tranship_criu::front;
 use tranship_engine::{Container, Engine, EngineError, State};
 use tranship_memory::pager::{self, PagerHandle};
 use tranship_memory::receive::Store;
-use tranship_memory::shared::copies;
-use tranship_memory::survey;
 use tranship_network::{Announcer, Gate, Injector, NetworkError};
-use tranship_storage::TreeDigest;
 use tranship_storage::carried::{self, Target};
 use tranship_sys::breakpoints;
 use tranship_sys::clock::monotonic_ns;
-use tranship_sys::process;
-use tranship_types::{Blocker, BlockerKind, EngineName, HugePages, Interface, MigrationId, NetworkIdentity, NodeName};
+use tranship_types::{EngineName, HugePages, Interface, MigrationId, NetworkIdentity, NodeName};
 use tranship_wire::message::Offer;
 
+use self::preflight::place_network;
+pub use self::preflight::{available_memory, check};
 use crate::arrivals::Inbox;
 use crate::layout::{Front, Layout, Role};
 use crate::node::{self, Node, failed};
@@ -37,14 +33,10 @@ use crate::trees;
 
 /// How long a restore may take.
 const RESTORE: Duration = Duration::from_secs(60);
-/// How long memory may take to arrive once the skeleton is there and nothing moves.
-const MEMORY: Duration = Duration::from_secs(600);
 /// How long a restore that is no longer wanted may take to end.
 const RESTORE_END: Duration = Duration::from_secs(20);
 /// How long the last page may take to be put in place.
 const DRAIN: Duration = Duration::from_secs(600);
-/// Memory that a node keeps for itself.
-const SPARE_MEMORY: u64 = 64 << 20;
 
 /// One migration on the node that the container goes to.
 pub struct DestinationRun {
@@ -243,115 +235,6 @@ impl DestinationRun {
         Ok(())
     }
 
-    /// Waits until it is known of every page whether it has come, comes later or is zero. A task that is restored
-    /// before may be given an old page.
-    fn pages_named(&mut self) -> Result<(), Failure> {
-        match self.inbox.store() {
-            Ok(store) => {
-                self.inbox.wait_named(MEMORY)?;
-                store.settle_shared().map_err(failed)?;
-                store.pager().named().map_err(failed)
-            }
-            // A restore that is done again after a restart of the agent: the pager has known for long.
-            Err(_) if self.pager_serves() => Ok(()),
-            Err(failure) => Err(failure),
-        }
-    }
-
-    /// Lets criu restore, and then waits for the rest of the memory: the tasks are stopped, and complete.
-    fn restore(&mut self) -> Result<(), Failure> {
-        let begun = monotonic_ns();
-        self.pages_named()?;
-        let start = monotonic_ns();
-        self.timeline.note("memory: all named", begun, start);
-        let words = || {
-            let last = self.layout.last_words(Role::Restore);
-            Failure::new(format!("the container could not be restored on node {}: {last}", self.node.config.node))
-        };
-        if let Ok(store) = self.inbox.store() {
-            // Its table of shared memory is complete when it has answered.
-            store.pager().status(RESTORE).map_err(failed)?;
-        }
-        self.inbox.tmpfs.wait("tmpfs", MEMORY, &mut self.timeline)?;
-        self.inbox.trees.wait("files", MEMORY, &mut self.timeline)?;
-        trees::own_targets(&self.id, &self.offer).iter().try_for_each(Target::place).map_err(failed)?;
-        let front = self.front.as_mut().ok_or_else(|| failed("there is no front"))?;
-        front.handle.order(&Order::Go { external: tmpfs::for_restore(&self.layout, &self.offer)? }).map_err(failed)?;
-        let deadline = Instant::now() + RESTORE;
-        let init = loop {
-            match front.handle.next(deadline.saturating_duration_since(Instant::now())) {
-                Ok(Mark::Held { init, at_ns }) => {
-                    self.timeline.note("skeleton: restore", start, at_ns);
-                    break init;
-                }
-                // Where pages were lost, that is the cause of whatever criu says.
-                Ok(Mark::Done { .. }) | Err(_) => return Err(self.inbox.failed().unwrap_or_else(words)),
-                Ok(_) => {}
-            }
-        };
-        // Tasks that have been let on without their pages are of no use.
-        self.inbox.failed().map_or(Ok(()), Err)?;
-        self.check_shared()?;
-        self.place_pages(init)?;
-        self.remember_engine()?;
-        let waited = monotonic_ns();
-        if self.all_pages && self.inbox.store().is_ok() {
-            self.inbox.wait_complete(MEMORY)?;
-        }
-        if !self.pager_serves() {
-            return Err(failed("the pager was killed in the middle of the restore"));
-        }
-        self.timeline.note("memory: last pages", waited, monotonic_ns());
-        Ok(())
-    }
-
-    /// Whether criu has taken the shared memory that was brought: what it made instead is empty.
-    fn check_shared(&self) -> Result<(), Failure> {
-        let empty = tranship_criu::hidden::left_empty(&self.layout.shared(), &self.layout.images());
-        if empty.is_empty() {
-            return Ok(());
-        }
-        Err(Failure::new(format!(
-            "criu on node {} did not take shared memory {empty:?} from the memory plane; put the libtranship_preload.so of \
-             this version beside transhipd there",
-            self.node.config.node
-        )))
-    }
-
-    /// Puts the pages that were files' into the held tasks, before they run.
-    fn place_pages(&mut self, init: u32) -> Result<(), Failure> {
-        let objects = tranship_criu::hidden::pages(&self.layout.shared());
-        if objects.is_empty() {
-            return Ok(());
-        }
-        let start = monotonic_ns();
-        let tasks = process::family(init).into_iter().map(|pid| survey::id_of(pid).map(|id| (id.0, pid)));
-        let tasks: HashMap<u32, u32> = tasks.collect::<Result<_, _>>().map_err(failed)?;
-        let place = |(pid, path): &(u32, PathBuf)| {
-            let place = || {
-                let file = File::open(path)?;
-                match tasks.get(pid) {
-                    Some(task) => copies::place(&file, *task),
-                    // It had ended before the freeze.
-                    None if file.metadata()?.len() == 0 => Ok(0),
-                    None => Err(io::Error::other("there is no such process")),
-                }
-            };
-            place().map(drop).map_err(|error| {
-                let node = &self.node.config.node;
-                Failure::new(format!("the pages of process {pid} cannot be put in place on node {node}: {error}"))
-            })
-        };
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        std::thread::scope(|scope| {
-            let shares = objects.chunks(objects.len().div_ceil(cores));
-            let workers: Vec<_> = shares.map(|share| scope.spawn(|| share.iter().try_for_each(place))).collect();
-            workers.into_iter().try_for_each(|worker| worker.join().expect("to place pages does not panic"))
-        })?;
-        self.timeline.note("memory: pages of files", start, monotonic_ns());
-        Ok(())
-    }
-
     fn drain(&mut self) -> Result<(), Failure> {
         let file = self.layout.root().join(pager::DRAINED_FILE);
         if self.is_lost() {
@@ -537,109 +420,6 @@ impl DestinationPort for DestinationRun {
     }
 }
 
-/// Bytes of memory that this node could give to a container.
-pub fn available_memory() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kib =
-        text.lines().find_map(|l| l.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    (kib.unwrap_or(0) << 10).saturating_sub(SPARE_MEMORY)
-}
-
-/// What stands in the way of this container on this node.
-pub fn check(node: &Node, offer: &Offer) -> Vec<Blocker> {
-    let here = &node.config.node;
-    let name = &offer.container;
-    let mut blockers = Vec::new();
-    let mut add = |kind, cause: String, remedy: String| blockers.push(Blocker::new(kind, cause, remedy));
-    let engine = match offer.engine.parse().map(|name| node.engine(name)) {
-        Ok(engine) if engine.is_present() => engine,
-        _ => {
-            let theirs = &offer.engine;
-            let cause = format!("container {name} is run by {theirs}, which node {here} does not have");
-            add(BlockerKind::Engine, cause, format!("install {theirs} there, or choose a node that runs it"));
-            return blockers;
-        }
-    };
-    let there = engine.inspect(name);
-    let taken = there.is_ok();
-    match there {
-        Err(EngineError::NoSuchContainer { .. }) => {
-            if let Some(path) = offer.network.as_ref().map(|(path, _)| place_network(engine.as_ref(), name, path))
-                && path.exists()
-            {
-                add(
-                    BlockerKind::NameTaken,
-                    format!("node {here} has a network namespace {} already", path.display()),
-                    format!("remove it there (`ip netns delete`), or give {name} another one"),
-                );
-            }
-        }
-        Ok(_) => add(
-            BlockerKind::NameTaken,
-            format!("node {here} has a container {name} already"),
-            "remove or rename one of them".to_owned(),
-        ),
-        Err(error) => add(BlockerKind::Engine, format!("{error} (on node {here})"), "mend the engine there".to_owned()),
-    }
-    let config = engine.adopt(name, offer.config.clone());
-    if !taken && engine.occupied(&config) {
-        let cgroup = config["linux"]["cgroupsPath"].as_str().unwrap_or_default();
-        add(
-            BlockerKind::Engine,
-            format!("processes run already in cgroup {cgroup} on node {here}, which container {name} would use"),
-            "end them, or set cgroup_parent in that agent's configuration".to_owned(),
-        );
-    }
-    let available = available_memory();
-    let needed = offer.memory_bytes.saturating_add(tmpfs::bytes(offer));
-    if needed > available {
-        let (need, have) = (needed >> 20, available >> 20);
-        add(
-            BlockerKind::Memory,
-            format!(
-                "container {name} has {need} MiB of memory and of files in memory, but node {here} has only {have} MiB to spare"
-            ),
-            "free some there, or choose another node".to_owned(),
-        );
-    }
-    if let Err(blocker) = node.criu() {
-        add(blocker.kind, blocker.cause, blocker.remedy);
-    }
-    if let Ok(theirs) = serde_json::from_value::<CpuFeatures>(offer.cpu.clone()) {
-        let missing = theirs.missing_on(&cpu::features());
-        if !missing.is_empty() {
-            add(
-                BlockerKind::Cpu,
-                format!("the CPU of node {here} lacks {} that programs in {name} may be using", missing.join(", ")),
-                "choose a node whose CPU has them".to_owned(),
-            );
-        }
-    }
-    for path in offer.binds.iter().filter(|p| !p.exists()) {
-        add(
-            BlockerKind::Mount,
-            format!("{}, which is mounted into container {name}, does not exist on node {here}", path.display()),
-            "provide it there".to_owned(),
-        );
-    }
-    blockers.extend(trees::check(node, offer));
-    if engine.makes_root() {
-        blockers.extend(engine.missing(name, &offer.parameters));
-    } else {
-        check_rootfs(node, offer, &mut blockers);
-    }
-    blockers
-}
-
-/// Where the network namespace of a container is on this node until its engine has a name for it; `path` is that on the
-/// source.
-fn place_network(engine: &dyn Engine, container: &str, path: &Path) -> PathBuf {
-    match engine.attaches_network() {
-        true => Path::new("/run/netns").join(format!("tranship-{container}")),
-        false => path.to_owned(),
-    }
-}
-
 /// In what the network that an engine has attached is not the one that was asked for.
 fn differs(asked: &NetworkIdentity, attached: &NetworkIdentity) -> Option<String> {
     if asked.names() != attached.names() {
@@ -660,27 +440,4 @@ fn differs(asked: &NetworkIdentity, attached: &NetworkIdentity) -> Option<String
         }
     }
     None
-}
-
-fn check_rootfs(node: &Node, offer: &Offer, blockers: &mut Vec<Blocker>) {
-    let here = &node.config.node;
-    let root = PathBuf::from(offer.config["root"]["path"].as_str().unwrap_or_default());
-    let mut add = |cause: String, remedy: String| blockers.push(Blocker::new(BlockerKind::Rootfs, cause, remedy));
-    if !root.is_absolute() || !root.is_dir() {
-        let cause = format!("the root filesystem {} does not exist on node {here}", root.display());
-        return add(cause, "copy it there, times and owners included (`rsync -aHAX`)".to_owned());
-    }
-    let theirs: Result<TreeDigest, _> = serde_json::from_value(offer.rootfs.clone());
-    match (theirs, tranship_storage::digest(&root, &[])) {
-        (Ok(theirs), Ok(ours)) => {
-            if let Some(difference) = theirs.difference(&ours) {
-                let cause = format!("the root filesystem {} differs on node {here}: {difference}", root.display());
-                add(cause, "make them equal, times and owners included (`rsync -aHAX --delete`)".to_owned());
-            }
-        }
-        (Err(error), _) => {
-            add(format!("the digest of the root filesystem cannot be read: {error}"), "update both agents".into());
-        }
-        (_, Err(error)) => add(error.to_string(), format!("mend it on node {here}")),
-    }
 }

@@ -2,9 +2,11 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read};
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::setsockopt;
@@ -26,9 +28,12 @@ use crate::page_set::PageSet;
 
 /// CRIU's word for "the restore is finished" on the lazy-pages socket.
 const RESTORE_FINISHED: i32 = 0x5253_5446;
-/// Bytes put in place between two looks for faults: about 0.1 ms.
-const FILL_CHUNK: u64 = 256 << 10;
-/// The same while a thread waits for a page from the source.
+/// How long may be put in place between two looks for faults. A machine whose memory is cold, or that is virtual and has
+/// given it back to its host, takes 50 times as long for a page as another.
+const FILL_TIME: Duration = Duration::from_micros(100);
+/// Bytes put in place between two looks for faults, at least and at most.
+const FILL_STEP: RangeInclusive<u64> = 16 << 10..=256 << 10;
+/// The most while a thread waits for a page from the source.
 const FILL_WAITING: u64 = 32 << 10;
 
 /// How soon is tried again what failed because an address space was changing.
@@ -76,6 +81,16 @@ pub fn run(directory: &Path, work: &Path) -> Result<(), PagerError> {
     Ok(())
 }
 
+/// The bytes of the step after one of `bytes` that took so long.
+fn next_step(bytes: u64, took: Duration) -> u64 {
+    let next = match took {
+        took if took > FILL_TIME * 2 => bytes / 2,
+        took if took < FILL_TIME / 2 => bytes * 2,
+        _ => bytes,
+    };
+    next.clamp(*FILL_STEP.start(), *FILL_STEP.end())
+}
+
 struct Pager {
     control: OwnedFd,
     lazy: UnixListener,
@@ -94,6 +109,8 @@ struct Pager {
     later: HashMap<AddressSpaceId, PageSet>,
     served: Vec<Space>,
     filling: bool,
+    /// Bytes to be put in place before the next look for faults.
+    step: u64,
     /// The last attempt to fill put nothing in place: the address space is changing.
     stalled: bool,
     /// Stored pages that were settled before the tasks ran: given back when they do.
@@ -122,6 +139,7 @@ impl Pager {
             later: HashMap::new(),
             served: Vec::new(),
             filling: false,
+            step: *FILL_STEP.start(),
             stalled: false,
             freed: Vec::new(),
             forked: false,
@@ -249,12 +267,14 @@ impl Pager {
         let Some(store) = &self.store else { return Ok(()) };
         // Where a thread waits for a page that has not come, it is looked for more often.
         let waited_for = self.served.iter().any(|space| !space.waiting.is_empty());
-        let budget = if waited_for { FILL_WAITING } else { FILL_CHUNK };
+        let budget = if waited_for { self.step.min(FILL_WAITING) } else { self.step };
         let Some(space) = self.served.iter_mut().find(|s| !s.pending.is_empty()) else { return Ok(()) };
         let mut work = Work::default();
+        let begun = Instant::now();
         space.fill(budget, store, &mut work)?;
         self.stalled = work.installed == 0 && work.freed.is_empty();
         self.account(work);
+        self.step = next_step(budget, begun.elapsed());
         Ok(())
     }
 
@@ -433,5 +453,20 @@ impl Pager {
             }
         }
         let _ = descriptor::send(socket, &control::encode_ranges(AddressSpaceId(0), &[]), &[]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_becomes_as_long_as_it_may_take() {
+        let steps = |per_page: Duration| {
+            (0..20).fold(*FILL_STEP.start(), |bytes, _| next_step(bytes, per_page * (bytes / 4096) as u32))
+        };
+        assert_eq!(steps(Duration::from_nanos(300)), *FILL_STEP.end());
+        assert_eq!(steps(Duration::from_micros(5)) / 4096 * 5, 80, "µs in one step");
+        assert_eq!(steps(Duration::from_millis(1)), *FILL_STEP.start());
     }
 }

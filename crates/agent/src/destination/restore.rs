@@ -1,0 +1,134 @@
+//! The restore: from the last named page to tasks that are held, complete.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use tranship_coordinator::Failure;
+use tranship_criu::front::{Mark, Order};
+use tranship_memory::shared::copies;
+use tranship_memory::survey;
+use tranship_storage::carried::Target;
+use tranship_sys::clock::monotonic_ns;
+use tranship_sys::process;
+
+use super::{DestinationRun, RESTORE};
+use crate::layout::Role;
+use crate::node::failed;
+use crate::{tmpfs, trees};
+
+/// How long memory may take to arrive once the skeleton is there and nothing moves.
+const MEMORY: Duration = Duration::from_secs(600);
+
+impl DestinationRun {
+    /// Waits until it is known of every page whether it has come, comes later or is zero. A task that is restored
+    /// before may be given an old page.
+    fn pages_named(&mut self) -> Result<(), Failure> {
+        match self.inbox.store() {
+            Ok(store) => {
+                self.inbox.wait_named(MEMORY)?;
+                store.settle_shared().map_err(failed)?;
+                store.pager().named().map_err(failed)
+            }
+            // A restore that is done again after a restart of the agent: the pager has known for long.
+            Err(_) if self.pager_serves() => Ok(()),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Lets criu restore, and then waits for the rest of the memory: the tasks are stopped, and complete.
+    pub(super) fn restore(&mut self) -> Result<(), Failure> {
+        let begun = monotonic_ns();
+        self.pages_named()?;
+        let start = monotonic_ns();
+        self.timeline.note("memory: all named", begun, start);
+        let words = || {
+            let last = self.layout.last_words(Role::Restore);
+            Failure::new(format!("the container could not be restored on node {}: {last}", self.node.config.node))
+        };
+        if let Ok(store) = self.inbox.store() {
+            // Its table of shared memory is complete when it has answered.
+            store.pager().status(RESTORE).map_err(failed)?;
+        }
+        self.inbox.tmpfs.wait("tmpfs", MEMORY, &mut self.timeline)?;
+        self.inbox.trees.wait("files", MEMORY, &mut self.timeline)?;
+        trees::own_targets(&self.id, &self.offer).iter().try_for_each(Target::place).map_err(failed)?;
+        let front = self.front.as_mut().ok_or_else(|| failed("there is no front"))?;
+        front.handle.order(&Order::Go { external: tmpfs::for_restore(&self.layout, &self.offer)? }).map_err(failed)?;
+        let deadline = Instant::now() + RESTORE;
+        let init = loop {
+            match front.handle.next(deadline.saturating_duration_since(Instant::now())) {
+                Ok(Mark::Held { init, at_ns }) => {
+                    self.timeline.note("skeleton: restore", start, at_ns);
+                    break init;
+                }
+                // Where pages were lost, that is the cause of whatever criu says.
+                Ok(Mark::Done { .. }) | Err(_) => return Err(self.inbox.failed().unwrap_or_else(words)),
+                Ok(_) => {}
+            }
+        };
+        // Tasks that have been let on without their pages are of no use.
+        self.inbox.failed().map_or(Ok(()), Err)?;
+        self.check_shared()?;
+        self.place_pages(init)?;
+        self.remember_engine()?;
+        let waited = monotonic_ns();
+        if self.all_pages && self.inbox.store().is_ok() {
+            self.inbox.wait_complete(MEMORY)?;
+        }
+        if !self.pager_serves() {
+            return Err(failed("the pager was killed in the middle of the restore"));
+        }
+        self.timeline.note("memory: last pages", waited, monotonic_ns());
+        Ok(())
+    }
+
+    /// Whether criu has taken the shared memory that was brought: what it made instead is empty.
+    fn check_shared(&self) -> Result<(), Failure> {
+        let empty = tranship_criu::hidden::left_empty(&self.layout.shared(), &self.layout.images());
+        if empty.is_empty() {
+            return Ok(());
+        }
+        Err(Failure::new(format!(
+            "criu on node {} did not take shared memory {empty:?} from the memory plane; put the libtranship_preload.so of \
+             this version beside transhipd there",
+            self.node.config.node
+        )))
+    }
+
+    /// Puts the pages that were files' into the held tasks, before they run.
+    fn place_pages(&mut self, init: u32) -> Result<(), Failure> {
+        let objects = tranship_criu::hidden::pages(&self.layout.shared());
+        if objects.is_empty() {
+            return Ok(());
+        }
+        let start = monotonic_ns();
+        let tasks = process::family(init).into_iter().map(|pid| survey::id_of(pid).map(|id| (id.0, pid)));
+        let tasks: HashMap<u32, u32> = tasks.collect::<Result<_, _>>().map_err(failed)?;
+        let place = |(pid, path): &(u32, PathBuf)| {
+            let place = || {
+                let file = File::open(path)?;
+                match tasks.get(pid) {
+                    Some(task) => copies::place(&file, *task),
+                    // It had ended before the freeze.
+                    None if file.metadata()?.len() == 0 => Ok(0),
+                    None => Err(io::Error::other("there is no such process")),
+                }
+            };
+            place().map(drop).map_err(|error| {
+                let node = &self.node.config.node;
+                Failure::new(format!("the pages of process {pid} cannot be put in place on node {node}: {error}"))
+            })
+        };
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        std::thread::scope(|scope| {
+            let shares = objects.chunks(objects.len().div_ceil(cores));
+            let workers: Vec<_> = shares.map(|share| scope.spawn(|| share.iter().try_for_each(place))).collect();
+            workers.into_iter().try_for_each(|worker| worker.join().expect("to place pages does not panic"))
+        })?;
+        self.timeline.note("memory: pages of files", start, monotonic_ns());
+        Ok(())
+    }
+}
