@@ -21,11 +21,21 @@ pub trait Shows<R> {
     /// Says that a second has passed since the last call.
     fn tick(&mut self, report: &R);
 
-    /// Says something that stays.
-    fn note(&self, text: &str);
+    /// What changes, where people watch.
+    fn bar(&self) -> Option<&ProgressBar>;
 
-    /// Clears the line that changes.
-    fn finish(&self);
+    /// Says something that stays.
+    fn note(&self, text: &str) {
+        let tell = || Screen::tell(&format!("{text}\n"));
+        self.bar().map_or_else(tell, |bar| bar.suspend(tell));
+    }
+
+    /// Clears what changes.
+    fn finish(&self) {
+        if let Some(bar) = self.bar() {
+            bar.finish_and_clear();
+        }
+    }
 }
 
 /// Who is shown what.
@@ -85,17 +95,8 @@ impl Shows<Report> for Progress {
         }
     }
 
-    fn note(&self, text: &str) {
-        match self {
-            Self::Live(bar) => bar.suspend(|| Screen::tell(&format!("{text}\n"))),
-            _ => Screen::tell(&format!("{text}\n")),
-        }
-    }
-
-    fn finish(&self) {
-        if let Self::Live(bar) = self {
-            bar.finish_and_clear();
-        }
+    fn bar(&self) -> Option<&ProgressBar> {
+        if let Self::Live(bar) = self { Some(bar) } else { None }
     }
 }
 
@@ -152,17 +153,8 @@ impl Shows<GroupReport> for GroupProgress {
         }
     }
 
-    fn note(&self, text: &str) {
-        match self {
-            Self::Live(bar) => bar.suspend(|| Screen::tell(&format!("{text}\n"))),
-            _ => Screen::tell(&format!("{text}\n")),
-        }
-    }
-
-    fn finish(&self) {
-        if let Self::Live(bar) = self {
-            bar.finish_and_clear();
-        }
+    fn bar(&self) -> Option<&ProgressBar> {
+        if let Self::Live(bar) = self { Some(bar) } else { None }
     }
 }
 
