@@ -4,11 +4,12 @@
 # container stands still, the rest of the images follows as a tar stream, and `runc restore` brings it up there.
 #
 #   recipe.sh --source SHELL --dest SHELL --dest-address IP --name NAME --dest-bundle DIR [--dir DIR] [--port PORT]
-#             [--parent IFACE]
+#             [--parent IFACE] [--delay S]
 #
 # SHELL is a command that gives a root shell on a node: `ssh root@node bash` on real hosts, `nsenter … bash` in the lab.
 # Each is started once, so that no step pays for logging in. NAME's network namespace is /run/netns/NAME on both nodes,
-# its eth0 a macvlan on PARENT. The bundle is on both nodes already; CRIU's files (--dir) are on a tmpfs on both.
+# its eth0 a macvlan on PARENT. The bundle is on both nodes already; CRIU's files (--dir) are on a tmpfs on both. The restore
+# begins S seconds later than it could.
 #
 # What was done to make it as fast as the plain recipe can be:
 #   - everything that is no part of the recipe happens before the freeze: both page server and tar receiver are up and
@@ -23,7 +24,7 @@ set -euo pipefail
 
 fail() { echo "recipe: $*" >&2; exit 1; }
 
-source_shell= dest_shell= address= name= bundle= dir=/run/recipe port=27000 parent=eth0
+source_shell= dest_shell= address= name= bundle= dir=/run/recipe port=27000 parent=eth0 delay=0
 while [ $# -gt 1 ]; do
     case $1 in
         --source) source_shell=$2 ;;
@@ -34,6 +35,7 @@ while [ $# -gt 1 ]; do
         --dir) dir=$2 ;;
         --port) port=$2 ;;
         --parent) parent=$2 ;;
+        --delay) delay=$2 ;;
         *) fail "unknown option $1" ;;
     esac
     shift 2
@@ -116,6 +118,7 @@ step network dest "ip netns add $name
              add rule ip quiet out tcp flags & rst == rst drop\" &&
         echo 1 > /proc/sys/net/ipv4/conf/all/arp_notify &&
         ip link set lo up && ip addr add $cidr dev eth0 && ip link set eth0 up'"
+sleep "$delay"
 step restore dest "runc restore --detach --tcp-established --image-path $images --work-path $work --bundle $bundle $name 2>&1 ||
     { grep -a Error $work/restore.log; false; }"
 step 'allow resets' dest "ip netns exec $name nft delete table ip quiet"

@@ -22,8 +22,9 @@ const PRIVATE_CRIU: &str = "/opt/tranship/criu";
 pub struct Recipe(Command);
 
 impl Recipe {
-    /// Puts the bundle on the destination, which the recipe expects to be there.
-    pub fn prepare(lab: &Lab, source: &str, destination: &str, name: &str) -> Result<Self> {
+    /// Puts the bundle on the destination, which the recipe expects to be there. Its restore will begin `delay_ms` later than
+    /// it could.
+    pub fn prepare(lab: &Lab, [source, destination]: [&str; 2], name: &str, delay_ms: u64) -> Result<Self> {
         let bundle = format!("/run/containers/{name}");
         let config = lab.path(source, &bundle)?.join("config.json");
         let text = fs::read(&config).with_context(|| format!("cannot read {}", config.display()))?;
@@ -39,6 +40,7 @@ impl Recipe {
         let mut command = Command::new("bash");
         command.args(["-c", SCRIPT, "recipe", "--name", name, "--dest-bundle", &bundle]);
         command.arg("--dest-address").arg(lab.address(destination)?.to_string());
+        command.arg("--delay").arg((delay_ms as f64 / 1e3).to_string());
         for (option, node) in [("--source", source), ("--dest", destination)] {
             let shell = lab.command(node, &["bash"])?;
             let words = std::iter::once(shell.get_program()).chain(shell.get_args());

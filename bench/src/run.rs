@@ -106,6 +106,11 @@ pub fn perform(case: &Case, system: System, limit: Duration) -> Result<Sample> {
     // The peer is measured on nodes without anything of Tranship's.
     let agents = matches!(system, System::Tranship(_));
     let lab = Lab::up(&UpOptions { nodes: 2, link, agents, wait: LAB_LIMIT })?;
+    if agents && case.delay_ms > 0 {
+        let delay = format!("destination.restore.before.delay-{}", case.delay_ms);
+        lab.kill_agent(DESTINATION)?;
+        lab.start_agent(DESTINATION, &[("TRANSHIP_FAULTS", &delay)])?;
+    }
     let sample = measured(&lab, case, system, link, limit)?;
     lab.down().context("the run was measured, but taking the lab down failed")?;
     Ok(sample)
@@ -131,7 +136,7 @@ fn measured(lab: &Lab, case: &Case, system: System, link: Option<Rate>, limit: D
             sample
         }
         System::Peer => {
-            let recipe = Recipe::prepare(lab, SOURCE, DESTINATION, NAME)?;
+            let recipe = Recipe::prepare(lab, [SOURCE, DESTINATION], NAME, case.delay_ms)?;
             across(lab, &mut *workload, || recipe.perform(limit))?
         }
     };

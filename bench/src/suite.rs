@@ -41,6 +41,8 @@ pub struct Case {
     pub systems: &'static [System],
     /// Whether both nodes have as much else to compute as they have cores.
     pub loaded: bool,
+    /// How much later than it could the restore begins, in ms.
+    pub delay_ms: u64,
 }
 
 impl Case {

@@ -12,7 +12,7 @@ const TREE: Load = Load::Tree { children: 63, threads: 8, descriptors: 16 };
 const PROCESSES: f64 = 64.0;
 
 const fn case(workload: &'static str, load: Load, loaded: bool) -> Case {
-    Case { workload, load, link: None, systems: SYSTEMS, loaded }
+    Case { workload, load, link: None, systems: SYSTEMS, loaded, delay_ms: 0 }
 }
 
 pub const SUITE: Suite = Suite {

@@ -20,6 +20,7 @@ pub const SUITE: Suite = Suite {
             link: None,
             systems: SYSTEMS,
             loaded: false,
+            delay_ms: 0,
         },
         Case {
             workload: "redis-4m",
@@ -27,6 +28,7 @@ pub const SUITE: Suite = Suite {
             link: None,
             systems: SYSTEMS,
             loaded: false,
+            delay_ms: 0,
         },
     ],
     goals,

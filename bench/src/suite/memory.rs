@@ -15,7 +15,7 @@ const BUSY: Sets = Sets::Rate(40_000);
 const WORK: Load = Load::Stencil { iterations: 600 };
 
 const fn moved(workload: &'static str, load: Load, link: Option<&'static str>) -> Case {
-    Case { workload, load, link, systems: MOVED, loaded: false }
+    Case { workload, load, link, systems: MOVED, loaded: false, delay_ms: 0 }
 }
 
 const fn redis(keys: u64, sets: Sets) -> Load {
@@ -42,7 +42,7 @@ pub const SUITE: Suite = Suite {
         moved("writer-4g-50", writer(50), None),
         moved("writer-4g-200", writer(200), None),
         moved("writer-4g-800", writer(800), None),
-        Case { workload: "stencil", load: WORK, link: None, systems: COMPARED, loaded: false },
+        Case { workload: "stencil", load: WORK, link: None, systems: COMPARED, loaded: false, delay_ms: 0 },
         moved("postgres", POSTGRES, None),
         moved("redis-idle-1m", redis(1_000_000, Sets::Idle), GBIT),
         moved("redis-idle-4m", redis(4_000_000, Sets::Idle), GBIT),
@@ -53,7 +53,7 @@ pub const SUITE: Suite = Suite {
         moved("writer-4g-50", writer(50), GBIT),
         moved("writer-4g-200", writer(200), GBIT),
         moved("writer-4g-800", writer(800), GBIT),
-        Case { workload: "stencil", load: WORK, link: GBIT, systems: COMPARED, loaded: false },
+        Case { workload: "stencil", load: WORK, link: GBIT, systems: COMPARED, loaded: false, delay_ms: 0 },
         moved("postgres", POSTGRES, GBIT),
         Case {
             workload: "tracking-stencil",
@@ -61,6 +61,7 @@ pub const SUITE: Suite = Suite {
             link: None,
             systems: TRACKED,
             loaded: false,
+            delay_ms: 0,
         },
         Case {
             workload: "tracking-redis",
@@ -68,6 +69,7 @@ pub const SUITE: Suite = Suite {
             link: None,
             systems: TRACKED,
             loaded: false,
+            delay_ms: 0,
         },
     ],
     goals,

@@ -415,6 +415,7 @@ impl DestinationPort for DestinationRun {
                 }
             }
             Fault::Cut => self.cut.iter().for_each(tranship_transport::Closer::close),
+            Fault::Delay(time) => std::thread::sleep(time),
             Fault::Error => {}
         }
     }

@@ -594,6 +594,7 @@ impl SourcePort for SourceRun {
                 self.streams.iter_mut().for_each(|s| s.link().closer().close());
                 self.push.iter().for_each(Push::cut);
             }
+            Fault::Delay(time) => std::thread::sleep(time),
             Fault::Error => {}
         }
     }

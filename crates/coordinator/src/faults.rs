@@ -6,6 +6,7 @@
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use tranship_types::Side;
 
@@ -31,6 +32,26 @@ pub enum Fault {
     Cut,
     /// The agent stops (SIGSTOP) until it is told to go on, so that something else can be done to it just there.
     Hold,
+    /// The step takes so much longer.
+    Delay(Duration),
+}
+
+impl FromStr for Fault {
+    type Err = ();
+
+    fn from_str(s: &str) -> Result<Self, ()> {
+        Ok(match s {
+            "error" => Fault::Error,
+            "die" => Fault::Die,
+            "kill-criu" => Fault::KillCriu,
+            "cut" => Fault::Cut,
+            "hold" => Fault::Hold,
+            _ => {
+                let ms = s.strip_prefix("delay-").and_then(|ms| ms.parse().ok()).ok_or(())?;
+                Fault::Delay(Duration::from_millis(ms))
+            }
+        })
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,7 +65,7 @@ struct Injection {
 /// A specification that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the fault {0:?} is not of the form SIDE.STEP.WHEN.WHAT (source|destination, a step, before|after, error|die|kill-criu|cut|hold)"
+    "the fault {0:?} is not of the form SIDE.STEP.WHEN.WHAT (source|destination, a step, before|after, error|die|kill-criu|cut|hold|delay-MS)"
 )]
 pub struct FaultSpecError(String);
 
@@ -67,14 +88,7 @@ impl FromStr for Injection {
                 "after" => When::After,
                 _ => return Err(bad()),
             },
-            fault: match what {
-                "error" => Fault::Error,
-                "die" => Fault::Die,
-                "kill-criu" => Fault::KillCriu,
-                "cut" => Fault::Cut,
-                "hold" => Fault::Hold,
-                _ => return Err(bad()),
-            },
+            fault: what.parse().map_err(|()| bad())?,
         })
     }
 }
@@ -114,6 +128,10 @@ mod tests {
         assert_eq!(plan.due(Side::Source, "freeze", When::After), Some(Fault::Die));
         assert_eq!(plan.due(Side::Source, "freeze", When::After), None);
         assert_eq!(plan.due(Side::Destination, "pager", When::Before), Some(Fault::Error));
+        let late = FaultPlan::parse("destination.restore.before.delay-3000").unwrap();
+        let delay = Fault::Delay(Duration::from_secs(3));
+        assert_eq!(late.due(Side::Destination, "restore", When::Before), Some(delay));
+        assert!(FaultPlan::parse("destination.restore.before.delay-").is_err());
         assert!(FaultPlan::parse("source.freeze.after").is_err());
         assert!(FaultPlan::parse("").is_ok());
     }

@@ -2,6 +2,7 @@
 //! are delivered.
 
 mod kinds;
+mod pause;
 mod places;
 
 use std::io::{Read, Write};
@@ -76,6 +77,7 @@ fn main() -> ExitCode {
         ("whoever_connects_in_the_blackout_is_let_in", kinds::new_connections),
         ("no_datagram_is_lost", kinds::datagrams),
         ("two_thousand_connections_move_at_once", kinds::many_connections),
+        ("peers_go_on_at_once_after_a_pause_of_seconds", pause::peers_go_on_at_once),
         ("a_peer_on_either_node_keeps_its_connection", places::peers_on_both_nodes),
         ("connected_containers_move_in_turn_and_at_once", places::both_ends),
         ("a_client_behind_a_router_keeps_its_connection", places::behind_a_router),

@@ -141,6 +141,8 @@ fn inject(stage: &Stage, side: Side, fault: Fault) {
     match fault {
         Fault::Die => stage.die(side),
         Fault::Cut => stage.turn(side, "loses the link", Scene::hang_up),
-        Fault::Error | Fault::KillCriu | Fault::Hold => unreachable!("{fault:?} is no affair of this world's ports"),
+        Fault::Error | Fault::KillCriu | Fault::Hold | Fault::Delay(_) => {
+            unreachable!("{fault:?} is no affair of this world's ports")
+        }
     }
 }
