@@ -7,9 +7,11 @@
 //!                                   schedule ◀── its turns ── migration, with its own journal
 //! ```
 //!
-//! A group decides nothing that a migration has to remember, so that an agent's restart needs no more than the migrations'
-//! journals: each of those is finished or undone, those that had not begun do not begin, and the report says so.
+//! A group decides nothing that a migration has to remember (but for one that moves as a whole: [`decision`]), so that an
+//! agent's restart needs no more than the migrations' journals: each of those is finished or undone, those that had not
+//! begun do not begin, and the report says so.
 
+mod decision;
 mod members;
 mod turn;
 
@@ -19,6 +21,8 @@ use tranship_api::{ErrorKind, GroupRequest, MoveRequest, ServiceError};
 use tranship_coordinator::group::{self, Limits, Ranked, Stage};
 use tranship_types::{GroupId, GroupMember, GroupOrder, GroupReport, MemberOutcome, Outcome};
 
+use decision::Decision;
+pub use decision::hand_down;
 pub use turn::Turn;
 
 use crate::node::{Node, random_bytes};
@@ -67,19 +71,29 @@ pub fn begin(node: &Arc<Node>, request: &GroupRequest) -> Result<GroupReport, Se
         members: listed,
         interrupted: false,
     };
-    start(node, request, &ranked, report.clone())
+    let decision = match request.order {
+        GroupOrder::Atomic => Some(Decision::create(&node.journals(), &report.id, report.members.len())),
+        _ => None,
+    };
+    let decision = decision.transpose().map_err(|e| ServiceError::new(ErrorKind::Internal, e.to_string(), ""))?;
+    start(node, request, &ranked, (report.clone(), decision))
         .map_err(|e| internal("the group's record cannot be written, free some space", &e))?;
     Ok(report)
 }
 
-fn start(node: &Arc<Node>, request: &GroupRequest, ranked: &[Ranked], report: GroupReport) -> std::io::Result<()> {
+fn start(
+    node: &Arc<Node>,
+    request: &GroupRequest,
+    ranked: &[Ranked],
+    (report, decision): (GroupReport, Option<Decision>),
+) -> std::io::Result<()> {
     // In no order, nobody comes after anybody.
     let after = |own: &Ranked| match request.order {
         GroupOrder::AllAtOnce => Vec::new(),
-        GroupOrder::Pipelined | GroupOrder::Sequential => own.after.clone(),
+        GroupOrder::Pipelined | GroupOrder::Sequential | GroupOrder::Atomic => own.after.clone(),
     };
-    let schedule = group::Schedule::new(ranked.iter().map(after), Limits::of(request.order));
-    let turns = Turn::of_all(&report, node.groups.begin(report.clone()), schedule)?;
+    let schedule = group::Schedule::new(ranked.iter().map(after), Limits::of(request.order, request.options.mode));
+    let turns = Turn::of_all(&report, node.groups.begin(report.clone()), schedule, decision)?;
     tracing::info!(id = %report.id, members = turns.len(), order = %report.order, "a group begins to move");
     for (turn, member) in turns.into_iter().zip(report.members) {
         let wish = MoveRequest { options: request.options, ..MoveRequest::new(member.container, member.destination) };

@@ -1,6 +1,6 @@
 //! Runs migrations of which this node is the source, and takes up what an earlier agent has left.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use tranship_types::{MigrationId, MoveOptions, NodeName, Outcome, Phase, Report,
 
 use crate::arrivals::{Arrival, Context, Inbox, Standing};
 use crate::destination::DestinationRun;
-use crate::groups::Turn;
+use crate::groups::{self, Turn};
 use crate::node::{Claim, Node, random_bytes};
 use crate::plan::refused;
 use crate::registry::{LiveReport, unix_ms};
@@ -41,7 +41,8 @@ fn start(node: &Arc<Node>, claim: Claim, id: MigrationId, request: &MoveRequest,
     let source = node.config.node.clone();
     let options = request.options;
     let (container, destination) = (request.container.clone(), request.to.clone());
-    let report = Report { options, ..Report::new(id, container, source, destination, options.mode, unix_ms()) };
+    let group = turn.as_ref().map(Turn::group);
+    let report = Report { options, group, ..Report::new(id, container, source, destination, options.mode, unix_ms()) };
     let live = node.registry.begin(report.clone());
     let node = Arc::clone(node);
     let began = Instant::now();
@@ -183,41 +184,38 @@ fn close(journal: Journal, id: &MigrationId) {
 /// Takes up everything that an earlier agent has left in its journals. Containers are claimed before this returns; the
 /// work itself goes on in threads.
 pub fn recover(node: &Arc<Node>) {
-    let mut journals: Vec<_> =
-        Journal::list(&node.journals()).into_iter().map(|path| (Journal::open(&path), path)).collect();
-    // Where two are about the same container, the one that was decided tells where it is.
-    let decided = |(opened, _): &(Result<(Journal, Vec<Record>), _>, _)| {
-        opened.as_ref().is_ok_and(|(_, records)| records.contains(&Record::Commit))
+    let readable = |path: PathBuf| {
+        Journal::open(&path).inspect_err(|error| tracing::error!(%error, "a journal cannot be read")).ok()
     };
-    journals.sort_by_key(|journal| !decided(journal));
-    for (opened, path) in journals {
-        match opened {
-            Ok((journal, records)) => match records.first().cloned() {
-                Some(Record::Begin { id, side, container, peer, context }) => {
-                    tracing::info!(%id, ?side, %container, "taking up a migration of an earlier agent");
-                    // What has ended only has to be remembered, or told to the other node.
-                    let ended = match side {
-                        Side::Source => records.contains(&Record::Done),
-                        Side::Destination => matches!(
-                            coordinator::standing(&records),
-                            coordinator::Standing::Drained | coordinator::Standing::Ended
-                        ),
-                    };
-                    let claim = if ended { None } else { node.claim(&container, &id).ok() };
-                    if claim.is_none() && !ended {
-                        tracing::error!(%id, %container, "two journals are about the same container");
-                        continue;
-                    }
-                    match side {
-                        Side::Source => recover_source(node, claim, journal, records, context),
-                        Side::Destination => {
-                            recover_destination(node, claim, &id, &peer, journal, &records, context);
-                        }
+    let mut journals: Vec<_> = Journal::list(&node.journals()).into_iter().filter_map(readable).collect();
+    groups::hand_down(&mut journals);
+    // Where two are about the same container, the one that was decided tells where it is.
+    journals.sort_by_key(|(_, records)| !records.contains(&Record::Commit));
+    for (journal, records) in journals {
+        match records.first().cloned() {
+            Some(Record::Begin { id, side, container, peer, context }) => {
+                tracing::info!(%id, ?side, %container, "taking up a migration of an earlier agent");
+                // What has ended only has to be remembered, or told to the other node.
+                let ended = match side {
+                    Side::Source => records.contains(&Record::Done),
+                    Side::Destination => matches!(
+                        coordinator::standing(&records),
+                        coordinator::Standing::Drained | coordinator::Standing::Ended
+                    ),
+                };
+                let claim = if ended { None } else { node.claim(&container, &id).ok() };
+                if claim.is_none() && !ended {
+                    tracing::error!(%id, %container, "two journals are about the same container");
+                    continue;
+                }
+                match side {
+                    Side::Source => recover_source(node, claim, journal, records, context),
+                    Side::Destination => {
+                        recover_destination(node, claim, &id, &peer, journal, &records, context);
                     }
                 }
-                _ => discard(&path),
-            },
-            Err(error) => tracing::error!(%error, "a journal cannot be read"),
+            }
+            _ => discard(journal.path()),
         }
     }
 }

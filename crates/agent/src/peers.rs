@@ -30,6 +30,9 @@ const SLOW_DRAIN: Duration = Duration::from_secs(5);
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How long a source may be silent before its link counts as dead: longer than anything that it does in between.
 const SILENCE: Duration = Duration::from_secs(300);
+/// And those for pages and files: as long as a member of a group waits for its turn. A source that is gone is noticed by the
+/// link itself, and one that hangs on its control link.
+const IDLE: Duration = Duration::from_secs(24 * 3600);
 /// Links at a time; beyond, callers are turned away.
 const LINKS: usize = 256;
 /// Files of a skeleton.
@@ -103,7 +106,7 @@ fn answer(node: &Arc<Node>, incoming: Incoming) {
                 schedule::stand(schedule::Standing::Realtime);
             }
             let received = link
-                .set_timeout(Some(SILENCE))
+                .set_timeout(Some(IDLE))
                 .map_err(|e| failed(&e))
                 .and_then(|()| store.receive(&mut link, urgent, || inbox.named()).map_err(|e| failed(&e)));
             if let Err(failure) = &received {
@@ -128,7 +131,7 @@ fn answer(node: &Arc<Node>, incoming: Incoming) {
             let Some(inbox) = node.arrivals.inbox(&id) else { return };
             let arriving = if purpose == Purpose::Files { &inbox.tmpfs } else { &inbox.trees };
             let received = link
-                .set_timeout(Some(SILENCE))
+                .set_timeout(Some(IDLE))
                 .map_err(|e| Failure::new(e.to_string()))
                 .and_then(|()| arriving.receive(&mut link, &node.config.node));
             if let Err(failure) = received {

@@ -66,6 +66,8 @@ pub struct SourceRun {
     report: LiveReport,
     /// Its turns, where it is a member of a group.
     turn: Option<Turn>,
+    /// It has waited, before its freeze, for the others of a group that moves as a whole.
+    poised: bool,
     layout: Layout,
     inspection: Option<(Container, Offer)>,
     control: Option<Connection>,
@@ -146,6 +148,7 @@ impl SourceRun {
             peer: first.destination,
             report,
             turn,
+            poised: false,
             inspection: None,
             control: None,
             streams: Vec::new(),
@@ -343,18 +346,21 @@ impl SourceRun {
                 if let Some(why) = self.push.as_mut().and_then(Push::broken) {
                     return Err(self.reason(Failure::new(format!("memory could not be sent: {why}"))));
                 }
-                // What was sent is of no use if the original has run since: it would be a second, newer copy.
-                if !self.inspected()?.0.freezer.is_held().map_err(failed)? {
-                    let name = &self.name;
-                    return Err(Failure::new(format!(
-                        "somebody resumed container {name} in the middle of its move; try again"
-                    )));
-                }
+                self.still_frozen()?;
                 self.report.change(|r| r.parts.extend(parts));
                 Ok(())
             }
             other => Err(self.unexpected(&other)),
         }
+    }
+
+    /// What was sent is of no use if the original has run since: it would be a second, newer copy.
+    fn still_frozen(&self) -> Result<(), Failure> {
+        if self.inspected()?.0.freezer.is_held().map_err(failed)? {
+            return Ok(());
+        }
+        let name = &self.name;
+        Err(Failure::new(format!("somebody resumed container {name} in the middle of its move; try again")))
     }
 
     fn deliver(&mut self) -> Result<(), Failure> {
@@ -552,7 +558,18 @@ impl SourcePort for SourceRun {
         self.take_back(step)
     }
 
+    fn agree(&mut self) -> Result<bool, Failure> {
+        self.agree_with_others()
+    }
+
+    fn agreed(&mut self) {
+        self.turn.iter().for_each(Turn::handed_down);
+    }
+
     fn entered(&mut self, phase: Phase) {
+        if phase == Phase::Undo {
+            self.turn.iter().for_each(Turn::stops);
+        }
         if phase == Phase::Precopy && !self.report.read().mode.has_rounds() {
             return;
         }

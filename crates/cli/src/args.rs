@@ -112,6 +112,9 @@ pub struct MoveGroup {
     /// Move all at the same time, in no order
     #[arg(long)]
     pub all_at_once: bool,
+    /// Move all or none: all are frozen until a copy of each is ready
+    #[arg(long, conflicts_with_all = ["all_at_once", "sequential"])]
+    pub atomic: bool,
     #[command(flatten)]
     pub how: How,
     /// Print exactly one line of JSON on stdout: the final report of the group, or the error

@@ -107,9 +107,10 @@ fn move_group(g: args::MoveGroup) -> Result<GroupRequest, String> {
     };
     let mut request = GroupRequest {
         to: g.to.as_deref().map(node).transpose()?,
-        order: match (g.sequential, g.all_at_once) {
-            (true, _) => GroupOrder::Sequential,
-            (_, true) => GroupOrder::AllAtOnce,
+        order: match (g.sequential, g.all_at_once, g.atomic) {
+            (true, ..) => GroupOrder::Sequential,
+            (_, true, _) => GroupOrder::AllAtOnce,
+            (.., true) => GroupOrder::Atomic,
             _ => GroupOrder::Pipelined,
         },
         options: options(&g.how)?,
@@ -262,6 +263,10 @@ mod tests {
             panic!("no group")
         };
         assert_eq!((request.label, request.order), (Some(label), GroupOrder::Pipelined));
+        let Command::MoveGroup { request, .. } = parse("tranship move-group --label a=b --atomic").unwrap() else {
+            panic!("no group")
+        };
+        assert_eq!(request.order, GroupOrder::Atomic);
         let command = parse("tranship status g-4k7tq0zd").unwrap();
         assert_eq!(command, Command::Group { id: "g-4k7tq0zd".parse().unwrap(), json: false });
     }
@@ -296,7 +301,7 @@ mod tests {
             ("tranship move-group --label tier --to b", "KEY=VALUE"),
             ("tranship move-group --label a=b --map db --to b", "NAME=NODE"),
             ("tranship move-group --label a=b --map db=b db=c", "twice"),
-            ("tranship move-group --label a=b --atomic", "--atomic"),
+            ("tranship move-group --label a=b --atomic --sequential", "--sequential"),
             ("tranship move-group /no/such/file.yaml --to b", "/no/such/file.yaml cannot be read"),
             ("tranship move-group --label a=b --sequential --all-at-once", "--all-at-once"),
             ("tranship status g-1 --timing", "g-1 is a group"),

@@ -5,6 +5,7 @@
 //! itself goes down there is no container left to undo anything for. Decisions are synced before anybody acts on them, and
 //! the space for them is reserved beforehand, so that a full disk is found out before the freeze.
 
+use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -14,7 +15,7 @@ use std::time::Duration;
 use nix::fcntl::{FallocateFlags, fallocate};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tranship_types::{MigrationId, NodeName, Side};
+use tranship_types::{GroupId, MigrationId, NodeName, Side};
 
 use crate::Failure;
 
@@ -37,6 +38,12 @@ pub enum Record {
         peer: NodeName,
         /// What the port needs to take up its work after a restart.
         context: Value,
+    },
+    /// A group began that moves as a whole or not at all. Its decision counts for each of its migrations, until it is in their
+    /// own journals.
+    Group {
+        /// Its id.
+        id: GroupId,
     },
     /// A step is about to be done.
     Step {
@@ -90,8 +97,9 @@ impl Journal {
         move |source| JournalError { path: path.clone(), what, source }
     }
 
-    /// Makes a new journal below `directory` with its first record, synced, and space reserved for the rest.
-    pub fn create(directory: &Path, id: &MigrationId, begin: &Record) -> Result<Self, JournalError> {
+    /// Makes a new journal below `directory` with its first record, synced, and space reserved for the rest; `id` is that of a
+    /// migration or a group.
+    pub fn create(directory: &Path, id: impl fmt::Display, begin: &Record) -> Result<Self, JournalError> {
         let path = directory.join(format!("{id}.jsonl"));
         let failed = Self::failed(&path, "made");
         std::fs::create_dir_all(directory).map_err(&failed)?;

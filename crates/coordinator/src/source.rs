@@ -95,6 +95,15 @@ pub trait SourcePort {
     /// Undoes a step that was begun, whether or not it was done, and whether or not it was undone before.
     fn undo(&mut self, step: SourceStep) -> Result<(), Failure>;
 
+    /// Waits for the decision where others have a part in it: all of them move, or none does. True once it is on the disk that
+    /// they do, which from then on counts for this one, too; false where the decision is its own.
+    fn agree(&mut self) -> Result<bool, Failure> {
+        Ok(false)
+    }
+
+    /// The decision that it shares is in its own journal as well.
+    fn agreed(&mut self) {}
+
     /// Tells who watches where the migration stands.
     fn entered(&mut self, phase: Phase);
 
@@ -190,7 +199,18 @@ fn attempt(
     }
     port.entered(Phase::Commit);
     pass(port, faults, "commit", When::Before)?;
-    journal.decide(&Record::Commit).map_err(written)
+    if !port.agree()? {
+        return journal.decide(&Record::Commit).map_err(written);
+    }
+    // From here on nothing leads back.
+    if let Some(fault) = faults.due(Side::Source, "agree", When::After) {
+        port.inject(fault);
+    }
+    // Where it cannot be written, the decision that is shared stays, and tells the next agent.
+    if journal.decide(&Record::Commit).is_ok() {
+        port.agreed();
+    }
+    Ok(())
 }
 
 /// Everything after the commit point that `records` do not say was done; only an operator's word leads back.

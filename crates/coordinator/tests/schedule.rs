@@ -3,16 +3,32 @@
 
 use proptest::prelude::*;
 use tranship_coordinator::group::{Answer, Limits, Schedule, Stage};
-use tranship_types::GroupOrder;
+use tranship_types::{GroupOrder, Mode};
 
-const STAGES: [Stage; 5] = [Stage::Prepare, Stage::Send, Stage::Frozen, Stage::Resumed, Stage::Release];
+/// The stages of a move that commits for itself.
+const ALONE: &[Stage] = &[Stage::Prepare, Stage::Send, Stage::Freezing, Stage::Resumed, Stage::Release];
+/// Those where all move or none does.
+const TOGETHER: &[Stage] = &[
+    Stage::Prepare,
+    Stage::Send,
+    Stage::Settled,
+    Stage::Poised,
+    Stage::Freezing,
+    Stage::Frozen,
+    Stage::Held,
+    Stage::Resuming,
+    Stage::Resumed,
+    Stage::Release,
+];
+/// How many of these come before the decision.
+const UNDECIDED: usize = 7;
 
 /// A move as it would be alone.
 #[derive(Debug, Clone)]
 struct Move {
     after: Vec<usize>,
     /// How long each stage takes.
-    takes: [u32; 5],
+    takes: [u32; 10],
     /// The stage in which it fails.
     fails: Option<usize>,
 }
@@ -27,33 +43,41 @@ struct Course {
     makespan: u32,
 }
 
-fn moves(failures: bool) -> impl Strategy<Value = Vec<Move>> {
+/// Moves, of which some fail in one of the first so many stages.
+fn moves(failures: usize) -> impl Strategy<Value = Vec<Move>> {
     let one = move |rank: usize| {
         let after = prop::collection::btree_set(0..rank.max(1), 0..=rank.min(3));
-        // Failures come before the commit point.
-        let fails = prop::option::weighted(0.3, 0..3usize);
-        (after, prop::array::uniform5(1..20u32), fails).prop_map(move |(after, takes, fails)| Move {
+        let fails = prop::option::weighted(0.3, 0..failures.max(1));
+        (after, prop::array::uniform10(1..20u32), fails).prop_map(move |(after, takes, fails)| Move {
             after: after.into_iter().filter(|before| *before < rank).collect(),
             takes,
-            fails: fails.filter(|_| failures),
+            fails: fails.filter(|_| failures > 0),
         })
     };
     (1..9usize).prop_flat_map(move |count| (0..count).map(one).collect::<Vec<_>>())
 }
 
 fn limits() -> impl Strategy<Value = Limits> {
-    (1..4usize, 1..4usize, 1..5usize).prop_map(|(links, frozen, under_way)| Limits { links, frozen, under_way })
+    (1..4usize, 1..4usize, 1..5usize, any::<bool>()).prop_map(|(links, frozen, under_way, quiet)| Limits {
+        links,
+        frozen,
+        quiet,
+        under_way,
+        together: false,
+    })
 }
 
 fn kept(schedule: &Schedule, group: &[Move], limits: Limits) {
     let among = |from: Stage, to: Stage| (0..group.len()).filter(|m| (from..=to).contains(&schedule.stage(*m))).count();
-    assert!(among(Stage::Send, Stage::Resumed) <= limits.links, "too many share the link: {schedule:?}");
-    assert!(among(Stage::Frozen, Stage::Frozen) <= limits.frozen, "too many are frozen: {schedule:?}");
+    let last = if limits.together { Stage::Send } else { Stage::Resumed };
+    assert!(among(Stage::Send, last) <= limits.links, "too many share the link: {schedule:?}");
+    assert!(among(Stage::Freezing, Stage::Resuming) <= limits.frozen, "too many are frozen: {schedule:?}");
     assert!(among(Stage::Prepare, Stage::Release) <= limits.under_way, "too many are under way: {schedule:?}");
 }
 
 /// Lets a group move, a tick of time after the other.
 fn play(group: &[Move], limits: Limits) -> Course {
+    let stages = if limits.together { TOGETHER } else { ALONE };
     let mut schedule = Schedule::new(group.iter().map(|m| m.after.clone()), limits);
     let mut entered: Vec<Vec<(Stage, u32)>> = vec![Vec::new(); group.len()];
     let mut ended: Vec<Option<(Stage, u32)>> = vec![None; group.len()];
@@ -69,22 +93,32 @@ fn play(group: &[Move], limits: Limits) -> Course {
                     continue;
                 }
                 let at = entered[member].len();
-                let failed = at > 0 && group[member].fails == Some(at - 1);
-                if failed || at == STAGES.len() {
+                // One that is held, and cannot go on, goes on all the same if all have been decided to move meanwhile.
+                let failed = at > 0 && group[member].fails == Some(at - 1) && !schedule.is_decided();
+                if failed || at == stages.len() {
                     schedule.end(member, !failed);
                     ended[member] = Some((schedule.stage(member), now));
                     again = true;
                     continue;
                 }
-                match schedule.enter(member, STAGES[at]) {
+                if schedule.is_unanimous() {
+                    schedule.decide();
+                }
+                match schedule.enter(member, stages[at]) {
                     Answer::Entered => {
-                        entered[member].push((STAGES[at], now));
+                        entered[member].push((stages[at], now));
                         busy[member] = now + group[member].takes[at];
                         again = true;
                     }
                     Answer::NotYet => {}
                     Answer::Never(before) => {
-                        assert!(group[member].after.contains(&before) && schedule.stage(before) == Stage::Stopped);
+                        assert_eq!(schedule.stage(before), Stage::Stopped);
+                        // Where all wait for all, the one is named that has failed.
+                        let is_why = match limits.together {
+                            true => group[before].fails.is_some(),
+                            false => group[member].after.contains(&before),
+                        };
+                        assert!(is_why, "{member} does not move because of {before}: {schedule:?}");
                         schedule.end(member, false);
                         ended[member] = Some((Stage::Stopped, now));
                         again = true;
@@ -112,14 +146,14 @@ fn holds(group: &[Move], limits: Limits) {
     for (member, own) in group.iter().enumerate() {
         let entered = &course.entered[member];
         let stages: Vec<Stage> = entered.iter().map(|(stage, _)| *stage).collect();
-        assert!(STAGES.starts_with(&stages), "stages are entered once, in their order: {stages:?}");
+        assert!(ALONE.starts_with(&stages), "stages are entered once, in their order: {stages:?}");
         let end = if is_doomed(group, member) { Stage::Stopped } else { Stage::Moved };
         assert_eq!(course.ended[member].0, end, "member {member}");
         if own.fails.is_none() && end == Stage::Stopped {
             assert!(stages.len() <= 1, "member {member} has sent something in vain: {stages:?}");
         }
         for before in &own.after {
-            for stage in [Stage::Send, Stage::Frozen, Stage::Resumed] {
+            for stage in [Stage::Send, Stage::Freezing, Stage::Resumed] {
                 let when = |m: usize| course.entered[m].iter().find(|(s, _)| *s == stage).map(|(_, t)| *t);
                 let in_order = when(member).is_none_or(|own| when(*before).is_some_and(|other| other < own));
                 assert!(in_order, "{member} came into {stage:?} before {before}");
@@ -132,33 +166,62 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
     #[test]
-    fn order_and_limits_hold_and_nothing_waits_for_ever(group in moves(true), limits in limits()) {
+    fn order_and_limits_hold_and_nothing_waits_for_ever(group in moves(3), limits in limits()) {
         holds(&group, limits);
     }
 
     #[test]
-    fn together_takes_no_longer_than_one_after_the_other(group in moves(false), limits in limits()) {
-        let alone: u32 = group.iter().flat_map(|m| m.takes).sum();
-        prop_assert_eq!(play(&group, Limits::of(GroupOrder::Sequential)).makespan, alone);
+    fn together_takes_no_longer_than_one_after_the_other(group in moves(0), limits in limits()) {
+        let alone: u32 = group.iter().flat_map(|m| &m.takes[..ALONE.len()]).sum();
+        prop_assert_eq!(play(&group, Limits::of(GroupOrder::Sequential, Mode::Auto)).makespan, alone);
         prop_assert!(play(&group, limits).makespan <= alone);
     }
 
     /// Nobody waits for a turn while frozen, or between the last round and the freeze.
     #[test]
-    fn a_pipeline_lengthens_no_blackout(group in moves(false)) {
-        let course = play(&group, Limits::of(GroupOrder::Pipelined));
+    fn a_pipeline_lengthens_no_blackout(group in moves(0)) {
+        let course = play(&group, Limits::of(GroupOrder::Pipelined, Mode::Auto));
         for (own, entered) in group.iter().zip(&course.entered) {
             let at = |n: usize| entered[n].1;
             prop_assert_eq!(at(2) - at(1), own.takes[1]);
             prop_assert_eq!(at(3) - at(2), own.takes[2]);
         }
     }
+
+    /// Whatever fails, and whenever: all move, or none does; those that others depend on are frozen after them and resumed
+    /// before them, and nobody is resumed before a copy of everybody is held.
+    #[test]
+    fn all_or_none(group in moves(UNDECIDED)) {
+        let limits = Limits::of(GroupOrder::Atomic, Mode::Auto);
+        let course = play(&group, limits);
+        let end = course.ended[0].0;
+        prop_assert!(course.ended.iter().all(|(stage, _)| *stage == end), "{:?}", course.ended);
+        let moved = end == Stage::Moved;
+        prop_assert!(moved || group.iter().any(|own| own.fails.is_some()));
+        prop_assert!(!moved || group.iter().all(|own| own.fails.is_none_or(|at| TOGETHER[at] == Stage::Held)));
+        let when = |m: usize, stage: Stage| course.entered[m].iter().find(|(s, _)| *s == stage).map(|(_, t)| *t);
+        let held = (0..group.len()).map(|m| when(m, Stage::Held)).max().flatten();
+        for (member, own) in group.iter().enumerate() {
+            let resumed = when(member, Stage::Resuming);
+            prop_assert_eq!(resumed.is_some(), moved);
+            prop_assert!(resumed >= held || !moved, "{member} was resumed before all were held");
+            for before in &own.after {
+                if let Some(then) = when(*before, Stage::Freezing) {
+                    prop_assert!(when(member, Stage::Frozen).is_some_and(|first| first <= then), "{before} was frozen first");
+                }
+                if let Some(then) = resumed {
+                    let first = when(*before, Stage::Resumed);
+                    prop_assert!(first.is_some_and(|first| first <= then), "{member} was resumed first");
+                }
+            }
+        }
+    }
 }
 
 #[test]
 fn a_pipeline_of_a_saturated_link_takes_as_long_as_the_link_needs() {
-    let group = vec![Move { after: vec![], takes: [5, 20, 2, 1, 8], fails: None }; 6];
-    let course = play(&group, Limits::of(GroupOrder::Pipelined));
+    let group = vec![Move { after: vec![], takes: [5, 20, 2, 1, 8, 0, 0, 0, 0, 0], fails: None }; 6];
+    let course = play(&group, Limits::of(GroupOrder::Pipelined, Mode::Auto));
     // The first preparation and the last release are all that the link waits for.
     assert_eq!(course.makespan, 5 + 6 * (20 + 2 + 1) + 8);
 }

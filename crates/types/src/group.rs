@@ -17,6 +17,8 @@ pub enum GroupOrder {
     Sequential,
     /// All at the same time, in no order.
     AllAtOnce,
+    /// All or none: all are frozen until a copy of each is complete, and then resumed in that order.
+    Atomic,
 }
 
 impl fmt::Display for GroupOrder {
@@ -25,6 +27,7 @@ impl fmt::Display for GroupOrder {
             GroupOrder::Pipelined => "pipelined",
             GroupOrder::Sequential => "sequential",
             GroupOrder::AllAtOnce => "all-at-once",
+            GroupOrder::Atomic => "atomic",
         })
     }
 }
@@ -44,7 +47,7 @@ pub enum MemberOutcome {
     Failed,
     /// It runs on the source: its move was given up after the commit point.
     GivenUp,
-    /// It runs on the source: something that it depends on has not moved, or the agent was restarted before its turn.
+    /// It runs on the source: one without which it does not move has not moved, or the agent was restarted before its turn.
     Skipped,
 }
 

@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-use crate::{Blocker, HugeReport, Latencies, MigrationId, Mode, MoveOptions, NodeName, Outcome, Phase};
+use crate::{Blocker, GroupId, HugeReport, Latencies, MigrationId, Mode, MoveOptions, NodeName, Outcome, Phase};
 
 /// Which side of a migration something happened on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -121,6 +121,9 @@ pub struct Report {
     pub source: NodeName,
     /// Where to.
     pub destination: NodeName,
+    /// The group that it is a member of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<GroupId>,
     /// How it was asked for.
     pub mode: Mode,
     /// How it was done, where that differs (`auto` chooses, and rounds that do not help are given up).
@@ -186,6 +189,7 @@ impl Report {
             container,
             source,
             destination,
+            group: None,
             mode,
             mode_taken: None,
             options: MoveOptions::in_mode(mode),

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use tranship_coordinator::Failure;
 use tranship_coordinator::group::{Answer, Schedule, Stage};
-use tranship_types::{GroupMember, GroupReport, MemberOutcome, MigrationId, Outcome, Phase, Report, Span};
+use tranship_types::{GroupId, GroupMember, GroupReport, MemberOutcome, MigrationId, Outcome, Phase, Report, Span};
 
+use super::decision::Decision;
 use crate::registry::Live;
 
 /// For how long at most a member sleeps between two questions.
@@ -18,6 +19,8 @@ struct Group {
     live: Live<GroupReport>,
     schedule: Mutex<Schedule>,
     changed: Condvar,
+    /// Where all move, or none does.
+    decision: Option<Decision>,
 }
 
 /// One member's place in its group.
@@ -29,13 +32,19 @@ pub struct Turn {
 
 impl Turn {
     /// Those of all members of a group, by rank. The report is kept, for an agent that follows this one.
-    pub fn of_all(report: &GroupReport, live: Live<GroupReport>, schedule: Schedule) -> std::io::Result<Vec<Turn>> {
+    pub fn of_all(
+        report: &GroupReport,
+        live: Live<GroupReport>,
+        schedule: Schedule,
+        decision: Option<Decision>,
+    ) -> std::io::Result<Vec<Turn>> {
         if let Err(error) = live.save() {
             live.end(|r| conclude(r, None));
+            decision.iter().for_each(Decision::drop_undecided);
             return Err(error);
         }
-        let group =
-            Arc::new(Group { began: Instant::now(), live, schedule: Mutex::new(schedule), changed: Condvar::new() });
+        let (schedule, changed) = (Mutex::new(schedule), Condvar::new());
+        let group = Arc::new(Group { began: Instant::now(), live, schedule, changed, decision });
         Ok((0..report.members.len()).map(|rank| Turn { group: Arc::clone(&group), rank }).collect())
     }
 
@@ -75,9 +84,79 @@ impl Turn {
         Ok(())
     }
 
-    fn in_vain(&self, before: usize) -> Failure {
-        let name = self.group.live.read().members[before].container.clone();
-        Failure::new(format!("container {name}, which is to move before it, has not moved"))
+    fn name(&self, rank: usize) -> String {
+        self.group.live.read().members[rank].container.clone()
+    }
+
+    fn in_vain(&self, other: usize) -> Failure {
+        let name = self.name(other);
+        Failure::new(match self.is_shared() {
+            true => format!("container {name} has not moved, and all of the group move or none does"),
+            false => format!("container {name}, which is to move before it, has not moved"),
+        })
+    }
+
+    /// The group that it is in.
+    pub fn group(&self) -> GroupId {
+        self.group.live.read().id
+    }
+
+    /// Whether all of the group move, or none does.
+    pub fn is_shared(&self) -> bool {
+        self.group.decision.is_some()
+    }
+
+    /// A copy of this member is held: waits until that is so for all, when the last one takes the decision for all. False if
+    /// that has not come after `patience`; an error says that it never will: nobody moves, as is certain from then on.
+    pub fn agree(&self, patience: Duration) -> Result<bool, Failure> {
+        if !self.enter(Stage::Held, Duration::ZERO)? {
+            return Ok(false);
+        }
+        let mut schedule = self.schedule();
+        if schedule.is_unanimous()
+            && let Some(Err(error)) = self.group.decision.as_ref().map(Decision::take)
+        {
+            return Err(self.stop(schedule, Failure::new(error.to_string())));
+        }
+        if schedule.is_unanimous() {
+            schedule.decide();
+            self.group.changed.notify_all();
+        }
+        let open = |schedule: &mut Schedule| !schedule.is_decided() && schedule.stopped_before(self.rank).is_none();
+        let waited = self.group.changed.wait_timeout_while(schedule, patience, open);
+        schedule = waited.unwrap_or_else(PoisonError::into_inner).0;
+        match schedule.stopped_before(self.rank).filter(|_| !schedule.is_decided()) {
+            None => Ok(schedule.is_decided()),
+            Some(other) => Err(self.stop(schedule, self.in_vain(other))),
+        }
+    }
+
+    /// A member that is held gives up, unless all have been decided to move meanwhile.
+    pub fn leave(&self, failure: Failure) -> Result<(), Failure> {
+        let schedule = self.schedule();
+        if schedule.is_decided() { Ok(()) } else { Err(self.stop(schedule, failure)) }
+    }
+
+    /// Who is waited for, where this one is held.
+    pub fn not_held(&self) -> Option<String> {
+        let late = self.schedule().not_held();
+        late.map(|rank| self.name(rank))
+    }
+
+    /// The decision is in this member's own journal.
+    pub fn handed_down(&self) {
+        self.group.decision.iter().for_each(Decision::handed_down);
+    }
+
+    /// It will not move: those that depend on it need not wait for all to be undone.
+    pub fn stops(&self) {
+        let _ = self.stop(self.schedule(), Failure::new(""));
+    }
+
+    fn stop(&self, mut schedule: MutexGuard<'_, Schedule>, failure: Failure) -> Failure {
+        schedule.end(self.rank, false);
+        self.group.changed.notify_all();
+        failure
     }
 
     /// From now on its time is spent on this phase, or on waiting.
@@ -114,8 +193,9 @@ impl Turn {
 
     fn end(&self, moved: bool, change: impl FnOnce(&mut GroupMember)) {
         let mut schedule = self.schedule();
+        schedule.end(self.rank, moved);
         // One that was prepared, and undone because there was no turn for it, has not failed by itself.
-        let in_vain = schedule.stopped_before(self.rank).is_some();
+        let in_vain = schedule.is_in_vain(self.rank);
         self.spends_on(None);
         self.group.live.change(|r| {
             let member = &mut r.members[self.rank];
@@ -124,11 +204,13 @@ impl Turn {
                 member.outcome = MemberOutcome::Skipped;
             }
         });
-        schedule.end(self.rank, moved);
         self.group.changed.notify_all();
         let report = self.group.live.read();
         if report.members.iter().all(|m| !matches!(m.outcome, MemberOutcome::Waiting | MemberOutcome::Running)) {
             self.group.live.end(|r| conclude(r, Some(self.now_ms())));
+            if !schedule.is_decided() {
+                self.group.decision.iter().for_each(Decision::drop_undecided);
+            }
             tracing::info!(id = %report.id, "the group has ended");
         } else if let Err(error) = self.group.live.save() {
             tracing::warn!(%error, "the group's record cannot be written");

@@ -33,6 +33,7 @@ impl SourceRun {
         self.set_pace(pace)?;
         self.settle()?;
         let verdict = self.rounds()?;
+        self.settle_with_others()?;
         let unfinished = verdict == Some(Verdict::Diverging) && self.may_be_early();
         if verdict.is_none() || unfinished {
             self.settle()?;
@@ -82,7 +83,7 @@ impl SourceRun {
         let mut rest = Settling::default();
         let (mut seen, mut looked): (Vec<RoundSeen>, Option<Instant>) = (Vec::new(), None);
         // Rounds before this one were under another throttle, and tell nothing of what the next ones will find.
-        let mut counted = 0;
+        let (mut counted, mut limits) = (0, self.limits);
         let verdict = loop {
             if !self.report.read().mode.has_rounds() {
                 break Verdict::Diverging;
@@ -105,11 +106,11 @@ impl SourceRun {
             seen.push(RoundSeen { bytes, spared, took });
             let settled = rest.is_settled(others);
             let verdict = match self.may_be_early() {
-                true => match policy::decide_early(&seen, tracker.left(&pids()?), self.limits) {
+                true => match policy::decide_early(&seen, tracker.left(&pids()?), limits) {
                     Verdict::Converged if !settled => Verdict::Another,
                     verdict => verdict,
                 },
-                false => policy::decide(&seen[counted..], self.limits),
+                false => policy::decide(&seen[counted..], limits),
             };
             let wire: u64 = self.streams.iter_mut().map(|s| s.link().bytes_sent()).sum();
             self.report.change(|r| {
@@ -128,7 +129,9 @@ impl SourceRun {
                     self.throttle(&container, dirty_rate, policy::link_rate(&seen))?;
                     counted = seen.len() - 1;
                 }
-                verdict => break verdict,
+                verdict if !self.settle_with_others()? => break verdict,
+                // What was written while others settled is a matter of as many rounds again.
+                _ => limits.max_rounds = limits.max_rounds.saturating_add(seen.len() as u32),
             }
         };
         if verdict == Verdict::Diverging && !seen.is_empty() {

@@ -1,22 +1,32 @@
-//! A member of a group does not do each step at once.
+//! A member of a group does not do each step at once, and where all of it move or none does, does not decide alone.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tranship_coordinator::group::Stage;
 use tranship_coordinator::{Failure, SourceStep};
+use tranship_types::Phase;
 use tranship_wire::message::{Request, Response};
 
 use super::{PREPARE, SourceRun};
+use crate::groups::Turn;
 
 /// After how long of waiting the destination is asked whether it is still there.
 const ASK_AFTER: Duration = Duration::from_secs(5);
 
+/// How often it is asked while the container is frozen, and how long the answer may take.
+const ASK_HELD: Duration = Duration::from_secs(1);
+const ANSWER: Duration = Duration::from_secs(5);
+/// How long a frozen container waits for the others of its group at most.
+const HOLD: Duration = Duration::from_secs(60);
+/// How long one that may be resumed waits for those that are to be resumed before it.
+const ORDER: Duration = Duration::from_secs(2);
+
 /// The stage that begins with a step.
 fn stage(step: SourceStep) -> Option<Stage> {
     match step {
-        // What is armed (streams, copies of files, criu) is not left waiting: the link is free then.
-        SourceStep::Arm => Some(Stage::Send),
-        SourceStep::Freeze => Some(Stage::Frozen),
+        SourceStep::Precopy => Some(Stage::Send),
+        SourceStep::Freeze => Some(Stage::Freezing),
+        SourceStep::CloseGate => Some(Stage::Frozen),
         SourceStep::Drain => Some(Stage::Resumed),
         SourceStep::Release => Some(Stage::Release),
         _ => None,
@@ -29,14 +39,61 @@ impl SourceRun {
     pub(super) fn take_turn(&mut self, step: SourceStep) -> Result<(), Failure> {
         let Some(turn) = self.turn.clone() else { return Ok(()) };
         if let Some(stage) = stage(step) {
-            while !turn.enter(stage, ASK_AFTER)? {
-                match self.ask(&Request::Clock, PREPARE)? {
-                    Response::Clock { .. } => {}
-                    other => return Err(self.unexpected(&other)),
-                }
-            }
+            self.wait_for(&turn, stage)?;
+        }
+        if step == SourceStep::Deliver && turn.is_shared() {
+            // Not one that waits for a destination that was lost meanwhile.
+            turn.enter(Stage::Resuming, ORDER)?;
         }
         turn.spends_on(step.phase());
         Ok(())
+    }
+
+    /// Waits until it may enter a stage.
+    fn wait_for(&mut self, turn: &Turn, stage: Stage) -> Result<(), Failure> {
+        while !turn.enter(stage, ASK_AFTER)? {
+            self.ask_there(PREPARE)?;
+        }
+        Ok(())
+    }
+
+    /// Asks the destination whether it is still there.
+    fn ask_there(&mut self, patience: Duration) -> Result<(), Failure> {
+        match self.ask(&Request::Clock, patience)? {
+            Response::Clock { .. } => Ok(()),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// Little of its memory is left to send: where all of a group move or none does, waits until that is so for all, once.
+    /// True if it has waited: what was written meanwhile is to be sent now.
+    pub(super) fn settle_with_others(&mut self) -> Result<bool, Failure> {
+        let Some(turn) = self.turn.clone().filter(|turn| turn.is_shared() && !self.poised) else { return Ok(false) };
+        self.poised = true;
+        turn.enter(Stage::Settled, ASK_AFTER)?;
+        self.wait_for(&turn, Stage::Poised)?;
+        turn.spends_on(Phase::Precopy);
+        Ok(true)
+    }
+
+    /// The copy is held: where all of a group move or none does, waits for their decision. True if all move.
+    pub(super) fn agree_with_others(&mut self) -> Result<bool, Failure> {
+        let Some(turn) = self.turn.clone().filter(Turn::is_shared) else { return Ok(false) };
+        let deadline = Instant::now() + HOLD;
+        while !turn.agree(ASK_HELD)? {
+            let late = (Instant::now() > deadline).then(|| turn.not_held()).flatten();
+            let seen = match late {
+                Some(name) => Err(Failure::new(format!(
+                    "container {name} was not ready within {} s in which others of its group were frozen; move them in a mode \
+                     in which memory does not travel in the freeze, or one by one",
+                    HOLD.as_secs()
+                ))),
+                None => self.ask_there(ANSWER).and_then(|()| self.still_frozen()),
+            };
+            if let Err(failure) = seen {
+                return turn.leave(failure).map(|()| true);
+            }
+        }
+        Ok(true)
     }
 }

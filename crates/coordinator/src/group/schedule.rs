@@ -1,36 +1,56 @@
 //! Which member of a group may enter which stage, and when.
 //!
 //! ```text
-//!             what its destination       the link is its own              as nobody else
-//!             can make ahead                                              has to do with it
+//!             all that can be            the link is its own              as nobody else
+//!             done ahead                                                  has to do with it
 //!   waiting ──▶ prepare ──▶ send ──▶ frozen ──▶ resumed (pages follow) ──▶ release ──▶ moved
 //!      └───────────┴─────────┴─────────┴─▶ stopped: it runs where it was
 //!           by a failure, or because one that it comes after has stopped
+//!
+//! all or none:
+//!   waiting ──▶ prepare ──▶ send ──▶ settled ──▶ poised ──▶ freezing ──▶ frozen ──▶ held ──▶ resuming ──▶ resumed ──▶ …
+//!                                         all settled  all poised         all held: the decision
+//!      └───────────┴─────────┴──────────┴───────────┴──────────┴───────────┴─────────┴─▶ stopped, because any one has
 //! ```
 //!
 //! *Order.* A member sends only once all that it comes after run on the destination: so dependencies are there before their
 //! dependents, both are frozen and resumed in that order, and no frozen container ever waits for another one.
 //!
-//! *Overlap.* While one has the link, the next one's destination is prepared, and the originals of those before are removed.
+//! *Overlap.* While one has the link, the next one is prepared, and the originals of those before are removed.
 //! Moves that shared the link would each take as long as all together, and be frozen for longer.
+//!
+//! *All or none.* Members wait for each other where that costs nothing, while they run: until little is left of each, and again
+//! until that little has been sent once more. Then all are frozen, dependents before what they depend on, and held until
+//! every one is. They are resumed in the other order.
 //!
 //! *Progress.* Places are given out by rank, and each member comes after lower ranks only: of those that have not ended, the
 //! one of the lowest rank waits for no other one. So there is no deadlock, and at each moment some member makes progress,
-//! which is why the whole takes no longer than one after the other.
+//! which is why the whole takes no longer than one after the other. Where all wait for all, it is for a stage that each of
+//! them comes to by itself.
 
-use tranship_types::GroupOrder;
+use tranship_types::{GroupOrder, Mode};
 
 /// How far a member is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
     /// It has not begun.
     Waiting,
-    /// It is looked at, and its destination prepared.
+    /// It is looked at, and all is prepared that can be, on both nodes.
     Prepare,
     /// Its memory travels while it runs.
     Send,
+    /// All or none: little is left of its memory to send.
+    Settled,
+    /// All or none: that is so for all, and what was written meanwhile is sent.
+    Poised,
+    /// It is being frozen.
+    Freezing,
     /// It is frozen: skeleton and what is left of its memory travel, and are restored.
     Frozen,
+    /// All or none: its copy is complete, and waits for the decision.
+    Held,
+    /// All or none: the decision has been taken, and its copy is let go.
+    Resuming,
     /// It runs on the destination; pages may follow.
     Resumed,
     /// Its original is removed.
@@ -46,20 +66,28 @@ pub enum Stage {
 pub struct Limits {
     /// Members that share the link: from their first byte to their last page.
     pub links: usize,
-    /// Members that are frozen. Nor is a destination prepared beside so many: that takes CPU time from them.
+    /// Members that are frozen, or about to be.
     pub frozen: usize,
+    /// Nothing is prepared beside so many: that takes CPU time from them.
+    pub quiet: bool,
     /// Members from prepare to moved: each has memory on the destination twice.
     pub under_way: usize,
+    /// All move, or none does.
+    pub together: bool,
 }
 
 impl Limits {
-    /// Those of an order.
-    pub fn of(order: GroupOrder) -> Self {
+    /// Those of an order, for moves in this mode.
+    pub fn of(order: GroupOrder, mode: Mode) -> Self {
+        // Where all memory travels in the freeze, that takes as long as the link needs.
+        let quiet = mode != Mode::Cold;
+        let unlimited = Self { links: usize::MAX, frozen: usize::MAX, quiet, under_way: usize::MAX, together: false };
         match order {
             // One that is released, one that is moved, one that is prepared.
-            GroupOrder::Pipelined => Self { links: 1, frozen: 1, under_way: 3 },
-            GroupOrder::Sequential => Self { links: 1, frozen: 1, under_way: 1 },
-            GroupOrder::AllAtOnce => Self { links: usize::MAX, frozen: usize::MAX, under_way: usize::MAX },
+            GroupOrder::Pipelined => Self { links: 1, frozen: 1, under_way: 3, ..unlimited },
+            GroupOrder::Sequential => Self { links: 1, frozen: 1, under_way: 1, ..unlimited },
+            GroupOrder::AllAtOnce => unlimited,
+            GroupOrder::Atomic => Self { links: 1, together: true, ..unlimited },
         }
     }
 }
@@ -71,7 +99,7 @@ pub enum Answer {
     Entered,
     /// Ask again after something has happened to any other member.
     NotYet,
-    /// It never will: the member of this rank, which it comes after, has stopped.
+    /// It never will: the member of this rank has stopped, which it comes after, or without which none moves.
     Never(usize),
 }
 
@@ -80,6 +108,8 @@ pub enum Answer {
 pub struct Schedule {
     limits: Limits,
     members: Vec<Member>,
+    /// All or none: all move.
+    decided: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -88,13 +118,15 @@ struct Member {
     stage: Stage,
     /// The stage that it has asked for and was not let into.
     asks: Option<Stage>,
+    /// It has stopped because another one had.
+    in_vain: bool,
 }
 
 impl Schedule {
     /// A group of which nobody has begun; for each member the ranks of those that it comes after, all lower than its own.
     pub fn new(after: impl IntoIterator<Item = Vec<usize>>, limits: Limits) -> Self {
-        let member = |after| Member { after, stage: Stage::Waiting, asks: None };
-        Self { limits, members: after.into_iter().map(member).collect() }
+        let member = |after| Member { after, stage: Stage::Waiting, asks: None, in_vain: false };
+        Self { limits, members: after.into_iter().map(member).collect(), decided: false }
     }
 
     /// Lets a member into a stage, if it may enter it now.
@@ -111,10 +143,39 @@ impl Schedule {
         answer
     }
 
-    /// A member has ended: well, or not.
+    /// A member has ended: well, or not. One that is known not to end well has ended then.
     pub fn end(&mut self, member: usize, moved: bool) {
+        if self.stage(member) == Stage::Stopped {
+            return;
+        }
+        self.members[member].in_vain = !moved && self.stopped_before(member).is_some();
         self.members[member].stage = if moved { Stage::Moved } else { Stage::Stopped };
         self.members[member].asks = None;
+    }
+
+    /// Whether a member has stopped because another one had, rather than by itself.
+    pub fn is_in_vain(&self, member: usize) -> bool {
+        self.members[member].in_vain
+    }
+
+    /// All or none: the first member that is not held yet.
+    pub fn not_held(&self) -> Option<usize> {
+        self.members.iter().position(|m| m.stage < Stage::Held)
+    }
+
+    /// All or none: whether it can be decided now that all move. Of one that has stopped there is no copy.
+    pub fn is_unanimous(&self) -> bool {
+        !self.decided && self.members.iter().all(|m| m.stage == Stage::Held)
+    }
+
+    /// All or none: the decision has been taken that all move.
+    pub fn decide(&mut self) {
+        self.decided = true;
+    }
+
+    /// All or none: whether it has been.
+    pub fn is_decided(&self) -> bool {
+        self.decided
     }
 
     /// Where a member is.
@@ -122,34 +183,61 @@ impl Schedule {
         self.members[member].stage
     }
 
-    /// The rank of one that has stopped, of those that a member comes after.
+    /// The rank of one that has stopped, of those without which a member does not move; if there is one that did so by
+    /// itself, of that.
     pub fn stopped_before(&self, member: usize) -> Option<usize> {
-        self.members[member].after.iter().copied().find(|before| self.stage(*before) == Stage::Stopped)
+        let matters = |other: &usize| self.limits.together || self.members[member].after.contains(other);
+        let others = (0..self.members.len()).filter(|other| *other != member && matters(other));
+        others.filter(|other| self.stage(*other) == Stage::Stopped).min_by_key(|other| self.members[*other].in_vain)
     }
 
     fn answer(&self, member: usize, stage: Stage) -> Answer {
-        if stage <= Stage::Send
-            && let Some(before) = self.stopped_before(member)
-        {
+        // Beyond this a member moves, whatever becomes of others.
+        let is_open = if self.limits.together { !self.decided } else { stage <= Stage::Send };
+        if is_open && let Some(before) = self.stopped_before(member) {
             return Answer::Never(before);
         }
+        if self.may_enter(member, stage) { Answer::Entered } else { Answer::NotYet }
+    }
+
+    fn may_enter(&self, member: usize, stage: Stage) -> bool {
+        let together = self.limits.together;
         let among =
             |stages: std::ops::RangeInclusive<Stage>| self.members.iter().filter(|m| stages.contains(&m.stage)).count();
-        let is_free = match stage {
+        match stage {
             Stage::Prepare => {
                 among(Stage::Prepare..=Stage::Release) < self.limits.under_way
-                    && among(Stage::Frozen..=Stage::Frozen) < self.limits.frozen
+                    && (!self.limits.quiet || among(Stage::Freezing..=Stage::Resuming) < self.limits.frozen)
                     && self.members[..member].iter().all(|m| m.stage > Stage::Waiting)
             }
             Stage::Send => {
-                self.runs_there(member)
-                    && among(Stage::Send..=Stage::Resumed) < self.limits.links
-                    && !(0..member).any(|m| self.members[m].asks == Some(stage) && self.runs_there(m))
+                let may_send = |m: usize| together || self.runs_there(m);
+                // Where all wait for all, the link is free as soon as little is left.
+                let last = if together { Stage::Send } else { Stage::Resumed };
+                may_send(member)
+                    && among(Stage::Send..=last) < self.limits.links
+                    && !(0..member).any(|m| self.members[m].asks == Some(stage) && may_send(m))
             }
-            Stage::Frozen => among(stage..=stage) < self.limits.frozen,
+            Stage::Poised => self.members.iter().all(|m| m.stage >= Stage::Settled),
+            Stage::Freezing => {
+                among(Stage::Freezing..=Stage::Resuming) < self.limits.frozen
+                    && (!together || (self.all_poised(member) && self.dependents_are_frozen(member)))
+            }
+            Stage::Resuming => {
+                self.decided && self.members[member].after.iter().all(|m| self.stage(*m) >= Stage::Resumed)
+            }
             _ => true,
-        };
-        if is_free { Answer::Entered } else { Answer::NotYet }
+        }
+    }
+
+    /// Whether nobody but `member` has anything left to do before the freeze.
+    fn all_poised(&self, member: usize) -> bool {
+        let is_poised = |m: &Member| m.stage >= Stage::Freezing || m.asks == Some(Stage::Freezing);
+        self.members.iter().enumerate().all(|(rank, m)| rank == member || is_poised(m))
+    }
+
+    fn dependents_are_frozen(&self, member: usize) -> bool {
+        self.members.iter().filter(|m| m.after.contains(&member)).all(|m| m.stage >= Stage::Frozen)
     }
 
     /// Whether all that a member comes after run on the destination.

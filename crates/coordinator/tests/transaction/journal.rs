@@ -21,6 +21,45 @@ fn begin(side: Side) -> (MigrationId, Record) {
 #[derive(Default)]
 struct Scribe(Vec<String>);
 
+/// The same, where the decision is one that it shares with others, who are for it.
+#[derive(Default)]
+struct Member(Scribe);
+
+impl SourcePort for Member {
+    fn run(&mut self, step: SourceStep) -> Result<(), Failure> {
+        SourcePort::run(&mut self.0, step)
+    }
+    fn undo(&mut self, step: SourceStep) -> Result<(), Failure> {
+        SourcePort::undo(&mut self.0, step)
+    }
+    fn agree(&mut self) -> Result<bool, Failure> {
+        self.0.0.push("agree".to_owned());
+        Ok(true)
+    }
+    fn agreed(&mut self) {
+        self.0.0.push("agreed".to_owned());
+    }
+    fn entered(&mut self, _: Phase) {}
+    fn try_again(&mut self, _: SourceStep, _: &Failure) -> Retry {
+        Retry::Again
+    }
+    fn inject(&mut self, _: Fault) {}
+}
+
+#[test]
+fn a_shared_decision_counts_also_where_it_cannot_be_written_down_here() {
+    let memory = memfd_create("journal", MFdFlags::empty()).unwrap();
+    let written = format!("/proc/self/fd/{}", memory.as_raw_fd());
+    for (path, is_written) in [(written.as_str(), true), ("/dev/null", false)] {
+        let (mut journal, _) = Journal::open(path.as_ref()).unwrap();
+        let mut port = Member::default();
+        assert_eq!(migrate(&mut port, &mut journal, &FaultPlan::default()), Ending::Moved);
+        let after = port.0.0.split_off(SourceStep::BEFORE_COMMIT.len());
+        let agreed: &[&str] = if is_written { &["agree", "agreed"] } else { &["agree"] };
+        assert_eq!(after, [agreed, &["deliver", "drain", "release"]].concat());
+    }
+}
+
 impl SourcePort for Scribe {
     fn run(&mut self, step: SourceStep) -> Result<(), Failure> {
         self.0.push(step.to_string());

@@ -1,0 +1,87 @@
+//! All containers move, or none does.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use tranship_e2e::{Stage, connection_alive, exactly_one_runs, nothing_left, wait_until};
+use tranship_lab::{CounterClient, REDIS_PORT};
+use tranship_types::{GroupReport, MemberOutcome, Outcome, Phase};
+
+use crate::chain::{CHAIN, CHAIN_FILE, PATIENCE, connects, frozen, member, move_group, names, started, tidy, write};
+
+/// Those that others depend on were frozen after them and resumed before them, and nobody ran before a copy of everybody was
+/// ready.
+fn nested(report: &GroupReport) -> Result<()> {
+    let held = report.members.iter().filter_map(|m| m.spans.iter().find(|s| s.phase == Phase::Ready));
+    let last_held = held.map(|span| span.start_ms).fold(0.0, f64::max);
+    for own in &report.members {
+        let (begin, end) = frozen(own)?;
+        ensure!(end >= last_held, "{} ran before all were ready: {report:?}", own.container);
+        for before in &own.after {
+            let other = frozen(member(report, before)?)?;
+            ensure!(begin <= other.0 && other.1 <= end, "{} is not within that of {before}: {report:?}", own.container);
+        }
+    }
+    Ok(())
+}
+
+pub fn all_move_together_and_stay_connected(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let mut redis = started(lab)?;
+    let mut counter =
+        CounterClient::start(lab, (CHAIN[0].1, REDIS_PORT).into(), "counter", Duration::from_micros(500))?;
+    let before = connects(&mut redis)?;
+    let (mut from, mut to) = ("a", "b");
+    for mode in ["auto", "precopy", "postcopy", "cold"] {
+        let file = write(lab, from, CHAIN_FILE)?;
+        let (status, report, said) = move_group(lab, from, &[&file, "--atomic", "--to", to, "--mode", mode])?;
+        let report = report.with_context(|| said.clone())?;
+        ensure!(status == 0 && report.outcome == Outcome::Moved, "{mode}: {status}: {said}");
+        for own in &report.members {
+            eprintln!("{mode}: {}: blackout {:.0} ms", own.container, own.blackout_ms.context("no blackout")?);
+        }
+        nested(&report).context(mode)?;
+        connection_alive(&mut counter).context(mode)?;
+        for name in names() {
+            ensure!(exactly_one_runs(lab, name)? == to, "{mode}: {name} is not on {to}");
+            nothing_left(lab, from, name)?;
+        }
+        (from, to) = (to, from);
+    }
+    let last = counter.stop()?;
+    ensure!(last.error.is_none() && last.same_connection, "{last:?}");
+    let after = connects(&mut redis)?;
+    ensure!(after == before, "the replicas had connected {before:?} times, and now {after:?}");
+    let value = last.value.to_string();
+    wait_until("the last replica to have the counter", PATIENCE, || {
+        let reply = redis[2].call(&["GET", "counter"])?;
+        Ok((reply == tranship_lab::resp::Reply::Bulk(Some(value.clone().into_bytes()))).then_some(()))
+    })?;
+    tidy(lab)
+}
+
+pub fn one_that_cannot_move_keeps_all_where_they_are(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let mut redis = started(lab)?;
+    let before = connects(&mut redis)?;
+    // Somebody has the name there.
+    lab.check("b", &["ip", "netns", "add", "shop-app"])?;
+    let file = write(lab, "a", CHAIN_FILE)?;
+    let (status, report, said) = move_group(lab, "a", &[&file, "--atomic"])?;
+    lab.check("b", &["ip", "netns", "delete", "shop-app"])?;
+    let report = report.with_context(|| said.clone())?;
+    ensure!(status == 1 && report.outcome == Outcome::Failed, "{status}: {said}");
+    ensure!(said.contains("4 of 4 containers were not moved"), "{said}");
+    for own in &report.members {
+        let (outcome, word) = match own.container.as_str() {
+            "shop-app" => (MemberOutcome::Failed, "network namespace"),
+            _ => (MemberOutcome::Skipped, "shop-app has not moved, and all of the group move or none does"),
+        };
+        ensure!(own.outcome == outcome && own.error.as_deref().unwrap_or_default().contains(word), "{own:?}");
+        ensure!(own.blackout_ms.is_none(), "{} was frozen in vain", own.container);
+        ensure!(exactly_one_runs(lab, &own.container)? == "a", "{} is not on a", own.container);
+        nothing_left(lab, "b", &own.container)?;
+    }
+    ensure!(connects(&mut redis)? == before, "the replicas have connected anew");
+    tidy(lab)
+}
