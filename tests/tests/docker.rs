@@ -104,10 +104,6 @@ fn what_cannot_be_carried_over_is_refused_before_the_freeze(stage: &mut Stage) -
     let network = ["network", "create", "-d", "macvlan", "--subnet", "10.77.0.0/24", "-o", "parent=eth0", "lab"];
     lab.docker("b", &network)?;
 
-    lab.docker("a", &["exec", NAME, "touch", "/opt/written"])?;
-    expect(&refused_move(lab, "a", NAME, "b")?, BlockerKind::Mount, "writable layer")?;
-    lab.docker("a", &["exec", NAME, "rm", "/opt/written"])?;
-
     lab.run("a", NAME, &RunOptions::new(Ipv4Addr::new(10, 77, 0, 62), ["sleep", "1000"]))?;
     expect(&refused_move(lab, "a", NAME, "b")?, BlockerKind::Engine, "in runc and in docker")?;
     lab.stop("a", NAME)?;
@@ -160,6 +156,124 @@ fn a_decided_move_is_finished_whatever_is_killed(stage: &mut Stage) -> Result<()
     Ok(lab.docker("a", &["rm", "--force", NAME]).map(drop)?)
 }
 
+/// Redis with its log of every write in a volume.
+fn start_durable(lab: &Lab, number: u8, volume: &str) -> Result<CounterClient> {
+    lab.start_docker()?;
+    let ip = Ipv4Addr::new(10, 77, 0, number);
+    let mut command = redis_command();
+    command.extend(["--dir", "/data", "--appendonly", "yes", "--appendfsync", "everysec"].map(str::to_owned));
+    lab.docker_run("a", NAME, ip, &["--volume", volume, "--volume", "/anonymous"], &command)?;
+    Redis::connect(lab, ip, Duration::from_secs(10))?;
+    Ok(CounterClient::start(lab, (ip, REDIS_PORT).into(), "counter", Duration::from_micros(500))?)
+}
+
+fn sh(lab: &Lab, node: &str, script: &str) -> Result<String> {
+    Ok(lab.docker(node, &["exec", NAME, "sh", "-c", script])?)
+}
+
+fn volumes(lab: &Lab, node: &str) -> Result<Vec<String>> {
+    let text = lab.docker(node, &["volume", "ls", "--quiet"])?;
+    Ok(text.lines().map(str::to_owned).collect())
+}
+
+fn what_a_container_has_written_moves_with_it(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    lab.start_docker()?;
+    lab.docker("a", &["volume", "create", "--label", "tier=back", "log"])?;
+    let mut counter = start_durable(lab, 65, "log:/data")?;
+    // Files of its own, some in the place of the image's, and some of the image's gone.
+    let script = "echo layer > /opt/written && mkdir /opt/deep && ln -s ../written /opt/deep/link && rmdir /home && \
+                  rmdir /var/log && mkdir /var/log && echo log > /var/log/own && echo loose > /anonymous/file && \
+                  chown 7:8 /opt/written && truncate -s 1G /opt/sparse";
+    sh(lab, "a", script)?;
+    let telling = "cat /opt/written /opt/deep/link /var/log/own /anonymous/file; ls -ld /home 2>&1; ls /var/log; \
+                   stat -c '%u %g %Y' /opt/written; stat -c '%s %b' /opt/sparse; cat /proc/1/comm";
+    let before = sh(lab, "a", telling)?;
+    for (from, to) in [("a", "b"), ("b", "a"), ("a", "b")] {
+        moves(lab, &mut counter, from, to)?;
+        let after = sh(lab, to, telling)?;
+        ensure!(after == before, "it had {before:?}, and has {after:?}");
+        sh(lab, to, "echo more >> /opt/more && cat /opt/more")?;
+        ensure!(volumes(lab, from)? == ["log"], "the volumes of {from} are {:?}", volumes(lab, from)?);
+        ensure!(volumes(lab, to)?.len() == 2, "the volumes of {to} are {:?}", volumes(lab, to)?);
+    }
+    ensure!(sh(lab, "b", "cat /opt/more")? == "more\nmore\nmore\n", "what it wrote between the moves is not there");
+    let label = lab.docker("b", &["volume", "inspect", "--format", "{{.Labels.tier}}", "log"])?;
+    ensure!(label.trim() == "back", "the volume's label is {label}");
+
+    // All that was answered is in the log, from which a new Redis starts.
+    drop(counter);
+    let ip = Ipv4Addr::new(10, 77, 0, 65);
+    let get = || -> Result<String> {
+        let mut redis = Redis::connect(lab, ip, Duration::from_secs(10))?;
+        Ok(format!("{:?}", redis.call(&["GET", "counter"])?))
+    };
+    let count = get()?;
+    lab.docker("b", &["stop", NAME])?;
+    lab.docker("b", &["start", NAME])?;
+    let said = get()?;
+    ensure!(said == count, "the counter was {count}, and is {said}");
+    ensure!(sh(lab, "b", "cat /opt/written")? == "layer\n", "the layer is another one after stop and start");
+    lab.docker("b", &["rm", "--force", "--volumes", NAME])?;
+    for node in ["a", "b"] {
+        lab.docker(node, &["volume", "rm", "log"])?;
+        ensure!(volumes(lab, node)?.is_empty(), "{:?} is left on {node}", volumes(lab, node)?);
+    }
+    Ok(())
+}
+
+fn volumes_that_are_there_already_are_left_alone(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let mut counter = start_durable(lab, 66, "log:/data")?;
+    let other = ["run", "--detach", "--name", "other", "--network", "none", "--volume", "log:/data"];
+    let run = |node: &str, script: &str| -> Result<String> {
+        let rest = ["--volume", "/usr:/usr:ro", "tranship-lab", "sh", "-c", script];
+        Ok(lab.docker(node, &[&other[..], &rest[..]].concat())?)
+    };
+    run("b", "echo precious > /data/file && exec sleep 1000")?;
+    expect(&refused_move(lab, "a", NAME, "b")?, BlockerKind::Mount, "which container other uses")?;
+    wait_until("the file", Duration::from_secs(5), || {
+        Ok(lab.docker("b", &["exec", "other", "cat", "/data/file"]).is_ok().then_some(()))
+    })?;
+    lab.docker("b", &["rm", "--force", "other"])?;
+    expect(&refused_move(lab, "a", NAME, "b")?, BlockerKind::Mount, "exists already, with files in it")?;
+    lab.docker("b", &["volume", "rm", "log"])?;
+
+    lab.docker("b", &["volume", "create", "--opt", "type=tmpfs", "--opt", "device=tmpfs", "log"])?;
+    expect(&refused_move(lab, "a", NAME, "b")?, BlockerKind::Mount, "with another options")?;
+    lab.docker("b", &["volume", "rm", "log"])?;
+
+    run("a", "exec sleep 1000")?;
+    expect(&refused_move(lab, "a", NAME, "b")?, BlockerKind::Mount, "container other has volume log")?;
+    lab.docker("a", &["rm", "--force", "other"])?;
+
+    sh(lab, "a", "head -c 8M /dev/urandom > /opt/some")?;
+    for fault in ["restore.after.error", "restore.after.die"] {
+        restart_agent(lab, "b", &format!("destination.{fault}"))?;
+        let output = lab.exec("a", &["tranship", "move", NAME, "--to", "b"])?;
+        ensure!(output.status.code() == Some(1), "with {fault} the move ended with {}", output.status);
+        connection_alive(&mut counter).with_context(|| format!("after {fault}"))?;
+        restart_agent(lab, "b", "")?;
+        wait_until("the volumes to be gone", Duration::from_secs(30), || {
+            Ok((names(lab, "b", &["--all"])?.is_empty() && volumes(lab, "b")?.is_empty()).then_some(()))
+        })
+        .with_context(|| format!("after {fault}: {:?}", volumes(lab, "b")))?;
+    }
+    lab.docker("b", &["volume", "create", "log"])?;
+    restart_agent(lab, "b", "destination.restore.after.error")?;
+    let output = lab.exec("a", &["tranship", "move", NAME, "--to", "b"])?;
+    ensure!(output.status.code() == Some(1), "the move ended with {}", output.status);
+    restart_agent(lab, "b", "")?;
+    ensure!(volumes(lab, "b")? == ["log"], "one that was there is gone: {:?}", volumes(lab, "b")?);
+    moves(lab, &mut counter, "a", "b").context("into a volume that was there, and empty")?;
+    drop(counter);
+    lab.docker("b", &["rm", "--force", "--volumes", NAME])?;
+    for node in ["a", "b"] {
+        lab.docker(node, &["volume", "rm", "log"])?;
+    }
+    Ok(())
+}
+
 fn main() -> ExitCode {
     scenarios(&[
         ("docker_manages_the_moved_container", docker_manages_the_moved_container),
@@ -169,5 +283,7 @@ fn main() -> ExitCode {
         ),
         ("a_move_that_fails_leaves_the_container_to_its_docker", a_move_that_fails_leaves_the_container_to_its_docker),
         ("a_decided_move_is_finished_whatever_is_killed", a_decided_move_is_finished_whatever_is_killed),
+        ("what_a_container_has_written_moves_with_it", what_a_container_has_written_moves_with_it),
+        ("volumes_that_are_there_already_are_left_alone", volumes_that_are_there_already_are_left_alone),
     ])
 }

@@ -48,6 +48,8 @@ pub struct DestinationRun {
     offer: Offer,
     layout: Layout,
     inbox: Arc<Inbox>,
+    /// The places of its directory trees, until they have taken them. An engine that starts a container does not tell of it.
+    targets: Vec<Target>,
     front: Option<Front>,
     /// The process that has the engine restore, until it has been waited for.
     restoring: Option<Child>,
@@ -87,6 +89,7 @@ impl DestinationRun {
             peer: peer.clone(),
             offer,
             inbox,
+            targets: Vec::new(),
             front: None,
             restoring: None,
             pager: None,
@@ -248,7 +251,7 @@ impl DestinationRun {
             return Ok(());
         }
         // Whoever asks whether it has drained may then remove the files that it was copied from.
-        let targets = trees::targets(&*self.engine, &self.id, &self.offer)?;
+        let targets = trees::targets_left(&*self.engine, &self.id, &self.offer)?;
         targets.iter().try_for_each(|target| carried::flush(target.path())).map_err(failed)?;
         let read = || serde_json::from_slice(&std::fs::read(&file).ok()?).ok();
         self.drained = read();
@@ -278,7 +281,8 @@ impl DestinationRun {
         self.front = None;
         (self.gate, self.announcer, self.breakpoints) = (None, None, None);
         self.reinstate()?;
-        trees::own_targets(&self.id, &self.offer).iter().try_for_each(Target::settle).map_err(failed)?;
+        let targets = trees::targets_left(&*self.engine, &self.id, &self.offer)?;
+        targets.iter().try_for_each(Target::settle).map_err(failed)?;
         self.inbox.close();
         if let Some((path, _)) = self.offer.network.as_ref().filter(|_| self.engine.attaches_network()) {
             tranship_network::unname(path).map_err(failed)?;
@@ -339,8 +343,8 @@ impl DestinationRun {
             DestinationStep::Directory => {
                 self.layout.make()?;
                 tmpfs::open(&self.inbox.tmpfs, &self.layout, &self.offer, &self.peer)?;
-                let targets = trees::targets(&*self.engine, &self.id, &self.offer)?;
-                trees::open(&self.inbox.trees, &targets, &self.offer, &self.peer)
+                self.targets = trees::targets(&*self.engine, &self.id, &self.offer)?;
+                trees::open(&self.inbox.trees, &self.targets, &self.offer, &self.peer)
             }
             DestinationStep::Pager => self.start_pager(),
             DestinationStep::Engine => self.start_engine(),
@@ -384,7 +388,8 @@ impl DestinationPort for DestinationRun {
             DestinationStep::Directory => {
                 self.inbox.tmpfs.close();
                 self.inbox.trees.close();
-                trees::own_targets(&self.id, &self.offer).iter().try_for_each(Target::undo).map_err(failed)?;
+                let targets = trees::targets_left(&*self.engine, &self.id, &self.offer)?;
+                targets.iter().try_for_each(Target::undo).map_err(failed)?;
                 self.layout.remove()
             }
             DestinationStep::Bundle => {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tranship_coordinator::Failure;
 use tranship_criu::{cpu, preflight};
 use tranship_engine::{Container, Engine, State};
-use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, MoveOptions, TreeKind};
+use tranship_types::{Blocker, BlockerKind, EngineName, MoveOptions};
 use tranship_wire::message::Offer;
 
 use crate::node::Node;
@@ -119,7 +119,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
         streams: STREAMS,
         criu: criu.version,
     };
-    blockers.extend(left_behind(&container, &offer.trees));
+    blockers.extend(left_behind(&container));
     Ok(Inspection { container, offer, blockers, findings })
 }
 
@@ -129,20 +129,13 @@ fn stdio(init: u32) -> Vec<String> {
     (0..3).map(|number| link(number).map_or("/dev/null".into(), |path| path.to_string_lossy().into_owned())).collect()
 }
 
-/// Blockers for what the container has written that no other node has, and that does not travel with it.
-fn left_behind(container: &Container, carried: &[CarriedTree]) -> Vec<Blocker> {
-    let own = container.trees.iter().filter(|tree| tree.kind != TreeKind::Bind && !carried.contains(tree));
-    let written = own.filter(|tree| has_files(&tree.path));
-    let blocker = |tree: &CarriedTree| {
-        let cause = format!("container {} has files in its {tree}, which do not move with it", container.name);
-        Blocker::new(BlockerKind::Mount, cause, "put them on a tmpfs (`--tmpfs`), or on a mount that every node has")
-    };
-    let shared = container.bind_mounts().into_iter().filter(|(_, inside)| inside == Path::new("/dev/shm"));
-    let shared = shared.filter(|(path, _)| has_files(path)).map(|_| {
+/// A blocker for what the container has in the /dev/shm that its engine keeps, which does not travel with it.
+fn left_behind(container: &Container) -> Option<Blocker> {
+    let shared = container.bind_mounts().into_iter().find(|(_, inside)| inside == Path::new("/dev/shm"));
+    shared.filter(|(path, _)| has_files(path)).map(|_| {
         let cause = format!("container {} has files in /dev/shm, which its engine keeps on this node", container.name);
         Blocker::new(BlockerKind::Mount, cause, "start it with a /dev/shm of its own (`--tmpfs /dev/shm`)")
-    });
-    written.map(blocker).chain(shared).collect()
+    })
 }
 
 /// Whether there is anything but directories in a tree. What cannot be read is taken for something.

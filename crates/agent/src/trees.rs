@@ -2,11 +2,12 @@
 //!
 //! They are part of the container: where they cannot be carried, it is not moved.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 
 use tranship_coordinator::Failure;
-use tranship_engine::{Container, Engine};
-use tranship_storage::carried::{self, Source, Target};
+use tranship_engine::{Container, Engine, EngineError, TreePlace};
+use tranship_storage::carried::{self, Room, Source, Target};
 use tranship_storage::copy::Moved;
 use tranship_sys::clock::monotonic_ns;
 use tranship_transport::{Connection, Link};
@@ -31,14 +32,20 @@ pub struct Choice {
 /// Decides it.
 pub fn choose(container: &Container, options: &MoveOptions) -> Result<Choice, Failure> {
     let mut choice = Choice::default();
-    // Those of an engine's own stay behind: the inspection says so where there is something in them.
-    for tree in container.trees.iter().filter(|tree| tree.kind == TreeKind::Bind) {
-        if let Some(kind) = carried::shared_filesystem(&tree.path).map_err(failed)? {
+    for tree in &container.trees {
+        if tree.kind != TreeKind::WritableLayer
+            && let Some(kind) = carried::shared_filesystem(&tree.path).map_err(failed)?
+        {
             choice.notes.push(format!("{tree} is on {kind}, which other nodes see as well: it is left where it is"));
-        } else if !options.with_binds {
+        } else if tree.kind == TreeKind::Bind && !options.with_binds {
             choice.notes.push(format!("{tree} is not carried; the destination must have it (--with-binds carries it)"));
+        } else if tree.kind == TreeKind::Volume && carried::is_mount_point(&tree.path).map_err(failed)? {
+            let cause = format!("the {tree} is mounted from elsewhere on this node, and cannot be carried");
+            let remedy = "use a volume of the driver local without options, or one on a filesystem that every node has";
+            choice.blockers.push(Blocker::new(BlockerKind::Mount, cause, remedy));
         } else if !choice.trees.iter().any(|other| other.path == tree.path) {
-            choice.trees.push(tree.clone());
+            let bytes = carried::disk_usage(&tree.path).map_err(failed)?;
+            choice.trees.push(CarriedTree { bytes, ..tree.clone() });
         }
     }
     for (at, tree) in choice.trees.iter().enumerate() {
@@ -131,23 +138,29 @@ impl Leaving {
     }
 }
 
+/// The directory on this node that an offered tree gets.
+fn directory(engine: &dyn Engine, offer: &Offer, tree: &CarriedTree) -> Result<PathBuf, EngineError> {
+    match tree.kind {
+        TreeKind::Bind => Ok(tree.path.clone()),
+        _ => engine.tree_directory(&offer.container, tree),
+    }
+}
+
 /// The places of the offered trees on this node. Those of the engine's own are there for as long as the container is that it has
 /// made.
 pub fn targets(engine: &dyn Engine, id: &MigrationId, offer: &Offer) -> Result<Vec<Target>, Failure> {
-    let target = |tree: &CarriedTree| {
-        let directory = match tree.kind {
-            TreeKind::Bind => tree.path.clone(),
-            _ => engine.tree_directory(&offer.container, tree).map_err(failed)?,
-        };
-        Ok(Target::new(tree, directory, id.as_str()))
-    };
+    let target = |tree| Ok(Target::new(tree, directory(engine, offer, tree).map_err(failed)?, id.as_str()));
     offer.trees.iter().map(target).collect()
 }
 
-/// The places of those that are the node's own directories, which do not go with the container.
-pub fn own_targets(id: &MigrationId, offer: &Offer) -> Vec<Target> {
-    let own = offer.trees.iter().filter(|tree| tree.kind == TreeKind::Bind);
-    own.map(|tree| Target::new(tree, tree.path.clone(), id.as_str())).collect()
+/// The places of those that are still there, once the container may be gone.
+pub fn targets_left(engine: &dyn Engine, id: &MigrationId, offer: &Offer) -> Result<Vec<Target>, Failure> {
+    let target = |tree| match directory(engine, offer, tree) {
+        Ok(path) => Some(Ok(Target::new(tree, path, id.as_str()))),
+        Err(EngineError::NoSuchContainer { .. }) => None,
+        Err(error) => Some(Err(failed(error))),
+    };
+    offer.trees.iter().filter_map(target).collect()
 }
 
 /// Makes room for what was offered, and lets the link come.
@@ -159,29 +172,62 @@ pub fn open(arriving: &Arriving, targets: &[Target], offer: &Offer, peer: &NodeN
 }
 
 /// What of the offered trees stands in the way on this node.
-pub fn check(node: &Node, offer: &Offer) -> Vec<Blocker> {
+pub fn check(node: &Node, engine: &dyn Engine, offer: &Offer) -> Vec<Blocker> {
     let here = &node.config.node;
-    let blocker = |cause: String, remedy: String| Blocker::new(BlockerKind::Mount, cause, remedy);
-    let look = |tree: &CarriedTree| -> Option<Blocker> {
+    let blocker = |cause: String, remedy: &str| Blocker::new(BlockerKind::Mount, cause, remedy);
+    let mend = |error: &dyn std::fmt::Display| blocker(format!("{error} (on node {here})"), "mend it there");
+    let mut blockers = Vec::new();
+    // What each filesystem has to take.
+    let mut needs: HashMap<u64, (Room, u64, PathBuf)> = HashMap::new();
+    for tree in offer.trees.iter().take(TREES) {
         let climbs = tree.path.components().any(|part| part == std::path::Component::ParentDir);
         if !tree.path.is_absolute() || climbs {
-            return Some(blocker(format!("{tree} is not named by an absolute path"), "update both agents".into()));
+            blockers.push(blocker(format!("{tree} is not named by an absolute path"), "update both agents"));
+            continue;
         }
-        if tree.kind != TreeKind::Bind {
-            return None;
+        let place = match tree.kind {
+            TreeKind::Bind => Ok(TreePlace::There(tree.path.clone())),
+            _ => engine.tree_place(&offer.container, &offer.parameters, tree),
+        };
+        let path = match place {
+            Ok(TreePlace::There(path)) => {
+                match Target::new(tree, path.clone(), "check").obstacle() {
+                    Ok(None) => {}
+                    Ok(Some((cause, remedy))) => blockers.push(blocker(format!("{cause} (on node {here})"), remedy)),
+                    Err(error) => blockers.push(mend(&error)),
+                }
+                path
+            }
+            Ok(TreePlace::Below(path)) => path,
+            Err(error) => {
+                blockers.push(mend(&error));
+                continue;
+            }
+        };
+        match carried::room(&path) {
+            Ok(room) => needs.entry(room.device).or_insert((room, 0, path)).1 += tree.bytes,
+            Err(error) => blockers.push(mend(&error)),
         }
-        let target = Target::new(tree, tree.path.clone(), "check");
-        match target.obstacle() {
-            Ok(None) => None,
-            Ok(Some((cause, remedy))) => Some(blocker(format!("{cause} (on node {here})"), remedy.into())),
-            Err(error) => Some(blocker(format!("{error} (on node {here})"), "mend it there".into())),
+    }
+    for (room, needed, path) in needs.into_values() {
+        let path = path.display();
+        if room.read_only {
+            let cause = format!("the filesystem of {path} on node {here} is mounted read-only");
+            blockers.push(blocker(cause, "mount it there to be written to"));
+        } else if needed > room.bytes {
+            let (need, have) = (needed.div_ceil(1 << 20), room.bytes >> 20);
+            let cause = format!(
+                "the files of container {} are {need} MiB, but the filesystem of {path} on node {here} has only {have} MiB to spare",
+                offer.container
+            );
+            blockers.push(blocker(cause, "free some there, or choose another node"));
         }
-    };
-    offer.trees.iter().take(TREES).filter_map(look).collect()
+    }
+    blockers
 }
 
-/// The node's own directories among the trees: those that stay behind.
+/// The directories among the trees that stay behind at the source: those that do not go with the container.
 pub fn own_directories(offer: &Offer) -> Vec<PathBuf> {
-    let own = offer.trees.iter().filter(|tree| tree.kind == TreeKind::Bind);
+    let own = offer.trees.iter().filter(|tree| tree.kind != TreeKind::WritableLayer);
     own.map(|tree| tree.path.clone()).collect()
 }

@@ -4,6 +4,7 @@
 //! ```text
 //!  create  ─▶  hooks, against a thread in the namespace that the agent has made: the engine attaches its network
 //!              configuration: that namespace, those hooks no more
+//!              overlay: set aside, until the files that belong in it are there
 //!              runc restore, which waits in the CRIU front for the skeleton; it returns when the tasks run
 //!  start   ─▶  takes the mark off; there is nothing left to do
 //! ```
@@ -19,9 +20,13 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
 use tranship_engine::Mark;
+use tranship_storage::overlay::Overlay;
 
 /// The name that it is called by.
 pub const NAME: &str = "tranship-runc";
+
+/// In a bundle's directory, the overlay that the container gets as its root.
+pub const OVERLAY: &str = "overlay.json";
 
 /// runc's global options that have no value.
 const SWITCHES: [&str; 4] = ["--debug", "--systemd-cgroup", "--help", "--version"];
@@ -98,6 +103,11 @@ fn restore(call: &Call<'_>, mark: &Mark) -> anyhow::Result<i32> {
     std::fs::write(&file, &text)?;
     // For an agent that has to end what is left of a restore.
     std::fs::write(mark.bundle.join("config.json"), text)?;
+    // The agent mounts it again when the container's files are there.
+    let root = bundle.join(config["root"]["path"].as_str().unwrap_or("rootfs"));
+    if let Some(overlay) = Overlay::set_aside(&root)? {
+        std::fs::write(mark.bundle.join(OVERLAY), serde_json::to_vec(&overlay)?)?;
+    }
     let mut command = Command::new(runc()?);
     command.args(call.global).args(["restore", "--detach"]).args(call.options);
     mark.images().put_front(&mut command);

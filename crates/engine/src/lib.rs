@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use tranship_types::{Blocker, CarriedTree, EngineName};
 
 pub use cpu::Cpu;
@@ -65,9 +66,9 @@ pub struct Container {
     /// When it was made, as the engine writes it: tells it from a later one of the same name.
     pub created: String,
     /// Its OCI configuration, root path absolute. Null where it does not run, and the engine keeps none.
-    pub config: serde_json::Value,
+    pub config: Value,
     /// What the engine needs besides to make it again on another node; null for runc.
-    pub parameters: serde_json::Value,
+    pub parameters: Value,
     /// Paths of the node that are mounted into it, and that another node must have.
     pub binds: Vec<PathBuf>,
     /// Its bundle.
@@ -103,11 +104,11 @@ impl Container {
     /// The mounts whose content lies on the node, the engine's own among them: (source there, destination in the
     /// container).
     pub fn bind_mounts(&self) -> Vec<(PathBuf, PathBuf)> {
-        let is_bind = |mount: &&serde_json::Value| {
+        let is_bind = |mount: &&Value| {
             mount["type"] == "bind"
                 || mount["options"].as_array().is_some_and(|o| o.iter().any(|o| o == "bind" || o == "rbind"))
         };
-        let path = |value: &serde_json::Value| PathBuf::from(value.as_str().unwrap_or_default());
+        let path = |value: &Value| PathBuf::from(value.as_str().unwrap_or_default());
         let mounts = self.config["mounts"].as_array().map(Vec::as_slice).unwrap_or_default();
         mounts.iter().filter(is_bind).map(|m| (path(&m["source"]), path(&m["destination"]))).collect()
     }
@@ -209,6 +210,20 @@ pub enum EngineError {
     Freezer(#[from] FreezerError),
 }
 
+/// Where a tree of an engine's own will be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TreePlace {
+    /// In this directory, which is there already.
+    There(PathBuf),
+    /// In a directory that the engine will make, below this one.
+    Below(PathBuf),
+}
+
+fn without_trees(engine: EngineName, name: &str, tree: &CarriedTree) -> EngineError {
+    let (engine, name, why) = (engine.as_str(), name.to_owned(), format!("it has no {} of its own", tree.kind));
+    EngineError::Refused { engine, what: "take in the files of", name, why }
+}
+
 /// An engine.
 pub trait Engine: Send + Sync {
     /// Its name.
@@ -236,24 +251,18 @@ pub trait Engine: Send + Sync {
     fn obstacles(&self, container: &Container) -> Vec<Blocker>;
 
     /// What on this node keeps the engine from making a container of these parameters, which come from the source.
-    fn missing(&self, name: &str, parameters: &serde_json::Value) -> Vec<Blocker>;
+    fn missing(&self, name: &str, parameters: &Value) -> Vec<Blocker>;
 
     /// The configuration with which the container is re-created on this node: cgroups below this node's parent, and the
     /// like. `config` comes from the source.
-    fn adopt(&self, name: &str, config: serde_json::Value) -> serde_json::Value;
+    fn adopt(&self, name: &str, config: Value) -> Value;
 
     /// The command that dumps the container through the CRIU front and leaves it as it is.
     fn dump(&self, container: &Container, images: Images<'_>) -> Command;
 
     /// Makes what a restore starts from, and notes it in the directory `bundle`, which is there. `config` is as from
     /// [`Engine::adopt`], `parameters` come from the source.
-    fn create(
-        &self,
-        name: &str,
-        bundle: &Path,
-        config: &serde_json::Value,
-        parameters: &serde_json::Value,
-    ) -> Result<(), EngineError>;
+    fn create(&self, name: &str, bundle: &Path, config: &Value, parameters: &Value) -> Result<(), EngineError>;
 
     /// Removes what [`Engine::create`] has made, but for the directory. What is not there is no error.
     fn discard(&self, name: &str, bundle: &Path) -> Result<(), EngineError>;
@@ -284,17 +293,17 @@ pub trait Engine: Send + Sync {
     /// What the engine knows of a container that it has restored, in a form of its own; `None` if it knows none.
     fn remember(&self, name: &str) -> Option<Vec<u8>>;
 
-    /// The directory on this node that takes in a tree of the engine's own (a writable layer, a volume) of container
-    /// `name`, which is arriving here: after [`Engine::create`], and until the container is removed. It was made for this
-    /// container; whatever is in it is removed.
+    /// Where on this node a tree of the engine's own (a writable layer, a volume) will be, as far as that is known before
+    /// [`Engine::create`]. `parameters` come from the source.
+    fn tree_place(&self, name: &str, parameters: &Value, tree: &CarriedTree) -> Result<TreePlace, EngineError> {
+        let _ = parameters;
+        Err(without_trees(self.name(), name, tree))
+    }
+
+    /// The directory on this node that takes in a tree of the engine's own of container `name`, which is arriving here: after
+    /// [`Engine::create`], and until the container is removed. What is in it gives way.
     fn tree_directory(&self, name: &str, tree: &CarriedTree) -> Result<PathBuf, EngineError> {
-        let why = format!("it has no {} of its own", tree.kind);
-        Err(EngineError::Refused {
-            engine: self.name().as_str(),
-            what: "take in the files of",
-            name: name.to_owned(),
-            why,
-        })
+        Err(without_trees(self.name(), name, tree))
     }
 
     /// Makes the engine know a container again that it has forgotten although it runs. `known` is what
@@ -302,7 +311,7 @@ pub trait Engine: Send + Sync {
     fn reinstate(&self, name: &str, known: &[u8]) -> Result<(), EngineError>;
 
     /// Whether anything runs in the cgroups that the configuration (as from [`Engine::adopt`]) names.
-    fn occupied(&self, config: &serde_json::Value) -> bool;
+    fn occupied(&self, config: &Value) -> bool;
 
     /// Ends whatever runs in the cgroups of the copy that is made from `bundle`, and removes those: for what a restore
     /// that was killed has left.

@@ -281,7 +281,7 @@ fn writable_binds(config: &Value) -> Vec<CarriedTree> {
     };
     let tree = |mount: &Value| {
         let path = Path::new(mount["source"].as_str()?).canonicalize().ok().filter(|path| path.is_dir())?;
-        Some(CarriedTree { kind: TreeKind::Bind, inside: mount["destination"].as_str()?.into(), path })
+        Some(CarriedTree { kind: TreeKind::Bind, inside: mount["destination"].as_str()?.into(), path, bytes: 0 })
     };
     mounts.iter().filter(writable).filter_map(tree).collect()
 }

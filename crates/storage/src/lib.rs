@@ -11,6 +11,7 @@ mod digest;
 mod error;
 mod memory;
 mod mounts;
+pub mod overlay;
 mod remove;
 pub mod tmpfs;
 

@@ -59,6 +59,41 @@ pub(crate) fn below(path: &Path) -> Result<Vec<PathBuf>, StorageError> {
     Ok(mount_points(&table).filter(|m| m.starts_with(&real)).collect())
 }
 
+/// One line of the table of mounts.
+#[derive(Debug)]
+pub(crate) struct Mounted {
+    /// The filesystem's device numbers, as the kernel writes them.
+    pub device: String,
+    pub point: PathBuf,
+    /// The kind of filesystem.
+    pub kind: String,
+    pub source: String,
+    /// The filesystem's own options, separated by commas.
+    pub options: String,
+}
+
+/// The table of mounts, in the kernel's order: of those with one mount point the last one is seen.
+pub(crate) fn table() -> Result<Vec<Mounted>, StorageError> {
+    let table = std::fs::read_to_string(MOUNTINFO);
+    let table = table.map_err(|e| StorageError::refused("read", Path::new(MOUNTINFO), e))?;
+    Ok(table.lines().filter_map(mounted).collect())
+}
+
+fn mounted(line: &str) -> Option<Mounted> {
+    let (of_mount, of_filesystem) = line.split_once(" - ")?;
+    let mut mount = of_mount.split(' ').skip(2);
+    let device = mount.next()?.to_owned();
+    let point = OsString::from_vec(unescape(mount.nth(1)?.as_bytes())).into();
+    let mut filesystem = of_filesystem.split(' ').map(unescape_text);
+    Some(Mounted {
+        device,
+        point,
+        kind: filesystem.next()??,
+        source: filesystem.next()??,
+        options: filesystem.next()??,
+    })
+}
+
 /// The path without symlinks, but for its last component.
 pub(crate) fn real(path: &Path) -> Result<Option<PathBuf>, StorageError> {
     let directory = match path.parent() {
@@ -133,6 +168,16 @@ mod tests {
             let points: Vec<_> = mount_points(&line).collect();
             prop_assert_eq!(points, vec![PathBuf::from(OsString::from_vec(name))]);
         }
+    }
+
+    #[test]
+    fn a_line_of_the_table_is_understood() {
+        let line =
+            "60 28 0:50 / /d/merged\\040x rw,relatime shared:9 - overlay overlay rw,lowerdir=l/A:l/B,upperdir=/u";
+        let found = mounted(line).unwrap();
+        assert_eq!((found.device.as_str(), found.point.as_path()), ("0:50", Path::new("/d/merged x")));
+        assert_eq!((found.kind.as_str(), found.options.as_str()), ("overlay", "rw,lowerdir=l/A:l/B,upperdir=/u"));
+        assert!(mounted("60 28 0:50 /").is_none());
     }
 
     #[test]

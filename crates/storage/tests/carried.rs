@@ -45,7 +45,7 @@ impl Stage {
     }
 
     fn tree(&self) -> CarriedTree {
-        CarriedTree { kind: TreeKind::Bind, inside: "/data".into(), path: self.source() }
+        CarriedTree { kind: TreeKind::Bind, inside: "/data".into(), path: self.source(), bytes: 0 }
     }
 
     fn target(&self) -> Target {
@@ -348,7 +348,10 @@ fn a_full_disk_is_said_and_nothing_stays() {
     assert!(matches!(error, CopyError::Link(_)) && error.to_string().contains("No space left"), "{error}");
     stage.target().undo().unwrap();
     assert_eq!(stage.names_there(), Vec::<String>::new());
-    assert!(stage.target().room().unwrap() <= 1 << 20);
+    let room = carried::room(&stage.copy()).unwrap();
+    assert!(room.bytes <= 1 << 20 && !room.read_only, "{room:?}");
+    assert!(carried::disk_usage(&stage.source()).unwrap() >= 4 << 20);
+    assert_ne!(carried::room(&stage.source()).unwrap().device, room.device);
 }
 
 #[test]
@@ -357,13 +360,13 @@ fn the_directory_of_an_engine_s_own_is_emptied_and_filled() {
     fs::create_dir_all(stage.copy().join("made/by")).unwrap();
     fs::write(stage.copy().join("made/by/engine"), b"").unwrap();
     fs::write(stage.source().join("a"), b"1").unwrap();
-    let tree = CarriedTree { kind: TreeKind::Volume, ..stage.tree() };
+    let tree = CarriedTree { kind: TreeKind::WritableLayer, ..stage.tree() };
     let target = Target::new(&tree, stage.copy(), ID);
     assert_eq!(target.obstacle().unwrap(), None);
     let mut replica = Target::stage_all(&[target], std::slice::from_ref(&tree)).unwrap();
     let mut source = Source::open(std::process::id(), &[tree]).unwrap();
     finish(&mut source, &mut replica);
-    assert_same(&stage.source(), &stage.copy(), "an engine's volume");
+    assert_same(&stage.source(), &stage.copy(), "an engine's layer");
 }
 
 #[test]
@@ -402,7 +405,7 @@ fn a_writable_layer_is_followed_through_its_overlay() {
         format!("lowerdir={},upperdir={},workdir={}", show(at("lower")), show(stage.source()), show(at("work")));
     mount(Some("overlay"), &at("merged"), Some("overlay"), MsFlags::empty(), Some(options.as_str())).unwrap();
     fs::write(at("merged/big"), vec![1; 16 << 20]).unwrap();
-    let tree = CarriedTree { kind: TreeKind::WritableLayer, inside: "/".into(), path: stage.source() };
+    let tree = CarriedTree { kind: TreeKind::WritableLayer, inside: "/".into(), path: stage.source(), bytes: 0 };
     fs::create_dir(stage.copy()).unwrap();
     let target = Target::new(&tree, stage.copy(), ID);
     let mut replica = Target::stage_all(&[target], std::slice::from_ref(&tree)).unwrap();

@@ -39,6 +39,9 @@ pub struct CarriedTree {
     /// The directory on the source's node, absolute and without symlinks.
     #[cfg_attr(feature = "openapi", schema(value_type = String))]
     pub path: PathBuf,
+    /// Bytes of that node's disk that it took when it was looked at; 0 before.
+    #[serde(default)]
+    pub bytes: u64,
 }
 
 impl fmt::Display for CarriedTree {

@@ -99,7 +99,7 @@ pub fn check(node: &Node, offer: &Offer) -> Vec<Blocker> {
             "provide it there".to_owned(),
         );
     }
-    blockers.extend(trees::check(node, offer));
+    blockers.extend(trees::check(node, engine.as_ref(), offer));
     if engine.makes_root() {
         blockers.extend(engine.missing(name, &offer.parameters));
     } else {

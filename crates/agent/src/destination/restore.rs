@@ -11,13 +11,14 @@ use tranship_criu::front::{Mark, Order};
 use tranship_memory::shared::copies;
 use tranship_memory::survey;
 use tranship_storage::carried::Target;
+use tranship_storage::overlay::Overlay;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::process;
 
 use super::{DestinationRun, RESTORE};
 use crate::layout::Role;
 use crate::node::failed;
-use crate::{tmpfs, trees};
+use crate::{tmpfs, wrapper};
 
 /// How long memory may take to arrive once the skeleton is there and nothing moves.
 const MEMORY: Duration = Duration::from_secs(600);
@@ -54,7 +55,9 @@ impl DestinationRun {
         }
         self.inbox.tmpfs.wait("tmpfs", MEMORY, &mut self.timeline)?;
         self.inbox.trees.wait("files", MEMORY, &mut self.timeline)?;
-        trees::own_targets(&self.id, &self.offer).iter().try_for_each(Target::place).map_err(failed)?;
+        // A restore that is done again after a restart of the agent finds them in their places.
+        self.targets.iter().try_for_each(Target::place).map_err(failed)?;
+        self.put_root_back()?;
         let front = self.front.as_mut().ok_or_else(|| failed("there is no front"))?;
         front.handle.order(&Order::Go { external: tmpfs::for_restore(&self.layout, &self.offer)? }).map_err(failed)?;
         let deadline = Instant::now() + RESTORE;
@@ -83,6 +86,15 @@ impl DestinationRun {
         }
         self.timeline.note("memory: last pages", waited, monotonic_ns());
         Ok(())
+    }
+
+    /// Mounts the overlay again that the runtime wrapper has set aside: its upper directory is complete.
+    fn put_root_back(&self) -> Result<(), Failure> {
+        match std::fs::read(self.bundle().join(wrapper::OVERLAY)) {
+            Ok(note) => serde_json::from_slice::<Overlay>(&note).map_err(failed)?.put_back().map_err(failed),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(failed(error)),
+        }
     }
 
     /// Whether criu has taken the shared memory that was brought: what it made instead is empty.

@@ -44,7 +44,8 @@ impl SourceRun {
     pub(super) fn leave_directories(&mut self) {
         let note = std::fs::read(self.layout.left_directories()).unwrap_or_default();
         let left: Vec<PathBuf> = serde_json::from_slice(&note).unwrap_or_default();
-        for path in left {
+        // Some went with the container.
+        for path in left.into_iter().filter(|path| path.exists()) {
             let way = match carried::leave(&path, self.id.as_str()) {
                 Ok(()) => {
                     format!("files: {} stays here as it was at the freeze; nobody needs it any more", path.display())

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 
-use crate::{Container, Engine, EngineError, Freezer, Images, Mark, Runc, State, Summary};
+use crate::{Container, Engine, EngineError, Freezer, Images, Mark, Runc, State, Summary, TreePlace};
 use http::{Answer, is_plain};
 use parameters::{Parameters, subnets};
 
@@ -35,6 +35,9 @@ use parameters::{Parameters, subnets};
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a container that was killed, or a start that failed, may take to be over.
 const END: Duration = Duration::from_secs(20);
+
+/// Where it is noted which volumes were made for a container that is coming.
+const VOLUMES: &str = "volumes";
 
 /// Docker as configured on this node.
 #[derive(Debug, Clone)]
@@ -118,6 +121,27 @@ impl Docker {
         Ok(None)
     }
 
+    /// Makes the container's volumes that are not there, as they are on the source, and notes which these are.
+    fn make_volumes(&self, name: &str, bundle: &Path, parameters: &Parameters) -> Result<(), EngineError> {
+        let mut made = String::new();
+        for volume in &parameters.volumes {
+            if !is_plain(&volume.name) || volume.name.contains('/') {
+                let why = format!("{:?} is no name for a volume", volume.name);
+                return Err(EngineError::Refused { engine: Self::NAME, what: "make", name: name.to_owned(), why });
+            }
+            if self.volume(&volume.name)?.is_none() {
+                made.push_str(&volume.name);
+                made.push('\n');
+                std::fs::write(bundle.join(VOLUMES), &made).map_err(|e| unnoted(name, &e))?;
+                let answer = self.call("POST", "/volumes/create", Some(&volume.body))?;
+                if answer.status != 201 {
+                    return Err(refused("make volume", &volume.name, &answer));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Whether the runtime that Docker knows by the configured name is the runtime wrapper.
     fn has_wrapper(&self) -> Result<bool, EngineError> {
         let info = self.get("/info")?.unwrap_or_default();
@@ -163,6 +187,54 @@ impl Docker {
                 );
             }
         }
+        for volume in &parameters.volumes {
+            let name = &volume.name;
+            let Some(there) = self.volume(name)? else { continue };
+            let remedy = format!("remove it there (`docker volume rm {name}`), if nobody needs it");
+            if let Some(what) = volume.difference(&there) {
+                add(
+                    BlockerKind::Mount,
+                    format!("Docker there has a volume {name} already, with another {what}"),
+                    remedy,
+                );
+            } else if let Some(user) = self.users(name)?.first() {
+                let cause = format!("Docker there has a volume {name} already, which container {user} uses");
+                add(BlockerKind::Mount, cause, remedy);
+            }
+        }
+        Ok(found)
+    }
+
+    fn volume(&self, name: &str) -> Result<Option<Value>, EngineError> {
+        if is_plain(name) { self.get(&format!("/volumes/{name}")) } else { Ok(None) }
+    }
+
+    /// The containers that have a volume of this name, whether they run or not.
+    fn users(&self, volume: &str) -> Result<Vec<String>, EngineError> {
+        // {"volume":["…"]}
+        let filter = format!("%7B%22volume%22%3A%5B%22{volume}%22%5D%7D");
+        let rows = self.get(&format!("/containers/json?all=1&filters={filter}"))?.unwrap_or_default();
+        let name = |row: &Value| Some(row["Names"][0].as_str()?.trim_start_matches('/').to_owned());
+        Ok(rows.as_array().into_iter().flatten().filter_map(name).collect())
+    }
+
+    /// Whoever else uses the container's volumes, and stays behind; and a storage that has no layers of their own.
+    fn hindrances(&self, container: &Container, parameters: &Parameters) -> Result<Vec<Blocker>, EngineError> {
+        let mut found = Vec::new();
+        let mut add = |cause: String, remedy: &str| found.push(Blocker::new(BlockerKind::Mount, cause, remedy));
+        for volume in parameters.volumes.iter().filter(|volume| is_plain(&volume.name)) {
+            if let Some(user) = self.users(&volume.name)?.iter().find(|user| **user != container.name) {
+                let cause = format!(
+                    "container {user} has volume {} of {}, too, and would lose it",
+                    volume.name, container.name
+                );
+                add(cause, "remove that container first, or give each a volume of its own");
+            }
+        }
+        if !container.trees.iter().any(|tree| tree.kind == TreeKind::WritableLayer) {
+            let cause = format!("Docker keeps no directory of what container {} writes over its image", container.name);
+            add(cause, "have Docker use the storage driver overlay2");
+        }
         Ok(found)
     }
 
@@ -170,8 +242,12 @@ impl Docker {
     /// write to.
     fn trees(container: &Value) -> Vec<CarriedTree> {
         let upper = container["GraphDriver"]["Data"]["UpperDir"].as_str();
-        let layer =
-            upper.map(|path| CarriedTree { kind: TreeKind::WritableLayer, inside: "/".into(), path: path.into() });
+        let layer = upper.map(|path| CarriedTree {
+            kind: TreeKind::WritableLayer,
+            inside: "/".into(),
+            path: path.into(),
+            bytes: 0,
+        });
         let tree = |mount: &Value| {
             let kind = match mount["Type"].as_str()? {
                 "volume" => TreeKind::Volume,
@@ -179,7 +255,7 @@ impl Docker {
                 _ => return None,
             };
             let path = Path::new(mount["Source"].as_str()?).canonicalize().ok().filter(|path| path.is_dir())?;
-            Some(CarriedTree { kind, inside: mount["Destination"].as_str()?.into(), path })
+            Some(CarriedTree { kind, inside: mount["Destination"].as_str()?.into(), path, bytes: 0 })
         };
         layer.into_iter().chain(mounts(container).iter().filter_map(tree)).collect()
     }
@@ -187,8 +263,7 @@ impl Docker {
     /// Puts what Docker and runc know of a container together.
     fn container(&self, name: &str, described: &Value) -> Result<Container, EngineError> {
         let text = |key: &str| described[key].as_str().unwrap_or_default().to_owned();
-        let network = |id: &str| self.get(&format!("/networks/{id}")).map(Option::unwrap_or_default);
-        let parameters = Parameters::read(described, network)?;
+        let parameters = Parameters::read(described, |path| self.get(path).map(Option::unwrap_or_default))?;
         let mut container = match self.runc.inspect(&text("Id")) {
             Ok(container) => container,
             Err(EngineError::NoSuchContainer { .. }) => Container {
@@ -236,6 +311,13 @@ fn refused(what: &'static str, name: &str, answer: &Answer) -> EngineError {
 
 fn unnoted(name: &str, error: &io::Error) -> EngineError {
     EngineError::Refused { engine: Docker::NAME, what: "make", name: name.to_owned(), why: error.to_string() }
+}
+
+/// What is to be done about Docker itself.
+fn mend(error: &EngineError) -> Vec<Blocker> {
+    let text = error.to_string();
+    let (cause, remedy) = text.split_once("; ").unwrap_or((&text, "mend Docker there"));
+    vec![Blocker::new(BlockerKind::Engine, cause, remedy)]
 }
 
 fn read_parameters(name: &str, parameters: &Value) -> Result<Parameters, EngineError> {
@@ -290,16 +372,17 @@ impl Engine for Docker {
     }
 
     fn obstacles(&self, container: &Container) -> Vec<Blocker> {
-        read_parameters(&container.name, &container.parameters).map_or(Vec::new(), |p| p.obstacles(&container.name))
+        let found = read_parameters(&container.name, &container.parameters).and_then(|parameters| {
+            let mut found = parameters.obstacles(&container.name);
+            found.extend(self.hindrances(container, &parameters)?);
+            Ok(found)
+        });
+        found.unwrap_or_else(|error| mend(&error))
     }
 
     fn missing(&self, name: &str, parameters: &Value) -> Vec<Blocker> {
         let lacks = read_parameters(name, parameters).and_then(|parameters| self.lacks(name, &parameters));
-        lacks.unwrap_or_else(|error| {
-            let text = error.to_string();
-            let (cause, remedy) = text.split_once("; ").unwrap_or((&text, "mend Docker there"));
-            vec![Blocker::new(BlockerKind::Engine, cause, remedy)]
-        })
+        lacks.unwrap_or_else(|error| mend(&error))
     }
 
     fn adopt(&self, _: &str, config: Value) -> Value {
@@ -320,6 +403,7 @@ impl Engine for Docker {
         let note = bundle.join("id");
         // Whatever has this name from now on is what is being made here: nothing had it before.
         std::fs::write(&note, "").map_err(|e| unnoted(name, &e))?;
+        self.make_volumes(name, bundle, &parameters)?;
         let body = parameters.create_body(&image, &self.runtime);
         let answer = self.call("POST", &format!("/containers/create?name={name}"), Some(&body))?;
         let id = answer.body["Id"].as_str().filter(|_| answer.status == 201);
@@ -338,7 +422,13 @@ impl Engine for Docker {
     fn discard(&self, name: &str, bundle: &Path) -> Result<(), EngineError> {
         let Some(noted) = Self::noted(bundle) else { return Ok(()) };
         Mark::take_off(&noted);
-        self.remove(if noted.is_empty() { name } else { &noted })
+        self.remove(if noted.is_empty() { name } else { &noted })?;
+        let made = std::fs::read_to_string(bundle.join(VOLUMES)).unwrap_or_default();
+        made.lines().try_for_each(|volume| match self.users(volume)?.is_empty() {
+            true => self.order("remove volume", volume, "DELETE", &format!("/volumes/{volume}")),
+            // Somebody has given it to another container meanwhile.
+            false => Ok(()),
+        })
     }
 
     fn is_made_from(&self, container: &Container, bundle: &Path) -> bool {
@@ -391,12 +481,25 @@ impl Engine for Docker {
         if answer.status == 200 { Ok(()) } else { Err(refused("retire", name, &answer)) }
     }
 
+    /// Its volumes without a name of their own go with it.
     fn remove(&self, name: &str) -> Result<(), EngineError> {
-        self.order("remove", name, "DELETE", &format!("/containers/{name}?force=1"))
+        self.order("remove", name, "DELETE", &format!("/containers/{name}?force=1&v=1"))
     }
 
     fn remember(&self, _: &str) -> Option<Vec<u8>> {
         None
+    }
+
+    fn tree_place(&self, name: &str, parameters: &Value, tree: &CarriedTree) -> Result<TreePlace, EngineError> {
+        let parameters = read_parameters(name, parameters)?;
+        let named =
+            parameters.volumes.iter().find(|volume| tree.kind == TreeKind::Volume && volume.inside == tree.inside);
+        let there = named.map_or(Ok(None), |volume| self.volume(&volume.name))?;
+        if let Some(path) = there.as_ref().and_then(|volume| volume["Mountpoint"].as_str()) {
+            return Ok(TreePlace::There(path.into()));
+        }
+        let info = self.get("/info")?.unwrap_or_default();
+        Ok(TreePlace::Below(info["DockerRootDir"].as_str().unwrap_or("/var/lib/docker").into()))
     }
 
     fn tree_directory(&self, name: &str, tree: &CarriedTree) -> Result<PathBuf, EngineError> {

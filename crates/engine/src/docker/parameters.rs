@@ -1,5 +1,7 @@
 //! What of a container's description by Docker makes it again on another node.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tranship_types::{Blocker, BlockerKind};
@@ -13,6 +15,31 @@ pub(super) struct Parameters {
     pub image: String,
     /// Its networks, that of its `NetworkMode` first.
     pub networks: Vec<Network>,
+    /// Its volumes that have names of their own.
+    #[serde(default)]
+    pub volumes: Vec<Volume>,
+}
+
+/// A volume that a container was given by its name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Volume {
+    pub name: String,
+    /// Where it is mounted in the container.
+    pub inside: PathBuf,
+    /// The body of `POST /volumes/create`: name, driver, its options, labels.
+    pub body: Value,
+}
+
+impl Volume {
+    /// In what a volume of this name that is there already is another one.
+    pub fn difference(&self, there: &Value) -> Option<&'static str> {
+        let options = |value: &Value| value.as_object().filter(|all| !all.is_empty()).cloned();
+        match () {
+            () if there["Driver"] != self.body["Driver"] => Some("driver"),
+            () if options(&there["Options"]) != options(&self.body["DriverOpts"]) => Some("options"),
+            () => None,
+        }
+    }
 }
 
 /// A network that a container is attached to.
@@ -40,7 +67,7 @@ pub(super) fn subnets(network: &Value) -> Vec<String> {
 
 impl Parameters {
     /// Those of a container that Docker has described (`GET /containers/ID/json`). `describe` gives the description of
-    /// a network by its id.
+    /// a network by its id, and of a volume by its name, at the path of Docker's API.
     pub fn read<E>(container: &Value, mut describe: impl FnMut(&str) -> Result<Value, E>) -> Result<Self, E> {
         let mut body = container["Config"].clone();
         body["HostConfig"] = container["HostConfig"].clone();
@@ -49,7 +76,7 @@ impl Parameters {
         let mut networks = Vec::new();
         let attached = container["NetworkSettings"]["Networks"].as_object();
         for (name, endpoint) in attached.into_iter().flatten() {
-            let network = describe(endpoint["NetworkID"].as_str().unwrap_or_default())?;
+            let network = describe(&format!("/networks/{}", endpoint["NetworkID"].as_str().unwrap_or_default()))?;
             if name == first {
                 body["MacAddress"] = endpoint["MacAddress"].clone();
             }
@@ -62,7 +89,15 @@ impl Parameters {
         }
         networks.sort_by_key(|network| network.name != first);
         let image = container["Image"].as_str().unwrap_or_default().to_owned();
-        Ok(Self { body, image, networks })
+        let mut volumes = Vec::new();
+        for (name, inside) in named_volumes(container) {
+            let volume = describe(&format!("/volumes/{name}"))?;
+            let body = json!({
+                "Name": name, "Driver": volume["Driver"], "DriverOpts": volume["Options"], "Labels": volume["Labels"],
+            });
+            volumes.push(Volume { name: name.to_owned(), inside: inside.into(), body });
+        }
+        Ok(Self { body, image, networks, volumes })
     }
 
     /// The body with which the container is made: `image` is what the image is called there, `runtime` which runtime
@@ -110,6 +145,18 @@ impl Parameters {
     }
 }
 
+/// The volumes that the user has named, and where they are mounted. Docker gives the others random names.
+fn named_volumes(container: &Value) -> impl Iterator<Item = (&str, &str)> {
+    let host = &container["HostConfig"];
+    let named = move |name: &str| {
+        let by_bind = |bind: &Value| bind.as_str().is_some_and(|bind| bind.split(':').next() == Some(name));
+        list(&host["Binds"]).iter().any(by_bind) || list(&host["Mounts"]).iter().any(|mount| mount["Source"] == name)
+    };
+    let volumes = list(&container["Mounts"]).iter().filter(|mount| mount["Type"] == "volume");
+    let names = volumes.filter_map(|mount| Some((mount["Name"].as_str()?, mount["Destination"].as_str()?)));
+    names.filter(move |(name, _)| named(name))
+}
+
 /// The settings under which an endpoint has the addresses that it has now.
 fn settings(endpoint: &Value, short_id: &str) -> Value {
     let mut fixed = json!({});
@@ -137,7 +184,14 @@ mod tests {
         json!({
             "Id": "386536acb019057b", "Image": "sha256:1c",
             "Config": {"Hostname": "386536acb019", "Image": "lab:1", "Cmd": ["redis-server"]},
-            "HostConfig": {"NetworkMode": "lab", "Runtime": "runc", "IpcMode": "private"},
+            "HostConfig": {
+                "NetworkMode": "lab", "Runtime": "runc", "IpcMode": "private", "Binds": ["db:/data", "/srv:/srv"],
+            },
+            "Mounts": [
+                {"Type": "volume", "Name": "db", "Destination": "/data", "Source": "/v/db/_data"},
+                {"Type": "volume", "Name": "0f3a", "Destination": "/cache", "Source": "/v/0f3a/_data"},
+                {"Type": "bind", "Source": "/srv", "Destination": "/srv"},
+            ],
             "NetworkSettings": {"Networks": {
                 "extra": {"NetworkID": "n2", "IPAddress": "10.9.0.2", "MacAddress": "02:42:0a:09:00:02", "Aliases": ["db"]},
                 "lab": {"NetworkID": "n1", "IPAddress": "10.77.0.10", "MacAddress": "02:42:0a:4d:00:0a",
@@ -147,8 +201,11 @@ mod tests {
     }
 
     fn parameters(container: &Value) -> Parameters {
-        let describe = |id: &str| -> Result<Value, ()> {
-            Ok(json!({"Driver": "macvlan", "IPAM": {"Config": [{"Subnet": format!("10.{id}/24")}]}}))
+        let describe = |path: &str| -> Result<Value, ()> {
+            Ok(match path.strip_prefix("/networks/") {
+                Some(id) => json!({"Driver": "macvlan", "IPAM": {"Config": [{"Subnet": format!("10.{id}/24")}]}}),
+                None => json!({"Driver": "local", "Options": null, "Labels": {"tier": "back"}}),
+            })
         };
         Parameters::read(container, describe).unwrap()
     }
@@ -168,6 +225,16 @@ mod tests {
         assert_eq!(endpoint["Aliases"], json!([]), "the old id's beginning is no alias of the new one");
         assert_eq!(parameters.networks[1].endpoint["Aliases"], json!(["db"]));
         assert!(parameters.obstacles("web").is_empty());
+    }
+
+    #[test]
+    fn volumes_are_made_again_by_the_names_that_the_user_gave_them() {
+        let volumes = parameters(&described()).volumes;
+        assert_eq!(volumes.len(), 1, "{volumes:?}");
+        assert_eq!((volumes[0].name.as_str(), &volumes[0].body["Labels"]["tier"]), ("db", &json!("back")));
+        assert_eq!(volumes[0].difference(&json!({"Driver": "local", "Options": {}})), None);
+        assert_eq!(volumes[0].difference(&json!({"Driver": "nfs"})), Some("driver"));
+        assert_eq!(volumes[0].difference(&json!({"Driver": "local", "Options": {"o": "bind"}})), Some("options"));
     }
 
     #[test]

@@ -10,8 +10,8 @@
 //!  leave                                              flush, Target::settle
 //! ```
 //!
-//! A directory of the node's own has the same path on both. It arrives in a directory beside it, which takes its place only when it
-//! is complete, so that a move that fails leaves nothing behind. At the source it stays as it was at the freeze, with a mark. A
+//! A directory of the node's own has the same path on both. It, and a volume, arrive in a directory beside their place, which takes it
+//! only when it is complete, so that a move that fails leaves nothing behind. At the source it stays as it was at the freeze, with a mark. A
 //! directory that is so marked, and was not changed since, may be replaced when its container comes back; no other one is.
 
 mod source;
@@ -27,7 +27,7 @@ use crate::copy::CopyError;
 use crate::mounts;
 
 pub use source::{Source, open};
-pub use target::{Target, leave};
+pub use target::{Room, Target, leave, room};
 pub use verify::{Digests, difference, digests};
 
 /// Most files in one tree. Each costs both agents a few hundred bytes.
@@ -63,6 +63,22 @@ pub fn shared_filesystem(path: &Path) -> Result<Option<&'static str>, CopyError>
     let found = statfs(path).map_err(|e| CopyError::refused("look at the filesystem of", path, e))?;
     let magic = found.filesystem_type().0 & 0xffff_ffff;
     Ok(SHARED.iter().find(|(known, _)| *known == magic).map(|(_, name)| *name))
+}
+
+/// Whether something is mounted on the directory itself.
+///
+/// # Errors
+/// If the table of mounts cannot be read.
+pub fn is_mount_point(path: &Path) -> Result<bool, crate::StorageError> {
+    Ok(mounts::below(path)?.iter().any(|point| point == path))
+}
+
+/// Bytes of its disk that a tree takes.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn disk_usage(path: &Path) -> Result<u64, CopyError> {
+    Ok(crate::copy::Tree::read(&open(path)?, path, MAX_FILES)?.bytes)
 }
 
 /// Something that is mounted below a directory, which would not come along with it.

@@ -13,10 +13,10 @@
 
 use std::fs::DirBuilder;
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use nix::sys::statvfs::statvfs;
+use nix::sys::statvfs::{FsFlags, statvfs};
 use rustix::fs::{CWD, RenameFlags, XattrFlags, lgetxattr, lremovexattr, lsetxattr, renameat_with};
 use rustix::io::Errno;
 use tranship_types::{CarriedTree, TreeKind};
@@ -31,7 +31,7 @@ use crate::{StorageError, remove_tree};
 pub struct Target {
     /// Its directory in the end.
     path: PathBuf,
-    /// The directory beside it in which it arrives; none for one of an engine's own, which goes with its container.
+    /// The directory beside it in which it arrives; none for a writable layer, which goes with its container.
     staging: Option<PathBuf>,
     /// The mark of the new one.
     arrived: String,
@@ -44,7 +44,7 @@ impl Target {
     pub fn new(tree: &CarriedTree, path: PathBuf, migration: &str) -> Self {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let beside = path.with_file_name(format!(".{name}.tranship-{migration}"));
-        let staging = Some(beside).filter(|_| tree.kind == TreeKind::Bind);
+        let staging = Some(beside).filter(|_| tree.kind != TreeKind::WritableLayer);
         Self { path, staging, arrived: format!("arrived {migration}"), keeper: format!("keeper {migration}") }
     }
 
@@ -72,7 +72,7 @@ impl Target {
         if super::mounted_below(&self.path)
             .map_err(|e| CopyError::refused("look at", &self.path, io::Error::other(e)))?
             .is_some()
-            || super::mounts::below(&self.path).is_ok_and(|points| points.contains(&self.path))
+            || super::is_mount_point(&self.path).is_ok_and(|is_one| is_one)
         {
             return Ok(Some((format!("{path} is a mount point, or has one below it"), "unmount it")));
         }
@@ -177,12 +177,30 @@ impl Target {
     pub fn path(&self) -> &Path {
         &self.path
     }
+}
 
-    /// Bytes that its filesystem has to spare.
-    pub fn room(&self) -> Option<u64> {
-        let existing = self.path.ancestors().find(|path| path.exists())?;
-        statvfs(existing).ok().map(|s| s.blocks_available() * s.fragment_size())
-    }
+/// What a filesystem has to spare.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// Which filesystem (`st_dev`).
+    pub device: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// Nothing can be written to it.
+    pub read_only: bool,
+}
+
+/// The room for a directory that may have to be made yet.
+///
+/// # Errors
+/// If its filesystem cannot be looked at.
+pub fn room(path: &Path) -> Result<Room, CopyError> {
+    let existing = path.ancestors().find(|path| path.exists()).unwrap_or(path);
+    let refused = |e: io::Error| CopyError::refused("look at the filesystem of", existing, e);
+    let device = existing.metadata().map_err(refused)?.dev();
+    let found = statvfs(existing).map_err(|e| refused(e.into()))?;
+    let bytes = found.blocks_available() * found.fragment_size();
+    Ok(Room { device, bytes, read_only: found.flags().contains(FsFlags::ST_RDONLY) })
 }
 
 fn storage(path: &Path, error: StorageError) -> CopyError {

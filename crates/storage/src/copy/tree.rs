@@ -61,6 +61,8 @@ pub(crate) struct Tree {
     /// The names, directories before what is in them.
     pub order: Vec<Entry>,
     pub device: Device,
+    /// Bytes of its disk that all of it takes.
+    pub bytes: u64,
     /// Most inodes that it may have.
     pub limit: usize,
 }
@@ -130,7 +132,10 @@ impl Tree {
                 continue;
             }
             let entry = (ino, name.to_vec());
-            self.nodes.entry(number).or_insert_with(|| node(&stat, kind, entry.clone()));
+            self.nodes.entry(number).or_insert_with(|| {
+                self.bytes += stat.stx_blocks * 512;
+                node(&stat, kind, entry.clone())
+            });
             self.names.insert(entry.clone(), number);
             if is_directory {
                 below.push((entry.1.clone(), number));

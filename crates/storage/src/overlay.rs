@@ -1,0 +1,90 @@
+//! The overlay that an engine has mounted for a container, kept away while its upper directory is filled.
+//!
+//! The kernel does not say what an overlay shows of an upper directory that is changed beneath it. So nothing lies over the
+//! directory until it is complete:
+//!
+//! ```text
+//!  engine       mounts the overlay, and has the container restored
+//!  set_aside    overlay ─▶ an empty tmpfs, in which a runtime may make the mount points that it wants
+//!  …            the upper directory is filled
+//!  put_back     the same overlay, wherever that tmpfs is mounted by then; criu takes it for the root
+//! ```
+
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+use serde::{Deserialize, Serialize};
+
+use crate::StorageError;
+use crate::mounts::{self, Mounted};
+
+/// What the filesystem in its place is called.
+const PLACEHOLDER: &str = "tranship-root";
+/// What the kernel shows among the options of a filesystem, and is none.
+const SHOWN: [&str; 3] = ["rw", "ro", "seclabel"];
+
+/// An overlay that was set aside.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Overlay {
+    point: PathBuf,
+    options: String,
+}
+
+impl Overlay {
+    /// Unmounts the overlay that is mounted on `point`, and mounts an empty tmpfs there; `None` if none is.
+    ///
+    /// # Errors
+    /// If that is refused.
+    pub fn set_aside(point: &Path) -> Result<Option<Self>, StorageError> {
+        let Some(there) = mounts::table()?.into_iter().rfind(|mounted| mounted.point == point) else { return Ok(None) };
+        if there.kind != "overlay" {
+            return Ok(None);
+        }
+        let own = |option: &&str| !SHOWN.contains(option);
+        let options: Vec<&str> = there.options.split(',').filter(own).collect();
+        let refused = |what, e: Errno| StorageError::refused(what, point, e);
+        umount2(point, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW).map_err(|e| refused("unmount", e))?;
+        mount(Some(PLACEHOLDER), point, Some("tmpfs"), MsFlags::empty(), Some("size=1m,mode=755"))
+            .map_err(|e| refused("mount a tmpfs on", e))?;
+        Ok(Some(Self { point: point.to_owned(), options: options.join(",") }))
+    }
+
+    /// Mounts it again, everywhere where what was put in its place is mounted. May be repeated.
+    ///
+    /// # Errors
+    /// If that is refused.
+    pub fn put_back(&self) -> Result<(), StorageError> {
+        let table = mounts::table()?;
+        let top = table.iter().rfind(|mounted| mounted.point == self.point);
+        let Some(placeholder) = top.filter(|top| top.source == PLACEHOLDER).map(|top| top.device.clone()) else {
+            return Ok(());
+        };
+        let refused = |what, point: &Path, e: Errno| StorageError::refused(what, point, e);
+        let everywhere: Vec<&Mounted> = table.iter().filter(|mounted| mounted.device == placeholder).collect();
+        for mounted in everywhere.iter().rev() {
+            umount2(&mounted.point, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW)
+                .map_err(|e| refused("unmount", &mounted.point, e))?;
+        }
+        self.mount()?;
+        for mounted in everywhere.iter().filter(|mounted| mounted.point != self.point) {
+            mount(Some(&self.point), &mounted.point, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+                .map_err(|e| refused("bind the container's root to", &mounted.point, e))?;
+        }
+        Ok(())
+    }
+
+    /// An engine names the lower directories from its own directory on, two above the mount point, where they are too many for
+    /// a page of options. The working directory is a thread's own for that.
+    fn mount(&self) -> Result<(), StorageError> {
+        let home = self.point.ancestors().nth(2).unwrap_or(&self.point);
+        let mount_there = || {
+            unshare(CloneFlags::CLONE_FS)?;
+            nix::unistd::chdir(home)?;
+            mount(Some("overlay"), &self.point, Some("overlay"), MsFlags::empty(), Some(self.options.as_str()))
+        };
+        let done = std::thread::scope(|scope| scope.spawn(mount_there).join().expect("to mount does not panic"));
+        done.map_err(|e| StorageError::refused("mount the overlay on", &self.point, e))
+    }
+}
