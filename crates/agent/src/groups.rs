@@ -18,7 +18,7 @@ mod turn;
 use std::sync::Arc;
 
 use tranship_api::{ErrorKind, GroupRequest, MoveRequest, ServiceError};
-use tranship_coordinator::group::{self, Limits, Ranked, Stage};
+use tranship_coordinator::group::{self, Limits, OrderError, Ranked, Schedule, Stage};
 use tranship_types::{GroupId, GroupMember, GroupOrder, GroupReport, MemberOutcome, Outcome};
 
 use decision::Decision;
@@ -34,11 +34,20 @@ pub fn begin(node: &Arc<Node>, request: &GroupRequest) -> Result<GroupReport, Se
     let internal = |what: &str, e: &std::io::Error| ServiceError::new(ErrorKind::Internal, format!("{what}: {e}"), "");
     let found = members::find(node, request)?;
     let depends_on = found.iter().map(|(name, member)| (name.clone(), member.depends_on.clone())).collect();
-    let ranked = group::rank(&depends_on, &request.levels).map_err(|error| {
+    let no_order = |error: OrderError| {
         let text = error.to_string();
         let (cause, remedy) = text.split_once("; ").unwrap_or((&text, ""));
         ServiceError::new(ErrorKind::Invalid, cause, remedy)
-    })?;
+    };
+    let ranked = group::rank(&depends_on, &request.levels).map_err(no_order)?;
+    let stops_after = match (request.stop_levels.as_slice(), request.order) {
+        ([], _) => None,
+        (levels, GroupOrder::Atomic) => Some(group::in_levels(&ranked, levels).map_err(no_order)?),
+        (_, order) => {
+            let cause = format!("levels for stopping have no meaning in a group that moves {order}");
+            return Err(ServiceError::new(ErrorKind::Invalid, cause, "add --atomic, or leave stop_levels out"));
+        }
+    };
     let mut listed = Vec::new();
     for own in &ranked {
         let name = &own.name;
@@ -76,23 +85,31 @@ pub fn begin(node: &Arc<Node>, request: &GroupRequest) -> Result<GroupReport, Se
         _ => None,
     };
     let decision = decision.transpose().map_err(|e| ServiceError::new(ErrorKind::Internal, e.to_string(), ""))?;
-    start(node, request, &ranked, (report.clone(), decision))
+    let schedule = schedule(request, &ranked, stops_after);
+    start(node, request, schedule, (report.clone(), decision))
         .map_err(|e| internal("the group's record cannot be written, free some space", &e))?;
     Ok(report)
 }
 
-fn start(
-    node: &Arc<Node>,
-    request: &GroupRequest,
-    ranked: &[Ranked],
-    (report, decision): (GroupReport, Option<Decision>),
-) -> std::io::Result<()> {
+fn schedule(request: &GroupRequest, ranked: &[Ranked], stops_after: Option<Vec<Vec<usize>>>) -> Schedule {
     // In no order, nobody comes after anybody.
     let after = |own: &Ranked| match request.order {
         GroupOrder::AllAtOnce => Vec::new(),
         GroupOrder::Pipelined | GroupOrder::Sequential | GroupOrder::Atomic => own.after.clone(),
     };
-    let schedule = group::Schedule::new(ranked.iter().map(after), Limits::of(request.order, request.options.mode));
+    let schedule = Schedule::new(ranked.iter().map(after), Limits::of(request.order, request.options.mode));
+    match stops_after {
+        Some(stops_after) => schedule.stopping(stops_after),
+        None => schedule,
+    }
+}
+
+fn start(
+    node: &Arc<Node>,
+    request: &GroupRequest,
+    schedule: Schedule,
+    (report, decision): (GroupReport, Option<Decision>),
+) -> std::io::Result<()> {
     let turns = Turn::of_all(&report, node.groups.begin(report.clone()), schedule, decision)?;
     tracing::info!(id = %report.id, members = turns.len(), order = %report.order, "a group begins to move");
     for (turn, member) in turns.into_iter().zip(report.members) {

@@ -58,6 +58,11 @@ pub struct GroupRequest {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     pub levels: Vec<Vec<String>>,
+    /// Names in levels in which containers are frozen, where all move or none does: nothing of a level before all of the one
+    /// before it. Without them each is frozen before what it depends on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    pub stop_levels: Vec<Vec<String>>,
     /// How the moves follow each other.
     #[serde(default)]
     #[schema(required = false)]

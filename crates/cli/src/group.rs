@@ -24,6 +24,9 @@ struct GroupFile {
     /// Names in levels, in place of dependencies.
     #[serde(default)]
     levels: Vec<Vec<String>>,
+    /// Names in levels, in which containers are frozen where all move or none does.
+    #[serde(default)]
+    stop_levels: Vec<Vec<String>>,
 }
 
 /// What a group file says of a container.
@@ -48,7 +51,7 @@ pub fn add_file(request: &mut GroupRequest, path: &Path) -> Result<(), String> {
         let depends_on: BTreeSet<String> = entry.depends_on.into_iter().collect();
         (name, GroupContainer { to: entry.to, depends_on })
     }));
-    request.levels = file.levels;
+    (request.levels, request.stop_levels) = (file.levels, file.stop_levels);
     request.to = request.to.take().or(file.to);
     Ok(())
 }

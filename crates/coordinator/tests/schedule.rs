@@ -58,7 +58,9 @@ fn moves(failures: usize) -> impl Strategy<Value = Vec<Move>> {
 }
 
 fn limits() -> impl Strategy<Value = Limits> {
-    (1..4usize, 1..4usize, 1..5usize, any::<bool>()).prop_map(|(links, frozen, under_way, quiet)| Limits {
+    let counts = (1..4usize, 1..4usize, 1..4usize, 1..5usize);
+    (counts, any::<bool>()).prop_map(|((preparing, links, frozen, under_way), quiet)| Limits {
+        preparing,
         links,
         frozen,
         quiet,
@@ -77,12 +79,18 @@ fn kept(schedule: &Schedule, group: &[Move], limits: Limits) {
 
 /// Lets a group move, a tick of time after the other.
 fn play(group: &[Move], limits: Limits) -> Course {
+    play_by(Schedule::new(group.iter().map(|m| m.after.clone()), limits), group, limits)
+}
+
+/// The same by a schedule of these limits.
+fn play_by(mut schedule: Schedule, group: &[Move], limits: Limits) -> Course {
     let stages = if limits.together { TOGETHER } else { ALONE };
-    let mut schedule = Schedule::new(group.iter().map(|m| m.after.clone()), limits);
     let mut entered: Vec<Vec<(Stage, u32)>> = vec![Vec::new(); group.len()];
     let mut ended: Vec<Option<(Stage, u32)>> = vec![None; group.len()];
     // Until when each is busy with the stage that it is in.
     let mut busy: Vec<u32> = vec![0; group.len()];
+    // For which stage each has asked last.
+    let mut asked: Vec<Option<usize>> = vec![None; group.len()];
     let mut now = 0;
     while ended.iter().any(Option::is_none) {
         // Whatever one does may let another one in.
@@ -110,7 +118,7 @@ fn play(group: &[Move], limits: Limits) -> Course {
                         busy[member] = now + group[member].takes[at];
                         again = true;
                     }
-                    Answer::NotYet => {}
+                    Answer::NotYet => again |= asked[member].replace(at) != Some(at),
                     Answer::Never(before) => {
                         assert_eq!(schedule.stage(before), Stage::Stopped);
                         // Where all wait for all, the one is named that has failed.
@@ -213,6 +221,24 @@ proptest! {
                     let first = when(*before, Stage::Resumed);
                     prop_assert!(first.is_some_and(|first| first <= then), "{member} was resumed first");
                 }
+            }
+        }
+    }
+}
+
+proptest! {
+    /// Levels for stopping, whatever depends on what.
+    #[test]
+    fn levels_for_stopping_hold(group in moves(0), levels in prop::array::uniform9(0..4usize)) {
+        let limits = Limits::of(GroupOrder::Atomic, Mode::Auto);
+        let before = |own: usize| (0..group.len()).filter(|m| levels[*m] < levels[own]).collect();
+        let schedule = Schedule::new(group.iter().map(|m| m.after.clone()), limits);
+        let course = play_by(schedule.stopping((0..group.len()).map(before).collect()), &group, limits);
+        let when = |m: usize, stage: Stage| course.entered[m].iter().find(|(s, _)| *s == stage).map(|(_, t)| *t);
+        for own in 0..group.len() {
+            prop_assert_eq!(course.ended[own].0, Stage::Moved);
+            for first in (0..group.len()).filter(|m| levels[*m] < levels[own]) {
+                prop_assert!(when(first, Stage::Frozen) <= when(own, Stage::Freezing), "{own} was frozen before {first}");
             }
         }
     }

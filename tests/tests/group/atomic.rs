@@ -48,6 +48,16 @@ pub fn all_move_together_and_stay_connected(stage: &mut Stage) -> Result<()> {
         }
         (from, to) = (to, from);
     }
+    // In levels of their own for stopping.
+    let file = write(lab, from, &format!("{CHAIN_FILE}stop_levels: [[shop-app], [aside, shop-db], [shop-web]]\n"))?;
+    let (status, _, said) = move_group(lab, from, &[&file, "--to", to])?;
+    ensure!(status == 2 && said.contains("levels for stopping have no meaning"), "{status}: {said}");
+    let (status, report, said) = move_group(lab, from, &[&file, "--atomic", "--to", to])?;
+    let report = report.with_context(|| said.clone())?;
+    ensure!(status == 0 && report.outcome == Outcome::Moved, "{status}: {said}");
+    let begin = |name: &str| Ok::<_, anyhow::Error>(frozen(member(&report, name)?)?.0);
+    let (app, aside, db, web) = (begin("shop-app")?, begin("aside")?, begin("shop-db")?, begin("shop-web")?);
+    ensure!(app < aside && app < db && aside < web && db < web, "{report:?}");
     let last = counter.stop()?;
     ensure!(last.error.is_none() && last.same_connection, "{last:?}");
     let after = connects(&mut redis)?;

@@ -60,6 +60,8 @@ impl Turn {
     pub fn enter(&self, stage: Stage, patience: Duration) -> Result<bool, Failure> {
         let deadline = Instant::now() + patience;
         let mut schedule = self.schedule();
+        // What this one asks for matters to others, too.
+        self.group.changed.notify_all();
         loop {
             match schedule.enter(self.rank, stage) {
                 Answer::Entered => break,

@@ -4,5 +4,5 @@
 mod order;
 mod schedule;
 
-pub use order::{OrderError, Ranked, rank};
+pub use order::{OrderError, Ranked, in_levels, rank};
 pub use schedule::{Answer, Limits, Schedule, Stage};

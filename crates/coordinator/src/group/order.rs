@@ -56,6 +56,20 @@ pub fn rank(
     if levels.is_empty() { by_dependencies(depends_on) } else { by_levels(depends_on, levels) }
 }
 
+/// For each member of an order, the ranks of those of the level before it, where levels of another kind name the same members.
+///
+/// # Errors
+/// Where they do not.
+pub fn in_levels(ranked: &[Ranked], levels: &[Vec<String>]) -> Result<Vec<Vec<usize>>, OrderError> {
+    let names = ranked.iter().map(|own| (own.name.clone(), BTreeSet::new())).collect();
+    let levelled = by_levels(&names, levels)?;
+    let rank_of = |other: usize| ranked.iter().position(|own| own.name == levelled[other].name);
+    let before =
+        |own: &Ranked| levelled.iter().filter(|l| l.name == own.name).flat_map(|l| &l.after).copied().collect();
+    let before: Vec<Vec<usize>> = ranked.iter().map(before).collect();
+    Ok(before.into_iter().map(|others| others.into_iter().filter_map(rank_of).collect()).collect())
+}
+
 fn by_levels(
     depends_on: &BTreeMap<String, BTreeSet<String>>,
     levels: &[Vec<String>],
@@ -144,6 +158,18 @@ mod tests {
         let ranked = rank(&web, &levels(&[&["web"], &[], &["db", "app"]])).unwrap();
         let shown: Vec<_> = ranked.iter().map(|r| (r.name.as_str(), r.level, r.after.as_slice())).collect();
         assert_eq!(shown, [("web", 0, &[][..]), ("db", 1, &[0]), ("app", 1, &[0])]);
+    }
+
+    #[test]
+    fn other_levels_are_of_the_same_members() {
+        let web = group(&[("app", &["db"]), ("db", &[]), ("web", &["app"])]);
+        let ranked = rank(&web, &[]).unwrap();
+        let names: Vec<_> = ranked.iter().map(|own| own.name.as_str()).collect();
+        assert_eq!(names, ["db", "app", "web"]);
+        assert_eq!(in_levels(&ranked, &levels(&[&["app"], &["web", "db"]])).unwrap(), [vec![1], vec![], vec![1]]);
+        assert!(
+            in_levels(&ranked, &levels(&[&["app"], &["db"]])).unwrap_err().to_string().contains("web is in no level")
+        );
     }
 
     #[test]

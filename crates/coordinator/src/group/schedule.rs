@@ -20,8 +20,8 @@
 //! Moves that shared the link would each take as long as all together, and be frozen for longer.
 //!
 //! *All or none.* Members wait for each other where that costs nothing, while they run: until little is left of each, and again
-//! until that little has been sent once more. Then all are frozen, dependents before what they depend on, and held until
-//! every one is. They are resumed in the other order.
+//! until that little has been sent once more. Then all are frozen, dependents before what they depend on (or in levels
+//! of their own), and held until every one is. They are resumed in the other order.
 //!
 //! *Progress.* Places are given out by rank, and each member comes after lower ranks only: of those that have not ended, the
 //! one of the lowest rank waits for no other one. So there is no deadlock, and at each moment some member makes progress,
@@ -64,6 +64,8 @@ pub enum Stage {
 /// What may happen at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
+    /// Members that are being prepared: the more at a time, the longer the link waits for the first of them.
+    pub preparing: usize,
     /// Members that share the link: from their first byte to their last page.
     pub links: usize,
     /// Members that are frozen, or about to be.
@@ -81,13 +83,15 @@ impl Limits {
     pub fn of(order: GroupOrder, mode: Mode) -> Self {
         // Where all memory travels in the freeze, that takes as long as the link needs.
         let quiet = mode != Mode::Cold;
-        let unlimited = Self { links: usize::MAX, frozen: usize::MAX, quiet, under_way: usize::MAX, together: false };
+        let most = usize::MAX;
+        let unlimited = Self { preparing: most, links: most, frozen: most, quiet, under_way: most, together: false };
+        let in_order = Self { preparing: 1, links: 1, ..unlimited };
         match order {
             // One that is released, one that is moved, one that is prepared.
-            GroupOrder::Pipelined => Self { links: 1, frozen: 1, under_way: 3, ..unlimited },
-            GroupOrder::Sequential => Self { links: 1, frozen: 1, under_way: 1, ..unlimited },
+            GroupOrder::Pipelined => Self { frozen: 1, under_way: 3, ..in_order },
+            GroupOrder::Sequential => Self { frozen: 1, under_way: 1, ..in_order },
             GroupOrder::AllAtOnce => unlimited,
-            GroupOrder::Atomic => Self { links: 1, together: true, ..unlimited },
+            GroupOrder::Atomic => Self { together: true, ..in_order },
         }
     }
 }
@@ -97,7 +101,7 @@ impl Limits {
 pub enum Answer {
     /// It has entered it.
     Entered,
-    /// Ask again after something has happened to any other member.
+    /// Ask again after something has happened to any other member, or one has asked for something.
     NotYet,
     /// It never will: the member of this rank has stopped, which it comes after, or without which none moves.
     Never(usize),
@@ -115,6 +119,8 @@ pub struct Schedule {
 #[derive(Debug, Clone)]
 struct Member {
     after: Vec<usize>,
+    /// All or none: those that are frozen before it.
+    stops_after: Vec<usize>,
     stage: Stage,
     /// The stage that it has asked for and was not let into.
     asks: Option<Stage>,
@@ -125,8 +131,22 @@ struct Member {
 impl Schedule {
     /// A group of which nobody has begun; for each member the ranks of those that it comes after, all lower than its own.
     pub fn new(after: impl IntoIterator<Item = Vec<usize>>, limits: Limits) -> Self {
-        let member = |after| Member { after, stage: Stage::Waiting, asks: None, in_vain: false };
-        Self { limits, members: after.into_iter().map(member).collect(), decided: false }
+        let after: Vec<Vec<usize>> = after.into_iter().collect();
+        let dependents = |rank: usize| (0..after.len()).filter(|m| after[*m].contains(&rank)).collect();
+        let stops_after: Vec<Vec<usize>> = (0..after.len()).map(dependents).collect();
+        let member =
+            |(after, stops_after)| Member { after, stops_after, stage: Stage::Waiting, asks: None, in_vain: false };
+        Self { limits, members: after.into_iter().zip(stops_after).map(member).collect(), decided: false }
+    }
+
+    /// All or none: has members frozen in an order of its own; for each the ranks of those that are frozen before it, without
+    /// a circle.
+    #[must_use]
+    pub fn stopping(mut self, stops_after: Vec<Vec<usize>>) -> Self {
+        for (member, stops_after) in self.members.iter_mut().zip(stops_after) {
+            member.stops_after = stops_after;
+        }
+        self
     }
 
     /// Lets a member into a stage, if it may enter it now.
@@ -206,7 +226,9 @@ impl Schedule {
             |stages: std::ops::RangeInclusive<Stage>| self.members.iter().filter(|m| stages.contains(&m.stage)).count();
         match stage {
             Stage::Prepare => {
-                among(Stage::Prepare..=Stage::Release) < self.limits.under_way
+                let is_preparing = |m: &&Member| m.stage == Stage::Prepare && m.asks != Some(Stage::Send);
+                self.members.iter().filter(is_preparing).count() < self.limits.preparing
+                    && among(Stage::Prepare..=Stage::Release) < self.limits.under_way
                     && (!self.limits.quiet || among(Stage::Freezing..=Stage::Resuming) < self.limits.frozen)
                     && self.members[..member].iter().all(|m| m.stage > Stage::Waiting)
             }
@@ -221,7 +243,7 @@ impl Schedule {
             Stage::Poised => self.members.iter().all(|m| m.stage >= Stage::Settled),
             Stage::Freezing => {
                 among(Stage::Freezing..=Stage::Resuming) < self.limits.frozen
-                    && (!together || (self.all_poised(member) && self.dependents_are_frozen(member)))
+                    && (!together || (self.all_poised(member) && self.may_stop(member)))
             }
             Stage::Resuming => {
                 self.decided && self.members[member].after.iter().all(|m| self.stage(*m) >= Stage::Resumed)
@@ -236,8 +258,9 @@ impl Schedule {
         self.members.iter().enumerate().all(|(rank, m)| rank == member || is_poised(m))
     }
 
-    fn dependents_are_frozen(&self, member: usize) -> bool {
-        self.members.iter().filter(|m| m.after.contains(&member)).all(|m| m.stage >= Stage::Frozen)
+    /// Whether all are frozen that are before it.
+    fn may_stop(&self, member: usize) -> bool {
+        self.members[member].stops_after.iter().all(|m| self.stage(*m) >= Stage::Frozen)
     }
 
     /// Whether all that a member comes after run on the destination.
