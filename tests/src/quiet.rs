@@ -37,6 +37,8 @@ fn unrest(lab: &Lab, name: &str) -> Result<String> {
         }
         let left: Vec<String> = processes(lab, node)?.into_iter().map(|p| format!("{} ({})", p.line, p.pid)).collect();
         ensure!(left.is_empty(), "node {node} has processes: {}", left.join(", "));
+        let doctor = lab.exec(node, &["tranship", "doctor"])?;
+        ensure!(doctor.status.success(), "on node {node} is left: {}", String::from_utf8_lossy(&doctor.stdout));
     }
     let at = exactly_one_runs(lab, name)?;
     for node in nodes.iter().filter(|node| **node != at) {

@@ -5,7 +5,7 @@ mod restore;
 mod resume;
 
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,8 +22,7 @@ use tranship_sys::clock::monotonic_ns;
 use tranship_types::{EngineName, HugePages, Interface, MigrationId, NetworkIdentity, NodeName};
 use tranship_wire::message::Offer;
 
-use self::preflight::place_network;
-pub use self::preflight::{available_memory, check};
+pub use self::preflight::{available_memory, check, place_network};
 use crate::arrivals::Inbox;
 use crate::layout::{Front, Layout, Role};
 use crate::node::{self, Node, failed};
@@ -309,30 +308,12 @@ impl DestinationRun {
 
     /// Removes what an engine or criu that were killed have left of the container.
     fn sweep_engine(&mut self) -> Result<(), Failure> {
-        let name = self.offer.container.clone();
         self.front = None;
         self.layout.end_front(Role::Restore, RESTORE_END)?;
         if let Some(restoring) = self.restoring.take() {
             node::reap(restoring, RESTORE_END).map_err(failed)?;
         }
-        let bundle = self.bundle();
-        let ended = match self.engine.inspect(&name) {
-            // Somebody has made a container of this name meanwhile.
-            Ok(container) if !self.engine.is_made_from(&container, &bundle) => return Ok(()),
-            _ => self.engine.end(&name, &bundle).map_err(failed),
-        };
-        self.engine.sweep(&bundle).map_err(failed)?;
-        for path in self.engine.mount_residue(&name, &bundle) {
-            if path.exists() {
-                tranship_storage::unmount_below(&path).map_err(failed)?;
-                tranship_storage::remove_tree(&path).map_err(failed)?;
-            }
-        }
-        // What runc could not remove was removed above; if it still knows the container, that is an error.
-        match self.engine.inspect(&name) {
-            Err(EngineError::NoSuchContainer { .. }) => Ok(()),
-            _ => ended,
-        }
+        sweep(&*self.engine, &self.offer.container, &self.bundle())
     }
 
     fn perform(&mut self, step: DestinationStep) -> Result<(), Failure> {
@@ -423,6 +404,27 @@ impl DestinationPort for DestinationRun {
             Fault::Delay(time) => std::thread::sleep(time),
             Fault::Error => {}
         }
+    }
+}
+
+/// Removes what an engine has left of the container that was made from a bundle here; not what somebody else has made of its
+/// name meanwhile.
+pub fn sweep(engine: &dyn Engine, name: &str, bundle: &Path) -> Result<(), Failure> {
+    let ended = match engine.inspect(name) {
+        Ok(container) if !engine.is_made_from(&container, bundle) => return Ok(()),
+        _ => engine.end(name, bundle).map_err(failed),
+    };
+    engine.sweep(bundle).map_err(failed)?;
+    for path in engine.mount_residue(name, bundle) {
+        if path.exists() {
+            tranship_storage::unmount_below(&path).map_err(failed)?;
+            tranship_storage::remove_tree(&path).map_err(failed)?;
+        }
+    }
+    // What runc could not remove was removed above; if it still knows the container, that is an error.
+    match engine.inspect(name) {
+        Err(EngineError::NoSuchContainer { .. }) => Ok(()),
+        _ => ended,
     }
 }
 

@@ -11,6 +11,7 @@ mod config;
 mod copying;
 mod demand;
 mod destination;
+mod doctor;
 mod groups;
 mod inspection;
 mod layout;

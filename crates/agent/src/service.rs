@@ -5,21 +5,28 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tranship_api::{
-    AgentService, Begun, ContainerInfo, ContainerState, ErrorKind, GroupRequest, MoveRequest, NodeInfo, PeerInfo,
-    PeerState, Plan, PlanRequest, Problem, RecoverRequest, ServiceError, ToolInfo,
+    AgentService, Begun, ContainerInfo, ContainerState, ErrorKind, GroupRequest, Leftover, MoveRequest, NodeInfo,
+    PeerInfo, PeerState, Plan, PlanRequest, Problem, RecoverRequest, ServiceError, ToolInfo,
 };
-use tranship_engine::{Engine, State, Summary};
+use tranship_engine::{Engine, EngineError, State, Summary};
 use tranship_types::{Blocker, GroupId, GroupReport, MigrationId, NodeName, Report};
 use tranship_wire::Purpose;
 
 use crate::node::Node;
-use crate::{groups, moves, options, plan, recovery};
+use crate::{doctor, groups, moves, options, plan, recovery};
 
 /// The agent as its API sees it.
 pub struct Service(pub Arc<Node>);
 
 fn problem(blocker: Blocker) -> Problem {
     Problem { cause: blocker.cause, remedy: blocker.remedy }
+}
+
+/// An engine that does not answer as it should.
+fn unusable(error: &EngineError) -> ServiceError {
+    let text = error.to_string();
+    let (cause, remedy) = text.split_once("; ").unwrap_or((&text, ""));
+    ServiceError::new(ErrorKind::Unusable, cause, remedy)
 }
 
 impl Service {
@@ -105,11 +112,7 @@ impl AgentService for Service {
     fn containers(&self) -> Result<Vec<ContainerInfo>, ServiceError> {
         let mut all = Vec::new();
         for engine in self.0.engines() {
-            let list = engine.list().map_err(|error| {
-                let text = error.to_string();
-                let (cause, remedy) = text.split_once("; ").unwrap_or((&text, ""));
-                ServiceError::new(ErrorKind::Unusable, cause, remedy)
-            })?;
+            let list = engine.list().map_err(|error| unusable(&error))?;
             all.extend(list.into_iter().map(|summary| self.container_info(engine.as_ref(), summary)));
         }
         all.sort_by(|a, b| a.name.cmp(&b.name));
@@ -132,6 +135,14 @@ impl AgentService for Service {
 
     fn recover(&self, request: RecoverRequest) -> Result<Report, ServiceError> {
         recovery::recover(&self.0, &request)
+    }
+
+    fn leftovers(&self) -> Result<Vec<Leftover>, ServiceError> {
+        doctor::leftovers(&self.0).map_err(|error| unusable(&error))
+    }
+
+    fn remove_leftovers(&self) -> Result<Vec<Leftover>, ServiceError> {
+        doctor::remove_leftovers(&self.0).map_err(|error| unusable(&error))
     }
 
     fn reports(&self) -> Result<Vec<Report>, ServiceError> {

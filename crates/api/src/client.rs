@@ -13,8 +13,8 @@ use tokio::net::UnixStream;
 use tranship_types::{GroupId, GroupReport, MigrationId, Outcome, Report};
 
 use crate::{
-    ApiError, Begun, ContainerInfo, ErrorBody, GroupRequest, MoveRequest, NodeInfo, Plan, PlanRequest, RecoverRequest,
-    Watched,
+    ApiError, Begun, ContainerInfo, ErrorBody, GroupRequest, Leftover, MoveRequest, NodeInfo, Plan, PlanRequest,
+    RecoverRequest, Watched,
 };
 
 /// The longest answer that is accepted: a long history of long reports.
@@ -147,6 +147,17 @@ impl Client {
         let call = Call { method: Method::POST, path: "/v1/recoveries".to_owned() };
         let body = serde_json::to_vec(request).map_err(|e| call.unintelligible(&e))?;
         in_time(&call, async { read(&call, self.send(&call, body).await?).await }).await
+    }
+
+    /// `GET /v1/leftovers`.
+    pub async fn leftovers(&self) -> Result<Vec<Leftover>, ClientError> {
+        self.question("/v1/leftovers").await
+    }
+
+    /// `DELETE /v1/leftovers`. Waits for as long as the agent is removing them.
+    pub async fn remove_leftovers(&self) -> Result<Vec<Leftover>, ClientError> {
+        let call = Call { method: Method::DELETE, path: "/v1/leftovers".to_owned() };
+        read(&call, self.send(&call, Vec::new()).await?).await
     }
 
     /// `POST /v1/groups`. Waits for as long as the agent looks for the containers.

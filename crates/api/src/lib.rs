@@ -7,6 +7,7 @@
 //! | `POST /v1/migrations` ([`MoveRequest`]) | 202 [`Report`], or 200 [`Plan`] for a dry run |
 //! | `POST /v1/plans` ([`PlanRequest`]) | [`Plan`] with a prediction |
 //! | `POST /v1/recoveries` ([`RecoverRequest`]) | 202 [`Report`] |
+//! | `GET /v1/leftovers`, `DELETE /v1/leftovers` | [`Leftover`]s: those found, and what became of them |
 //! | `GET /v1/migrations` | [`Report`]s, newest first |
 //! | `GET /v1/migrations/ID` | [`Report`] |
 //! | `GET /v1/migrations/ID/events` | newline-delimited [`Report`]s until the migration has ended |
@@ -28,6 +29,7 @@ pub mod blocking;
 mod client;
 mod exchange;
 mod group;
+mod leftover;
 mod openapi;
 mod server;
 mod service;
@@ -40,6 +42,7 @@ pub use exchange::{
     PlanRequest, Problem, RecoverRequest, ToolInfo,
 };
 pub use group::{GroupContainer, GroupRequest, Label};
+pub use leftover::{Leftover, LeftoverKind};
 pub use openapi::description;
 pub use server::{router, serve};
 pub use service::{AgentService, ErrorKind, ServiceError};

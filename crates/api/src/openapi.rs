@@ -12,6 +12,8 @@ use utoipa::OpenApi;
         crate::server::begin_move,
         crate::server::plan,
         crate::server::recover,
+        crate::server::leftovers,
+        crate::server::remove_leftovers,
         crate::server::reports,
         crate::server::report,
         crate::server::events,

@@ -20,8 +20,8 @@ use tokio::sync::{oneshot, watch};
 use tranship_types::{GroupId, GroupReport, MigrationId, Outcome, Report};
 
 use crate::{
-    AgentService, ApiError, Begun, ContainerInfo, ErrorKind, GroupRequest, MoveRequest, NodeInfo, Plan, PlanRequest,
-    RecoverRequest, ServiceError, Watched,
+    AgentService, ApiError, Begun, ContainerInfo, ErrorKind, GroupRequest, Leftover, MoveRequest, NodeInfo, Plan,
+    PlanRequest, RecoverRequest, ServiceError, Watched,
 };
 
 /// Requests are small; anything longer is a mistake.
@@ -53,6 +53,7 @@ pub(crate) fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
         ("/v1/containers", get(containers)),
         ("/v1/plans", post(plan)),
         ("/v1/recoveries", post(recover)),
+        ("/v1/leftovers", get(leftovers).delete(remove_leftovers)),
         ("/v1/migrations", get(reports).post(begin_move)),
         ("/v1/migrations/{id}", get(report)),
         ("/v1/migrations/{id}/events", get(events)),
@@ -218,6 +219,24 @@ pub(crate) async fn recover(
     let request = body(request)?;
     let report = ask(service, |s| s.recover(request)).await?;
     Ok((StatusCode::ACCEPTED, Json(report)).into_response())
+}
+
+/// What moves have left on the node that no move owns any more.
+#[utoipa::path(get, path = "/v1/leftovers", responses(
+    (status = 200, body = [Leftover]),
+    (status = 500, body = ApiError),
+))]
+pub(crate) async fn leftovers(State(service): State<Service>) -> Result<Json<Vec<Leftover>>, ServiceError> {
+    ask(service, AgentService::leftovers).await.map(Json)
+}
+
+/// Removes what moves have left on the node.
+#[utoipa::path(delete, path = "/v1/leftovers", responses(
+    (status = 200, body = [Leftover], description = "all that was found, and which of it is removed"),
+    (status = 500, body = ApiError),
+))]
+pub(crate) async fn remove_leftovers(State(service): State<Service>) -> Result<Json<Vec<Leftover>>, ServiceError> {
+    ask(service, AgentService::remove_leftovers).await.map(Json)
 }
 
 /// All migrations that the node knows, newest first.

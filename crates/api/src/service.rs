@@ -1,7 +1,9 @@
 use tokio::sync::watch;
 use tranship_types::{Blocker, BlockerKind, GroupId, GroupReport, MigrationId, Report};
 
-use crate::{Begun, ContainerInfo, ErrorBody, GroupRequest, MoveRequest, NodeInfo, Plan, PlanRequest, RecoverRequest};
+use crate::{
+    Begun, ContainerInfo, ErrorBody, GroupRequest, Leftover, MoveRequest, NodeInfo, Plan, PlanRequest, RecoverRequest,
+};
 
 /// What the API asks of an agent. The calls may block (each runs on a thread of its own) and may come at the same time.
 pub trait AgentService: Send + Sync + 'static {
@@ -22,6 +24,12 @@ pub trait AgentService: Send + Sync + 'static {
     /// Gives a migration up that waits for a lost destination after the commit point, and returns at once; refuses where it
     /// waits for nothing, or where the destination answers. The original runs when the report has ended.
     fn recover(&self, request: RecoverRequest) -> Result<Report, ServiceError>;
+
+    /// What moves have left on this node that no move owns any more.
+    fn leftovers(&self) -> Result<Vec<Leftover>, ServiceError>;
+
+    /// Removes what moves have left; all that was found, with what could not be removed.
+    fn remove_leftovers(&self) -> Result<Vec<Leftover>, ServiceError>;
 
     /// All migrations that this node knows, newest first.
     fn reports(&self) -> Result<Vec<Report>, ServiceError>;

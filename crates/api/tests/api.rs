@@ -8,8 +8,9 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tranship_api::{
-    AgentService, Begun, Client, ClientError, ContainerInfo, ContainerState, ErrorKind, GroupRequest, MoveRequest,
-    NodeInfo, PeerInfo, PeerState, Plan, PlanRequest, RecoverRequest, ServiceError, ToolInfo, bind, router, serve,
+    AgentService, Begun, Client, ClientError, ContainerInfo, ContainerState, ErrorKind, GroupRequest, Leftover,
+    LeftoverKind, MoveRequest, NodeInfo, PeerInfo, PeerState, Plan, PlanRequest, RecoverRequest, ServiceError,
+    ToolInfo, bind, router, serve,
 };
 use tranship_types::{
     Blocker, BlockerKind, GroupId, GroupOrder, GroupReport, MigrationId, Mode, Outcome, Phase, Report,
@@ -114,6 +115,17 @@ impl AgentService for Script {
                 Err(ServiceError::new(ErrorKind::Blocked, "redis was heard to run on node b", "add --host-is-down"))
             }
         }
+    }
+
+    fn leftovers(&self) -> Result<Vec<Leftover>, ServiceError> {
+        let name = "/run/netns/redis".to_owned();
+        Ok(vec![Leftover { kind: LeftoverKind::Namespace, name, removed: false, note: String::new() }])
+    }
+
+    fn remove_leftovers(&self) -> Result<Vec<Leftover>, ServiceError> {
+        let mut all = self.leftovers()?;
+        all.iter_mut().for_each(|leftover| leftover.removed = true);
+        Ok(all)
     }
 
     fn reports(&self) -> Result<Vec<Report>, ServiceError> {
@@ -243,6 +255,15 @@ async fn a_migration_is_given_up_or_the_refusal_says_why() {
         Err(ClientError::Refused { status: 422, body }) => assert_eq!(body.remedy, "add --host-is-down"),
         other => panic!("{other:?}"),
     }
+}
+
+#[tokio::test]
+async fn leftovers_are_listed_and_removed() {
+    let agent = agent();
+    let found = agent.client.leftovers().await.unwrap();
+    assert_eq!(found.iter().map(|l| (l.kind, l.removed)).collect::<Vec<_>>(), [(LeftoverKind::Namespace, false)]);
+    let removed = agent.client.remove_leftovers().await.unwrap();
+    assert_eq!(removed, found.into_iter().map(|l| Leftover { removed: true, ..l }).collect::<Vec<_>>());
 }
 
 #[tokio::test]

@@ -51,6 +51,8 @@ pub enum Call {
     History(Json),
     /// Show this node's health: criu, engines, peers (exit status 1 where it cannot take part in moves)
     Node(Json),
+    /// Find what moves have left on this node that no move owns any more (exit status 1 where something is left)
+    Doctor(Doctor),
     /// Run a container here again whose move has committed, and whose destination is lost for good
     Recover(Recover),
     /// Run this node's agent in the foreground (what systemd does with transhipd.service)
@@ -229,6 +231,16 @@ pub struct Recover {
     #[arg(long)]
     pub host_is_down: bool,
     /// Print exactly one line of JSON on stdout: the final report, or the error
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// Remove it
+    #[arg(long)]
+    pub fix: bool,
+    /// Print one line of JSON
     #[arg(long)]
     pub json: bool,
 }

@@ -75,6 +75,19 @@ impl Calls<'_> {
         }
     }
 
+    /// `tranship doctor`.
+    pub async fn doctor(&self, fix: bool, json: bool) -> Exit {
+        let found = match fix {
+            true => self.client.remove_leftovers().await,
+            false => self.client.leftovers().await,
+        };
+        let clean = found.as_ref().is_ok_and(|list| list.iter().all(|leftover| leftover.removed));
+        match self.print(found, json, |list| show::leftovers(list)) {
+            Exit::Done if !clean => Exit::Failed,
+            exit => exit,
+        }
+    }
+
     /// `tranship move`.
     pub async fn begin_move(&self, request: &MoveRequest, json: bool) -> Exit {
         let begun = tokio::select! {

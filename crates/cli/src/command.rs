@@ -36,6 +36,7 @@ pub enum Command {
     Follow { id: MigrationId, json: bool },
     History { json: bool },
     Node { json: bool },
+    Doctor { fix: bool, json: bool },
     Agent { arguments: Vec<OsString> },
     Init { dir: PathBuf, nodes: Vec<NodeName>, renew: bool },
     Completions(Shell),
@@ -88,6 +89,7 @@ impl TryFrom<Arguments> for Invocation {
             }
             Call::History(a) => Command::History { json: a.json },
             Call::Node(a) => Command::Node { json: a.json },
+            Call::Doctor(a) => Command::Doctor { fix: a.fix, json: a.json },
             Call::Agent(a) => Command::Agent { arguments: a.arguments },
             Call::Init(a) => Command::Init { dir: a.dir, nodes: nodes(&a.nodes)?, renew: a.renew },
             Call::Completions { shell } => Command::Completions(shell),

@@ -58,6 +58,7 @@ fn run(invocation: Invocation, screen: &Screen) -> anyhow::Result<Exit> {
         Command::Follow { id, json } => runtime.block_on(calls.follow(&id, json)),
         Command::History { json } => runtime.block_on(calls.history(json)),
         Command::Node { json } => runtime.block_on(calls.node(json)),
+        Command::Doctor { fix, json } => runtime.block_on(calls.doctor(fix, json)),
         Command::Agent { arguments } => anyhow::bail!(launch::become_agent(&arguments)),
         Command::Init { dir, nodes, renew } => {
             Screen::print(&init::init(&dir, &nodes, renew)?);

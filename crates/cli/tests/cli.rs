@@ -162,6 +162,19 @@ fn ctrl_c_leaves_the_move_alone_and_says_how_to_follow_it() {
 }
 
 #[test]
+fn the_doctor_says_what_is_left_and_whether_anything_is() {
+    let agent = Agent::start();
+    let output = agent.command("doctor").output().unwrap();
+    let text = out(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}{}", err(&output));
+    assert!(text.contains("migrations/m-1  `tranship doctor --fix` removes it\n"), "{text}");
+    let output = agent.command("doctor --fix").output().unwrap();
+    let text = out(&output);
+    assert!(text.contains("migrations/m-1  removed\n") && text.contains("`runc resume redis`"), "{text}");
+    assert_eq!(output.status.code(), Some(1), "the container is left");
+}
+
+#[test]
 fn an_agent_that_restarts_is_waited_for() {
     let mut agent = Agent::start();
     let mut child = agent.command("move redis --to b").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

@@ -132,13 +132,19 @@ impl Journal {
         // As bytes: a line may have been torn within a character.
         let mut text = Vec::new();
         file.read_to_end(&mut text).map_err(&failed)?;
-        let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
-        if whole < text.len() {
-            file.set_len(whole as u64).map_err(&failed)?;
+        let whole = whole_lines(&text);
+        if whole.len() < text.len() {
+            file.set_len(whole.len() as u64).map_err(&failed)?;
         }
-        let lines = text[..whole].split_inclusive(|byte| *byte == b'\n');
-        let records: Result<Vec<Record>, _> = lines.map(serde_json::from_slice).collect();
-        Ok((Self { path: path.to_owned(), file }, records.map_err(|e| failed(e.into()))?))
+        let records = records(whole).map_err(|e| failed(e.into()))?;
+        Ok((Self { path: path.to_owned(), file }, records))
+    }
+
+    /// Reads the records of a journal that is somebody else's, who may be writing.
+    pub fn read(path: &Path) -> Result<Vec<Record>, JournalError> {
+        let failed = Self::failed(path, "read");
+        let text = std::fs::read(path).map_err(&failed)?;
+        records(whole_lines(&text)).map_err(|e| failed(e.into()))
     }
 
     /// All journals below a directory, oldest name first.
@@ -191,6 +197,15 @@ impl Journal {
     pub fn close(self) -> Result<(), JournalError> {
         std::fs::remove_file(&self.path).map_err(Self::failed(&self.path, "removed"))
     }
+}
+
+/// All up to the last line's end.
+fn whole_lines(text: &[u8]) -> &[u8] {
+    &text[..text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1)]
+}
+
+fn records(lines: &[u8]) -> serde_json::Result<Vec<Record>> {
+    lines.split_inclusive(|byte| *byte == b'\n').map(serde_json::from_slice).collect()
 }
 
 #[cfg(test)]

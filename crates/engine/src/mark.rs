@@ -41,6 +41,13 @@ impl Mark {
         serde_json::from_slice(&std::fs::read(Self::path(id)?).ok()?).ok()
     }
 
+    /// All marks that there are, each with the id of its container.
+    pub fn all() -> Vec<(String, Self)> {
+        let entries = std::fs::read_dir(DIRECTORY).into_iter().flatten().flatten();
+        let ids = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        ids.filter_map(|id| Some((id.clone(), Self::on(&id)?))).collect()
+    }
+
     /// Marks the container of this id.
     pub fn put(&self, id: &str) -> io::Result<()> {
         let path = Self::path(id).ok_or_else(|| io::Error::other(format!("{id:?} is no id")))?;

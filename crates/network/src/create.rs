@@ -76,6 +76,14 @@ pub fn unname(netns: &Path) -> Result<(), NetworkError> {
     namespace::unname(netns)
 }
 
+/// The processes in the network namespace `netns`, by their pids on this node, in no order.
+///
+/// # Errors
+/// The system's refusals.
+pub fn processes(netns: &Path) -> Result<Vec<u32>, NetworkError> {
+    namespace::processes(netns)
+}
+
 /// Removes the network namespace `netns`, its interfaces and its name; success if it is gone already.
 ///
 /// The gate is closed first, so that nothing that the kernel sends when connections and multicast memberships end

@@ -127,6 +127,17 @@ impl Gate {
         }
     }
 
+    /// Whether there is anything of a gate. Costs a listing: for diagnosis.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn is_there(&mut self) -> Result<bool, NetworkError> {
+        let found = self.nftables.has_chains(TABLE);
+        found.map_err(|e| {
+            NetworkError::refused(format!("look at the gate of network namespace {}", self.netns.display()), e)
+        })
+    }
+
     /// Whether every one of the interfaces is closed in both directions. Costs a listing: for tests and diagnosis.
     ///
     /// # Errors

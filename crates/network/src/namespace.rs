@@ -2,7 +2,7 @@
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use nix::errno::Errno;
@@ -104,6 +104,16 @@ pub(crate) fn presence(netns: &Path) -> Result<Presence, NetworkError> {
         },
         Err(e) => Err(e),
     }
+}
+
+/// The processes that are in the namespace at `netns`, in no order.
+pub(crate) fn processes(netns: &Path) -> Result<Vec<u32>, NetworkError> {
+    let identity = |file: &Path| std::fs::metadata(file).map(|m| (m.dev(), m.ino()));
+    let own = identity(netns).map_err(|e| NetworkError::refused(format!("look at {}", netns.display()), e))?;
+    let list = std::fs::read_dir("/proc").map_err(|e| NetworkError::refused("list the processes", e))?;
+    let pids = list.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    // One that ends meanwhile is in no namespace.
+    Ok(pids.filter(|pid| identity(Path::new(&format!("/proc/{pid}/ns/net"))).is_ok_and(|other| other == own)).collect())
 }
 
 /// Takes the name away: unmounts whatever namespaces are mounted there and deletes the file.

@@ -304,6 +304,17 @@ impl Nftables {
 
     /// The names of the chains of `table` that drop what no rule accepts.
     pub(crate) fn dropping_chains(&mut self, table: &str) -> Result<Vec<String>, Refusal> {
+        self.list_chains(|attributes| dropping_chain(table, attributes))
+    }
+
+    /// Whether `table` has any chain.
+    pub(crate) fn has_chains(&mut self, table: &str) -> Result<bool, Refusal> {
+        let of_table = |attributes: &[u8]| (text(attributes, CHAIN_TABLE)? == table).then_some(());
+        Ok(!self.list_chains(of_table)?.is_empty())
+    }
+
+    /// What `read` makes of the attributes of each chain that there is.
+    fn list_chains<T>(&mut self, read: impl Fn(&[u8]) -> Option<T>) -> Result<Vec<T>, Refusal> {
         let sequence = self.sequence;
         self.sequence += 1;
         let mut question = Vec::new();
@@ -316,7 +327,7 @@ impl Nftables {
                 match (m.kind, m.verdict()) {
                     (NLMSG_DONE, _) => return Ok(chains),
                     (_, Some(verdict)) => verdict?,
-                    (NEWCHAIN, _) => chains.extend(dropping_chain(table, m.payload.get(4..).unwrap_or_default())),
+                    (NEWCHAIN, _) => chains.extend(read(m.payload.get(4..).unwrap_or_default())),
                     _ => {}
                 }
             }
@@ -335,11 +346,17 @@ impl Nftables {
 
 /// The name of the chain that the attributes describe, if it is one of `table` and drops by policy.
 fn dropping_chain(table: &str, attributes: &[u8]) -> Option<String> {
-    let find = |kind| Attributes(attributes).find(|(k, _)| *k == kind).map(|(_, value)| value);
-    let text = |kind| Some(std::str::from_utf8(find(kind)?).ok()?.trim_end_matches('\0'));
-    let dropping = find(CHAIN_POLICY)? == (Policy::Drop as u32).to_be_bytes();
-    (text(CHAIN_TABLE)? == table && dropping && find(CHAIN_HOOK).is_some())
-        .then(|| text(CHAIN_NAME).map(str::to_owned))?
+    let dropping = value(attributes, CHAIN_POLICY)? == (Policy::Drop as u32).to_be_bytes();
+    (text(attributes, CHAIN_TABLE)? == table && dropping && value(attributes, CHAIN_HOOK).is_some())
+        .then(|| text(attributes, CHAIN_NAME).map(str::to_owned))?
+}
+
+fn value(attributes: &[u8], kind: u16) -> Option<&[u8]> {
+    Attributes(attributes).find(|(k, _)| *k == kind).map(|(_, value)| value)
+}
+
+fn text(attributes: &[u8], kind: u16) -> Option<&str> {
+    Some(std::str::from_utf8(value(attributes, kind)?).ok()?.trim_end_matches('\0'))
 }
 
 // Keeps the arithmetic of `finish` and of the parser honest.

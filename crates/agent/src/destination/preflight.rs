@@ -110,7 +110,7 @@ pub fn check(node: &Node, offer: &Offer) -> Vec<Blocker> {
 
 /// Where the network namespace of a container is on this node until its engine has a name for it; `path` is that on the
 /// source.
-pub(super) fn place_network(engine: &dyn Engine, container: &str, path: &Path) -> PathBuf {
+pub fn place_network(engine: &dyn Engine, container: &str, path: &Path) -> PathBuf {
     match engine.attaches_network() {
         true => Path::new("/run/netns").join(format!("tranship-{container}")),
         false => path.to_owned(),

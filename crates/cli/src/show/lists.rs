@@ -1,5 +1,5 @@
 use jiff::tz::TimeZone;
-use tranship_api::{ContainerInfo, ContainerState};
+use tranship_api::{ContainerInfo, ContainerState, Leftover};
 use tranship_types::{Outcome, Report};
 
 use super::table::{Column, table};
@@ -114,6 +114,20 @@ pub fn history(list: &[Report], zone: &TimeZone) -> String {
     table("", &columns, ended.map(row))
 }
 
+/// `tranship doctor`.
+pub fn leftovers(list: &[Leftover]) -> String {
+    if list.is_empty() {
+        return "no move has left anything on this node\n".to_owned();
+    }
+    let state = |l: &Leftover| match (l.removed, l.note.as_str()) {
+        (true, _) => "removed".to_owned(),
+        (false, "") => "`tranship doctor --fix` removes it".to_owned(),
+        (false, note) => note.to_owned(),
+    };
+    let columns = [Column::Text("LEFT OVER"), Column::Text("WHERE"), Column::Text("WHAT TO DO")];
+    table("", &columns, list.iter().map(|l| vec![l.kind.to_string(), l.name.clone(), state(l)]))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -149,6 +163,28 @@ nginx-front  runc    stopped    -          -       -
         redis.migration = Some("m-1".parse().unwrap());
         assert!(containers(&[redis], 0).contains("moving (m-1)"));
         assert_eq!(containers(&[], 0), "no containers on this node\n");
+    }
+
+    #[test]
+    fn leftovers_in_columns() {
+        let directory = Leftover {
+            kind: tranship_api::LeftoverKind::Migration,
+            name: "/run/tranship/migrations/m-1".into(),
+            removed: false,
+            note: String::new(),
+        };
+        let gone = Leftover { removed: true, ..directory.clone() };
+        let busy = Leftover { note: "its pager is at work; wait for it".into(), ..directory.clone() };
+        assert_eq!(
+            leftovers(&[directory, gone, busy]),
+            "\
+LEFT OVER  WHERE                         WHAT TO DO
+migration  /run/tranship/migrations/m-1  `tranship doctor --fix` removes it
+migration  /run/tranship/migrations/m-1  removed
+migration  /run/tranship/migrations/m-1  its pager is at work; wait for it
+"
+        );
+        assert_eq!(leftovers(&[]), "no move has left anything on this node\n");
     }
 
     #[test]

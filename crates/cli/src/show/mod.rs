@@ -9,7 +9,7 @@ mod table;
 mod trace;
 
 pub use group::{bars, group};
-pub use lists::{containers, history, under_way};
+pub use lists::{containers, history, leftovers, under_way};
 pub use node::{node, usable};
 pub use plan::plan;
 pub use report::{details, ending, failure, report, timing};

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tranship_api::{
-    AgentService, Begun, ContainerInfo, ContainerState, ErrorKind, GroupContainer, GroupRequest, MoveRequest, NodeInfo,
-    Plan, PlanRequest, Problem, RecoverRequest, ServiceError, ToolInfo, bind, router, serve,
+    AgentService, Begun, ContainerInfo, ContainerState, ErrorKind, GroupContainer, GroupRequest, Leftover,
+    LeftoverKind, MoveRequest, NodeInfo, Plan, PlanRequest, Problem, RecoverRequest, ServiceError, ToolInfo, bind,
+    router, serve,
 };
 use tranship_types::{
     Blocker, BlockerKind, GroupId, GroupMember, GroupReport, MemberOutcome, MigrationId, Mode, Outcome, Phase, Report,
@@ -97,6 +98,26 @@ impl AgentService for Service {
             return Err(ServiceError::new(ErrorKind::Blocked, cause, "add --host-is-down"));
         }
         self.report(&ID.parse().unwrap())
+    }
+
+    fn leftovers(&self) -> Result<Vec<Leftover>, ServiceError> {
+        let leftover = |kind, name: &str, note: &str| Leftover {
+            kind,
+            name: name.to_owned(),
+            removed: false,
+            note: note.to_owned(),
+        };
+        let frozen = "it may run elsewhere; `runc resume redis` if not";
+        Ok(vec![
+            leftover(LeftoverKind::Migration, "/run/tranship/migrations/m-1", ""),
+            leftover(LeftoverKind::Container, "redis", frozen),
+        ])
+    }
+
+    fn remove_leftovers(&self) -> Result<Vec<Leftover>, ServiceError> {
+        let mut all = self.leftovers()?;
+        all.iter_mut().for_each(|leftover| leftover.removed = leftover.note.is_empty());
+        Ok(all)
     }
 
     fn reports(&self) -> Result<Vec<Report>, ServiceError> {

@@ -1,0 +1,273 @@
+//! What moves have left on this node that no move owns any more.
+//!
+//! Agents that were killed leave nothing for long: the next one finds the journal, and finishes or undoes. What is looked for here
+//! is left where the journal was lost, or where something could not be removed and was forgotten. Each migration has a
+//! journal from before its first action until after its last, so the journals tell what is owned: they are read before the
+//! search and after it, so that a move which begins or ends meanwhile is not taken for a leftover.
+//!
+//! It is removed in an order in which nothing is deleted that something else still uses: a migration's processes, mounts and
+//! directory; then what an engine knows of a copy that was never let go; then the network namespace.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+use tranship_api::{Leftover, LeftoverKind};
+use tranship_coordinator::{Failure, Journal, Record};
+use tranship_criu::front;
+use tranship_engine::{EngineError, Mark, State};
+use tranship_memory::pager::{self, PagerHandle};
+use tranship_network::Gate;
+use tranship_types::{MigrationId, Side};
+
+use crate::arrivals::Context;
+use crate::destination;
+use crate::layout::{Layout, Role};
+use crate::node::{Node, failed};
+
+/// Where named network namespaces are.
+const NAMESPACES: &str = "/run/netns";
+/// How long a dump or restore that nobody waits for may take to end.
+const END: Duration = Duration::from_secs(60);
+/// How long a pager may take to say how it stands.
+const ANSWER: Duration = Duration::from_secs(2);
+
+/// What there is, and whose it is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Thing {
+    Migration(MigrationId),
+    /// On the container of this id, for a migration.
+    Mark(String, PathBuf),
+    /// Of the container of this name.
+    Bundle(String),
+    Namespace(PathBuf),
+    /// Of this container's namespace.
+    Gate(String, PathBuf),
+    Frozen(String),
+}
+
+impl Thing {
+    fn kind(&self) -> LeftoverKind {
+        match self {
+            Self::Migration(_) => LeftoverKind::Migration,
+            Self::Mark(..) => LeftoverKind::Mark,
+            Self::Bundle(_) => LeftoverKind::Bundle,
+            Self::Namespace(_) => LeftoverKind::Namespace,
+            Self::Gate(..) => LeftoverKind::Gate,
+            Self::Frozen(_) => LeftoverKind::Container,
+        }
+    }
+
+    fn name(&self, node: &Node) -> String {
+        match self {
+            Self::Migration(id) => Layout::new(&node.config.run_dir, id).root().display().to_string(),
+            Self::Bundle(name) => node.bundle(name).display().to_string(),
+            Self::Namespace(path) => path.display().to_string(),
+            Self::Mark(name, _) | Self::Gate(name, _) | Self::Frozen(name) => name.clone(),
+        }
+    }
+
+    /// Why it cannot be removed without somebody who knows more.
+    fn obstacle(&self, node: &Node) -> Option<String> {
+        match self {
+            Self::Migration(id) => {
+                let layout = Layout::new(&node.config.run_dir, id);
+                serves(&layout)
+                    .then(|| "its pager still supplies a running container with its memory; wait for it".to_owned())
+            }
+            Self::Namespace(path) => {
+                let pids = tranship_network::processes(path).unwrap_or_default();
+                let pid = pids.first()?;
+                Some(format!("process {pid} is in it; end it, then run this again"))
+            }
+            Self::Frozen(name) => Some(format!(
+                "nobody here knows whether {name} runs elsewhere by now: if it does, delete it (`runc delete --force`), else \
+                 resume it (`runc resume`) and run this again"
+            )),
+            Self::Bundle(name) => {
+                let text = std::fs::read(node.bundle(name).join("config.json")).ok()?;
+                let config = serde_json::from_slice(&text).ok()?;
+                node.engines().any(|engine| engine.occupied(&config)).then(|| {
+                    format!(
+                        "processes are in the cgroup of {name}, which no engine knows; end them, then run this again"
+                    )
+                })
+            }
+            Self::Mark(..) | Self::Gate(..) => None,
+        }
+    }
+
+    fn remove(&self, node: &Node) -> Result<(), Failure> {
+        match self {
+            Self::Migration(id) => {
+                let layout = Layout::new(&node.config.run_dir, id);
+                for role in [Role::Restore, Role::Dump] {
+                    layout.end_front(role, END)?;
+                }
+                if let Ok(pager) = PagerHandle::connect(layout.root()) {
+                    pager.quit().map_err(failed)?;
+                }
+                layout.remove()
+            }
+            Self::Mark(id, _) => {
+                Mark::take_off(id);
+                Ok(())
+            }
+            Self::Bundle(name) => {
+                let bundle = node.bundle(name);
+                for engine in node.engines() {
+                    destination::sweep(&**engine, name, &bundle)?;
+                    engine.discard(name, &bundle).map_err(failed)?;
+                }
+                tranship_storage::remove_tree(&bundle).map_err(failed)
+            }
+            Self::Namespace(path) => tranship_network::remove(path).map_err(failed),
+            Self::Gate(_, path) => Gate::prepare(path, &[]).and_then(|mut gate| gate.open()).map_err(failed),
+            Self::Frozen(_) => Ok(()),
+        }
+    }
+}
+
+/// Whether a migration's pager has let tasks go that still wait for pages.
+fn serves(layout: &Layout) -> bool {
+    let status = PagerHandle::connect(layout.root()).and_then(|pager| pager.status(ANSWER));
+    let runs = || front::resumed_init(&layout.front_socket(Role::Restore)).is_some();
+    status.is_ok_and(|status: pager::Status| !status.drained && (status.restored || runs()))
+}
+
+/// What the journals say is in use.
+#[derive(Default)]
+struct Owned {
+    ids: HashSet<String>,
+    containers: HashSet<String>,
+    namespaces: HashSet<PathBuf>,
+    /// There is a journal that does not say which container it is about.
+    unknown: bool,
+}
+
+impl Owned {
+    fn add_all(&mut self, node: &Node) {
+        for path in Journal::list(&node.journals()) {
+            self.ids.extend(path.file_stem().map(|stem| stem.to_string_lossy().into_owned()));
+            let first = Journal::read(&path).ok().and_then(|records| records.into_iter().next());
+            match first {
+                Some(Record::Begin { side, container, context, .. }) => self.add(node, side, container, &context),
+                // One that is just being made, or has just gone, owns nothing yet, or no more.
+                _ => self.unknown |= path.exists(),
+            }
+        }
+    }
+
+    fn add(&mut self, node: &Node, side: Side, container: String, context: &serde_json::Value) {
+        for engine in node.engines() {
+            self.namespaces.extend(engine.inspect(&container).ok().and_then(|c| c.network_namespace()));
+            if side == Side::Destination
+                && let Ok(Context { offer, .. }) = Context::deserialize(context)
+                && let Some((path, _)) = offer.network
+            {
+                self.namespaces.insert(destination::place_network(&**engine, &container, &path));
+            }
+        }
+        self.containers.insert(container);
+    }
+
+    fn has(&self, thing: &Thing) -> bool {
+        match thing {
+            Thing::Migration(id) => self.ids.contains(id.as_str()),
+            Thing::Mark(_, directory) => {
+                directory.file_name().is_some_and(|name| self.ids.contains(&*name.to_string_lossy()))
+            }
+            Thing::Bundle(name) | Thing::Frozen(name) => self.unknown || self.containers.contains(name),
+            Thing::Gate(name, path) => self.unknown || self.containers.contains(name) || self.namespaces.contains(path),
+            Thing::Namespace(path) => self.unknown || self.namespaces.contains(path),
+        }
+    }
+}
+
+/// Whether somebody has closed the gate of a namespace, wholly or in part. One that cannot be looked at has none.
+fn gated(namespace: &Path) -> bool {
+    Gate::prepare(namespace, &[]).and_then(|mut gate| gate.is_there()).unwrap_or(false)
+}
+
+fn entries(directory: &Path) -> impl Iterator<Item = String> + use<> {
+    std::fs::read_dir(directory)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+}
+
+/// Everything of a kind that a move makes, whoever owns it.
+fn everything(node: &Node) -> Result<Vec<Thing>, EngineError> {
+    let run_dir = &node.config.run_dir;
+    let mut all: Vec<Thing> =
+        entries(&run_dir.join("migrations")).filter_map(|name| Some(Thing::Migration(name.parse().ok()?))).collect();
+    let directory = |mark: &Mark| mark.images().images.parent().map(Path::to_owned).unwrap_or_default();
+    all.extend(Mark::all().into_iter().map(|(id, mark)| Thing::Mark(id, directory(&mark))));
+    let mut known = Vec::new();
+    for engine in node.engines() {
+        let list = engine.list()?.into_iter().filter(|summary| summary.state != State::Created);
+        known.extend(list.filter_map(|summary| engine.inspect(&summary.name).ok()));
+    }
+    let bundles = entries(&run_dir.join("bundles"));
+    all.extend(bundles.filter(|name| known.iter().all(|c| c.name != *name)).map(Thing::Bundle));
+    let mut inhabited = HashSet::new();
+    for container in known.iter().filter(|container| container.init != 0) {
+        let Some(namespace) = container.network_namespace() else { continue };
+        if gated(&namespace) {
+            all.push(match container.freezer.is_frozen() {
+                Ok(true) => Thing::Frozen(container.name.clone()),
+                _ => Thing::Gate(container.name.clone(), namespace.clone()),
+            });
+        }
+        inhabited.insert(namespace);
+    }
+    let namespaces = entries(Path::new(NAMESPACES)).map(|name| Path::new(NAMESPACES).join(name));
+    all.extend(namespaces.filter(|path| !inhabited.contains(path) && gated(path)).map(Thing::Namespace));
+    Ok(all)
+}
+
+/// What no move owns, in the order in which it is removed.
+fn unowned(node: &Node) -> Result<Vec<Thing>, EngineError> {
+    let mut owned = Owned::default();
+    owned.add_all(node);
+    let mut things = everything(node)?;
+    owned.add_all(node);
+    things.retain(|thing| !owned.has(thing));
+    things.sort_by_key(Thing::kind);
+    Ok(things)
+}
+
+fn leftover(node: &Node, thing: &Thing, removed: bool, note: Option<String>) -> Leftover {
+    Leftover { kind: thing.kind(), name: thing.name(node), removed, note: note.unwrap_or_default() }
+}
+
+/// What moves have left on this node.
+///
+/// # Errors
+/// An engine that does not say which containers there are.
+pub fn leftovers(node: &Node) -> Result<Vec<Leftover>, EngineError> {
+    Ok(unowned(node)?.iter().map(|thing| leftover(node, thing, false, thing.obstacle(node))).collect())
+}
+
+/// Removes what moves have left; all that was found, with what became of it.
+///
+/// # Errors
+/// As [`leftovers`].
+pub fn remove_leftovers(node: &Node) -> Result<Vec<Leftover>, EngineError> {
+    let (mut seen, mut all) = (HashSet::new(), Vec::new());
+    // What is left may change with each that is removed: a held copy ends with its front, and its bundle is nobody's then.
+    while let Some(thing) = unowned(node)?.into_iter().find(|thing| !seen.contains(thing)) {
+        let note = thing.obstacle(node).or_else(|| thing.remove(node).err().map(|failure| failure.message));
+        tracing::info!(?thing, ?note, "a leftover");
+        let stuck = note.is_some() && thing.kind() == LeftoverKind::Migration;
+        all.push(leftover(node, &thing, note.is_none(), note));
+        seen.insert(thing);
+        if stuck {
+            // Whatever else there is may belong to its processes.
+            break;
+        }
+    }
+    Ok(all)
+}

@@ -1,0 +1,47 @@
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Something that a move has made on a node, and that no move owns any more.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Leftover {
+    /// What it is.
+    pub kind: LeftoverKind,
+    /// Where it is: a path, or the name of a container.
+    pub name: String,
+    /// Whether it has been removed.
+    pub removed: bool,
+    /// Why the agent does not remove it by itself, or could not, and what to do; empty where it can.
+    #[serde(default)]
+    pub note: String,
+}
+
+/// Kinds of leftovers, in the order in which they are removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum LeftoverKind {
+    /// A migration's directory, with the mounts below it, its front and its pager.
+    Migration,
+    /// The mark on a container that an engine was to restore.
+    Mark,
+    /// The bundle of a container that there is no more, with what its engine has left.
+    Bundle,
+    /// A network namespace whose gate is closed, and in which there is no container.
+    Namespace,
+    /// The closed gate of a container that runs.
+    Gate,
+    /// A container that is frozen behind a closed gate.
+    Container,
+}
+
+impl std::fmt::Display for LeftoverKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Self::Migration => "migration",
+            Self::Mark => "mark",
+            Self::Bundle => "bundle",
+            Self::Namespace => "network namespace",
+            Self::Gate => "closed gate",
+            Self::Container => "frozen container",
+        })
+    }
+}
