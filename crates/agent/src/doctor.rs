@@ -153,6 +153,8 @@ impl Owned {
             let first = Journal::read(&path).ok().and_then(|records| records.into_iter().next());
             match first {
                 Some(Record::Begin { side, container, context, .. }) => self.add(node, side, container, &context),
+                // Its members have journals of their own.
+                Some(Record::Group { .. }) => {}
                 // One that is just being made, or has just gone, owns nothing yet, or no more.
                 _ => self.unknown |= path.exists(),
             }

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tranship_e2e::{Ended, connection_alive, move_container, quiet};
+use tranship_e2e::{Ended, connection_alive, move_container, quiet, remove};
 use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, redis_command};
 use tranship_types::Side;
 
@@ -84,7 +84,7 @@ impl Play {
     pub fn end(self, lab: &Lab) -> Result<u64> {
         let last = self.counter.stop()?;
         ensure!(last.error.is_none() && last.same_connection, "the counter ended badly: {last:?}");
-        lab.stop(&self.at, NAME)?;
+        remove(lab, NAME)?;
         Ok(last.total.replies)
     }
 }
