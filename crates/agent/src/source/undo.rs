@@ -1,6 +1,7 @@
 //! The way back: what was done is undone, after a failure before the decision as well as when an operator has given the
 //! migration up after it.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tranship_coordinator::{Failure, SourceStep};
@@ -16,6 +17,12 @@ use crate::layout::Role;
 const DUMP_END: Duration = Duration::from_secs(60);
 /// How long the destination may take to undo everything before it is asked again.
 const UNDO: Duration = Duration::from_secs(15);
+
+/// Claims the addresses of the container with this network namespace.
+fn announce(namespace: &Path) -> Result<(), Failure> {
+    let identity = tranship_network::capture(namespace).map_err(failed)?;
+    Announcer::prepare(namespace, &identity).and_then(|mut announcer| announcer.announce()).map_err(failed)
+}
 
 impl SourceRun {
     /// Undoes one step.
@@ -71,7 +78,7 @@ impl SourceRun {
     }
 
     fn open_gate_again(&mut self) -> Result<(), Failure> {
-        let namespace = self.container().ok().and_then(|c| c.network_namespace()).filter(|path| path.exists());
+        let namespace = self.namespace_here();
         if let Some(path) = &namespace {
             if self.given_up {
                 tranship_network::step_forward(path).map_err(failed)?;
@@ -84,11 +91,14 @@ impl SourceRun {
         self.gate.as_mut().map_or(Ok(()), |gate| gate.open().map_err(failed))?;
         if let Some(path) = namespace.filter(|_| self.given_up) {
             // The network may have heard that it is on the destination.
-            let identity = tranship_network::capture(&path).map_err(failed)?;
-            Announcer::prepare(&path, &identity).and_then(|mut announcer| announcer.announce()).map_err(failed)?;
+            announce(&path)?;
         }
         self.deliver_here();
         Ok(())
+    }
+
+    fn namespace_here(&self) -> Option<PathBuf> {
+        self.container().ok().and_then(|c| c.network_namespace()).filter(|path| path.exists())
     }
 
     /// Tells the destination that the migration is off, until it has undone everything. Always over a new link: on the
@@ -104,6 +114,12 @@ impl SourceRun {
             Response::Aborted { leftovers } if !self.given_up => leftovers,
             Response::Voided { ran, leftovers } if self.given_up => {
                 self.stray_removed |= ran;
+                // It may have answered for the addresses until just now.
+                if let Some(path) = self.namespace_here().filter(|_| ran)
+                    && let Err(failure) = announce(&path)
+                {
+                    tracing::warn!(id = %self.id, %failure, "the addresses could not be claimed again");
+                }
                 leftovers
             }
             other => return Err(self.unexpected(&other)),

@@ -76,8 +76,9 @@ fn other(known: &Sockets, d: &Descriptor<'_>, inode: u64, socket: &OwnedFd, look
     match family {
         AddressFamily::INET | AddressFamily::INET6 => inet(known, d, inode, socket, (kind, protocol), look),
         AddressFamily::PACKET => {}
-        // Not among the network namespace's own, which is all that CRIU sees.
-        AddressFamily::UNIX | AddressFamily::NETLINK => look.block(elsewhere(d)),
+        // Not among the network namespace's own, which is all that CRIU sees; unless the list has missed it, as it may one
+        // that is being connected at the moment.
+        AddressFamily::UNIX | AddressFamily::NETLINK => look.wait(inode, elsewhere(d)),
         family => {
             let name = match family.as_raw() {
                 21 => "an RDS socket".to_owned(),
@@ -143,7 +144,7 @@ fn inet(
         if sockopt::socket_acceptconn(socket).unwrap_or(false)
             || rustix::net::getpeername(socket).is_ok_and(|a| a.is_some())
         {
-            look.block(elsewhere(d));
+            look.wait(inode, elsewhere(d));
         }
         return;
     };

@@ -15,17 +15,19 @@
 //!
 //! **What has changed** is decided by content in the end: the source keeps a hash of each page as it was last sent, and sends
 //! a page only if it hashes differently. Which pages are worth hashing is another question, and where nothing better is
-//! known the answer is: all of them, which takes 0.1 s or more for a GB. For objects that nobody has open the page tables of the
-//! processes that map them tell which pages were written ([`watch`]), unless
+//! known the answer is: all of them, which takes 0.1 s or more for a GB. The page tables of the processes that map it tell which
+//! pages were written ([`watch`]), unless
 //!
+//! - it is open, or a segment, and was used since the last look ([`uses`]), or less than 20 ms (a segment: 1 s) before that;
 //! - a process that mapped it has forked, or does not map all of it any more: what it or its child wrote is not known;
 //! - a process has thrown away pages of it;
-//! - it is a segment, which any process may attach and detach in between; or the kernel does not tell.
+//! - the kernel does not tell.
 
 pub mod copies;
 mod object;
 pub mod source;
 pub mod target;
+mod uses;
 mod watch;
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use tranship_types::{PAGE_SIZE, PageRange, SharedKind, SharedObject};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::source::{Look, SharedError};
+use super::uses::Uses;
 use super::watch::{View, Watches};
 use crate::page_set::PageSet;
 use crate::send::{CHUNK, Counters, SendError, Stream};
@@ -55,6 +56,8 @@ pub(super) struct Object {
     looked: HashMap<(u32, u64), PageSet>,
     /// There was a last look.
     is_watched: bool,
+    /// How it had been used at the last look, watched since the mappings were listed for that.
+    used: Option<Uses>,
     changed: Changed,
     /// Its length has changed since the last look, which may have found pages behind the end that was known then.
     pub resized: bool,
@@ -78,6 +81,7 @@ impl Object {
             views: Vec::new(),
             looked: HashMap::new(),
             is_watched: false,
+            used: None,
             changed: Changed::Any,
             resized: false,
             gone: PageSet::default(),
@@ -120,10 +124,13 @@ impl Object {
         !self.is_watched || self.looked.keys().any(|(pid, _)| unsure.contains(pid)) || self.looked.iter().any(vanished)
     }
 
-    /// Finds out which pages may have changed since the last look, and has the next one find out the same.
-    pub fn look(&mut self, watches: &Watches, unsure: &HashSet<u32>, look: Look) {
+    /// Finds out which pages may have changed since the last look, and has the next one find out the same. `uses`: how it has
+    /// been used until now, if that is known, watched since its mappings were listed.
+    pub fn look(&mut self, watches: &Watches, unsure: &HashSet<u32>, uses: Option<Uses>, look: Look) {
+        let used = self.is_within_reach() && !uses.zip(self.used).is_some_and(|(now, before)| now.none_since(&before));
+        self.used = uses;
         let (viewed, worth) = (self.viewed(), self.is_worth_watching());
-        let mut doubtful = !worth || self.is_doubtful(unsure, &viewed);
+        let mut doubtful = used || !worth || self.is_doubtful(unsure, &viewed);
         let mut changed = PageSet::default();
         let mut written: HashMap<u32, Vec<PageRange>> = HashMap::new();
         for view in &self.views {
@@ -164,11 +171,16 @@ impl Object {
         (self.gone, self.changed, self.may_vanish) = (gone, Changed::These(there), look == Look::Round);
     }
 
-    /// Whether the page tables can tell: whoever has it open, or may attach it, may map it for a moment.
+    /// Whether it can be used without any of its mappings: through a descriptor, or by who attaches it.
+    pub fn is_within_reach(&self) -> bool {
+        self.open || self.described.kind == SharedKind::Segment
+    }
+
+    /// Whether a watch takes little memory for what it can spare.
     fn is_worth_watching(&self) -> bool {
-        let (size, segment) = (self.described.size, self.described.kind == SharedKind::Segment);
+        let size = self.described.size;
         let data = self.file.metadata().map_or(0, |found| found.blocks() * 512);
-        !self.open && !segment && (size <= LARGE || data >= size / SPARSE)
+        size <= LARGE || data >= size / SPARSE
     }
 
     /// The runs of pages to be compared with what was sent.

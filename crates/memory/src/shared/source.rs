@@ -1,20 +1,21 @@
 //! The source's side: finds the objects, and sends what has changed of them.
 
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, HashSet};
-use std::fs::File;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange, SharedKind, SharedObject};
 use tranship_wire::WriteError;
 
 use super::copies::Copies;
 use super::object::{Object, send_piece};
+use super::uses::{Moment, Uses};
 use super::watch::{View, Watches};
 use crate::maps::Mapping;
 use crate::send::{Counters, SendError, Stream};
@@ -79,6 +80,8 @@ pub struct SharedMemory {
     /// By process.
     copies: BTreeMap<AddressSpaceId, Copies>,
     next: u32,
+    /// When the mappings were listed.
+    listed: Option<Moment>,
     /// `None`: nothing can be watched.
     watches: Option<Watches>,
 }
@@ -92,6 +95,7 @@ impl SharedMemory {
             objects: BTreeMap::new(),
             copies: BTreeMap::new(),
             next: 0,
+            listed: None,
             watches: Watches::new()?,
         })
     }
@@ -99,6 +103,7 @@ impl SharedMemory {
     /// Looks for the objects of the processes with these pids on this node. Returns those that the destination must be told
     /// of: new ones, those whose length has changed, and those that are gone, as ones of no length.
     pub fn find(&mut self, pids: &[u32], places: Where) -> Result<Vec<SharedObject>, SharedError> {
+        self.listed = Moment::now().ok();
         for object in self.objects.values_mut() {
             (object.mapped, object.executable) = (false, false);
             object.views.clear();
@@ -263,7 +268,8 @@ impl SharedMemory {
         let link = std::fs::read_link(path)?;
         let Some(link) = link.to_str() else { return Ok(None) };
         let link = link.strip_suffix(" (deleted)").unwrap_or(link);
-        let file = File::open(path)?;
+        // Reading it shall not look as if it was used.
+        let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NOATIME.bits()).open(path)?;
         let found = file.metadata()?;
         let small = !found.len().is_multiple_of(PAGE_SIZE) && found.len() < SMALL;
         if found.dev() != self.device || found.ino() != inode || small {
@@ -281,6 +287,18 @@ impl SharedMemory {
         Ok(Some((described, file)))
     }
 
+    /// How the objects were used until now, where the kernel tells.
+    fn uses(&self) -> HashMap<u64, Uses> {
+        let Some(since) = self.listed else { return HashMap::new() };
+        let (segments, files): (Vec<_>, Vec<_>) =
+            self.objects.iter().partition(|(_, object)| object.described.kind == SharedKind::Segment);
+        let user = segments.iter().find_map(|(_, object)| object.views.first());
+        let segments = user.and_then(|view| Uses::of_segments(view.pid, since).ok()).unwrap_or_default();
+        let file = |(inode, object): (&u64, &Object)| Some((*inode, Uses::of_file(&object.file, since).ok()?));
+        let files = files.into_iter().filter(|(_, object)| object.is_within_reach()).filter_map(file);
+        files.chain(segments).collect()
+    }
+
     /// Finds out which pages may have changed since the last look, of what [`Self::find`] has just found. To be followed by
     /// [`Self::send`].
     ///
@@ -289,8 +307,10 @@ impl SharedMemory {
     pub fn look(&mut self, look: Look) -> Result<(), SharedError> {
         self.copies.values_mut().try_for_each(|copies| copies.look(look))?;
         let Some(watches) = &self.watches else { return Ok(()) };
-        let unsure = watches.take_unsure();
-        self.objects.values_mut().for_each(|object| object.look(watches, &unsure, look));
+        let (unsure, uses) = (watches.take_unsure(), self.uses());
+        for (inode, object) in &mut self.objects {
+            object.look(watches, &unsure, uses.get(inode).copied(), look);
+        }
         let pids = self.objects.values().flat_map(|object| object.views.iter().map(|view| view.pid)).collect();
         watches.keep(&pids);
         Ok(())

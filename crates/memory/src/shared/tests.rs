@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Cursor, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -187,6 +188,11 @@ fn what_has_not_changed_is_not_sent_again() {
     all.assert_same();
 }
 
+/// So long after it was used an object is known not to have been used since.
+const A_WHILE: Duration = Duration::from_millis(40);
+/// The same for segments.
+const A_LONG_WHILE: Duration = Duration::from_millis(2050);
+
 /// A process that has shared memory of its own, and does with it what it is told.
 struct Keeper {
     child: Child,
@@ -198,7 +204,9 @@ struct Keeper {
 
 const KEEPER: &str = "
 import mmap, os, sys
-n = 2048; m = mmap.mmap(-1, n * 4096)
+n = 2048; f = -1
+if sys.argv[1:]: f = os.memfd_create('kept'); os.ftruncate(f, n * 4096)
+m = mmap.mmap(f, n * 4096)
 for i in range(0, n, 2): m[i * 4096] = 1 + i % 200
 print('ready', flush=True)
 for line in sys.stdin:
@@ -211,6 +219,9 @@ for line in sys.stdin:
         os.waitpid(pid, 0)
     elif deed == 'remove': m.madvise(mmap.MADV_REMOVE, at, 4096); m[at]
     elif deed == 'forget': m[at + 9] = (m[at + 9] + 1) % 256; m.madvise(mmap.MADV_DONTNEED, at, 4096); m[at]
+    elif deed == 'put': os.pwrite(f, b'put', at)
+    elif deed == 'visit':
+        with mmap.mmap(f, n * 4096) as visited: visited[at + 10] = (visited[at + 10] + 1) % 256
     print('done', flush=True)
 ";
 
@@ -229,6 +240,11 @@ for line in sys.stdin:
         assert c.shmget(0, pages * 4096, 0o600) == number
         at[number] = c.shmat(number, None, 0)
         ctypes.memset(at[number], mark, pages * 4096)
+    elif deed == 'write': ctypes.memset(at[number], int(rest[0]), 4096)
+    elif deed == 'visit':
+        visited = c.shmat(number, None, 0)
+        ctypes.memset(visited, int(rest[0]), 4096)
+        assert c.shmdt(visited) == 0
     else:
         assert c.shmdt(at[number]) == 0
         if deed == 'end': assert c.shmctl(number, 0, None) == 0
@@ -257,6 +273,13 @@ impl Keeper {
     fn start() -> Self {
         let mut command = Command::new("python3");
         command.args(["-c", KEEPER]);
+        Self::of(command)
+    }
+
+    /// One whose memory is a memfd, which it has open.
+    fn with_open() -> Self {
+        let mut command = Command::new("python3");
+        command.args(["-c", KEEPER, "open"]);
         Self::of(command)
     }
 
@@ -336,7 +359,8 @@ impl Keeper {
 
     fn assert_same(&self) {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.child.id())).unwrap();
-        let line = maps.lines().find(|line| line.contains("/dev/zero")).unwrap();
+        let is_object = |line: &&str| line.contains("/dev/zero") || line.contains("/memfd:kept");
+        let line = maps.lines().find(is_object).unwrap();
         let range = line.split(' ').next().unwrap();
         let here = read(&File::open(format!("/proc/{}/map_files/{range}", self.child.id())).unwrap());
         let (object, _) = self.destination.files.iter().find(|(o, _)| o.kind != SharedKind::Pages).unwrap();
@@ -346,8 +370,10 @@ impl Keeper {
         assert_eq!(differs.map(|at| at as u64 / PAGE_SIZE), None);
     }
 
-    /// A round after which nothing has changed.
+    /// Rounds until nothing has changed, nor seems to have.
     fn settle(&mut self) {
+        self.round(Look::Round);
+        std::thread::sleep(A_WHILE);
         self.round(Look::Round);
         assert_eq!(self.round(Look::Round), (0, 0));
     }
@@ -438,16 +464,43 @@ fn what_page_tables_do_not_tell_of_is_found_all_the_same() {
     }
 }
 
+#[test]
+fn what_is_open_is_looked_at_when_it_was_used() {
+    let mut keeper = Keeper::with_open();
+    for deed in ["write", "put", "visit", "fork", "remove"] {
+        keeper.settle();
+        keeper.does(deed, 10);
+        let (compared, _) = keeper.round(Look::Last);
+        assert!(compared >= 4 << 20, "after {deed} only {compared} bytes were compared");
+        keeper.assert_same();
+        keeper.round(Look::Round);
+    }
+}
+
+#[test]
+fn only_what_was_written_is_looked_at_of_a_segment() {
+    let mut keeper = Keeper::with_segments();
+    keeper.obeys("make 7 16 1");
+    std::thread::sleep(A_LONG_WHILE);
+    keeper.round(Look::Round);
+    keeper.obeys("write 7 2");
+    assert_eq!(keeper.round(Look::Round), (PAGE_SIZE, PAGE_SIZE));
+    keeper.obeys("visit 7 3");
+    assert_eq!(keeper.round(Look::Last), (16 * PAGE_SIZE, PAGE_SIZE));
+    assert_eq!(keeper.given(7)[..8192], [[3; 4096], [1; 4096]].concat());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
     #[test]
     fn whatever_a_process_does_to_its_shared_memory_it_is_the_same_in_the_end(
-        deeds in proptest::collection::vec((0usize..6, 0u64..2048), 1..80)
+        open in any::<bool>(), deeds in proptest::collection::vec((0usize..8, 0u64..2048), 1..80)
     ) {
-        let mut keeper = Keeper::start();
+        let mut keeper = if open { Keeper::with_open() } else { Keeper::start() };
         keeper.settle();
+        let of_open = if open { ["put", "visit"] } else { ["write"; 2] };
         for (deed, page) in deeds {
-            match ["write", "write", "fork", "remove", "forget"].get(deed) {
+            match ["write", "fork", "remove", "forget", "write"].iter().chain(&of_open).nth(deed) {
                 Some(deed) => keeper.does(deed, page),
                 None => {
                     keeper.round(Look::Round);
