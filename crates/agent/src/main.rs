@@ -13,6 +13,7 @@ mod demand;
 mod destination;
 mod doctor;
 mod groups;
+mod images;
 mod inspection;
 mod layout;
 mod moves;

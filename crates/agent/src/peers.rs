@@ -19,6 +19,7 @@ use tranship_wire::{Hello, Purpose, ReadError, URGENT_STREAM};
 use crate::arrivals::{Arrival, Context, Inbox, Standing, lock};
 use crate::demand;
 use crate::destination::{self, DestinationRun};
+use crate::images;
 use crate::node::Node;
 use crate::probes::Probed;
 use crate::registry::{LiveReport, unix_ms};
@@ -138,7 +139,12 @@ fn answer(node: &Arc<Node>, incoming: Incoming) {
                 tracing::warn!(%address, %id, ?purpose, %failure, "files did not arrive");
             }
         }
-        (Purpose::Pages { .. } | Purpose::Wants { .. } | Purpose::Files | Purpose::Trees, None) => {}
+        (Purpose::Image, Some(id)) => {
+            if let Err(failure) = images::receive(node, &mut link) {
+                tracing::warn!(%address, %id, %failure, "an image did not arrive");
+            }
+        }
+        (Purpose::Pages { .. } | Purpose::Wants { .. } | Purpose::Files | Purpose::Trees | Purpose::Image, None) => {}
     }
 }
 
@@ -162,7 +168,10 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
         };
         let response = match (request, id) {
             (Request::Clock, _) => Response::Clock { now_ns: monotonic_ns() },
-            (Request::Check(offer), _) => Response::Checked { blockers: destination::check(node, &offer) },
+            (Request::Check(offer), _) => Response::Checked {
+                blockers: destination::check(node, &offer),
+                notes: images::note(node, &offer).into_iter().collect(),
+            },
             (Request::Offer(offer), Some(id)) => offered(node, id, &peer, *offer, &link),
             (Request::Shared { objects }, Some(id)) => {
                 describe(node, id, &objects);

@@ -84,9 +84,13 @@ fn look(
 ) -> Result<(Plan, Inspection), ServiceError> {
     let found = inspection::inspect(node, name, options).map_err(|f| refused(f, name))?;
     let mut blockers = found.blockers.clone();
+    let mut notes = found.findings.notes.clone();
     if node.config.peers.contains_key(to) {
         match source::check(node, to, &found.offer) {
-            Ok(there) => blockers.extend(there),
+            Ok((there, said)) => {
+                blockers.extend(there);
+                notes.extend(said);
+            }
             Err(failure) if !failure.blockers.is_empty() => blockers.extend(failure.blockers),
             Err(failure) => return Err(refused(failure, name)),
         }
@@ -108,7 +112,7 @@ fn look(
         estimated_total_ms: None,
         prediction: None,
         blockers,
-        notes: findings.notes.clone(),
+        notes,
     };
     Ok((plan, found))
 }

@@ -258,6 +258,8 @@ impl SourceRun {
     }
 
     fn connect(&mut self) -> Result<(), Failure> {
+        // Before there is a link that would be silent for as long as that takes.
+        self.send_image()?;
         self.control = Some(self.node.dial(&self.peer, Purpose::Control, Some(&self.id))?);
         self.check_compress()?;
         let mut trips = Vec::new();
@@ -617,13 +619,13 @@ impl SourcePort for SourceRun {
     }
 }
 
-/// The blockers on both nodes, without touching anything.
-pub fn check(node: &Arc<Node>, peer: &NodeName, offer: &Offer) -> Result<Vec<Blocker>, Failure> {
+/// The blockers on the destination, and what there is to say besides, without touching anything.
+pub fn check(node: &Arc<Node>, peer: &NodeName, offer: &Offer) -> Result<(Vec<Blocker>, Vec<String>), Failure> {
     let mut link = node.dial(peer, Purpose::Control, None)?;
     link.set_timeout(Some(PREPARE)).map_err(failed)?;
     tranship_wire::write_message(&mut link, &Request::Check(Box::new(offer.clone()))).map_err(failed)?;
     match answered(tranship_wire::read_message(&mut link).map_err(failed)?)? {
-        Response::Checked { blockers } => Ok(blockers),
+        Response::Checked { blockers, notes } => Ok((blockers, notes)),
         other => Err(Failure::new(format!("node {peer} gave an answer that does not fit: {other:?}"))),
     }
 }

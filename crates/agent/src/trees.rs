@@ -209,6 +209,12 @@ pub fn check(node: &Node, engine: &dyn Engine, offer: &Offer) -> Vec<Blocker> {
             Err(error) => blockers.push(mend(&error)),
         }
     }
+    // An engine unpacks an image from a file of its own.
+    if let Ok(Some(image)) = engine.missing_image(&offer.container, &offer.parameters)
+        && let Ok(room) = carried::room(&image.directory)
+    {
+        needs.entry(room.device).or_insert((room, 0, image.directory)).1 += 2 * image.bytes;
+    }
     for (room, needed, path) in needs.into_values() {
         let path = path.display();
         if room.read_only {
@@ -217,7 +223,7 @@ pub fn check(node: &Node, engine: &dyn Engine, offer: &Offer) -> Vec<Blocker> {
         } else if needed > room.bytes {
             let (need, have) = (needed.div_ceil(1 << 20), room.bytes >> 20);
             let cause = format!(
-                "the files of container {} are {need} MiB, but the filesystem of {path} on node {here} has only {have} MiB to spare",
+                "container {} needs {need} MiB for its files, but the filesystem of {path} on node {here} has only {have} MiB to spare",
                 offer.container
             );
             blockers.push(blocker(cause, "free some there, or choose another node"));

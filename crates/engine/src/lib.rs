@@ -11,7 +11,7 @@ mod runc;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -219,6 +219,28 @@ pub enum TreePlace {
     Below(PathBuf),
 }
 
+/// An image that a node lacks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MissingImage {
+    /// What it is called on the source.
+    pub name: String,
+    /// Whether it may be called so on this node, too: no other one is.
+    pub may_be_named: bool,
+    /// Bytes of all its layers, unpacked.
+    pub bytes: u64,
+    /// How many layers it has.
+    pub layers: usize,
+    /// How many of them, the first ones, are on this node.
+    pub known_layers: usize,
+    /// Where the engine keeps images.
+    pub directory: PathBuf,
+}
+
+fn without_images(engine: EngineName, name: &str) -> EngineError {
+    let why = "it makes its containers from no image".to_owned();
+    EngineError::Refused { engine: engine.as_str(), what: "take the image of", name: name.to_owned(), why }
+}
+
 fn without_trees(engine: EngineName, name: &str, tree: &CarriedTree) -> EngineError {
     let (engine, name, why) = (engine.as_str(), name.to_owned(), format!("it has no {} of its own", tree.kind));
     EngineError::Refused { engine, what: "take in the files of", name, why }
@@ -292,6 +314,24 @@ pub trait Engine: Send + Sync {
 
     /// What the engine knows of a container that it has restored, in a form of its own; `None` if it knows none.
     fn remember(&self, name: &str) -> Option<Vec<u8>>;
+
+    /// The image that a container of these parameters, which come from the source, is made from and that is not on this node.
+    fn missing_image(&self, name: &str, parameters: &Value) -> Result<Option<MissingImage>, EngineError> {
+        let _ = (name, parameters);
+        Ok(None)
+    }
+
+    /// Writes the image that another node lacks as an archive, without the layers that are there.
+    fn save_image(&self, parameters: &Value, missing: &MissingImage, sink: &mut dyn Write) -> Result<(), EngineError> {
+        let _ = (parameters, sink);
+        Err(without_images(self.name(), &missing.name))
+    }
+
+    /// Takes in such an archive; without its end nothing of it is kept.
+    fn load_image(&self, name: &str, parameters: &Value, archive: &mut dyn Read) -> Result<(), EngineError> {
+        let _ = (parameters, archive);
+        Err(without_images(self.name(), name))
+    }
 
     /// Where on this node a tree of the engine's own (a writable layer, a volume) will be, as far as that is known before
     /// [`Engine::create`]. `parameters` come from the source.

@@ -70,6 +70,8 @@ pub enum Purpose {
     Files,
     /// The content of directory trees on disk.
     Trees,
+    /// A container's image.
+    Image,
 }
 
 /// The stream for pages that were asked for, beside those that are numbered from 0.
@@ -110,6 +112,7 @@ impl Hello {
             Purpose::Wants { resume } => body.extend([3, u8::from(resume)]),
             Purpose::Files => body.extend([4, 0]),
             Purpose::Trees => body.extend([5, 0]),
+            Purpose::Image => body.extend([6, 0]),
         }
         for text in [self.migration.as_ref().map_or("", |m| m.as_str()), self.node.as_str()] {
             // The types allow 63 bytes at most, so the length fits its byte.
@@ -133,7 +136,8 @@ impl Hello {
             (3, resume @ (0 | 1)) => Purpose::Wants { resume: resume == 1 },
             (4, 0) => Purpose::Files,
             (5, 0) => Purpose::Trees,
-            (1 | 3 | 4 | 5, stream) => {
+            (6, 0) => Purpose::Image,
+            (1 | 3 | 4 | 5 | 6, stream) => {
                 return Err(WireError::Unknown { field: "the stream of a greeting", value: stream.into() });
             }
             (other, _) => return Err(WireError::Unknown { field: "the purpose of a greeting", value: other.into() }),

@@ -150,6 +150,9 @@ pub enum Response {
     Checked {
         /// The blockers.
         blockers: Vec<Blocker>,
+        /// What there is to say besides.
+        #[serde(default)]
+        notes: Vec<String>,
     },
     /// Prepared, and waiting.
     Prepared {

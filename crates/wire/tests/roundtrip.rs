@@ -15,6 +15,7 @@ fn hello() -> impl Strategy<Value = Hello> {
         Just(Purpose::Control),
         Just(Purpose::Files),
         Just(Purpose::Trees),
+        Just(Purpose::Image),
         any::<u8>().prop_map(|stream| Purpose::Pages { stream }),
         any::<bool>().prop_map(|resume| Purpose::Wants { resume }),
     ];

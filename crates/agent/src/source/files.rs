@@ -5,13 +5,30 @@ use std::path::PathBuf;
 use tranship_coordinator::Failure;
 use tranship_engine::Container;
 use tranship_storage::carried;
+use tranship_types::Bandwidth;
 use tranship_wire::message::Offer;
 
 use super::{SourceRun, failed};
 use crate::copying::Left;
-use crate::trees;
+use crate::{images, trees};
 
 impl SourceRun {
+    /// Brings the container's image to the destination, where its engine makes the root from one.
+    pub(super) fn send_image(&mut self) -> Result<(), Failure> {
+        if !self.engine.makes_root() {
+            return Ok(());
+        }
+        let pace = self.report.read().options.bandwidth.map(Bandwidth::bytes_per_second);
+        let offer = self.inspected()?.1.clone();
+        let peer = (&self.peer, &self.id);
+        if let Some((wire_bytes, way)) = images::send(&self.node, peer, (&*self.engine, &offer), (&self.report, pace))?
+        {
+            self.wire_bytes += wire_bytes;
+            self.report.change(|r| r.ways.push(way));
+        }
+        Ok(())
+    }
+
     /// Copies what the destination does not have yet of the content of tmpfs mounts, while the container runs. Returns how many
     /// bytes that was.
     pub(super) fn send_files(&mut self) -> Result<u64, Failure> {

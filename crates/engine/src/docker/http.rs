@@ -1,6 +1,6 @@
 //! Calls of Docker's HTTP API over its Unix socket. In HTTP/1.0, so that an answer is what comes until the end.
 
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -9,6 +9,11 @@ use serde_json::Value;
 
 /// Largest answer that is read.
 const ANSWER_CAP: u64 = 64 << 20;
+
+/// Largest head of an answer.
+const HEAD_CAP: u64 = 64 << 10;
+/// Bytes that are read, and sent, at a time.
+const PIECE: usize = 256 << 10;
 
 /// An answer: the status, and what came with it (null where nothing did).
 #[derive(Debug)]
@@ -45,6 +50,52 @@ pub(super) fn call(
     let mut answer = Vec::new();
     stream.take(ANSWER_CAP).read_to_end(&mut answer)?;
     parse(&answer).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "its answer cannot be read"))
+}
+
+/// Asks for something of any length, which is read as it comes.
+pub(super) fn download(socket: &Path, path: &str, patience: Duration) -> io::Result<impl Read + use<>> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(patience))?;
+    stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: docker\r\n\r\n").as_bytes())?;
+    let mut answer = BufReader::with_capacity(PIECE, stream);
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        if (&mut answer).take(HEAD_CAP).read_until(b'\n', &mut head)? == 0 || head.len() as u64 > HEAD_CAP {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "its answer cannot be read"));
+        }
+    }
+    if parse(&head).is_some_and(|answer| answer.status == 200) {
+        return Ok(answer);
+    }
+    answer.take(ANSWER_CAP).read_to_end(&mut head)?;
+    Err(io::Error::other(parse(&head).map_or_else(|| "it refused".to_owned(), |answer| answer.message())))
+}
+
+/// Sends something of any length. An end that does not come is none for Docker either.
+pub(super) fn upload(socket: &Path, path: &str, body: &mut dyn Read, patience: Duration) -> io::Result<()> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(patience))?;
+    stream.set_write_timeout(Some(patience))?;
+    let head = "Host: docker\r\nConnection: close\r\nContent-Type: application/x-tar\r\nTransfer-Encoding: chunked";
+    stream.write_all(format!("POST {path} HTTP/1.1\r\n{head}\r\n\r\n").as_bytes())?;
+    let mut piece = vec![0; PIECE];
+    loop {
+        let got = body.read(&mut piece)?;
+        let sent = stream.write_all(format!("{got:x}\r\n").as_bytes());
+        // If Docker has hung up, its answer says why.
+        if sent.and_then(|()| stream.write_all(&piece[..got])).and_then(|()| stream.write_all(b"\r\n")).is_err()
+            || got == 0
+        {
+            break;
+        }
+    }
+    let mut answer = Vec::new();
+    stream.take(ANSWER_CAP).read_to_end(&mut answer)?;
+    // Objects that tell of progress, in pieces; or of an error, whatever the status.
+    let answer = String::from_utf8_lossy(&answer);
+    let objects = answer.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let error = objects.filter_map(|o| Some(o["error"].as_str().or(o["message"].as_str())?.to_owned())).next();
+    error.map_or(Ok(()), |error| Err(io::Error::other(error)))
 }
 
 fn parse(answer: &[u8]) -> Option<Answer> {

@@ -16,10 +16,11 @@
 //! The runtime is named in the container's own configuration, so that no Docker without the wrapper can start it by
 //! mistake, as a second copy with the same addresses.
 
+mod archive;
 mod http;
 mod parameters;
 
-use std::io;
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -27,12 +28,14 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 
-use crate::{Container, Engine, EngineError, Freezer, Images, Mark, Runc, State, Summary, TreePlace};
+use crate::{Container, Engine, EngineError, Freezer, Images, Mark, MissingImage, Runc, State, Summary, TreePlace};
 use http::{Answer, is_plain};
-use parameters::{Parameters, subnets};
+use parameters::{Parameters, layers, subnets};
 
 /// How long Docker may take for an answer.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long it may take to pack or unpack a part of an image.
+const UNPACK: Duration = Duration::from_secs(600);
 /// How long a container that was killed, or a start that failed, may take to be over.
 const END: Duration = Duration::from_secs(20);
 
@@ -142,6 +145,22 @@ impl Docker {
         Ok(())
     }
 
+    /// How many of these layers, from the lowest on, some image here has.
+    fn known_layers(&self, wanted: &[String]) -> Result<usize, EngineError> {
+        let images = self.get("/images/json?all=1")?.unwrap_or_default();
+        let mut known = 0;
+        for id in images.as_array().into_iter().flatten().filter_map(|image| image["Id"].as_str()) {
+            let here = layers(&self.get(&format!("/images/{id}/json"))?.unwrap_or_default());
+            known = known.max(wanted.iter().zip(&here).take_while(|(wanted, here)| wanted == here).count());
+        }
+        Ok(known)
+    }
+
+    fn root(&self) -> Result<PathBuf, EngineError> {
+        let info = self.get("/info")?.unwrap_or_default();
+        Ok(info["DockerRootDir"].as_str().unwrap_or("/var/lib/docker").into())
+    }
+
     /// Whether the runtime that Docker knows by the configured name is the runtime wrapper.
     fn has_wrapper(&self) -> Result<bool, EngineError> {
         let info = self.get("/info")?.unwrap_or_default();
@@ -164,12 +183,12 @@ impl Docker {
                 ),
             );
         }
-        if self.image(parameters)?.is_none() {
+        if parameters.layers.is_empty() && self.image(parameters)?.is_none() {
             let image = parameters.body["Image"].as_str().unwrap_or_default();
             add(
                 BlockerKind::Rootfs,
-                format!("the image {image} ({}) of container {name} is not in Docker there", parameters.image),
-                format!("bring it there (`docker save {image} | ssh NODE docker load`)"),
+                format!("the image {image} ({}) of container {name} is in neither Docker any more", parameters.image),
+                "bring it to one of them (`docker pull`)".to_owned(),
             );
         }
         for network in &parameters.networks {
@@ -307,6 +326,10 @@ fn mounts(container: &Value) -> &[Value] {
 
 fn refused(what: &'static str, name: &str, answer: &Answer) -> EngineError {
     EngineError::Refused { engine: Docker::NAME, what, name: name.to_owned(), why: answer.message() }
+}
+
+fn unpacked(what: &'static str, image: &str, error: &io::Error) -> EngineError {
+    EngineError::Refused { engine: Docker::NAME, what, name: image.to_owned(), why: error.to_string() }
 }
 
 fn unnoted(name: &str, error: &io::Error) -> EngineError {
@@ -490,6 +513,45 @@ impl Engine for Docker {
         None
     }
 
+    fn missing_image(&self, name: &str, parameters: &Value) -> Result<Option<MissingImage>, EngineError> {
+        let parameters = read_parameters(name, parameters)?;
+        if parameters.layers.is_empty() || self.image(&parameters)?.is_some() {
+            return Ok(None);
+        }
+        let image = parameters.body["Image"].as_str().unwrap_or_default();
+        Ok(Some(MissingImage {
+            name: image.to_owned(),
+            may_be_named: is_plain(image) && self.get(&format!("/images/{image}/json"))?.is_none(),
+            bytes: parameters.image_bytes,
+            layers: parameters.layers.len(),
+            known_layers: self.known_layers(&parameters.layers)?,
+            directory: self.root()?,
+        }))
+    }
+
+    fn save_image(&self, parameters: &Value, missing: &MissingImage, sink: &mut dyn Write) -> Result<(), EngineError> {
+        let parameters = read_parameters(&missing.name, parameters)?;
+        let name = self.image(&parameters)?.filter(|_| missing.may_be_named).unwrap_or(parameters.image);
+        let archive = || http::download(&self.socket, &format!("/images/{name}/get"), UNPACK);
+        // Which file of an archive is which layer is said at its end.
+        let send = |sink: &mut dyn Write| match missing.known_layers {
+            0 => io::copy(&mut archive()?, sink).map(drop),
+            known => archive::copy_without(archive()?, &archive::first_layers(archive()?, known)?, sink),
+        };
+        send(sink).map_err(|error| unpacked("save the image", &missing.name, &error))
+    }
+
+    fn load_image(&self, name: &str, parameters: &Value, archive: &mut dyn Read) -> Result<(), EngineError> {
+        let parameters = read_parameters(name, parameters)?;
+        let image = parameters.body["Image"].as_str().unwrap_or(&parameters.image);
+        let loaded = http::upload(&self.socket, "/images/load?quiet=1", archive, UNPACK);
+        loaded.map_err(|error| unpacked("load the image", image, &error))?;
+        match self.image(&parameters)? {
+            Some(_) => Ok(()),
+            None => Err(unpacked("load the image", image, &io::Error::other("it has another digest there"))),
+        }
+    }
+
     fn tree_place(&self, name: &str, parameters: &Value, tree: &CarriedTree) -> Result<TreePlace, EngineError> {
         let parameters = read_parameters(name, parameters)?;
         let named =
@@ -498,8 +560,7 @@ impl Engine for Docker {
         if let Some(path) = there.as_ref().and_then(|volume| volume["Mountpoint"].as_str()) {
             return Ok(TreePlace::There(path.into()));
         }
-        let info = self.get("/info")?.unwrap_or_default();
-        Ok(TreePlace::Below(info["DockerRootDir"].as_str().unwrap_or("/var/lib/docker").into()))
+        Ok(TreePlace::Below(self.root()?))
     }
 
     fn tree_directory(&self, name: &str, tree: &CarriedTree) -> Result<PathBuf, EngineError> {

@@ -13,6 +13,12 @@ pub(super) struct Parameters {
     pub body: Value,
     /// The image's digest.
     pub image: String,
+    /// The digests of its layers, the lowest first; none if the source does not have it any more.
+    #[serde(default)]
+    pub layers: Vec<String>,
+    /// Bytes of them all.
+    #[serde(default)]
+    pub image_bytes: u64,
     /// Its networks, that of its `NetworkMode` first.
     pub networks: Vec<Network>,
     /// Its volumes that have names of their own.
@@ -65,9 +71,14 @@ pub(super) fn subnets(network: &Value) -> Vec<String> {
     texts(&network["IPAM"]["Config"], "Subnet").into_iter().map(str::to_owned).collect()
 }
 
+/// The layers of an image, as `GET /images/NAME/json` tells them.
+pub(super) fn layers(image: &Value) -> Vec<String> {
+    list(&image["RootFS"]["Layers"]).iter().filter_map(Value::as_str).map(str::to_owned).collect()
+}
+
 impl Parameters {
     /// Those of a container that Docker has described (`GET /containers/ID/json`). `describe` gives the description of
-    /// a network by its id, and of a volume by its name, at the path of Docker's API.
+    /// a network, a volume or an image at its path of Docker's API.
     pub fn read<E>(container: &Value, mut describe: impl FnMut(&str) -> Result<Value, E>) -> Result<Self, E> {
         let mut body = container["Config"].clone();
         body["HostConfig"] = container["HostConfig"].clone();
@@ -97,7 +108,9 @@ impl Parameters {
             });
             volumes.push(Volume { name: name.to_owned(), inside: inside.into(), body });
         }
-        Ok(Self { body, image, networks, volumes })
+        let described = describe(&format!("/images/{image}/json"))?;
+        let (layers, image_bytes) = (layers(&described), described["Size"].as_u64().unwrap_or_default());
+        Ok(Self { body, image, layers, image_bytes, networks, volumes })
     }
 
     /// The body with which the container is made: `image` is what the image is called there, `runtime` which runtime
@@ -204,6 +217,7 @@ mod tests {
         let describe = |path: &str| -> Result<Value, ()> {
             Ok(match path.strip_prefix("/networks/") {
                 Some(id) => json!({"Driver": "macvlan", "IPAM": {"Config": [{"Subnet": format!("10.{id}/24")}]}}),
+                None if path.starts_with("/images/") => json!({"Size": 7, "RootFS": {"Layers": ["sha256:a"]}}),
                 None => json!({"Driver": "local", "Options": null, "Labels": {"tier": "back"}}),
             })
         };
@@ -214,6 +228,7 @@ mod tests {
     fn a_container_is_made_again_with_its_addresses() {
         let parameters = parameters(&described());
         assert_eq!(parameters.image, "sha256:1c");
+        assert_eq!((parameters.layers.as_slice(), parameters.image_bytes), (&["sha256:a".to_owned()][..], 7));
         assert_eq!(parameters.networks[0].name, "lab", "that of its mode comes first");
         assert_eq!(parameters.networks[0].subnets, ["10.n1/24"]);
         let body = parameters.create_body("lab:1", "tranship");
