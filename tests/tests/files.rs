@@ -127,18 +127,23 @@ fn what_is_there_already_is_not_touched(stage: &mut Stage) -> Result<()> {
     end(lab)
 }
 
-/// The destination's disk is a tmpfs that is too small.
+/// The destination's disk is too small or cannot be written to, which is seen before anything is touched; or it takes no more
+/// files, which is not.
 fn a_full_disk_fails_the_move_and_leaves_nothing(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     let mut guest = start(lab, 16, 1)?;
-    lab.check("b", &["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", "/srv"])?;
-    let output = lab.exec("a", &["tranship", "move", NAME, "--to", "b", "--with-binds"])?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(!output.status.success() && said.contains("No space left") && said.contains("on node b"), "{said}");
-    ensure!(exactly_one_runs(lab, NAME)? == "a");
-    wait_until("the destination to be clean", PATIENCE, || Ok(names(lab, "b")?.is_empty().then_some(())))?;
-    all_is_right(&mut guest)?;
-    lab.check("b", &["umount", "/srv"])?;
+    for (options, words) in
+        [("size=4m", "only 4 MiB to spare"), ("size=64m,ro", "read-only"), ("size=64m,nr_inodes=4", "No space left")]
+    {
+        lab.check("b", &["mount", "-t", "tmpfs", "-o", options, "tmpfs", "/srv"])?;
+        let output = lab.exec("a", &["tranship", "move", NAME, "--to", "b", "--with-binds"])?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(!output.status.success() && said.contains(words) && said.contains("on node b"), "{options}: {said}");
+        ensure!(exactly_one_runs(lab, NAME)? == "a");
+        wait_until("the destination to be clean", PATIENCE, || Ok(names(lab, "b")?.is_empty().then_some(())))?;
+        all_is_right(&mut guest)?;
+        lab.check("b", &["umount", "/srv"])?;
+    }
     move_with(lab, "a", NAME, "b", &SHARED)?;
     all_is_right(&mut guest)?;
     end(lab)
