@@ -1,5 +1,5 @@
 # The only commands one has to know. All need root on a Debian machine, but build and lint.
-.PHONY: demo test test-trackers soak bench lint setup build clean
+.PHONY: demo test test-engines test-trackers soak bench lint setup build clean
 
 # Moves a busy Redis between two nodes on this machine under a connected client, and shows what the client noticed.
 demo: setup build
@@ -8,6 +8,10 @@ demo: setup build
 # Unit tests and end-to-end tests with real containers.
 test: setup build
 	cargo test --release --workspace
+
+# The suites of all engines besides runc, with their real daemons and programs.
+test-engines: setup build
+	cargo test --release -p tranship-e2e --test docker --test podman
 
 # The ways to track writes under a kernel that has soft-dirty bits, in a virtual machine: a minute, and 60 MB of downloads the
 # first time.

@@ -6,58 +6,35 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tranship_e2e::{
-    Refusal, Stage, connection_alive, move_container, nothing_left, refused_move, restart_agent, scenarios, wait_until,
+    Managed, Stage, connection_alive, move_container, nothing_left, refused_move, restart_agent, scenarios, wait_until,
 };
 use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, redis_command};
 use tranship_types::BlockerKind;
 
 const NAME: &str = "cache";
-/// The longest that a client may wait, in ms: many times what a move takes, and less than Docker's own checkpoint does.
-const GAP: f64 = 1500.0;
+const DOCKER: Managed = Managed {
+    engine: "Docker",
+    name: NAME,
+    prepare: Lab::start_docker,
+    command: Lab::docker,
+    run: Lab::docker_run,
+    is_gone,
+};
 
-/// Each scenario has an address of its own: the client remembers for a while which interface had one.
-fn start(lab: &Lab, number: u8, options: &[&str]) -> Result<CounterClient> {
-    lab.start_docker()?;
-    let ip = Ipv4Addr::new(10, 77, 0, number);
-    lab.docker_run("a", NAME, ip, options, &redis_command())?;
-    Redis::connect(lab, ip, Duration::from_secs(10))?;
-    Ok(CounterClient::start(lab, (ip, REDIS_PORT).into(), "counter", Duration::from_micros(500))?)
-}
-
-/// What `docker inspect` says of the container, by a template.
-fn told(lab: &Lab, node: &str, template: &str) -> Result<String> {
-    Ok(lab.docker(node, &["inspect", "--format", template, NAME])?.trim().to_owned())
-}
-
-fn names(lab: &Lab, node: &str, more: &[&str]) -> Result<String> {
-    Ok(lab.docker(node, &[&["ps", "--format", "{{.Names}}"], more].concat())?)
-}
-
-fn moves(lab: &Lab, counter: &mut CounterClient, from: &str, to: &str) -> Result<()> {
-    counter.mark()?;
-    let report = move_container(lab, from, NAME, to)?;
-    let seen = connection_alive(counter).with_context(|| format!("after the move from {from} to {to}"))?;
-    let gap = seen.since_mark.longest.ms;
-    eprintln!(
-        "{from} → {to}: client gap {gap:.0} ms, blackout {:.0} ms, total {:.0} ms",
-        report.blackout_ms.unwrap_or_default(),
-        report.total_ms.unwrap_or_default()
-    );
-    ensure!(gap < GAP, "the client waited for {gap:.0} ms");
-    ensure!(names(lab, from, &["--all"])?.is_empty(), "Docker on {from} still has {NAME}");
-    ensure!(names(lab, to, &[])?.trim() == NAME, "Docker on {to} does not show {NAME} as running");
-    nothing_left(lab, from, NAME)
+fn is_gone(lab: &Lab, node: &str) -> Result<()> {
+    ensure!(DOCKER.names(lab, node, &["--all"])?.is_empty(), "Docker on {node} still has {NAME}");
+    nothing_left(lab, node, NAME)
 }
 
 fn docker_manages_the_moved_container(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     let options = ["--restart", "always", "--memory", "256m", "--env", "COLOUR=blue", "--label", "tier=back"];
-    let mut counter = start(lab, 60, &options)?;
+    let mut counter = DOCKER.start(lab, 60, &options, &[])?;
     let telling = "{{.Config.Hostname}} {{.HostConfig.Memory}} {{.HostConfig.RestartPolicy.Name}} {{.Config.Labels}} \
                    {{.Config.Env}} {{.Image}} {{range .NetworkSettings.Networks}}{{.IPAddress}} {{.MacAddress}}{{end}}";
-    let before = told(lab, "a", telling)?;
-    moves(lab, &mut counter, "a", "b")?;
-    let after = told(lab, "b", telling)?;
+    let before = DOCKER.told(lab, "a", telling)?;
+    DOCKER.moves(lab, &mut counter, "a", "b")?;
+    let after = DOCKER.told(lab, "b", telling)?;
     ensure!(after == before, "the container was {before}, and is {after}");
 
     let said = lab.docker("b", &["exec", NAME, "cat", "/proc/1/comm"])?;
@@ -68,87 +45,48 @@ fn docker_manages_the_moved_container(stage: &mut Stage) -> Result<()> {
     wait_until("the line in docker logs", Duration::from_secs(5), || {
         Ok(lab.docker("b", &["logs", NAME])?.contains("a line after the move").then_some(()))
     })?;
-    moves(lab, &mut counter, "b", "a").context("back again")?;
-    moves(lab, &mut counter, "a", "b").context("and once more")?;
+    DOCKER.moves(lab, &mut counter, "b", "a").context("back again")?;
+    DOCKER.moves(lab, &mut counter, "a", "b").context("and once more")?;
 
     drop(counter);
     lab.docker("b", &["stop", NAME])?;
-    ensure!(names(lab, "b", &[])?.is_empty(), "docker stop on the destination did not stop it");
+    ensure!(DOCKER.names(lab, "b", &[])?.is_empty(), "docker stop on the destination did not stop it");
     lab.docker("b", &["start", NAME])?;
     Redis::connect(lab, ip, Duration::from_secs(10)).context("after docker stop and start on the destination")?;
-    Ok(lab.docker("b", &["rm", "--force", NAME]).map(drop)?)
-}
-
-fn expect(refusal: &Refusal, kind: BlockerKind, words: &str) -> Result<()> {
-    let found = refusal.blockers.iter().any(|b| b.kind == kind && b.cause.contains(words) && !b.remedy.is_empty());
-    ensure!(found && refusal.status == 3, "no blocker {kind:?} with {words:?}: {refusal:#?}");
-    Ok(())
+    DOCKER.remove(lab, "b")
 }
 
 fn what_cannot_be_carried_over_is_refused_before_the_freeze(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
-    let mut counter = start(lab, 61, &[])?;
-    let pid = told(lab, "a", "{{.State.Pid}}")?;
+    let mut counter = DOCKER.start(lab, 61, &[], &[])?;
+    let pid = DOCKER.told(lab, "a", "{{.State.Pid}}")?;
 
     lab.docker("b", &["create", "--name", NAME, "tranship-lab", "sleep", "1"])?;
-    expect(&refused_move(lab, "a", NAME, "b")?, BlockerKind::NameTaken, "has a container")?;
+    refused_move(lab, "a", NAME, "b")?.names(BlockerKind::NameTaken, "has a container")?;
     lab.docker("b", &["rm", NAME])?;
 
     lab.docker("b", &["network", "rm", "lab"])?;
-    expect(&refused_move(lab, "a", NAME, "b")?, BlockerKind::Network, "no network lab")?;
+    refused_move(lab, "a", NAME, "b")?.names(BlockerKind::Network, "no network lab")?;
     let network = ["network", "create", "-d", "macvlan", "--subnet", "10.77.0.0/24", "-o", "parent=eth0", "lab"];
     lab.docker("b", &network)?;
 
     lab.run("a", NAME, &RunOptions::new(Ipv4Addr::new(10, 77, 0, 62), ["sleep", "1000"]))?;
-    expect(&refused_move(lab, "a", NAME, "b")?, BlockerKind::Engine, "in runc and in docker")?;
+    refused_move(lab, "a", NAME, "b")?.names(BlockerKind::Engine, "in runc and in docker")?;
     lab.stop("a", NAME)?;
 
     connection_alive(&mut counter)?;
-    ensure!(told(lab, "a", "{{.State.Pid}}")? == pid, "the container is another process");
-    moves(lab, &mut counter, "a", "b").context("when nothing is in the way any more")?;
+    ensure!(DOCKER.told(lab, "a", "{{.State.Pid}}")? == pid, "the container is another process");
+    DOCKER.moves(lab, &mut counter, "a", "b").context("when nothing is in the way any more")?;
     drop(counter);
-    Ok(lab.docker("b", &["rm", "--force", NAME]).map(drop)?)
+    DOCKER.remove(lab, "b")
 }
 
 fn a_move_that_fails_leaves_the_container_to_its_docker(stage: &mut Stage) -> Result<()> {
-    let lab = &stage.lab;
-    let mut counter = start(lab, 63, &["--restart", "always"])?;
-    let pid = told(lab, "a", "{{.State.Pid}}")?;
-    for fault in ["engine.after.error", "engine.after.kill-criu", "restore.after.error", "restore.after.die"] {
-        restart_agent(lab, "b", &format!("destination.{fault}"))?;
-        let output = lab.exec("a", &["tranship", "move", NAME, "--to", "b"])?;
-        ensure!(output.status.code() == Some(1), "with {fault} the move ended with {}", output.status);
-        connection_alive(&mut counter).with_context(|| format!("after {fault}"))?;
-        ensure!(told(lab, "a", "{{.State.Pid}}")? == pid, "after {fault} the container is another process");
-        restart_agent(lab, "b", "")?;
-        wait_until("the destination to be as it was", Duration::from_secs(30), || {
-            Ok((names(lab, "b", &["--all"])?.is_empty() && nothing_left(lab, "b", NAME).is_ok()).then_some(()))
-        })
-        .with_context(|| format!("after {fault}: {:?}", nothing_left(lab, "b", NAME)))?;
-    }
-    moves(lab, &mut counter, "a", "b").context("after all the faults")?;
-    drop(counter);
-    Ok(lab.docker("b", &["rm", "--force", NAME]).map(drop)?)
+    DOCKER.survives_failed_moves(&stage.lab, 63)
 }
 
 fn a_decided_move_is_finished_whatever_is_killed(stage: &mut Stage) -> Result<()> {
-    let lab = &stage.lab;
-    let mut counter = start(lab, 64, &["--restart", "always"])?;
-    restart_agent(lab, "b", "destination.restore.after.kill-criu")?;
-    moves(lab, &mut counter, "a", "b").context("when the held copy was lost, and made again")?;
-    restart_agent(lab, "b", "source.release.before.die")?;
-    let output = lab.exec("b", &["tranship", "move", NAME, "--to", "a"])?;
-    ensure!(!output.status.success(), "the agent did not die before the release");
-    connection_alive(&mut counter).context("with a source that died before the release")?;
-    restart_agent(lab, "b", "")?;
-    wait_until("the original to be removed", Duration::from_secs(30), || {
-        Ok((names(lab, "b", &["--all"])?.is_empty() && nothing_left(lab, "b", NAME).is_ok()).then_some(()))
-    })
-    .with_context(|| format!("after the agent's restart: {:?}", nothing_left(lab, "b", NAME)))?;
-    ensure!(names(lab, "a", &[])?.trim() == NAME, "Docker on a does not show {NAME} as running");
-    connection_alive(&mut counter)?;
-    drop(counter);
-    Ok(lab.docker("a", &["rm", "--force", NAME]).map(drop)?)
+    DOCKER.finishes_decided_moves(&stage.lab, 64)
 }
 
 fn an_image_that_is_not_there_is_sent(stage: &mut Stage) -> Result<()> {
@@ -186,18 +124,13 @@ fn an_image_that_is_not_there_is_sent(stage: &mut Stage) -> Result<()> {
     let back = move_container(lab, "b", NAME, "a")?;
     ensure!(!back.ways.iter().any(|way| way.starts_with("image: ")), "{:?}", back.ways);
     drop(counter);
-    Ok(lab.docker("a", &["rm", "--force", NAME]).map(drop)?)
+    DOCKER.remove(lab, "a")
 }
 
 /// Redis with its log of every write in a volume.
 fn start_durable(lab: &Lab, number: u8, volume: &str) -> Result<CounterClient> {
-    lab.start_docker()?;
-    let ip = Ipv4Addr::new(10, 77, 0, number);
-    let mut command = redis_command();
-    command.extend(["--dir", "/data", "--appendonly", "yes", "--appendfsync", "everysec"].map(str::to_owned));
-    lab.docker_run("a", NAME, ip, &["--volume", volume, "--volume", "/anonymous"], &command)?;
-    Redis::connect(lab, ip, Duration::from_secs(10))?;
-    Ok(CounterClient::start(lab, (ip, REDIS_PORT).into(), "counter", Duration::from_micros(500))?)
+    let durable = ["--dir", "/data", "--appendonly", "yes", "--appendfsync", "everysec"];
+    DOCKER.start(lab, number, &["--volume", volume, "--volume", "/anonymous"], &durable)
 }
 
 fn sh(lab: &Lab, node: &str, script: &str) -> Result<String> {
@@ -223,7 +156,7 @@ fn what_a_container_has_written_moves_with_it(stage: &mut Stage) -> Result<()> {
                    stat -c '%u %g %Y' /opt/written; stat -c '%s %b' /opt/sparse; cat /proc/1/comm";
     let before = sh(lab, "a", telling)?;
     for (from, to) in [("a", "b"), ("b", "a"), ("a", "b")] {
-        moves(lab, &mut counter, from, to)?;
+        DOCKER.moves(lab, &mut counter, from, to)?;
         let after = sh(lab, to, telling)?;
         ensure!(after == before, "it had {before:?}, and has {after:?}");
         sh(lab, to, "echo more >> /opt/more && cat /opt/more")?;
@@ -264,20 +197,20 @@ fn volumes_that_are_there_already_are_left_alone(stage: &mut Stage) -> Result<()
         Ok(lab.docker(node, &[&other[..], &rest[..]].concat())?)
     };
     run("b", "echo precious > /data/file && exec sleep 1000")?;
-    expect(&refused_move(lab, "a", NAME, "b")?, BlockerKind::Mount, "which container other uses")?;
+    refused_move(lab, "a", NAME, "b")?.names(BlockerKind::Mount, "which container other uses")?;
     wait_until("the file", Duration::from_secs(5), || {
         Ok(lab.docker("b", &["exec", "other", "cat", "/data/file"]).is_ok().then_some(()))
     })?;
     lab.docker("b", &["rm", "--force", "other"])?;
-    expect(&refused_move(lab, "a", NAME, "b")?, BlockerKind::Mount, "exists already, with files in it")?;
+    refused_move(lab, "a", NAME, "b")?.names(BlockerKind::Mount, "exists already, with files in it")?;
     lab.docker("b", &["volume", "rm", "log"])?;
 
     lab.docker("b", &["volume", "create", "--opt", "type=tmpfs", "--opt", "device=tmpfs", "log"])?;
-    expect(&refused_move(lab, "a", NAME, "b")?, BlockerKind::Mount, "with another options")?;
+    refused_move(lab, "a", NAME, "b")?.names(BlockerKind::Mount, "with another options")?;
     lab.docker("b", &["volume", "rm", "log"])?;
 
     run("a", "exec sleep 1000")?;
-    expect(&refused_move(lab, "a", NAME, "b")?, BlockerKind::Mount, "container other has volume log")?;
+    refused_move(lab, "a", NAME, "b")?.names(BlockerKind::Mount, "container other has volume log")?;
     lab.docker("a", &["rm", "--force", "other"])?;
 
     sh(lab, "a", "head -c 8M /dev/urandom > /opt/some")?;
@@ -288,7 +221,7 @@ fn volumes_that_are_there_already_are_left_alone(stage: &mut Stage) -> Result<()
         connection_alive(&mut counter).with_context(|| format!("after {fault}"))?;
         restart_agent(lab, "b", "")?;
         wait_until("the volumes to be gone", Duration::from_secs(30), || {
-            Ok((names(lab, "b", &["--all"])?.is_empty() && volumes(lab, "b")?.is_empty()).then_some(()))
+            Ok((DOCKER.names(lab, "b", &["--all"])?.is_empty() && volumes(lab, "b")?.is_empty()).then_some(()))
         })
         .with_context(|| format!("after {fault}: {:?}", volumes(lab, "b")))?;
     }
@@ -298,7 +231,7 @@ fn volumes_that_are_there_already_are_left_alone(stage: &mut Stage) -> Result<()
     ensure!(output.status.code() == Some(1), "the move ended with {}", output.status);
     restart_agent(lab, "b", "")?;
     ensure!(volumes(lab, "b")? == ["log"], "one that was there is gone: {:?}", volumes(lab, "b")?);
-    moves(lab, &mut counter, "a", "b").context("into a volume that was there, and empty")?;
+    DOCKER.moves(lab, &mut counter, "a", "b").context("into a volume that was there, and empty")?;
     drop(counter);
     lab.docker("b", &["rm", "--force", "--volumes", NAME])?;
     for node in ["a", "b"] {

@@ -39,6 +39,9 @@ pub struct Config {
     /// Docker.
     #[serde(default)]
     pub docker: DockerConfig,
+    /// Podman.
+    #[serde(default)]
+    pub podman: PodmanConfig,
     /// The memory plane.
     #[serde(default)]
     pub memory: MemoryConfig,
@@ -102,6 +105,31 @@ impl Default for DockerConfig {
             socket: "/run/docker.sock".into(),
             runtime: "tranship".into(),
             runc_root: "/run/docker/runtime-runc/moby".into(),
+        }
+    }
+}
+
+/// Podman.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PodmanConfig {
+    /// The program.
+    pub path: PathBuf,
+    /// Its storage. Where there is none, there is no Podman.
+    pub storage: PathBuf,
+    /// The runtime under which the runtime wrapper is registered with it.
+    pub runtime: String,
+    /// The state directory that runc has under it.
+    pub runc_root: PathBuf,
+}
+
+impl Default for PodmanConfig {
+    fn default() -> Self {
+        Self {
+            path: "podman".into(),
+            storage: "/var/lib/containers/storage".into(),
+            runtime: "tranship".into(),
+            runc_root: "/run/runc".into(),
         }
     }
 }

@@ -172,7 +172,7 @@ impl DestinationRun {
         Ok(())
     }
 
-    /// Takes over what the engine has attached: the same addresses, behind the closed gate.
+    /// Takes over what the engine has attached: the same addresses, behind the closed gate. A restore sets no sysctls.
     fn take_attached(&mut self) -> Result<(), Failure> {
         let Some((path, identity)) = &self.offer.network else { return Ok(()) };
         let attached = tranship_network::capture(path).map_err(failed)?;
@@ -184,6 +184,7 @@ impl DestinationRun {
                 self.offer.container
             )));
         }
+        tranship_network::configure(path, identity).map_err(failed)?;
         self.prepare_network()
     }
 
@@ -325,10 +326,13 @@ impl DestinationRun {
                 self.layout.make()?;
                 tmpfs::open(&self.inbox.tmpfs, &self.layout, &self.offer, &self.peer)?;
                 self.targets = trees::targets(&*self.engine, &self.id, &self.offer)?;
-                trees::open(&self.inbox.trees, &self.targets, &self.offer, &self.peer)
+                self.targets.iter().try_for_each(Target::stage).map_err(failed)
             }
             DestinationStep::Pager => self.start_pager(),
-            DestinationStep::Engine => self.start_engine(),
+            DestinationStep::Engine => {
+                self.start_engine()?;
+                trees::open(&self.inbox.trees, &self.targets, &self.offer, &self.peer)
+            }
             // The files came with the request that leads here; memory comes on links of its own.
             DestinationStep::Receive => self.inbox.failed().map_or(Ok(()), Err),
             DestinationStep::Restore => self.restore(),

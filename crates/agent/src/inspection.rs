@@ -33,7 +33,7 @@ pub fn find(node: &Node, name: &str, engine: Option<EngineName>) -> Result<(Arc<
     let (engine, container) = node.find(name, engine).map_err(blocked)?;
     let (resume, runs) = match engine.name() {
         EngineName::Runc => ("resume", engine.name()),
-        EngineName::Docker => ("unpause", engine.name()),
+        EngineName::Docker | EngineName::Podman => ("unpause", engine.name()),
     };
     let remedy = match container.state {
         State::Running => return Ok((engine, container)),

@@ -4,6 +4,7 @@
 //! - `transhipd pager DIRECTORY WORK` is the page store and fault server of one migration.
 //! - called as `criu`, it is the CRIU front that an engine executes.
 //! - called as `tranship-runc`, it is the runtime wrapper that an engine executes in place of runc.
+//! - called as `netavark`, it attaches a container that arrives to its network for Podman.
 //! - `transhipd start-in-docker SOCKET ID` has Docker start a container, and waits for that.
 
 mod arrivals;
@@ -17,6 +18,7 @@ mod images;
 mod inspection;
 mod layout;
 mod moves;
+mod netavark;
 mod node;
 mod options;
 mod peers;
@@ -43,7 +45,7 @@ use clap::Parser;
 use tracing_subscriber::EnvFilter;
 use tranship_coordinator::FaultPlan;
 use tranship_criu::front;
-use tranship_engine::{Docker, Runc};
+use tranship_engine::{Docker, Engine, Podman, Runc};
 use tranship_memory::pager;
 use tranship_transport::{Connector, Identity, Listener};
 
@@ -65,6 +67,7 @@ fn main() -> ExitCode {
     let done = match (called_as.as_deref().and_then(|n| n.to_str()), arguments.get(1).and_then(|a| a.to_str())) {
         (Some("criu"), _) => criu_front(&arguments),
         (Some(wrapper::NAME), _) => wrapper::run(&arguments[1..]),
+        (Some(netavark::NAME), _) => netavark::run(&arguments[1..]),
         (_, Some("pager")) => run_pager(&arguments),
         (_, Some("start-in-docker")) => start_in_docker(&arguments),
         _ => agent(&Arguments::parse()).map(|()| 0),
@@ -142,13 +145,19 @@ fn agent(arguments: &Arguments) -> anyhow::Result<()> {
         runtime: config.docker.runtime.clone(),
         runc: Runc { root: config.docker.runc_root.clone(), ..runc.clone() },
     };
+    let podman = Podman {
+        path: config.podman.path.clone(),
+        storage: config.podman.storage.clone(),
+        runtime: config.podman.runtime.clone(),
+        runc: Runc { root: config.podman.runc_root.clone(), ..runc.clone() },
+    };
     let tracking = config.memory.method()?;
     let (listen, socket) = (config.listen.clone(), config.socket.clone());
     for directory in [&config.run_dir, &config.state_dir] {
         std::fs::create_dir_all(directory).with_context(|| format!("{} cannot be made", directory.display()))?;
     }
-    let node =
-        Node::new(config, vec![Arc::new(runc), Arc::new(docker)], Connector::new(identity.clone()), faults, tracking);
+    let engines: Vec<Arc<dyn Engine>> = vec![Arc::new(runc), Arc::new(docker), Arc::new(podman)];
+    let node = Node::new(config, engines, Connector::new(identity.clone()), faults, tracking);
     if let Err(blocker) = node.criu() {
         // Not an end: the containers that are here can be listed, and criu may be installed while the agent runs.
         tracing::error!("{blocker}");

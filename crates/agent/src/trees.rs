@@ -163,10 +163,10 @@ pub fn targets_left(engine: &dyn Engine, id: &MigrationId, offer: &Offer) -> Res
     offer.trees.iter().filter_map(target).collect()
 }
 
-/// Makes room for what was offered, and lets the link come.
+/// Lets the link come, once the engine has begun with the container.
 pub fn open(arriving: &Arriving, targets: &[Target], offer: &Offer, peer: &NodeName) -> Result<(), Failure> {
     if !targets.is_empty() {
-        arriving.open(Target::stage_all(targets, &offer.trees).map_err(failed)?, peer, true);
+        arriving.open(Target::open_all(targets, &offer.trees).map_err(failed)?, peer, true);
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 //! that an agent has marked for a restore:
 //!
 //! ```text
-//!  create  ─▶  hooks, against a thread in the namespace that the agent has made: the engine attaches its network
+//!  create  ─▶  where the engine does that by hooks: they, against a thread in the namespace that the agent has made: the engine attaches its network
 //!              configuration: that namespace, those hooks no more
 //!              overlay: set aside, until the files that belong in it are there
 //!              runc restore, which waits in the CRIU front for the skeleton; it returns when the tasks run
@@ -96,7 +96,7 @@ fn restore(call: &Call<'_>, mark: &Mark) -> anyhow::Result<i32> {
     let file = bundle.join("config.json");
     let text = std::fs::read(&file).with_context(|| format!("{} cannot be read", file.display()))?;
     let mut config: Value = serde_json::from_slice(&text)?;
-    if let Some(namespace) = &mark.network {
+    if let Some(namespace) = mark.network.as_ref().filter(|_| !is_attached(&config)) {
         attach(&mut config, namespace, call.id, &bundle)?;
     }
     let text = config.to_string();
@@ -112,6 +112,12 @@ fn restore(call: &Call<'_>, mark: &Mark) -> anyhow::Result<i32> {
     command.args(call.global).args(["restore", "--detach"]).args(call.options);
     mark.images().put_front(&mut command);
     Err(command.arg(call.id).exec().into())
+}
+
+/// Whether the engine has made a network namespace, and attached it, before it calls the runtime.
+fn is_attached(config: &Value) -> bool {
+    let namespaces = config["linux"]["namespaces"].as_array();
+    namespaces.is_some_and(|all| all.iter().any(|n| n["type"] == "network" && n["path"].is_string()))
 }
 
 /// Has the engine attach its network to the agent's namespace, as its hooks do it in the course of a start, and names
@@ -213,6 +219,13 @@ mod tests {
         assert_eq!((call.command, call.id, call.global.len()), ("create", "0f3a", 7));
         assert_eq!(call.option("--bundle"), Some(OsStr::new("/b")));
         assert_eq!(call.option("--console-socket"), None);
+    }
+
+    #[test]
+    fn a_namespace_that_the_engine_has_made_is_taken_as_it_is() {
+        let config = |network: Value| json!({"linux": {"namespaces": [{"type": "pid"}, network]}});
+        assert!(is_attached(&config(json!({"type": "network", "path": "/run/netns/x"}))));
+        assert!(!is_attached(&config(json!({"type": "network"}))) && !is_attached(&json!({})));
     }
 
     #[test]

@@ -1,12 +1,15 @@
-//! Container engines: what Tranship asks of them, and runc.
+//! Container engines: what Tranship asks of them, and runc, Docker and Podman.
 //!
 //! Engines stay stock. For a dump and for a restore the engine is run by its own command line with the CRIU front on
 //! its PATH, so that before and afterwards it is the engine that manages the container.
 
 mod cpu;
+mod described;
 mod docker;
 mod freezer;
 mod mark;
+mod podman;
+
 mod runc;
 
 use std::collections::BTreeMap;
@@ -23,6 +26,8 @@ pub use cpu::Cpu;
 pub use docker::{Docker, start as start_docker};
 pub use freezer::{Freezer, FreezerError};
 pub use mark::Mark;
+pub use podman::{NETWORK_VARIABLE, Podman};
+
 pub use runc::Runc;
 
 /// What an engine says of a container's state.

@@ -1,12 +1,13 @@
 //! runc (and what has its command line).
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde::Deserialize;
 use serde_json::Value;
 
-use tranship_types::{Blocker, CarriedTree, EngineName, TreeKind};
+use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 
 use crate::freezer;
 use crate::{Container, Cpu, Engine, EngineError, Freezer, Images, State, Summary};
@@ -33,6 +34,8 @@ struct Row {
     bundle: PathBuf,
     #[serde(default)]
     created: String,
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
 }
 
 impl Runc {
@@ -79,6 +82,11 @@ impl Runc {
     }
 }
 
+/// Whether annotations are those of a container that Podman has made.
+fn is_podman_s(annotations: &BTreeMap<String, String>) -> bool {
+    annotations.get("io.container.manager").is_some_and(|manager| manager == "libpod")
+}
+
 /// The version in what `runc --version` says, or why that program cannot be used.
 fn version_in(text: &str) -> Result<String, String> {
     let line = text.lines().next().unwrap_or_default();
@@ -112,8 +120,12 @@ impl Engine for Runc {
         false
     }
 
-    fn obstacles(&self, _: &Container) -> Vec<Blocker> {
-        Vec::new()
+    fn obstacles(&self, container: &Container) -> Vec<Blocker> {
+        let of_podman = is_podman_s(&container.labels()).then(|| {
+            let cause = format!("{} is a container of Podman's, which would lose it", container.name);
+            Blocker::new(BlockerKind::Engine, cause, "move it by the name that it has in `podman ps`")
+        });
+        of_podman.into_iter().collect()
     }
 
     fn missing(&self, _: &str, _: &Value) -> Vec<Blocker> {
@@ -138,7 +150,9 @@ impl Engine for Runc {
         let rows: Option<Vec<Row>> =
             serde_json::from_slice(&text).map_err(|e| self.unreadable("runc list", "", &e.to_string()))?;
         let summary = |r: Row| Summary { name: r.id, state: r.status, init: r.pid, created: r.created };
-        Ok(rows.unwrap_or_default().into_iter().map(summary).collect())
+        // Podman has its containers in the same place.
+        let own = rows.unwrap_or_default().into_iter().filter(|row| !is_podman_s(&row.annotations));
+        Ok(own.map(summary).collect())
     }
 
     fn inspect(&self, name: &str) -> Result<Container, EngineError> {

@@ -66,8 +66,9 @@ fn configuration(node: &Node, all: &[&Node], private_criu: bool) -> String {
     format!(
         "node = \"{name}\"\nlisten = \"{address}:{PORT}\"\n\n\
          [tls]\nca = \"/etc/tranship/tls/ca.crt\"\ncert = \"/etc/tranship/tls/node.crt\"\nkey = \"/etc/tranship/tls/node.key\"\n\n\
-         [peers]\n{peers}\n{criu}[runc]\ncgroup_parent = \"{}\"\n",
-        crate::cgroup::parent_of(name)
+         [peers]\n{peers}\n{criu}[runc]\ncgroup_parent = \"{}\"\n\n[podman]\nstorage = \"{}\"\n",
+        crate::cgroup::parent_of(name),
+        crate::podman::STORAGE
     )
 }
 
@@ -212,7 +213,7 @@ mod tests {
         assert!(text.contains("listen = \"10.77.0.2:7077\""), "{text}");
         assert!(text.contains("[peers]\na = \"10.77.0.1:7077\"\nc = \"10.77.0.3:7077\"\n"), "{text}");
         assert!(text.contains("[criu]\npath = \"/opt/tranship/criu/criu\""), "{text}");
-        assert!(text.ends_with("[runc]\ncgroup_parent = \"/tranship-lab/b\"\n"), "{text}");
+        assert!(text.contains("[runc]\ncgroup_parent = \"/tranship-lab/b\"\n"), "{text}");
         assert!(!configuration(&a, &[&a, &b], false).contains("criu"));
     }
 

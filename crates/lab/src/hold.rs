@@ -92,7 +92,9 @@ fn private_view(programs: &Path, disk: &Path) -> Result<()> {
             .map_err(LabError::file("make", directory))?;
     }
     tmpfs("/tmp", "mode=1777", quiet)?;
-    tmpfs("/var/lib/tranship", "mode=700", quiet)?;
+    for directory in ["/var/lib/tranship", "/var/lib/containers"] {
+        tmpfs(directory, "mode=700", quiet)?;
+    }
     tmpfs("/etc/tranship", "mode=700", quiet)?;
     debug_assert!(Path::new(BIN).is_dir() && Path::new(ROOTFS).is_dir());
     Ok(())

@@ -78,7 +78,7 @@ impl Lab {
         self.state.owner = Process::of(std::process::id());
         self.state.link = options.link.map(|rate| rate.bits);
         self.state.agents = options.agents;
-        for directory in ["/etc/tranship", "/var/lib/tranship"] {
+        for directory in ["/etc/tranship", "/var/lib/tranship", "/var/lib/containers"] {
             if !Path::new(directory).exists() {
                 self.state.made.push(directory.into());
             }

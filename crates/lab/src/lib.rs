@@ -35,6 +35,7 @@ mod docker;
 mod error;
 mod hold;
 mod lab;
+mod podman;
 mod process;
 mod program;
 mod redis;

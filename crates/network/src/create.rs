@@ -53,6 +53,7 @@ pub fn create(netns: &Path, identity: &NetworkIdentity) -> Result<(), NetworkErr
 /// [`NetworkError::Exists`] if there is something at that path, which is left alone; the kernel's refusals: one before 6.16 takes no
 /// gate for an interface that is not there yet. On any error nothing of what was made remains.
 pub fn reserve(netns: &Path, interfaces: &[String]) -> Result<(), NetworkError> {
+    namespace::share_names(netns)?;
     namespace::make(netns)?;
     let built = namespace::inside(netns, || {
         let mut rtnl = open_rtnl(netns)?;
@@ -66,6 +67,14 @@ pub fn reserve(netns: &Path, interfaces: &[String]) -> Result<(), NetworkError> 
         tracing::warn!("after a failed creation: {e}");
     }
     built
+}
+
+/// Gives a network namespace, into which somebody else has put the interfaces, the settings (sysctls) of an identity.
+///
+/// # Errors
+/// If there is one that this node does not have, or that the kernel refuses.
+pub fn configure(netns: &Path, identity: &NetworkIdentity) -> Result<(), NetworkError> {
+    namespace::inside(netns, || sysctls::apply(netns, &identity.sysctls))
 }
 
 /// Takes the name `netns` away from a namespace that has another one; success if it is gone already.
@@ -82,6 +91,14 @@ pub fn unname(netns: &Path) -> Result<(), NetworkError> {
 /// The system's refusals.
 pub fn processes(netns: &Path) -> Result<Vec<u32>, NetworkError> {
     namespace::processes(netns)
+}
+
+/// Has the name `other`, which is another network namespace's until now, mean the network namespace `netns`, too.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn rename(netns: &Path, other: &Path) -> Result<(), NetworkError> {
+    namespace::rename(netns, other)
 }
 
 /// Removes the network namespace `netns`, its interfaces and its name; success if it is gone already.

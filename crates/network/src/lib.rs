@@ -36,7 +36,7 @@ mod sysctls;
 pub use announce::{Announcer, stand_aside, step_forward};
 pub use backlog::Backlog;
 pub use capture::capture;
-pub use create::{create, processes, remove, reserve, unname};
+pub use create::{configure, create, processes, remove, rename, reserve, unname};
 pub use error::NetworkError;
 pub use gate::Gate;
 pub use hold::{HeldFrame, Hold};

@@ -116,6 +116,31 @@ pub(crate) fn processes(netns: &Path) -> Result<Vec<u32>, NetworkError> {
     Ok(pids.filter(|pid| identity(Path::new(&format!("/proc/{pid}/ns/net"))).is_ok_and(|other| other == own)).collect())
 }
 
+/// Makes the directory of the name `netns` a mount point of its own that is shared, as `ip netns` does it. Engines do the same: where
+/// they did it later, they would mount it over the name, which then could not be taken away.
+pub(crate) fn share_names(netns: &Path) -> Result<(), NetworkError> {
+    let nothing = None::<&str>;
+    let directory = netns.parent().unwrap_or(Path::new("/"));
+    let refused = |why: String| NetworkError::refused(format!("share {}", directory.display()), why);
+    DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(|e| refused(e.to_string()))?;
+    let share = || mount(nothing, directory, nothing, MsFlags::MS_SHARED | MsFlags::MS_REC, nothing);
+    let shared = match share() {
+        // It is no mount point yet.
+        Err(Errno::EINVAL) => mount(Some(directory), directory, nothing, MsFlags::MS_BIND | MsFlags::MS_REC, nothing)
+            .and_then(|()| share()),
+        other => other,
+    };
+    shared.map_err(|e| refused(e.desc().to_owned()))
+}
+
+/// Has the name `other`, under which another namespace is mounted, mean `netns`.
+pub(crate) fn rename(netns: &Path, other: &Path) -> Result<(), NetworkError> {
+    let nothing = None::<&str>;
+    umount2(other, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW)
+        .and_then(|()| mount(Some(netns), other, nothing, MsFlags::MS_BIND, nothing))
+        .map_err(|e| NetworkError::refused(format!("bind {} to {}", netns.display(), other.display()), e.desc()))
+}
+
 /// Takes the name away: unmounts whatever namespaces are mounted there and deletes the file.
 pub(crate) fn unname(netns: &Path) -> Result<(), NetworkError> {
     loop {

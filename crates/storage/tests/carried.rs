@@ -53,7 +53,8 @@ impl Stage {
     }
 
     fn open(&self) -> (Source, Replica) {
-        let replica = Target::stage_all(&[self.target()], &[self.tree()]).unwrap();
+        self.target().stage().unwrap();
+        let replica = Target::open_all(&[self.target()], &[self.tree()]).unwrap();
         (Source::open(std::process::id(), &[self.tree()]).unwrap(), replica)
     }
 
@@ -363,7 +364,8 @@ fn the_directory_of_an_engine_s_own_is_emptied_and_filled() {
     let tree = CarriedTree { kind: TreeKind::WritableLayer, ..stage.tree() };
     let target = Target::new(&tree, stage.copy(), ID);
     assert_eq!(target.obstacle().unwrap(), None);
-    let mut replica = Target::stage_all(&[target], std::slice::from_ref(&tree)).unwrap();
+    target.stage().unwrap();
+    let mut replica = Target::open_all(&[target], std::slice::from_ref(&tree)).unwrap();
     let mut source = Source::open(std::process::id(), &[tree]).unwrap();
     finish(&mut source, &mut replica);
     assert_same(&stage.source(), &stage.copy(), "an engine's layer");
@@ -408,7 +410,8 @@ fn a_writable_layer_is_followed_through_its_overlay() {
     let tree = CarriedTree { kind: TreeKind::WritableLayer, inside: "/".into(), path: stage.source(), bytes: 0 };
     fs::create_dir(stage.copy()).unwrap();
     let target = Target::new(&tree, stage.copy(), ID);
-    let mut replica = Target::stage_all(&[target], std::slice::from_ref(&tree)).unwrap();
+    target.stage().unwrap();
+    let mut replica = Target::open_all(&[target], std::slice::from_ref(&tree)).unwrap();
     let mut source = Source::open(std::process::id(), &[tree]).unwrap();
     pass(&mut source, &mut replica);
     pass(&mut source, &mut replica);

@@ -12,17 +12,20 @@ pub enum EngineName {
     Runc,
     /// Docker.
     Docker,
+    /// Podman.
+    Podman,
 }
 
 impl EngineName {
     /// All of them.
-    pub const ALL: [EngineName; 2] = [EngineName::Runc, EngineName::Docker];
+    pub const ALL: [EngineName; 3] = [EngineName::Runc, EngineName::Docker, EngineName::Podman];
 
     /// As users write it.
     pub fn as_str(self) -> &'static str {
         match self {
             EngineName::Runc => "runc",
             EngineName::Docker => "docker",
+            EngineName::Podman => "podman",
         }
     }
 }

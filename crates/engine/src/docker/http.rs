@@ -107,14 +107,6 @@ fn parse(answer: &[u8]) -> Option<Answer> {
     Some(Answer { status, body })
 }
 
-/// A name as a part of a path: only what needs no escape there, which all names of containers, images and networks keep
-/// to but for those that cannot exist.
-pub(super) fn is_plain(name: &str) -> bool {
-    !name.is_empty()
-        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.-:/@".contains(&b))
-        && !name.contains("..")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -126,11 +118,5 @@ mod tests {
         assert_eq!(parse(b"HTTP/1.1 204 No Content\r\n\r\n").unwrap().body, Value::Null);
         assert!(parse(b"HTTP/1.0 200 OK\r\n\r\n{").is_none());
         assert!(parse(b"nonsense").is_none());
-    }
-
-    #[test]
-    fn a_name_cannot_leave_its_part_of_the_path() {
-        assert!(is_plain("redis") && is_plain("registry:5000/a/b@sha256:0f"));
-        assert!(!is_plain("a?b") && !is_plain("../x") && !is_plain("a b") && !is_plain(""));
     }
 }

@@ -23,22 +23,20 @@ mod parameters;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 
-use crate::{Container, Engine, EngineError, Freezer, Images, Mark, MissingImage, Runc, State, Summary, TreePlace};
-use http::{Answer, is_plain};
+use crate::described::{self, is_plain};
+use crate::{Container, Engine, EngineError, Images, MissingImage, Runc, State, Summary, TreePlace};
+use http::Answer;
 use parameters::{Parameters, layers, subnets};
 
 /// How long Docker may take for an answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long it may take to pack or unpack a part of an image.
 const UNPACK: Duration = Duration::from_secs(600);
-/// How long a container that was killed, or a start that failed, may take to be over.
-const END: Duration = Duration::from_secs(20);
-
 /// Where it is noted which volumes were made for a container that is coming.
 const VOLUMES: &str = "volumes";
 
@@ -106,11 +104,6 @@ impl Docker {
         self.described(name)?.ok_or_else(|| EngineError::NoSuchContainer { engine: Self::NAME, name: name.to_owned() })
     }
 
-    /// The id that was noted when the container was made; empty while it is being made.
-    fn noted(bundle: &Path) -> Option<String> {
-        std::fs::read_to_string(bundle.join("id")).ok()
-    }
-
     /// What the image is called here: by its name, if that means the same image here, else by its digest.
     fn image(&self, parameters: &Parameters) -> Result<Option<String>, EngineError> {
         for name in [parameters.body["Image"].as_str().unwrap_or_default(), &parameters.image] {
@@ -165,8 +158,7 @@ impl Docker {
     fn has_wrapper(&self) -> Result<bool, EngineError> {
         let info = self.get("/info")?.unwrap_or_default();
         let path = info["Runtimes"][&self.runtime]["path"].as_str().unwrap_or_default();
-        let program = Path::new(path).canonicalize();
-        Ok(program.is_ok_and(|program| program.file_name().is_some_and(|name| name == "transhipd")))
+        Ok(described::is_wrapper(Path::new(path)))
     }
 
     fn lacks(&self, name: &str, parameters: &Parameters) -> Result<Vec<Blocker>, EngineError> {
@@ -257,71 +249,13 @@ impl Docker {
         Ok(found)
     }
 
-    /// What a container can write to on disk: its writable layer, its volumes, and the node's directories that it may
-    /// write to.
-    fn trees(container: &Value) -> Vec<CarriedTree> {
-        let upper = container["GraphDriver"]["Data"]["UpperDir"].as_str();
-        let layer = upper.map(|path| CarriedTree {
-            kind: TreeKind::WritableLayer,
-            inside: "/".into(),
-            path: path.into(),
-            bytes: 0,
-        });
-        let tree = |mount: &Value| {
-            let kind = match mount["Type"].as_str()? {
-                "volume" => TreeKind::Volume,
-                "bind" if mount["RW"] == true => TreeKind::Bind,
-                _ => return None,
-            };
-            let path = Path::new(mount["Source"].as_str()?).canonicalize().ok().filter(|path| path.is_dir())?;
-            Some(CarriedTree { kind, inside: mount["Destination"].as_str()?.into(), path, bytes: 0 })
-        };
-        layer.into_iter().chain(mounts(container).iter().filter_map(tree)).collect()
-    }
-
     /// Puts what Docker and runc know of a container together.
     fn container(&self, name: &str, described: &Value) -> Result<Container, EngineError> {
-        let text = |key: &str| described[key].as_str().unwrap_or_default().to_owned();
         let parameters = Parameters::read(described, |path| self.get(path).map(Option::unwrap_or_default))?;
-        let mut container = match self.runc.inspect(&text("Id")) {
-            Ok(container) => container,
-            Err(EngineError::NoSuchContainer { .. }) => Container {
-                name: String::new(),
-                id: text("Id"),
-                state: if described["State"]["Status"] == "created" { State::Created } else { State::Stopped },
-                init: 0,
-                created: String::new(),
-                config: Value::Null,
-                parameters: Value::Null,
-                binds: Vec::new(),
-                bundle: PathBuf::new(),
-                freezer: Freezer::of_nothing(),
-                memory_cgroup: None,
-                cpu: None,
-                trees: Vec::new(),
-            },
-            Err(other) => return Err(other),
-        };
-        // Docker attaches the network when runc has made the namespace, so that only Docker has a name for it.
-        if let Some(path) = described["NetworkSettings"]["SandboxKey"].as_str().filter(|path| !path.is_empty())
-            && let Some(namespaces) = container.config["linux"]["namespaces"].as_array_mut()
-        {
-            namespaces.iter_mut().filter(|n| n["type"] == "network").for_each(|n| n["path"] = path.into());
-        }
-        if container.config.is_object() {
-            container.config["annotations"] = described["Config"]["Labels"].clone();
-        }
-        let bound = mounts(described).iter().filter(|mount| mount["Type"] == "bind");
-        container.binds = bound.filter_map(|mount| mount["Source"].as_str()).map(PathBuf::from).collect();
-        container.trees = Self::trees(described);
+        let mut container = described::container(&self.runc, name, described)?;
         container.parameters = serde_json::to_value(parameters).unwrap_or_default();
-        (container.name, container.created) = (name.to_owned(), text("Created"));
         Ok(container)
     }
-}
-
-fn mounts(container: &Value) -> &[Value] {
-    container["Mounts"].as_array().map(Vec::as_slice).unwrap_or_default()
 }
 
 fn refused(what: &'static str, name: &str, answer: &Answer) -> EngineError {
@@ -333,22 +267,7 @@ fn unpacked(what: &'static str, image: &str, error: &io::Error) -> EngineError {
 }
 
 fn unnoted(name: &str, error: &io::Error) -> EngineError {
-    EngineError::Refused { engine: Docker::NAME, what: "make", name: name.to_owned(), why: error.to_string() }
-}
-
-/// What is to be done about Docker itself.
-fn mend(error: &EngineError) -> Vec<Blocker> {
-    let text = error.to_string();
-    let (cause, remedy) = text.split_once("; ").unwrap_or((&text, "mend Docker there"));
-    vec![Blocker::new(BlockerKind::Engine, cause, remedy)]
-}
-
-fn read_parameters(name: &str, parameters: &Value) -> Result<Parameters, EngineError> {
-    serde_json::from_value(parameters.clone()).map_err(|e| EngineError::Unreadable {
-        path: "parameters".into(),
-        name: name.to_owned(),
-        why: format!("{e}; update both agents"),
-    })
+    described::not_made(Docker::NAME, name, error.to_string())
 }
 
 impl Engine for Docker {
@@ -395,17 +314,19 @@ impl Engine for Docker {
     }
 
     fn obstacles(&self, container: &Container) -> Vec<Blocker> {
-        let found = read_parameters(&container.name, &container.parameters).and_then(|parameters| {
-            let mut found = parameters.obstacles(&container.name);
-            found.extend(self.hindrances(container, &parameters)?);
-            Ok(found)
-        });
-        found.unwrap_or_else(|error| mend(&error))
+        let found =
+            described::parameters::<Parameters>(&container.name, &container.parameters).and_then(|parameters| {
+                let mut found = parameters.obstacles(&container.name);
+                found.extend(self.hindrances(container, &parameters)?);
+                Ok(found)
+            });
+        described::or_mend(found)
     }
 
     fn missing(&self, name: &str, parameters: &Value) -> Vec<Blocker> {
-        let lacks = read_parameters(name, parameters).and_then(|parameters| self.lacks(name, &parameters));
-        lacks.unwrap_or_else(|error| mend(&error))
+        let lacks =
+            described::parameters::<Parameters>(name, parameters).and_then(|parameters| self.lacks(name, &parameters));
+        described::or_mend(lacks)
     }
 
     fn adopt(&self, _: &str, config: Value) -> Value {
@@ -417,21 +338,19 @@ impl Engine for Docker {
     }
 
     fn create(&self, name: &str, bundle: &Path, _: &Value, parameters: &Value) -> Result<(), EngineError> {
-        let parameters = read_parameters(name, parameters)?;
+        let parameters = described::parameters::<Parameters>(name, parameters)?;
         if !is_plain(name) {
             let why = "that is no name for a container".to_owned();
             return Err(EngineError::Refused { engine: Self::NAME, what: "make", name: name.to_owned(), why });
         }
         let image = self.image(&parameters)?.unwrap_or_else(|| parameters.image.clone());
-        let note = bundle.join("id");
-        // Whatever has this name from now on is what is being made here: nothing had it before.
-        std::fs::write(&note, "").map_err(|e| unnoted(name, &e))?;
+        described::note(bundle, "").map_err(|e| unnoted(name, &e))?;
         self.make_volumes(name, bundle, &parameters)?;
         let body = parameters.create_body(&image, &self.runtime);
         let answer = self.call("POST", &format!("/containers/create?name={name}"), Some(&body))?;
         let id = answer.body["Id"].as_str().filter(|_| answer.status == 201);
         let id = id.ok_or_else(|| refused("make", name, &answer))?;
-        std::fs::write(&note, id).map_err(|e| unnoted(name, &e))?;
+        described::note(bundle, id).map_err(|e| unnoted(name, &e))?;
         for network in parameters.networks.iter().skip(1) {
             let body = json!({"Container": id, "EndpointConfig": network.endpoint});
             let answer = self.call("POST", &format!("/networks/{}/connect", network.name), Some(&body))?;
@@ -443,9 +362,7 @@ impl Engine for Docker {
     }
 
     fn discard(&self, name: &str, bundle: &Path) -> Result<(), EngineError> {
-        let Some(noted) = Self::noted(bundle) else { return Ok(()) };
-        Mark::take_off(&noted);
-        self.remove(if noted.is_empty() { name } else { &noted })?;
+        described::discard(self, name, bundle)?;
         let made = std::fs::read_to_string(bundle.join(VOLUMES)).unwrap_or_default();
         made.lines().try_for_each(|volume| match self.users(volume)?.is_empty() {
             true => self.order("remove volume", volume, "DELETE", &format!("/volumes/{volume}")),
@@ -455,7 +372,7 @@ impl Engine for Docker {
     }
 
     fn is_made_from(&self, container: &Container, bundle: &Path) -> bool {
-        Self::noted(bundle).is_some_and(|noted| noted.is_empty() || noted == container.id)
+        described::is_made_from(container, bundle)
     }
 
     fn restore(
@@ -465,32 +382,15 @@ impl Engine for Docker {
         images: Images<'_>,
         network: Option<&Path>,
     ) -> Result<Command, EngineError> {
-        let id = Self::noted(bundle).unwrap_or_default();
-        Mark::new(images, network, bundle).put(&id).map_err(|e| unnoted(name, &e))?;
+        let id = described::mark(bundle, images, network).map_err(|e| unnoted(name, &e))?;
         let mut command = Command::new("/proc/self/exe");
         command.arg("start-in-docker").arg(&self.socket).arg(id);
         Ok(command)
     }
 
     fn end(&self, name: &str, bundle: &Path) -> Result<(), EngineError> {
-        let Some(id) = Self::noted(bundle).filter(|id| !id.is_empty()) else { return Ok(()) };
-        Mark::take_off(&id);
-        let deadline = Instant::now() + END;
-        loop {
-            let Some(described) = self.described(&id)? else { return Ok(()) };
-            if described["State"]["Running"] == true {
-                self.order("end", name, "POST", &format!("/containers/{id}/kill"))?;
-            } else {
-                // A start that has failed, or fails now.
-                self.runc.remove(&id)?;
-                return Ok(());
-            }
-            if Instant::now() > deadline {
-                let why = format!("it still runs {} s after it was killed", END.as_secs());
-                return Err(EngineError::Refused { engine: Self::NAME, what: "end", name: name.to_owned(), why });
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        let kill = |id: &str| self.order("end", name, "POST", &format!("/containers/{id}/kill"));
+        described::end(Self::NAME, (name, bundle), &self.runc, |id| self.described(id), kill)
     }
 
     fn retire(&self, name: &str) -> Result<(), EngineError> {
@@ -514,7 +414,7 @@ impl Engine for Docker {
     }
 
     fn missing_image(&self, name: &str, parameters: &Value) -> Result<Option<MissingImage>, EngineError> {
-        let parameters = read_parameters(name, parameters)?;
+        let parameters = described::parameters::<Parameters>(name, parameters)?;
         if parameters.layers.is_empty() || self.image(&parameters)?.is_some() {
             return Ok(None);
         }
@@ -530,7 +430,7 @@ impl Engine for Docker {
     }
 
     fn save_image(&self, parameters: &Value, missing: &MissingImage, sink: &mut dyn Write) -> Result<(), EngineError> {
-        let parameters = read_parameters(&missing.name, parameters)?;
+        let parameters = described::parameters::<Parameters>(&missing.name, parameters)?;
         let name = self.image(&parameters)?.filter(|_| missing.may_be_named).unwrap_or(parameters.image);
         let archive = || http::download(&self.socket, &format!("/images/{name}/get"), UNPACK);
         // Which file of an archive is which layer is said at its end.
@@ -542,7 +442,7 @@ impl Engine for Docker {
     }
 
     fn load_image(&self, name: &str, parameters: &Value, archive: &mut dyn Read) -> Result<(), EngineError> {
-        let parameters = read_parameters(name, parameters)?;
+        let parameters = described::parameters::<Parameters>(name, parameters)?;
         let image = parameters.body["Image"].as_str().unwrap_or(&parameters.image);
         let loaded = http::upload(&self.socket, "/images/load?quiet=1", archive, UNPACK);
         loaded.map_err(|error| unpacked("load the image", image, &error))?;
@@ -553,7 +453,7 @@ impl Engine for Docker {
     }
 
     fn tree_place(&self, name: &str, parameters: &Value, tree: &CarriedTree) -> Result<TreePlace, EngineError> {
-        let parameters = read_parameters(name, parameters)?;
+        let parameters = described::parameters::<Parameters>(name, parameters)?;
         let named =
             parameters.volumes.iter().find(|volume| tree.kind == TreeKind::Volume && volume.inside == tree.inside);
         let there = named.map_or(Ok(None), |volume| self.volume(&volume.name))?;
@@ -564,14 +464,7 @@ impl Engine for Docker {
     }
 
     fn tree_directory(&self, name: &str, tree: &CarriedTree) -> Result<PathBuf, EngineError> {
-        let trees = Self::trees(&self.there(name)?);
-        let here = trees.into_iter().find(|here| (here.kind, &here.inside) == (tree.kind, &tree.inside));
-        here.map(|here| here.path).ok_or_else(|| EngineError::Refused {
-            engine: Self::NAME,
-            what: "make",
-            name: name.to_owned(),
-            why: format!("it has no {} at {}", tree.kind, tree.inside.display()),
-        })
+        described::tree_directory(Self::NAME, name, &self.there(name)?, tree)
     }
 
     fn reinstate(&self, _: &str, _: &[u8]) -> Result<(), EngineError> {
@@ -587,6 +480,6 @@ impl Engine for Docker {
     }
 
     fn mount_residue(&self, _: &str, bundle: &Path) -> Vec<PathBuf> {
-        Self::noted(bundle).filter(|id| !id.is_empty()).map_or(Vec::new(), |id| self.runc.mount_residue(&id, bundle))
+        described::mount_residue(&self.runc, bundle)
     }
 }

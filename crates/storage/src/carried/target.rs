@@ -1,7 +1,7 @@
 //! The destination's half: where a tree arrives, and how it takes its place.
 //!
 //! ```text
-//!              stage              place            │ settle     │ undo, before and after place
+//!              stage, open_all    place            │ settle     │ undo, before and after place
 //!  its place:  old, or an empty   new, marked      │ new        │ old or none, as it was
 //!  beside it:  new, marked        old, or an empty │ (removed)  │ (removed)
 //! ```
@@ -92,34 +92,39 @@ impl Target {
         Ok(changed.then(|| (format!("{path}, the copy of an earlier move, was changed since"), remedy)))
     }
 
-    /// Makes the empty directory that the tree arrives in.
-    fn stage(&self, point: &Path) -> Result<Copy, CopyError> {
-        let directory = match &self.staging {
-            Some(staging) => {
-                let refused = |e| CopyError::refused("make the directory", staging, e);
-                DirBuilder::new().mode(0o700).create(staging).map_err(refused)?;
-                mark(staging, &self.arrived)?;
-                match DirBuilder::new().mode(0o700).create(&self.path) {
-                    Ok(()) => mark(&self.path, &self.keeper)?,
-                    Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-                    Err(e) => return Err(CopyError::refused("make the directory", &self.path, e)),
-                }
-                staging
-            }
-            None => {
-                crate::remove::empty(&self.path).map_err(|e| storage(&self.path, e))?;
-                &self.path
-            }
-        };
-        Ok(Copy::new(open(directory)?, point.to_owned(), MAX_FILES, None))
-    }
-
-    /// Makes empty directories for `trees` to arrive in, one for each of `targets`.
+    /// Makes the empty directory that the tree arrives in; a writable layer's is the engine's.
     ///
     /// # Errors
     /// If that is refused.
-    pub fn stage_all(targets: &[Self], trees: &[CarriedTree]) -> Result<Replica, CopyError> {
-        let copies = targets.iter().zip(trees).map(|(target, tree)| target.stage(&tree.path));
+    pub fn stage(&self) -> Result<(), CopyError> {
+        let Some(staging) = &self.staging else { return Ok(()) };
+        let refused = |e| CopyError::refused("make the directory", staging, e);
+        DirBuilder::new().mode(0o700).create(staging).map_err(refused)?;
+        mark(staging, &self.arrived)?;
+        match DirBuilder::new().mode(0o700).create(&self.path) {
+            Ok(()) => mark(&self.path, &self.keeper),
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            Err(e) => Err(CopyError::refused("make the directory", &self.path, e)),
+        }
+    }
+
+    /// Opens the directory that the tree arrives in. A writable layer's is emptied.
+    fn open(&self, point: &Path) -> Result<Copy, CopyError> {
+        if self.staging.is_none() {
+            crate::remove::empty(&self.path).map_err(|e| storage(&self.path, e))?;
+        }
+        let directory = self.staging.as_ref().unwrap_or(&self.path);
+        Ok(Copy::new(open(directory)?, point.to_owned(), MAX_FILES, None))
+    }
+
+    /// Lets `trees` arrive in the directories that were made for them, one for each of `targets`. An engine must have begun with
+    /// the container, and nothing lie over its layer: what it writes there when it begins is on the source as well, and is
+    /// removed here.
+    ///
+    /// # Errors
+    /// If that is refused.
+    pub fn open_all(targets: &[Self], trees: &[CarriedTree]) -> Result<Replica, CopyError> {
+        let copies = targets.iter().zip(trees).map(|(target, tree)| target.open(&tree.path));
         Ok(Replica::new(copies.collect::<Result<_, _>>()?))
     }
 

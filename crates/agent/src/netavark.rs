@@ -1,0 +1,29 @@
+//! What Podman executes in place of netavark when it starts a container that arrives: the network is to go into the namespace that
+//! the agent has made, behind a closed gate, and not into the one that Podman has just made. Then this is netavark.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::Context;
+
+/// The name that it is called by.
+pub const NAME: &str = "netavark";
+
+/// Where Podman looks for it.
+const DIRECTORIES: [&str; 4] =
+    ["/usr/local/libexec/podman", "/usr/local/lib/podman", "/usr/libexec/podman", "/usr/lib/podman"];
+
+/// Runs with what netavark was to be run with. Does not return if all goes well.
+pub fn run(arguments: &[OsString]) -> anyhow::Result<i32> {
+    if let [.., command, namespace] = arguments
+        && command == "setup"
+        && let Some(made) = std::env::var_os(tranship_engine::NETWORK_VARIABLE)
+    {
+        tranship_network::rename(Path::new(&made), Path::new(namespace))?;
+    }
+    let netavark = DIRECTORIES.iter().map(|directory| Path::new(directory).join(NAME)).find(|file| file.exists());
+    let netavark = netavark.with_context(|| format!("there is no netavark in {}", DIRECTORIES.join(", ")))?;
+    Err(Command::new(netavark).args(arguments).exec().into())
+}

@@ -1,0 +1,198 @@
+//! What Docker and Podman have in common: both describe a container in the same words, make it anew from its parameters, and have
+//! runc run it, with the runtime wrapper in between. What is being made here is noted by its id.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tranship_types::{Blocker, BlockerKind, CarriedTree, TreeKind};
+
+use crate::{Container, Engine, EngineError, Freezer, Images, Mark, Runc, State};
+
+/// How long a container that was killed, or a start that failed, may take to be over.
+const END: Duration = Duration::from_secs(20);
+
+/// Puts what an engine and runc know of a container together, but for its parameters.
+pub(crate) fn container(runc: &Runc, name: &str, described: &Value) -> Result<Container, EngineError> {
+    let text = |key: &str| described[key].as_str().unwrap_or_default().to_owned();
+    let mut container = match runc.inspect(&text("Id")) {
+        Ok(container) => container,
+        Err(EngineError::NoSuchContainer { .. }) => Container {
+            name: String::new(),
+            id: text("Id"),
+            state: if described["State"]["Status"] == "created" { State::Created } else { State::Stopped },
+            init: 0,
+            created: String::new(),
+            config: Value::Null,
+            parameters: Value::Null,
+            binds: Vec::new(),
+            bundle: PathBuf::new(),
+            freezer: Freezer::of_nothing(),
+            memory_cgroup: None,
+            cpu: None,
+            trees: Vec::new(),
+        },
+        Err(other) => return Err(other),
+    };
+    // Docker attaches the network when runc has made the namespace, so that only Docker has a name for it.
+    if let Some(path) = described["NetworkSettings"]["SandboxKey"].as_str().filter(|path| !path.is_empty())
+        && let Some(namespaces) = container.config["linux"]["namespaces"].as_array_mut()
+    {
+        namespaces.iter_mut().filter(|n| n["type"] == "network").for_each(|n| n["path"] = path.into());
+    }
+    if container.config.is_object() {
+        container.config["annotations"] = described["Config"]["Labels"].clone();
+    }
+    let bound = mounts(described).iter().filter(|mount| mount["Type"] == "bind");
+    container.binds = bound.filter_map(|mount| mount["Source"].as_str()).map(PathBuf::from).collect();
+    container.trees = trees(described);
+    (container.name, container.created) = (name.to_owned(), text("Created"));
+    Ok(container)
+}
+
+/// What a container can write to on disk: its writable layer, its volumes, and the node's directories that it may
+/// write to.
+fn trees(described: &Value) -> Vec<CarriedTree> {
+    let upper = described["GraphDriver"]["Data"]["UpperDir"].as_str();
+    let layer = upper.map(|path| CarriedTree {
+        kind: TreeKind::WritableLayer,
+        inside: "/".into(),
+        path: path.into(),
+        bytes: 0,
+    });
+    let tree = |mount: &Value| {
+        let kind = match mount["Type"].as_str()? {
+            "volume" => TreeKind::Volume,
+            "bind" if mount["RW"] == true => TreeKind::Bind,
+            _ => return None,
+        };
+        let path = Path::new(mount["Source"].as_str()?).canonicalize().ok().filter(|path| path.is_dir())?;
+        Some(CarriedTree { kind, inside: mount["Destination"].as_str()?.into(), path, bytes: 0 })
+    };
+    layer.into_iter().chain(mounts(described).iter().filter_map(tree)).collect()
+}
+
+fn mounts(described: &Value) -> &[Value] {
+    described["Mounts"].as_array().map(Vec::as_slice).unwrap_or_default()
+}
+
+/// [`Engine::tree_directory`].
+pub(crate) fn tree_directory(
+    engine: &'static str,
+    name: &str,
+    described: &Value,
+    tree: &CarriedTree,
+) -> Result<PathBuf, EngineError> {
+    let here = trees(described).into_iter().find(|here| (here.kind, &here.inside) == (tree.kind, &tree.inside));
+    let why = || format!("it has no {} at {}", tree.kind, tree.inside.display());
+    here.map(|here| here.path).ok_or_else(|| not_made(engine, name, why()))
+}
+
+/// The error of a container that an engine could not make.
+pub(crate) fn not_made(engine: &'static str, name: &str, why: impl Into<String>) -> EngineError {
+    EngineError::Refused { engine, what: "make", name: name.to_owned(), why: why.into() }
+}
+
+/// Parameters as they have travelled.
+pub(crate) fn parameters<P: DeserializeOwned>(name: &str, parameters: &Value) -> Result<P, EngineError> {
+    serde_json::from_value(parameters.clone()).map_err(|e| EngineError::Unreadable {
+        path: "parameters".into(),
+        name: name.to_owned(),
+        why: format!("{e}; update both agents"),
+    })
+}
+
+/// Blockers; that an engine cannot be asked for them is one, too.
+pub(crate) fn or_mend(found: Result<Vec<Blocker>, EngineError>) -> Vec<Blocker> {
+    found.unwrap_or_else(|error| {
+        let text = error.to_string();
+        let (cause, remedy) = text.split_once("; ").unwrap_or((&text, "mend the engine there"));
+        vec![Blocker::new(BlockerKind::Engine, cause, remedy)]
+    })
+}
+
+/// Whether a program is the runtime wrapper.
+pub(crate) fn is_wrapper(program: &Path) -> bool {
+    program.canonicalize().is_ok_and(|program| program.file_name().is_some_and(|name| name == "transhipd"))
+}
+
+/// The id that was noted when the container was made; empty while it is being made.
+pub(crate) fn noted(bundle: &Path) -> Option<String> {
+    std::fs::read_to_string(bundle.join("id")).ok()
+}
+
+/// Notes it. With an empty one, whatever has the container's name from now on is what is being made here: nothing had it before.
+pub(crate) fn note(bundle: &Path, id: &str) -> io::Result<()> {
+    std::fs::write(bundle.join("id"), id)
+}
+
+/// [`Engine::is_made_from`].
+pub(crate) fn is_made_from(container: &Container, bundle: &Path) -> bool {
+    noted(bundle).is_some_and(|noted| noted.is_empty() || noted == container.id)
+}
+
+/// [`Engine::discard`].
+pub(crate) fn discard(engine: &impl Engine, name: &str, bundle: &Path) -> Result<(), EngineError> {
+    let Some(noted) = noted(bundle) else { return Ok(()) };
+    Mark::take_off(&noted);
+    engine.remove(if noted.is_empty() { name } else { &noted })
+}
+
+/// Marks the container that was made for a restore; its id.
+pub(crate) fn mark(bundle: &Path, images: Images<'_>, network: Option<&Path>) -> io::Result<String> {
+    let id = noted(bundle).unwrap_or_default();
+    Mark::new(images, network, bundle).put(&id)?;
+    Ok(id)
+}
+
+/// [`Engine::end`]: `describe` asks the engine for the container of an id, `kill` has it killed.
+pub(crate) fn end(
+    engine: &'static str,
+    (name, bundle): (&str, &Path),
+    runc: &Runc,
+    describe: impl Fn(&str) -> Result<Option<Value>, EngineError>,
+    kill: impl Fn(&str) -> Result<(), EngineError>,
+) -> Result<(), EngineError> {
+    let Some(id) = noted(bundle).filter(|id| !id.is_empty()) else { return Ok(()) };
+    Mark::take_off(&id);
+    let deadline = Instant::now() + END;
+    loop {
+        let Some(described) = describe(&id)? else { return Ok(()) };
+        if described["State"]["Running"] != true {
+            // A start that has failed, or fails now.
+            return runc.remove(&id);
+        }
+        kill(&id)?;
+        if Instant::now() > deadline {
+            let why = format!("it still runs {} s after it was killed", END.as_secs());
+            return Err(EngineError::Refused { engine, what: "end", name: name.to_owned(), why });
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// [`Engine::mount_residue`].
+pub(crate) fn mount_residue(runc: &Runc, bundle: &Path) -> Vec<PathBuf> {
+    noted(bundle).filter(|id| !id.is_empty()).map_or(Vec::new(), |id| runc.mount_residue(&id, bundle))
+}
+
+/// A name as a part of a path: only what needs no escape there, which all names of containers, images and networks keep
+/// to but for those that cannot exist.
+pub(crate) fn is_plain(name: &str) -> bool {
+    !name.is_empty()
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.-:/@".contains(&b))
+        && !name.contains("..")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_cannot_leave_its_part_of_the_path() {
+        assert!(is_plain("redis") && is_plain("registry:5000/a/b@sha256:0f"));
+        assert!(!is_plain("a?b") && !is_plain("../x") && !is_plain("a b") && !is_plain(""));
+    }
+}

@@ -1,0 +1,445 @@
+//! Podman, by its command line; and by runc, which runs its containers.
+//!
+//! A container is made anew on the destination with the parameters that it has on the source, and started. Podman has no
+//! daemon: it is a process of its own that starts a container, and it attaches the network before it calls the runtime:
+//!
+//! ```text
+//!  agent ──create──▶ podman        what it has made is compared with what was wanted
+//!  agent ──mark──▶ /run/tranship/restores/ID
+//!  agent ──▶ podman start ─▶ netavark (transhipd): puts the agent's namespace, gate closed, in place of Podman's; then netavark
+//!                  └─▶ conmon ─▶ wrapper create    runc restore, which waits in the front for the whole move
+//!                          └──▶ wrapper start      takes the mark off; the container runs already
+//! ```
+//!
+//! All the while `podman start` has the container locked, and whoever asks Podman for it waits. So what is arriving is known by what
+//! was noted when it was made.
+
+mod command;
+mod parameters;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
+
+use crate::described;
+use crate::{Container, Engine, EngineError, Images, Mark, Runc, State, Summary, TreePlace};
+use command::is_unknown;
+use parameters::{Network, Parameters, is_word};
+
+/// The first version that lets its helper programs be chosen.
+const OLDEST: (u32, u32) = (4, 3);
+/// In a bundle: which volumes were made for the container.
+const VOLUMES: &str = "volumes";
+/// In a bundle: Podman's description of the container that was made with it.
+const DESCRIPTION: &str = "podman.json";
+
+/// In the environment of `podman start`: the network namespace that the container's network goes into. There is none where it has
+/// no network.
+pub const NETWORK_VARIABLE: &str = "TRANSHIP_NETWORK";
+
+/// Podman as configured on this node.
+#[derive(Debug, Clone)]
+pub struct Podman {
+    /// Its program.
+    pub path: PathBuf,
+    /// Its storage; where there is none, there is no Podman.
+    pub storage: PathBuf,
+    /// The runtime under which the runtime wrapper is registered with it.
+    pub runtime: String,
+    /// runc, with the state directory that it has under Podman.
+    pub runc: Runc,
+}
+
+impl Podman {
+    const NAME: &'static str = "podman";
+
+    /// The descriptions of the containers whose restore is under way, by age.
+    fn arriving() -> Vec<Value> {
+        let read = |bundle: PathBuf| serde_json::from_slice(&std::fs::read(bundle.join(DESCRIPTION)).ok()?).ok();
+        let mut found: Vec<Value> = Mark::all().into_iter().map(|(_, mark)| mark.bundle).filter_map(read).collect();
+        found.sort_by_key(|description| description["Created"].to_string());
+        found
+    }
+
+    /// Podman's description of a container by its name or id.
+    fn described(&self, name: &str) -> Result<Option<Value>, EngineError> {
+        if !is_word(name) {
+            return Ok(None);
+        }
+        let is_it = |container: &Value| container["Name"] == name || container["Id"] == name;
+        if let Some(arriving) = Self::arriving().into_iter().find(is_it) {
+            return Ok(Some(arriving));
+        }
+        match self.json(&["container", "inspect", name], "show", name) {
+            // It also takes the beginning of an id for a name.
+            Ok(mut found) => Ok(Some(found[0].take()).filter(is_it)),
+            Err(error) if is_unknown(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn there(&self, name: &str) -> Result<Value, EngineError> {
+        self.described(name)?.ok_or_else(|| EngineError::NoSuchContainer { engine: Self::NAME, name: name.to_owned() })
+    }
+
+    /// Notes which of the container's volumes are not there, and makes them.
+    fn make_volumes(&self, name: &str, bundle: &Path, parameters: &Parameters) -> Result<(), EngineError> {
+        let mut made = String::new();
+        for volume in parameters.volumes.iter().filter(|volume| self.volume(&volume.name).is_null()) {
+            if !is_word(&volume.name) {
+                return Err(described::not_made(
+                    Self::NAME,
+                    name,
+                    format!("{:?} is no name for a volume", volume.name),
+                ));
+            }
+            made.push_str(&volume.name);
+            made.push('\n');
+            std::fs::write(bundle.join(VOLUMES), &made).map_err(Self::unmade(name))?;
+            self.run(&["volume", "create", &volume.name], "make the volume", &volume.name)?;
+        }
+        Ok(())
+    }
+
+    /// Whoever else uses the container's volumes, and stays behind.
+    fn sharers(&self, container: &Container, parameters: &Parameters) -> Result<Vec<Blocker>, EngineError> {
+        let mut found = Vec::new();
+        for volume in parameters.volumes.iter().filter(|volume| is_word(&volume.name)) {
+            if let Some(user) = self.users(&volume.name)?.iter().find(|user| **user != container.name) {
+                let cause = format!("container {user} has volume {} of {}, too", volume.name, container.name);
+                let remedy = "remove that container first, or give each a volume of its own";
+                found.push(Blocker::new(BlockerKind::Mount, cause, remedy));
+            }
+        }
+        Ok(found)
+    }
+
+    /// What the image is called here: by its name, if that means the same image here, else by its digest.
+    fn image(&self, parameters: &Parameters) -> Option<String> {
+        [&parameters.image_name, &parameters.image].into_iter().find_map(|name| {
+            let found =
+                is_word(name).then(|| self.json(&["image", "inspect", name], "show the image", name).ok())??;
+            (found[0]["Id"] == parameters.image.as_str()).then(|| name.clone())
+        })
+    }
+
+    fn lacks(&self, name: &str, parameters: &Parameters) -> Result<Vec<Blocker>, EngineError> {
+        let mut found = Vec::new();
+        let mut add = |kind, cause: String, remedy: String| found.push(Blocker::new(kind, cause, remedy));
+        let info =
+            self.json(&["--runtime", &self.runtime, "info", "--format", "json"], "use the runtime", &self.runtime);
+        let info = match info {
+            Err(EngineError::Refused { .. }) => Value::Null,
+            other => other?,
+        };
+        if !described::is_wrapper(Path::new(info["host"]["ociRuntime"]["path"].as_str().unwrap_or_default())) {
+            let runtime = &self.runtime;
+            add(
+                BlockerKind::Engine,
+                format!("Podman there does not know the runtime {runtime}, which restores containers"),
+                format!(
+                    "add `{runtime} = [\"/usr/lib/tranship/tranship-runc\"]` to [engine.runtimes] in its containers.conf"
+                ),
+            );
+        } else {
+            let version = info["version"]["Version"].as_str().unwrap_or_default();
+            if version_of(version).is_none_or(|version| version < OLDEST) {
+                let cause = format!("Podman there is {version}, and is too old to have containers come to it");
+                add(BlockerKind::Engine, cause, format!("install {}.{} or later", OLDEST.0, OLDEST.1));
+            }
+            if info["host"]["networkBackend"] != "netavark" {
+                let cause = "Podman there attaches containers by CNI, not by netavark".to_owned();
+                add(
+                    BlockerKind::Network,
+                    cause,
+                    "set network_backend = \"netavark\" in its containers.conf".to_owned(),
+                );
+            }
+        }
+        if self.image(parameters).is_none() {
+            let (image, id) = (&parameters.image_name, &parameters.image);
+            add(
+                BlockerKind::Rootfs,
+                format!("the image {image} ({id}) of container {name} is not in Podman there"),
+                format!("bring it there (`podman save {image} | ssh NODE podman load`)"),
+            );
+        }
+        for network in &parameters.networks {
+            let here = if is_word(&network.name) { self.network(&network.name) } else { Value::Null };
+            if Network::kind(&here) != network.kind {
+                let (kind, name) = (&network.kind, &network.name);
+                add(
+                    BlockerKind::Network,
+                    format!("Podman there has no network {name} that is {kind}"),
+                    format!("make it there like that (`podman network create {}{name}`)", kind.options()),
+                );
+            }
+        }
+        for volume in parameters.volumes.iter().filter(|volume| !self.volume(&volume.name).is_null()) {
+            let name = &volume.name;
+            if let Some(user) = self.users(name)?.first() {
+                add(
+                    BlockerKind::Mount,
+                    format!("Podman there has a volume {name} already, which container {user} uses"),
+                    format!("remove it there (`podman volume rm {name}`), if nobody needs it"),
+                );
+            }
+        }
+        Ok(found)
+    }
+
+    /// Puts what Podman and runc know of a container together.
+    fn container(&self, name: &str, described: &Value) -> Result<Container, EngineError> {
+        let mut container = described::container(&self.runc, name, described)?;
+        if described["State"]["Running"] == true && container.config.is_null() {
+            let runtime = described["OCIRuntime"].as_str().unwrap_or("another runtime than runc");
+            return Err(EngineError::Refused {
+                engine: Self::NAME,
+                what: "show all of",
+                name: name.to_owned(),
+                why: format!(
+                    "{runtime} runs it, whose containers cannot be moved; make it with `podman --runtime runc`"
+                ),
+            });
+        }
+        let parameters =
+            Parameters::read(described, &container.config, |name| self.network(name), |name| self.volume(name));
+        container.parameters = serde_json::to_value(parameters).unwrap_or_default();
+        Ok(container)
+    }
+
+    fn unmade(name: &str) -> impl Fn(io::Error) -> EngineError {
+        move |error| described::not_made(Self::NAME, name, error.to_string())
+    }
+}
+
+/// Major and minor number of a version.
+fn version_of(text: &str) -> Option<(u32, u32)> {
+    let mut parts = text.split('.');
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+impl Engine for Podman {
+    fn name(&self) -> EngineName {
+        EngineName::Podman
+    }
+
+    fn is_present(&self) -> bool {
+        self.storage.exists()
+    }
+
+    fn attaches_network(&self) -> bool {
+        true
+    }
+
+    fn makes_root(&self) -> bool {
+        true
+    }
+
+    fn version(&self) -> Result<String, EngineError> {
+        let said = self.run(&["--version"], "tell its version", "")?;
+        Ok(String::from_utf8_lossy(&said).trim().trim_start_matches("podman version ").to_owned())
+    }
+
+    fn list(&self) -> Result<Vec<Summary>, EngineError> {
+        let arriving = Self::arriving();
+        let ids: Vec<&str> = arriving.iter().filter_map(|container| container["Id"].as_str()).collect();
+        let mut found = Vec::new();
+        // Those that are older than the first that is locked, those between it and the next …
+        for after in 0..=ids.len() {
+            let bound = |word: &str, id: Option<&&str>| id.map(|id| format!("--filter={word}={id}"));
+            let before = bound("before", ids.get(after));
+            let since = bound("since", after.checked_sub(1).and_then(|at| ids.get(at)));
+            let mut arguments: Vec<String> = ["ps", "--all", "--no-trunc", "--format=json"].map(str::to_owned).to_vec();
+            arguments.extend(since.into_iter().chain(before));
+            let rows = self.json(&arguments, "list containers in", "")?;
+            found.extend(rows.as_array().into_iter().flatten().filter_map(|row| {
+                let state = match row["State"].as_str()? {
+                    "created" | "configured" | "initialized" => State::Created,
+                    "running" | "stopping" => State::Running,
+                    "paused" => State::Paused,
+                    _ => State::Stopped,
+                };
+                let init = row["Pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0);
+                let name = row["Names"][0].as_str()?.to_owned();
+                Some(Summary { name, state, init, created: row["CreatedAt"].as_str().unwrap_or_default().to_owned() })
+            }));
+        }
+        for container in &arriving {
+            let name = container["Name"].as_str().unwrap_or_default();
+            let Container { name, state, init, created, .. } = self.container(name, container)?;
+            found.push(Summary { name, state, init, created });
+        }
+        Ok(found)
+    }
+
+    fn inspect(&self, name: &str) -> Result<Container, EngineError> {
+        let described = self.there(name)?;
+        self.container(name, &described)
+    }
+
+    fn obstacles(&self, container: &Container) -> Vec<Blocker> {
+        let found =
+            described::parameters::<Parameters>(&container.name, &container.parameters).and_then(|parameters| {
+                let mut found = parameters.obstacles(&container.name);
+                found.extend(self.sharers(container, &parameters)?);
+                Ok(found)
+            });
+        described::or_mend(found)
+    }
+
+    fn missing(&self, name: &str, parameters: &Value) -> Vec<Blocker> {
+        described::or_mend(described::parameters(name, parameters).and_then(|p| self.lacks(name, &p)))
+    }
+
+    fn adopt(&self, _: &str, config: Value) -> Value {
+        config
+    }
+
+    fn dump(&self, container: &Container, images: Images<'_>) -> Command {
+        self.runc.dump(&Container { name: container.id.clone(), ..container.clone() }, images)
+    }
+
+    fn create(&self, name: &str, bundle: &Path, _: &Value, parameters: &Value) -> Result<(), EngineError> {
+        let parameters: Parameters = described::parameters(name, parameters)?;
+        if !is_word(name) {
+            return Err(described::not_made(Self::NAME, name, "that is no name for a container"));
+        }
+        let absent = || described::not_made(Self::NAME, name, format!("its image {} is gone", parameters.image_name));
+        let image = self.image(&parameters).ok_or_else(absent)?;
+        described::note(bundle, "").map_err(Self::unmade(name))?;
+        self.make_volumes(name, bundle, &parameters)?;
+        let mut arguments = vec!["--runtime".to_owned(), self.runtime.clone()];
+        arguments.extend(parameters.create_arguments(name, &image, self.runc.cgroup_parent.as_deref()));
+        let said = self.run(&arguments, "make", name)?;
+        let id = String::from_utf8_lossy(&said).lines().next_back().unwrap_or_default().trim().to_owned();
+        described::note(bundle, &id).map_err(Self::unmade(name))?;
+        let made = self.there(&id)?;
+        let different = parameters.differences(&made);
+        if !different.is_empty() {
+            let why = format!(
+                "it would be another one there: {}; make the two Podmans' defaults equal",
+                different.join(", ")
+            );
+            return Err(described::not_made(Self::NAME, name, why));
+        }
+        std::fs::write(bundle.join(DESCRIPTION), made.to_string()).map_err(Self::unmade(name))
+    }
+
+    fn discard(&self, name: &str, bundle: &Path) -> Result<(), EngineError> {
+        described::discard(self, name, bundle)?;
+        let made = std::fs::read_to_string(bundle.join(VOLUMES)).unwrap_or_default();
+        made.lines().filter(|volume| !self.volume(volume).is_null()).try_for_each(|volume| {
+            match self.users(volume)?.is_empty() {
+                true => self.run(&["volume", "rm", volume], "remove the volume", volume).map(drop),
+                // Somebody has given it to another container meanwhile.
+                false => Ok(()),
+            }
+        })
+    }
+
+    fn is_made_from(&self, container: &Container, bundle: &Path) -> bool {
+        described::is_made_from(container, bundle)
+    }
+
+    fn restore(
+        &self,
+        name: &str,
+        bundle: &Path,
+        images: Images<'_>,
+        network: Option<&Path>,
+    ) -> Result<Command, EngineError> {
+        let id = described::mark(bundle, images, network).map_err(Self::unmade(name))?;
+        // The front's program, which knows by its name what it is to do.
+        match std::os::unix::fs::symlink("criu", images.front.join("netavark")) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(Self::unmade(name)(error)),
+            _ => {}
+        }
+        let mut command = Command::new(&self.path);
+        command.args(["start", &id]).current_dir("/").env("CONTAINERS_HELPER_BINARY_DIR", images.front);
+        command.envs(network.map(|path| (NETWORK_VARIABLE, path)));
+        Ok(command)
+    }
+
+    fn end(&self, name: &str, bundle: &Path) -> Result<(), EngineError> {
+        let kill = |id: &str| match self.run(&["kill", "--signal", "KILL", id], "end", name) {
+            // It has ended by itself.
+            Err(EngineError::Refused { why, .. }) if why.contains("can only kill running") => Ok(()),
+            other => other.map(drop),
+        };
+        described::end(Self::NAME, (name, bundle), &self.runc, |id| self.described(id), kill)
+    }
+
+    fn retire(&self, name: &str) -> Result<(), EngineError> {
+        let Some(described) = self.described(name)? else { return Ok(()) };
+        let (Some(id), Some(monitor)) = (described["Id"].as_str(), described["State"]["ConmonPid"].as_i64()) else {
+            return Ok(());
+        };
+        // It is conmon that has Podman clean up after the container, and start it again.
+        let arguments = std::fs::read(format!("/proc/{monitor}/cmdline")).unwrap_or_default();
+        if monitor > 0 && arguments.split(|byte| *byte == 0).any(|argument| argument == id.as_bytes()) {
+            let _ =
+                nix::sys::signal::kill(nix::unistd::Pid::from_raw(monitor as i32), nix::sys::signal::Signal::SIGKILL);
+        }
+        Ok(())
+    }
+
+    fn remove(&self, name: &str) -> Result<(), EngineError> {
+        let Some(described) = self.described(name)? else { return Ok(()) };
+        match self.run(&["rm", "--force", "--time", "0", name], "remove", name) {
+            Err(error) if !is_unknown(&error) => return Err(error),
+            _ => {}
+        }
+        // Where its monitor was killed, nobody has done this.
+        self.runc.remove(described["Id"].as_str().unwrap_or_default())
+    }
+
+    fn remember(&self, _: &str) -> Option<Vec<u8>> {
+        None
+    }
+
+    fn tree_place(&self, name: &str, parameters: &Value, tree: &CarriedTree) -> Result<TreePlace, EngineError> {
+        let parameters: Parameters = described::parameters(name, parameters)?;
+        let mut volumes = parameters.volumes.iter();
+        let volume = volumes.find(|volume| tree.kind == TreeKind::Volume && volume.inside == tree.inside);
+        let there = volume.map(|volume| self.volume(&volume.name)).unwrap_or_default();
+        Ok(match there["Mountpoint"].as_str() {
+            Some(path) => TreePlace::There(path.into()),
+            None => TreePlace::Below(self.storage.clone()),
+        })
+    }
+
+    fn tree_directory(&self, name: &str, tree: &CarriedTree) -> Result<PathBuf, EngineError> {
+        described::tree_directory(Self::NAME, name, &self.there(name)?, tree)
+    }
+
+    fn reinstate(&self, _: &str, _: &[u8]) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    fn occupied(&self, _: &Value) -> bool {
+        false
+    }
+
+    fn sweep(&self, bundle: &Path) -> Result<(), EngineError> {
+        self.runc.sweep(bundle)
+    }
+
+    fn mount_residue(&self, _: &str, bundle: &Path) -> Vec<PathBuf> {
+        described::mount_residue(&self.runc, bundle)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_compare_by_their_numbers() {
+        assert!(version_of("4.10.0-dev") > Some(OLDEST) && version_of("4.2.1") < Some(OLDEST));
+        assert_eq!(version_of("unknown"), None);
+    }
+}

@@ -1,0 +1,358 @@
+//! What of a container's description by Podman makes it again on another node: the options of `podman create`, and a comparison of
+//! what came of them with what was wanted.
+
+mod options;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tranship_types::{Blocker, BlockerKind};
+
+use crate::described::is_plain;
+
+/// What of `HostConfig` and `Config` differs between two containers that are the same: paths of the node, what follows from
+/// something else, and how it was made.
+const OF_THE_NODE: [&str; 12] = [
+    "CgroupParent",
+    "CgroupManager",
+    "ContainerIDFile",
+    "Runtime",
+    "ConsoleSize",
+    "LogConfig",
+    "PublishAllPorts",
+    "NanoCpus",
+    "Annotations",
+    "CreateCommand",
+    "Image",
+    "Volumes",
+];
+
+/// The parameters of a container, as they travel.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Parameters {
+    /// The image's id, which is a digest.
+    pub image: String,
+    pub image_name: String,
+    /// `Config`, `HostConfig` and capabilities, as `podman inspect` shows them.
+    described: Value,
+    /// The command that it runs: entry point and arguments.
+    command: Vec<String>,
+    sysctls: BTreeMap<String, String>,
+    /// The pod that it belongs to; empty for none.
+    pod: String,
+    pub networks: Vec<Network>,
+    pub volumes: Vec<Volume>,
+}
+
+/// A volume of a container, also one that Podman has named.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Volume {
+    pub name: String,
+    /// Where it is mounted in the container.
+    pub inside: PathBuf,
+    /// Whether it is a directory of the node's and nothing else.
+    local: bool,
+}
+
+/// A network that a container is attached to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Network {
+    pub name: String,
+    pub kind: NetworkKind,
+    ips: Vec<String>,
+    mac: String,
+    aliases: Vec<String>,
+}
+
+/// What has to be the same of a network on both nodes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct NetworkKind {
+    driver: String,
+    subnets: Vec<String>,
+}
+
+impl NetworkKind {
+    /// The options that make such a network, each with a space behind it.
+    pub fn options(&self) -> String {
+        let subnets: String = self.subnets.iter().map(|subnet| format!("--subnet {subnet} ")).collect();
+        format!("--driver {} {subnets}", self.driver)
+    }
+}
+
+impl fmt::Display for NetworkKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a {} with subnet {}", self.driver, self.subnets.join(", "))
+    }
+}
+
+/// Whether a text can be an argument that is no option, and a name of something.
+pub(super) fn is_word(text: &str) -> bool {
+    is_plain(text) && !text.starts_with('-')
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map(Vec::as_slice).unwrap_or_default()
+}
+
+fn texts(value: &Value) -> Vec<String> {
+    list(value).iter().filter_map(Value::as_str).map(str::to_owned).collect()
+}
+
+fn entries(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
+    value.as_object().into_iter().flatten()
+}
+
+impl Network {
+    /// What of a network's description by Podman has to be the same on both nodes.
+    pub fn kind(network: &Value) -> NetworkKind {
+        let subnets = list(&network["subnets"]).iter().filter_map(|subnet| subnet["subnet"].as_str());
+        NetworkKind {
+            driver: network["driver"].as_str().unwrap_or_default().to_owned(),
+            subnets: subnets.map(str::to_owned).collect(),
+        }
+    }
+
+    fn option(&self) -> String {
+        let (mut option, mut before) = (format!("--network={}", self.name), ':');
+        let mut add = |key: &str, value: &str| {
+            option.extend([&before.to_string(), key, "=", value]);
+            before = ',';
+        };
+        self.ips.iter().for_each(|ip| add("ip", ip));
+        add("mac", &self.mac);
+        self.aliases.iter().for_each(|alias| add("alias", alias));
+        option
+    }
+}
+
+impl Parameters {
+    /// Those of a container as `podman container inspect` describes it, with its OCI configuration. `network` and `volume`
+    /// give the descriptions of those by their names.
+    pub fn read(
+        container: &Value,
+        config: &Value,
+        network: impl Fn(&str) -> Value,
+        volume: impl Fn(&str) -> Value,
+    ) -> Self {
+        let text = |key: &str| container[key].as_str().unwrap_or_default().to_owned();
+        let id = text("Id");
+        let attached = entries(&container["NetworkSettings"]["Networks"]).map(|(name, endpoint)| {
+            let ip = ["IPAddress", "GlobalIPv6Address"].map(|key| endpoint[key].as_str().unwrap_or_default());
+            Network {
+                name: name.clone(),
+                kind: Network::kind(&network(name)),
+                ips: ip.into_iter().filter(|ip| !ip.is_empty()).map(str::to_owned).collect(),
+                mac: endpoint["MacAddress"].as_str().unwrap_or_default().to_owned(),
+                // Podman adds the id's beginning by itself.
+                aliases: texts(&endpoint["Aliases"]).into_iter().filter(|alias| !id.starts_with(alias)).collect(),
+            }
+        });
+        let mounts = list(&container["Mounts"]).iter().filter(|mount| mount["Type"] == "volume");
+        let volumes = mounts.filter_map(|mount| {
+            let name = mount["Name"].as_str()?.to_owned();
+            let description = volume(&name);
+            let local = description["Driver"] == "local" && plain(&description["Options"]).is_null();
+            Some(Volume { name, inside: mount["Destination"].as_str()?.into(), local })
+        });
+        let sysctls = entries(&config["linux"]["sysctl"]);
+        Self {
+            image: text("Image"),
+            image_name: text("ImageName"),
+            described: json!({
+                "Config": container["Config"], "HostConfig": container["HostConfig"],
+                "EffectiveCaps": container["EffectiveCaps"], "BoundingCaps": container["BoundingCaps"],
+            }),
+            command: [vec![text("Path")], texts(&container["Args"])].concat(),
+            sysctls: sysctls.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned()))).collect(),
+            pod: text("Pod"),
+            networks: attached.collect(),
+            volumes: volumes.collect(),
+        }
+    }
+
+    /// What of a container that was made from these parameters is not as it was wanted.
+    pub fn differences(&self, made: &Value) -> Vec<String> {
+        let mut found = Vec::new();
+        let mut compare = |what: &str, wanted: &Value, is: &Value| {
+            let [wanted, is] = [wanted, is].map(plain);
+            if wanted != is {
+                found.push(format!("{what} is {is} instead of {wanted}"));
+            }
+        };
+        for part in ["Config", "HostConfig"] {
+            for (key, wanted) in entries(&self.described[part]).filter(|(key, _)| !OF_THE_NODE.contains(&key.as_str()))
+            {
+                compare(key, wanted, &made[part][key]);
+            }
+        }
+        let log = |container: &Value| container["HostConfig"]["LogConfig"]["Type"].clone();
+        compare("log driver", &log(&self.described), &log(made));
+        for key in ["EffectiveCaps", "BoundingCaps"] {
+            compare(key, &self.described[key], &made[key]);
+        }
+        let command = [vec![made["Path"].as_str().unwrap_or_default().to_owned()], texts(&made["Args"])].concat();
+        if self.command != command {
+            found.push(format!("its command is {command:?} instead of {:?}", self.command));
+        }
+        found
+    }
+
+    /// What no other node could give to the container.
+    pub fn obstacles(&self, name: &str) -> Vec<Blocker> {
+        let mut found = Vec::new();
+        let mut add = |kind, cause: String, remedy: &str| found.push(Blocker::new(kind, cause, remedy));
+        let host = &self.described["HostConfig"];
+        for (key, what, own) in [
+            ("NetworkMode", "network", ["bridge", "none"]),
+            ("IpcMode", "IPC namespace", ["shareable", "private"]),
+            ("PidMode", "pid namespace", ["private", ""]),
+            ("UTSMode", "host name", ["private", ""]),
+            ("UsernsMode", "user namespace", ["", "host"]),
+        ] {
+            let mode = host[key].as_str().unwrap_or_default();
+            if !own.contains(&mode) {
+                let cause = format!("container {name} uses the {what} {mode:?}, which cannot move with it");
+                add(BlockerKind::Engine, cause, "start it with one of its own");
+            }
+        }
+        if !self.pod.is_empty() {
+            let cause = format!("container {name} belongs to a pod, whose namespaces cannot move with it");
+            add(BlockerKind::Engine, cause, "start it outside of a pod");
+        }
+        if self.image.is_empty() {
+            let cause = format!("container {name} was made from a directory and not from an image");
+            add(BlockerKind::Rootfs, cause, "make an image of the directory (`podman import`)");
+        }
+        for volume in self.volumes.iter().filter(|volume| !volume.local) {
+            let cause = format!("volume {} of container {name} has a driver or options of its own", volume.name);
+            add(BlockerKind::Mount, cause, "give it a plain volume, or mount what it stands for on both nodes");
+        }
+        if !list(&self.described["Config"]["Secrets"]).is_empty() {
+            let cause = format!("container {name} uses secrets, which Podman keeps on this node");
+            add(BlockerKind::Engine, cause, "mount them as files that both nodes have");
+        }
+        found
+    }
+}
+
+/// A value such that two that mean the same are equal: what is empty is null, and lists are in order.
+fn plain(value: &Value) -> Value {
+    match value {
+        Value::Bool(false) => Value::Null,
+        Value::Number(number) if number.as_f64() == Some(0.0) => Value::Null,
+        Value::String(text) if text.is_empty() => Value::Null,
+        Value::Array(items) => {
+            let mut items: Vec<Value> = items.iter().map(plain).collect();
+            items.sort_by_key(Value::to_string);
+            if items.is_empty() { Value::Null } else { items.into() }
+        }
+        Value::Object(fields) => {
+            let fields =
+                fields.iter().map(|(key, value)| (key.clone(), plain(value))).filter(|(_, value)| !value.is_null());
+            let fields: serde_json::Map<_, _> = fields.collect();
+            if fields.is_empty() { Value::Null } else { fields.into() }
+        }
+        other => other.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn described() -> Value {
+        json!({
+            "Id": "a9dd338bbeec8892", "Image": "f88f", "ImageName": "localhost/lab:1", "Pod": "",
+            "Path": "sh", "Args": ["-c", "exec redis-server"], "EffectiveCaps": ["CAP_CHOWN"],
+            "Config": {
+                "Hostname": "a9dd338bbeec", "Env": ["A=b\nc"], "Cmd": ["exec redis-server"], "Labels": {"tier": "back"},
+                "Annotations": {"io.podman.annotations.init": "FALSE", "own": "x"}, "StopSignal": 15, "Tty": false,
+                "Healthcheck": {"Test": ["CMD-SHELL", "true"], "Timeout": 30_000_000_000_u64, "Retries": 3},
+            },
+            "HostConfig": {
+                "NetworkMode": "bridge", "IpcMode": "shareable", "PidMode": "private", "UTSMode": "private",
+                "CgroupParent": "/lab/a", "Memory": 268_435_456, "CpuQuota": 0, "Runtime": "oci",
+                "Binds": ["data:/data:rw,rbind"], "Tmpfs": {"/tmp": "rw"},
+                "RestartPolicy": {"Name": "on-failure", "MaximumRetryCount": 3},
+                "PortBindings": {"80/tcp": [{"HostIp": "", "HostPort": "8080"}]},
+                "Ulimits": [{"Name": "RLIMIT_NOFILE", "Soft": 1000, "Hard": 2000}],
+                "LogConfig": {"Type": "k8s-file", "Path": "/a", "Size": "0B"},
+            },
+            "NetworkSettings": {"Networks": {"lab": {
+                "IPAddress": "10.77.0.60", "GlobalIPv6Address": "", "MacAddress": "5a:8f:a0:00:06:41",
+                "Aliases": ["a9dd338bbeec", "db"],
+            }}},
+        })
+    }
+
+    fn parameters(container: &Value) -> Parameters {
+        let config = json!({"linux": {"sysctl": {"net.core.somaxconn": "99"}}});
+        let network = |_: &str| json!({"driver": "macvlan", "subnets": [{"subnet": "10.77.0.0/24"}]});
+        Parameters::read(container, &config, network, |_| json!({"Driver": "local", "Options": {}}))
+    }
+
+    #[test]
+    fn a_container_is_made_again_with_its_options_and_addresses() {
+        let all = parameters(&described()).create_arguments("web", "f88f", Some(Path::new("/lab/b")));
+        let wanted = [
+            "--name=web",
+            "--hostname=a9dd338bbeec",
+            "--env=A=b\nc",
+            "--label=tier=back",
+            "--annotation=own=x",
+            "--stop-signal=15",
+            "--memory=268435456",
+            "--volume=data:/data:rw,rbind",
+            "--tmpfs=/tmp:rw",
+            "--restart=on-failure:3",
+            "--publish=8080:80/tcp",
+            "--ulimit=nofile=1000:2000",
+            "--sysctl=net.core.somaxconn=99",
+            "--cgroup-parent=/lab/b",
+            "--health-interval=disable",
+            "--health-timeout=30000000000ns",
+            "--entrypoint=[\"sh\",\"-c\"]",
+            "--network=lab:ip=10.77.0.60,mac=5a:8f:a0:00:06:41,alias=db",
+        ];
+        for option in wanted {
+            assert!(all.iter().any(|one| one == option), "no {option:?} in {all:#?}");
+        }
+        assert!(!all.iter().any(|one| one.starts_with("--cpu-quota") || one.starts_with("--tty")), "{all:#?}");
+        assert_eq!(all[all.len() - 2..], ["f88f", "exec redis-server"]);
+    }
+
+    #[test]
+    fn what_was_made_otherwise_is_named() {
+        let parameters = parameters(&described());
+        let mut made = described();
+        made["Id"] = "other".into();
+        made["HostConfig"]["CgroupParent"] = "/lab/b".into();
+        made["HostConfig"]["CapAdd"] = json!([]);
+        assert_eq!(parameters.differences(&made), [""; 0]);
+        made["HostConfig"]["Memory"] = 1.into();
+        made["Args"] = json!(["-c"]);
+        let found = parameters.differences(&made);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(found[0].contains("Memory is 1 instead of 268435456"), "{found:?}");
+    }
+
+    #[test]
+    fn what_belongs_to_one_node_alone_is_an_obstacle() {
+        assert!(parameters(&described()).obstacles("web").is_empty());
+        let mut container = described();
+        container["Pod"] = "p".into();
+        container["HostConfig"]["NetworkMode"] = "host".into();
+        let found: Vec<String> = parameters(&container).obstacles("web").iter().map(ToString::to_string).collect();
+        assert!(found.len() == 2 && found[0].contains("network \"host\"") && found[1].contains("pod"), "{found:?}");
+    }
+
+    #[test]
+    fn a_name_is_no_option() {
+        assert!(is_word("web-1") && !is_word("-f") && !is_word("--all"));
+    }
+}

@@ -1,0 +1,191 @@
+//! The options of `podman create` that make a container again.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::{Network, Parameters, entries, list, texts};
+
+/// Where Podman puts containers' cgroups by itself.
+const DEFAULT_PARENTS: [&str; 3] = ["", "/libpod_parent", "machine.slice"];
+
+impl Parameters {
+    /// The arguments of podman, from `create` on, that make the container with name and addresses. `image` is what the image
+    /// is called there; its cgroup is put below `cgroup_parent`, if one is given.
+    pub(in crate::podman) fn create_arguments(
+        &self,
+        name: &str,
+        image: &str,
+        cgroup_parent: Option<&Path>,
+    ) -> Vec<String> {
+        let (config, host) = (&self.described["Config"], &self.described["HostConfig"]);
+        let mut all: Vec<String> = ["create", "--pull=never", "--http-proxy=false"].map(str::to_owned).to_vec();
+        let mut add = |option: &str, value: &str| all.push(format!("--{option}={value}"));
+        add("name", name);
+        for (from, key, option) in TEXTS {
+            match &self.described[from][key] {
+                Value::String(text) if !text.is_empty() => add(option, text),
+                Value::Number(number) if number.as_i64() != Some(0) => add(option, &number.to_string()),
+                _ => {}
+            }
+        }
+        if host["MemorySwappiness"].as_i64().is_some_and(|much| much >= 0) {
+            add("memory-swappiness", &host["MemorySwappiness"].to_string());
+        }
+        for (from, key, option) in SWITCHES {
+            if self.described[from][key] == true {
+                add(option, "true");
+            }
+        }
+        for (from, key, option) in LISTS {
+            texts(&self.described[from][key]).iter().for_each(|text| add(option, text));
+        }
+        let pairs = entries(&config["Labels"]).map(|pair| ("label", "=", pair));
+        for (option, between, (key, value)) in pairs.chain(entries(&host["Tmpfs"]).map(|pair| ("tmpfs", ":", pair))) {
+            add(option, &format!("{key}{between}{}", value.as_str().unwrap_or_default()));
+        }
+        for (key, value) in entries(&config["Annotations"]).filter(|(key, _)| !is_podman_s(key)) {
+            add("annotation", &format!("{key}={}", value.as_str().unwrap_or_default()));
+        }
+        self.sysctls.iter().for_each(|(key, value)| add("sysctl", &format!("{key}={value}")));
+        let restart = &host["RestartPolicy"];
+        match (restart["Name"].as_str().unwrap_or_default(), restart["MaximumRetryCount"].as_u64().unwrap_or(0)) {
+            ("", _) => {}
+            (policy, 0) => add("restart", policy),
+            (policy, most) => add("restart", &format!("{policy}:{most}")),
+        }
+        for limit in list(&host["Ulimits"]) {
+            let name = limit["Name"].as_str().unwrap_or_default().trim_start_matches("RLIMIT_").to_lowercase();
+            add("ulimit", &format!("{name}={}:{}", limit["Soft"], limit["Hard"]));
+        }
+        for device in list(&host["Devices"]) {
+            let text = |key: &str| device[key].as_str().unwrap_or_default();
+            let parts = [text("PathOnHost"), text("PathInContainer"), text("CgroupPermissions")];
+            add("device", parts.join(":").trim_end_matches(':'));
+        }
+        for (port, bindings) in entries(&host["PortBindings"]) {
+            for binding in list(bindings) {
+                let host_port = binding["HostPort"].as_str().unwrap_or_default();
+                match binding["HostIp"].as_str().unwrap_or_default() {
+                    "" => add("publish", &format!("{host_port}:{port}")),
+                    ip if ip.contains(':') => add("publish", &format!("[{ip}]:{host_port}:{port}")),
+                    ip => add("publish", &format!("{ip}:{host_port}:{port}")),
+                }
+            }
+        }
+        let log = &host["LogConfig"];
+        for (key, option) in [("Tag", "tag"), ("Size", "max-size")] {
+            if let Some(value) = log[key].as_str().filter(|value| !matches!(*value, "" | "0B")) {
+                add("log-opt", &format!("{option}={value}"));
+            }
+        }
+        add("log-driver", log["Type"].as_str().unwrap_or("k8s-file"));
+        let own = host["CgroupParent"].as_str().filter(|parent| !DEFAULT_PARENTS.contains(parent)).map(Path::new);
+        if let Some(parent) = cgroup_parent.or(own) {
+            add("cgroup-parent", &parent.to_string_lossy());
+        }
+        if host["Cgroups"] == "disabled" {
+            add("cgroups", "disabled");
+        }
+        if config["Passwd"] == false {
+            add("passwd", "false");
+        }
+        health_options(config).iter().for_each(|(option, value)| add(option, value));
+        if self.networks.is_empty() {
+            add("network", "none");
+        }
+        // An init of Podman's own comes before the entry point.
+        let own_init = config["Annotations"]["io.podman.annotations.init"] == "TRUE";
+        if own_init {
+            add("init", "true");
+        }
+        let (arguments, begin) = (texts(&config["Cmd"]), if own_init { 2 } else { 0 });
+        let end = self.command.len().saturating_sub(arguments.len());
+        add("entrypoint", &json!(self.command.get(begin..end).unwrap_or_default()).to_string());
+        all.extend(self.networks.iter().map(Network::option));
+        all.push(image.to_owned());
+        all.extend(arguments);
+        all
+    }
+}
+
+/// Options whose value is a text or a number: from which part, under which key. Empty and 0 mean that it was not given.
+const TEXTS: [(&str, &str, &str); 23] = [
+    ("Config", "Hostname", "hostname"),
+    ("Config", "User", "user"),
+    ("Config", "WorkingDir", "workdir"),
+    ("Config", "StopSignal", "stop-signal"),
+    ("Config", "StopTimeout", "stop-timeout"),
+    ("Config", "Timeout", "timeout"),
+    ("Config", "Timezone", "tz"),
+    ("Config", "Umask", "umask"),
+    ("Config", "sdNotifyMode", "sdnotify"),
+    ("HostConfig", "IpcMode", "ipc"),
+    ("HostConfig", "CgroupMode", "cgroupns"),
+    ("HostConfig", "ShmSize", "shm-size"),
+    ("HostConfig", "OomScoreAdj", "oom-score-adj"),
+    ("HostConfig", "Memory", "memory"),
+    ("HostConfig", "MemorySwap", "memory-swap"),
+    ("HostConfig", "MemoryReservation", "memory-reservation"),
+    ("HostConfig", "CpuShares", "cpu-shares"),
+    ("HostConfig", "CpuPeriod", "cpu-period"),
+    ("HostConfig", "CpuQuota", "cpu-quota"),
+    ("HostConfig", "CpusetCpus", "cpuset-cpus"),
+    ("HostConfig", "CpusetMems", "cpuset-mems"),
+    ("HostConfig", "BlkioWeight", "blkio-weight"),
+    ("HostConfig", "PidsLimit", "pids-limit"),
+];
+
+/// Options that are given where this is true.
+const SWITCHES: [(&str, &str, &str); 6] = [
+    ("Config", "Tty", "tty"),
+    ("Config", "OpenStdin", "interactive"),
+    ("HostConfig", "AutoRemove", "rm"),
+    ("HostConfig", "Privileged", "privileged"),
+    ("HostConfig", "ReadonlyRootfs", "read-only"),
+    ("HostConfig", "OomKillDisable", "oom-kill-disable"),
+];
+
+/// Options that are given once for each of these.
+const LISTS: [(&str, &str, &str); 10] = [
+    ("Config", "Env", "env"),
+    ("HostConfig", "Binds", "volume"),
+    ("HostConfig", "CapAdd", "cap-add"),
+    ("HostConfig", "CapDrop", "cap-drop"),
+    ("HostConfig", "Dns", "dns"),
+    ("HostConfig", "DnsOptions", "dns-option"),
+    ("HostConfig", "DnsSearch", "dns-search"),
+    ("HostConfig", "ExtraHosts", "add-host"),
+    ("HostConfig", "GroupAdd", "group-add"),
+    ("HostConfig", "SecurityOpt", "security-opt"),
+];
+
+/// Whether an annotation is one that Podman adds by itself.
+fn is_podman_s(annotation: &str) -> bool {
+    ["io.podman.", "io.container.manager", "io.kubernetes.cri-o.", "org.opencontainers.image.stopSignal"]
+        .iter()
+        .any(|begin| annotation.starts_with(begin))
+}
+
+/// The options for the health check.
+fn health_options(config: &Value) -> Vec<(&'static str, String)> {
+    let check = &config["Healthcheck"];
+    let test = texts(&check["Test"]);
+    let command = match test.split_first() {
+        None => return Vec::new(),
+        Some((kind, _)) if kind == "NONE" => return vec![("no-healthcheck", "true".to_owned())],
+        Some((kind, rest)) if kind == "CMD-SHELL" => rest.join(" "),
+        Some((_, rest)) => json!(rest).to_string(),
+    };
+    let time = |key: &str, none: &str| check[key].as_u64().map_or_else(|| none.to_owned(), |ns| format!("{ns}ns"));
+    let mut options = vec![
+        ("health-cmd", command),
+        ("health-interval", time("Interval", "disable")),
+        ("health-timeout", time("Timeout", "30s")),
+        ("health-start-period", time("StartPeriod", "0s")),
+    ];
+    options.extend(check["Retries"].as_u64().map(|retries| ("health-retries", retries.to_string())));
+    let action = config["HealthcheckOnFailureAction"].as_str().filter(|action| !matches!(*action, "" | "none"));
+    options.extend(action.map(|action| ("health-on-failure", action.to_owned())));
+    options
+}

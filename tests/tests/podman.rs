@@ -1,0 +1,180 @@
+//! Containers of Podman move from one node to another, and are that node's Podman's own afterwards.
+
+use std::net::Ipv4Addr;
+use std::process::{ExitCode, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use tranship_e2e::{
+    Managed, Stage, connection_alive, nothing_left, refused_move, restart_agent, scenarios, wait_until,
+};
+use tranship_lab::{Lab, Redis, RunOptions};
+use tranship_types::BlockerKind;
+
+const NAME: &str = "cache";
+const PODMAN: Managed = Managed {
+    engine: "Podman",
+    name: NAME,
+    prepare: Lab::start_podman,
+    command: Lab::podman,
+    run: Lab::podman_run,
+    is_gone,
+};
+
+/// Whether there is nothing of Podman's container on a node: neither in Podman nor in runc, no network namespace of it, no cgroup.
+fn is_gone(lab: &Lab, node: &str) -> Result<()> {
+    ensure!(PODMAN.names(lab, node, &["--all"])?.is_empty(), "Podman on {node} still has {NAME}");
+    let left = lab.check(node, &["sh", "-c", "runc list -q; ls -d /run/netns/netns-* 2>/dev/null; true"])?;
+    ensure!(left.is_empty(), "left on {node}: {left}");
+    let cgroups = format!("find /sys/fs/cgroup -path '*/tranship-lab/{node}/libpod-*' -prune -print");
+    let left = lab.check(node, &["sh", "-c", &cgroups])?;
+    ensure!(left.is_empty(), "cgroups left on {node}: {left}");
+    nothing_left(lab, node, NAME)
+}
+
+fn podman_manages_the_moved_container(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let options = [
+        "--restart",
+        "always",
+        "--memory",
+        "256m",
+        "--env",
+        "COLOUR=deep\nblue",
+        "--label",
+        "tier=back",
+        "--cap-drop",
+        "CHOWN",
+        "--sysctl",
+        "net.core.somaxconn=99",
+        "--health-cmd",
+        "true",
+        "--health-interval",
+        "disable",
+        "--add-host",
+        "db:10.77.0.9",
+        "--stop-timeout",
+        "3",
+        "--volume",
+        "kept:/srv",
+    ];
+    let mut counter = PODMAN.start(lab, 70, &options, &[])?;
+    let telling = "{{.Config.Hostname}} {{.HostConfig.Memory}} {{.HostConfig.RestartPolicy.Name}} {{.Config.Labels}} \
+                   {{.Config.Healthcheck}} {{.Config.StopTimeout}} {{.HostConfig.ExtraHosts}} {{.EffectiveCaps}} {{.Image}} \
+                   {{range .NetworkSettings.Networks}}{{.IPAddress}} {{.MacAddress}}{{end}}";
+    let before = PODMAN.told(lab, "a", telling)?;
+    lab.podman("a", &["exec", NAME, "sh", "-c", "echo layer > /opt/written; echo volume > /srv/written"])?;
+    PODMAN.moves(lab, &mut counter, "a", "b")?;
+    let after = PODMAN.told(lab, "b", telling)?;
+    ensure!(after == before, "the container was {before}, and is {after}");
+    let listed = lab.check("b", &["tranship", "ls"])?;
+    let lines: Vec<&str> = listed.lines().filter(|line| line.contains("podman") || line.contains("runc")).collect();
+    ensure!(lines.len() == 1 && lines[0].contains(NAME) && lines[0].contains("podman"), "tranship ls says: {listed}");
+
+    let said = lab.podman(
+        "b",
+        &[
+            "exec",
+            NAME,
+            "sh",
+            "-c",
+            "cat /proc/1/comm /proc/sys/net/core/somaxconn /opt/written /srv/written; echo $COLOUR",
+        ],
+    )?;
+    ensure!(said == "redis-server\n99\nlayer\nvolume\ndeep blue\n", "podman exec on the destination says {said:?}");
+    let ip = Ipv4Addr::new(10, 77, 0, 70);
+    // A reason for Redis to write a line to its log.
+    lab.podman("b", &["exec", NAME, "redis-cli", "debug", "log", "a line after the move"])?;
+    wait_until("the line in podman logs", Duration::from_secs(5), || {
+        Ok(lab.podman("b", &["logs", NAME])?.contains("a line after the move").then_some(()))
+    })?;
+    PODMAN.moves(lab, &mut counter, "b", "a").context("back again")?;
+    PODMAN.moves(lab, &mut counter, "a", "b").context("and once more")?;
+
+    drop(counter);
+    lab.podman("b", &["stop", NAME])?;
+    ensure!(PODMAN.names(lab, "b", &[])?.is_empty(), "podman stop on the destination did not stop it");
+    lab.podman("b", &["start", NAME])?;
+    Redis::connect(lab, ip, Duration::from_secs(10)).context("after podman stop and start on the destination")?;
+    PODMAN.remove(lab, "b")?;
+    is_gone(lab, "b")
+}
+
+fn what_cannot_be_carried_over_is_refused_before_the_freeze(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let mut counter = PODMAN.start(lab, 71, &[], &[])?;
+    let pid = PODMAN.told(lab, "a", "{{.State.Pid}}")?;
+
+    lab.podman("b", &["create", "--name", NAME, "tranship-lab", "sleep", "1"])?;
+    refused_move(lab, "a", NAME, "b")?.names(BlockerKind::NameTaken, "has a container")?;
+    lab.podman("b", &["rm", NAME])?;
+
+    lab.podman("b", &["save", "--output", "/run/kept.tar", "tranship-lab"])?;
+    lab.podman("b", &["rmi", "tranship-lab"])?;
+    refused_move(lab, "a", NAME, "b")?.names(BlockerKind::Rootfs, "is not in Podman there")?;
+    lab.podman("b", &["load", "--input", "/run/kept.tar"])?;
+
+    lab.podman("b", &["network", "rm", "lab"])?;
+    refused_move(lab, "a", NAME, "b")?.names(BlockerKind::Network, "no network lab")?;
+    let network = ["network", "create", "--driver", "macvlan", "--subnet", "10.77.0.0/24", "-o", "parent=eth0", "lab"];
+    lab.podman("b", &network)?;
+
+    lab.check("b", &["sed", "-i", "s/^tranship =/other =/", "/etc/containers/containers.conf"])?;
+    refused_move(lab, "a", NAME, "b")?.names(BlockerKind::Engine, "does not know the runtime tranship")?;
+    lab.check("b", &["sed", "-i", "s/^other =/tranship =/", "/etc/containers/containers.conf"])?;
+
+    lab.run("a", NAME, &RunOptions::new(Ipv4Addr::new(10, 77, 0, 72), ["sleep", "1000"]))?;
+    refused_move(lab, "a", NAME, "b")?.names(BlockerKind::Engine, "in runc and in podman")?;
+    lab.stop("a", NAME)?;
+
+    connection_alive(&mut counter)?;
+    ensure!(PODMAN.told(lab, "a", "{{.State.Pid}}")? == pid, "the container is another process");
+    PODMAN.moves(lab, &mut counter, "a", "b").context("when nothing is in the way any more")?;
+    drop(counter);
+    PODMAN.remove(lab, "b")
+}
+
+fn a_move_that_fails_leaves_the_container_to_its_podman(stage: &mut Stage) -> Result<()> {
+    PODMAN.survives_failed_moves(&stage.lab, 73)
+}
+
+fn a_decided_move_is_finished_whatever_is_killed(stage: &mut Stage) -> Result<()> {
+    PODMAN.finishes_decided_moves(&stage.lab, 74)
+}
+
+/// While a container arrives, `podman start` has it locked: whoever lists does not wait for that.
+fn an_arriving_container_is_listed_at_once(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let mut counter = PODMAN.start(lab, 75, &[], &[])?;
+    lab.podman_run("b", "older", Ipv4Addr::new(10, 77, 0, 76), &[], &["sleep".to_owned(), "1000".to_owned()])?;
+    restart_agent(lab, "a", "source.freeze.before.hold")?;
+    let mut moving = lab.move_command("a", NAME, "b")?.stderr(Stdio::null()).spawn()?;
+    let arrives =
+        || Ok((!lab.check("b", &["sh", "-c", "ls /run/tranship/restores || true"])?.is_empty()).then_some(()));
+    wait_until("the container to arrive", Duration::from_secs(20), arrives)?;
+    for _ in 0..5 {
+        let listed = lab.check("b", &["timeout", "10", "tranship", "ls"])?;
+        ensure!(listed.contains("older") && listed.contains(NAME), "tranship ls says: {listed}");
+    }
+    restart_agent(lab, "a", "")?;
+    moving.wait()?;
+    wait_until("the destination to be as it was", Duration::from_secs(30), || Ok(nothing_left(lab, "b", NAME).ok()))?;
+    connection_alive(&mut counter)?;
+    drop(counter);
+    lab.podman("b", &["rm", "--force", "--time", "0", "older"])?;
+    is_gone(lab, "b")?;
+    PODMAN.remove(lab, "a")
+}
+
+fn main() -> ExitCode {
+    scenarios(&[
+        ("podman_manages_the_moved_container", podman_manages_the_moved_container),
+        (
+            "what_cannot_be_carried_over_is_refused_before_the_freeze",
+            what_cannot_be_carried_over_is_refused_before_the_freeze,
+        ),
+        ("a_move_that_fails_leaves_the_container_to_its_podman", a_move_that_fails_leaves_the_container_to_its_podman),
+        ("a_decided_move_is_finished_whatever_is_killed", a_decided_move_is_finished_whatever_is_killed),
+        ("an_arriving_container_is_listed_at_once", an_arriving_container_is_listed_at_once),
+    ])
+}
