@@ -1,0 +1,49 @@
+//! The link over which both nodes agree on each step.
+
+use std::time::Duration;
+
+use tranship_coordinator::Failure;
+use tranship_transport::{Connection, Link};
+use tranship_wire::message::{Request, Response};
+
+use super::SourceRun;
+
+/// The answer to a request, or the failure that it tells of.
+pub(super) fn answered(response: Response) -> Result<Response, Failure> {
+    match response {
+        Response::Failed { message, blockers } => Err(Failure { message, blockers }),
+        other => Ok(other),
+    }
+}
+
+impl SourceRun {
+    pub(super) fn control(&mut self) -> Result<&mut Connection, Failure> {
+        let peer = &self.peer;
+        self.control.as_mut().ok_or_else(|| Failure::new(format!("the link to node {peer} is gone")))
+    }
+
+    pub(super) fn ask(&mut self, request: &Request, patience: Duration) -> Result<Response, Failure> {
+        self.say(request)?;
+        self.hear(patience)
+    }
+
+    pub(super) fn say(&mut self, request: &Request) -> Result<(), Failure> {
+        let peer = self.peer.clone();
+        let broke = |e: &dyn std::fmt::Display| Failure::new(format!("the link to node {peer} broke: {e}"));
+        tranship_wire::write_message(self.control()?, request).map_err(|e| broke(&e))
+    }
+
+    pub(super) fn hear(&mut self, patience: Duration) -> Result<Response, Failure> {
+        let peer = self.peer.clone();
+        let broke = |e: &dyn std::fmt::Display| Failure::new(format!("the link to node {peer} broke: {e}"));
+        let control = self.control()?;
+        control.set_timeout(Some(patience)).map_err(|e| broke(&e))?;
+        let response = tranship_wire::read_message(control).map_err(|e| broke(&e))?;
+        self.unanswered = None;
+        answered(response)
+    }
+
+    pub(super) fn unexpected(&self, response: &Response) -> Failure {
+        Failure::new(format!("node {} gave an answer that does not fit: {response:?}", self.peer))
+    }
+}

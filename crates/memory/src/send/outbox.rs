@@ -1,0 +1,127 @@
+//! What is still to be sent when the tasks run on the other side already.
+
+use std::collections::{BTreeSet, HashMap};
+use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tranship_types::{AddressSpaceId, PageRange};
+use tranship_wire::WriteError;
+
+use super::{CHUNK, Chunk, Counters, SendError, Stream, Version};
+use crate::page_set::PageSet;
+
+/// What still has to be sent of a frozen container's memory. Who sends takes it off first, so that every page travels once:
+/// whether with the stream that it belongs to, or with the one for what the other side waits for.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    unsent: Mutex<HashMap<AddressSpaceId, Unsent>>,
+    /// Where the other side waited last: what follows is likely to be touched next.
+    hint: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Unsent {
+    pid: u32,
+    pages: PageSet,
+}
+
+impl Outbox {
+    /// Adds chunks, of which some may be on it.
+    pub fn add(&self, chunks: &[Chunk]) {
+        let mut unsent = self.unsent();
+        for chunk in chunks {
+            let space = unsent.entry(chunk.space).or_default();
+            // The newest look tells whose memory it is: a process may have ended, and another have got its place.
+            space.pid = chunk.pid;
+            space.pages.insert(chunk.range);
+        }
+    }
+
+    /// Takes off what is not there any more.
+    pub fn drop_stale(&self, stale: &[(AddressSpaceId, PageRange)]) {
+        let mut unsent = self.unsent();
+        for (space, range) in stale {
+            if let Some(unsent) = unsent.get_mut(space) {
+                unsent.pages.remove(*range);
+            }
+        }
+    }
+
+    /// Bytes that are left.
+    pub fn bytes(&self) -> u64 {
+        self.unsent().values().map(|space| space.pages.bytes()).sum()
+    }
+
+    fn unsent(&self) -> MutexGuard<'_, HashMap<AddressSpaceId, Unsent>> {
+        self.unsent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The places of chunks in which something is left, as far as they belong to one of `count` streams.
+    fn places(&self, number: usize, count: usize) -> BTreeSet<(u64, AddressSpaceId)> {
+        // Of a copy, since who wants a page needs the list meanwhile.
+        let unsent: Vec<_> = self.unsent().iter().map(|(space, unsent)| (*space, unsent.pages.clone())).collect();
+        let mut places = BTreeSet::new();
+        for (space, pages) in unsent {
+            let chunks = |range: PageRange| range.start / CHUNK..range.end.div_ceil(CHUNK);
+            let mut chunks: Vec<u64> = pages.all().into_iter().flat_map(chunks).collect();
+            chunks.dedup();
+            let own = chunks.into_iter().filter(|chunk| *chunk as usize % count == number);
+            places.extend(own.map(|chunk| (chunk * CHUNK, space)));
+        }
+        places
+    }
+
+    /// Takes off what is left of `range`.
+    fn take(&self, space: AddressSpaceId, range: PageRange) -> Vec<Chunk> {
+        let mut all = self.unsent();
+        let Some(unsent) = all.get_mut(&space) else { return Vec::new() };
+        let pid = unsent.pid;
+        unsent.pages.take(range).into_iter().map(|range| Chunk { space, pid, range }).collect()
+    }
+
+    /// Sends over one of `count` streams what belongs to it, beginning behind where the other side waited last, and ends the
+    /// stream.
+    pub fn send<W: Write>(
+        &self,
+        (number, count): (usize, usize),
+        stream: &mut Stream<W>,
+        counters: &Counters,
+    ) -> Result<(), SendError> {
+        let mut own = self.places(number, count);
+        loop {
+            let hint = self.hint.load(Ordering::Relaxed);
+            let next = own.range((hint, AddressSpaceId(0))..).next().or_else(|| own.iter().next());
+            let Some(&(start, space)) = next else { break };
+            own.remove(&(start, space));
+            for chunk in self.take(space, PageRange { start, end: start + CHUNK }) {
+                stream.send(&chunk, Version::Later, counters, None)?;
+            }
+        }
+        stream.link().flush().map_err(WriteError::from)?;
+        Ok(tranship_wire::write_end(&mut stream.outlet.link, stream.outlet.sent)?)
+    }
+
+    /// Sends what is left of pages that the other side waits for.
+    pub fn send_wanted<W: Write>(
+        &self,
+        space: AddressSpaceId,
+        ranges: &[PageRange],
+        stream: &mut Stream<W>,
+        counters: &Counters,
+    ) -> Result<(), SendError> {
+        for range in ranges {
+            self.hint.store(range.start & !(CHUNK - 1), Ordering::Relaxed);
+            let mut at = range.start;
+            while at < range.end {
+                let piece = PageRange { start: at, end: range.end.min(at + CHUNK) };
+                for chunk in self.take(space, piece) {
+                    stream.send(&chunk, Version::Later, counters, None)?;
+                }
+                at = piece.end;
+            }
+        }
+        stream.link().flush().map_err(WriteError::from)?;
+        Ok(())
+    }
+}
