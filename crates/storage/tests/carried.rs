@@ -168,6 +168,7 @@ fn of_a_large_file_only_what_was_written_is_read_and_sent() {
     fs::write(&path, vec![1; 64 << 20]).unwrap();
     let (mut source, mut replica) = stage.open();
     assert_eq!(pass(&mut source, &mut replica).bytes, 64 << 20);
+    assert!(bytes_read() >= 64 << 20, "it is this thread that reads");
     pass(&mut source, &mut replica);
     let file = fs::File::options().read(true).write(true).open(&path).unwrap();
     file.write_all_at(&[2; 8192], 40 << 20).unwrap();
@@ -210,9 +211,9 @@ fn of_a_large_file_only_what_was_written_is_read_and_sent() {
     assert_same(&stage.source(), &stage.staging(), "in the end");
 }
 
-/// Bytes that this process has read so far.
+/// Bytes that this thread has read so far.
 fn bytes_read() -> u64 {
-    let text = fs::read_to_string("/proc/self/io").unwrap();
+    let text = fs::read_to_string("/proc/thread-self/io").unwrap();
     text.lines().find_map(|line| line.strip_prefix("rchar: ")?.parse().ok()).unwrap()
 }
 
