@@ -17,6 +17,8 @@ use crate::{cgroup, rootfs, switch};
 
 const PLUGINS: &str = "/usr/lib/cni";
 const BUNDLES: &str = "/run/containers";
+/// The bundles of containers that were moved here.
+const MOVED: &str = "/run/tranship/bundles";
 const RUNC_ROOT: &str = "/run/runc";
 
 impl Lab {
@@ -111,8 +113,10 @@ impl Lab {
             attempt(self.cni(node, name, "DEL", attachment, None));
             attempt(self.check(on, &["ip", "netns", "delete", name]).map(drop));
         }
-        let bundle = format!("{BUNDLES}/{name}");
-        attempt(self.check(on, &["rm", "-rf", "--one-file-system", &bundle]).map(drop));
+        for bundles in [BUNDLES, MOVED] {
+            let bundle = format!("{bundles}/{name}");
+            attempt(self.check(on, &["rm", "-rf", "--one-file-system", &bundle]).map(drop));
+        }
         errors.into_iter().next().map_or(Ok(()), Err)
     }
 
