@@ -3,6 +3,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
@@ -138,6 +139,11 @@ pub(crate) fn discard(engine: &impl Engine, name: &str, bundle: &Path) -> Result
     let Some(noted) = noted(bundle) else { return Ok(()) };
     Mark::take_off(&noted);
     engine.remove(if noted.is_empty() { name } else { &noted })
+}
+
+/// [`Engine::dump`]: runc knows the container by its id.
+pub(crate) fn dump(runc: &Runc, container: &Container, images: Images<'_>) -> Command {
+    runc.dump(&Container { name: container.id.clone(), ..container.clone() }, images)
 }
 
 /// Marks the container that was made for a restore; its id.

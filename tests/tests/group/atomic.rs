@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tranship_e2e::{Stage, connection_alive, exactly_one_runs, nothing_left, wait_until};
+use tranship_e2e::{Stage, connection_alive, exactly_one_runs, nothing_left};
 use tranship_lab::{CounterClient, REDIS_PORT};
 use tranship_types::{GroupReport, MemberOutcome, Outcome, Phase};
 
-use crate::chain::{CHAIN, CHAIN_FILE, PATIENCE, connects, frozen, member, move_group, names, started, tidy, write};
+use crate::chain::{
+    CHAIN, CHAIN_FILE, connects, frozen, member, move_group, names, started, still_connected, tidy, write,
+};
 
 /// Those that others depend on were frozen after them and resumed before them, and nobody ran before a copy of everybody was
 /// ready.
@@ -58,15 +60,7 @@ pub fn all_move_together_and_stay_connected(stage: &mut Stage) -> Result<()> {
     let begin = |name: &str| Ok::<_, anyhow::Error>(frozen(member(&report, name)?)?.0);
     let (app, aside, db, web) = (begin("shop-app")?, begin("aside")?, begin("shop-db")?, begin("shop-web")?);
     ensure!(app < aside && app < db && aside < web && db < web, "{report:?}");
-    let last = counter.stop()?;
-    ensure!(last.error.is_none() && last.same_connection, "{last:?}");
-    let after = connects(&mut redis)?;
-    ensure!(after == before, "the replicas had connected {before:?} times, and now {after:?}");
-    let value = last.value.to_string();
-    wait_until("the last replica to have the counter", PATIENCE, || {
-        let reply = redis[2].call(&["GET", "counter"])?;
-        Ok((reply == tranship_lab::resp::Reply::Bulk(Some(value.clone().into_bytes()))).then_some(()))
-    })?;
+    still_connected(counter, &mut redis, &before)?;
     tidy(lab)
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tranship_e2e::{remove, wait_until};
-use tranship_lab::{Lab, REDIS_PORT, Redis, RunOptions, redis_command};
+use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, redis_command};
 use tranship_types::{GroupMember, GroupReport, Outcome, Phase};
 
 /// A Redis, a replica of it, and a replica of that: each level is connected to the one below.
@@ -143,4 +143,19 @@ pub fn newest(lab: &Lab, node: &str) -> Result<GroupReport> {
 
 pub fn tidy(lab: &Lab) -> Result<()> {
     names().try_for_each(|name| remove(lab, name))
+}
+
+/// That the client's connection has lasted, that no replica had to connect anew (`before` is what [`connects`] said), and that
+/// what the client has counted comes through all levels.
+pub fn still_connected(counter: CounterClient, redis: &mut [Redis], before: &[String]) -> Result<()> {
+    let last = counter.stop()?;
+    ensure!(last.error.is_none() && last.same_connection, "{last:?}");
+    let after = connects(redis)?;
+    ensure!(after == before, "the replicas had connected {before:?} times, and now {after:?}");
+    let value = last.value.to_string();
+    wait_until("the last replica to have the counter", PATIENCE, || {
+        let reply = redis[2].call(&["GET", "counter"])?;
+        Ok((reply == tranship_lab::resp::Reply::Bulk(Some(value.clone().into_bytes()))).then_some(()))
+    })?;
+    Ok(())
 }

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tranship_e2e::{Stage, connection_alive, exactly_one_runs, nothing_left, wait_until};
+use tranship_e2e::{Stage, connection_alive, exactly_one_runs, nothing_left};
 use tranship_lab::{CounterClient, REDIS_PORT};
 use tranship_types::{MemberOutcome, Outcome};
 
 use crate::chain::{
-    ASIDE, CHAIN, CHAIN_FILE, PATIENCE, all_moved, connects, frozen, member, move_group, started, tidy, write,
+    ASIDE, CHAIN, CHAIN_FILE, all_moved, connects, frozen, member, move_group, started, still_connected, tidy, write,
 };
 
 pub fn connected_containers_move_in_order_and_stay_connected(stage: &mut Stage) -> Result<()> {
@@ -42,16 +42,7 @@ pub fn connected_containers_move_in_order_and_stay_connected(stage: &mut Stage) 
     }
 
     connection_alive(&mut counter)?;
-    let last = counter.stop()?;
-    ensure!(last.error.is_none() && last.same_connection, "{last:?}");
-    let after = connects(&mut redis)?;
-    ensure!(after == before, "the replicas had connected {before:?} times, and now {after:?}");
-    // What the counter has counted comes through all levels.
-    let value = last.value.to_string();
-    wait_until("the last replica to have the counter", PATIENCE, || {
-        let reply = redis[2].call(&["GET", "counter"])?;
-        Ok((reply == tranship_lab::resp::Reply::Bulk(Some(value.clone().into_bytes()))).then_some(()))
-    })?;
+    still_connected(counter, &mut redis, &before)?;
     let status = lab.check("b", &["tranship", "status", report.id.as_str()]);
     ensure!(status.is_ok(), "node b, which the group has left, does not know it: {status:?}");
     tidy(lab)

@@ -329,12 +329,8 @@ impl Engine for Docker {
         described::or_mend(lacks)
     }
 
-    fn adopt(&self, _: &str, config: Value) -> Value {
-        config
-    }
-
     fn dump(&self, container: &Container, images: Images<'_>) -> Command {
-        self.runc.dump(&Container { name: container.id.clone(), ..container.clone() }, images)
+        described::dump(&self.runc, container, images)
     }
 
     fn create(&self, name: &str, bundle: &Path, _: &Value, parameters: &Value) -> Result<(), EngineError> {
@@ -409,10 +405,6 @@ impl Engine for Docker {
         self.order("remove", name, "DELETE", &format!("/containers/{name}?force=1&v=1"))
     }
 
-    fn remember(&self, _: &str) -> Option<Vec<u8>> {
-        None
-    }
-
     fn missing_image(&self, name: &str, parameters: &Value) -> Result<Option<MissingImage>, EngineError> {
         let parameters = described::parameters::<Parameters>(name, parameters)?;
         if parameters.layers.is_empty() || self.image(&parameters)?.is_some() {
@@ -465,14 +457,6 @@ impl Engine for Docker {
 
     fn tree_directory(&self, name: &str, tree: &CarriedTree) -> Result<PathBuf, EngineError> {
         described::tree_directory(Self::NAME, name, &self.there(name)?, tree)
-    }
-
-    fn reinstate(&self, _: &str, _: &[u8]) -> Result<(), EngineError> {
-        Ok(())
-    }
-
-    fn occupied(&self, _: &Value) -> bool {
-        false
     }
 
     fn sweep(&self, bundle: &Path) -> Result<(), EngineError> {

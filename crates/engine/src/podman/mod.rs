@@ -295,12 +295,8 @@ impl Engine for Podman {
         described::or_mend(described::parameters(name, parameters).and_then(|p| self.lacks(name, &p)))
     }
 
-    fn adopt(&self, _: &str, config: Value) -> Value {
-        config
-    }
-
     fn dump(&self, container: &Container, images: Images<'_>) -> Command {
-        self.runc.dump(&Container { name: container.id.clone(), ..container.clone() }, images)
+        described::dump(&self.runc, container, images)
     }
 
     fn create(&self, name: &str, bundle: &Path, _: &Value, parameters: &Value) -> Result<(), EngineError> {
@@ -397,10 +393,6 @@ impl Engine for Podman {
         self.runc.remove(described["Id"].as_str().unwrap_or_default())
     }
 
-    fn remember(&self, _: &str) -> Option<Vec<u8>> {
-        None
-    }
-
     fn tree_place(&self, name: &str, parameters: &Value, tree: &CarriedTree) -> Result<TreePlace, EngineError> {
         let parameters: Parameters = described::parameters(name, parameters)?;
         let mut volumes = parameters.volumes.iter();
@@ -414,14 +406,6 @@ impl Engine for Podman {
 
     fn tree_directory(&self, name: &str, tree: &CarriedTree) -> Result<PathBuf, EngineError> {
         described::tree_directory(Self::NAME, name, &self.there(name)?, tree)
-    }
-
-    fn reinstate(&self, _: &str, _: &[u8]) -> Result<(), EngineError> {
-        Ok(())
-    }
-
-    fn occupied(&self, _: &Value) -> bool {
-        false
     }
 
     fn sweep(&self, bundle: &Path) -> Result<(), EngineError> {
