@@ -25,6 +25,7 @@
 //! was content. It stays, and lets them wait.
 
 mod control;
+mod newest;
 mod objects;
 mod remote;
 mod serve;

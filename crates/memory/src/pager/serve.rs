@@ -8,10 +8,10 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::SendTimeout;
-use nix::sys::time::{TimeVal, TimeValLike};
+use nix::sys::time::{TimeSpec, TimeVal, TimeValLike};
 use tranship_sys::arena::View;
 use tranship_sys::descriptor;
 use tranship_sys::schedule::{self, Standing};
@@ -19,6 +19,7 @@ use tranship_sys::userfault::Userfault;
 use tranship_types::{AddressSpaceId, PageRange};
 
 use super::control::{self, BATCH, Message, Status, StoredExtent};
+use super::newest::Newest;
 use super::objects::Objects;
 use super::remote::Remote;
 use super::space::{Space, Work};
@@ -28,8 +29,9 @@ use crate::page_set::PageSet;
 
 /// CRIU's word for "the restore is finished" on the lazy-pages socket.
 const RESTORE_FINISHED: i32 = 0x5253_5446;
-/// How long may be put in place between two looks for faults. A machine whose memory is cold, or that is virtual and has
-/// given it back to its host, takes 50 times as long for a page as another.
+/// How long may be put in place between two looks for faults; then follows a rest of the same length, in which the tasks that
+/// are on this processor run: a thread whose fault was answered is woken just here. A machine whose memory is cold, or that is
+/// virtual and has given it back to its host, takes 50 times as long for a page as another.
 const FILL_TIME: Duration = Duration::from_micros(100);
 /// Bytes put in place between two looks for faults, at least and at most.
 const FILL_STEP: RangeInclusive<u64> = 16 << 10..=256 << 10;
@@ -37,7 +39,7 @@ const FILL_STEP: RangeInclusive<u64> = 16 << 10..=256 << 10;
 const FILL_WAITING: u64 = 32 << 10;
 
 /// How soon is tried again what failed because an address space was changing.
-const RETRY_MS: u8 = 1;
+const RETRY: Duration = Duration::from_millis(1);
 
 /// How long an agent may leave an answer unread, in whole.
 const AGENT_PATIENCE: i64 = 2;
@@ -108,9 +110,13 @@ struct Pager {
     /// Everything that has not come, likewise; where an older version of it has, that is still among what is stored.
     later: HashMap<AddressSpaceId, PageSet>,
     served: Vec<Space>,
+    /// What came last, the newest at the end: what was written just before the freeze is what the tasks use first.
+    newest: Newest,
     filling: bool,
     /// Bytes to be put in place before the next look for faults.
     step: u64,
+    /// When the next step may begin.
+    rested: Instant,
     /// The last attempt to fill put nothing in place: the address space is changing.
     stalled: bool,
     /// Stored pages that were settled before the tasks ran: given back when they do.
@@ -138,8 +144,10 @@ impl Pager {
             stored: HashMap::new(),
             later: HashMap::new(),
             served: Vec::new(),
+            newest: Newest::default(),
             filling: false,
             step: *FILL_STEP.start(),
+            rested: Instant::now(),
             stalled: false,
             freed: Vec::new(),
             forked: false,
@@ -151,7 +159,9 @@ impl Pager {
 
     /// Waits for something to do and does it. Returns false when there is nothing more to come.
     fn turn(&mut self) -> Result<bool, PagerError> {
-        let busy = self.filling && self.served.iter().any(|s| !s.pending.is_empty());
+        // The newest pages are put in place while criu is still busy with letting the tasks go.
+        let ahead = self.status.restored && self.status.named && !self.newest.is_empty();
+        let busy = (self.filling || ahead) && self.served.iter().any(|s| !s.pending.is_empty());
         // To answer is short work; to fill a large store is not.
         let standing = if busy { Standing::Favoured } else { Standing::Realtime };
         if std::mem::replace(&mut self.standing, standing) != standing {
@@ -169,11 +179,11 @@ impl Pager {
         polled.extend(self.asked.iter().map(|asked| PollFd::new(asked.as_fd(), room)));
         let changing = self.served.iter().any(|space| space.changing);
         let timeout = match (busy && !self.stalled, busy || changing) {
-            (true, _) => PollTimeout::ZERO,
-            (_, true) => PollTimeout::from(RETRY_MS),
-            _ => PollTimeout::NONE,
+            (true, _) => Some(self.rested.saturating_duration_since(Instant::now())),
+            (_, true) => Some(RETRY),
+            _ => None,
         };
-        match poll(&mut polled, timeout) {
+        match ppoll(&mut polled, timeout.map(TimeSpec::from), None) {
             Err(nix::errno::Errno::EINTR) => return Ok(true),
             Err(error) => return Err(io::Error::from(error).into()),
             Ok(_) => {}
@@ -214,7 +224,7 @@ impl Pager {
             self.asked = None;
         }
         self.ask();
-        if busy {
+        if busy && Instant::now() >= self.rested {
             self.fill()?;
         }
         self.served.retain(|space| !space.gone);
@@ -268,13 +278,24 @@ impl Pager {
         // Where a thread waits for a page that has not come, it is looked for more often.
         let waited_for = self.served.iter().any(|space| !space.waiting.is_empty());
         let budget = if waited_for { self.step.min(FILL_WAITING) } else { self.step };
-        let Some(space) = self.served.iter_mut().find(|s| !s.pending.is_empty()) else { return Ok(()) };
         let mut work = Work::default();
         let begun = Instant::now();
-        space.fill(budget, store, &mut work)?;
-        self.stalled = work.installed == 0 && work.freed.is_empty();
+        match self.newest.pop() {
+            Some((id, range)) => {
+                for space in self.served.iter_mut().filter(|space| space.origin == id) {
+                    space.place(range, store, &mut work)?;
+                }
+                self.stalled = false;
+            }
+            None => {
+                let Some(space) = self.served.iter_mut().find(|s| !s.pending.is_empty()) else { return Ok(()) };
+                space.fill(budget, store, &mut work)?;
+                self.stalled = work.installed == 0 && work.freed.is_empty();
+                self.step = next_step(budget, begun.elapsed());
+            }
+        }
+        self.rested = begun + begun.elapsed() * 2;
         self.account(work);
-        self.step = next_step(budget, begun.elapsed());
         Ok(())
     }
 
@@ -355,6 +376,7 @@ impl Pager {
             self.used = self.used.max(extent.offset + extent.range.len());
             if !self.filling {
                 self.stored.entry(*id).or_default().insert(*extent);
+                self.newest.push(*id, extent.range);
                 if let Some(later) = self.later.get_mut(id) {
                     later.remove(extent.range);
                 }

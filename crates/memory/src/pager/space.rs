@@ -170,6 +170,11 @@ impl Space {
         Ok(!self.pending.is_empty() && !self.gone)
     }
 
+    /// Puts in place what is stored of `range`.
+    pub fn place(&mut self, range: PageRange, store: &View, work: &mut Work) -> io::Result<()> {
+        self.pending.within(range).into_iter().try_for_each(|stored| self.install(stored.range, store, work))
+    }
+
     /// Copies a range that lies within one stored extent, and takes out of the index what is settled.
     fn install(&mut self, range: PageRange, store: &View, work: &mut Work) -> io::Result<()> {
         let mut at = range.start;
