@@ -7,9 +7,10 @@
 debian_mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 2>/dev/null | grep -E '/debian/?$' | head -n 1)
 debian_keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 
-# unpack_debian SUITE PACKAGE PREFIX: the package of that suite, with the libraries it needs, into the empty directory PREFIX.
+# unpack_debian SUITE PREFIX PACKAGE...: packages of that suite, with the libraries they need, into the empty directory PREFIX.
 unpack_debian() {
-    local suite=$1 package=$2 prefix=$3
+    local suite=$1 prefix=$2
+    shift 2
     [ -n "$debian_mirror" ] || { echo "${0##*/}: apt knows no Debian mirror; add one to its sources" >&2; return 1; }
     [ -e "$debian_keyring" ] || { echo "${0##*/}: $debian_keyring is missing; apt-get install debian-archive-keyring" >&2; return 1; }
     rm -rf --one-file-system "$work/apt"
@@ -22,7 +23,7 @@ unpack_debian() {
         -o Dir::Etc::sourceparts=/dev/null -o APT::Architecture="$(dpkg --print-architecture)"
         -o APT::Install-Recommends=false -o APT::Sandbox::User=root -qq)
     apt-get "${options[@]}" update
-    apt-get "${options[@]}" install --download-only -y "$package"
+    apt-get "${options[@]}" install --download-only -y "$@"
     rm -rf --one-file-system "$prefix"
     mkdir -p "$prefix"
     local deb

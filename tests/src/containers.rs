@@ -2,8 +2,9 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
+use nix::sys::statfs::{CGROUP_SUPER_MAGIC, CGROUP2_SUPER_MAGIC, statfs};
 use serde_json::Value;
-use tranship_lab::Lab;
+use tranship_lab::{Lab, runc_root};
 
 /// What there is of a container on one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,7 +61,7 @@ pub fn nothing_left(lab: &Lab, node: &str, name: &str) -> Result<()> {
         }
         Ok(())
     };
-    look(format!("/run/runc/{name}"))?;
+    look(format!("{}/{name}", runc_root()))?;
     look(format!("/run/netns/{name}"))?;
     look(format!("/run/netns/tranship-{name}"))?;
     for directory in ["/run/tranship/migrations", "/run/tranship/restores"] {
@@ -99,7 +100,8 @@ pub fn nothing_left(lab: &Lab, node: &str, name: &str) -> Result<()> {
 /// If something of it cannot be removed.
 pub fn remove(lab: &Lab, name: &str) -> Result<()> {
     for node in lab.nodes() {
-        let places = [format!("/run/runc/{name}"), format!("/run/netns/{name}"), format!("/run/containers/{name}")];
+        let places =
+            [format!("{}/{name}", runc_root()), format!("/run/netns/{name}"), format!("/run/containers/{name}")];
         let paths: Vec<_> = places.iter().map(|place| lab.path(&node, place)).collect::<Result<_, _>>()?;
         if paths.iter().any(|path| path.symlink_metadata().is_ok()) {
             lab.stop(&node, name)?;
@@ -124,11 +126,15 @@ fn entries(directory: &Path) -> Result<Vec<String>> {
     }
 }
 
-/// The directories of a cgroup in all hierarchies.
+/// The directories of a cgroup in all hierarchies. (Where none is mounted, crun leaves directories and files that look like one.)
 fn cgroups(group: &str) -> Vec<String> {
     let hierarchies = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten().map(|e| e.path());
     let all = hierarchies.chain([Path::new("/sys/fs/cgroup").to_owned()]).map(|h| format!("{}{group}", h.display()));
-    all.filter(|path| Path::new(path).is_dir()).collect()
+    let is_cgroup = |path: &String| {
+        statfs(path.as_str())
+            .is_ok_and(|found| [CGROUP_SUPER_MAGIC, CGROUP2_SUPER_MAGIC].contains(&found.filesystem_type()))
+    };
+    all.filter(is_cgroup).collect()
 }
 
 /// The processes in a container's cgroup, in whichever hierarchy.

@@ -8,16 +8,16 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tranship_e2e::{
-    Capture, Stage, connection_alive, exactly_one_runs, move_container, nothing_left, remove, scenarios,
+    Capture, Stage, connection_alive, copies, exactly_one_runs, move_container, nothing_left, remove, scenarios,
     second_move_succeeds, wait_until,
 };
 use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, redis_command};
 
 const NAME: &str = "engine";
-/// Where scripts/setup-runc puts a runc of the 1.3 series if the machine's own is older.
-const NEWER_RUNC: &str = "/opt/tranship/runc";
-/// Set in the process that plays the scenarios with it.
-const AGAIN: &str = "TRANSHIP_NEWER_RUNC";
+/// Where the scripts put other runtimes than the machine's own: a runc of the 1.3 series, and a crun with CRIU called runc.
+const OTHERS: [&str; 2] = ["/opt/tranship/runc", "/opt/tranship/crun"];
+/// Set in the process that plays the scenarios with one of them.
+const AGAIN: &str = "TRANSHIP_OTHER_RUNTIME";
 
 /// Each scenario has an address of its own: the client remembers for a while which interface had one.
 fn address(number: u8) -> Ipv4Addr {
@@ -60,6 +60,24 @@ fn stock_runc_manages_the_moved_container(stage: &mut Stage) -> Result<()> {
     remove(lab, NAME)
 }
 
+/// Each of them is where the limits apply, and can be frozen for the next move.
+fn every_process_is_in_the_container_s_cgroups(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    lab.run("a", NAME, &RunOptions::new(address(33), ["sh", "-c", "sleep 1000 & sleep 1000 & wait"]))?;
+    let inside = || -> Result<Vec<String>> {
+        let pids: Vec<u32> = copies(lab, NAME)?.into_iter().flat_map(|copy| copy.pids).collect();
+        Ok(pids.iter().map(|pid| std::fs::read_to_string(format!("/proc/{pid}/cgroup"))).collect::<Result<_, _>>()?)
+    };
+    wait_until("its three processes", Duration::from_secs(5), || Ok((inside()?.len() == 3).then_some(())))?;
+    for (from, to) in [("a", "b"), ("b", "a")] {
+        move_container(lab, from, NAME, to)?;
+        let cgroups = inside()?;
+        ensure!(cgroups.len() == 3, "{} of three processes are in the container's cgroups", cgroups.len());
+        ensure!(cgroups.iter().all(|own| *own == cgroups[0]), "not all are in the same cgroups: {cgroups:#?}");
+    }
+    remove(lab, NAME)
+}
+
 /// Counts what the container's address sends that would end a connection, while it moves there and back.
 fn no_packet_ends_the_connection(lab: &Lab, ip: Ipv4Addr, bridge: bool) -> Result<()> {
     let mut counter = start(lab, ip, bridge)?;
@@ -84,24 +102,27 @@ fn no_rst_or_fin_leaves_the_source_by_bridge(stage: &mut Stage) -> Result<()> {
     no_packet_ends_the_connection(&stage.lab, address(32), true)
 }
 
-/// Plays the scenarios again, with the newer runc as the nodes' own.
-fn again_with_newer_runc() -> ExitCode {
-    let newer = Path::new(NEWER_RUNC);
-    if !newer.join("runc").exists() {
+/// Plays the scenarios again, with what is called runc in this directory as the nodes' own runtime.
+fn again_with(runtime: &str) -> bool {
+    if !Path::new(runtime).join("runc").exists() {
         println!(
-            "skipped: {NEWER_RUNC}/runc is not there; `scripts/setup-runc` installs it where runc is older than 1.3"
+            "skipped: {runtime}/runc is not there; `scripts/setup-runtimes` installs it where the machine's own is older"
         );
-        return ExitCode::SUCCESS;
+        return true;
     }
-    let path = format!("{NEWER_RUNC}:{}", std::env::var("PATH").unwrap_or_default());
-    let again = std::env::current_exe()
-        .and_then(|own| Command::new(own).args(std::env::args_os().skip(1)).env("PATH", path).env(AGAIN, "1").status());
+    let path = format!("{runtime}:{}", std::env::var("PATH").unwrap_or_default());
+    let again = std::env::current_exe().and_then(|own| {
+        // crun takes no machine on which both versions of cgroups are mounted.
+        let alone = "cd /sys/fs/cgroup && if mountpoint -q unified; then umount unified; mount -t tmpfs none unified; fi; exec \"$@\"";
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "private", "sh", "-c", alone, "sh"]).arg(own);
+        command.args(std::env::args_os().skip(1)).env("PATH", path).env(AGAIN, "1").status()
+    });
     match again {
-        Ok(status) if status.success() => ExitCode::SUCCESS,
-        Ok(_) => ExitCode::FAILURE,
+        Ok(status) => status.success(),
         Err(error) => {
             println!("the scenarios cannot be played again: {error}");
-            ExitCode::FAILURE
+            false
         }
     }
 }
@@ -109,11 +130,14 @@ fn again_with_newer_runc() -> ExitCode {
 fn main() -> ExitCode {
     let done = scenarios(&[
         ("stock_runc_manages_the_moved_container", stock_runc_manages_the_moved_container),
+        ("every_process_is_in_the_container_s_cgroups", every_process_is_in_the_container_s_cgroups),
         ("no_rst_or_fin_leaves_the_source_by_macvlan", no_rst_or_fin_leaves_the_source_by_macvlan),
         ("no_rst_or_fin_leaves_the_source_by_bridge", no_rst_or_fin_leaves_the_source_by_bridge),
     ]);
     if done != ExitCode::SUCCESS || std::env::var_os(AGAIN).is_some() {
         return done;
     }
-    again_with_newer_runc()
+    // Both, whatever the first one brings.
+    let all = OTHERS.map(again_with);
+    if all == [true; 2] { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

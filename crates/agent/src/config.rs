@@ -69,21 +69,21 @@ pub struct CriuConfig {
     pub log_level: Option<i32>,
 }
 
-/// runc.
+/// runc, or crun.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RuncConfig {
     /// The program.
     pub path: PathBuf,
-    /// Its state directory.
-    pub root: PathBuf,
+    /// Its state directory; the program's own default if not given.
+    pub root: Option<PathBuf>,
     /// Where restored containers' cgroups are put; not given: where their configuration says.
     pub cgroup_parent: Option<PathBuf>,
 }
 
 impl Default for RuncConfig {
     fn default() -> Self {
-        Self { path: "runc".into(), root: "/run/runc".into(), cgroup_parent: None }
+        Self { path: "runc".into(), root: None, cgroup_parent: None }
     }
 }
 

@@ -135,11 +135,7 @@ fn agent(arguments: &Arguments) -> anyhow::Result<()> {
     let identity = Identity::load(&config.tls.ca, &config.tls.cert, &config.tls.key)?;
     identity.expect_node(&config.node)?;
     let faults = FaultPlan::parse(&std::env::var("TRANSHIP_FAULTS").unwrap_or_default())?;
-    let runc = Runc {
-        path: config.runc.path.clone(),
-        root: config.runc.root.clone(),
-        cgroup_parent: config.runc.cgroup_parent.clone(),
-    };
+    let runc = Runc::new(config.runc.path.clone(), config.runc.root.clone(), config.runc.cgroup_parent.clone());
     let docker = Docker {
         socket: config.docker.socket.clone(),
         runtime: config.docker.runtime.clone(),

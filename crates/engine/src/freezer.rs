@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::statfs::{CGROUP_SUPER_MAGIC, CGROUP2_SUPER_MAGIC, statfs};
 use nix::unistd::Pid;
 
 /// Between two looks at whether all tasks have stopped.
@@ -171,7 +172,46 @@ fn cgroups(path: &Path) -> Vec<PathBuf> {
     }
     let root = Path::new("/sys/fs/cgroup");
     let hierarchies = std::fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
-    hierarchies.chain([root.to_owned()]).map(|h| h.join(relative)).filter(|c| c.is_dir()).collect()
+    hierarchies.chain([root.to_owned()]).map(|h| h.join(relative)).filter(|c| is_cgroup(c)).collect()
+}
+
+/// Whether it is a cgroup, and not just a directory: where no hierarchy is mounted, crun makes one, with `cgroup.procs` in it.
+fn is_cgroup(path: &Path) -> bool {
+    statfs(path).is_ok_and(|found| [CGROUP_SUPER_MAGIC, CGROUP2_SUPER_MAGIC].contains(&found.filesystem_type()))
+}
+
+/// Makes the cgroups of this path, in each hierarchy that there is, and returns them.
+pub(crate) fn make(path: &Path) -> Result<Vec<PathBuf>, FreezerError> {
+    let root = Path::new("/sys/fs/cgroup");
+    let mounted = std::fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
+    let hierarchies: Vec<PathBuf> =
+        if is_cgroup(root) { vec![root.to_owned()] } else { mounted.filter(|path| is_cgroup(path)).collect() };
+    let made = hierarchies.into_iter().map(|mut cgroup| {
+        for name in path.strip_prefix("/").unwrap_or(path) {
+            let above = cgroup.clone();
+            cgroup.push(name);
+            make_one(&cgroup, &above).map_err(|source| FreezerError::File { path: cgroup.clone(), source })?;
+        }
+        Ok(cgroup)
+    });
+    made.collect()
+}
+
+fn make_one(cgroup: &Path, above: &Path) -> io::Result<()> {
+    match std::fs::create_dir(cgroup) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    // On version 1 it takes no process before it has processors and memory.
+    for file in ["cpuset.cpus", "cpuset.mems"].map(|name| (cgroup.join(name), above.join(name))) {
+        let (own, inherited) = file;
+        if std::fs::read_to_string(&own).is_ok_and(|text| text.trim().is_empty())
+            && let Ok(text) = std::fs::read_to_string(inherited)
+        {
+            std::fs::write(own, text)?;
+        }
+    }
+    Ok(())
 }
 
 /// Whether a process is in any of the cgroups of this path.

@@ -1,6 +1,6 @@
-//! runc (and what has its command line).
+//! runc, and crun, which has runc's command line and writes other files.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -21,10 +21,20 @@ pub struct Runc {
     pub root: PathBuf,
     /// Where restored containers' cgroups are put; `None` leaves them where the configuration says.
     pub cgroup_parent: Option<PathBuf>,
+    /// Whether the program is crun.
+    pub is_crun: bool,
 }
 
-/// A bundle's configuration.
+/// A bundle's configuration. crun also keeps a copy of it among what it knows of the container.
 const CONFIG: &str = "config.json";
+/// What runc knows of a container.
+const STATE: &str = "state.json";
+/// Where the cgroup hierarchies are mounted, or the one of version 2 is.
+const HIERARCHIES: &str = "/sys/fs/cgroup";
+/// What crun knows of a container.
+const STATUS: &str = "status";
+/// What crun's version begins with.
+const CRUN: &str = "crun version ";
 
 #[derive(Deserialize)]
 struct Row {
@@ -40,6 +50,14 @@ struct Row {
 
 impl Runc {
     const NAME: &'static str = "runc";
+
+    /// The program at `path`, with its own default for the state directory where none is given.
+    pub fn new(path: PathBuf, root: Option<PathBuf>, cgroup_parent: Option<PathBuf>) -> Self {
+        let said = Command::new(&path).arg("--version").stdin(Stdio::null()).output();
+        let is_crun = said.is_ok_and(|said| said.stdout.starts_with(CRUN.as_bytes()));
+        let root = root.unwrap_or_else(|| if is_crun { "/run/crun" } else { "/run/runc" }.into());
+        Self { path, root, cgroup_parent, is_crun }
+    }
 
     fn command(&self) -> Command {
         let mut command = Command::new(&self.path);
@@ -76,6 +94,15 @@ impl Runc {
         EngineError::Refused { engine: Self::NAME, what: "make", name: name.to_owned(), why }
     }
 
+    /// The container's cgroups: by controller, and by no name that of version 2.
+    fn cgroups(&self, name: &str) -> Result<HashMap<String, PathBuf>, EngineError> {
+        let (state, status) = (self.root.join(name).join(STATE), self.root.join(name).join(STATUS));
+        match status.exists() {
+            true => Ok(crun_s_cgroups(&self.json(&status, name)?, Path::new(HIERARCHIES))),
+            false => Ok(runc_s_cgroups(&self.json(&state, name)?)),
+        }
+    }
+
     fn json(&self, path: &Path, name: &str) -> Result<Value, EngineError> {
         let text = std::fs::read(path).map_err(|e| self.unreadable(path, name, &e.to_string()))?;
         serde_json::from_slice(&text).map_err(|e| self.unreadable(path, name, &e.to_string()))
@@ -90,9 +117,32 @@ fn is_podman_s(annotations: &BTreeMap<String, String>) -> bool {
 /// The version in what `runc --version` says, or why that program cannot be used.
 fn version_in(text: &str) -> Result<String, String> {
     let line = text.lines().next().unwrap_or_default();
+    if line.starts_with(CRUN) {
+        return match text.split_whitespace().any(|feature| feature == "+CRIU") {
+            true => Ok(line.to_owned()),
+            false => Err(format!("it is {line:?}, built without CRIU; install one with it, or runc")),
+        };
+    }
     line.strip_prefix("runc version ").map(ToOwned::to_owned).ok_or_else(|| {
         format!("it says that it is {line:?}, whose containers Tranship cannot move; set `path` in `[runc]` to a runc")
     })
+}
+
+/// The cgroups that runc has written down: by controller, and by no name that of version 2.
+fn runc_s_cgroups(state: &Value) -> HashMap<String, PathBuf> {
+    serde_json::from_value(state["cgroup_paths"].clone()).unwrap_or_default()
+}
+
+/// The cgroups below `hierarchies` of a container of crun's, which writes down one path for all controllers.
+fn crun_s_cgroups(status: &Value, hierarchies: &Path) -> HashMap<String, PathBuf> {
+    let Some(path) = status["cgroup-path"].as_str().map(|path| path.trim_start_matches('/')) else {
+        return HashMap::new();
+    };
+    if hierarchies.join("cgroup.controllers").exists() {
+        return HashMap::from([(String::new(), hierarchies.join(path))]);
+    }
+    let controllers = ["freezer", "memory", "cpu", "cpuacct"];
+    controllers.map(|name| (name.to_owned(), hierarchies.join(name).join(path))).into()
 }
 
 /// The last line that a program said, without runc's decoration.
@@ -160,18 +210,14 @@ impl Engine for Runc {
         let mut config = self.json(&row.bundle.join(CONFIG), name)?;
         let root = row.bundle.join(config["root"]["path"].as_str().unwrap_or("rootfs"));
         config["root"]["path"] = root.to_string_lossy().into_owned().into();
-        let state_file = self.root.join(name).join("state.json");
-        let cgroups = self.json(&state_file, name)?;
-        let cgroup = |controller: &str| cgroups["cgroup_paths"][controller].as_str().map(PathBuf::from);
+        let cgroups = self.cgroups(name)?;
+        let cgroup = |controller: &str| cgroups.get(controller).cloned();
         let (freezer, memory_cgroup) = match (cgroup("freezer"), cgroup("")) {
             (Some(path), _) => (Freezer::V1(path), cgroup("memory")),
             (None, Some(path)) => (Freezer::V2(path.clone()), Some(path)),
             (None, None) => {
-                return Err(self.unreadable(
-                    state_file,
-                    name,
-                    "it names no cgroup in which the container can be frozen",
-                ));
+                let why = "it names no cgroup in which the container can be frozen";
+                return Err(self.unreadable(self.root.join(name), name, why));
             }
         };
         let cpu = match (cgroup("cpu"), cgroup("cpuacct"), cgroup("")) {
@@ -204,6 +250,8 @@ impl Engine for Runc {
     fn adopt(&self, name: &str, mut config: Value) -> Value {
         if let Some(parent) = &self.cgroup_parent {
             config["linux"]["cgroupsPath"] = parent.join(name).to_string_lossy().into_owned().into();
+        } else if self.is_crun && config["linux"]["cgroupsPath"].is_null() {
+            config["linux"]["cgroupsPath"] = format!("/{name}").into();
         }
         config
     }
@@ -234,6 +282,13 @@ impl Engine for Runc {
         command.args(["restore", "--detach", "--bundle"]).arg(bundle);
         images.put_front(&mut command);
         command.arg(name);
+        if self.is_crun {
+            // When everything is restored it puts the first process into its cgroups, and no other: so they are born there.
+            let config = self.json(&bundle.join(CONFIG), name)?;
+            let cgroups = freezer::make(Path::new(config["linux"]["cgroupsPath"].as_str().unwrap_or(name)))?;
+            tranship_sys::process::in_cgroups(&mut command, &cgroups)
+                .map_err(|source| EngineError::Run { program: self.path.clone().into(), source })?;
+        }
         Ok(command)
     }
 
@@ -253,19 +308,26 @@ impl Engine for Runc {
     }
 
     fn remember(&self, name: &str) -> Option<Vec<u8>> {
-        std::fs::read(self.root.join(name).join("state.json")).ok()
+        let directory = self.root.join(name);
+        let known = |file: &str| Some((file.to_owned(), std::fs::read_to_string(directory.join(file)).ok()?));
+        let files: BTreeMap<String, String> = [CONFIG, STATE, STATUS].into_iter().filter_map(known).collect();
+        (!files.is_empty()).then(|| serde_json::to_vec(&files).unwrap_or_default())
     }
 
     fn reinstate(&self, name: &str, known: &[u8]) -> Result<(), EngineError> {
         use std::os::unix::fs::DirBuilderExt;
         let directory = self.root.join(name);
         let make = || -> std::io::Result<()> {
+            let files: BTreeMap<String, String> = serde_json::from_slice(known)?;
             std::fs::DirBuilder::new().recursive(true).mode(0o711).create(&directory)?;
-            let nascent = directory.join("state.nascent");
-            std::fs::write(&nascent, known)?;
-            std::fs::rename(nascent, directory.join("state.json"))
+            for (file, text) in files.iter().filter(|(file, _)| [CONFIG, STATE, STATUS].contains(&file.as_str())) {
+                let nascent = directory.join("tranship.nascent");
+                std::fs::write(&nascent, text)?;
+                std::fs::rename(nascent, directory.join(file))?;
+            }
+            Ok(())
         };
-        make().map_err(|e| self.unreadable(directory.join("state.json"), name, &e.to_string()))
+        make().map_err(|e| self.unreadable(directory, name, &e.to_string()))
     }
 
     fn occupied(&self, config: &Value) -> bool {
@@ -314,14 +376,29 @@ mod tests {
     #[test]
     fn another_runtime_is_not_taken_for_runc() {
         assert_eq!(version_in("runc version 1.3.6+ds1\ncommit: x\n"), Ok("1.3.6+ds1".to_owned()));
-        let why = version_in("crun version 1.21\n").unwrap_err();
-        assert!(why.contains("crun version 1.21") && why.contains("[runc]"), "{why}");
+        let why = version_in("youki version 0.5.1\n").unwrap_err();
+        assert!(why.contains("youki version 0.5.1") && why.contains("[runc]"), "{why}");
+        let features = "commit: x\n+SYSTEMD +SECCOMP +CRIU +YAJL\n";
+        assert_eq!(version_in(&format!("crun version 1.28\n{features}")), Ok("crun version 1.28".to_owned()));
+        let why = version_in("crun version 1.8.1\ncommit: x\n+SYSTEMD +SECCOMP\n").unwrap_err();
+        assert!(why.contains("without CRIU"), "{why}");
+    }
+
+    #[test]
+    fn crun_s_one_path_stands_for_all_cgroups() {
+        let status = serde_json::json!({"pid": 7, "cgroup-path": "/tranship-lab/b/redis"});
+        let hierarchies = tempfile::tempdir().unwrap();
+        let found = crun_s_cgroups(&status, hierarchies.path());
+        assert_eq!(found["freezer"], hierarchies.path().join("freezer/tranship-lab/b/redis"));
+        std::fs::write(hierarchies.path().join("cgroup.controllers"), "").unwrap();
+        let found = crun_s_cgroups(&status, hierarchies.path());
+        assert_eq!(found, HashMap::from([(String::new(), hierarchies.path().join("tranship-lab/b/redis"))]));
+        assert!(crun_s_cgroups(&serde_json::json!({}), hierarchies.path()).is_empty());
     }
 
     #[test]
     fn a_restored_container_goes_below_this_node_s_cgroup() {
-        let runc =
-            Runc { path: "runc".into(), root: "/run/runc".into(), cgroup_parent: Some("/tranship-lab/b".into()) };
+        let runc = Runc::new("no such runc".into(), None, Some("/tranship-lab/b".into()));
         let config = serde_json::json!({"linux": {"cgroupsPath": "/tranship-lab/a/redis"}});
         assert_eq!(runc.adopt("redis", config)["linux"]["cgroupsPath"], "/tranship-lab/b/redis");
     }

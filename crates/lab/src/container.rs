@@ -3,7 +3,8 @@
 use std::fs;
 use std::net::Ipv4Addr;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
+use std::sync::LazyLock;
 
 use serde_json::{Value, json};
 
@@ -19,7 +20,6 @@ const PLUGINS: &str = "/usr/lib/cni";
 const BUNDLES: &str = "/run/containers";
 /// The bundles of containers that were moved here.
 const MOVED: &str = "/run/tranship/bundles";
-const RUNC_ROOT: &str = "/run/runc";
 
 impl Lab {
     /// Starts a container in a node: network namespace, CNI attachment, bundle, `runc run --detach`. What a failure
@@ -57,7 +57,7 @@ impl Lab {
         let log = format!("{BUNDLES}/.{name}.log");
         let mut runc = self.command(
             &node.name,
-            &["runc", "--root", RUNC_ROOT, "--log", &log, "run", "--detach", "--bundle", &bundle, name],
+            &["runc", "--root", runc_root(), "--log", &log, "run", "--detach", "--bundle", &bundle, name],
         )?;
         runc.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let status = runc.status().map_err(LabError::start("nsenter"))?;
@@ -106,8 +106,8 @@ impl Lab {
         let on = node.name.as_str();
         let mut errors = Vec::new();
         let mut attempt = |result: Result<()>| errors.extend(result.err());
-        if self.path(on, RUNC_ROOT)?.join(name).exists() {
-            attempt(self.check(on, &["runc", "--root", RUNC_ROOT, "delete", "--force", name]).map(drop));
+        if self.path(on, runc_root())?.join(name).exists() {
+            attempt(self.check(on, &["runc", "--root", runc_root(), "delete", "--force", name]).map(drop));
         }
         if self.path(on, network_namespace(name))?.exists() {
             attempt(self.cni(node, name, "DEL", attachment, None));
@@ -171,20 +171,21 @@ impl Lab {
 
     /// Whether there is anything of a container of this name.
     fn remains(&self, node: &Node, name: &str) -> Result<bool> {
-        let places = [format!("{RUNC_ROOT}/{name}"), network_namespace(name), format!("{BUNDLES}/{name}")];
+        let places = [format!("{}/{name}", runc_root()), network_namespace(name), format!("{BUNDLES}/{name}")];
         Ok(places.iter().map(|p| self.path(&node.name, p)).collect::<Result<Vec<_>>>()?.iter().any(|p| p.exists()))
     }
 
     /// The names of the containers that runc knows in a node.
     fn containers(&self, node: &Node) -> Vec<String> {
-        let entries = self.path(&node.name, RUNC_ROOT).ok().and_then(|root| fs::read_dir(root).ok());
+        let entries = self.path(&node.name, runc_root()).ok().and_then(|root| fs::read_dir(root).ok());
         entries.into_iter().flatten().flatten().filter_map(|e| e.file_name().into_string().ok()).collect()
     }
 
-    /// What runc has written down about a container.
+    /// What runc (or crun, called so) has written down about a container.
     fn container_state(&self, node: &Node, name: &str) -> Option<Value> {
-        let file = self.path(&node.name, RUNC_ROOT).ok()?.join(name).join("state.json");
-        serde_json::from_slice(&fs::read(file).ok()?).ok()
+        let directory = self.path(&node.name, runc_root()).ok()?.join(name);
+        let text = fs::read(directory.join("state.json")).or_else(|_| fs::read(directory.join("config.json")));
+        serde_json::from_slice(&text.ok()?).ok()
     }
 
     /// Who has an address: a node or a container.
@@ -241,6 +242,14 @@ impl Lab {
     }
 }
 
+/// The state directory of the machine's runc: its own default, also where crun goes by that name.
+pub fn runc_root() -> &'static str {
+    static IS_CRUN: LazyLock<bool> = LazyLock::new(|| {
+        Command::new("runc").arg("--version").output().is_ok_and(|said| said.stdout.starts_with(b"crun"))
+    });
+    if *IS_CRUN { "/run/crun" } else { "/run/runc" }
+}
+
 const PRIVATE: &str = " (a node's /run and /tmp are its own)";
 
 fn valid_name(name: &str) -> Result<()> {
@@ -253,8 +262,11 @@ fn valid_name(name: &str) -> Result<()> {
     )))
 }
 
-/// A label in what runc has written down; it keeps a config's annotations as `NAME=VALUE`.
+/// A label in what runc has written down; it keeps a config's annotations as `NAME=VALUE`. crun keeps the config.
 fn label(state: &Value, name: &str) -> Option<String> {
+    if let Some(value) = state["annotations"][name].as_str() {
+        return Some(value.to_owned());
+    }
     let labels = state["config"]["labels"].as_array()?;
     let value = labels.iter().find_map(|l| l.as_str()?.strip_prefix(name)?.strip_prefix('='));
     value.map(str::to_owned)

@@ -48,6 +48,7 @@ mod switch;
 
 pub use agent::report_of;
 pub use amount::{Rate, parse_size};
+pub use container::runc_root;
 pub use counter::{CounterClient, CounterReport, Gap, LISTED_GAP_MS, Window, count};
 pub use error::{LabError, Result};
 pub use hold::hold;

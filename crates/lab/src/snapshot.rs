@@ -12,7 +12,8 @@ use crate::process::{arguments, has_variable, pids, wait_for};
 use crate::program::on_path;
 
 /// Where Tranship, the engine, CRIU or the plugins could leave files, and parts of the names that they would have.
-const PLACES: [&str; 8] = ["/run", "/tmp", "/var/tmp", "/dev/shm", "/etc", "/var/lib", "/var/run/netns", "/run/runc"];
+const PLACES: [&str; 9] =
+    ["/run", "/tmp", "/var/tmp", "/dev/shm", "/etc", "/var/lib", "/var/run/netns", "/run/runc", "/run/crun"];
 const NAMES: [&str; 6] = ["tranship", "criu", "runc", "cni", "containers", "netns"];
 const PROGRAMS: [&str; 3] = ["transhipd", "tranship", "tranship-lab"];
 

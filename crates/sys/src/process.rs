@@ -1,8 +1,10 @@
 //! Starting and reading processes.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::Command;
 
 /// The pids of a process and of all that descend from it and have not ended, as far as they can be seen now.
@@ -57,10 +59,44 @@ pub fn with_descriptor(command: &mut Command, descriptor: OwnedFd, number: RawFd
     }
 }
 
+/// Has the command's process, and so all that it starts, be in these cgroups from the beginning.
+///
+/// # Errors
+/// If one of them is not there, or takes no process.
+pub fn in_cgroups<'a>(command: &'a mut Command, cgroups: &[PathBuf]) -> io::Result<&'a mut Command> {
+    let open = |cgroup: &PathBuf| File::options().write(true).open(cgroup.join("cgroup.procs"));
+    let members = cgroups.iter().map(open).collect::<io::Result<Vec<File>>>()?;
+    // SAFETY: write is async-signal-safe and reads one byte that is static; the closure owns the descriptors, so they are open.
+    Ok(unsafe {
+        command.pre_exec(move || {
+            for file in &members {
+                // Zero is who writes.
+                if libc::write(file.as_raw_fd(), c"0".as_ptr().cast(), 1) < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+            Ok(())
+        })
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::io::Read;
+
+    #[test]
+    fn a_command_whose_cgroup_is_missing_is_not_started() {
+        let mut command = Command::new("true");
+        assert!(in_cgroups(&mut command, &["/sys/fs/cgroup/no such".into()]).is_err());
+        // A file takes the number as a cgroup does.
+        let directory = std::env::temp_dir().join(format!("tranship-in-cgroups-{}", std::process::id()));
+        std::fs::create_dir(&directory).unwrap();
+        std::fs::write(directory.join("cgroup.procs"), "").unwrap();
+        assert!(in_cgroups(&mut command, std::slice::from_ref(&directory)).unwrap().status().unwrap().success());
+        assert_eq!(std::fs::read_to_string(directory.join("cgroup.procs")).unwrap(), "0");
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
 
     #[test]
     fn a_child_finds_its_descriptor_under_the_number_and_leads_a_session() {
