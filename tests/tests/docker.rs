@@ -150,9 +150,9 @@ fn what_a_container_has_written_moves_with_it(stage: &mut Stage) -> Result<()> {
     // Files of its own, some in the place of the image's, and some of the image's gone.
     let script = "echo layer > /opt/written && mkdir /opt/deep && ln -s ../written /opt/deep/link && rmdir /home && \
                   rmdir /var/log && mkdir /var/log && echo log > /var/log/own && echo loose > /anonymous/file && \
-                  chown 7:8 /opt/written && truncate -s 1G /opt/sparse";
+                  chown 7:8 /opt/written && truncate -s 1G /opt/sparse && echo shared > /dev/shm/kept";
     sh(lab, "a", script)?;
-    let telling = "cat /opt/written /opt/deep/link /var/log/own /anonymous/file; ls -ld /home 2>&1; ls /var/log; \
+    let telling = "cat /dev/shm/kept /opt/written /opt/deep/link /var/log/own /anonymous/file; ls -ld /home 2>&1; ls /var/log; \
                    stat -c '%u %g %Y' /opt/written; stat -c '%s %b' /opt/sparse; cat /proc/1/comm";
     let before = sh(lab, "a", telling)?;
     for (from, to) in [("a", "b"), ("b", "a"), ("a", "b")] {

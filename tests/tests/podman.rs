@@ -63,7 +63,16 @@ fn podman_manages_the_moved_container(stage: &mut Stage) -> Result<()> {
                    {{.Config.Healthcheck}} {{.Config.StopTimeout}} {{.HostConfig.ExtraHosts}} {{.EffectiveCaps}} {{.Image}} \
                    {{range .NetworkSettings.Networks}}{{.IPAddress}} {{.MacAddress}}{{end}}";
     let before = PODMAN.told(lab, "a", telling)?;
-    lab.podman("a", &["exec", NAME, "sh", "-c", "echo layer > /opt/written; echo volume > /srv/written"])?;
+    lab.podman(
+        "a",
+        &[
+            "exec",
+            NAME,
+            "sh",
+            "-c",
+            "echo layer > /opt/written; echo volume > /srv/written; echo shared > /dev/shm/kept",
+        ],
+    )?;
     PODMAN.moves(lab, &mut counter, "a", "b")?;
     let after = PODMAN.told(lab, "b", telling)?;
     ensure!(after == before, "the container was {before}, and is {after}");
@@ -78,10 +87,13 @@ fn podman_manages_the_moved_container(stage: &mut Stage) -> Result<()> {
             NAME,
             "sh",
             "-c",
-            "cat /proc/1/comm /proc/sys/net/core/somaxconn /opt/written /srv/written; echo $COLOUR",
+            "cat /proc/1/comm /proc/sys/net/core/somaxconn /opt/written /srv/written /dev/shm/kept; echo $COLOUR",
         ],
     )?;
-    ensure!(said == "redis-server\n99\nlayer\nvolume\ndeep blue\n", "podman exec on the destination says {said:?}");
+    ensure!(
+        said == "redis-server\n99\nlayer\nvolume\nshared\ndeep blue\n",
+        "podman exec on the destination says {said:?}"
+    );
     let ip = Ipv4Addr::new(10, 77, 0, 70);
     // A reason for Redis to write a line to its log.
     lab.podman("b", &["exec", NAME, "redis-cli", "debug", "log", "a line after the move"])?;

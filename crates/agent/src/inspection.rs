@@ -1,6 +1,6 @@
 //! Looks at a container before anything is touched: what it is, and what stands in the way.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tranship_coordinator::Failure;
@@ -119,7 +119,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
         streams: STREAMS,
         criu: criu.version,
     };
-    blockers.extend(left_behind(&container));
+    blockers.extend(crate::tmpfs::left_behind(&container, &offer));
     Ok(Inspection { container, offer, blockers, findings })
 }
 
@@ -127,24 +127,6 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
 fn stdio(init: u32) -> Vec<String> {
     let link = |number: u32| std::fs::read_link(format!("/proc/{init}/fd/{number}"));
     (0..3).map(|number| link(number).map_or("/dev/null".into(), |path| path.to_string_lossy().into_owned())).collect()
-}
-
-/// A blocker for what the container has in the /dev/shm that its engine keeps, which does not travel with it.
-fn left_behind(container: &Container) -> Option<Blocker> {
-    let shared = container.bind_mounts().into_iter().find(|(_, inside)| inside == Path::new("/dev/shm"));
-    shared.filter(|(path, _)| has_files(path)).map(|_| {
-        let cause = format!("container {} has files in /dev/shm, which its engine keeps on this node", container.name);
-        Blocker::new(BlockerKind::Mount, cause, "start it with a /dev/shm of its own (`--tmpfs /dev/shm`)")
-    })
-}
-
-/// Whether there is anything but directories in a tree. What cannot be read is taken for something.
-fn has_files(directory: &Path) -> bool {
-    let Ok(mut entries) = std::fs::read_dir(directory) else { return true };
-    entries.any(|entry| match entry.and_then(|entry| Ok((entry.file_type()?, entry.path()))) {
-        Ok((kind, path)) if kind.is_dir() => has_files(&path),
-        _ => true,
-    })
 }
 
 fn shares_network(container: &Container) -> bool {

@@ -3,7 +3,7 @@
 //! Up to the freeze nothing depends on this: whatever fails, the mounts stay with CRIU, and the report says so. In the freeze it is
 //! decided which mounts criu leaves alone; it binds those into the container that the destination has made.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use tranship_coordinator::Failure;
 use tranship_criu::rpc::ExternalMount;
@@ -12,7 +12,7 @@ use tranship_storage::copy::Moved;
 use tranship_storage::tmpfs::{self, Source, TmpfsMount};
 use tranship_sys::clock::monotonic_ns;
 use tranship_transport::{Connection, Link};
-use tranship_types::{MigrationId, NodeName};
+use tranship_types::{Blocker, BlockerKind, MigrationId, NodeName};
 use tranship_wire::Purpose;
 use tranship_wire::message::Offer;
 
@@ -22,6 +22,8 @@ use crate::node::{Node, failed};
 
 /// Most mounts of one container.
 const MOUNTS: usize = 256;
+/// Where programs share memory by files.
+const SHARED_MEMORY: &str = "/dev/shm";
 
 /// What a source offers: for [`Offer::tmpfs`].
 pub fn offered(container: &Container) -> Result<serde_json::Value, Failure> {
@@ -30,11 +32,38 @@ pub fn offered(container: &Container) -> Result<serde_json::Value, Failure> {
     Ok(serde_json::to_value(found).unwrap_or_default())
 }
 
-/// The mounts that are the container's own: all but what the engine binds into it. (Paths that it masks are either bound from
-/// /dev/null, which is no whole filesystem, or are an empty tmpfs of the container's own.)
+/// The mounts that are the container's own: all but what the engine binds into it from elsewhere. (Paths that it masks are either
+/// bound from /dev/null, which is no whole filesystem, or are an empty tmpfs of the container's own.)
 fn find(container: &Container) -> Result<Vec<TmpfsMount>, Failure> {
-    let binds: Vec<_> = container.bind_mounts().into_iter().map(|(_, destination)| destination).collect();
-    tmpfs::find(container.init, &binds).map_err(failed)
+    let own = container.own_shared_memory();
+    let binds = container.bind_mounts().into_iter().map(|(_, inside)| inside);
+    let foreign: Vec<_> = binds.filter(|inside| own.as_ref() != Some(inside)).collect();
+    tmpfs::find(container.init, &foreign).map_err(failed)
+}
+
+/// What the container has in a `/dev/shm` that the engine binds into it stays behind, unless that is offered: CRIU carries no
+/// such mount.
+pub fn left_behind(container: &Container, offer: &Offer) -> Option<Blocker> {
+    let bound = container.bind_mounts().iter().any(|(_, inside)| inside == Path::new(SHARED_MEMORY));
+    let offered = mounts(offer).is_ok_and(|mounts| mounts.iter().any(|mount| mount.point == SHARED_MEMORY));
+    (bound && !offered && has_files(&inside(container))).then(|| {
+        let cause = format!("container {} has files in {SHARED_MEMORY}, which is not its own", container.name);
+        Blocker::new(BlockerKind::Mount, cause, "start it with one of its own (`--tmpfs /dev/shm`)")
+    })
+}
+
+/// Its `/dev/shm`, as this node sees it.
+fn inside(container: &Container) -> PathBuf {
+    format!("/proc/{}/root{SHARED_MEMORY}", container.init).into()
+}
+
+/// Whether there is anything but directories in a tree. What cannot be read is taken for something.
+fn has_files(directory: &Path) -> bool {
+    let Ok(mut entries) = std::fs::read_dir(directory) else { return true };
+    entries.any(|entry| match entry.and_then(|entry| Ok((entry.file_type()?, entry.path()))) {
+        Ok((kind, path)) if kind.is_dir() => has_files(&path),
+        _ => true,
+    })
 }
 
 fn mounts(offer: &Offer) -> Result<Vec<TmpfsMount>, Failure> {
@@ -74,6 +103,8 @@ pub struct Leaving {
     at_work: Result<(Source, Connection), String>,
     external: Vec<ExternalMount>,
     ahead: Moved,
+    /// Where this node sees the container's `/dev/shm`, if the engine binds that into it: to CRIU it cannot be left.
+    bound: Option<PathBuf>,
 }
 
 impl Leaving {
@@ -92,7 +123,8 @@ impl Leaving {
             link.set_timeout(Some(SYNC)).map_err(|e| e.to_string())?;
             Ok((Source::open(container.init, &found), link))
         };
-        Some(Self { at_work: begin(), external: Vec::new(), ahead: Moved::default() })
+        let bound = container.own_shared_memory().map(|_| inside(container));
+        Some(Self { at_work: begin(), external: Vec::new(), ahead: Moved::default(), bound })
     }
 
     /// Bounds what the link takes, in bytes a second.
@@ -122,14 +154,20 @@ impl Leaving {
 
     /// Decides which mounts criu leaves alone, with the processes `pids` frozen. Returns the other ones, for the report.
     pub fn decide(&mut self, pids: &[u32]) -> Result<Vec<String>, Failure> {
-        let (source, _) = match &mut self.at_work {
-            Ok(at_work) => at_work,
-            Err(why) => return Ok(vec![format!("tmpfs: by criu, {why}")]),
+        let left = match &mut self.at_work {
+            Ok((source, _)) => {
+                let decision = source.decide(pids).map_err(failed)?;
+                let external = |(index, point): (usize, String)| ExternalMount { key: point, val: key(index) };
+                self.external = decision.external.into_iter().map(external).collect();
+                decision.left
+            }
+            Err(why) => vec![why.clone()],
         };
-        let decision = source.decide(pids).map_err(failed)?;
-        let external = |(index, point): (usize, String)| ExternalMount { key: point, val: key(index) };
-        self.external = decision.external.into_iter().map(external).collect();
-        Ok(decision.left.into_iter().map(|left| format!("tmpfs: by criu, {left}")).collect())
+        let carried = self.external.iter().any(|mount| mount.key == SHARED_MEMORY);
+        match self.bound.as_deref().filter(|path| !carried && has_files(path)) {
+            Some(_) => Err(Failure::new(format!("the files in {SHARED_MEMORY} cannot be moved: {}", left.join("; ")))),
+            None => Ok(left.into_iter().map(|left| format!("tmpfs: by criu, {left}")).collect()),
+        }
     }
 
     /// What criu is told for the dump.

@@ -118,6 +118,14 @@ impl Container {
         mounts.iter().filter(is_bind).map(|m| (path(&m["source"]), path(&m["destination"]))).collect()
     }
 
+    /// Where the container has the tmpfs for `/dev/shm` that Docker and Podman mount for one container alone, among what they keep
+    /// of it: its content is the container's.
+    pub fn own_shared_memory(&self) -> Option<PathBuf> {
+        let of_this_one = |source: &Path| source.ends_with("shm") && source.iter().any(|part| part == self.id.as_str());
+        let found = self.bind_mounts().into_iter().find(|(source, _)| of_this_one(source));
+        found.map(|(_, inside)| inside).filter(|inside| inside == Path::new("/dev/shm"))
+    }
+
     /// The mount points that the engine hands to CRIU as external: binds, and the files that it masks with /dev/null.
     pub fn external_mounts(&self) -> Vec<PathBuf> {
         let masked = self.config["linux"]["maskedPaths"].as_array().map(Vec::as_slice).unwrap_or_default();

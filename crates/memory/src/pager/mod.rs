@@ -18,8 +18,8 @@
 //! ```
 //!
 //! Until the agent says that the tasks run, nothing is taken out of the store: if criu dies before that, the restore can be
-//! done again from the same pages. Only then are they put in place beyond what is asked for, and given back to the system
-//! as they are, so that a node never holds the container's memory twice.
+//! done again from the same pages. Only then are they put in place beyond what is asked for (and the few that came last), and
+//! given back to the system as they are, so that a node never holds the container's memory twice.
 //!
 //! A pager that cannot go on does not end: its userfaultfds would close with it, and the tasks would read zeros where there
 //! was content. It stays, and lets them wait.
