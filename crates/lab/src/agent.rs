@@ -20,6 +20,8 @@ const PORT: u16 = 7077;
 const SOCKET: &str = "/run/tranship/agent.sock";
 const LOG: &str = "/run/tranship/agent.log";
 const PRIVATE_CRIU: &str = "/opt/tranship/criu/criu";
+/// How long an agent that is being started may be nowhere to be seen.
+const UNSEEN: Duration = Duration::from_secs(4);
 const START_LIMIT: Duration = Duration::from_secs(10);
 
 /// Makes a CA and certificates, and gives every node its own together with its configuration.
@@ -112,9 +114,10 @@ impl Lab {
         let (begin, mut seen) = (Instant::now(), false);
         let answered = wait_for(START_LIMIT, || {
             let runs = matches!(self.agent_pid(node), Ok(Some(_)));
-            // An agent that was seen and is gone has given up, and so has one that nobody saw for a second.
+            // An agent that was seen and is gone has given up, and so has one that nobody saw for long: a busy machine takes its
+            // time to start one.
             let gave_up = seen && !runs;
-            seen |= runs || begin.elapsed() > Duration::from_secs(1);
+            seen |= runs || begin.elapsed() > UNSEEN;
             if gave_up { Some(false) } else { answers(&socket).then_some(true) }
         });
         if answered == Some(true) {
