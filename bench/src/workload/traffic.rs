@@ -41,9 +41,10 @@ impl TrafficLoad {
         let mut options = RunOptions::new(ADDRESS, ["/opt/bench-traffic"]);
         options.binds.push((find_program("bench-traffic")?, "/opt/bench-traffic".into()));
         lab.run(node, name, &options)?;
-        let first = connect(lab)?;
+        // Until it has been asked for something, or closed, a connection keeps the server from the next one.
+        drop(connect(lab)?);
         let client = match traffic {
-            Traffic::Bulk => Client::Stream(Some(Stream::begin(first, Way::In, None, &[])?)),
+            Traffic::Bulk => Client::Stream(Some(Stream::begin(connect(lab)?, Way::In, None, &[])?)),
             Traffic::Connections(count) => {
                 let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
                 setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
