@@ -25,7 +25,7 @@ soak: setup build
 	TRANSHIP_MOVES=$(or $(MOVES),200) cargo test --release -p tranship-e2e --test torture
 	cargo test --release -p tranship-e2e --test faults
 
-# make bench SUITE=cold|memory|blackout|tcp|workflow [OUT=DIR] [ONLY=WORKLOAD-PREFIX] [LINK=1gbit|unshaped] [MODE=MODE] [RUNS=N]: writes
+# make bench SUITE=cold|memory|blackout|tcp|engines|workflow [OUT=DIR] [ONLY=WORKLOAD-PREFIX] [LINK=1gbit|unshaped] [MODE=MODE] [RUNS=N]: writes
 # OUT/results.json and charts, and shows a table.
 SUITE ?= cold
 OUT ?= bench/out

@@ -35,7 +35,7 @@ const SMALL: f64 = 0.005;
 
 /// Draws `SUITE-WORKLOAD.svg`; `None` if no run succeeded.
 pub fn draw(directory: &Path, suite: &Suite, case: &Case, rows: &[Row]) -> Result<Option<PathBuf>> {
-    let rows: Vec<_> = rows.iter().filter(|r| r.quantity("blackout_ms").is_some()).collect();
+    let rows: Vec<_> = rows.iter().filter(|r| r.quantity("client_gap_ms").is_some()).collect();
     let longest = rows.iter().filter_map(|r| Some(r.quantity("client_gap_ms")?.max)).fold(0.0, f64::max);
     if longest <= 0.0 {
         return Ok(None);

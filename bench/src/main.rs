@@ -16,6 +16,7 @@ mod goal;
 mod histogram;
 mod hogs;
 mod machine;
+mod own;
 mod peer;
 mod program;
 mod row;
@@ -66,7 +67,7 @@ struct Arguments {
     /// Runs of each workload and system; default: the suite's own number
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: Option<u32>,
-    /// Only systems whose name begins so: tranship, runc+criu, unmoved, tracked (then there may be nothing to compare with)
+    /// Only systems whose name begins so: tranship, runc+criu, podman's own, unmoved, tracked (then there may be nothing to compare with)
     #[arg(long, value_name = "SYSTEM-PREFIX", default_value = "")]
     system: String,
     /// Only links of this rate, as the results have it: 1gbit, or unshaped
@@ -154,7 +155,10 @@ fn chosen(suite: &'static Suite, arguments: &Arguments) -> Result<Vec<(&'static 
     };
     let chosen: Vec<_> = cases.into_iter().map(of_case).filter(|(_, systems)| !systems.is_empty()).collect();
     if chosen.is_empty() {
-        bail!("no system {:?}… takes part there; there are tranship, runc+criu, unmoved and tracked", arguments.system);
+        bail!(
+            "no system {:?}… takes part there; there are tranship, runc+criu, podman's own, unmoved and tracked",
+            arguments.system
+        );
     }
     Ok(chosen)
 }

@@ -66,7 +66,7 @@ impl Recipe {
         Ok(Moved {
             // What the script does after its last step is for us, not for the migration.
             total_ms: (end - begin) * 1e3,
-            blackout_ms,
+            blackout_ms: Some(blackout_ms),
             slices: slices(&parts, blackout_ms),
             report: None,
         })
@@ -74,7 +74,7 @@ impl Recipe {
 }
 
 /// The PATH that a lab's command has, with the private criu first if there is one.
-fn path_with_criu(command: &Command) -> String {
+pub fn path_with_criu(command: &Command) -> String {
     let environment: HashMap<_, _> = command.get_envs().collect();
     let path = environment.get(std::ffi::OsStr::new("PATH")).copied().flatten().unwrap_or_default().to_string_lossy();
     let private = Path::new(PRIVATE_CRIU).join("criu").is_file();

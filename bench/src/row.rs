@@ -188,11 +188,12 @@ fn number(name: &str, value: f64) -> Value {
     }
 }
 
-/// Adds to the rows of one case how they compare with the peer's row among them.
+/// Adds to the rows of one case how they compare with the row among them of what else moves such a container.
 pub fn with_ratios(mut rows: Vec<Row>) -> Vec<Row> {
-    let peer = rows.iter().find(|r| r.system == System::Peer).and_then(|r| r.quantity("client_gap_ms"));
-    for row in rows.iter_mut().filter(|r| matches!(r.system, System::Tranship(_))) {
-        row.ratio_client_gap = row.quantity("client_gap_ms").zip(peer).map(|(own, peer)| own.median / peer.median);
+    let gaps: Vec<_> = rows.iter().map(|row| (row.system, row.quantity("client_gap_ms"))).collect();
+    for row in &mut rows {
+        let rival = row.system.rival().and_then(|rival| gaps.iter().find(|(system, _)| *system == rival)?.1);
+        row.ratio_client_gap = row.quantity("client_gap_ms").zip(rival).map(|(own, peer)| own.median / peer.median);
     }
     rows
 }

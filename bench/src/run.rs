@@ -16,7 +16,7 @@ use crate::suite::{Case, System};
 use crate::timeline::{REST, Slice, slices};
 use crate::watch::{Watch, Wire};
 use crate::workload::Workload;
-use crate::{hogs, program, tracking, workload};
+use crate::{hogs, own, program, tracking, workload};
 
 /// The node that the container leaves.
 pub const SOURCE: &str = "a";
@@ -36,8 +36,8 @@ pub type Figures = Vec<(&'static str, f64)>;
 pub struct Moved {
     /// From the command's start to its end, in ms.
     pub total_ms: f64,
-    /// From the first task frozen to the last task running, in ms.
-    pub blackout_ms: f64,
+    /// From the first task frozen to the last task running, in ms; `None` where nobody tells.
+    pub blackout_ms: Option<f64>,
     /// What the blackout was spent on.
     pub slices: Vec<Slice>,
     /// Tranship's own report.
@@ -104,7 +104,7 @@ pub fn perform(case: &Case, system: System, limit: Duration) -> Result<Sample> {
         bail!("it needs {} of memory, of which {} are to spare", megabytes(needed), megabytes(available));
     }
     // The peer is measured on nodes without anything of Tranship's.
-    let agents = matches!(system, System::Tranship(_));
+    let agents = system.tranship().is_some();
     let lab = Lab::up(&UpOptions { nodes: 2, link, agents, wait: LAB_LIMIT })?;
     if agents && case.delay_ms > 0 {
         let delay = format!("destination.restore.before.delay-{}", case.delay_ms);
@@ -117,7 +117,8 @@ pub fn perform(case: &Case, system: System, limit: Duration) -> Result<Sample> {
 }
 
 fn measured(lab: &Lab, case: &Case, system: System, link: Option<Rate>, limit: Duration) -> Result<Sample> {
-    let mut workload = workload::start(lab, SOURCE, NAME, &case.load).context("starting the workload")?;
+    let mut workload =
+        workload::start(lab, SOURCE, NAME, (&case.load, system.engine())).context("starting the workload")?;
     let resident = ("workload_bytes", workload.resident_bytes() as f64);
     let _hogs = if case.loaded { hogs::start(lab, [SOURCE, DESTINATION])? } else { Vec::new() };
     let mut sample = match system {
@@ -126,7 +127,7 @@ fn measured(lab: &Lab, case: &Case, system: System, link: Option<Rate>, limit: D
             Sample { figures: workload.check()?, ..Sample::default() }
         }
         System::Tracked => Sample { figures: tracking::measure(SOURCE, NAME, &mut *workload)?, ..Sample::default() },
-        System::Tranship(mode) => {
+        System::Tranship(mode) | System::Managed(_, mode) => {
             let rest = ("agent_rest_bytes", agents_at_rest(lab)? as f64);
             let mut sample = across(lab, &mut *workload, || tranship(lab, mode, limit))?;
             sample.figures.push(rest);
@@ -139,6 +140,7 @@ fn measured(lab: &Lab, case: &Case, system: System, link: Option<Rate>, limit: D
             let recipe = Recipe::prepare(lab, [SOURCE, DESTINATION], NAME, case.delay_ms)?;
             across(lab, &mut *workload, || recipe.perform(limit))?
         }
+        System::Own => across(lab, &mut *workload, || own::perform(lab, [SOURCE, DESTINATION], NAME, limit))?,
     };
     sample.figures.push(resident);
     Ok(sample)
@@ -154,18 +156,20 @@ fn across(lab: &Lab, workload: &mut dyn Workload, perform: impl FnOnce() -> Resu
     let bytes_wire = wire.since(lab)?;
     let moved = moved?;
     let mut figures = workload.check().context("after the move")?;
+    if let Some(blackout_ms) = moved.blackout_ms {
+        let beyond = |name: &str| figures.iter().find(|(n, _)| *n == name).map(|(_, ms)| ms - blackout_ms);
+        let beyond = [("gap_beyond_blackout_ms", beyond("client_gap_ms")), ("regained_ms", beyond("without_rate_ms"))];
+        let unaccounted = moved.slices.iter().filter(|s| s.name == REST).map(|s| s.ms).sum();
+        figures.extend([("blackout_ms", blackout_ms), ("unaccounted_ms", unaccounted)]);
+        figures.extend(beyond.into_iter().filter_map(|(name, ms)| Some((name, ms?))));
+    }
     figures.extend([
-        ("blackout_ms", moved.blackout_ms),
-        ("unaccounted_ms", moved.slices.iter().filter(|s| s.name == REST).map(|s| s.ms).sum()),
         ("total_ms", moved.total_ms),
         ("bytes_wire", bytes_wire as f64),
         ("peak_mem_bytes", (memory.source + memory.destination) as f64),
         ("peak_mem_source_bytes", memory.source as f64),
         ("peak_mem_destination_bytes", memory.destination as f64),
     ]);
-    let beyond = |name: &str| figures.iter().find(|(n, _)| *n == name).map(|(_, ms)| ms - moved.blackout_ms);
-    let beyond = [("gap_beyond_blackout_ms", beyond("client_gap_ms")), ("regained_ms", beyond("without_rate_ms"))];
-    figures.extend(beyond.into_iter().filter_map(|(name, ms)| Some((name, ms?))));
     if moved.report.is_some() {
         figures.extend([
             ("agent_source_bytes", memory.source_agent as f64),
@@ -197,7 +201,8 @@ fn tranship(lab: &Lab, mode: Mode, limit: Duration) -> Result<Moved> {
     }
     let blackout_ms = report.blackout_ms.context("the report of the move has no blackout")?;
     let parts: Vec<_> = report.parts.iter().map(|p| (p.name.clone(), p.start_ms, p.start_ms + p.ms)).collect();
-    Ok(Moved { total_ms, blackout_ms, slices: slices(&parts, blackout_ms), report: Some(Box::new(report)) })
+    let slices = slices(&parts, blackout_ms);
+    Ok(Moved { total_ms, blackout_ms: Some(blackout_ms), slices, report: Some(Box::new(report)) })
 }
 
 /// What Tranship's report tells beyond what is seen from outside.

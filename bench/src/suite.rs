@@ -3,11 +3,12 @@
 
 mod blackout;
 mod cold;
+mod engines;
 mod memory;
 mod tcp;
 
 use anyhow::{Result, bail};
-use tranship_types::Mode;
+use tranship_types::{EngineName, Mode};
 
 use crate::goal::Goal;
 use crate::row::Row;
@@ -143,8 +144,12 @@ impl Load {
 pub enum System {
     /// `tranship move` in this mode.
     Tranship(Mode),
+    /// The same with a container of an engine above runc.
+    Managed(EngineName, Mode),
     /// The plain recipe moves it, bench/peer/recipe.sh.
     Peer,
+    /// Podman moves it, by its own checkpoint and restore.
+    Own,
     /// It is left alone, to compare with.
     Unmoved,
     /// Its writes are tracked in some stretches of time and not in others; it is not moved.
@@ -155,8 +160,11 @@ impl System {
     /// As the results have it.
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Tranship(_) => "tranship",
+            Self::Tranship(_) | Self::Managed(EngineName::Runc, _) => "tranship",
+            Self::Managed(EngineName::Docker, _) => "tranship docker",
+            Self::Managed(EngineName::Podman, _) => "tranship podman",
             Self::Peer => "runc+criu",
+            Self::Own => "podman's own",
             Self::Unmoved => "unmoved",
             Self::Tracked => "tracked",
         }
@@ -165,8 +173,8 @@ impl System {
     /// How memory moves, as the results have it.
     pub fn mode(&self) -> Option<String> {
         match self {
-            Self::Tranship(mode) => Some(mode.to_string()),
-            Self::Peer => Some(Mode::Cold.to_string()),
+            Self::Tranship(mode) | Self::Managed(_, mode) => Some(mode.to_string()),
+            Self::Peer | Self::Own => Some(Mode::Cold.to_string()),
             Self::Unmoved | Self::Tracked => None,
         }
     }
@@ -175,12 +183,39 @@ impl System {
     pub fn in_mode(self, mode: Option<Mode>) -> Self {
         match (self, mode) {
             (Self::Tranship(_), Some(mode)) => Self::Tranship(mode),
+            (Self::Managed(engine, _), Some(mode)) => Self::Managed(engine, mode),
             _ => self,
+        }
+    }
+
+    /// How memory moves, where Tranship moves it.
+    pub fn tranship(self) -> Option<Mode> {
+        match self {
+            Self::Tranship(mode) | Self::Managed(_, mode) => Some(mode),
+            Self::Peer | Self::Own | Self::Unmoved | Self::Tracked => None,
+        }
+    }
+
+    /// Whose container it is.
+    pub fn engine(self) -> EngineName {
+        match self {
+            Self::Managed(engine, _) => engine,
+            Self::Own => EngineName::Podman,
+            Self::Tranship(_) | Self::Peer | Self::Unmoved | Self::Tracked => EngineName::Runc,
+        }
+    }
+
+    /// What else moves such a container.
+    pub fn rival(self) -> Option<Self> {
+        match self {
+            Self::Tranship(_) => Some(Self::Peer),
+            Self::Managed(EngineName::Podman, _) => Some(Self::Own),
+            _ => None,
         }
     }
 }
 
-static SUITES: [Suite; 4] = [cold::SUITE, memory::SUITE, blackout::SUITE, tcp::SUITE];
+static SUITES: [Suite; 5] = [cold::SUITE, memory::SUITE, blackout::SUITE, tcp::SUITE, engines::SUITE];
 
 /// The suite of this name.
 pub fn find(name: &str) -> Result<&'static Suite> {

@@ -14,8 +14,9 @@ mod writer;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use tranship_lab::Lab;
+use tranship_types::EngineName;
 use tranship_workloads::traffic::Course;
 
 use crate::run::Figures;
@@ -47,9 +48,12 @@ pub trait Workload {
 }
 
 /// Starts a workload in a container of this name and waits until it is in its stride.
-pub fn start(lab: &Lab, node: &str, name: &str, load: &Load) -> Result<Box<dyn Workload>> {
+pub fn start(lab: &Lab, node: &str, name: &str, (load, engine): (&Load, EngineName)) -> Result<Box<dyn Workload>> {
+    if engine != EngineName::Runc && !matches!(load, Load::Redis { .. }) {
+        bail!("under {engine} only Redis is measured");
+    }
     Ok(match *load {
-        Load::Redis { keys, sets } => Box::new(redis::RedisLoad::start(lab, node, name, keys, sets)?),
+        Load::Redis { keys, sets } => Box::new(redis::RedisLoad::start(lab, node, name, engine, keys, sets)?),
         Load::Writer { bytes, rate } => Box::new(writer::WriterLoad::start(lab, node, name, bytes, rate)?),
         Load::Stencil { iterations } => Box::new(stencil::StencilLoad::start(lab, node, name, iterations)?),
         Load::Postgres { shared_mib, scale } => {

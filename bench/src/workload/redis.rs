@@ -1,5 +1,6 @@
 use anyhow::{Result, bail};
 use tranship_lab::{Lab, Redis, RunOptions, redis_command};
+use tranship_types::EngineName;
 
 use super::setter::Setter;
 use super::witness::{COUNTER, Witness};
@@ -9,6 +10,9 @@ use crate::suite::Sets;
 
 /// Bytes of each value.
 const VALUE_BYTES: u32 = 100;
+
+/// Under Podman it is given one, for Podman's own restore keeps no other.
+const MAC: &str = "02:00:0a:4d:00:0a";
 
 /// A Redis, idle but for the counting client, or under SETs.
 pub struct RedisLoad {
@@ -21,9 +25,9 @@ pub struct RedisLoad {
 }
 
 impl RedisLoad {
-    /// Starts and fills it.
-    pub fn start(lab: &Lab, node: &str, name: &str, keys: u64, sets: Sets) -> Result<Self> {
-        lab.run(node, name, &RunOptions::new(ADDRESS, redis_command()))?;
+    /// Starts and fills it, in a container of this engine.
+    pub fn start(lab: &Lab, node: &str, name: &str, engine: EngineName, keys: u64, sets: Sets) -> Result<Self> {
+        run(lab, node, name, engine)?;
         let mut redis = Redis::connect(lab, ADDRESS, LIMIT)?;
         redis.populate(keys, "key", VALUE_BYTES)?;
         let found = redis.keys()?;
@@ -41,6 +45,21 @@ impl RedisLoad {
         let client = Witness::start(lab)?;
         let setter = rate.map(|rate| Setter::start(lab, keys, rate)).transpose()?;
         Ok(Self { redis, client, setter, keys, digest, resident_bytes })
+    }
+}
+
+fn run(lab: &Lab, node: &str, name: &str, engine: EngineName) -> tranship_lab::Result<()> {
+    let command = redis_command();
+    match engine {
+        EngineName::Runc => lab.run(node, name, &RunOptions::new(ADDRESS, command)),
+        EngineName::Docker => {
+            lab.start_docker()?;
+            lab.docker_run(node, name, ADDRESS, &[], &command)
+        }
+        EngineName::Podman => {
+            lab.start_podman()?;
+            lab.podman_run(node, name, ADDRESS, &["--mac-address", MAC], &command)
+        }
     }
 }
 
