@@ -1,11 +1,12 @@
 use std::net::Ipv4Addr;
+use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tranship_lab::{CounterClient, Lab, LabError, REDIS_PORT, Redis, redis_command};
+use tranship_lab::{CLIENT, CounterClient, Lab, LabError, REDIS_PORT, Redis, redis_command};
 use tranship_types::BlockerKind;
 
-use crate::agents::restart_agent;
+use crate::agents::{Log, restart_agent};
 use crate::moves::{Refusal, connection_alive, move_container};
 use crate::runner::wait_until;
 
@@ -127,6 +128,109 @@ impl Managed {
         self.moves(lab, &mut counter, "a", "b").context("after all the faults")?;
         drop(counter);
         self.remove(lab, "b")
+    }
+
+    /// A published port is published at the node that the container has gone to, and not at the other any more; what that means for
+    /// connections is said ahead. `more` are options of `run`.
+    ///
+    /// # Errors
+    /// If not.
+    pub fn publishes_its_ports_there(&self, lab: &Lab, more: &[&str]) -> Result<()> {
+        (self.prepare)(lab)?;
+        for node in ["a", "b"] {
+            let network = ["network", "create", "--driver", "bridge", "--subnet", "10.78.0.0/24", "ports"];
+            (self.command)(lab, node, &network)?;
+        }
+        let run = ["run", "--detach", "--name", self.name, "--network", "ports", "--ip", "10.78.0.5"];
+        let options =
+            ["--publish", "7000:6379", "--volume", "/usr:/usr:ro", "--volume", "/etc:/etc:ro", "--tmpfs", "/tmp"];
+        let redis = redis_command();
+        let command: Vec<&str> = redis.iter().map(String::as_str).collect();
+        (self.command)(lab, "a", &[&run[..], &options, more, &["tranship-lab"], &command].concat())?;
+        let count_at = |node: &str| -> Result<CounterClient> {
+            let address = (lab.address(node)?, 7000).into();
+            wait_until("the published port", Duration::from_secs(10), || {
+                Ok(lab.connect(CLIENT, address, Duration::from_secs(1)).ok().map(drop))
+            })?;
+            Ok(CounterClient::start(lab, address, "counter", Duration::from_micros(500))?)
+        };
+        let mut counter = count_at("a")?;
+        counter.wait_replies(100, Duration::from_secs(10))?;
+        drop(counter);
+
+        let words = "publishes 7000 for 6379/tcp; the destination publishes the same at its own address";
+        let plan = lab.exec("a", &["tranship", "move", self.name, "--to", "b", "--dry-run", "--json"])?;
+        let plan = String::from_utf8_lossy(&plan.stdout).into_owned();
+        ensure!(plan.contains(words), "the plan says {plan}");
+        let report = move_container(lab, "a", self.name, "b")?;
+        ensure!(report.ways.iter().any(|way| way.contains(words)), "the report has only {:?}", report.ways);
+
+        count_at("b")?.wait_replies(100, Duration::from_secs(10)).context("at the destination's port")?;
+        let old = lab.connect(CLIENT, (lab.address("a")?, 7000).into(), Duration::from_secs(1));
+        ensure!(old.is_err(), "the source still answers at the port");
+        self.remove(lab, "b")?;
+        ["a", "b"].iter().try_for_each(|node| Ok((self.command)(lab, node, &["network", "rm", "ports"]).map(drop)?))
+    }
+
+    /// An image that is not there is sent, but for the layers that are; if either agent dies meanwhile, nothing of it is there. The
+    /// address is that of this number, `more` are options of `run`.
+    ///
+    /// # Errors
+    /// If not.
+    pub fn takes_its_image_along(&self, lab: &Lab, number: u8, more: &[&str]) -> Result<()> {
+        let engine = |node: &str, arguments: &[&str]| (self.command)(lab, node, arguments);
+        (self.prepare)(lab)?;
+        // One layer that both nodes have, and one of 32 MiB that only the source has.
+        engine("a", &["create", "--name", "base", "--volume", "/usr:/usr:ro", "tranship-lab", "true"])?;
+        lab.check("a", &["sh", "-c", "head -c 32M /dev/urandom > /run/own"])?;
+        engine("a", &["cp", "/run/own", "base:/opt/own"])?;
+        engine("a", &["commit", "--change", "USER 1000:1000", "--change", "WORKDIR /opt", "base", "own:1"])?;
+        engine("a", &["rm", "base"])?;
+        let ip = Ipv4Addr::new(10, 77, 0, number);
+        let run = ["run", "--detach", "--name", self.name, "--network", "lab", "--ip", &ip.to_string()];
+        let mounts = ["--volume", "/usr:/usr:ro", "--volume", "/etc:/etc:ro", "--tmpfs", "/tmp"];
+        let redis = redis_command();
+        let command: Vec<&str> = redis.iter().map(String::as_str).collect();
+        engine("a", &[&run[..], &mounts, more, &["own:1"], &command].concat())?;
+        Redis::connect(lab, ip, Duration::from_secs(10))?;
+        let mut counter = CounterClient::start(lab, (ip, REDIS_PORT).into(), "counter", Duration::from_micros(500))?;
+
+        let plan = lab.exec("a", &["tranship", "move", self.name, "--to", "b", "--dry-run"])?;
+        let plan = String::from_utf8_lossy(&plan.stdout).into_owned();
+        ensure!(plan.contains("own:1") && plan.contains("1 of its 2 layers are there"), "the plan says {plan}");
+        let images = || engine("b", &["images", "--all", "--quiet"]);
+        let before = images()?;
+        for dies in ["b", "a"] {
+            let log = Log::mark(lab, "b")?;
+            let mut moving = lab.move_command("a", self.name, "b")?;
+            // Four seconds for the image.
+            moving.args(["--bandwidth", "64mbit"]).stdout(Stdio::null()).stderr(Stdio::null());
+            let mut moving = moving.spawn()?;
+            wait_until("the image to be on its way", Duration::from_secs(20), || {
+                Ok(log.text().contains("an image comes").then_some(()))
+            })?;
+            restart_agent(lab, dies, "")?;
+            ensure!(!moving.wait()?.success(), "the move succeeded although the agent of {dies} died");
+            self.await_gone(lab, "b", "the agent's death")?;
+            ensure!(images()? == before, "with the agent of {dies} dead, a part of the image is there: {}", images()?);
+        }
+        counter.mark()?;
+        let report = move_container(lab, "a", self.name, "b")?;
+        connection_alive(&mut counter)?;
+        let way = report.ways.iter().find(|way| way.starts_with("image: ")).context("no word of the image")?;
+        ensure!(way.contains("own:1") && way.contains("1 of its 2 layers were there"), "{way}");
+        eprintln!("{way}");
+        let told = |node: &str| engine(node, &["image", "inspect", "--format", "{{.Id}} {{.RepoTags}}", "own:1"]);
+        ensure!(told("a")? == told("b")?, "the images are {} and {}", told("a")?, told("b")?);
+        let said = engine("b", &["exec", self.name, "sh", "-c", "id -u; pwd; stat -c %s own"])?;
+        ensure!(said == "1000\n/opt\n33554432\n", "the container has {said:?}");
+        // What has come is whole: it can be saved again.
+        engine("b", &["save", "--output", "/run/again.tar", "own:1"])?;
+        // An image is not sent where it is.
+        let back = move_container(lab, "b", self.name, "a")?;
+        ensure!(!back.ways.iter().any(|way| way.starts_with("image: ")), "{:?}", back.ways);
+        drop(counter);
+        self.remove(lab, "a")
     }
 
     /// A move that was decided comes to its end, also if the held copy is lost, or the agent dies before the original is

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tranship_e2e::{
-    Managed, Stage, connection_alive, move_container, nothing_left, refused_move, restart_agent, scenarios, wait_until,
+    Managed, Stage, connection_alive, nothing_left, refused_move, restart_agent, scenarios, wait_until,
 };
-use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, redis_command};
+use tranship_lab::{CounterClient, Lab, Redis, RunOptions};
 use tranship_types::BlockerKind;
 
 const NAME: &str = "cache";
@@ -90,41 +90,11 @@ fn a_decided_move_is_finished_whatever_is_killed(stage: &mut Stage) -> Result<()
 }
 
 fn an_image_that_is_not_there_is_sent(stage: &mut Stage) -> Result<()> {
-    let lab = &stage.lab;
-    lab.start_docker()?;
-    // One layer that both nodes have, and one of 32 MiB that only the source has.
-    lab.docker("a", &["create", "--name", "base", "--volume", "/usr:/usr:ro", "tranship-lab", "true"])?;
-    lab.check("a", &["sh", "-c", "head -c 32M /dev/urandom > /run/own"])?;
-    lab.docker("a", &["cp", "/run/own", "base:/opt/own"])?;
-    lab.docker("a", &["commit", "--change", "USER 1000:1000", "--change", "WORKDIR /opt", "base", "own:1"])?;
-    lab.docker("a", &["rm", "base"])?;
-    let ip = Ipv4Addr::new(10, 77, 0, 67);
-    let run = ["run", "--detach", "--name", NAME, "--network", "lab", "--ip", &ip.to_string()];
-    let mounts = ["--volume", "/usr:/usr:ro", "--volume", "/etc:/etc:ro", "--tmpfs", "/tmp", "own:1"];
-    let redis = redis_command();
-    let command: Vec<&str> = redis.iter().map(String::as_str).collect();
-    lab.docker("a", &[&run[..], &mounts[..], &command[..]].concat())?;
-    Redis::connect(lab, ip, Duration::from_secs(10))?;
-    let mut counter = CounterClient::start(lab, (ip, REDIS_PORT).into(), "counter", Duration::from_micros(500))?;
+    DOCKER.takes_its_image_along(&stage.lab, 67, &[])
+}
 
-    let plan = lab.exec("a", &["tranship", "move", NAME, "--to", "b", "--dry-run"])?;
-    let plan = String::from_utf8_lossy(&plan.stdout).into_owned();
-    ensure!(plan.contains("own:1") && plan.contains("1 of its 2 layers are there"), "the plan says {plan}");
-    ensure!(lab.docker("b", &["images", "--quiet", "own"])?.is_empty(), "a plan has brought the image");
-    counter.mark()?;
-    let report = move_container(lab, "a", NAME, "b")?;
-    connection_alive(&mut counter)?;
-    let way = report.ways.iter().find(|way| way.starts_with("image: ")).context("no word of the image")?;
-    ensure!(way.contains("own:1") && way.contains("1 of its 2 layers were there"), "{way}");
-    eprintln!("{way}");
-    let told = |node: &str| lab.docker(node, &["image", "inspect", "--format", "{{.Id}} {{.RepoTags}}", "own:1"]);
-    ensure!(told("a")? == told("b")?, "the images are {} and {}", told("a")?, told("b")?);
-    ensure!(lab.docker("b", &["exec", NAME, "sh", "-c", "id -u; pwd; stat -c %s own"])? == "1000\n/opt\n33554432\n");
-    // An image is not sent where it is.
-    let back = move_container(lab, "b", NAME, "a")?;
-    ensure!(!back.ways.iter().any(|way| way.starts_with("image: ")), "{:?}", back.ways);
-    drop(counter);
-    DOCKER.remove(lab, "a")
+fn published_ports_are_published_where_it_goes(stage: &mut Stage) -> Result<()> {
+    DOCKER.publishes_its_ports_there(&stage.lab, &[])
 }
 
 /// Redis with its log of every write in a volume.
@@ -250,6 +220,7 @@ fn main() -> ExitCode {
         ("a_move_that_fails_leaves_the_container_to_its_docker", a_move_that_fails_leaves_the_container_to_its_docker),
         ("a_decided_move_is_finished_whatever_is_killed", a_decided_move_is_finished_whatever_is_killed),
         ("an_image_that_is_not_there_is_sent", an_image_that_is_not_there_is_sent),
+        ("published_ports_are_published_where_it_goes", published_ports_are_published_where_it_goes),
         ("what_a_container_has_written_moves_with_it", what_a_container_has_written_moves_with_it),
         ("volumes_that_are_there_already_are_left_alone", volumes_that_are_there_already_are_left_alone),
     ])

@@ -121,11 +121,6 @@ fn what_cannot_be_carried_over_is_refused_before_the_freeze(stage: &mut Stage) -
     refused_move(lab, "a", NAME, "b")?.names(BlockerKind::NameTaken, "has a container")?;
     lab.podman("b", &["rm", NAME])?;
 
-    lab.podman("b", &["save", "--output", "/run/kept.tar", "tranship-lab"])?;
-    lab.podman("b", &["rmi", "tranship-lab"])?;
-    refused_move(lab, "a", NAME, "b")?.names(BlockerKind::Rootfs, "is not in Podman there")?;
-    lab.podman("b", &["load", "--input", "/run/kept.tar"])?;
-
     lab.podman("b", &["network", "rm", "lab"])?;
     refused_move(lab, "a", NAME, "b")?.names(BlockerKind::Network, "no network lab")?;
     let network = ["network", "create", "--driver", "macvlan", "--subnet", "10.77.0.0/24", "-o", "parent=eth0", "lab"];
@@ -152,6 +147,17 @@ fn a_move_that_fails_leaves_the_container_to_its_podman(stage: &mut Stage) -> Re
 
 fn a_decided_move_is_finished_whatever_is_killed(stage: &mut Stage) -> Result<()> {
     PODMAN.finishes_decided_moves(&stage.lab, 74)
+}
+
+/// Where the lab puts the containers of node a.
+const CGROUP: [&str; 2] = ["--cgroup-parent", "/tranship-lab/a"];
+
+fn an_image_that_is_not_there_is_sent(stage: &mut Stage) -> Result<()> {
+    PODMAN.takes_its_image_along(&stage.lab, 77, &CGROUP)
+}
+
+fn published_ports_are_published_where_it_goes(stage: &mut Stage) -> Result<()> {
+    PODMAN.publishes_its_ports_there(&stage.lab, &CGROUP)
 }
 
 /// While a container arrives, `podman start` has it locked: whoever lists does not wait for that.
@@ -187,6 +193,8 @@ fn main() -> ExitCode {
         ),
         ("a_move_that_fails_leaves_the_container_to_its_podman", a_move_that_fails_leaves_the_container_to_its_podman),
         ("a_decided_move_is_finished_whatever_is_killed", a_decided_move_is_finished_whatever_is_killed),
+        ("an_image_that_is_not_there_is_sent", an_image_that_is_not_there_is_sent),
+        ("published_ports_are_published_where_it_goes", published_ports_are_published_where_it_goes),
         ("an_arriving_container_is_listed_at_once", an_arriving_container_is_listed_at_once),
     ])
 }

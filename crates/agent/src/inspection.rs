@@ -61,6 +61,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
     let mut findings = preflight::inspect(&subject).map_err(|e| Failure::new(e.to_string()))?;
     let mut blockers = findings.blockers.clone();
     blockers.extend(engine.obstacles(&container));
+    findings.notes.extend(engine.remarks(&container));
 
     let network = match container.network_namespace() {
         Some(path) => match tranship_network::capture(&path) {

@@ -213,7 +213,10 @@ impl SourceRun {
         if !self.node.config.peers.contains_key(&self.peer) {
             return Err(Failure::blocked(vec![self.node.unknown_peer(&self.peer)]).unwrap_or_else(|| failed("no peer")));
         }
-        self.report.change(|r| r.progress.memory_bytes = found.offer.memory_bytes);
+        self.report.change(|r| {
+            r.progress.memory_bytes = found.offer.memory_bytes;
+            r.ways.extend(self.engine.remarks(&found.container));
+        });
         if let Some(failure) = Failure::blocked(found.blockers) {
             return Err(failure);
         }

@@ -114,6 +114,38 @@ pub(crate) fn or_mend(found: Result<Vec<Blocker>, EngineError>) -> Vec<Blocker> 
     })
 }
 
+/// The layers of an image, the lowest first, as its description tells them.
+pub(crate) fn layers(image: &Value) -> Vec<String> {
+    let layers = image["RootFS"]["Layers"].as_array().into_iter().flatten();
+    layers.filter_map(Value::as_str).map(str::to_owned).collect()
+}
+
+/// How many layers, from the lowest on, two images have in common.
+pub(crate) fn in_common(one: &[String], other: &[String]) -> usize {
+    one.iter().zip(other).take_while(|(one, other)| one == other).count()
+}
+
+/// What there is to say of a container's published ports, by its `HostConfig`: the engine there publishes them anew, but at an address
+/// of the other node.
+pub(crate) fn published(name: &str, host_config: &Value) -> Option<String> {
+    let bindings = host_config["PortBindings"].as_object().into_iter().flatten();
+    let port = |(inside, bound): (&String, &Value)| {
+        let outside = bound[0]["HostPort"].as_str().filter(|port| !port.is_empty()).unwrap_or("a free port");
+        bound.as_array().is_some_and(|all| !all.is_empty()).then(|| format!("{outside} for {inside}"))
+    };
+    let mut ports: Vec<String> = bindings.filter_map(port).collect();
+    if ports.is_empty() && host_config["PublishAllPorts"] == true {
+        ports.push("all that its image names".to_owned());
+    }
+    (!ports.is_empty()).then(|| {
+        format!(
+            "ports: container {name} publishes {}; the destination publishes the same at its own address, and connections that \
+             came in through this node's address end with the move",
+            ports.join(", ")
+        )
+    })
+}
+
 /// Whether a program is the runtime wrapper.
 pub(crate) fn is_wrapper(program: &Path) -> bool {
     program.canonicalize().is_ok_and(|program| program.file_name().is_some_and(|name| name == "transhipd"))
@@ -194,7 +226,20 @@ pub(crate) fn is_plain(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn published_ports_are_told() {
+        let bound = json!({"PortBindings": {
+            "80/tcp": [{"HostIp": "", "HostPort": "8080"}], "81/udp": [{"HostPort": ""}], "82/tcp": [],
+        }});
+        let said = published("web", &bound).unwrap();
+        assert!(said.contains("publishes 8080 for 80/tcp, a free port for 81/udp;"), "{said}");
+        assert_eq!(published("web", &json!({"PortBindings": null, "PublishAllPorts": false})), None);
+        assert!(published("web", &json!({"PublishAllPorts": true})).is_some());
+    }
 
     #[test]
     fn a_name_cannot_leave_its_part_of_the_path() {

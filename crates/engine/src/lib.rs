@@ -3,6 +3,7 @@
 //! Engines stay stock. For a dump and for a restore the engine is run by its own command line with the CRIU front on
 //! its PATH, so that before and afterwards it is the engine that manages the container.
 
+mod archive;
 mod cpu;
 mod described;
 mod docker;
@@ -284,6 +285,12 @@ pub trait Engine: Send + Sync {
 
     /// What of the container's own keeps the engine from making it again elsewhere.
     fn obstacles(&self, container: &Container) -> Vec<Blocker>;
+
+    /// What of the container's own will be another way after a move, which hinders none.
+    fn remarks(&self, container: &Container) -> Vec<String> {
+        let _ = container;
+        Vec::new()
+    }
 
     /// What on this node keeps the engine from making a container of these parameters, which come from the source.
     fn missing(&self, name: &str, parameters: &Value) -> Vec<Blocker>;

@@ -16,7 +16,6 @@
 //! The runtime is named in the container's own configuration, so that no Docker without the wrapper can start it by
 //! mistake, as a second copy with the same addresses.
 
-mod archive;
 mod http;
 mod parameters;
 
@@ -28,10 +27,11 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 
+use crate::archive::{self, Known};
 use crate::described::{self, is_plain};
 use crate::{Container, Engine, EngineError, Images, MissingImage, Runc, State, Summary, TreePlace};
 use http::Answer;
-use parameters::{Parameters, layers, subnets};
+use parameters::{Parameters, subnets};
 
 /// How long Docker may take for an answer.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -143,8 +143,8 @@ impl Docker {
         let images = self.get("/images/json?all=1")?.unwrap_or_default();
         let mut known = 0;
         for id in images.as_array().into_iter().flatten().filter_map(|image| image["Id"].as_str()) {
-            let here = layers(&self.get(&format!("/images/{id}/json"))?.unwrap_or_default());
-            known = known.max(wanted.iter().zip(&here).take_while(|(wanted, here)| wanted == here).count());
+            let here = described::layers(&self.get(&format!("/images/{id}/json"))?.unwrap_or_default());
+            known = known.max(described::in_common(wanted, &here));
         }
         Ok(known)
     }
@@ -323,6 +323,11 @@ impl Engine for Docker {
         described::or_mend(found)
     }
 
+    fn remarks(&self, container: &Container) -> Vec<String> {
+        described::parameters::<Parameters>(&container.name, &container.parameters)
+            .map_or_else(|_| Vec::new(), |parameters| parameters.remarks(&container.name))
+    }
+
     fn missing(&self, name: &str, parameters: &Value) -> Vec<Blocker> {
         let lacks =
             described::parameters::<Parameters>(name, parameters).and_then(|parameters| self.lacks(name, &parameters));
@@ -428,7 +433,10 @@ impl Engine for Docker {
         // Which file of an archive is which layer is said at its end.
         let send = |sink: &mut dyn Write| match missing.known_layers {
             0 => io::copy(&mut archive()?, sink).map(drop),
-            known => archive::copy_without(archive()?, &archive::first_layers(archive()?, known)?, sink),
+            known => {
+                let layers = archive::first_layers(archive()?, known)?;
+                archive::copy_without(archive()?, (&layers, Known::LeftOut), sink)
+            }
         };
         send(sink).map_err(|error| unpacked("save the image", &missing.name, &error))
     }

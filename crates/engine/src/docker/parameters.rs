@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tranship_types::{Blocker, BlockerKind};
 
+use crate::described;
+
 /// The parameters of a container, as they travel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Parameters {
@@ -71,11 +73,6 @@ pub(super) fn subnets(network: &Value) -> Vec<String> {
     texts(&network["IPAM"]["Config"], "Subnet").into_iter().map(str::to_owned).collect()
 }
 
-/// The layers of an image, as `GET /images/NAME/json` tells them.
-pub(super) fn layers(image: &Value) -> Vec<String> {
-    list(&image["RootFS"]["Layers"]).iter().filter_map(Value::as_str).map(str::to_owned).collect()
-}
-
 impl Parameters {
     /// Those of a container that Docker has described (`GET /containers/ID/json`). `describe` gives the description of
     /// a network, a volume or an image at its path of Docker's API.
@@ -108,8 +105,8 @@ impl Parameters {
             });
             volumes.push(Volume { name: name.to_owned(), inside: inside.into(), body });
         }
-        let described = describe(&format!("/images/{image}/json"))?;
-        let (layers, image_bytes) = (layers(&described), described["Size"].as_u64().unwrap_or_default());
+        let image_here = describe(&format!("/images/{image}/json"))?;
+        let (layers, image_bytes) = (described::layers(&image_here), image_here["Size"].as_u64().unwrap_or_default());
         Ok(Self { body, image, layers, image_bytes, networks, volumes })
     }
 
@@ -123,6 +120,11 @@ impl Parameters {
             body["NetworkingConfig"] = json!({"EndpointsConfig": {&first.name: first.endpoint}});
         }
         body
+    }
+
+    /// What there is to say of its published ports.
+    pub fn remarks(&self, name: &str) -> Vec<String> {
+        described::published(name, &self.body["HostConfig"]).into_iter().collect()
     }
 
     /// What no other node could give to the container.

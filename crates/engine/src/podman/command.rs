@@ -1,9 +1,11 @@
 //! Podman's command line: one process for each question.
 
-use std::io::Read;
-use std::process::{Command, Stdio};
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::Value;
 
 use super::Podman;
@@ -12,6 +14,54 @@ use crate::EngineError;
 
 /// How long Podman may take for one command.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long it may take to pack or unpack a part of an image.
+const UNPACK: Duration = Duration::from_secs(600);
+/// Bytes of an archive that are handed over at a time.
+const PIECE: usize = 256 << 10;
+
+/// A pipe to or from Podman that nobody waits for without end.
+struct Patient<P>(P);
+
+impl<P: AsFd> Patient<P> {
+    fn await_ready(&self, events: PollFlags) -> io::Result<()> {
+        let limit = PollTimeout::try_from(UNPACK).unwrap_or(PollTimeout::MAX);
+        match poll(&mut [PollFd::new(self.0.as_fd(), events)], limit)? {
+            0 => Err(io::Error::new(io::ErrorKind::TimedOut, "it hangs; end the command that has it locked")),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl<P: AsFd + Read> Read for Patient<P> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.await_ready(PollFlags::POLLIN)?;
+        self.0.read(into)
+    }
+}
+
+impl<P: AsFd + Write> Write for Patient<P> {
+    /// At most what a pipe that is ready takes at once.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.await_ready(PollFlags::POLLOUT)?;
+        self.0.write(&bytes[..bytes.len().min(nix::libc::PIPE_BUF)])
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+/// Waits for the end of a command; `None` if it had to be ended.
+fn ended(child: &mut Child, patience: Duration) -> io::Result<Option<ExitStatus>> {
+    let deadline = Instant::now() + patience;
+    loop {
+        match child.try_wait()? {
+            Some(status) => return Ok(Some(status)),
+            None if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(2)),
+            None => return child.kill().and_then(|()| child.wait()).map(|_| None),
+        }
+    }
+}
 
 /// What a process said, read as it says it.
 fn reading(stream: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<Vec<u8>> {
@@ -43,29 +93,92 @@ impl Podman {
         what: &'static str,
         name: &str,
     ) -> Result<Vec<u8>, EngineError> {
-        let mut command = Command::new(&self.path);
-        command.args(arguments.iter().map(AsRef::as_ref)).current_dir("/");
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let unusable = |source| EngineError::Run { program: self.path.clone().into(), source };
-        let mut child = command.spawn().map_err(unusable)?;
-        let (output, errors) = (reading(child.stdout.take()), reading(child.stderr.take()));
-        let deadline = Instant::now() + PATIENCE;
-        let refused = |why| EngineError::Refused { engine: Self::NAME, what, name: name.to_owned(), why };
-        let status = loop {
-            match child.try_wait().map_err(unusable)? {
-                Some(status) => break status,
-                None if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(2)),
-                None => {
-                    child.kill().and_then(|()| child.wait()).map_err(unusable)?;
-                    let seconds = PATIENCE.as_secs();
-                    return Err(refused(format!(
-                        "it was not done within {seconds} s; end the command that has it locked"
-                    )));
-                }
+        let mut child = self.begin(arguments, Stdio::null(), Stdio::piped())?;
+        let output = reading(child.stdout.take());
+        self.conclude(&mut child, PATIENCE, what, name)?;
+        Ok(output.join().unwrap_or_default())
+    }
+
+    /// Runs a command whose output `take` reads as it comes.
+    pub(super) fn give_out(
+        &self,
+        arguments: &[&str],
+        what: &'static str,
+        name: &str,
+        take: &mut dyn FnMut(&mut dyn Read) -> io::Result<()>,
+    ) -> Result<(), EngineError> {
+        let mut child = self.begin(arguments, Stdio::null(), Stdio::piped())?;
+        let mut output = child.stdout.take().map(Patient);
+        let taken = output.as_mut().map_or(Ok(()), |output| {
+            take(output)?;
+            // What follows the archive's end is padding.
+            io::copy(output, &mut io::sink()).map(drop)
+        });
+        // One that still writes ends for want of a reader.
+        drop(output);
+        let concluded = self.conclude(&mut child, PATIENCE, what, name);
+        taken.map_err(|error| Self::refused(what, name, error.to_string()))?;
+        concluded
+    }
+
+    /// Runs a command whose input comes from `source`. Where that breaks, so does the input, and Podman gives up what it has.
+    pub(super) fn take_in(
+        &self,
+        arguments: &[&str],
+        what: &'static str,
+        name: &str,
+        source: &mut dyn Read,
+    ) -> Result<(), EngineError> {
+        let mut child = self.begin(arguments, Stdio::piped(), Stdio::null())?;
+        let mut input = child.stdin.take().map(Patient);
+        let mut piece = vec![0; PIECE];
+        let given = loop {
+            match source.read(&mut piece) {
+                Ok(0) => break Ok(()),
+                // If Podman has hung up, its last words say why.
+                Ok(got) if input.as_mut().is_some_and(|input| input.write_all(&piece[..got]).is_err()) => break Ok(()),
+                Ok(_) => {}
+                Err(error) => break Err(error),
             }
         };
-        let [output, errors] = [output, errors].map(|said| said.join().unwrap_or_default());
-        if status.success() { Ok(output) } else { Err(refused(last_words(&errors))) }
+        drop(input);
+        let concluded = self.conclude(&mut child, UNPACK, what, name);
+        given.map_err(|error| Self::refused(what, name, error.to_string()))?;
+        concluded
+    }
+
+    fn begin<S: AsRef<str>>(&self, arguments: &[S], input: Stdio, output: Stdio) -> Result<Child, EngineError> {
+        let mut command = Command::new(&self.path);
+        command.args(arguments.iter().map(AsRef::as_ref)).current_dir("/");
+        command.stdin(input).stdout(output).stderr(Stdio::piped());
+        command.spawn().map_err(|source| self.unusable(source))
+    }
+
+    /// Waits for a command's end; an error, with its last words, if that is none.
+    fn conclude(
+        &self,
+        child: &mut Child,
+        patience: Duration,
+        what: &'static str,
+        name: &str,
+    ) -> Result<(), EngineError> {
+        let errors = reading(child.stderr.take());
+        let status = ended(child, patience).map_err(|source| self.unusable(source))?;
+        let Some(status) = status else {
+            let seconds = patience.as_secs();
+            let why = format!("it was not done within {seconds} s; end the command that has it locked");
+            return Err(Self::refused(what, name, why));
+        };
+        let errors = errors.join().unwrap_or_default();
+        if status.success() { Ok(()) } else { Err(Self::refused(what, name, last_words(&errors))) }
+    }
+
+    fn unusable(&self, source: io::Error) -> EngineError {
+        EngineError::Run { program: self.path.clone().into(), source }
+    }
+
+    fn refused(what: &'static str, name: &str, why: String) -> EngineError {
+        EngineError::Refused { engine: Self::NAME, what, name: name.to_owned(), why }
     }
 
     /// What a command printed, as JSON.
@@ -92,6 +205,12 @@ impl Podman {
     /// A volume as Podman describes it; null if there is none of this name.
     pub(super) fn volume(&self, name: &str) -> Value {
         let found = is_word(name).then(|| self.json(&["volume", "inspect", name], "show the volume", name));
+        found.and_then(Result::ok).map(|mut found| found[0].take()).unwrap_or_default()
+    }
+
+    /// An image as Podman describes it; null if there is none of this name or id.
+    pub(super) fn image_of(&self, name: &str) -> Value {
+        let found = is_word(name).then(|| self.json(&["image", "inspect", name], "show the image", name));
         found.and_then(Result::ok).map(|mut found| found[0].take()).unwrap_or_default()
     }
 

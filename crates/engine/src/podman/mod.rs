@@ -17,15 +17,17 @@
 mod command;
 mod parameters;
 
-use std::io;
+use std::collections::HashSet;
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
 use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 
+use crate::archive::{self, Known};
 use crate::described;
-use crate::{Container, Engine, EngineError, Images, Mark, Runc, State, Summary, TreePlace};
+use crate::{Container, Engine, EngineError, Images, Mark, MissingImage, Runc, State, Summary, TreePlace};
 use command::is_unknown;
 use parameters::{Network, Parameters, is_word};
 
@@ -119,11 +121,8 @@ impl Podman {
 
     /// What the image is called here: by its name, if that means the same image here, else by its digest.
     fn image(&self, parameters: &Parameters) -> Option<String> {
-        [&parameters.image_name, &parameters.image].into_iter().find_map(|name| {
-            let found =
-                is_word(name).then(|| self.json(&["image", "inspect", name], "show the image", name).ok())??;
-            (found[0]["Id"] == parameters.image.as_str()).then(|| name.clone())
-        })
+        let mut names = [&parameters.image_name, &parameters.image].into_iter();
+        names.find(|name| self.image_of(name)["Id"] == parameters.image.as_str()).cloned()
     }
 
     fn lacks(&self, name: &str, parameters: &Parameters) -> Result<Vec<Blocker>, EngineError> {
@@ -159,12 +158,12 @@ impl Podman {
                 );
             }
         }
-        if self.image(parameters).is_none() {
+        if parameters.layers.is_empty() && self.image(parameters).is_none() {
             let (image, id) = (&parameters.image_name, &parameters.image);
             add(
                 BlockerKind::Rootfs,
-                format!("the image {image} ({id}) of container {name} is not in Podman there"),
-                format!("bring it there (`podman save {image} | ssh NODE podman load`)"),
+                format!("the image {image} ({id}) of container {name} is in neither Podman any more"),
+                "bring it to one of them (`podman pull`)".to_owned(),
             );
         }
         for network in &parameters.networks {
@@ -205,10 +204,28 @@ impl Podman {
                 ),
             });
         }
-        let parameters =
-            Parameters::read(described, &container.config, |name| self.network(name), |name| self.volume(name));
+        let parameters = Parameters::read(
+            described,
+            &container.config,
+            |name| self.network(name),
+            |name| self.volume(name),
+            |name| self.image_of(name),
+        );
         container.parameters = serde_json::to_value(parameters).unwrap_or_default();
         Ok(container)
+    }
+
+    /// How many of these layers, from the lowest on, some image here has.
+    fn known_layers(&self, wanted: &[String]) -> Result<usize, EngineError> {
+        let ids = self.run(&["images", "--all", "--quiet", "--no-trunc"], "list images in", "")?;
+        let ids = String::from_utf8_lossy(&ids).lines().map(str::to_owned).collect::<Vec<_>>();
+        if ids.is_empty() {
+            return Ok(0);
+        }
+        let arguments: Vec<&str> = ["image", "inspect"].into_iter().chain(ids.iter().map(String::as_str)).collect();
+        let images = self.json(&arguments, "show the images", "")?;
+        let images = images.as_array().into_iter().flatten();
+        Ok(images.map(|image| described::in_common(wanted, &described::layers(image))).max().unwrap_or(0))
     }
 
     fn unmade(name: &str) -> impl Fn(io::Error) -> EngineError {
@@ -289,6 +306,11 @@ impl Engine for Podman {
                 Ok(found)
             });
         described::or_mend(found)
+    }
+
+    fn remarks(&self, container: &Container) -> Vec<String> {
+        described::parameters::<Parameters>(&container.name, &container.parameters)
+            .map_or_else(|_| Vec::new(), |parameters| parameters.remarks(&container.name))
     }
 
     fn missing(&self, name: &str, parameters: &Value) -> Vec<Blocker> {
@@ -391,6 +413,48 @@ impl Engine for Podman {
         }
         // Where its monitor was killed, nobody has done this.
         self.runc.remove(described["Id"].as_str().unwrap_or_default())
+    }
+
+    fn missing_image(&self, name: &str, parameters: &Value) -> Result<Option<MissingImage>, EngineError> {
+        let parameters: Parameters = described::parameters(name, parameters)?;
+        if parameters.layers.is_empty() || self.image(&parameters).is_some() {
+            return Ok(None);
+        }
+        Ok(Some(MissingImage {
+            may_be_named: is_word(&parameters.image_name) && self.image_of(&parameters.image_name).is_null(),
+            bytes: parameters.image_bytes,
+            layers: parameters.layers.len(),
+            known_layers: self.known_layers(&parameters.layers)?,
+            directory: self.storage.clone(),
+            name: parameters.image_name,
+        }))
+    }
+
+    fn save_image(&self, parameters: &Value, missing: &MissingImage, sink: &mut dyn Write) -> Result<(), EngineError> {
+        let parameters: Parameters = described::parameters(&missing.name, parameters)?;
+        let name = self.image(&parameters).filter(|_| missing.may_be_named).unwrap_or(parameters.image);
+        // Of the formats only this one keeps the image's id. Which of its files is which layer is said at its end.
+        let save = |take: &mut dyn FnMut(&mut dyn Read) -> io::Result<()>| {
+            self.give_out(&["save", "--quiet", "--format=docker-archive", &name], "save the image", &missing.name, take)
+        };
+        let mut layers = HashSet::new();
+        if missing.known_layers > 0 {
+            save(&mut |archive| archive::first_layers(archive, missing.known_layers).map(|found| layers = found))?;
+        }
+        save(&mut |archive| archive::copy_without(archive, (&layers, Known::Empty), sink))
+    }
+
+    fn load_image(&self, name: &str, parameters: &Value, archive: &mut dyn Read) -> Result<(), EngineError> {
+        let parameters: Parameters = described::parameters(name, parameters)?;
+        let (what, image) = ("load the image", &parameters.image_name);
+        self.take_in(&["load", "--quiet"], what, image, archive)?;
+        let other = || EngineError::Refused {
+            engine: Self::NAME,
+            what,
+            name: image.clone(),
+            why: "it has another id there".to_owned(),
+        };
+        self.image(&parameters).map(drop).ok_or_else(other)
     }
 
     fn tree_place(&self, name: &str, parameters: &Value, tree: &CarriedTree) -> Result<TreePlace, EngineError> {

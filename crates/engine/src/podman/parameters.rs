@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tranship_types::{Blocker, BlockerKind};
 
-use crate::described::is_plain;
+use crate::described::{self, is_plain};
 
 /// What of `HostConfig` and `Config` differs between two containers that are the same: paths of the node, what follows from
 /// something else, and how it was made.
@@ -36,6 +36,12 @@ pub(super) struct Parameters {
     /// The image's id, which is a digest.
     pub image: String,
     pub image_name: String,
+    /// The digests of its layers, the lowest first; none if the source does not have it any more.
+    #[serde(default)]
+    pub layers: Vec<String>,
+    /// Bytes of them all.
+    #[serde(default)]
+    pub image_bytes: u64,
     /// `Config`, `HostConfig` and capabilities, as `podman inspect` shows them.
     described: Value,
     /// The command that it runs: entry point and arguments.
@@ -129,13 +135,14 @@ impl Network {
 }
 
 impl Parameters {
-    /// Those of a container as `podman container inspect` describes it, with its OCI configuration. `network` and `volume`
-    /// give the descriptions of those by their names.
+    /// Those of a container as `podman container inspect` describes it, with its OCI configuration. `network`, `volume` and
+    /// `image` give the descriptions of those by their names.
     pub fn read(
         container: &Value,
         config: &Value,
         network: impl Fn(&str) -> Value,
         volume: impl Fn(&str) -> Value,
+        image: impl Fn(&str) -> Value,
     ) -> Self {
         let text = |key: &str| container[key].as_str().unwrap_or_default().to_owned();
         let id = text("Id");
@@ -158,8 +165,11 @@ impl Parameters {
             Some(Volume { name, inside: mount["Destination"].as_str()?.into(), local })
         });
         let sysctls = entries(&config["linux"]["sysctl"]);
+        let image = image(&text("Image"));
         Self {
             image: text("Image"),
+            layers: described::layers(&image),
+            image_bytes: image["Size"].as_u64().unwrap_or_default(),
             image_name: text("ImageName"),
             described: json!({
                 "Config": container["Config"], "HostConfig": container["HostConfig"],
@@ -198,6 +208,11 @@ impl Parameters {
             found.push(format!("its command is {command:?} instead of {:?}", self.command));
         }
         found
+    }
+
+    /// What there is to say of its published ports.
+    pub fn remarks(&self, name: &str) -> Vec<String> {
+        described::published(name, &self.described["HostConfig"]).into_iter().collect()
     }
 
     /// What no other node could give to the container.
@@ -293,12 +308,15 @@ mod tests {
     fn parameters(container: &Value) -> Parameters {
         let config = json!({"linux": {"sysctl": {"net.core.somaxconn": "99"}}});
         let network = |_: &str| json!({"driver": "macvlan", "subnets": [{"subnet": "10.77.0.0/24"}]});
-        Parameters::read(container, &config, network, |_| json!({"Driver": "local", "Options": {}}))
+        let image = |_: &str| json!({"Size": 7, "RootFS": {"Layers": ["sha256:a"]}});
+        Parameters::read(container, &config, network, |_| json!({"Driver": "local", "Options": {}}), image)
     }
 
     #[test]
     fn a_container_is_made_again_with_its_options_and_addresses() {
-        let all = parameters(&described()).create_arguments("web", "f88f", Some(Path::new("/lab/b")));
+        let parameters = parameters(&described());
+        assert_eq!((parameters.layers.as_slice(), parameters.image_bytes), (&["sha256:a".to_owned()][..], 7));
+        let all = parameters.create_arguments("web", "f88f", Some(Path::new("/lab/b")));
         let wanted = [
             "--name=web",
             "--hostname=a9dd338bbeec",
