@@ -64,15 +64,27 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
     findings.notes.extend(engine.remarks(&container));
 
     let network = match container.network_namespace() {
-        Some(path) => match tranship_network::capture(&path) {
-            Ok(identity) => Some((path, identity)),
-            Err(error) => {
-                let text = error.to_string();
-                let (cause, remedy) = text.split_once("; ").unwrap_or((&text, "attach it by macvlan or veth"));
-                blockers.push(Blocker::new(BlockerKind::Network, cause, remedy));
-                None
+        Some(path) => {
+            let groups = tranship_network::memberships(&path);
+            match groups.and_then(|groups| Ok((groups, tranship_network::capture(&path)?))) {
+                Ok((groups, identity)) => {
+                    blockers.extend(groups.into_iter().map(|(interface, group)| {
+                        Blocker::new(
+                            BlockerKind::Network,
+                            format!("container {name} has joined the multicast group {group} on {interface}, which criu does not carry"),
+                            "have its program leave the group, and join it again after the move",
+                        )
+                    }));
+                    Some((path, identity))
+                }
+                Err(error) => {
+                    let text = error.to_string();
+                    let (cause, remedy) = text.split_once("; ").unwrap_or((&text, "attach it by macvlan or veth"));
+                    blockers.push(Blocker::new(BlockerKind::Network, cause, remedy));
+                    None
+                }
             }
-        },
+        }
         None => {
             if shares_network(&container) {
                 blockers.push(Blocker::new(

@@ -82,5 +82,7 @@ fn main() -> ExitCode {
         ("connected_containers_move_in_turn_and_at_once", places::both_ends),
         ("a_client_behind_a_router_keeps_its_connection", places::behind_a_router),
         ("a_bridged_container_keeps_its_connections", places::bridged),
+        ("several_interfaces_and_both_address_families_move", places::several_interfaces),
+        ("a_multicast_group_that_is_joined_is_named_ahead", places::multicast),
     ])
 }

@@ -1,10 +1,11 @@
-//! Where the other end of a connection is: on either node, in a container that moves too, behind a router.
+//! Where the other end of a connection is: on either node, in a container that moves too, behind a router; by which interface and
+//! address family it is reached.
 
-use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use tranship_e2e::{Capture, Moving, Stage, exactly_one_runs, remove};
+use tranship_e2e::{Capture, Moving, Stage, exactly_one_runs, refused_move, remove};
 use tranship_lab::{CLIENT, Lab};
 use tranship_types::Mode;
 use tranship_workloads::traffic::{Service, Stream, TRAFFIC_PORT, Way};
@@ -142,5 +143,56 @@ pub(super) fn bridged(stage: &mut Stage) -> Result<()> {
         go_on(&streams).with_context(|| format!("after the move to {to}"))?;
     }
     end(streams)?;
+    remove(lab, NAME)
+}
+
+/// Streams over a second interface and over IPv6 on both.
+pub(super) fn several_interfaces(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    run(lab, "a", NAME, IP, false)?;
+    let ip =
+        |node: &str, words: &str| lab.check(node, &[&["ip"], words.split(' ').collect::<Vec<_>>().as_slice()].concat());
+    ip("a", &format!("link add link eth0 name eth1 netns {NAME} type macvlan mode bridge"))?;
+    ip("a", &format!("-n {NAME} link set eth1 up"))?;
+    for (interface, address) in [("eth0", "fd77::31/64"), ("eth1", "10.79.0.31/24"), ("eth1", "fd79::31/64")] {
+        let nodad: &[&str] = if address.contains(':') { &["nodad"] } else { &[] };
+        let inside = ["ip", "-n", NAME, "addr", "add", address, "dev", interface];
+        lab.check("a", &[&inside, nodad].concat())?;
+        let client = address.replace("31/", "100/");
+        lab.check(CLIENT, &[&["ip", "addr", "add", &client, "dev", "eth0"], nodad].concat())?;
+    }
+    let mut streams = Vec::new();
+    for to in ["10.77.0.31", "10.79.0.31", "fd77::31", "fd79::31"] {
+        let to: IpAddr = to.parse()?;
+        let connect = move || TcpStream::connect_timeout(&(to, TRAFFIC_PORT).into(), Duration::from_secs(5));
+        let stream = lab.within(CLIENT, None, connect)?.with_context(|| format!("to {to}"))?;
+        streams.push(Stream::begin(stream, Way::Both, Some(RATE), &[])?);
+    }
+    go_on(&streams)?;
+    for (from, to) in [("a", "b"), ("b", "a")] {
+        moves(lab, NAME, from, to)?;
+        go_on(&streams).with_context(|| format!("after the move to {to}"))?;
+    }
+    end(streams)?;
+    for address in ["fd77::100/64", "10.79.0.100/24", "fd79::100/64"] {
+        ip(CLIENT, &format!("addr del {address} dev eth0"))?;
+    }
+    remove(lab, NAME)
+}
+
+/// CRIU does not carry it, so that it is named ahead.
+pub(super) fn multicast(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    run(lab, "a", NAME, IP, false)?;
+    let group = Ipv4Addr::new(239, 77, 0, 1);
+    let member = lab.within("a", Some(NAME), move || {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        socket.join_multicast_v4(&group, &IP)?;
+        Ok(socket)
+    })??;
+    let refusal = refused_move(lab, "a", NAME, "b")?;
+    ensure!(refusal.text.contains(&format!("the multicast group {group} on eth0")), "{}", refusal.text);
+    drop(member);
+    moves(lab, NAME, "a", "b")?;
     remove(lab, NAME)
 }
