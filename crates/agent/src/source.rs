@@ -12,7 +12,7 @@ use tranship_memory::policy::Limits;
 use tranship_memory::send::{Outbox, Stream};
 use tranship_memory::shared::source::{SharedMemory, Where};
 use tranship_memory::tracker::{Round, Tracker};
-use tranship_network::{Gate, HeldFrame, Hold};
+use tranship_network::{Backlog, Gate, HeldFrame, Hold};
 use tranship_sys::breakpoints;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
@@ -80,6 +80,8 @@ pub struct SourceRun {
     gate: Option<Gate>,
     /// Keeps the packets that reach the closed gate.
     hold: Option<Hold>,
+    /// Tells which connections have ended for programs, and not for their peers.
+    backlog: Option<Backlog>,
     /// Has criu set breakpoints without a wait.
     breakpoints: Option<OwnedFd>,
     /// Packets that were held and not delivered yet.
@@ -150,6 +152,7 @@ impl SourceRun {
             front: None,
             gate: None,
             hold: None,
+            backlog: None,
             breakpoints: None,
             held: Vec::new(),
             clock: ClockOffset::default(),
@@ -281,6 +284,7 @@ impl SourceRun {
     }
 
     fn freeze(&mut self) -> Result<(), Failure> {
+        self.let_closed_connections_finish();
         self.let_backlog_drain();
         let freezer = self.inspected()?.0.freezer.clone();
         self.unthrottle()?;
@@ -297,6 +301,7 @@ impl SourceRun {
     /// criu has not looked at yet, and travels with them. A client that waits for one answer has nothing to send again.
     fn close_gate(&mut self) -> Result<(), Failure> {
         self.survey()?;
+        self.let_last_connections_finish();
         if let Some(hold) = &mut self.hold
             && let Err(error) = hold.begin()
         {

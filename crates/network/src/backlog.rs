@@ -15,10 +15,13 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 // net/tcp_states.h
 const SYN_RECV: u8 = 3;
+const FIN_WAIT1: u8 = 4;
+const LAST_ACK: u8 = 9;
 const LISTEN: u8 = 10;
+const CLOSING: u8 = 11;
 
-/// What has come to a network namespace and no program has taken yet, as far as CRIU cannot carry it: connections that wait to
-/// be accepted, datagrams that wait to be read.
+/// What the kernel has in a network namespace between programs and the network, as far as CRIU cannot carry it: connections that
+/// wait to be accepted, datagrams that wait to be read, the end of connections that programs have closed.
 pub struct Backlog {
     netns: PathBuf,
     socket: Socket,
@@ -53,14 +56,29 @@ impl Backlog {
     pub fn waiting(&mut self) -> Result<u32, NetworkError> {
         let pending = (1u32 << LISTEN) | (1 << SYN_RECV);
         let kinds = [(AF_INET, TCP, pending), (AF_INET6, TCP, pending), (AF_INET, UDP, !0), (AF_INET6, UDP, !0)];
-        let count = kinds.into_iter().try_fold(0, |sum, kind| Ok(sum + self.waiting_of(kind)?));
+        self.count(&kinds, waiting)
+    }
+
+    /// How many connections that no program has any more still have something to send, or to be acknowledged: a program that
+    /// closes a connection leaves the rest to the kernel.
+    ///
+    /// # Errors
+    /// The system's refusal.
+    pub fn unfinished(&mut self) -> Result<u32, NetworkError> {
+        let ending = (1u32 << FIN_WAIT1) | (1 << LAST_ACK) | (1 << CLOSING);
+        self.count(&[(AF_INET, TCP, ending), (AF_INET6, TCP, ending)], unfinished)
+    }
+
+    fn count(&mut self, kinds: &[(u8, u8, u32)], of: fn(u8, &[u8]) -> u32) -> Result<u32, NetworkError> {
+        let count = kinds.iter().try_fold(0, |sum, kind| Ok(sum + self.count_kind(*kind, of)?));
         count.map_err(|e: std::io::Error| {
             NetworkError::refused(format!("list the sockets of network namespace {}", self.netns.display()), e)
         })
     }
 
-    /// The same of an address family and protocol, of sockets in these states.
-    fn waiting_of(&mut self, (family, protocol, states): (u8, u8, u32)) -> std::io::Result<u32> {
+    /// The sum of what the sockets of an address family and protocol count for that are in these states.
+    fn count_kind(&mut self, kind: (u8, u8, u32), of: fn(u8, &[u8]) -> u32) -> std::io::Result<u32> {
+        let (family, protocol, states) = kind;
         self.sequence += 1;
         // struct inet_diag_req_v2 of linux/inet_diag.h: family, protocol, no extensions, states, any socket.
         let request = [&[family, protocol, 0, 0][..], &states.to_ne_bytes(), &[0; 48]].concat();
@@ -79,7 +97,7 @@ impl Backlog {
                 match (m.kind, m.verdict()) {
                     (NLMSG_DONE, _) => return Ok(count),
                     (_, Some(verdict)) => verdict.map_err(|refusal| std::io::Error::other(refusal.to_string()))?,
-                    (SOCK_DIAG_BY_FAMILY, None) => count += waiting(protocol, m.payload),
+                    (SOCK_DIAG_BY_FAMILY, None) => count += of(protocol, m.payload),
                     _ => {}
                 }
             }
@@ -90,7 +108,7 @@ impl Backlog {
 /// What a socket (struct inet_diag_msg) counts for: one that listens for the connections in its queue, one of UDP for one if it
 /// has anything to read, others (in the middle of a handshake) for themselves.
 fn waiting(protocol: u8, socket: &[u8]) -> u32 {
-    let queue = socket.get(56..60).and_then(|b| Some(u32::from_ne_bytes(b.try_into().ok()?)));
+    let queue = word(socket, 56);
     match (socket.get(1), queue) {
         (Some(_), Some(bytes)) if protocol == UDP => u32::from(bytes > 0),
         (Some(&LISTEN), Some(connections)) => connections,
@@ -99,8 +117,19 @@ fn waiting(protocol: u8, socket: &[u8]) -> u32 {
     }
 }
 
+/// One, if it belongs to no file and has bytes to send or to be acknowledged.
+fn unfinished(_: u8, socket: &[u8]) -> u32 {
+    let (queue, inode) = (word(socket, 60), word(socket, 68));
+    u32::from(inode == Some(0) && queue.is_some_and(|bytes| bytes > 0))
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream, UdpSocket};
 
     use super::*;
@@ -125,6 +154,27 @@ mod tests {
         assert!(backlog.waiting().unwrap() >= 50);
         sockets.iter().for_each(|s| assert_eq!(s.recv(&mut [0; 4]).unwrap(), 1));
         assert!(backlog.waiting().unwrap() < 50);
+    }
+
+    #[test]
+    fn a_closed_connection_is_unfinished_until_all_is_acknowledged() {
+        let mut backlog = Backlog::prepare(Path::new("/proc/thread-self/ns/net")).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut pairs: Vec<_> = (0..20)
+            .map(|_| (TcpStream::connect(listener.local_addr().unwrap()).unwrap(), listener.accept().unwrap().0))
+            .collect();
+        // More than the readers' buffers take.
+        for (_, server) in &mut pairs {
+            server.set_nonblocking(true).unwrap();
+            while server.write(&[7; 1 << 16]).is_ok() {}
+        }
+        assert!(backlog.unfinished().unwrap() < 20, "they are open");
+        let clients: Vec<TcpStream> = pairs.into_iter().map(|(client, _)| client).collect();
+        assert!(backlog.unfinished().unwrap() >= 20, "they are closed, and have not sent all");
+        for mut client in clients {
+            client.read_to_end(&mut Vec::new()).unwrap();
+        }
+        assert!(backlog.unfinished().unwrap() < 20, "all has been read");
     }
 
     #[test]

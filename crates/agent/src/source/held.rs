@@ -13,8 +13,50 @@ const HELD_MESSAGE: usize = 512 << 10;
 
 /// How long programs may take to accept the connections, and read the datagrams, that have come before the freeze.
 const ACCEPT: Duration = Duration::from_millis(50);
+/// How long connections that programs have closed may take to send what is left: while the container runs, and in the freeze.
+const FINISH: Duration = Duration::from_secs(1);
+const FINISH_FROZEN: Duration = Duration::from_millis(10);
 
 impl SourceRun {
+    /// Lets the kernel bring to their end the connections that programs have closed, while the container runs: nobody has
+    /// them, so that CRIU does not carry them, and their peers would wait for the rest for ever. Where there is always one,
+    /// those that are left in the freeze are few.
+    pub(super) fn let_closed_connections_finish(&mut self) {
+        let Some((path, _)) = self.inspection.as_ref().and_then(|(_, offer)| offer.network.clone()) else { return };
+        let deadline = Instant::now() + FINISH;
+        let finished = Backlog::prepare(&path).and_then(|mut backlog| {
+            while backlog.unfinished()? > 0 && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(backlog)
+        });
+        match finished {
+            Ok(backlog) => self.backlog = Some(backlog),
+            Err(error) => tracing::warn!(id = %self.id, %error, "connections that programs have closed are not looked at"),
+        }
+    }
+
+    /// The same in the freeze, before the gate is closed: programs close no more of them.
+    pub(super) fn let_last_connections_finish(&mut self) {
+        let Some(backlog) = &mut self.backlog else { return };
+        let deadline = Instant::now() + FINISH_FROZEN;
+        loop {
+            match backlog.unfinished() {
+                Ok(0) => return,
+                Ok(left) if Instant::now() >= deadline => {
+                    return self.report.change(|r| {
+                        r.ways.push(format!("network: {left} connections that programs have closed had not sent all; what they had left is lost"));
+                    });
+                }
+                Ok(_) => std::thread::sleep(Duration::from_micros(100)),
+                Err(error) => {
+                    tracing::warn!(id = %self.id, %error, "connections that programs have closed are not looked at");
+                    return;
+                }
+            }
+        }
+    }
+
     /// Keeps new connections and datagrams waiting at the gate until programs have taken those that are there already: CRIU
     /// can carry neither what waits to be accepted nor unread datagrams. An idle container is not kept waiting.
     pub(super) fn let_backlog_drain(&mut self) {
