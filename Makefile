@@ -11,7 +11,7 @@ test: setup build
 
 # The suites of all engines besides runc, with their real daemons and programs.
 test-engines: setup build
-	cargo test --release -p tranship-e2e --test docker --test podman
+	cargo test --release -p tranship-e2e --test docker --test podman --test containerd
 
 # The ways to track writes under a kernel that has soft-dirty bits, in a virtual machine: a minute, and 60 MB of downloads the
 # first time.

@@ -163,6 +163,7 @@ impl System {
             Self::Tranship(_) | Self::Managed(EngineName::Runc, _) => "tranship",
             Self::Managed(EngineName::Docker, _) => "tranship docker",
             Self::Managed(EngineName::Podman, _) => "tranship podman",
+            Self::Managed(EngineName::Containerd, _) => "tranship containerd",
             Self::Peer => "runc+criu",
             Self::Own => "podman's own",
             Self::Unmoved => "unmoved",

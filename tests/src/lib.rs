@@ -33,7 +33,7 @@ pub use agents::{Log, is_gone, restart_agent, send, state, track_by};
 pub use computation::{Computation, Progress};
 pub use containers::{Copy, copies, exactly_one_runs, nothing_left, remove};
 pub use guest::{Guest, ZooLine};
-pub use managed::{Managed, Run};
+pub use managed::{Dialect, Managed, Run};
 pub use moves::{Refusal, connection_alive, move_container, move_with, refused_move, second_move_succeeds};
 pub use moving::{Ended, MODES, Moving};
 pub use quiet::{Helper, processes, quiet};

@@ -20,11 +20,22 @@ const CLEARED: Duration = Duration::from_secs(30);
 /// Starts a container in a node: name, address, options, command.
 pub type Run = fn(&Lab, &str, &str, Ipv4Addr, &[&str], &[String]) -> Result<(), LabError>;
 
-/// An engine with a command line as Docker's, and the container that scenarios move under it.
+/// What an engine's command line is like.
+#[derive(Clone, Copy)]
+pub enum Dialect {
+    /// Docker's.
+    Docker,
+    /// `ctr`.
+    Ctr,
+}
+
+/// An engine, and the container that scenarios move under it.
 #[derive(Clone, Copy)]
 pub struct Managed {
     /// What the engine is called.
     pub engine: &'static str,
+    /// What its command line is like.
+    pub dialect: Dialect,
     /// The container's name.
     pub name: &'static str,
     /// Starts the engine in all nodes.
@@ -52,6 +63,22 @@ impl Managed {
         Ok(CounterClient::start(lab, (ip, REDIS_PORT).into(), "counter", Duration::from_micros(500))?)
     }
 
+    /// The pid of the container's first process, as the engine says; `None` if it does not run.
+    ///
+    /// # Errors
+    /// The engine's refusal.
+    pub fn pid(&self, lab: &Lab, node: &str) -> Result<Option<String>> {
+        match self.dialect {
+            Dialect::Docker if self.names(lab, node, &[])?.trim() != self.name => Ok(None),
+            Dialect::Docker => self.told(lab, node, "{{.State.Pid}}").map(Some),
+            Dialect::Ctr => {
+                let tasks = (self.command)(lab, node, &["tasks", "ls"])?;
+                let mut rows = tasks.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+                Ok(rows.find(|row| row[0] == self.name && row[2] == "RUNNING").map(|row| row[1].to_owned()))
+            }
+        }
+    }
+
     /// What `inspect` says of the container, by a template.
     ///
     /// # Errors
@@ -73,7 +100,10 @@ impl Managed {
     /// # Errors
     /// The engine's refusal.
     pub fn remove(&self, lab: &Lab, node: &str) -> Result<()> {
-        Ok((self.command)(lab, node, &["rm", "--force", self.name]).map(drop)?)
+        Ok(match self.dialect {
+            Dialect::Docker => (self.command)(lab, node, &["rm", "--force", self.name]).map(drop),
+            Dialect::Ctr => lab.ctr_remove(node, self.name),
+        }?)
     }
 
     /// Moves the container, and checks that the client has hardly seen it, that the one engine has it and that nothing of it is
@@ -98,9 +128,21 @@ impl Managed {
         );
         ensure!(gap < longest, "the client waited for {gap:.0} ms");
         (self.is_gone)(lab, from)?;
+        self.shows(lab, to)
+    }
+
+    fn shows(&self, lab: &Lab, node: &str) -> Result<()> {
         let (engine, name) = (self.engine, self.name);
-        ensure!(self.names(lab, to, &[])?.trim() == name, "{engine} on {to} does not show {name} as running");
+        ensure!(self.pid(lab, node)?.is_some(), "{engine} on {node} does not show {name} as running");
         Ok(())
+    }
+
+    /// Options by which the engine starts a container again when it has ended; `ctr` has none.
+    fn restarting(&self) -> &'static [&'static str] {
+        match self.dialect {
+            Dialect::Docker => &["--restart", "always"],
+            Dialect::Ctr => &[],
+        }
     }
 
     fn await_gone(&self, lab: &Lab, node: &str, after: &str) -> Result<()> {
@@ -114,14 +156,14 @@ impl Managed {
     /// # Errors
     /// If not.
     pub fn survives_failed_moves(&self, lab: &Lab, number: u8) -> Result<()> {
-        let mut counter = self.start(lab, number, &["--restart", "always"], &[])?;
-        let pid = self.told(lab, "a", "{{.State.Pid}}")?;
+        let mut counter = self.start(lab, number, self.restarting(), &[])?;
+        let pid = self.pid(lab, "a")?;
         for fault in ["engine.after.error", "engine.after.kill-criu", "restore.after.error", "restore.after.die"] {
             restart_agent(lab, "b", &format!("destination.{fault}"))?;
             let output = lab.exec("a", &["tranship", "move", self.name, "--to", "b"])?;
             ensure!(output.status.code() == Some(1), "with {fault} the move ended with {}", output.status);
             connection_alive(&mut counter).with_context(|| format!("after {fault}"))?;
-            ensure!(self.told(lab, "a", "{{.State.Pid}}")? == pid, "after {fault} the container is another process");
+            ensure!(self.pid(lab, "a")? == pid, "after {fault} the container is another process");
             restart_agent(lab, "b", "")?;
             self.await_gone(lab, "b", fault)?;
         }
@@ -239,7 +281,7 @@ impl Managed {
     /// # Errors
     /// If not.
     pub fn finishes_decided_moves(&self, lab: &Lab, number: u8) -> Result<()> {
-        let mut counter = self.start(lab, number, &["--restart", "always"], &[])?;
+        let mut counter = self.start(lab, number, self.restarting(), &[])?;
         restart_agent(lab, "b", "destination.restore.after.kill-criu")?;
         self.moves_within(lab, &mut counter, ("a", "b"), GAP_WHEN_MADE_AGAIN)
             .context("when the held copy was lost, and made again")?;
@@ -249,8 +291,7 @@ impl Managed {
         connection_alive(&mut counter).context("with a source that died before the release")?;
         restart_agent(lab, "b", "")?;
         self.await_gone(lab, "b", "the agent's restart")?;
-        let (engine, name) = (self.engine, self.name);
-        ensure!(self.names(lab, "a", &[])?.trim() == name, "{engine} on a does not show {name} as running");
+        self.shows(lab, "a")?;
         connection_alive(&mut counter)?;
         drop(counter);
         self.remove(lab, "a")

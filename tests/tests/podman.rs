@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tranship_e2e::{
-    Managed, Stage, connection_alive, nothing_left, refused_move, restart_agent, scenarios, wait_until,
+    Dialect, Managed, Stage, connection_alive, nothing_left, refused_move, restart_agent, scenarios, wait_until,
 };
 use tranship_lab::{Lab, Redis, RunOptions};
 use tranship_types::BlockerKind;
@@ -14,6 +14,7 @@ use tranship_types::BlockerKind;
 const NAME: &str = "cache";
 const PODMAN: Managed = Managed {
     engine: "Podman",
+    dialect: Dialect::Docker,
     name: NAME,
     prepare: Lab::start_podman,
     command: Lab::podman,

@@ -60,6 +60,10 @@ fn run(lab: &Lab, node: &str, name: &str, engine: EngineName) -> tranship_lab::R
             lab.start_podman()?;
             lab.podman_run(node, name, ADDRESS, &["--mac-address", MAC], &command)
         }
+        EngineName::Containerd => {
+            lab.start_containerd()?;
+            lab.ctr_run(node, name, ADDRESS, &[], &command)
+        }
     }
 }
 

@@ -42,6 +42,9 @@ pub struct Config {
     /// Podman.
     #[serde(default)]
     pub podman: PodmanConfig,
+    /// containerd.
+    #[serde(default)]
+    pub containerd: ContainerdConfig,
     /// The memory plane.
     #[serde(default)]
     pub memory: MemoryConfig,
@@ -130,6 +133,34 @@ impl Default for PodmanConfig {
             storage: "/var/lib/containers/storage".into(),
             runtime: "tranship".into(),
             runc_root: "/run/runc".into(),
+        }
+    }
+}
+
+/// containerd.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ContainerdConfig {
+    /// Its API's socket. Where there is none, there is no containerd.
+    pub socket: PathBuf,
+    /// The namespaces whose containers are moved; empty: all but Docker's and Kubernetes'.
+    pub namespaces: Vec<String>,
+    /// Its command line.
+    pub ctr: PathBuf,
+    /// The runtime wrapper, which containers that come are run by.
+    pub wrapper: PathBuf,
+    /// The state directory that its shims give to runc, without the namespace.
+    pub runc_root: PathBuf,
+}
+
+impl Default for ContainerdConfig {
+    fn default() -> Self {
+        Self {
+            socket: "/run/containerd/containerd.sock".into(),
+            namespaces: Vec::new(),
+            ctr: "ctr".into(),
+            wrapper: "/usr/lib/tranship/tranship-runc".into(),
+            runc_root: "/run/containerd/runc".into(),
         }
     }
 }

@@ -31,9 +31,11 @@ fn blocked(blocker: Blocker) -> Failure {
 /// The container, if an engine has it and it runs.
 pub fn find(node: &Node, name: &str, engine: Option<EngineName>) -> Result<(Arc<dyn Engine>, Container), Failure> {
     let (engine, container) = node.find(name, engine).map_err(blocked)?;
-    let (resume, runs) = match engine.name() {
-        EngineName::Runc => ("resume", engine.name()),
-        EngineName::Docker | EngineName::Podman => ("unpause", engine.name()),
+    let (runs, resume) = match engine.name() {
+        EngineName::Runc => ("runc", "resume"),
+        EngineName::Docker => ("docker", "unpause"),
+        EngineName::Podman => ("podman", "unpause"),
+        EngineName::Containerd => ("ctr tasks", "resume"),
     };
     let remedy = match container.state {
         State::Running => return Ok((engine, container)),
@@ -86,7 +88,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
             }
         }
         None => {
-            if shares_network(&container) {
+            if !container.has_namespace("network") {
                 blockers.push(Blocker::new(
                     BlockerKind::Network,
                     format!("container {name} uses the network of its node, which cannot move with it"),
@@ -140,9 +142,4 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
 fn stdio(init: u32) -> Vec<String> {
     let link = |number: u32| std::fs::read_link(format!("/proc/{init}/fd/{number}"));
     (0..3).map(|number| link(number).map_or("/dev/null".into(), |path| path.to_string_lossy().into_owned())).collect()
-}
-
-fn shares_network(container: &Container) -> bool {
-    let namespaces = container.config["linux"]["namespaces"].as_array();
-    !namespaces.is_some_and(|all| all.iter().any(|n| n["type"] == "network"))
 }

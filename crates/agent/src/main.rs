@@ -45,7 +45,7 @@ use clap::Parser;
 use tracing_subscriber::EnvFilter;
 use tranship_coordinator::FaultPlan;
 use tranship_criu::front;
-use tranship_engine::{Docker, Engine, Podman, Runc};
+use tranship_engine::{Containerd, Docker, Engine, Podman, Runc};
 use tranship_memory::pager;
 use tranship_transport::{Connector, Identity, Listener};
 
@@ -147,12 +147,19 @@ fn agent(arguments: &Arguments) -> anyhow::Result<()> {
         runtime: config.podman.runtime.clone(),
         runc: Runc { root: config.podman.runc_root.clone(), ..runc.clone() },
     };
+    let containerd = Containerd {
+        socket: config.containerd.socket.clone(),
+        namespaces: config.containerd.namespaces.clone(),
+        ctr: config.containerd.ctr.clone(),
+        wrapper: config.containerd.wrapper.clone(),
+        runc: Runc { root: config.containerd.runc_root.clone(), ..runc.clone() },
+    };
     let tracking = config.memory.method()?;
     let (listen, socket) = (config.listen.clone(), config.socket.clone());
     for directory in [&config.run_dir, &config.state_dir] {
         std::fs::create_dir_all(directory).with_context(|| format!("{} cannot be made", directory.display()))?;
     }
-    let engines: Vec<Arc<dyn Engine>> = vec![Arc::new(runc), Arc::new(docker), Arc::new(podman)];
+    let engines: Vec<Arc<dyn Engine>> = vec![Arc::new(runc), Arc::new(docker), Arc::new(podman), Arc::new(containerd)];
     let node = Node::new(config, engines, Connector::new(identity.clone()), faults, tracking);
     if let Err(blocker) = node.criu() {
         // Not an end: the containers that are here can be listed, and criu may be installed while the agent runs.

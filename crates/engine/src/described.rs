@@ -1,4 +1,4 @@
-//! What Docker and Podman have in common: both describe a container in the same words, make it anew from its parameters, and have
+//! What Docker and Podman have in common, and in part containerd: both describe a container in the same words, make it anew from its parameters, and have
 //! runc run it, with the runtime wrapper in between. What is being made here is noted by its id.
 
 use std::io;
@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tranship_types::{Blocker, BlockerKind, CarriedTree, TreeKind};
 
-use crate::{Container, Engine, EngineError, Freezer, Images, Mark, Runc, State};
+use crate::{Container, Engine, EngineError, Images, Mark, Runc, State};
 
 /// How long a container that was killed, or a start that failed, may take to be over.
 const END: Duration = Duration::from_secs(20);
@@ -20,21 +20,10 @@ pub(crate) fn container(runc: &Runc, name: &str, described: &Value) -> Result<Co
     let text = |key: &str| described[key].as_str().unwrap_or_default().to_owned();
     let mut container = match runc.inspect(&text("Id")) {
         Ok(container) => container,
-        Err(EngineError::NoSuchContainer { .. }) => Container {
-            name: String::new(),
-            id: text("Id"),
-            state: if described["State"]["Status"] == "created" { State::Created } else { State::Stopped },
-            init: 0,
-            created: String::new(),
-            config: Value::Null,
-            parameters: Value::Null,
-            binds: Vec::new(),
-            bundle: PathBuf::new(),
-            freezer: Freezer::of_nothing(),
-            memory_cgroup: None,
-            cpu: None,
-            trees: Vec::new(),
-        },
+        Err(EngineError::NoSuchContainer { .. }) => {
+            let state = if described["State"]["Status"] == "created" { State::Created } else { State::Stopped };
+            Container::at_rest(&text("Id"), state)
+        }
         Err(other) => return Err(other),
     };
     // Docker attaches the network when runc has made the namespace, so that only Docker has a name for it.

@@ -1,9 +1,10 @@
-//! Container engines: what Tranship asks of them, and runc, Docker and Podman.
+//! Container engines: what Tranship asks of them, and runc, Docker, Podman and containerd.
 //!
 //! Engines stay stock. For a dump and for a restore the engine is run by its own command line with the CRIU front on
 //! its PATH, so that before and afterwards it is the engine that manages the container.
 
 mod archive;
+mod containerd;
 mod cpu;
 mod described;
 mod docker;
@@ -23,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tranship_types::{Blocker, CarriedTree, EngineName};
 
+pub use containerd::Containerd;
 pub use cpu::Cpu;
 pub use docker::{Docker, start as start_docker};
 pub use freezer::{Freezer, FreezerError};
@@ -90,6 +92,25 @@ pub struct Container {
 }
 
 impl Container {
+    /// One that does not run: nothing but its name, which is its id too, and its state.
+    fn at_rest(name: &str, state: State) -> Self {
+        Self {
+            name: name.to_owned(),
+            id: name.to_owned(),
+            state,
+            init: 0,
+            created: String::new(),
+            config: Value::Null,
+            parameters: Value::Null,
+            binds: Vec::new(),
+            bundle: PathBuf::new(),
+            freezer: Freezer::of_nothing(),
+            memory_cgroup: None,
+            cpu: None,
+            trees: Vec::new(),
+        }
+    }
+
     /// The root filesystem.
     pub fn rootfs(&self) -> PathBuf {
         self.config["root"]["path"].as_str().unwrap_or_default().into()
@@ -98,6 +119,13 @@ impl Container {
     /// Its labels: what the OCI configuration calls annotations.
     pub fn labels(&self) -> BTreeMap<String, String> {
         serde_json::from_value(self.config["annotations"].clone()).unwrap_or_default()
+    }
+
+    /// Whether it has a namespace of this kind (as in the OCI configuration) of its own, or one that it has joined, and
+    /// not the node's.
+    pub fn has_namespace(&self, kind: &str) -> bool {
+        let namespaces = self.config["linux"]["namespaces"].as_array();
+        namespaces.is_some_and(|all| all.iter().any(|n| n["type"] == kind))
     }
 
     /// The network namespace, if it is one with a name of its own.

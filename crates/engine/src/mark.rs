@@ -32,7 +32,8 @@ impl Mark {
     }
 
     fn path(id: &str) -> Option<PathBuf> {
-        let plain = !id.is_empty() && id.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'));
+        let plain = id.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && id.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
         plain.then(|| Path::new(DIRECTORY).join(id))
     }
 
@@ -52,7 +53,8 @@ impl Mark {
     pub fn put(&self, id: &str) -> io::Result<()> {
         let path = Self::path(id).ok_or_else(|| io::Error::other(format!("{id:?} is no id")))?;
         std::fs::create_dir_all(DIRECTORY)?;
-        let nascent = path.with_extension("nascent");
+        // No id begins like this.
+        let nascent = Path::new(DIRECTORY).join(format!(".{id}"));
         std::fs::write(&nascent, serde_json::to_vec(self)?)?;
         std::fs::rename(nascent, path)
     }

@@ -42,10 +42,7 @@ impl Lab {
     }
 
     fn begin(&self, node: &Node, name: &str, options: &RunOptions) -> Result<()> {
-        self.check(&node.name, &["ip", "netns", "add", name])?;
-        self.check(&node.name, &["ip", "-n", name, "link", "set", "lo", "up"])?;
-        self.cni(node, name, "ADD", options.attachment(), Some(options.ip))?;
-
+        self.make_network(node, name, options.attachment(), options.ip)?;
         let bundle = format!("{BUNDLES}/{name}");
         let directory = self.path(&node.name, &bundle)?;
         fs::create_dir(&directory).map_err(LabError::file("make the bundle", &directory))?;
@@ -109,15 +106,28 @@ impl Lab {
         if self.path(on, runc_root())?.join(name).exists() {
             attempt(self.check(on, &["runc", "--root", runc_root(), "delete", "--force", name]).map(drop));
         }
-        if self.path(on, network_namespace(name))?.exists() {
-            attempt(self.cni(node, name, "DEL", attachment, None));
-            attempt(self.check(on, &["ip", "netns", "delete", name]).map(drop));
-        }
+        attempt(self.remove_network(node, name, attachment));
         for bundles in [BUNDLES, MOVED] {
             let bundle = format!("{bundles}/{name}");
             attempt(self.check(on, &["rm", "-rf", "--one-file-system", &bundle]).map(drop));
         }
         errors.into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// Makes a network namespace for a container, and attaches it.
+    pub(crate) fn make_network(&self, node: &Node, name: &str, attachment: &str, ip: Ipv4Addr) -> Result<()> {
+        self.check(&node.name, &["ip", "netns", "add", name])?;
+        self.check(&node.name, &["ip", "-n", name, "link", "set", "lo", "up"])?;
+        self.cni(node, name, "ADD", attachment, Some(ip))
+    }
+
+    /// Removes a container's network namespace, if there is one.
+    pub(crate) fn remove_network(&self, node: &Node, name: &str, attachment: &str) -> Result<()> {
+        if !self.path(&node.name, network_namespace(name))?.exists() {
+            return Ok(());
+        }
+        let detached = self.cni(node, name, "DEL", attachment, None);
+        self.check(&node.name, &["ip", "netns", "delete", name]).and(detached)
     }
 
     fn validate(&self, node: &Node, name: &str, options: &RunOptions) -> Result<()> {

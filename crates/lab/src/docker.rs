@@ -4,26 +4,21 @@
 use std::fs;
 use std::net::Ipv4Addr;
 use std::path::Path;
-use std::process::Stdio;
-use std::time::Duration;
 
 use crate::cgroup;
+use crate::daemon::WRAPPER;
 use crate::error::{LabError, Result};
 use crate::lab::Lab;
-use crate::process::wait_for;
-use crate::state::{BIN, ROOTFS};
+use crate::state::ROOTFS;
 
 /// Docker's own client: another one on PATH may be too new for this daemon.
 const CLIENT: &str = "/usr/bin/docker";
 const DAEMON: &str = "/usr/sbin/dockerd";
-/// The runtime wrapper in a node.
-const WRAPPER: &str = "/run/tranship-runc";
 const LOG: &str = "/run/dockerd.log";
 const IMAGE: &str = "tranship-lab";
 const NETWORK: &str = "lab";
 /// That of the lab's nodes.
 const SUBNET: &str = "10.77.0.0/24";
-const START_LIMIT: Duration = Duration::from_secs(30);
 
 impl Lab {
     /// Starts a Docker daemon in every node, with the runtime wrapper registered as `tranship`, the image
@@ -43,10 +38,10 @@ impl Lab {
         if nodes.iter().all(|node| self.docker(node, &["version"]).is_ok()) {
             return Ok(());
         }
-        nodes.iter().try_for_each(|node| self.start_daemon(node))?;
+        nodes.iter().try_for_each(|node| self.start_dockerd(node))?;
         let mut image: Option<Vec<u8>> = None;
         for node in &nodes {
-            self.await_daemon(node)?;
+            self.await_daemon(node, "Docker", LOG, || self.docker(node, &["version"]).is_ok())?;
             let file = self.path(node, "/run/image.tar")?;
             match &image {
                 None => {
@@ -91,52 +86,16 @@ impl Lab {
         self.docker(node, &arguments).map(drop)
     }
 
-    fn start_daemon(&self, node: &str) -> Result<()> {
-        let wrapper = self.path(node, WRAPPER)?;
-        std::os::unix::fs::symlink(Path::new(BIN).join("transhipd"), &wrapper)
-            .map_err(LabError::file("make", &wrapper))?;
+    fn start_dockerd(&self, node: &str) -> Result<()> {
+        self.link_wrapper(node)?;
         // The machine's own configuration is not this daemon's.
         let file = self.path(node, "/run/docker.json")?;
         fs::write(&file, "{}").map_err(LabError::file("write", &file))?;
-        let log = self.path(node, LOG)?;
-        let output = fs::File::create(&log).map_err(LabError::file("make", &log))?;
-        let errors = output.try_clone().map_err(LabError::file("open", &log))?;
         let (parent, runtime) = (cgroup::parent_of(node), format!("tranship={WRAPPER}"));
-        let mut command = self.enter(node)?;
-        command.args([
-            "setsid",
-            "--fork",
-            DAEMON,
-            "--config-file",
-            "/run/docker.json",
-            "--data-root",
-            "/run/docker-data",
-        ]);
-        command.args([
-            "--exec-root",
-            "/run/docker",
-            "--pidfile",
-            "/run/docker.pid",
-            "--host",
-            "unix:///run/docker.sock",
-        ]);
-        command.args(["--exec-opt", "native.cgroupdriver=cgroupfs", "--cgroup-parent", &parent]);
-        command.args(["--bridge", "none", "--add-runtime", &runtime]);
-        command.stdin(Stdio::null()).stdout(output).stderr(errors);
-        command.status().map(drop).map_err(LabError::start("nsenter"))
-    }
-
-    fn await_daemon(&self, node: &str) -> Result<()> {
-        let answers = || self.docker(node, &["version"]).is_ok().then_some(());
-        wait_for(START_LIMIT, answers).ok_or_else(|| {
-            let log = self.path(node, LOG).and_then(|p| fs::read_to_string(&p).map_err(LabError::file("read", p)));
-            let log = log.unwrap_or_default();
-            let lines: Vec<_> = log.lines().collect();
-            LabError::Deadline {
-                what: format!("Docker in node {node} did not answer"),
-                seconds: START_LIMIT.as_secs(),
-                detail: format!("; its log ends:\n  {}", lines[lines.len().saturating_sub(8)..].join("\n  ")),
-            }
-        })
+        let mut daemon = vec![DAEMON, "--config-file", "/run/docker.json", "--data-root", "/run/docker-data"];
+        daemon.extend(["--exec-root", "/run/docker", "--pidfile", "/run/docker.pid"]);
+        daemon.extend(["--host", "unix:///run/docker.sock", "--exec-opt", "native.cgroupdriver=cgroupfs"]);
+        daemon.extend(["--cgroup-parent", &parent, "--bridge", "none", "--add-runtime", &runtime]);
+        self.start_daemon(node, &daemon, LOG)
     }
 }

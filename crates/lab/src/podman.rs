@@ -6,15 +6,14 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 
 use crate::cgroup;
+use crate::daemon::WRAPPER;
 use crate::error::{LabError, Result};
 use crate::lab::Lab;
-use crate::state::{BIN, ROOTFS};
+use crate::state::ROOTFS;
 
 const PROGRAM: &str = "/usr/bin/podman";
 /// Where a node's agent finds that there is a Podman.
 pub(crate) const STORAGE: &str = "/run/containers/data";
-/// The runtime wrapper in a node.
-const WRAPPER: &str = "/run/tranship-runc";
 const IMAGE: &str = "tranship-lab";
 const NETWORK: &str = "lab";
 /// That of the lab's nodes.
@@ -55,11 +54,7 @@ impl Lab {
                 let file = self.path(&node, format!("/etc/containers/{name}"))?;
                 fs::write(&file, content).map_err(LabError::file("write", &file))?;
             }
-            let wrapper = self.path(&node, WRAPPER)?;
-            if wrapper.symlink_metadata().is_err() {
-                std::os::unix::fs::symlink(Path::new(BIN).join("transhipd"), &wrapper)
-                    .map_err(LabError::file("make", &wrapper))?;
-            }
+            self.link_wrapper(&node)?;
             let file = self.path(&node, "/run/podman-image.tar")?;
             match &image {
                 None => {

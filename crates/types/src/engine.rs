@@ -14,11 +14,13 @@ pub enum EngineName {
     Docker,
     /// Podman.
     Podman,
+    /// containerd, for the containers of `ctr`.
+    Containerd,
 }
 
 impl EngineName {
     /// All of them.
-    pub const ALL: [EngineName; 3] = [EngineName::Runc, EngineName::Docker, EngineName::Podman];
+    pub const ALL: [EngineName; 4] = [EngineName::Runc, EngineName::Docker, EngineName::Podman, EngineName::Containerd];
 
     /// As users write it.
     pub fn as_str(self) -> &'static str {
@@ -26,6 +28,7 @@ impl EngineName {
             EngineName::Runc => "runc",
             EngineName::Docker => "docker",
             EngineName::Podman => "podman",
+            EngineName::Containerd => "containerd",
         }
     }
 }
