@@ -235,6 +235,60 @@ pub(super) fn new_connections(stage: &mut Stage) -> Result<()> {
     remove(lab, NAME)
 }
 
+/// What the server sends before it closes a connection arrives whole, also where that was just before the freeze: nobody has
+/// such a connection any more but the kernel.
+pub(super) fn closed_connections(stage: &mut Stage) -> Result<()> {
+    const CALLERS: usize = 4;
+    let lab = &stage.lab;
+    run(lab, "a", NAME, IP, false)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let callers = (0..CALLERS).map(|_| {
+        let stop = Arc::clone(&stop);
+        lab.within(CLIENT, None, move || {
+            Ok(std::thread::spawn(move || -> Result<u64> {
+                let mut served = 0;
+                while !stop.load(Ordering::SeqCst) {
+                    let begun = Instant::now();
+                    farewell().with_context(|| format!("call {served}, begun {:?} ago", begun.elapsed()))?;
+                    served += 1;
+                }
+                Ok(served)
+            }))
+        })?
+        .map_err(Into::into)
+    });
+    let callers = callers.collect::<Result<Vec<_>>>()?;
+    let reports = [("a", "b"), ("b", "a"), ("a", "b")].map(|(from, to)| moves(lab, NAME, from, to));
+    stop.store(true, Ordering::SeqCst);
+    for caller in callers {
+        let Ok(served) = caller.join() else { bail!("a caller panicked") };
+        eprintln!("{} connections came to their end", served?);
+    }
+    for report in reports {
+        let ways = report?.ways;
+        ensure!(!ways.iter().any(|way| way.contains("had not sent all")), "{ways:?}");
+    }
+    remove(lab, NAME)
+}
+
+/// Has the server send, says that it is enough, and reads to the end.
+fn farewell() -> Result<()> {
+    let mut stream = TcpStream::connect_timeout(&address(IP), PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(&Service::Output.to_bytes())?;
+    let (mut numbers, mut piece) = (Numbers::default(), vec![0; 64 << 10]);
+    loop {
+        match stream.read(&mut piece)? {
+            0 => break,
+            length => numbers.check(&piece[..length])?,
+        }
+        // The end is asked for once, after the first of it.
+        let _ = stream.shutdown(Shutdown::Write);
+    }
+    ensure!(numbers.at() > 0 && numbers.at() % (64 << 10) == 0, "it ended in the middle, after {} bytes", numbers.at());
+    Ok(())
+}
+
 pub(super) fn datagrams(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     run(lab, "a", NAME, IP, false)?;

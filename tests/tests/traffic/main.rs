@@ -72,6 +72,7 @@ fn main() -> ExitCode {
         ("streams_in_all_directions_lose_and_double_nothing", kinds::streams_of_all_directions),
         ("requests_need_no_retransmission", kinds::requests),
         ("connections_that_are_closed_on_one_side_stay_so", kinds::half_closed),
+        ("what_was_sent_before_a_close_arrives", kinds::closed_connections),
         ("unread_and_unsent_data_arrive", kinds::unread_and_unsent_data),
         ("connections_that_wait_to_be_accepted_are_served", kinds::backlog),
         ("whoever_connects_in_the_blackout_is_let_in", kinds::new_connections),

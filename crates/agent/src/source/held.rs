@@ -32,7 +32,9 @@ impl SourceRun {
         });
         match finished {
             Ok(backlog) => self.backlog = Some(backlog),
-            Err(error) => tracing::warn!(id = %self.id, %error, "connections that programs have closed are not looked at"),
+            Err(error) => {
+                tracing::warn!(id = %self.id, %error, "connections that programs have closed are not looked at")
+            }
         }
     }
 
