@@ -33,7 +33,7 @@ impl SourceRun {
         match finished {
             Ok(backlog) => self.backlog = Some(backlog),
             Err(error) => {
-                tracing::warn!(id = %self.id, %error, "connections that programs have closed are not looked at")
+                tracing::warn!(id = %self.id, %error, "connections that programs have closed are not looked at");
             }
         }
     }
