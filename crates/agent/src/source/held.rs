@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tranship_coordinator::Failure;
-use tranship_network::{Backlog, HeldFrame, Injector};
+use tranship_network::{Backlog, HeldFrame, Injector, NetworkError};
 use tranship_wire::message::Request;
 
 use super::SourceRun;
@@ -23,37 +23,40 @@ impl SourceRun {
     /// those that are left in the freeze are few.
     pub(super) fn let_closed_connections_finish(&mut self) {
         let Some((path, _)) = self.inspection.as_ref().and_then(|(_, offer)| offer.network.clone()) else { return };
-        let deadline = Instant::now() + FINISH;
-        let finished = Backlog::prepare(&path).and_then(|mut backlog| {
-            while backlog.unfinished()? > 0 && Instant::now() < deadline {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            Ok(backlog)
-        });
-        match finished {
+        match Backlog::prepare(&path) {
             Ok(backlog) => self.backlog = Some(backlog),
             Err(error) => {
-                tracing::warn!(id = %self.id, %error, "connections that programs have closed are not looked at");
+                tracing::warn!(id = %self.id, %error, "what waits between programs and the network is not looked at");
+                return;
             }
         }
+        self.unfinished_after(FINISH, Duration::from_millis(1));
     }
 
     /// The same in the freeze, before the gate is closed: programs close no more of them.
     pub(super) fn let_last_connections_finish(&mut self) {
-        let Some(backlog) = &mut self.backlog else { return };
-        let deadline = Instant::now() + FINISH_FROZEN;
+        let left = self.unfinished_after(FINISH_FROZEN, Duration::from_micros(100));
+        if left > 0 {
+            self.report.change(|r| {
+                r.ways.push(format!(
+                    "network: {left} connections that programs have closed had not sent all; what they had left is lost"
+                ));
+            });
+        }
+    }
+
+    /// How many of them there still are when there are none, or after so long a time; `look` lies between two looks.
+    fn unfinished_after(&mut self, patience: Duration, look: Duration) -> u32 {
+        let Some(backlog) = &mut self.backlog else { return 0 };
+        let deadline = Instant::now() + patience;
         loop {
             match backlog.unfinished() {
-                Ok(0) => return,
-                Ok(left) if Instant::now() >= deadline => {
-                    return self.report.change(|r| {
-                        r.ways.push(format!("network: {left} connections that programs have closed had not sent all; what they had left is lost"));
-                    });
-                }
-                Ok(_) => std::thread::sleep(Duration::from_micros(100)),
+                Ok(0) => return 0,
+                Ok(left) if Instant::now() >= deadline => return left,
+                Ok(_) => std::thread::sleep(look),
                 Err(error) => {
                     tracing::warn!(id = %self.id, %error, "connections that programs have closed are not looked at");
-                    return;
+                    return 0;
                 }
             }
         }
@@ -62,11 +65,12 @@ impl SourceRun {
     /// Keeps new connections and datagrams waiting at the gate until programs have taken those that are there already: CRIU
     /// can carry neither what waits to be accepted nor unread datagrams. An idle container is not kept waiting.
     pub(super) fn let_backlog_drain(&mut self) {
-        let network = self.inspection.as_ref().and_then(|(_, offer)| offer.network.clone());
-        let (Some((path, _)), Some(hold), Some(gate)) = (network, &mut self.hold, &mut self.gate) else { return };
+        let (Some(hold), Some(gate), Some(backlog)) = (&mut self.hold, &mut self.gate, &mut self.backlog) else {
+            return;
+        };
         let deadline = Instant::now() + ACCEPT;
         let held = &mut self.held;
-        let drained = Backlog::prepare(&path).and_then(|mut backlog| {
+        let mut drain = || -> Result<u32, NetworkError> {
             hold.begin()?;
             gate.close_to_newcomers()?;
             loop {
@@ -78,8 +82,8 @@ impl SourceRun {
                     _ => std::thread::sleep(Duration::from_micros(200)),
                 }
             }
-        });
-        match drained {
+        };
+        match drain() {
             Ok(0) => {}
             Ok(left) => self.report.change(|r| {
                 r.ways.push(format!("network: {left} connections and sockets with datagrams that no program took in time; what waits there is lost"));
