@@ -6,11 +6,10 @@ use crate::NetworkError;
 use crate::capture::open_rtnl;
 use crate::link;
 use crate::namespace::inside;
-use crate::nftables::{Batch, Hook, Nftables, Policy};
+use crate::nftables::{Batch, Nftables, Place};
+use crate::reply::Refusal;
 
 const TABLE: &str = "tranship";
-/// Before whatever chains the container may have of its own.
-const PRIORITY: i32 = -1000;
 
 /// The gate of a network namespace: closed, no frame leaves or enters by the given interfaces, of whatever protocol.
 ///
@@ -18,6 +17,14 @@ const PRIORITY: i32 = -1000;
 /// device, policy drop and no rules. The netdev hooks are the outermost that there are, right at the device: they also
 /// see ARP, neighbour discovery and what packet sockets send, which the inet families' hooks do not. The state lives in
 /// the namespace; dropping this value, or dying, changes nothing.
+///
+/// ```text
+///   open ──close_to_newcomers──▶ closed to newcomers ──close──▶ closed ──open──▶ open
+///                                chain `newcomers-…`            chains `ingress-…` and `egress-…` as well
+/// ```
+///
+/// On its way to closed the gate only ever *adds* chains: a frame that another processor carries past the hooks meanwhile never
+/// meets a chain that goes, and what one stage keeps out the next one cannot let in, whatever the order of the kernel's work.
 ///
 /// Everything that costs time is done by [`Gate::prepare`]; [`close`](Gate::close) and [`open`](Gate::open) are one
 /// netlink transaction each, which the kernel carries out before the call returns.
@@ -72,38 +79,44 @@ impl Gate {
     /// # Errors
     /// The kernel's refusal: then nothing has changed.
     pub fn close(&mut self) -> Result<(), NetworkError> {
-        self.replace("close the gate", |batch, device| {
-            batch.new_chain(TABLE, device, Hook::Ingress, PRIORITY, Policy::Drop);
-            batch.new_chain(TABLE, device, Hook::Egress, PRIORITY, Policy::Drop);
-        })
+        let closed = self.add(|batch, device| {
+            batch.new_chain(TABLE, device, Place::Ingress);
+            batch.new_chain(TABLE, device, Place::Egress);
+        });
+        closed.map_err(|e| self.refused("close the gate", &e))
     }
 
     /// Lets everything pass but what CRIU cannot carry once it has arrived: segments that ask for a new TCP connection, and
-    /// datagrams. So programs can accept and read what is there before the gate is [closed](Self::close).
+    /// datagrams. So programs can accept and read what is there before the gate is [closed](Self::close). Success if that is so
+    /// already.
     ///
     /// # Errors
     /// The kernel's refusal: then nothing has changed.
     pub fn close_to_newcomers(&mut self) -> Result<(), NetworkError> {
-        self.replace("keep new connections and datagrams waiting at the gate", |batch, device| {
-            batch.new_chain(TABLE, device, Hook::Ingress, PRIORITY, Policy::Accept);
+        let closed = self.add(|batch, device| {
+            batch.first_chain(TABLE, device, Place::Newcomers);
             batch.drop_new_connections(TABLE, device);
             batch.drop_datagrams(TABLE, device);
+        });
+        match closed {
+            // A chain comes with its rules, in one transaction, so it has them.
+            Err(e) if e.errno == Errno::EEXIST => Ok(()),
+            closed => closed.map_err(|e| self.refused("keep new connections and datagrams waiting at the gate", &e)),
+        }
+    }
+
+    /// Adds chains for each interface to what is there.
+    fn add(&mut self, chains: impl Fn(&mut Batch, &str)) -> Result<(), Refusal> {
+        let interfaces = &self.interfaces;
+        self.nftables.transact(|batch| {
+            batch.new_table(TABLE);
+            interfaces.iter().for_each(|device| chains(batch, device));
         })
     }
 
-    /// Puts the chains of each interface in place of what is there.
-    fn replace(&mut self, what: &str, chains: impl Fn(&mut Batch, &str)) -> Result<(), NetworkError> {
-        let interfaces = &self.interfaces;
-        let replaced = self.nftables.transact(|batch| {
-            // Made, deleted and made again in one transaction: whatever was there before, complete or not, is replaced
-            // without a moment in which a frame could pass.
-            batch.new_table(TABLE);
-            batch.delete_table(TABLE);
-            batch.new_table(TABLE);
-            interfaces.iter().for_each(|device| chains(batch, device));
-        });
-        replaced.map_err(|e| NetworkError::Refused {
-            what: format!("{what} of network namespace {} on {}", self.netns.display(), interfaces.join(", ")),
+    fn refused(&self, what: &str, e: &Refusal) -> NetworkError {
+        NetworkError::Refused {
+            what: format!("{what} of network namespace {} on {}", self.netns.display(), self.interfaces.join(", ")),
             remedy: match e.errno {
                 Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EPROTONOSUPPORT => {
                     "a kernel from 5.16 with nf_tables, NETFILTER_INGRESS and NETFILTER_EGRESS is needed"
@@ -111,7 +124,7 @@ impl Gate {
                 _ => "",
             },
             why: e.to_string(),
-        })
+        }
     }
 
     /// Opens the gate; success if it was open.
@@ -146,8 +159,8 @@ impl Gate {
         let chains = self.nftables.dropping_chains(TABLE).map_err(|e| {
             NetworkError::refused(format!("look at the gate of network namespace {}", self.netns.display()), e)
         })?;
-        let shut = |hook: Hook, device: &str| chains.contains(&hook.chain(device));
+        let shut = |place: Place, device: &str| chains.contains(&place.chain(device));
         Ok(!self.interfaces.is_empty()
-            && self.interfaces.iter().all(|d| shut(Hook::Ingress, d) && shut(Hook::Egress, d)))
+            && self.interfaces.iter().all(|d| shut(Place::Ingress, d) && shut(Place::Egress, d)))
     }
 }

@@ -10,6 +10,7 @@ use crate::reply::{Attributes, HEADER, Messages, Refusal};
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_ACK: u16 = 4;
 const NLM_F_DUMP: u16 = 0x300;
+const NLM_F_EXCL: u16 = 0x200;
 const NLM_F_CREATE: u16 = 0x400;
 const NLM_F_APPEND: u16 = 0x800;
 const NLMSG_DONE: u16 = 3;
@@ -69,26 +70,51 @@ const REGISTER: u32 = 1;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// What becomes of a frame: the values are netfilter's verdicts.
+// What becomes of a frame: netfilter's verdicts.
+const DROP: u32 = 0;
+const ACCEPT: u32 = 1;
+
+/// A chain's place and purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Policy {
-    Drop = 0,
-    Accept = 1,
+pub(crate) enum Place {
+    /// Nothing comes in.
+    Ingress,
+    /// Nothing goes out.
+    Egress,
+    /// What its rules name does not come in.
+    Newcomers,
 }
 
-/// Where on a device a chain sits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Hook {
-    Ingress = 0,
-    Egress = 1,
-}
-
-impl Hook {
+impl Place {
     /// The name of the chain on `device`.
     pub(crate) fn chain(self, device: &str) -> String {
         match self {
-            Hook::Ingress => format!("ingress-{device}"),
-            Hook::Egress => format!("egress-{device}"),
+            Place::Ingress => format!("ingress-{device}"),
+            Place::Egress => format!("egress-{device}"),
+            Place::Newcomers => format!("newcomers-{device}"),
+        }
+    }
+
+    fn hook(self) -> u32 {
+        match self {
+            Place::Ingress | Place::Newcomers => 0,
+            Place::Egress => 1,
+        }
+    }
+
+    /// Before whatever chains the container may have of its own.
+    fn priority(self) -> i32 {
+        match self {
+            Place::Ingress | Place::Egress => -1000,
+            Place::Newcomers => -999,
+        }
+    }
+
+    /// What becomes of a frame that no rule decides about.
+    fn policy(self) -> u32 {
+        match self {
+            Place::Ingress | Place::Egress => DROP,
+            Place::Newcomers => ACCEPT,
         }
     }
 }
@@ -119,23 +145,32 @@ impl Batch {
         self.message(DELTABLE, NLM_F_REQUEST | NLM_F_ACK, NFPROTO_NETDEV, 0, |b| string(b, TABLE_NAME, table));
     }
 
-    /// Makes a base chain on `device`, without rules: what no rule decides about is dropped or accepted by `policy`.
-    pub(crate) fn new_chain(&mut self, table: &str, device: &str, hook: Hook, priority: i32, policy: Policy) {
-        let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE;
+    /// Makes a base chain on `device`, if it is not there.
+    pub(crate) fn new_chain(&mut self, table: &str, device: &str, place: Place) {
+        self.chain(table, device, place, 0);
+    }
+
+    /// Makes a base chain on `device`; that it is there already fails the transaction.
+    pub(crate) fn first_chain(&mut self, table: &str, device: &str, place: Place) {
+        self.chain(table, device, place, NLM_F_EXCL);
+    }
+
+    fn chain(&mut self, table: &str, device: &str, place: Place, flags: u16) {
+        let flags = flags | NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE;
         self.message(NEWCHAIN, flags, NFPROTO_NETDEV, 0, |b| {
             string(b, CHAIN_TABLE, table);
-            string(b, CHAIN_NAME, &hook.chain(device));
+            string(b, CHAIN_NAME, &place.chain(device));
             attribute(b, CHAIN_HOOK | NESTED, |b| {
-                number(b, HOOK_NUMBER, hook as u32);
-                number(b, HOOK_PRIORITY, priority as u32);
+                number(b, HOOK_NUMBER, place.hook());
+                number(b, HOOK_PRIORITY, place.priority() as u32);
                 string(b, HOOK_DEVICE, device);
             });
-            number(b, CHAIN_POLICY, policy as u32);
+            number(b, CHAIN_POLICY, place.policy());
             string(b, CHAIN_TYPE, "filter");
         });
     }
 
-    /// Adds a rule to the ingress chain of `device` that drops segments which ask for a new TCP connection: SYN without ACK.
+    /// Adds a rule to the newcomers' chain of `device` that drops segments which ask for a new TCP connection: SYN without ACK.
     pub(crate) fn drop_new_connections(&mut self, table: &str, device: &str) {
         // The byte of flags in a TCP header, and in it.
         const FLAGS_AT: u32 = 13;
@@ -159,16 +194,16 @@ impl Batch {
         });
     }
 
-    /// Adds a rule to the ingress chain of `device` that drops UDP datagrams.
+    /// Adds a rule to the newcomers' chain of `device` that drops UDP datagrams.
     pub(crate) fn drop_datagrams(&mut self, table: &str, device: &str) {
         self.drop_of_protocol(table, device, UDP, |_| {});
     }
 
-    /// Adds a rule to the ingress chain of `device` that drops packets of an IP protocol that meet the conditions.
+    /// Adds a rule to the newcomers' chain of `device` that drops packets of an IP protocol that meet the conditions.
     fn drop_of_protocol(&mut self, table: &str, device: &str, protocol: u8, conditions: impl FnOnce(&mut Vec<u8>)) {
         self.message(NEWRULE, NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_APPEND, NFPROTO_NETDEV, 0, |b| {
             string(b, RULE_TABLE, table);
-            string(b, RULE_CHAIN, &Hook::Ingress.chain(device));
+            string(b, RULE_CHAIN, &Place::Newcomers.chain(device));
             attribute(b, RULE_EXPRESSIONS | NESTED, |b| {
                 expression(b, "meta", |b| {
                     number(b, META_REGISTER, REGISTER);
@@ -179,7 +214,7 @@ impl Batch {
                 expression(b, "immediate", |b| {
                     number(b, IMMEDIATE_REGISTER, REGISTER_VERDICT);
                     attribute(b, IMMEDIATE_DATA | NESTED, |b| {
-                        attribute(b, DATA_VERDICT | NESTED, |b| number(b, VERDICT_CODE, Policy::Drop as u32));
+                        attribute(b, DATA_VERDICT | NESTED, |b| number(b, VERDICT_CODE, DROP));
                     });
                 });
             });
@@ -346,7 +381,7 @@ impl Nftables {
 
 /// The name of the chain that the attributes describe, if it is one of `table` and drops by policy.
 fn dropping_chain(table: &str, attributes: &[u8]) -> Option<String> {
-    let dropping = value(attributes, CHAIN_POLICY)? == (Policy::Drop as u32).to_be_bytes();
+    let dropping = value(attributes, CHAIN_POLICY)? == DROP.to_be_bytes();
     (text(attributes, CHAIN_TABLE)? == table && dropping && value(attributes, CHAIN_HOOK).is_some())
         .then(|| text(attributes, CHAIN_NAME).map(str::to_owned))?
 }
@@ -371,7 +406,7 @@ mod tests {
     fn a_transaction_is_framed_by_begin_and_end_and_numbered_throughout() {
         let mut batch = Batch::new(7);
         batch.new_table("t");
-        batch.new_chain("t", "eth0", Hook::Egress, -5, Policy::Drop);
+        batch.new_chain("t", "eth0", Place::Egress);
         let (acknowledged, bytes) = batch.finish();
         assert_eq!(acknowledged, 8..10);
         let all: Vec<_> = Messages(&bytes).collect();
@@ -382,19 +417,19 @@ mod tests {
         let hook = Attributes(&all[2].payload[4..]).find(|(k, _)| *k == CHAIN_HOOK).unwrap().1;
         let hook: Vec<_> = Attributes(hook).collect();
         assert_eq!(hook[0], (HOOK_NUMBER, &[0, 0, 0, 1][..]));
-        assert_eq!(hook[1], (HOOK_PRIORITY, &(-5i32).to_be_bytes()[..]));
+        assert_eq!(hook[1], (HOOK_PRIORITY, &(-1000i32).to_be_bytes()[..]));
         assert_eq!(hook[2], (HOOK_DEVICE, &b"eth0\0"[..]));
     }
 
     proptest! {
         #[test]
-        fn a_chain_that_was_encoded_is_recognised(table in "[a-z]{1,20}", device in "[a-zA-Z0-9.@_-]{1,15}", priority: i32) {
+        fn a_chain_that_was_encoded_is_recognised(table in "[a-z]{1,20}", device in "[a-zA-Z0-9.@_-]{1,15}") {
             let mut batch = Batch::new(1);
-            batch.new_chain(&table, &device, Hook::Ingress, priority, Policy::Drop);
+            batch.new_chain(&table, &device, Place::Ingress);
             let (_, bytes) = batch.finish();
             prop_assert_eq!(bytes.len() % 4, 0);
             let m = Messages(&bytes).nth(1).unwrap();
-            prop_assert_eq!(dropping_chain(&table, &m.payload[4..]), Some(Hook::Ingress.chain(&device)));
+            prop_assert_eq!(dropping_chain(&table, &m.payload[4..]), Some(Place::Ingress.chain(&device)));
             prop_assert_eq!(dropping_chain("other table", &m.payload[4..]), None);
         }
 
