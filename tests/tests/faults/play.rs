@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tranship_e2e::{Ended, connection_alive, move_container, quiet, remove};
-use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, redis_command};
+use tranship_lab::{CLIENT, CounterClient, Lab, REDIS_PORT, Redis, RunOptions, redis_command};
 use tranship_types::Side;
 
 pub const NAME: &str = "redis";
@@ -26,6 +26,8 @@ pub struct Play {
 
 impl Play {
     pub fn begin(lab: &Lab) -> Result<Self> {
+        // The last play's container had the same address, and another MAC.
+        lab.check(CLIENT, &["ip", "neigh", "flush", "all"])?;
         lab.run("a", NAME, &RunOptions::new(IP, redis_command()))?;
         let mut redis = Redis::connect(lab, IP, Duration::from_secs(10))?;
         redis.populate(KEYS, "key", 100)?;
