@@ -17,8 +17,8 @@ const GAP_WHEN_MADE_AGAIN: f64 = 5000.0;
 /// How long what a move has left may take to be cleared away.
 const CLEARED: Duration = Duration::from_secs(30);
 
-/// Starts a container in a node: name, address, options, command.
-pub type Run = fn(&Lab, &str, &str, Ipv4Addr, &[&str], &[String]) -> Result<(), LabError>;
+/// Starts a container in a node: name, address, image, options, command.
+pub type Run = fn(&Lab, &str, &str, Ipv4Addr, &str, &[&str], &[String]) -> Result<(), LabError>;
 
 /// What an engine's command line is like.
 #[derive(Clone, Copy)]
@@ -38,14 +38,16 @@ pub struct Managed {
     pub dialect: Dialect,
     /// The container's name.
     pub name: &'static str,
+    /// What the engine calls the lab's image.
+    pub image: &'static str,
     /// Starts the engine in all nodes.
     pub prepare: fn(&Lab) -> Result<(), LabError>,
     /// Runs one of its commands in a node; what it prints.
     pub command: fn(&Lab, &str, &[&str]) -> Result<String, LabError>,
     /// Starts a container in one.
     pub run: Run,
-    /// Checks that there is nothing of the container on a node.
-    pub is_gone: fn(&Lab, &str) -> Result<()>,
+    /// Checks that the engine on a node has no container, and that nothing is left there of the one of this name.
+    pub is_gone: fn(&Lab, &str, &str) -> Result<()>,
 }
 
 impl Managed {
@@ -58,7 +60,7 @@ impl Managed {
         (self.prepare)(lab)?;
         let (ip, mut command) = (Ipv4Addr::new(10, 77, 0, number), redis_command());
         command.extend(redis.iter().map(|&argument| argument.to_owned()));
-        (self.run)(lab, "a", self.name, ip, options, &command)?;
+        (self.run)(lab, "a", self.name, ip, self.image, options, &command)?;
         Redis::connect(lab, ip, Duration::from_secs(10))?;
         Ok(CounterClient::start(lab, (ip, REDIS_PORT).into(), "counter", Duration::from_micros(500))?)
     }
@@ -95,6 +97,27 @@ impl Managed {
         Ok((self.command)(lab, node, &[&["ps", "--format", "{{.Names}}"], more].concat())?)
     }
 
+    /// Checks that the engine has no container on this node, and that nothing of this one is left there.
+    ///
+    /// # Errors
+    /// If not.
+    pub fn is_gone(&self, lab: &Lab, node: &str) -> Result<()> {
+        (self.is_gone)(lab, node, self.name)
+    }
+
+    /// Runs a shell's script in the container; what it prints.
+    ///
+    /// # Errors
+    /// The engine's refusal, or the script's failure.
+    pub fn execute(&self, lab: &Lab, node: &str, script: &str) -> Result<String> {
+        let (name, shell) = (self.name, ["/bin/sh", "-c", script]);
+        let execute: &[&str] = match self.dialect {
+            Dialect::Docker => &["exec", name],
+            Dialect::Ctr => &["tasks", "exec", "--exec-id", "one", name],
+        };
+        Ok((self.command)(lab, node, &[execute, &shell].concat())?)
+    }
+
     /// Removes the container.
     ///
     /// # Errors
@@ -127,11 +150,15 @@ impl Managed {
             report.total_ms.unwrap_or_default()
         );
         ensure!(gap < longest, "the client waited for {gap:.0} ms");
-        (self.is_gone)(lab, from)?;
+        self.is_gone(lab, from)?;
         self.shows(lab, to)
     }
 
-    fn shows(&self, lab: &Lab, node: &str) -> Result<()> {
+    /// Checks that the engine shows the container as running.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn shows(&self, lab: &Lab, node: &str) -> Result<()> {
         let (engine, name) = (self.engine, self.name);
         ensure!(self.pid(lab, node)?.is_some(), "{engine} on {node} does not show {name} as running");
         Ok(())
@@ -146,8 +173,8 @@ impl Managed {
     }
 
     fn await_gone(&self, lab: &Lab, node: &str, after: &str) -> Result<()> {
-        wait_until("the node to be as it was", CLEARED, || Ok((self.is_gone)(lab, node).ok()))
-            .with_context(|| format!("after {after}: {:?}", (self.is_gone)(lab, node)))
+        wait_until("the node to be as it was", CLEARED, || Ok(self.is_gone(lab, node).ok()))
+            .with_context(|| format!("after {after}: {:?}", self.is_gone(lab, node)))
     }
 
     /// After each of some faults the container is its engine's as it was, and there is nothing of it on the destination. The
@@ -223,17 +250,9 @@ impl Managed {
         let engine = |node: &str, arguments: &[&str]| (self.command)(lab, node, arguments);
         (self.prepare)(lab)?;
         // One layer that both nodes have, and one of 32 MiB that only the source has.
-        engine("a", &["create", "--name", "base", "--volume", "/usr:/usr:ro", "tranship-lab", "true"])?;
-        lab.check("a", &["sh", "-c", "head -c 32M /dev/urandom > /run/own"])?;
-        engine("a", &["cp", "/run/own", "base:/opt/own"])?;
-        engine("a", &["commit", "--change", "USER 1000:1000", "--change", "WORKDIR /opt", "base", "own:1"])?;
-        engine("a", &["rm", "base"])?;
+        let image = self.make_image(lab, "a", 32)?;
         let ip = Ipv4Addr::new(10, 77, 0, number);
-        let run = ["run", "--detach", "--name", self.name, "--network", "lab", "--ip", &ip.to_string()];
-        let mounts = ["--volume", "/usr:/usr:ro", "--volume", "/etc:/etc:ro", "--tmpfs", "/tmp"];
-        let redis = redis_command();
-        let command: Vec<&str> = redis.iter().map(String::as_str).collect();
-        engine("a", &[&run[..], &mounts, more, &["own:1"], &command].concat())?;
+        (self.run)(lab, "a", self.name, ip, image, more, &redis_command())?;
         Redis::connect(lab, ip, Duration::from_secs(10))?;
         let mut counter = CounterClient::start(lab, (ip, REDIS_PORT).into(), "counter", Duration::from_micros(500))?;
 

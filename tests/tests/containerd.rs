@@ -5,42 +5,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tranship_e2e::{
-    Dialect, Managed, Stage, connection_alive, nothing_left, refused_move, restart_agent, scenarios, wait_until,
-};
+use tranship_e2e::{CONTAINERD, Stage, connection_alive, refused_move, restart_agent, scenarios, wait_until};
 use tranship_lab::{Lab, Redis};
 use tranship_types::BlockerKind;
 
 const NAME: &str = "cache.1";
-const CONTAINERD: Managed = Managed {
-    engine: "containerd",
-    dialect: Dialect::Ctr,
-    name: NAME,
-    prepare: Lab::start_containerd,
-    command: Lab::ctr,
-    run: Lab::ctr_run,
-    is_gone,
-};
 const IMAGE: &str = "docker.io/library/tranship-lab:latest";
-
-/// Whether there is nothing of the container on a node: neither in containerd nor in runc, no snapshot, no shim.
-fn is_gone(lab: &Lab, node: &str) -> Result<()> {
-    for question in [["containers", "ls", "-q"], ["tasks", "ls", "-q"]] {
-        let there = lab.ctr(node, &question)?;
-        ensure!(there.is_empty(), "{} on {node}: {there}", question[0]);
-    }
-    let snapshots = lab.ctr(node, &["snapshots", "ls"])?;
-    ensure!(!snapshots.contains("Active"), "snapshots left on {node}: {snapshots}");
-    let left = lab.check(
-        node,
-        &["sh", "-c", "ls -A /run/containerd/runc/* /run/containerd/io.*.v2.task/* 2>&1 | grep -w cache || true"],
-    )?;
-    ensure!(left.is_empty(), "left on {node}: {left}");
-    wait_until("the shim to end", Duration::from_secs(5), || {
-        Ok(lab.check(node, &["sh", "-c", "pgrep -a containerd-shim || true"])?.is_empty().then_some(()))
-    })?;
-    nothing_left(lab, node, NAME)
-}
 
 /// What containerd has written down of the container, but for times.
 fn record(lab: &Lab, node: &str) -> Result<serde_json::Value> {
@@ -94,7 +64,7 @@ fn containerd_manages_the_moved_container(stage: &mut Stage) -> Result<()> {
     let said = execute("b", "cat /opt/written")?;
     ensure!(said == "layer\n", "started again on the destination, it has {said:?}");
     CONTAINERD.remove(lab, "b")?;
-    is_gone(lab, "b")
+    CONTAINERD.is_gone(lab, "b")
 }
 
 fn what_cannot_be_carried_over_is_refused_before_the_freeze(stage: &mut Stage) -> Result<()> {
@@ -170,8 +140,8 @@ fn a_containerd_that_is_restarted_in_the_middle_is_survived(stage: &mut Stage) -
     moving.wait()?;
     connection_alive(&mut counter)?;
     ensure!(CONTAINERD.pid(lab, "a")? == pid, "the container is another process");
-    wait_until("the destination to be as it was", Duration::from_secs(30), || Ok(is_gone(lab, "b").ok()))
-        .with_context(|| format!("{:?}", is_gone(lab, "b")))?;
+    wait_until("the destination to be as it was", Duration::from_secs(30), || Ok(CONTAINERD.is_gone(lab, "b").ok()))
+        .with_context(|| format!("{:?}", CONTAINERD.is_gone(lab, "b")))?;
     CONTAINERD.moves(lab, &mut counter, "a", "b").context("after the restart")?;
     drop(counter);
     CONTAINERD.remove(lab, "b")

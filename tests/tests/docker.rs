@@ -5,28 +5,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tranship_e2e::{
-    Dialect, Managed, Stage, connection_alive, nothing_left, refused_move, restart_agent, scenarios, wait_until,
-};
+use tranship_e2e::{DOCKER, Stage, connection_alive, refused_move, restart_agent, scenarios, wait_until};
 use tranship_lab::{CounterClient, Lab, Redis, RunOptions};
 use tranship_types::BlockerKind;
 
 const NAME: &str = "cache";
-const DOCKER: Managed = Managed {
-    engine: "Docker",
-    dialect: Dialect::Docker,
-    name: NAME,
-    prepare: Lab::start_docker,
-    command: Lab::docker,
-    run: Lab::docker_run,
-    is_gone,
-};
-
-fn is_gone(lab: &Lab, node: &str) -> Result<()> {
-    ensure!(DOCKER.names(lab, node, &["--all"])?.is_empty(), "Docker on {node} still has {NAME}");
-    nothing_left(lab, node, NAME)
-}
-
 fn docker_manages_the_moved_container(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     let options = ["--restart", "always", "--memory", "256m", "--env", "COLOUR=blue", "--label", "tier=back"];

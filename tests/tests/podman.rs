@@ -5,34 +5,11 @@ use std::process::{ExitCode, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tranship_e2e::{
-    Dialect, Managed, Stage, connection_alive, nothing_left, refused_move, restart_agent, scenarios, wait_until,
-};
-use tranship_lab::{Lab, Redis, RunOptions};
+use tranship_e2e::{PODMAN, Stage, connection_alive, nothing_left, refused_move, restart_agent, scenarios, wait_until};
+use tranship_lab::{Redis, RunOptions};
 use tranship_types::BlockerKind;
 
 const NAME: &str = "cache";
-const PODMAN: Managed = Managed {
-    engine: "Podman",
-    dialect: Dialect::Docker,
-    name: NAME,
-    prepare: Lab::start_podman,
-    command: Lab::podman,
-    run: Lab::podman_run,
-    is_gone,
-};
-
-/// Whether there is nothing of Podman's container on a node: neither in Podman nor in runc, no network namespace of it, no cgroup.
-fn is_gone(lab: &Lab, node: &str) -> Result<()> {
-    ensure!(PODMAN.names(lab, node, &["--all"])?.is_empty(), "Podman on {node} still has {NAME}");
-    let left = lab.check(node, &["sh", "-c", "runc list -q; ls -d /run/netns/netns-* 2>/dev/null; true"])?;
-    ensure!(left.is_empty(), "left on {node}: {left}");
-    let cgroups = format!("find /sys/fs/cgroup -path '*/tranship-lab/{node}/libpod-*' -prune -print");
-    let left = lab.check(node, &["sh", "-c", &cgroups])?;
-    ensure!(left.is_empty(), "cgroups left on {node}: {left}");
-    nothing_left(lab, node, NAME)
-}
-
 fn podman_manages_the_moved_container(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     let options = [
@@ -110,7 +87,7 @@ fn podman_manages_the_moved_container(stage: &mut Stage) -> Result<()> {
     lab.podman("b", &["start", NAME])?;
     Redis::connect(lab, ip, Duration::from_secs(10)).context("after podman stop and start on the destination")?;
     PODMAN.remove(lab, "b")?;
-    is_gone(lab, "b")
+    PODMAN.is_gone(lab, "b")
 }
 
 fn what_cannot_be_carried_over_is_refused_before_the_freeze(stage: &mut Stage) -> Result<()> {
@@ -181,7 +158,7 @@ fn an_arriving_container_is_listed_at_once(stage: &mut Stage) -> Result<()> {
     connection_alive(&mut counter)?;
     drop(counter);
     lab.podman("b", &["rm", "--force", "--time", "0", "older"])?;
-    is_gone(lab, "b")?;
+    PODMAN.is_gone(lab, "b")?;
     PODMAN.remove(lab, "a")
 }
 

@@ -2,16 +2,15 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, ExitCode};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use tranship_e2e::{
-    Computation, Guest, Progress, Stage, exactly_one_runs, move_container, move_with, nothing_left, remove, scenarios,
-    wait_until,
+    Computation, Guest, Progress, Psql, Stage, exactly_one_runs, move_container, move_with, nothing_left,
+    postgres_programs, remove, scenarios, wait_until,
 };
 use tranship_lab::{CLIENT, Lab, RunOptions, find_program};
 
@@ -23,59 +22,6 @@ fn to_and_fro(lab: &Lab, name: &str) -> Result<String> {
     ensure!(exactly_one_runs(lab, name)? == to, "{name} is still on {from}");
     nothing_left(lab, &from, name)?;
     Ok(to.to_owned())
-}
-
-/// A psql that is asked one thing after the other.
-struct Psql {
-    child: Child,
-    ask: ChildStdin,
-    hear: BufReader<ChildStdout>,
-}
-
-impl Psql {
-    fn start(lab: &Lab, programs: &Path, ip: Ipv4Addr) -> Result<Self> {
-        let psql = programs.join("psql").display().to_string();
-        let ip = ip.to_string();
-        let arguments = [&psql, "-h", &ip, "-U", "postgres", "-XqAt", "-v", "ON_ERROR_STOP=1", "postgres"];
-        let mut command = lab.command(CLIENT, &arguments)?;
-        // Errors end psql, and are then seen on the test's own stderr.
-        command.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
-        let mut child = command.spawn().context("cannot start psql")?;
-        let (ask, hear) = (child.stdin.take().context("no stdin")?, child.stdout.take().context("no stdout")?);
-        Ok(Self { child, ask, hear: BufReader::new(hear) })
-    }
-
-    /// The rows of the answer, in unaligned form, joined by newlines.
-    fn ask(&mut self, sql: &str) -> Result<String> {
-        writeln!(self.ask, "{sql};\n\\echo --end--")?;
-        let mut rows = Vec::new();
-        loop {
-            let mut line = String::new();
-            let length = self.hear.read_line(&mut line)?;
-            ensure!(length > 0, "psql ended at {sql:?}: {:?}", self.child.wait()?);
-            match line.trim_end() {
-                "--end--" => return Ok(rows.join("\n")),
-                row => rows.push(row.to_owned()),
-            }
-        }
-    }
-}
-
-impl Drop for Psql {
-    fn drop(&mut self) {
-        // Already gone is as good.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// The directory of the newest PostgreSQL's programs.
-fn postgres_programs() -> Result<PathBuf> {
-    let versions = std::fs::read_dir("/usr/lib/postgresql").context("PostgreSQL is not installed; run `make setup`")?;
-    let mut found: Vec<_> =
-        versions.flatten().map(|e| e.path().join("bin")).filter(|p| p.join("postgres").exists()).collect();
-    found.sort();
-    found.pop().context("there is no PostgreSQL below /usr/lib/postgresql")
 }
 
 fn a_transaction_stays_open_and_pgbench_goes_on(stage: &mut Stage) -> Result<()> {

@@ -109,6 +109,22 @@ impl Lab {
     /// # Errors
     /// The refusal of containerd, or of what attaches it.
     pub fn ctr_run(&self, node: &str, name: &str, ip: Ipv4Addr, options: &[&str], command: &[String]) -> Result<()> {
+        self.ctr_run_image(node, name, ip, IMAGE, options, command)
+    }
+
+    /// The same from another image.
+    ///
+    /// # Errors
+    /// As [`ctr_run`](Lab::ctr_run).
+    pub fn ctr_run_image(
+        &self,
+        node: &str,
+        name: &str,
+        ip: Ipv4Addr,
+        image: &str,
+        options: &[&str],
+        command: &[String],
+    ) -> Result<()> {
         self.make_network(self.node(node)?, name, "macvlan", ip)?;
         let network = format!("network:{}", network_namespace(name));
         let (group, log) = (format!("{}/{name}", cgroup::parent_of(node)), format!("file:///run/{name}.log"));
@@ -118,7 +134,7 @@ impl Lab {
         }
         arguments.extend(["--mount", "type=tmpfs,src=tmpfs,dst=/tmp,options=nosuid:nodev"]);
         arguments.extend(options);
-        arguments.extend([IMAGE, name]);
+        arguments.extend([image, name]);
         arguments.extend(command.iter().map(String::as_str));
         self.ctr(node, &arguments).map(drop)
     }

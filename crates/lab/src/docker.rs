@@ -77,11 +77,27 @@ impl Lab {
     /// # Errors
     /// Docker's refusal.
     pub fn docker_run(&self, node: &str, name: &str, ip: Ipv4Addr, options: &[&str], command: &[String]) -> Result<()> {
+        self.docker_run_image(node, name, ip, IMAGE, options, command)
+    }
+
+    /// The same from another image.
+    ///
+    /// # Errors
+    /// As [`docker_run`](Lab::docker_run).
+    pub fn docker_run_image(
+        &self,
+        node: &str,
+        name: &str,
+        ip: Ipv4Addr,
+        image: &str,
+        options: &[&str],
+        command: &[String],
+    ) -> Result<()> {
         let ip = ip.to_string();
         let mut arguments = vec!["run", "--detach", "--name", name, "--network", NETWORK, "--ip", &ip];
         arguments.extend(["--volume", "/usr:/usr:ro", "--volume", "/etc:/etc:ro", "--tmpfs", "/tmp"]);
         arguments.extend(options);
-        arguments.push(IMAGE);
+        arguments.push(image);
         arguments.extend(command.iter().map(String::as_str));
         self.docker(node, &arguments).map(drop)
     }

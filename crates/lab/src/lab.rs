@@ -19,6 +19,8 @@ use crate::{agent, cgroup, program, rootfs, switch};
 /// In the environment of whatever the lab starts, so that what is left of it can be told from the host's processes.
 pub(crate) const MARK: &str = "TRANSHIP_LAB_NODE";
 const TOOLS: [&str; 7] = ["ip", "tc", "unshare", "nsenter", "setsid", "setpriv", "runc"];
+/// How long a command in a node may take: nobody waits for ever for one that hangs.
+const COMMAND_LIMIT: Duration = Duration::from_secs(180);
 const LOCK_LIMIT: Duration = Duration::from_secs(20);
 
 /// What kind of lab to bring up.
@@ -187,9 +189,9 @@ impl Lab {
     /// Runs a command in a node to its end, without input. The exit status is the command's own.
     ///
     /// # Errors
-    /// If there is no such node or the command cannot be started; not if it fails.
+    /// If there is no such node, or the command cannot be started, or has not ended after three minutes; not if it fails.
     pub fn exec<S: AsRef<std::ffi::OsStr>>(&self, node: &str, arguments: &[S]) -> Result<Output> {
-        self.command(node, arguments)?.stdin(Stdio::null()).output().map_err(LabError::start("nsenter"))
+        program::output_within(COMMAND_LIMIT, &mut self.command(node, arguments)?)
     }
 
     /// The same, taking a failure for an error, and returning what the command printed.

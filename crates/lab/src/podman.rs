@@ -91,12 +91,28 @@ impl Lab {
     /// # Errors
     /// Podman's refusal.
     pub fn podman_run(&self, node: &str, name: &str, ip: Ipv4Addr, options: &[&str], command: &[String]) -> Result<()> {
+        self.podman_run_image(node, name, ip, IMAGE, options, command)
+    }
+
+    /// The same from another image.
+    ///
+    /// # Errors
+    /// As [`podman_run`](Lab::podman_run).
+    pub fn podman_run_image(
+        &self,
+        node: &str,
+        name: &str,
+        ip: Ipv4Addr,
+        image: &str,
+        options: &[&str],
+        command: &[String],
+    ) -> Result<()> {
         let (ip, parent) = (ip.to_string(), cgroup::parent_of(node));
         let mut arguments = vec!["run", "--detach", "--name", name, "--network", NETWORK, "--ip", &ip];
         arguments.extend(["--cgroup-parent", &parent, "--volume", "/usr:/usr:ro", "--volume", "/etc:/etc:ro"]);
         arguments.extend(["--tmpfs", "/tmp"]);
         arguments.extend(options);
-        arguments.push(IMAGE);
+        arguments.push(image);
         arguments.extend(command.iter().map(String::as_str));
         self.podman(node, &arguments).map(drop)
     }

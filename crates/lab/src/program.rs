@@ -1,9 +1,11 @@
 //! Running other programs: where they are found, and what is said when they fail.
 
 use std::env;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use crate::error::{LabError, Result};
 
@@ -56,6 +58,44 @@ pub(crate) fn run(what: impl Into<String>, command: &mut Command, input: &str) -
     }
     let output = child.wait_with_output().map_err(LabError::start(&program))?;
     checked(what, output)
+}
+
+/// Runs a command to its end without input, and kills it if that does not come in time.
+pub(crate) fn output_within(limit: Duration, command: &mut Command) -> Result<Output> {
+    fn collect(mut pipe: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
+        std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            // What came before an error counts.
+            let _ = pipe.read_to_end(&mut bytes);
+            bytes
+        })
+    }
+    let program = command.get_program().to_string_lossy().into_owned();
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(LabError::start(&program))?;
+    let (stdout, stderr) = (child.stdout.take().map(collect), child.stderr.take().map(collect));
+    let mut pause = Duration::from_micros(200);
+    let deadline = Instant::now() + limit;
+    let status = loop {
+        if let Some(status) = child.try_wait().map_err(LabError::start(&program))? {
+            break status;
+        }
+        if Instant::now() >= deadline {
+            // It may end just now.
+            let _ = child.kill();
+            let _ = child.wait();
+            let arguments: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
+            return Err(LabError::Deadline {
+                what: format!("{program} {} did not end", arguments.join(" ")),
+                seconds: limit.as_secs(),
+                detail: String::new(),
+            });
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(4));
+    };
+    let whole = |pipe: Option<JoinHandle<Vec<u8>>>| pipe.and_then(|pipe| pipe.join().ok()).unwrap_or_default();
+    Ok(Output { status, stdout: whole(stdout), stderr: whole(stderr) })
 }
 
 /// Takes the output of a command that ended well, or makes an error of it.

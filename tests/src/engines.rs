@@ -1,0 +1,140 @@
+//! The engines besides runc, with a container of each for scenarios to move.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use tranship_lab::Lab;
+
+use crate::containers::nothing_left;
+use crate::managed::{Dialect, Managed};
+use crate::runner::wait_until;
+
+/// Docker, and a container of its own.
+pub const DOCKER: Managed = Managed {
+    engine: "Docker",
+    dialect: Dialect::Docker,
+    name: "cache",
+    image: "tranship-lab",
+    prepare: Lab::start_docker,
+    command: Lab::docker,
+    run: Lab::docker_run_image,
+    is_gone: gone_from_docker,
+};
+
+/// Podman, and a container of its own.
+pub const PODMAN: Managed = Managed {
+    engine: "Podman",
+    dialect: Dialect::Docker,
+    name: "cache",
+    image: "tranship-lab",
+    prepare: Lab::start_podman,
+    command: Lab::podman,
+    run: Lab::podman_run_image,
+    is_gone: gone_from_podman,
+};
+
+/// containerd, and a container of its own.
+pub const CONTAINERD: Managed = Managed {
+    engine: "containerd",
+    dialect: Dialect::Ctr,
+    name: "cache.1",
+    image: "docker.io/library/tranship-lab:latest",
+    prepare: Lab::start_containerd,
+    command: Lab::ctr,
+    run: Lab::ctr_run_image,
+    is_gone: gone_from_containerd,
+};
+
+fn gone_from_docker(lab: &Lab, node: &str, name: &str) -> Result<()> {
+    let there = lab.docker(node, &["ps", "--all", "--format", "{{.Names}}"])?;
+    ensure!(there.is_empty(), "Docker on {node} still has {there}");
+    nothing_left(lab, node, name)
+}
+
+/// Neither in Podman nor in runc, no network namespace of it, no cgroup.
+fn gone_from_podman(lab: &Lab, node: &str, name: &str) -> Result<()> {
+    let there = lab.podman(node, &["ps", "--all", "--format", "{{.Names}}"])?;
+    ensure!(there.is_empty(), "Podman on {node} still has {there}");
+    let left = lab.check(node, &["sh", "-c", "runc list -q; ls -d /run/netns/netns-* 2>/dev/null; true"])?;
+    ensure!(left.is_empty(), "left on {node}: {left}");
+    let cgroups = format!("find /sys/fs/cgroup -path '*/tranship-lab/{node}/libpod-*' -prune -print");
+    let left = lab.check(node, &["sh", "-c", &cgroups])?;
+    ensure!(left.is_empty(), "cgroups left on {node}: {left}");
+    nothing_left(lab, node, name)
+}
+
+/// Neither in containerd nor in runc, no snapshot, no shim.
+fn gone_from_containerd(lab: &Lab, node: &str, name: &str) -> Result<()> {
+    for question in [["containers", "ls", "-q"], ["tasks", "ls", "-q"]] {
+        let there = lab.ctr(node, &question)?;
+        ensure!(there.is_empty(), "{} on {node}: {there}", question[0]);
+    }
+    let snapshots = lab.ctr(node, &["snapshots", "ls"])?;
+    ensure!(!snapshots.contains("Active"), "snapshots left on {node}: {snapshots}");
+    let look = "ls -A /run/containerd/runc/* /run/containerd/io.*.v2.task/* 2>&1 | grep -wF -- \"$0\" || true";
+    let left = lab.check(node, &["sh", "-c", look, name])?;
+    ensure!(left.is_empty(), "left on {node}: {left}");
+    wait_until("the shim to end", Duration::from_secs(5), || {
+        Ok(lab.check(node, &["sh", "-c", "pgrep -a containerd-shim || true"])?.is_empty().then_some(()))
+    })?;
+    nothing_left(lab, node, name)
+}
+
+/// An archive of the lab's image with one more layer, in the form that `docker save` writes.
+const PACK: &str = r#"set -e; cd /run/containerd-image; mkdir -p more/opt; head -c "$0M" /dev/urandom > more/opt/own; chmod 644 more/opt/own
+    tar -C more -cf own.tar .; lower=$(sha256sum layer.tar | cut -d' ' -f1); upper=$(sha256sum own.tar | cut -d' ' -f1)
+    echo '{"architecture": "'$(dpkg --print-architecture)'", "os": "linux", "config": {"User": "1000:1000", "WorkingDir": "/opt"},
+        "rootfs": {"type": "layers", "diff_ids": ["sha256:'$lower'", "sha256:'$upper'"]}}' > own.json
+    echo '[{"Config": "own.json", "RepoTags": ["'"$1"'"], "Layers": ["layer.tar", "own.tar"]}]' > manifest.json
+    tar -cf own-image.tar own.json layer.tar own.tar manifest.json; rm -r more own.tar"#;
+
+impl Managed {
+    /// Makes an image on a node: the lab's with one more layer, `/opt/own` of so many MiB that no other image has; it names the user 1000
+    /// and the directory `/opt`. Says what it is called.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn make_image(&self, lab: &Lab, node: &str, mib: u32) -> Result<&'static str> {
+        let engine = |arguments: &[&str]| (self.command)(lab, node, arguments);
+        let mib = mib.to_string();
+        match self.dialect {
+            Dialect::Docker => {
+                engine(&["create", "--name", "base", "--volume", "/usr:/usr:ro", self.image, "true"])?;
+                lab.check(node, &["sh", "-c", "head -c \"$0M\" /dev/urandom > /run/own", &mib])?;
+                engine(&["cp", "/run/own", "base:/opt/own"])?;
+                engine(&["commit", "--change", "USER 1000:1000", "--change", "WORKDIR /opt", "base", "own:1"])?;
+                engine(&["rm", "base"])?;
+                Ok("own:1")
+            }
+            Dialect::Ctr => {
+                const NAME: &str = "docker.io/library/own:1";
+                lab.check(node, &["sh", "-c", PACK, &mib, NAME])?;
+                engine(&["images", "import", "/run/containerd-image/own-image.tar"])?;
+                Ok(NAME)
+            }
+        }
+    }
+
+    /// Removes an image from both nodes, where it is.
+    ///
+    /// # Errors
+    /// If an engine cannot.
+    pub fn remove_image(&self, lab: &Lab, image: &str) -> Result<()> {
+        let remove: &[&str] = match self.dialect {
+            Dialect::Docker => &["rmi", "--force", image],
+            Dialect::Ctr => &["images", "rm", "--sync", image],
+        };
+        let there = |node: &str| -> Result<bool> {
+            Ok(match self.dialect {
+                Dialect::Docker => (self.command)(lab, node, &["images", "--quiet", image])?.lines().count() > 0,
+                Dialect::Ctr => (self.command)(lab, node, &["images", "ls", "-q"])?.lines().any(|line| line == image),
+            })
+        };
+        ["a", "b"].iter().try_for_each(|node| {
+            if there(node)? {
+                (self.command)(lab, node, remove)?;
+            }
+            Ok(())
+        })
+    }
+}
