@@ -285,7 +285,7 @@ impl SourceRun {
 
     fn freeze(&mut self) -> Result<(), Failure> {
         self.let_closed_connections_finish();
-        self.let_backlog_drain();
+        let drained = self.let_backlog_drain();
         let freezer = self.inspected()?.0.freezer.clone();
         self.unthrottle()?;
         // From here on the container waits for this thread and for criu.
@@ -293,8 +293,7 @@ impl SourceRun {
         if let Some(front) = &self.front {
             schedule::stand_for(front.criu, Standing::Realtime);
         }
-        self.frozen_ns = Some(monotonic_ns());
-        self.timeline.time("freeze", || freezer.freeze(FREEZE)).map_err(failed)
+        self.freeze_after_stragglers(&freezer, drained)
     }
 
     /// First the survey, then the gate: what is on its way to the container meanwhile is still taken in by its sockets, which

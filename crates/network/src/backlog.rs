@@ -48,15 +48,23 @@ impl Backlog {
         Ok(Self { netns: netns.to_owned(), socket, sequence: 0 })
     }
 
-    /// How many connections wait to be accepted, or for the last segment of their handshake; and how many sockets have
-    /// datagrams.
+    /// How many connections wait to be accepted, and how many sockets have datagrams that wait to be read.
     ///
     /// # Errors
     /// The system's refusal.
     pub fn waiting(&mut self) -> Result<u32, NetworkError> {
-        let pending = (1u32 << LISTEN) | (1 << SYN_RECV);
-        let kinds = [(AF_INET, TCP, pending), (AF_INET6, TCP, pending), (AF_INET, UDP, !0), (AF_INET6, UDP, !0)];
+        let listening = 1u32 << LISTEN;
+        let kinds = [(AF_INET, TCP, listening), (AF_INET6, TCP, listening), (AF_INET, UDP, !0), (AF_INET6, UDP, !0)];
         self.count(&kinds, waiting)
+    }
+
+    /// How many connections are in the middle of their handshake: the client has not acknowledged yet that it was let in.
+    ///
+    /// # Errors
+    /// The system's refusal.
+    pub fn handshakes(&mut self) -> Result<u32, NetworkError> {
+        let begun = 1u32 << SYN_RECV;
+        self.count(&[(AF_INET, TCP, begun), (AF_INET6, TCP, begun)], handshake)
     }
 
     /// How many connections that no program has any more still have something to send, or to be acknowledged: a program that
@@ -106,15 +114,19 @@ impl Backlog {
 }
 
 /// What a socket (struct inet_diag_msg) counts for: one that listens for the connections in its queue, one of UDP for one if it
-/// has anything to read, others (in the middle of a handshake) for themselves.
+/// has anything to read.
 fn waiting(protocol: u8, socket: &[u8]) -> u32 {
     let queue = word(socket, 56);
     match (socket.get(1), queue) {
         (Some(_), Some(bytes)) if protocol == UDP => u32::from(bytes > 0),
         (Some(&LISTEN), Some(connections)) => connections,
-        (Some(_), Some(_)) => 1,
         _ => 0,
     }
+}
+
+/// One, if it is in the middle of its handshake.
+fn handshake(_: u8, socket: &[u8]) -> u32 {
+    u32::from(socket.get(1) == Some(&SYN_RECV))
 }
 
 /// One, if it belongs to no file and has bytes to send or to be acknowledged.
@@ -183,6 +195,6 @@ mod tests {
         assert_eq!(waiting(UDP, &[]), 0);
         let mut request = vec![0; 72];
         request[1] = SYN_RECV;
-        assert_eq!((waiting(TCP, &request), waiting(UDP, &request)), (1, 0));
+        assert_eq!((waiting(TCP, &request), waiting(UDP, &request), handshake(TCP, &request)), (0, 0, 1));
     }
 }

@@ -205,7 +205,7 @@ pub(super) fn new_connections(stage: &mut Stage) -> Result<()> {
     let flag = Arc::clone(&stop);
     let knocking = lab.within(CLIENT, None, move || {
         Ok(std::thread::spawn(move || {
-            std::thread::scope(|scope| -> Result<Duration> {
+            std::thread::scope(|scope| -> Result<Vec<Duration>> {
                 let mut callers = Vec::new();
                 while !flag.load(Ordering::SeqCst) {
                     callers.push(scope.spawn(|| -> Result<Duration> {
@@ -218,20 +218,70 @@ pub(super) fn new_connections(stage: &mut Stage) -> Result<()> {
                     }));
                     std::thread::sleep(Duration::from_millis(5));
                 }
-                let mut longest = Duration::ZERO;
-                for (n, caller) in callers.into_iter().enumerate() {
+                let each = callers.into_iter().enumerate().map(|(n, caller)| {
                     let Ok(took) = caller.join() else { bail!("caller {n} panicked") };
-                    longest = longest.max(took.with_context(|| format!("caller {n}"))?);
-                }
-                Ok(longest)
+                    took.with_context(|| format!("caller {n}"))
+                });
+                each.collect()
             })
         }))
     })??;
     let moved = moves(lab, NAME, "a", "b");
     stop.store(true, Ordering::SeqCst);
-    let Ok(longest) = knocking.join() else { bail!("the callers' thread panicked") };
-    let blackout = moved?.blackout_ms.unwrap_or_default();
-    eprintln!("blackout {blackout:.0} ms; the slowest caller was served after {} ms", longest?.as_millis());
+    let Ok(served) = knocking.join() else { bail!("the callers' thread panicked") };
+    let blackout = Duration::from_secs_f64(moved?.blackout_ms.context("the report tells no blackout")? / 1e3);
+    let served = served?;
+    let longest = served.iter().max().copied().unwrap_or_default();
+    let late = served.iter().filter(|took| **took > blackout + Duration::from_millis(50)).count();
+    eprintln!(
+        "blackout {} ms; {} callers were served, the slowest after {} ms, {late} later than 50 ms after the blackout",
+        blackout.as_millis(),
+        served.len(),
+        longest.as_millis()
+    );
+    ensure!(served.len() > 50, "only {} callers came", served.len());
+    // A SYN that was lost is sent again after a second.
+    ensure!(longest < blackout + Duration::from_millis(900), "the slowest caller was served after {longest:?}");
+    remove(lab, NAME)
+}
+
+/// What asks for a connection gets it also where the freeze would have come between its request and its acknowledgement: those
+/// handshakes come to their end before.
+pub(super) fn handshakes(stage: &mut Stage) -> Result<()> {
+    const CALLERS: u64 = 5;
+    /// How long the clients' acknowledgements are on their way, once the gate is closed to newcomers.
+    const LATE: Duration = Duration::from_millis(90);
+    let lab = &stage.lab;
+    run(lab, "a", NAME, IP, false)?;
+    // All that the client sends is lost but its SYNs: so it has its connections, and the server does not yet.
+    let port = TRAFFIC_PORT.to_string();
+    let firewall = |change: &str| {
+        let rule = ["OUTPUT", "-p", "tcp", "--dport", &port, "!", "--syn", "-j", "DROP"];
+        lab.check(CLIENT, &[&["iptables-legacy", change][..], &rule].concat()).map(drop)
+    };
+    firewall("-A")?;
+    let streams = (0..CALLERS).map(|_| connect(lab, IP)).collect::<Result<Vec<_>>>();
+    let (report, answers) = std::thread::scope(|scope| -> Result<_> {
+        let mover = scope.spawn(|| moves(lab, NAME, "a", "b"));
+        let closed = wait_until("the gate to be closed to newcomers", PATIENCE, || {
+            let listed = lab.exec("a", &["ip", "netns", "exec", NAME, "nft", "list", "tables"])?;
+            Ok(String::from_utf8_lossy(&listed.stdout).contains("tranship").then_some(()))
+        });
+        std::thread::sleep(LATE);
+        firewall("-D")?;
+        let answers = streams.and_then(|streams| {
+            streams.iter().zip(0..).try_for_each(|(stream, n)| {
+                let mut asks = stream;
+                asks.write_all(&Service::Echo.to_bytes())?;
+                echoes(stream, n).with_context(|| format!("caller {n}"))
+            })
+        });
+        closed?;
+        let Ok(report) = mover.join() else { bail!("the thread that moves it panicked") };
+        Ok((report?, answers))
+    })?;
+    answers?;
+    ensure!(!report.ways.iter().any(|way| way.contains("handshake")), "{:?}", report.ways);
     remove(lab, NAME)
 }
 

@@ -76,6 +76,7 @@ fn main() -> ExitCode {
         ("unread_and_unsent_data_arrive", kinds::unread_and_unsent_data),
         ("connections_that_wait_to_be_accepted_are_served", kinds::backlog),
         ("whoever_connects_in_the_blackout_is_let_in", kinds::new_connections),
+        ("connections_that_are_being_made_are_made_before_the_freeze", kinds::handshakes),
         ("no_datagram_is_lost", kinds::datagrams),
         ("two_thousand_connections_move_at_once", kinds::many_connections),
         ("peers_go_on_at_once_after_a_pause_of_seconds", pause::peers_go_on_at_once),

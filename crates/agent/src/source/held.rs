@@ -3,19 +3,27 @@
 use std::time::{Duration, Instant};
 
 use tranship_coordinator::Failure;
+use tranship_engine::Freezer;
 use tranship_network::{Backlog, HeldFrame, Injector, NetworkError};
+use tranship_sys::clock::monotonic_ns;
 use tranship_wire::message::Request;
 
-use super::SourceRun;
+use super::{FREEZE, SourceRun};
+use crate::node::failed;
 
 /// Bytes of packets in one message: as text they are a third longer, and a message holds 1 MiB.
 const HELD_MESSAGE: usize = 512 << 10;
 
 /// How long programs may take to accept the connections, and read the datagrams, that have come before the freeze.
 const ACCEPT: Duration = Duration::from_millis(50);
+/// How long connections that had been asked for by then may take to be made: a round trip to the client.
+const HANDSHAKE: Duration = Duration::from_millis(200);
 /// How long connections that programs have closed may take to send what is left: while the container runs, and in the freeze.
 const FINISH: Duration = Duration::from_secs(1);
 const FINISH_FROZEN: Duration = Duration::from_millis(10);
+
+/// How often the container is frozen at most, where packets come between its last look at them and the freeze.
+const ATTEMPTS: u32 = 3;
 
 impl SourceRun {
     /// Lets the kernel bring to their end the connections that programs have closed, while the container runs: nobody has
@@ -62,36 +70,88 @@ impl SourceRun {
         }
     }
 
-    /// Keeps new connections and datagrams waiting at the gate until programs have taken those that are there already: CRIU
-    /// can carry neither what waits to be accepted nor unread datagrams. An idle container is not kept waiting.
-    pub(super) fn let_backlog_drain(&mut self) {
+    /// Keeps new connections and datagrams waiting at the gate until those connections that have begun are made, and programs
+    /// have taken what is there already: CRIU can carry neither what waits to be accepted, or for its handshake's end, nor unread
+    /// datagrams. An idle container is not kept waiting. Returns whether nothing is left.
+    pub(super) fn let_backlog_drain(&mut self) -> bool {
         let (Some(hold), Some(gate), Some(backlog)) = (&mut self.hold, &mut self.gate, &mut self.backlog) else {
-            return;
+            return false;
         };
-        let deadline = Instant::now() + ACCEPT;
         let held = &mut self.held;
-        let mut drain = || -> Result<u32, NetworkError> {
+        let mut drain = || -> Result<(u32, u32), NetworkError> {
             hold.begin()?;
             gate.close_to_newcomers()?;
+            let begun = Instant::now();
+            // When the last of them was made, as far as is known.
+            let mut made = begun;
             loop {
                 // What passes meanwhile must not fill the hold.
                 held.extend(hold.take());
-                match backlog.waiting()? {
-                    0 => return Ok(0),
-                    left if Instant::now() >= deadline => return Ok(left),
-                    _ => std::thread::sleep(Duration::from_micros(200)),
+                // In this order: a connection that is made waits to be accepted.
+                let left = (backlog.handshakes()?, backlog.waiting()?);
+                if left.0 > 0 {
+                    made = Instant::now();
                 }
+                let over = begun.elapsed() >= HANDSHAKE || (left.0 == 0 && made.elapsed() >= ACCEPT);
+                if left == (0, 0) || over {
+                    return Ok(left);
+                }
+                std::thread::sleep(Duration::from_micros(200));
             }
         };
         match drain() {
-            Ok(0) => {}
-            Ok(left) => self.report.change(|r| {
-                r.ways.push(format!("network: {left} connections and sockets with datagrams that no program took in time; what waits there is lost"));
-            }),
+            Ok((handshakes, waiting)) => {
+                if handshakes > 0 {
+                    self.report.change(|r| r.ways.push(format!("network: {handshakes} connections were in the middle of their handshake; their clients have to ask again")));
+                }
+                if waiting > 0 {
+                    self.report_lost(waiting);
+                }
+                (handshakes, waiting) == (0, 0)
+            }
             Err(error) => {
                 tracing::warn!(id = %self.id, %error, "what waits to be accepted or read is not looked at");
+                false
             }
         }
+    }
+
+    /// Freezes the container. If nothing waited before (`drained`) and something does now, the container runs on until that is
+    /// taken: it is what another processor was carrying past the gate while it was closed to newcomers. That takes microseconds
+    /// as a rule, and milliseconds where the processor is a virtual one.
+    pub(super) fn freeze_after_stragglers(&mut self, freezer: &Freezer, mut drained: bool) -> Result<(), Failure> {
+        let mut left = ATTEMPTS;
+        loop {
+            let start = monotonic_ns();
+            self.frozen_ns = Some(start);
+            freezer.freeze(FREEZE).map_err(failed)?;
+            let end = monotonic_ns();
+            left -= 1;
+            let waiting = if drained { self.waiting_in_the_freeze() } else { 0 };
+            if waiting == 0 || left == 0 {
+                self.timeline.note("freeze", start, end);
+                if waiting > 0 {
+                    self.report_lost(waiting);
+                }
+                return Ok(());
+            }
+            tracing::info!(id = %self.id, waiting, "packets came at the last moment; the container takes them first");
+            freezer.thaw().map_err(failed)?;
+            drained = self.let_backlog_drain();
+        }
+    }
+
+    fn waiting_in_the_freeze(&mut self) -> u32 {
+        self.backlog.as_mut().and_then(|backlog| backlog.waiting().ok()).unwrap_or(0)
+    }
+
+    /// Puts into the report what waits, and no program took.
+    pub(super) fn report_lost(&self, waiting: u32) {
+        self.report.change(|r| {
+            r.ways.push(format!(
+                "network: {waiting} connections and sockets with datagrams that no program took in time; what waits there is lost"
+            ));
+        });
     }
 
     /// Delivers the held packets to the original, which goes on here after all.
