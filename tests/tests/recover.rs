@@ -10,8 +10,8 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use tranship_api::ApiError;
 use tranship_e2e::{
-    Log, Stage, connection_alive, copies, is_gone, move_container, quiet, remove, restart_agent, scenarios, send,
-    state, wait_until,
+    Log, Stage, connection_alive, copies, is_gone, move_container, quiet, refused_move, remove, restart_agent,
+    scenarios, send, state, wait_until,
 };
 use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, redis_command, report_of};
 use tranship_types::{Outcome, Phase, Report};
@@ -218,6 +218,60 @@ fn a_source_that_dies_while_it_gives_up(stage: &mut Stage) -> Result<()> {
     remove(lab, NAME)
 }
 
+/// CPU time that processes have had so far.
+fn cpu_time(pids: &[u32]) -> Duration {
+    let nanoseconds = |pid: &u32| {
+        let text = fs::read_to_string(format!("/proc/{pid}/schedstat")).unwrap_or_default();
+        text.split_whitespace().next().and_then(|first| first.parse().ok()).unwrap_or(0)
+    };
+    Duration::from_nanos(pids.iter().map(nanoseconds).sum())
+}
+
+/// In the middle of post-copy the original looks like a container that is paused. Who resumes it by hand gets no second copy
+/// that runs; who moves it is told that it is being moved.
+fn an_original_that_is_resumed_by_hand(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let ip = Ipv4Addr::new(10, 77, 0, 66);
+    // One of its processes would use every moment that it is let run.
+    let command =
+        [vec!["sh".into(), "-c".into(), "while :; do :; done & exec \"$@\"".into(), "sh".into()], redis_command()];
+    lab.run("a", NAME, &RunOptions::new(ip, command.concat()))?;
+    let mut redis = Redis::connect(lab, ip, Duration::from_secs(10))?;
+    redis.populate(KEYS, "key", 100)?;
+    let truth = redis.verify_without(COUNTER)?;
+    drop(redis);
+    let mut moving = begin(lab, &["--mode", "postcopy", "--bandwidth", "4mbit"])?;
+    let drains = |r: &Report| r.phase == Phase::Drain && r.outcome == Outcome::Running;
+    let id = reported(lab, "a", "node a to know that it drains", drains)?.id;
+    for (from, to) in [("a", "b"), ("b", "a")] {
+        let refusal = refused_move(lab, from, NAME, to)?;
+        let sentence = format!(
+            "{NAME} is being moved already, on node {from} (move {id}); wait for it; see `tranship status {id}`"
+        );
+        ensure!(refusal.sentence.contains(&sentence), "{sentence:?} is not in {:?}", refusal.sentence);
+        let planned = lab.exec(from, &["tranship", "plan", NAME, "--to", to])?;
+        let text = String::from_utf8_lossy(&planned.stderr).into_owned();
+        ensure!(planned.status.code() == Some(REFUSED) && text.contains(&sentence), "{sentence:?} is not in {text:?}");
+    }
+
+    let original = copies(lab, NAME)?.into_iter().find(|copy| copy.node == "a").context("the original")?;
+    let before = cpu_time(&original.pids);
+    lab.check("a", &["runc", "resume", NAME])?;
+    let noticed =
+        |r: &Report| r.ways.iter().any(|way| way.contains("somebody resumed") && way.contains("frozen again"));
+    reported(lab, "a", "the agent to notice", noticed)?;
+    let ran = cpu_time(&original.pids).saturating_sub(before);
+    ensure!(original.pids.len() >= 2 && ran < Duration::from_millis(50), "the original ran for {ran:?}: {original:?}");
+    ensure!(runs_on(lab)? == ["b"], "{:?}", runs_on(lab)?);
+
+    ensure!(moving.wait()?.success(), "the move");
+    ensure!(quiet(lab, NAME)? == "b", "the copy on node b is not the one that runs");
+    let mut redis = Redis::connect(lab, ip, Duration::from_secs(10))?;
+    ensure!(redis.verify_without(COUNTER)? == truth, "the keys have changed");
+    drop(redis);
+    remove(lab, NAME)
+}
+
 fn what_is_not_in_doubt_is_refused(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     start(lab, 64)?;
@@ -242,6 +296,7 @@ fn what_is_not_in_doubt_is_refused(stage: &mut Stage) -> Result<()> {
 fn main() -> ExitCode {
     scenarios(&[
         ("what_is_not_in_doubt_is_refused", what_is_not_in_doubt_is_refused),
+        ("an_original_that_is_resumed_by_hand", an_original_that_is_resumed_by_hand),
         ("a_destination_that_dies_before_the_resume", a_destination_that_dies_before_the_resume),
         ("a_source_that_dies_while_it_gives_up", a_source_that_dies_while_it_gives_up),
         ("a_destination_that_is_cut_off_in_postcopy", a_destination_that_is_cut_off_in_postcopy),

@@ -75,7 +75,9 @@ fn no_such_container(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     unharmed(lab, &redis(), || {
         let refusal = refused_move(lab, "a", "nobody", "b")?;
-        expect(&refusal, BLOCKED, Some(BlockerKind::NoSuchContainer), &["nobody"])
+        expect(&refusal, BLOCKED, Some(BlockerKind::NoSuchContainer), &["nobody", "`tranship ls`"])?;
+        let refusal = refused_move(lab, "a", "wrongde", "b")?;
+        expect(&refusal, BLOCKED, Some(BlockerKind::NoSuchContainer), &["wrongde", "did you mean wronged?"])
     })
 }
 
@@ -325,6 +327,8 @@ fn a_move_is_under_way_already(stage: &mut Stage) -> Result<()> {
     ensure!(sentence.contains(NAME) && sentence.contains("moved"), "the cause is {sentence:?}");
     connection_alive(&mut counter)?;
     ensure!(exactly_one_runs(lab, NAME)? == "b", "the container is not on the destination");
+    let refusal = refused_move(lab, "a", NAME, "b")?;
+    expect(&refusal, BLOCKED, Some(BlockerKind::NoSuchContainer), &[NAME, "it was moved to node b"])?;
     drop(counter);
     remove(lab, NAME)
 }

@@ -52,10 +52,9 @@ pub fn begin(node: &Arc<Node>, request: &GroupRequest) -> Result<GroupReport, Se
     for own in &ranked {
         let name = &own.name;
         let destination = members::destination(request, name, &found[name])?;
-        inspection::find(node, name, request.options.engine).map_err(|f| plan::refused(f, name))?;
-        let unknown = (!node.config.peers.contains_key(&destination)).then(|| node.unknown_peer(&destination));
-        if let Some(blocker) = unknown.or_else(|| node.busy_with(name)) {
-            return Err(ServiceError::blocked(name, vec![blocker]));
+        inspection::find_free(node, name, request.options.engine).map_err(|f| plan::refused(f, name))?;
+        if !node.config.peers.contains_key(&destination) {
+            return Err(ServiceError::blocked(name, vec![node.unknown_peer(&destination)]));
         }
         listed.push(GroupMember {
             container: name.clone(),

@@ -47,6 +47,12 @@ pub fn find(node: &Node, name: &str, engine: Option<EngineName>) -> Result<(Arc<
     Err(blocked(Blocker::new(BlockerKind::NotRunning, format!("container {name} is {state}, not running"), remedy)))
 }
 
+/// The same, if nothing has it, either: what is being moved may be stopped for that, or be on its way to or from this node.
+pub fn find_free(node: &Node, name: &str, engine: Option<EngineName>) -> Result<(Arc<dyn Engine>, Container), Failure> {
+    node.busy_with(name).map_or(Ok(()), |holder| Err(blocked(holder)))?;
+    find(node, name, engine)
+}
+
 /// Everything that can be found out about a container's move on this node.
 pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspection, Failure> {
     let (engine, container) = find(node, name, options.engine)?;

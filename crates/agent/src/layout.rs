@@ -88,6 +88,11 @@ impl Layout {
         self.root.join("original")
     }
 
+    /// The note of the original's processes that a signal had stopped before the freeze, if there were any.
+    pub fn stopped(&self) -> PathBuf {
+        self.root.join("stopped.json")
+    }
+
     /// The note of the node's own directories that move with the container, and stay behind.
     pub fn left_directories(&self) -> PathBuf {
         self.root.join("left-directories")

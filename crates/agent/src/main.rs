@@ -7,6 +7,7 @@
 //! - called as `netavark`, it attaches a container that arrives to its network for Podman.
 //! - `transhipd start-in-docker SOCKET ID` has Docker start a container, and waits for that.
 
+mod absent;
 mod arrivals;
 mod config;
 mod copying;

@@ -26,7 +26,7 @@ pub fn begin(node: &Arc<Node>, request: &MoveRequest, turn: Option<Turn>) -> Res
     let no_id = |e| ServiceError::new(ErrorKind::Internal, format!("no random bytes: {e}"), "");
     let id = MigrationId::from_random(random_bytes().map_err(no_id)?);
     // Wrong names are answered at once; what takes a look is reported by the migration itself.
-    let (engine, _) = inspection::find(node, name, request.options.engine).map_err(|f| refused(f, name))?;
+    let (engine, _) = inspection::find_free(node, name, request.options.engine).map_err(|f| refused(f, name))?;
     // The name alone may mean another one by the time that an agent is restarted.
     let request =
         MoveRequest { options: MoveOptions { engine: Some(engine.name()), ..request.options }, ..request.clone() };

@@ -14,6 +14,7 @@ use tranship_transport::{Connection, Connector};
 use tranship_types::{Blocker, BlockerKind, EngineName, GroupReport, MigrationId, NodeName, Report};
 use tranship_wire::{Hello, Purpose};
 
+use crate::absent;
 use crate::arrivals::Arrivals;
 use crate::config::Config;
 use crate::recovery::Words;
@@ -120,12 +121,11 @@ impl Node {
             (0, None) => {
                 let asked = engine.map_or_else(|| self.engines().map(|e| e.name()).collect(), |name| vec![name]);
                 let place = names(asked).replace(" and in ", " or ");
-                let cause = format!("there is no container {name:?} in {place} on this node");
-                Err(Blocker::new(BlockerKind::NoSuchContainer, cause, "`tranship ls` shows those that there are"))
+                Err(absent::no_such_container(self, name, &place))
             }
             _ => {
                 let both = names(found.iter().map(|(engine, _)| engine.name()).collect());
-                let cause = format!("there is a container {name} in {both} on this node");
+                let cause = format!("there is a container {name} in {both} on node {}", self.config.node);
                 Err(Blocker::new(BlockerKind::Engine, cause, "say which by --engine"))
             }
         }
@@ -158,8 +158,8 @@ impl Node {
         let node = &self.config.node;
         let (cause, remedy) = match holder {
             Holder::Migration(id) => (
-                format!("{container} is being moved already on node {node} ({id})"),
-                format!("wait for it; `tranship status {id}` shows how far it is"),
+                format!("{container} is being moved already, on node {node} (move {id})"),
+                format!("wait for it; see `tranship status {id}`"),
             ),
             Holder::Plan => (
                 format!("{container} is being watched for a plan on node {node}"),

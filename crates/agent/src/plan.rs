@@ -82,6 +82,9 @@ fn look(
     to: &NodeName,
     options: &MoveOptions,
 ) -> Result<(Plan, Inspection), ServiceError> {
+    if let Some(holder) = node.busy_with(name) {
+        return Err(ServiceError::blocked(name, vec![holder]));
+    }
     let found = inspection::inspect(node, name, options).map_err(|f| refused(f, name))?;
     let mut blockers = found.blockers.clone();
     let mut notes = found.findings.notes.clone();
@@ -97,7 +100,6 @@ fn look(
     } else {
         blockers.push(node.unknown_peer(to));
     }
-    blockers.extend(node.busy_with(name));
     let findings = &found.findings;
     let blackout = FIXED_MS + (findings.memory_bytes + findings.tmpfs_bytes) as f64 / BYTES_PER_MS;
     let plan = Plan {

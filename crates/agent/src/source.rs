@@ -25,6 +25,7 @@ mod control;
 mod drain;
 mod files;
 mod held;
+mod original;
 mod push;
 mod release;
 mod rounds;
@@ -288,6 +289,7 @@ impl SourceRun {
         let drained = self.let_backlog_drain();
         let freezer = self.inspected()?.0.freezer.clone();
         self.unthrottle()?;
+        self.note_stopped(&freezer)?;
         // From here on the container waits for this thread and for criu.
         schedule::stand(Standing::Realtime);
         if let Some(front) = &self.front {
@@ -327,20 +329,12 @@ impl SourceRun {
         }
     }
 
-    /// What was sent is of no use if the original has run since: it would be a second, newer copy.
-    fn still_frozen(&self) -> Result<(), Failure> {
-        if self.inspected()?.0.freezer.is_held().map_err(failed)? {
-            return Ok(());
-        }
-        let name = &self.name;
-        Err(Failure::new(format!("somebody resumed container {name} in the middle of its move; try again")))
-    }
-
     fn deliver(&mut self) -> Result<(), Failure> {
         if self.control.is_none() {
             self.control = Some(self.node.dial(&self.peer, Purpose::Control, Some(&self.id))?);
         }
         let start = monotonic_ns();
+        self.stop_original();
         self.unanswered = Some(Instant::now());
         // Behind the word to commit, without waiting for its answer: they are delivered as soon as the tasks run.
         let answer =

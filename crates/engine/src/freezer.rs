@@ -129,16 +129,42 @@ impl Freezer {
         if !self.directory().exists() {
             return Ok(());
         }
-        for pid in self.processes()? {
-            match kill(Pid::from_raw(pid as i32), Signal::SIGKILL) {
+        self.signal(Signal::SIGKILL, &[])?;
+        self.thaw()?;
+        self.wait("end", timeout, || Ok(self.processes()?.is_empty()))
+    }
+
+    /// The processes that a signal has stopped. Those of a frozen cgroup do not show it.
+    pub fn stopped(&self) -> Result<Vec<u32>, FreezerError> {
+        let state = |pid: &u32| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            stat.rsplit_once(") ")?.1.chars().next()
+        };
+        Ok(self.processes()?.into_iter().filter(|pid| state(pid) == Some('T')).collect())
+    }
+
+    /// Keeps all processes of a frozen cgroup from running even if somebody thaws it: the first thing that each of them does
+    /// then is to stop. Those that were `stopped` before are left alone.
+    pub fn stop_beneath(&self, stopped: &[u32]) -> Result<(), FreezerError> {
+        self.signal(Signal::SIGSTOP, stopped)
+    }
+
+    /// Takes [`Self::stop_beneath`] back.
+    pub fn continue_beneath(&self, stopped: &[u32]) -> Result<(), FreezerError> {
+        self.signal(Signal::SIGCONT, stopped)
+    }
+
+    /// Sends a signal to all processes but these; one that is gone is no error.
+    fn signal(&self, signal: Signal, but: &[u32]) -> Result<(), FreezerError> {
+        for pid in self.processes()?.into_iter().filter(|pid| !but.contains(pid)) {
+            match kill(Pid::from_raw(pid as i32), signal) {
                 Ok(()) | Err(Errno::ESRCH) => {}
                 Err(error) => {
                     return Err(FreezerError::File { path: self.directory().to_owned(), source: error.into() });
                 }
             }
         }
-        self.thaw()?;
-        self.wait("end", timeout, || Ok(self.processes()?.is_empty()))
+        Ok(())
     }
 
     fn wait(

@@ -42,6 +42,7 @@ impl SourceRun {
         self.stand_aside()?;
         let mut seen = (u64::MAX, Instant::now());
         loop {
+            self.keep_frozen();
             let Some(lacking) = self.ask_drained(false)? else { return Ok(()) };
             self.node.words.forget(&self.id);
             self.report.change(|r| {

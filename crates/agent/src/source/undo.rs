@@ -49,9 +49,11 @@ impl SourceRun {
             }
             SourceStep::Freeze => {
                 match (self.engine.inspect(&self.name), &self.inspection) {
-                    (Ok(container), _) => container.freezer.thaw().map_err(failed),
+                    (Ok(container), _) => self.let_original_run(&container.freezer),
                     // The container does not wait for its engine's daemon.
-                    (Err(EngineError::Silent { .. }), Some((container, _))) => container.freezer.thaw().map_err(failed),
+                    (Err(EngineError::Silent { .. }), Some((container, _))) => {
+                        self.let_original_run(&container.freezer)
+                    }
                     (Err(EngineError::NoSuchContainer { .. }), _) => return Ok(()),
                     (Err(error), _) => Err(failed(error)),
                 }?;

@@ -1,0 +1,79 @@
+//! The original after the decision: it is frozen, and it never runs again unless the migration is given up.
+//!
+//! The freezer is not enough for that: whoever may write to the cgroup, or ask the engine to resume the container, thaws it. So
+//! each process has a SIGSTOP waiting for it as well, and stops before it has run a single instruction.
+
+use tranship_coordinator::Failure;
+use tranship_engine::{Container, Freezer};
+
+use super::{FREEZE, SourceRun, failed};
+
+impl SourceRun {
+    /// Notes which processes a signal has stopped, which nobody can tell once they are frozen.
+    pub(super) fn note_stopped(&self, freezer: &Freezer) -> Result<(), Failure> {
+        let stopped = freezer.stopped().map_err(failed)?;
+        if stopped.is_empty() {
+            return Ok(());
+        }
+        let note = serde_json::to_vec(&stopped).map_err(failed)?;
+        std::fs::write(self.layout.stopped(), note).map_err(failed)
+    }
+
+    /// They stay stopped, whatever becomes of the others.
+    fn stopped_before(&self) -> Vec<u32> {
+        let note = std::fs::read(self.layout.stopped()).unwrap_or_default();
+        serde_json::from_slice(&note).unwrap_or_default()
+    }
+
+    /// What was sent is of no use if the original has run since: it would be a second, newer copy.
+    pub(super) fn still_frozen(&self) -> Result<(), Failure> {
+        if self.inspected()?.0.freezer.is_held().map_err(failed)? {
+            return Ok(());
+        }
+        let name = &self.name;
+        Err(Failure::new(format!("somebody resumed container {name} in the middle of its move; try again")))
+    }
+
+    /// Keeps the original from running, whoever resumes it. May be done again. It is frozen: nothing waits for this.
+    pub(super) fn stop_original(&self) {
+        let stop = |container: Container| container.freezer.stop_beneath(&self.stopped_before()).map_err(failed);
+        if let Err(failure) = self.container().and_then(stop) {
+            tracing::warn!(id = %self.id, %failure, "nothing but the freezer keeps the original from running");
+        }
+    }
+
+    /// Lets the original run, which the migration was given up for.
+    pub(super) fn let_original_run(&self, freezer: &Freezer) -> Result<(), Failure> {
+        if self.given_up {
+            freezer.continue_beneath(&self.stopped_before()).map_err(failed)?;
+        }
+        freezer.thaw().map_err(failed)
+    }
+
+    /// Freezes the original again if somebody has resumed it, which has done no harm.
+    pub(super) fn keep_frozen(&self) {
+        if let Err(failure) = self.freeze_again() {
+            tracing::warn!(id = %self.id, %failure, "whether the original is still frozen cannot be told");
+        }
+    }
+
+    fn freeze_again(&self) -> Result<(), Failure> {
+        let freezer = self.container()?.freezer;
+        if freezer.is_held().map_err(failed)? {
+            return Ok(());
+        }
+        let (name, node, to) = (&self.name, &self.node.config.node, &self.peer);
+        tracing::warn!(id = %self.id, container = %name, "somebody resumed the original; it is frozen again");
+        freezer.freeze(FREEZE).map_err(failed)?;
+        let way = format!(
+            "original: somebody resumed {name} on node {node} after its copy on {to} had begun to run; not a task of it ran, \
+             and it was frozen again"
+        );
+        self.report.change(|r| {
+            if !r.ways.contains(&way) {
+                r.ways.push(way);
+            }
+        });
+        Ok(())
+    }
+}
