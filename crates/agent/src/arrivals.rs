@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use tranship_coordinator::{DestinationStep, Failure, Journal};
 use tranship_memory::receive::Store;
 use tranship_network::{HeldFrame, Injector, NetworkError};
-use tranship_types::{MigrationId, NodeName, Outcome, Phase, Report};
+use tranship_types::{MigrationId, NodeName, Outcome, Phase, Progress, Report};
 use tranship_wire::URGENT_STREAM;
 use tranship_wire::message::Offer;
 
@@ -59,6 +59,7 @@ impl Context {
         let (container, here) = (self.offer.container.clone(), node.config.node.clone());
         Report {
             phase: Phase::Prepare,
+            progress: Progress { memory_bytes: self.offer.memory_bytes, ..Progress::default() },
             ..Report::new(id.clone(), container, source.clone(), here, self.offer.mode, self.began_unix_ms)
         }
     }

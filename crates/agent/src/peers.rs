@@ -25,7 +25,9 @@ use crate::probes::Probed;
 use crate::registry::{LiveReport, unix_ms};
 use crate::undoing::{self, abort};
 
-/// How often it is told that pages are missing after the resume.
+/// How often it is said how many pages are missing after the resume.
+const SAY_DRAINING: Duration = Duration::from_millis(250);
+/// How often that is put on record.
 const SLOW_DRAIN: Duration = Duration::from_secs(5);
 /// How long a caller may take to say who it is.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -423,13 +425,14 @@ fn held(node: &Node, id: &MigrationId, frames: serde_json::Value) {
 fn drain_in_time(node: &Arc<Node>, id: &MigrationId, found: &Mutex<Arrival>) {
     let report = lock(found).report.clone();
     let mut told = Instant::now();
-    while let Some(status) = demand::still_draining(node, id, Duration::from_secs(1)) {
+    while let Some(status) = demand::still_draining(node, id, SAY_DRAINING) {
         if told.elapsed() > SLOW_DRAIN {
             tracing::info!(%id, ?status, "pages are still missing");
             told = Instant::now();
         }
         report.change(|r| {
             r.progress.remaining_bytes = status.remote_bytes;
+            r.progress.moved_bytes = r.progress.memory_bytes.saturating_sub(status.remote_bytes);
             r.progress.remote_faults = status.remote_faults.count();
         });
         if !node.pause(Duration::ZERO) {
@@ -483,7 +486,7 @@ fn drained(node: &Arc<Node>, id: &MigrationId, released: bool) -> Response {
         // Whoever does not know it can have lost every page.
         Err(failure) => return failure_response(failure),
     };
-    if let Some(status) = demand::still_draining(node, id, Duration::from_secs(1)) {
+    if let Some(status) = demand::still_draining(node, id, SAY_DRAINING) {
         return Response::Draining {
             remote_bytes: status.remote_bytes,
             pending_bytes: status.pending_bytes,

@@ -67,7 +67,12 @@ fn remarks(seen: &tranship_types::Prediction, options: &MoveOptions) -> Vec<Stri
     }
     if !seen.converges {
         let much = "the container writes too much for rounds to bring what is left below the blackout budget";
+        let used_up = options.max_rounds.is_some_and(|most| seen.rounds.len() as u32 >= most);
         remarks.push(match options.safe {
+            true if used_up => format!(
+                "the rounds that max_rounds allows ({}) leave more than fits the blackout budget: it would be sent in the freeze",
+                seen.rounds.len()
+            ),
             _ if seen.later_bytes > 0 => format!("{much}; the rest would follow after the resume"),
             true => format!("{much}: the move would be refused"),
             false => format!("{much}; mode auto would let the rest follow after the resume"),

@@ -30,6 +30,7 @@ mod push;
 mod release;
 mod rounds;
 mod shared;
+mod showing;
 mod skeleton;
 mod streams;
 mod transfer;

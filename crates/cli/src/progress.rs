@@ -220,8 +220,13 @@ fn amounts(report: &Report) -> String {
         text += &format!(", compressed to {part}");
     }
     match report.phase {
-        Phase::Precopy if progress.rounds > 0 => {
-            text += &format!(", round {} done, {} written", progress.rounds, rate(progress.dirty_rate));
+        Phase::Precopy => {
+            if progress.rounds > 0 {
+                text += &format!(", round {} done, {} written", progress.rounds, rate(progress.dirty_rate));
+            }
+            if progress.remaining_bytes > 0 {
+                text += &format!(", {} left of round {}", bytes(progress.remaining_bytes), progress.rounds + 1);
+            }
         }
         Phase::Drain => {
             text += &format!(", {} left, {} remote faults", bytes(progress.remaining_bytes), progress.remote_faults);
@@ -251,7 +256,9 @@ mod tests {
         (report.progress.rounds, report.progress.dirty_rate) = (2, 1024.0 * 1024.0);
         report.phase = Phase::Precopy;
         assert!(amounts(&report).ends_with(", 165.0 MiB on the wire, round 2 done, 1.0 MiB/s written"));
-        (report.progress.remaining_bytes, report.progress.remote_faults) = (4096, 7);
+        report.progress.remaining_bytes = 4096;
+        assert!(amounts(&report).ends_with(", round 2 done, 1.0 MiB/s written, 4.0 KiB left of round 3"));
+        report.progress.remote_faults = 7;
         report.phase = Phase::Drain;
         assert!(amounts(&report).ends_with(", 165.0 MiB on the wire, 4.0 KiB left, 7 remote faults"));
         report.progress = tranship_types::Progress::default();

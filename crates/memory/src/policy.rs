@@ -85,6 +85,12 @@ pub fn decide_early(rounds: &[RoundSeen], left: u64, limits: Limits) -> Verdict 
     Verdict::Another
 }
 
+/// Whether no further round is allowed: a number that the user has given counts all rounds, also those before the container was
+/// slowed down.
+pub fn used_up(rounds: &[RoundSeen], given: Option<u32>) -> bool {
+    given.is_some_and(|most| rounds.len() as u32 >= most)
+}
+
 /// How much less CPU a container gets whose rounds diverge although every page shall precede the decision, in percent: the
 /// step after `now`; `None` when nothing is left to take away.
 pub fn throttle_after(now: u8) -> Option<u8> {

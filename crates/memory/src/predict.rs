@@ -133,9 +133,14 @@ pub fn predict(observed: &Observed, options: &MoveOptions, limits: Limits) -> Pr
                 true => policy::decide_early(&seen, left, limits),
                 false => policy::decide(&seen[counted..], limits),
             };
+            let used_up = policy::used_up(&seen, options.max_rounds);
             match (verdict, policy::throttle_after(throttle)) {
+                (Verdict::Another, _) if used_up => {
+                    verdict = Verdict::Diverging;
+                    break;
+                }
                 (Verdict::Another, _) => {}
-                (Verdict::Diverging, Some(step)) if options.safe && !options.no_throttle => {
+                (Verdict::Diverging, Some(step)) if options.safe && !options.no_throttle && !used_up => {
                     throttle = step;
                     counted = seen.len() - 1;
                 }
@@ -231,6 +236,10 @@ mod tests {
         let safe = MoveOptions { safe: true, ..MoveOptions::in_mode(Mode::Auto) };
         let slowed = predict(&busy, &safe, Limits::default());
         assert!(slowed.mode == Mode::Precopy && slowed.throttle_percent >= 80, "{slowed:?}");
+        let bounded = MoveOptions { max_rounds: Some(4), ..safe };
+        let stopped = predict(&busy, &bounded, Limits { max_rounds: 4, ..Limits::default() });
+        assert!(stopped.rounds.len() == 4 && !stopped.converges && stopped.throttle_percent > 0, "{stopped:?}");
+        assert!(stopped.freeze_bytes > 0 && stopped.later_bytes == 0, "{stopped:?}");
         let refused = predict(&busy, &MoveOptions { no_throttle: true, ..safe }, Limits::default());
         assert!(!refused.converges && refused.throttle_percent == 0, "{refused:?}");
     }

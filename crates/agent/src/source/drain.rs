@@ -19,12 +19,33 @@ use crate::inspection::STREAMS;
 const LOST: Duration = Duration::from_secs(3);
 /// How long no page at all may arrive before new links are tried.
 const STUCK: Duration = Duration::from_secs(20);
+/// Over how long the rate is measured at which pages arrive.
+const A_SECOND: Duration = Duration::from_secs(1);
 /// Bytes per ns of a link that is taken for fast.
 const FAST_LINK: u64 = 1;
 /// Bytes that a stream may have in flight, at least: enough for a fast link in one room.
 const LEAST_IN_FLIGHT: u64 = 128 << 10;
 /// And at most: as many as where nothing else is in its way.
 const MOST_IN_FLIGHT: u64 = 4 << 20;
+
+/// How fast the last pages arrive.
+#[derive(Default)]
+struct Arriving {
+    before: Option<(u64, Instant)>,
+    rate: f64,
+}
+
+impl Arriving {
+    /// The rate in bytes a second, now that so many bytes are lacking; it is that of about a second.
+    fn rate(&mut self, lacking: u64) -> f64 {
+        let (before, since) = *self.before.get_or_insert_with(|| (lacking, Instant::now()));
+        if since.elapsed() >= A_SECOND {
+            self.rate = before.saturating_sub(lacking) as f64 / since.elapsed().as_secs_f64();
+            self.before = Some((lacking, Instant::now()));
+        }
+        self.rate
+    }
+}
 
 impl SourceRun {
     /// Serves pages until the destination has every one. May be begun again, after a link broke or the agent was restarted:
@@ -41,13 +62,17 @@ impl SourceRun {
         self.push.iter().for_each(Push::begin);
         self.stand_aside()?;
         let mut seen = (u64::MAX, Instant::now());
+        let mut arriving = Arriving::default();
         loop {
             self.keep_frozen();
             let Some(lacking) = self.ask_drained(false)? else { return Ok(()) };
             self.node.words.forget(&self.id);
+            let (wire, rate) = (self.push.as_ref().map(|push| push.gauge().wire_bytes()), arriving.rate(lacking));
             self.report.change(|r| {
                 r.error = None;
                 r.progress.moved_bytes = r.progress.memory_bytes.saturating_sub(lacking);
+                r.progress.rate = rate;
+                r.progress.wire_bytes = wire.unwrap_or(r.progress.wire_bytes);
             });
             if lacking != seen.0 {
                 seen = (lacking, Instant::now());

@@ -56,6 +56,11 @@ pub struct Gauge {
 }
 
 impl Gauge {
+    /// For what is counted by these.
+    pub fn new(counters: Arc<Counters>, wire: Vec<tranship_transport::Counters>) -> Self {
+        Self { counters, wire }
+    }
+
     /// Bytes of pages that were read for sending so far.
     pub fn read_bytes(&self) -> u64 {
         self.counters.read.load(Ordering::Relaxed)

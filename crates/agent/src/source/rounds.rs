@@ -18,6 +18,7 @@ use tranship_transport::Link;
 use tranship_types::RoundReport;
 
 use super::shared::Settling;
+use super::showing::shown_on;
 use super::streams::show_tally;
 use super::{SourceRun, failed};
 
@@ -83,7 +84,7 @@ impl SourceRun {
         let mut rest = Settling::default();
         let (mut seen, mut looked): (Vec<RoundSeen>, Option<Instant>) = (Vec::new(), None);
         // Rounds before this one were under another throttle, and tell nothing of what the next ones will find.
-        let (mut counted, mut limits) = (0, self.limits);
+        let (mut counted, mut limits, mut used_up) = (0, self.limits, false);
         let verdict = loop {
             if !self.report.read().mode.has_rounds() {
                 break Verdict::Diverging;
@@ -95,29 +96,36 @@ impl SourceRun {
             self.learn_mappings()?;
             let since = looked.replace(Instant::now()).map(|before| before.elapsed().as_secs_f64());
             let version = if seen.is_empty() { Version::First } else { Version::Later };
-            let (counters, spared_before) = (Counters::default(), self.tally.deduplicated());
-            for chunks in [&round.plan.first, &round.plan.rest] {
-                send::send_running(chunks, version, &mut self.streams, &counters, &tracker)
-                    .map_err(|error| self.not_sent(&error))?;
-            }
+            let (moved_before, spared_before) = (self.report.read().progress.moved_bytes, self.tally.deduplicated());
+            let to = (&self.report, &*self.tally);
+            let sent = shown_on(to, round.plan.bytes(), &mut self.streams, |streams, counters| {
+                let mut chunks = [&round.plan.first, &round.plan.rest].into_iter();
+                chunks.try_for_each(|chunks| send::send_running(chunks, version, streams, counters, &tracker))
+            });
+            sent.map_err(|error| self.not_sent(&error))?;
             let (bytes, took) = (round.plan.bytes() + others, start.elapsed());
             let dirty_rate = since.map_or(0.0, |seconds| bytes as f64 / seconds.max(1e-6));
             let spared = self.tally.deduplicated() - spared_before;
             seen.push(RoundSeen { bytes, spared, took });
             let settled = rest.is_settled(others);
+            used_up = policy::used_up(&seen, self.report.read().options.max_rounds);
             let verdict = match self.may_be_early() {
                 true => match policy::decide_early(&seen, tracker.left(&pids()?), limits) {
                     Verdict::Converged if !settled => Verdict::Another,
                     verdict => verdict,
                 },
-                false => policy::decide(&seen[counted..], limits),
+                false => match policy::decide(&seen[counted..], limits) {
+                    Verdict::Another if used_up => Verdict::Diverging,
+                    verdict => verdict,
+                },
             };
             let wire: u64 = self.streams.iter_mut().map(|s| s.link().bytes_sent()).sum();
             self.report.change(|r| {
                 r.rounds.push(RoundReport { bytes, ms: took.as_secs_f64() * 1e3, dirty_rate });
                 r.progress.rounds += 1;
                 r.progress.dirty_rate = dirty_rate;
-                r.progress.moved_bytes += round.plan.bytes();
+                r.progress.moved_bytes = moved_before + round.plan.bytes();
+                r.progress.remaining_bytes = 0;
                 r.progress.memory_bytes = r.progress.memory_bytes.max(r.progress.moved_bytes);
                 r.progress.rate = bytes as f64 / took.as_secs_f64().max(1e-6);
                 r.progress.wire_bytes = wire;
@@ -125,7 +133,7 @@ impl SourceRun {
             });
             match verdict {
                 Verdict::Another => {}
-                Verdict::Diverging if self.report.read().options.safe => {
+                Verdict::Diverging if self.report.read().options.safe && !used_up => {
                     self.throttle(&container, dirty_rate, policy::link_rate(&seen))?;
                     counted = seen.len() - 1;
                 }
@@ -137,7 +145,11 @@ impl SourceRun {
         if verdict == Verdict::Diverging && !seen.is_empty() {
             let what =
                 if self.may_be_early() { "the rest follows the resume" } else { "the rest is sent in the freeze" };
-            let way = format!("memory: more rounds would not help, the container writes too fast for the link; {what}");
+            let why = match used_up {
+                true => format!("the rounds that max_rounds allows ({}) are used up", seen.len()),
+                false => "more rounds would not help, the container writes too fast for the link".to_owned(),
+            };
+            let way = format!("memory: {why}; {what}");
             self.report.change(|r| r.ways.push(way));
         }
         self.converged = verdict == Verdict::Converged;

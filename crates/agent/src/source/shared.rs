@@ -11,6 +11,7 @@ use tranship_types::{Mode, SharedObject};
 use tranship_wire::Versions;
 use tranship_wire::message::Request;
 
+use super::showing::shown_on;
 use super::{SourceRun, failed};
 use crate::layout;
 
@@ -80,11 +81,12 @@ impl SourceRun {
         self.find_shared(Where::Everywhere)?;
         let Some(shared) = &mut self.shared else { return Ok(0) };
         shared.look(Look::Round).map_err(failed)?;
-        let counters = Counters::default();
-        let done = shared.send(&mut self.streams, &counters);
-        done.map_err(|error| self.not_sent(&error))?;
-        let sent = counters.sent.load(Ordering::Relaxed);
-        self.report.change(|r| r.progress.moved_bytes += sent);
+        let (to, before) = ((&self.report, &*self.tally), self.report.read().progress.moved_bytes);
+        let sent = shown_on(to, 0, &mut self.streams, |streams, counters| {
+            shared.send(streams, counters).map(|()| counters.sent.load(Ordering::Relaxed))
+        });
+        let sent = sent.map_err(|error| self.not_sent(&error))?;
+        self.report.change(|r| r.progress.moved_bytes = before + sent);
         Ok(sent)
     }
 

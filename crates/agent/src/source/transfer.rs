@@ -1,25 +1,19 @@
 //! What happens while the container is frozen: memory and skeleton go to the destination.
 
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::time::Duration;
 
 use tranship_coordinator::Failure;
-use tranship_memory::compress::Tally;
 use tranship_memory::send::{self, Counters, Outbox, Plan, SendError, Stream, Version};
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
 use tranship_transport::{Closer, Connection, Link};
 use tranship_types::Mode;
 
-use super::push::{Gauge, Push};
+use super::push::Push;
+use super::showing::shown;
 use super::streams::show_tally;
 use super::{STREAM_BUFFERS, SourceRun, failed};
-use crate::registry::LiveReport;
 use crate::tmpfs;
-
-/// Progress is shown so often while memory travels.
-const TICK: Duration = Duration::from_millis(100);
 
 impl SourceRun {
     /// Memory over the page streams and the skeleton over the control link, at the same time. First of all the pages are
@@ -53,18 +47,10 @@ impl SourceRun {
         let (mut push, pushing) = self.dump_and_name((plan, outbox), streams, early, start)?;
 
         let before = self.report.read().progress.moved_bytes;
-        let (report, gauge) = (self.report.clone(), push.gauge());
-        std::thread::scope(|scope| {
-            let (done, waiting) = std::sync::mpsc::channel::<()>();
-            // Ends when the sender is dropped.
-            let (report, gauge, tally) = (&report, &gauge, &self.tally);
-            scope.spawn(move || show(report, gauge, tally, before, &waiting));
-            // Where pages may follow the resume, nobody waits for them here.
-            let sent = if early { Ok(()) } else { push.wait() };
-            drop(done);
-            sent
-        })
-        .map_err(|failure| self.reason(failure))?;
+        let gauge = push.gauge();
+        // Where pages may follow the resume, nobody waits for them here.
+        let send = || if early { Ok(()) } else { push.wait() };
+        shown((&self.report, &self.tally), &gauge, all - before, send).map_err(|failure| self.reason(failure))?;
         if !early {
             self.timeline.note("memory: sent", pushing, monotonic_ns());
         }
@@ -80,6 +66,7 @@ impl SourceRun {
         self.report.change(|r| {
             r.progress.moved_bytes = before + push.gauge().read_bytes();
             r.progress.wire_bytes = push.gauge().wire_bytes();
+            r.progress.remaining_bytes = if early { all.saturating_sub(r.progress.moved_bytes) } else { 0 };
             show_tally(&self.tally, r);
             r.skeleton_bytes = skeleton_bytes;
             r.source_extra_bytes = skeleton_bytes + buffers;
@@ -146,20 +133,5 @@ impl SourceRun {
         });
         self.timeline.note("memory: named", start, named);
         Ok((push, named))
-    }
-}
-
-/// Shows how far memory is, until the other end of `done` is gone.
-fn show(report: &LiveReport, gauge: &Gauge, tally: &Tally, before: u64, done: &Receiver<()>) {
-    let mut last = 0;
-    while done.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
-        let (read, wire) = (gauge.read_bytes(), gauge.wire_bytes());
-        report.change(|r| {
-            r.progress.moved_bytes = before + read;
-            r.progress.rate = read.saturating_sub(last) as f64 / TICK.as_secs_f64();
-            r.progress.wire_bytes = wire;
-            show_tally(tally, r);
-        });
-        last = read;
     }
 }
