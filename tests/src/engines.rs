@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use tranship_lab::Lab;
 
 use crate::containers::nothing_left;
@@ -113,6 +113,35 @@ impl Managed {
                 Ok(NAME)
             }
         }
+    }
+
+    /// What an engine has of images: theirs, and their parts.
+    ///
+    /// # Errors
+    /// The engine's refusal.
+    pub fn images(&self, lab: &Lab, node: &str) -> Result<String> {
+        let ask = |arguments: &[&str]| (self.command)(lab, node, arguments);
+        Ok(match self.dialect {
+            Dialect::Docker => ask(&["images", "--all", "--quiet"])?,
+            Dialect::Ctr => ask(&["images", "ls", "-q"])? + &ask(&["content", "ls", "-q"])?,
+        })
+    }
+
+    /// What an image's name stands for on a node.
+    ///
+    /// # Errors
+    /// If there is no such image.
+    pub fn image_id(&self, lab: &Lab, node: &str, image: &str) -> Result<String> {
+        let ask = |arguments: &[&str]| (self.command)(lab, node, arguments);
+        Ok(match self.dialect {
+            Dialect::Docker => ask(&["image", "inspect", "--format", "{{.Id}} {{.RepoTags}}", image])?,
+            Dialect::Ctr => {
+                let list = ask(&["images", "ls"])?;
+                let row =
+                    list.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).find(|row| row[0] == image);
+                row.and_then(|row| row.get(2).map(ToString::to_string)).context("there is no such image")?
+            }
+        })
     }
 
     /// Removes an image from both nodes, where it is.

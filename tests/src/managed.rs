@@ -247,7 +247,6 @@ impl Managed {
     /// # Errors
     /// If not.
     pub fn takes_its_image_along(&self, lab: &Lab, number: u8, more: &[&str]) -> Result<()> {
-        let engine = |node: &str, arguments: &[&str]| (self.command)(lab, node, arguments);
         (self.prepare)(lab)?;
         // One layer that both nodes have, and one of 32 MiB that only the source has.
         let image = self.make_image(lab, "a", 32)?;
@@ -258,8 +257,8 @@ impl Managed {
 
         let plan = lab.exec("a", &["tranship", "move", self.name, "--to", "b", "--dry-run"])?;
         let plan = String::from_utf8_lossy(&plan.stdout).into_owned();
-        ensure!(plan.contains("own:1") && plan.contains("1 of its 2 layers are there"), "the plan says {plan}");
-        let images = || engine("b", &["images", "--all", "--quiet"]);
+        ensure!(plan.contains(image) && plan.contains("1 of its 2 layers are there"), "the plan says {plan}");
+        let images = || self.images(lab, "b");
         let before = images()?;
         for dies in ["b", "a"] {
             let log = Log::mark(lab, "b")?;
@@ -271,27 +270,34 @@ impl Managed {
                 Ok(log.text().contains("an image comes").then_some(()))
             })?;
             restart_agent(lab, dies, "")?;
-            ensure!(!moving.wait()?.success(), "the move succeeded although the agent of {dies} died");
+            let ended = wait_until("the move to end", Duration::from_secs(30), || Ok(moving.try_wait()?))?;
+            ensure!(!ended.success(), "the move succeeded although the agent of {dies} died");
             self.await_gone(lab, "b", "the agent's death")?;
-            ensure!(images()? == before, "with the agent of {dies} dead, a part of the image is there: {}", images()?);
+            wait_until("the parts of the image to be gone", CLEARED, || Ok((images()? == before).then_some(())))
+                .with_context(|| format!("with the agent of {dies} dead: {:?}, before {before:?}", images()))?;
         }
         counter.mark()?;
         let report = move_container(lab, "a", self.name, "b")?;
         connection_alive(&mut counter)?;
         let way = report.ways.iter().find(|way| way.starts_with("image: ")).context("no word of the image")?;
-        ensure!(way.contains("own:1") && way.contains("1 of its 2 layers were there"), "{way}");
+        ensure!(way.contains(image) && way.contains("1 of its 2 layers were there"), "{way}");
         eprintln!("{way}");
-        let told = |node: &str| engine(node, &["image", "inspect", "--format", "{{.Id}} {{.RepoTags}}", "own:1"]);
+        let told = |node: &str| self.image_id(lab, node, image);
         ensure!(told("a")? == told("b")?, "the images are {} and {}", told("a")?, told("b")?);
-        let said = engine("b", &["exec", self.name, "sh", "-c", "id -u; pwd; stat -c %s own"])?;
+        let said = self.execute(lab, "b", "id -u; pwd; stat -c %s own")?;
         ensure!(said == "1000\n/opt\n33554432\n", "the container has {said:?}");
         // What has come is whole: it can be saved again.
-        engine("b", &["save", "--output", "/run/again.tar", "own:1"])?;
+        let save: &[&str] = match self.dialect {
+            Dialect::Docker => &["save", "--output", "/run/again.tar", image],
+            Dialect::Ctr => &["images", "export", "/run/again.tar", image],
+        };
+        (self.command)(lab, "b", save)?;
         // An image is not sent where it is.
         let back = move_container(lab, "b", self.name, "a")?;
         ensure!(!back.ways.iter().any(|way| way.starts_with("image: ")), "{:?}", back.ways);
         drop(counter);
-        self.remove(lab, "a")
+        self.remove(lab, "a")?;
+        self.remove_image(lab, image)
     }
 
     /// A move that was decided comes to its end, also if the held copy is lost, or the agent dies before the original is

@@ -76,10 +76,15 @@ fn what_cannot_be_carried_over_is_refused_before_the_freeze(stage: &mut Stage) -
     refused_move(lab, "a", NAME, "b")?.names(BlockerKind::NameTaken, "has a container")?;
     lab.ctr("b", &["containers", "delete", NAME])?;
 
+    let lower = "/run/containerd-image/layer.tar";
+    std::fs::copy(lab.path("a", lower)?, lab.path("b", lower)?)?;
+    let own = CONTAINERD.make_image(lab, "b", 1)?;
     lab.ctr("b", &["images", "tag", IMAGE, "kept"])?;
-    lab.ctr("b", &["images", "delete", "--sync", IMAGE])?;
-    refused_move(lab, "a", NAME, "b")?.names(BlockerKind::Rootfs, "is not in containerd there")?;
-    lab.ctr("b", &["images", "tag", "kept", IMAGE])?;
+    lab.ctr("b", &["images", "tag", "--force", own, IMAGE])?;
+    refused_move(lab, "a", NAME, "b")?.names(BlockerKind::Rootfs, "containerd there has another image")?;
+    lab.ctr("b", &["images", "tag", "--force", "kept", IMAGE])?;
+    lab.ctr("b", &["images", "delete", "kept"])?;
+    CONTAINERD.remove_image(lab, own)?;
 
     lab.check("b", &["mv", "/run/tranship-runc", "/run/elsewhere"])?;
     refused_move(lab, "a", NAME, "b")?.names(BlockerKind::Engine, "is not the runtime wrapper")?;
@@ -125,6 +130,10 @@ fn a_decided_move_is_finished_whatever_is_killed(stage: &mut Stage) -> Result<()
     CONTAINERD.finishes_decided_moves(&stage.lab, 84)
 }
 
+fn an_image_that_is_not_there_is_sent(stage: &mut Stage) -> Result<()> {
+    CONTAINERD.takes_its_image_along(&stage.lab, 87, &[])
+}
+
 /// The start there is lost with the daemon, and the restore with it.
 fn a_containerd_that_is_restarted_in_the_middle_is_survived(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
@@ -160,6 +169,7 @@ fn main() -> ExitCode {
             a_move_that_fails_leaves_the_container_to_its_containerd,
         ),
         ("a_decided_move_is_finished_whatever_is_killed", a_decided_move_is_finished_whatever_is_killed),
+        ("an_image_that_is_not_there_is_sent", an_image_that_is_not_there_is_sent),
         (
             "a_containerd_that_is_restarted_in_the_middle_is_survived",
             a_containerd_that_is_restarted_in_the_middle_is_survived,

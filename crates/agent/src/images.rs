@@ -9,10 +9,14 @@
 //!        ◀────────────── Loaded, or Failed ──
 //! ```
 //!
+//! Whoever has an engine pack or unpack meanwhile says every few seconds that it is at work: who says nothing for longer is gone.
+//!
 //! Nothing of it is kept in memory. What was loaded stays, also if the move fails.
 
 use std::io::{self, Read, Write};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -26,14 +30,17 @@ use tranship_wire::{FrameHeader, MAX_FILE_DATA, Purpose};
 use crate::node::{Node, failed};
 use crate::registry::LiveReport;
 
-/// How long an engine may take to pack or unpack a layer.
-const PATIENCE: Duration = Duration::from_secs(600);
+/// How long the other side may say nothing, and take nothing.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How often a side whose engine is at work says so.
+const PULSE: Duration = Duration::from_secs(5);
 
 /// What a source says.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Said {
     Wanted { engine: EngineName, container: String, parameters: serde_json::Value },
+    Working,
     End,
 }
 
@@ -42,14 +49,54 @@ enum Said {
 #[serde(rename_all = "kebab-case")]
 enum Heard {
     There,
+    Working,
     Lacking(MissingImage),
     Loaded,
     Failed { message: String },
 }
 
+/// A link that is used by whoever works and by whoever says that this goes on.
+struct Shared<'a> {
+    link: Mutex<&'a mut Connection>,
+    /// Whether the other side listens.
+    heard: AtomicBool,
+}
+
+impl<'a> Shared<'a> {
+    fn new(link: &'a mut Connection, heard: bool) -> Self {
+        Self { link: Mutex::new(link), heard: AtomicBool::new(heard) }
+    }
+
+    fn link(&self) -> MutexGuard<'_, &'a mut Connection> {
+        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does something that takes its time, and says `word` meanwhile.
+    fn during<T>(&self, word: &(impl Serialize + Sync), work: impl FnOnce() -> T) -> T {
+        std::thread::scope(|scope| {
+            let (done, goes_on) = channel::<()>();
+            scope.spawn(move || {
+                while goes_on.recv_timeout(PULSE) == Err(RecvTimeoutError::Timeout) {
+                    if !self.heard.load(Ordering::Acquire) {
+                        continue;
+                    }
+                    // Where the link is in use, it need not be said; where it is broken, its user finds out.
+                    if let Ok(mut link) = self.link.try_lock() {
+                        let _ = tranship_wire::write_message(&mut **link, word)
+                            .and_then(|()| link.flush().map_err(Into::into));
+                    }
+                }
+            });
+            let result = work();
+            drop(done);
+            result
+        })
+    }
+}
+
 /// The archive, on its way out.
 struct Outgoing<'a> {
-    link: &'a mut Connection,
+    link: &'a Shared<'a>,
     report: &'a LiveReport,
     sent: u64,
 }
@@ -58,16 +105,27 @@ impl Write for Outgoing<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let piece = &bytes[..bytes.len().min(MAX_FILE_DATA as usize)];
         if !piece.is_empty() {
-            tranship_wire::write_file_data(self.link, self.sent, piece).map_err(io::Error::other)?;
+            let mut link = self.link.link();
+            tranship_wire::write_file_data(&mut **link, self.sent, piece).map_err(io::Error::other)?;
             self.sent += piece.len() as u64;
-            let sent = self.link.bytes_sent();
+            let sent = link.bytes_sent();
             self.report.change(|r| r.progress.wire_bytes = sent);
         }
         Ok(piece.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.link.flush()
+        self.link.link().flush()
+    }
+}
+
+/// What the destination says next, but for that it is at work.
+fn answer(link: &mut Connection) -> Result<Heard, tranship_wire::ReadError> {
+    loop {
+        match tranship_wire::read_message(link)? {
+            Heard::Working => {}
+            answer => return Ok(answer),
+        }
     }
 }
 
@@ -85,24 +143,26 @@ pub fn send(
     let (container, parameters) = (offer.container.clone(), offer.parameters.clone());
     let wanted = Said::Wanted { engine: engine.name(), container, parameters };
     tranship_wire::write_message(&mut link, &wanted).map_err(|e| broke(&e))?;
-    let lacking = match tranship_wire::read_message(&mut link).map_err(|e| broke(&e))? {
+    let lacking = match answer(&mut link).map_err(|e| broke(&e))? {
         Heard::Lacking(lacking) => lacking,
         Heard::Failed { message } => return Err(Failure::new(message)),
-        Heard::There | Heard::Loaded => return Ok(None),
+        Heard::There | Heard::Loaded | Heard::Working => return Ok(None),
     };
-    let mut outgoing = Outgoing { link: &mut link, report, sent: 0 };
-    let mut pieces = io::BufWriter::with_capacity(MAX_FILE_DATA as usize, &mut outgoing);
-    let saved = engine.save_image(&offer.parameters, &lacking, &mut pieces).map_err(failed);
-    let saved = saved.and_then(|()| pieces.flush().map_err(|e| broke(&e)));
-    drop(pieces);
-    let sent = outgoing.sent;
-    let ended = saved.and_then(|()| tranship_wire::write_message(&mut link, &Said::End).map_err(|e| broke(&e)));
+    let shared = Shared::new(&mut link, true);
+    let sent = shared.during(&Said::Working, || -> Result<u64, Failure> {
+        let mut pieces =
+            io::BufWriter::with_capacity(MAX_FILE_DATA as usize, Outgoing { link: &shared, report, sent: 0 });
+        engine.save_image(&offer.parameters, &lacking, &mut pieces).map_err(failed)?;
+        let outgoing = pieces.into_inner().map_err(|e| broke(e.error()))?;
+        Ok(outgoing.sent)
+    });
     // Without its end nobody takes what has come for all of it.
-    ended?;
-    match tranship_wire::read_message(&mut link).map_err(|e| broke(&e))? {
+    let sent = sent?;
+    tranship_wire::write_message(&mut link, &Said::End).map_err(|e| broke(&e))?;
+    match answer(&mut link).map_err(|e| broke(&e))? {
         Heard::Loaded => {}
         Heard::Failed { message } => return Err(Failure::new(message)),
-        Heard::There | Heard::Lacking(_) => return Err(broke(&"an answer that does not fit")),
+        Heard::There | Heard::Lacking(_) | Heard::Working => return Err(broke(&"an answer that does not fit")),
     }
     let (name, known, layers) = (&lacking.name, lacking.known_layers, lacking.layers);
     let way = format!("image: {name} was sent, {} MiB; {known} of its {layers} layers were there", sent >> 20);
@@ -111,7 +171,7 @@ pub fn send(
 
 /// The archive, as it comes in.
 struct Incoming<'a> {
-    link: &'a mut Connection,
+    link: &'a Shared<'a>,
     piece: io::Cursor<Vec<u8>>,
     ended: bool,
 }
@@ -119,15 +179,21 @@ struct Incoming<'a> {
 impl Read for Incoming<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         while !self.ended && self.piece.position() == self.piece.get_ref().len() as u64 {
-            match tranship_wire::read_header(self.link).map_err(io::Error::other)? {
+            let mut link = self.link.link();
+            match tranship_wire::read_header(&mut **link).map_err(io::Error::other)? {
                 FrameHeader::FileData { length, .. } => {
                     let mut buffer = std::mem::take(self.piece.get_mut());
                     buffer.resize(length as usize, 0);
-                    self.link.read_exact(&mut buffer)?;
+                    link.read_exact(&mut buffer)?;
                     self.piece = io::Cursor::new(buffer);
                 }
-                header => match tranship_wire::read_message_after(&header, self.link).map_err(io::Error::other)? {
-                    Said::End => self.ended = true,
+                header => match tranship_wire::read_message_after(&header, &mut **link).map_err(io::Error::other)? {
+                    Said::Working => {}
+                    Said::End => {
+                        // From now on the source waits for an answer.
+                        self.ended = true;
+                        self.link.heard.store(true, Ordering::Release);
+                    }
                     Said::Wanted { .. } => return Err(io::Error::other("a question in the middle of an image")),
                 },
             }
@@ -144,28 +210,29 @@ pub fn receive(node: &Arc<Node>, link: &mut Connection) -> Result<(), Failure> {
     };
     let here = &node.config.node;
     let engine = node.engine(engine);
-    // Where there is no such engine, the offer is refused for that.
-    let lacking = match engine.is_present() {
-        true => engine.missing_image(&container, &parameters),
-        false => Ok(None),
-    };
-    let heard = match lacking {
-        Ok(None) => Heard::There,
-        Ok(Some(lacking)) => {
-            tracing::info!(%container, image = %lacking.name, "an image comes");
-            tranship_wire::write_message(link, &Heard::Lacking(lacking)).map_err(failed)?;
-            let mut incoming = Incoming { link: &mut *link, piece: io::Cursor::default(), ended: false };
-            match engine.load_image(&container, &parameters, &mut incoming) {
-                Ok(()) => Heard::Loaded,
-                Err(error) => {
-                    // The source listens when it has said everything.
-                    let _ = io::copy(&mut incoming, &mut io::sink());
-                    Heard::Failed { message: format!("{error} (on node {here})") }
-                }
+    let shared = Shared::new(link, true);
+    let heard = shared.during(&Heard::Working, || -> Result<Heard, Failure> {
+        // Where there is no such engine, the offer is refused for that.
+        let lacking = match engine.is_present() {
+            true => engine.missing_image(&container, &parameters),
+            false => Ok(None),
+        };
+        let refused = |error: &dyn std::fmt::Display| Heard::Failed { message: format!("{error} (on node {here})") };
+        match lacking {
+            Ok(None) => Ok(Heard::There),
+            Ok(Some(lacking)) => {
+                tracing::info!(%container, image = %lacking.name, "an image comes");
+                shared.heard.store(false, Ordering::Release);
+                tranship_wire::write_message(&mut **shared.link(), &Heard::Lacking(lacking)).map_err(failed)?;
+                let mut incoming = Incoming { link: &shared, piece: io::Cursor::default(), ended: false };
+                let loaded = engine.load_image(&container, &parameters, &mut incoming);
+                // The source listens when it has said everything.
+                let _ = io::copy(&mut incoming, &mut io::sink());
+                Ok(loaded.map_or_else(|error| refused(&error), |()| Heard::Loaded))
             }
+            Err(error) => Ok(refused(&error)),
         }
-        Err(error) => Heard::Failed { message: format!("{error} (on node {here})") },
-    };
+    })?;
     tranship_wire::write_message(link, &heard).map_err(failed)
 }
 

@@ -272,8 +272,11 @@ pub struct MissingImage {
     pub bytes: u64,
     /// How many layers it has.
     pub layers: usize,
-    /// How many of them, the first ones, are on this node.
+    /// How many of them are on this node: the first ones, where `known` does not name them.
     pub known_layers: usize,
+    /// Their digests, where layers are told by these.
+    #[serde(default)]
+    pub known: Vec<String>,
     /// Where the engine keeps images.
     pub directory: PathBuf,
 }

@@ -106,7 +106,7 @@ fn main() -> ExitCode {
         ("docker_user_and_seccomp_hold", |stage| hardened::is_as_before(&stage.lab, &IN_DOCKER, 92)),
     ];
     if std::env::var("TRANSHIP_ENGINES").is_ok_and(|which| which == "all") {
-        let others: [(&str, Scenario); 6] = [
+        let others: [(&str, Scenario); 7] = [
             ("docker_upload_arrives_whole", |stage| upload::arrives_whole(&stage.lab, &IN_DOCKER, 91)),
             ("podman_postgres_loses_nothing_committed", |stage| database::moves_at_work(&stage.lab, &IN_PODMAN, 93)),
             ("podman_upload_arrives_whole", |stage| upload::arrives_whole(&stage.lab, &IN_PODMAN, 94)),
@@ -115,6 +115,7 @@ fn main() -> ExitCode {
                 database::moves_at_work(&stage.lab, &IN_CONTAINERD, 96)
             }),
             ("containerd_upload_arrives_whole", |stage| upload::arrives_whole(&stage.lab, &IN_CONTAINERD, 97)),
+            ("containerd_user_and_seccomp_hold", |stage| hardened::is_as_before(&stage.lab, &IN_CONTAINERD, 98)),
         ];
         all.extend(others);
     } else {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use http::uri::PathAndQuery;
 use prost::Message;
 use tonic::client::Grpc;
-use tonic::transport::Endpoint;
+use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Response, Status};
 use tonic_prost::ProstCodec;
 
@@ -22,11 +22,8 @@ const LARGEST: usize = 64 << 20;
 /// A method of containerd's API: its path, and what it is in a message to the user.
 pub(super) type Method = (&'static str, &'static str);
 
-async fn exchange<Q, A>(socket: &Path, namespace: &str, path: &'static str, message: Q) -> Result<A, Status>
-where
-    Q: Message + Send + Sync + 'static,
-    A: Message + Default + Send + Sync + 'static,
-{
+/// A connection that is ready, and the request for it.
+async fn prepared<Q>(socket: &Path, namespace: &str, message: Q) -> Result<(Grpc<Channel>, Request<Q>), Status> {
     let unavailable = |e: tonic::transport::Error| Status::unavailable(e.to_string());
     let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).map_err(unavailable)?;
     let mut client = Grpc::new(endpoint.connect().await.map_err(unavailable)?).max_decoding_message_size(LARGEST);
@@ -35,20 +32,45 @@ where
     request.set_timeout(PATIENCE);
     let named = namespace.parse().map_err(|_| Status::invalid_argument(format!("{namespace:?} is no namespace")))?;
     request.metadata_mut().insert("containerd-namespace", named);
-    let codec = ProstCodec::<Q, A>::default();
-    client.unary(request, PathAndQuery::from_static(path), codec).await.map(Response::into_inner)
+    Ok((client, request))
 }
 
-/// Asks, and waits for the answer. On a thread of its own, because whoever asks may be a task of a runtime.
-fn ask<Q, A>(socket: &Path, namespace: &str, path: &'static str, message: Q) -> Result<A, Status>
+async fn exchange<Q, A>(socket: &Path, namespace: &str, path: &'static str, message: Q) -> Result<A, Status>
 where
     Q: Message + Send + Sync + 'static,
     A: Message + Default + Send + Sync + 'static,
 {
+    let (mut client, request) = prepared(socket, namespace, message).await?;
+    let codec = ProstCodec::<Q, A>::default();
+    client.unary(request, PathAndQuery::from_static(path), codec).await.map(Response::into_inner)
+}
+
+/// The same for a method whose answer comes in pieces: all of them, as long as they are not too many.
+async fn exchange_all<Q, A>(socket: &Path, namespace: &str, path: &'static str, message: Q) -> Result<Vec<A>, Status>
+where
+    Q: Message + Send + Sync + 'static,
+    A: Message + Default + Send + Sync + 'static,
+{
+    let (mut client, request) = prepared(socket, namespace, message).await?;
+    let codec = ProstCodec::<Q, A>::default();
+    let mut stream = client.server_streaming(request, PathAndQuery::from_static(path), codec).await?.into_inner();
+    let (mut pieces, mut bytes) = (Vec::new(), 0);
+    while let Some(piece) = stream.message().await? {
+        bytes += piece.encoded_len();
+        if bytes > LARGEST {
+            return Err(Status::resource_exhausted("it is too long to be read at once"));
+        }
+        pieces.push(piece);
+    }
+    Ok(pieces)
+}
+
+/// Waits for an answer, for so long as containerd may take. On a thread of its own, because whoever asks may be a task of a runtime.
+fn wait<T: Send>(answer: impl Future<Output = Result<T, Status>> + Send) -> Result<T, Status> {
     let run = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|e| Status::unavailable(e.to_string()))?;
-        let answer = async { tokio::time::timeout(PATIENCE, exchange(socket, namespace, path, message)).await };
+        let answer = async { tokio::time::timeout(PATIENCE, answer).await };
         runtime.block_on(answer).unwrap_or_else(|_| Err(Status::unavailable("no answer in time")))
     };
     std::thread::scope(|scope| scope.spawn(run).join()).unwrap_or_else(|_| Err(Status::internal("a panic")))
@@ -67,20 +89,40 @@ impl Containerd {
         Q: Message + Send + Sync + 'static,
         A: Message + Default + Send + Sync + 'static,
     {
-        match ask(&self.socket, namespace, path, message) {
-            Ok(answer) => Ok(Some(answer)),
-            Err(status) => match status.code() {
-                Code::NotFound => Ok(None),
-                Code::Unavailable | Code::DeadlineExceeded => Err(EngineError::Silent {
-                    engine: Self::NAME,
-                    socket: self.socket.clone(),
-                    source: io::Error::other(status.message().to_owned()),
-                }),
-                _ => {
-                    let why = status.message().to_owned();
-                    Err(EngineError::Refused { engine: Self::NAME, what, name: name.to_owned(), why })
-                }
-            },
+        self.judged(what, name, wait(exchange(&self.socket, namespace, path, message)))
+    }
+
+    /// The same where the answer comes in pieces.
+    pub(super) fn call_all<Q, A>(
+        &self,
+        namespace: &str,
+        (path, what): Method,
+        name: &str,
+        message: Q,
+    ) -> Result<Option<Vec<A>>, EngineError>
+    where
+        Q: Message + Send + Sync + 'static,
+        A: Message + Default + Send + Sync + 'static,
+    {
+        self.judged(what, name, wait(exchange_all(&self.socket, namespace, path, message)))
+    }
+
+    fn judged<T>(&self, what: &'static str, name: &str, answer: Result<T, Status>) -> Result<Option<T>, EngineError> {
+        let status = match answer {
+            Ok(answer) => return Ok(Some(answer)),
+            Err(status) => status,
+        };
+        match status.code() {
+            Code::NotFound => Ok(None),
+            Code::Unavailable | Code::DeadlineExceeded => Err(EngineError::Silent {
+                engine: Self::NAME,
+                socket: self.socket.clone(),
+                source: io::Error::other(status.message().to_owned()),
+            }),
+            _ => {
+                let why = status.message().to_owned();
+                Err(EngineError::Refused { engine: Self::NAME, what, name: name.to_owned(), why })
+            }
         }
     }
 }

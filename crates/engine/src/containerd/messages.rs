@@ -231,3 +231,35 @@ pub struct Version {
     #[prost(string, tag = "1")]
     pub version: String,
 }
+
+/// A request about content.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Content {
+    #[prost(string, tag = "1")]
+    pub digest: String,
+}
+
+/// What is known of content.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct ContentInfo {
+    #[prost(string, tag = "1")]
+    pub digest: String,
+    #[prost(int64, tag = "2")]
+    pub size: i64,
+}
+
+/// An answer with that.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct OneContent {
+    #[prost(message, optional, tag = "1")]
+    pub info: Option<ContentInfo>,
+}
+
+/// A piece of content.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct ContentPiece {
+    #[prost(int64, tag = "1")]
+    pub offset: i64,
+    #[prost(bytes = "vec", tag = "2")]
+    pub data: Vec<u8>,
+}

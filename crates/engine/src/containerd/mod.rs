@@ -13,12 +13,13 @@
 //! Until then the shim answers nobody: what state the container is in is asked of runc.
 
 mod client;
+mod images;
 mod messages;
 mod parameters;
 mod records;
 
 use std::collections::BTreeSet;
-use std::io;
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -29,7 +30,7 @@ use serde_json::Value;
 use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 
 use crate::described;
-use crate::{Container, Engine, EngineError, Images, Mark, Runc, State, Summary, TreePlace};
+use crate::{Container, Engine, EngineError, Images, Mark, MissingImage, Runc, State, Summary, TreePlace};
 use client::Method;
 use messages::{
     Any, Filters, Kill, Mounts, Named, OneRecord, Plugins, Record, Records, RuncOptions, Runtime, Snapshot, Version,
@@ -189,16 +190,30 @@ impl Containerd {
                 "add it to `namespaces` in `[containerd]` of that agent's configuration".to_owned(),
             );
         }
-        if !self.has_image(parameters)? {
+        if self.is_another(parameters)? {
             add(
                 BlockerKind::Rootfs,
-                format!("the image {image} of container {name} is not in containerd there as it is here"),
+                format!("containerd there has another image {image} than that of container {name}"),
                 format!(
-                    "bring it there (`ctr -n {namespace} images export - {image} | ssh NODE ctr -n {namespace} images import -`)"
+                    "give it another name there (`ctr -n {namespace} images tag {image} NAME`), and remove it under this one"
                 ),
+            );
+        } else if parameters.layers.is_empty() && !self.has_image(parameters)? {
+            add(
+                BlockerKind::Rootfs,
+                format!("the image {image} of container {name} is not in containerd there, and here not all of it is"),
+                format!("bring it to one of them (`ctr -n {namespace} images pull {image}`)"),
             );
         }
         Ok(found)
+    }
+
+    /// Where the snapshots are.
+    fn root(&self, parameters: &Parameters) -> Result<PathBuf, EngineError> {
+        let filter = format!("type==io.containerd.snapshotter.v1,id=={}", parameters.snapshotter);
+        let plugins: Plugins = self.call("", PLUGINS, "", Filters { filters: vec![filter] })?.unwrap_or_default();
+        let root = plugins.plugins.iter().find_map(|plugin| plugin.exports.get("root"));
+        Ok(root.map_or("/var/lib/containerd".into(), PathBuf::from))
     }
 
     /// `ctr`, for a namespace.
@@ -413,12 +428,20 @@ impl Engine for Containerd {
         self.runc.occupied(config)
     }
 
+    fn missing_image(&self, name: &str, parameters: &Value) -> Result<Option<MissingImage>, EngineError> {
+        self.lacking(&described::parameters(name, parameters)?)
+    }
+
+    fn save_image(&self, parameters: &Value, missing: &MissingImage, sink: &mut dyn Write) -> Result<(), EngineError> {
+        self.export(&described::parameters(&missing.name, parameters)?, missing, sink)
+    }
+
+    fn load_image(&self, name: &str, parameters: &Value, archive: &mut dyn Read) -> Result<(), EngineError> {
+        self.import(&described::parameters(name, parameters)?, archive)
+    }
+
     fn tree_place(&self, _: &str, parameters: &Value, _: &CarriedTree) -> Result<TreePlace, EngineError> {
-        let parameters: Parameters = described::parameters("", parameters)?;
-        let filter = format!("type==io.containerd.snapshotter.v1,id=={}", parameters.snapshotter);
-        let plugins: Plugins = self.call("", PLUGINS, "", Filters { filters: vec![filter] })?.unwrap_or_default();
-        let root = plugins.plugins.iter().find_map(|plugin| plugin.exports.get("root"));
-        Ok(TreePlace::Below(root.map_or("/var/lib/containerd".into(), PathBuf::from)))
+        Ok(TreePlace::Below(self.root(&described::parameters("", parameters)?)?))
     }
 
     fn tree_directory(&self, name: &str, tree: &CarriedTree) -> Result<PathBuf, EngineError> {

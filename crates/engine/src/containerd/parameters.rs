@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tranship_types::{Blocker, BlockerKind};
 
+use super::images::Layer;
+
 /// By which containerd's restart monitor knows what it is to start again.
 const RESTART: &str = "containerd.io/restart.status";
 
@@ -17,6 +19,9 @@ pub(super) struct Parameters {
     pub image: String,
     /// Empty where the name stands for nothing on the source any more.
     pub image_digest: String,
+    /// The image's layers, the lowest first; empty where the source does not have all of them itself.
+    #[serde(default)]
+    pub layers: Vec<Layer>,
     pub snapshotter: String,
     /// What the snapshot lies over. It is named for its content: the digest of the image's layers.
     pub parent: String,
@@ -82,6 +87,7 @@ mod tests {
             labels: BTreeMap::new(),
             image: "docker.io/library/web:1".into(),
             image_digest: "sha256:0f".into(),
+            layers: Vec::new(),
             snapshotter: "overlayfs".into(),
             parent: "sha256:1f".into(),
             runtime: "io.containerd.runc.v2".into(),

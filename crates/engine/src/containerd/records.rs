@@ -71,7 +71,7 @@ impl Containerd {
         Ok(options.find_map(|option| option.strip_prefix("upperdir=").map(PathBuf::from)))
     }
 
-    fn image_digest(&self, namespace: &str, image: &str) -> Result<String, EngineError> {
+    pub(super) fn image_digest(&self, namespace: &str, image: &str) -> Result<String, EngineError> {
         let found: Option<OneImage> = self.call(namespace, IMAGE, image, Named { name: image.to_owned() })?;
         Ok(found.and_then(|found| found.image?.target).map(|target| target.digest).unwrap_or_default())
     }
@@ -108,12 +108,15 @@ impl Containerd {
             why: e.to_string(),
         })?;
         let snapshot = self.snapshot(namespace, &record.snapshotter, &record.snapshot_key)?;
+        let image_digest = self.image_digest(namespace, &record.image)?;
+        let layers = if image_digest.is_empty() { Vec::new() } else { self.image_layers(namespace, &image_digest)? };
         let extension = |(name, any): (&String, &Any)| (name.clone(), (any.type_url.clone(), any.value.clone()));
         Ok(Parameters {
             namespace: namespace.to_owned(),
             labels: record.labels.clone(),
             image: record.image.clone(),
-            image_digest: self.image_digest(namespace, &record.image)?,
+            image_digest,
+            layers,
             snapshotter: record.snapshotter.clone(),
             parent: snapshot.and_then(|snapshot| snapshot.info).map(|info| info.parent).unwrap_or_default(),
             runtime: runtime.name,

@@ -422,6 +422,7 @@ impl Engine for Docker {
             bytes: parameters.image_bytes,
             layers: parameters.layers.len(),
             known_layers: self.known_layers(&parameters.layers)?,
+            known: Vec::new(),
             directory: self.root()?,
         }))
     }

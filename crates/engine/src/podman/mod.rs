@@ -425,6 +425,7 @@ impl Engine for Podman {
             bytes: parameters.image_bytes,
             layers: parameters.layers.len(),
             known_layers: self.known_layers(&parameters.layers)?,
+            known: Vec::new(),
             directory: self.storage.clone(),
             name: parameters.image_name,
         }))
