@@ -50,6 +50,11 @@ type Mmap = unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, c_int, i64) -
 type Shmat = unsafe extern "C" fn(c_int, *const c_void, c_int) -> *mut c_void;
 type Openat = unsafe extern "C" fn(c_int, *const c_char, c_int, libc::mode_t) -> c_int;
 
+fn errno() -> c_int {
+    // SAFETY: errno of this thread.
+    unsafe { *libc::__errno_location() }
+}
+
 pub(super) fn set_errno(value: c_int) {
     // SAFETY: errno of this thread.
     unsafe { *libc::__errno_location() = value };
@@ -94,6 +99,16 @@ fn real_mmap() -> Mmap {
     unsafe { std::mem::transmute(*REAL.get_or_init(|| next(c"mmap64") as usize)) }
 }
 
+/// From so many bytes on a private mapping may be a reservation of addresses.
+const LARGE: usize = 1 << 30;
+
+/// Whether a mapping may be one of those that programs reserve addresses with, without access and without taking memory for them
+/// (MariaDB: 8 TiB). To fill it, criu makes it writable first, and then it counts as memory that the kernel may have to find.
+fn is_reserved(len: usize, flags: c_int) -> bool {
+    let own = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    len >= LARGE && flags & (libc::MAP_TYPE | libc::MAP_ANONYMOUS) == own
+}
+
 macro_rules! mmap {
     ($name:ident) => {
         /// Stands in for libc's function of this name.
@@ -110,7 +125,11 @@ macro_rules! mmap {
             offset: i64,
         ) -> *mut c_void {
             // SAFETY: handed on as it came.
-            let mapped = unsafe { real_mmap()(address, len, protection, flags, fd, offset) };
+            let mut mapped = unsafe { real_mmap()(address, len, protection, flags, fd, offset) };
+            if mapped == libc::MAP_FAILED && is_reserved(len, flags) && errno() == libc::ENOMEM {
+                // SAFETY: handed on as it came, but that no memory is set aside for it.
+                mapped = unsafe { real_mmap()(address, len, protection, flags | libc::MAP_NORESERVE, fd, offset) };
+            }
             if flags & libc::MAP_TYPE == libc::MAP_SHARED && fd >= 0 && offset == 0 && mapped != libc::MAP_FAILED {
                 LAST_FD.store(fd, Ordering::Relaxed);
                 LAST_START.store(mapped as usize, Ordering::Relaxed);

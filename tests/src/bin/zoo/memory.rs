@@ -102,6 +102,21 @@ pub fn sparse(_: &Path) -> Result<Check> {
     }))
 }
 
+/// Far more addresses than the machine has memory, reserved as databases do, of which one page after the other is put to use.
+pub fn reserved(_: &Path) -> Result<Check> {
+    let region = Region::reserved(8 << 40)?;
+    let mut used = 0;
+    Ok(Box::new(move || {
+        (0..used).try_for_each(|page| region.verify(page, |i| pattern(i ^ 0x1234)))?;
+        if used < 256 {
+            region.commit(used..used + 1)?;
+            region.fill(used..used + 1, |i| pattern(i ^ 0x1234));
+            used += 1;
+        }
+        Ok(())
+    }))
+}
+
 /// A memory file: content, position, seals, and a shared mapping of it.
 pub fn memfd(_: &Path) -> Result<Check> {
     const PAGES: usize = 64;

@@ -71,9 +71,17 @@ impl Region {
     fn map(length: usize, sharing: Sharing, flags: c_int, fd: c_int) -> Result<Self> {
         assert_eq!(length % PAGE, 0);
         let sharing = if sharing == Sharing::Shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE };
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        Self::map_as(length, libc::PROT_READ | libc::PROT_WRITE, sharing | flags, fd)
+    }
+
+    /// Reserves addresses for what may be put there later. Nothing of it may be read or written.
+    pub fn reserved(length: usize) -> Result<Self> {
+        Self::map_as(length, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)
+    }
+
+    fn map_as(length: usize, protection: c_int, flags: c_int, fd: c_int) -> Result<Self> {
         // SAFETY: the kernel chooses a free place, so no other memory is touched.
-        let start = unsafe { libc::mmap(null_mut(), length, protection, sharing | flags, fd, 0) };
+        let start = unsafe { libc::mmap(null_mut(), length, protection, flags, fd, 0) };
         ensure!(start != libc::MAP_FAILED, "mmap of {length} bytes: {}", io::Error::last_os_error());
         Ok(Self { start, length })
     }
@@ -117,6 +125,15 @@ impl Region {
     pub fn protect(&self, protection: c_int) -> Result<()> {
         // SAFETY: the range is this value's own mapping.
         check(unsafe { libc::mprotect(self.start, self.length, protection) })?;
+        Ok(())
+    }
+
+    /// Puts `pages` of reserved addresses to use: they can be read and written from now on, and are a mapping of their own.
+    pub fn commit(&self, pages: std::ops::Range<usize>) -> Result<()> {
+        assert!(pages.end <= self.pages());
+        let (start, length) = (self.start.wrapping_byte_add(pages.start * PAGE), pages.len() * PAGE);
+        // SAFETY: the range is a part of this value's own mapping.
+        check(unsafe { libc::mprotect(start, length, libc::PROT_READ | libc::PROT_WRITE) })?;
         Ok(())
     }
 

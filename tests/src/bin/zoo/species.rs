@@ -85,6 +85,7 @@ pub const ALL: &[Species] = &[
     species("memory", "read_only", memory::read_only),
     species("memory", "mlocked", memory::locked),
     species("memory", "sparse", memory::sparse),
+    species("memory", "reserved_8t", memory::reserved),
     species("memory", "memfd", memory::memfd),
     species("memory", "file_map_private", memory::file_private),
     species("memory", "file_map_rewritten", memory::file_rewritten),
