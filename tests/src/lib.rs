@@ -40,7 +40,7 @@ pub use managed::{Dialect, Managed, Run};
 pub use moves::{Refusal, connection_alive, move_container, move_with, refused_move, second_move_succeeds};
 pub use moving::{Ended, MODES, Moving};
 pub use postgres::{Psql, postgres_programs};
-pub use quiet::{Helper, processes, quiet};
+pub use quiet::{Helper, processes, quiet, quiet_under};
 pub use runner::{Scenario, Stage, scenarios, wait_until};
 pub use switch::Capture;
 pub use torture::{TortureLine, Torturer};

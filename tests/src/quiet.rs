@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use tranship_lab::Lab;
 
 use crate::containers::{exactly_one_runs, nothing_left};
+use crate::managed::Managed;
 use crate::runner::wait_until;
 
 /// How long it may take until nothing is left to be done.
@@ -16,8 +17,28 @@ const QUIET_LIMIT: Duration = Duration::from_secs(20);
 /// # Errors
 /// If something is left after 20 s, with what it is.
 pub fn quiet(lab: &Lab, name: &str) -> Result<String> {
+    await_quiet(|| unrest(lab, name))
+}
+
+/// The same of a container of another engine than runc.
+///
+/// # Errors
+/// As [`quiet`].
+pub fn quiet_under(lab: &Lab, engine: &Managed) -> Result<String> {
+    await_quiet(|| {
+        no_move_goes_on(lab)?;
+        let nodes = lab.nodes();
+        let there = |node: &&String| engine.is_gone(lab, node).is_err();
+        let at: Vec<&String> = nodes.iter().filter(there).collect();
+        ensure!(at.len() == 1, "{} has something of it on {at:?}", engine.engine);
+        engine.shows(lab, at[0])?;
+        Ok(at[0].clone())
+    })
+}
+
+fn await_quiet(look: impl Fn() -> Result<String>) -> Result<String> {
     let mut last = String::new();
-    let quiet = wait_until("all to be quiet", QUIET_LIMIT, || match unrest(lab, name) {
+    let quiet = wait_until("all to be quiet", QUIET_LIMIT, || match look() {
         Ok(at) => Ok(Some(at)),
         Err(error) => {
             last = format!("{error:#}");
@@ -27,10 +48,9 @@ pub fn quiet(lab: &Lab, name: &str) -> Result<String> {
     quiet.map_err(|error| error.context(last))
 }
 
-/// Where the container runs, if nothing is left to be done; else, as the error, what is.
-fn unrest(lab: &Lab, name: &str) -> Result<String> {
-    let nodes = lab.nodes();
-    for node in &nodes {
+/// Checks that nothing is left to be done of any move on any node.
+fn no_move_goes_on(lab: &Lab) -> Result<()> {
+    for node in &lab.nodes() {
         for place in ["/var/lib/tranship/journal", "/run/tranship/migrations"] {
             let left = entries(&lab.path(node, place)?);
             ensure!(left.is_empty(), "node {node} has {place}/{}", left.join(", "));
@@ -40,6 +60,13 @@ fn unrest(lab: &Lab, name: &str) -> Result<String> {
         let doctor = lab.exec(node, &["tranship", "doctor"])?;
         ensure!(doctor.status.success(), "on node {node} is left: {}", String::from_utf8_lossy(&doctor.stdout));
     }
+    Ok(())
+}
+
+/// Where the container runs, if nothing is left to be done; else, as the error, what is.
+fn unrest(lab: &Lab, name: &str) -> Result<String> {
+    no_move_goes_on(lab)?;
+    let nodes = lab.nodes();
     let at = exactly_one_runs(lab, name)?;
     for node in nodes.iter().filter(|node| **node != at) {
         nothing_left(lab, node, name)?;

@@ -5,9 +5,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tranship_e2e::{DOCKER, Stage, connection_alive, refused_move, restart_agent, scenarios, wait_until};
+use nix::sys::signal::Signal;
+use tranship_e2e::{
+    DOCKER, Ended, Moving, Stage, connection_alive, quiet_under, refused_move, restart_agent, scenarios, send, state,
+    wait_until,
+};
 use tranship_lab::{CounterClient, Lab, Redis, RunOptions};
-use tranship_types::BlockerKind;
+use tranship_types::{BlockerKind, Mode};
 
 const NAME: &str = "cache";
 fn docker_manages_the_moved_container(stage: &mut Stage) -> Result<()> {
@@ -71,6 +75,50 @@ fn a_move_that_fails_leaves_the_container_to_its_docker(stage: &mut Stage) -> Re
 
 fn a_decided_move_is_finished_whatever_is_killed(stage: &mut Stage) -> Result<()> {
     DOCKER.finishes_decided_moves(&stage.lab, 64)
+}
+
+/// A move during which the agent `held` (as TRANSHIP_FAULTS has it) is held, and Docker on a node restarted; says how it ended.
+fn moved_with_restart(lab: &Lab, held: (&str, &str), docker: (&str, bool)) -> Result<Ended> {
+    let (node, place) = held;
+    restart_agent(lab, node, &format!("{place}.hold"))?;
+    let agent = lab.agent_pid(node)?.context("the agent has just been started")?;
+    let moving = Moving::begin(lab, NAME, "a", "b", Mode::Auto)?;
+    wait_until("the agent to be held", Duration::from_secs(20), || Ok((state(agent) == Some('T')).then_some(())))?;
+    let restarted = lab.restart_docker(docker.0, docker.1);
+    send(Signal::SIGCONT, agent)?;
+    restarted?;
+    moving.end()
+}
+
+fn a_docker_that_is_restarted_in_the_middle_is_survived(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    for (number, live_restore) in [(68, false), (69, true)] {
+        let mut counter = DOCKER.start(lab, number, &[], &[])?;
+        let pid = DOCKER.told(lab, "a", "{{.State.Pid}}")?;
+        let ended = moved_with_restart(lab, ("a", "source.freeze.before"), ("b", live_restore))?;
+        let said = format!("with live-restore {live_restore}: {}", ended.error());
+        ensure!(quiet_under(lab, &DOCKER).context(said.clone())? == "a", "it is not where it was, {said}");
+        ended.fits("a", "b", "a")?;
+        connection_alive(&mut counter).context(said)?;
+        ensure!(DOCKER.told(lab, "a", "{{.State.Pid}}")? == pid, "the container is another process");
+        DOCKER.moves(lab, &mut counter, "a", "b").context("after the restart")?;
+        drop(counter);
+        DOCKER.remove(lab, "b")?;
+    }
+    Ok(())
+}
+
+fn a_docker_that_is_restarted_on_the_source_is_survived(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    lab.start_docker()?;
+    lab.restart_docker("a", true)?;
+    let mut counter = DOCKER.start(lab, 59, &[], &[])?;
+    let ended = moved_with_restart(lab, ("a", "source.freeze.before"), ("a", true))?;
+    ensure!(ended.success, "the move failed: {}", ended.error());
+    ensure!(quiet_under(lab, &DOCKER)? == "b", "it is not where it went");
+    connection_alive(&mut counter)?;
+    drop(counter);
+    DOCKER.remove(lab, "b")
 }
 
 fn an_image_that_is_not_there_is_sent(stage: &mut Stage) -> Result<()> {
@@ -203,6 +251,8 @@ fn main() -> ExitCode {
         ),
         ("a_move_that_fails_leaves_the_container_to_its_docker", a_move_that_fails_leaves_the_container_to_its_docker),
         ("a_decided_move_is_finished_whatever_is_killed", a_decided_move_is_finished_whatever_is_killed),
+        ("a_docker_that_is_restarted_in_the_middle_is_survived", a_docker_that_is_restarted_in_the_middle_is_survived),
+        ("a_docker_that_is_restarted_on_the_source_is_survived", a_docker_that_is_restarted_on_the_source_is_survived),
         ("an_image_that_is_not_there_is_sent", an_image_that_is_not_there_is_sent),
         ("published_ports_are_published_where_it_goes", published_ports_are_published_where_it_goes),
         ("what_a_container_has_written_moves_with_it", what_a_container_has_written_moves_with_it),

@@ -14,6 +14,7 @@ use crate::state::ROOTFS;
 /// Docker's own client: another one on PATH may be too new for this daemon.
 const CLIENT: &str = "/usr/bin/docker";
 const DAEMON: &str = "/usr/sbin/dockerd";
+const CONFIG: &str = "/run/docker.json";
 const LOG: &str = "/run/dockerd.log";
 const IMAGE: &str = "tranship-lab";
 const NETWORK: &str = "lab";
@@ -102,13 +103,28 @@ impl Lab {
         self.docker(node, &arguments).map(drop)
     }
 
+    /// Kills a node's Docker daemon, and starts it again with this configuration; `live-restore` says whether its containers go on.
+    ///
+    /// # Errors
+    /// If none runs, or it does not answer within 30 s; the error has the end of its log.
+    pub fn restart_docker(&self, node: &str, live_restore: bool) -> Result<()> {
+        // Its containerd dies with it.
+        self.check(node, &["sh", "-c", "kill -KILL $(cat /run/docker.pid) && rm /run/docker.pid"])?;
+        let file = self.path(node, CONFIG)?;
+        fs::write(&file, format!("{{\"live-restore\": {live_restore}}}")).map_err(LabError::file("write", &file))?;
+        self.start_dockerd(node)?;
+        self.await_daemon(node, "Docker", LOG, || self.docker(node, &["version"]).is_ok())
+    }
+
     fn start_dockerd(&self, node: &str) -> Result<()> {
         self.link_wrapper(node)?;
         // The machine's own configuration is not this daemon's.
-        let file = self.path(node, "/run/docker.json")?;
-        fs::write(&file, "{}").map_err(LabError::file("write", &file))?;
+        let file = self.path(node, CONFIG)?;
+        if !file.exists() {
+            fs::write(&file, "{}").map_err(LabError::file("write", &file))?;
+        }
         let (parent, runtime) = (cgroup::parent_of(node), format!("tranship={WRAPPER}"));
-        let mut daemon = vec![DAEMON, "--config-file", "/run/docker.json", "--data-root", "/run/docker-data"];
+        let mut daemon = vec![DAEMON, "--config-file", CONFIG, "--data-root", "/run/docker-data"];
         daemon.extend(["--exec-root", "/run/docker", "--pidfile", "/run/docker.pid"]);
         daemon.extend(["--host", "unix:///run/docker.sock", "--exec-opt", "native.cgroupdriver=cgroupfs"]);
         daemon.extend(["--cgroup-parent", &parent, "--bridge", "none", "--add-runtime", &runtime]);
