@@ -13,12 +13,14 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use tranship_e2e::{Log, MODES, Moving, Scenario, Stage, is_gone, restart_agent, scenarios, wait_until};
+use tranship_e2e::{
+    DOCKER, Log, MODES, Managed, Moving, Scenario, Stage, is_gone, restart_agent, scenarios, wait_until,
+};
 use tranship_lab::{Lab, UpOptions};
 use tranship_types::Side;
 
 use cases::Case;
-use play::{NAME, Play};
+use play::Play;
 
 /// One thing to try, and its name.
 struct Trial {
@@ -30,6 +32,11 @@ type Run = dyn Fn(&Lab, &mut Play) -> Result<()>;
 
 /// Runs all trials on one container, one after the other; one that fails gets the lab made anew for the next.
 fn run_all(stage: &mut Stage, trials: Vec<Trial>) -> Result<()> {
+    run_under(stage, None, trials)
+}
+
+/// The same with a container of another engine than runc.
+fn run_under(stage: &mut Stage, engine: Option<&'static Managed>, trials: Vec<Trial>) -> Result<()> {
     let wanted = std::env::var("TRANSHIP_CASES").unwrap_or_default();
     let wanted: Vec<&str> = wanted.split(',').map(str::trim).filter(|w| !w.is_empty()).collect();
     let (begun, mut failures, mut done, mut slowest) = (Instant::now(), Vec::new(), 0, 0.0_f64);
@@ -38,7 +45,7 @@ fn run_all(stage: &mut Stage, trials: Vec<Trial>) -> Result<()> {
     for trial in chosen {
         let mut on = match play.take() {
             Some(play) => play,
-            None => Play::begin(&stage.lab).context("starting the container")?,
+            None => Play::begin(&stage.lab, engine).context("starting the container")?,
         };
         let logs: Vec<_> = stage.lab.nodes().iter().map(|n| Log::mark(&stage.lab, n)).collect::<Result<_>>()?;
         let (from, start) = (on.at.clone(), Instant::now());
@@ -96,7 +103,7 @@ fn inject(lab: &Lab, play: &mut Play, case: &Case) -> Result<()> {
     restart_agent(lab, node, &case.spec())?;
     let agent = lab.agent_pid(node)?.context("the agent has just been started")?;
     let log = Log::mark(lab, node)?;
-    let mut moving = Moving::begin(lab, NAME, &from, &to, case.mode)?;
+    let mut moving = Moving::begin(lab, play.name(), &from, &to, case.mode)?;
     if case.what == "die" {
         await_death(agent, &mut moving)?;
         lab.start_agent(node, &[])?;
@@ -149,6 +156,42 @@ fn killed_processes(stage: &mut Stage) -> Result<()> {
     run_all(stage, kills::drawn(seed).into_iter().map(trial).collect()).with_context(|| format!("TRANSHIP_SEED={seed}"))
 }
 
+/// Of the matrix what is another thing under an engine with a daemon: agents that die, and links that break, in each phase.
+fn deaths_and_cuts(cases: Vec<Case>) -> Vec<Trial> {
+    let chosen: Vec<Case> =
+        cases.into_iter().filter(|case| case.when == "before" && matches!(case.what, "die" | "cut")).collect();
+    cases::in_modes(&chosen, false).iter().map(injected).collect()
+}
+
+fn faults_of_the_source_under_docker(stage: &mut Stage) -> Result<()> {
+    run_under(stage, Some(&DOCKER), deaths_and_cuts(cases::of_the_source()))
+}
+
+fn faults_of_the_destination_under_docker(stage: &mut Stage) -> Result<()> {
+    run_under(stage, Some(&DOCKER), deaths_and_cuts(cases::of_the_destination()))
+}
+
+/// One for each way in which a move can end.
+const FEW: [&str; 5] = [
+    "source.transfer.before.die",
+    "source.commit.before.die",
+    "source.release.before.die",
+    "destination.restore.before.die",
+    "destination.resume.before.die",
+];
+
+fn some_faults_under_docker(stage: &mut Stage) -> Result<()> {
+    let all = [cases::of_the_source(), cases::of_the_destination()].concat();
+    let chosen: Vec<Case> = all.into_iter().filter(|case| FEW.contains(&case.spec().as_str())).collect();
+    ensure!(chosen.len() == FEW.len(), "not all of {FEW:?} are in the matrix");
+    run_under(stage, Some(&DOCKER), deaths_and_cuts(chosen))
+}
+
+/// Whether what takes minutes under engines is played, too.
+fn with_engines() -> bool {
+    std::env::var("TRANSHIP_ENGINES").is_ok_and(|which| which == "all")
+}
+
 fn main() -> ExitCode {
     let mut all: Vec<(&str, Scenario)> = vec![
         ("every_fault_of_the_source", faults_of_the_source),
@@ -160,6 +203,13 @@ fn main() -> ExitCode {
         all.push(("killed_processes", killed_processes));
     } else {
         println!("skipped: killed_processes draws its moments by chance; `make soak` runs it, or TRANSHIP_SEED=N");
+    }
+    if with_engines() {
+        all.push(("docker_faults_of_the_source", faults_of_the_source_under_docker));
+        all.push(("docker_faults_of_the_destination", faults_of_the_destination_under_docker));
+    } else {
+        all.push(("docker_some_faults", some_faults_under_docker));
+        println!("skipped: the fault matrix under Docker takes minutes; `make test-engines` plays it");
     }
     scenarios(&all)
 }

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tranship_e2e::{Ended, connection_alive, move_container, quiet, remove};
+use tranship_e2e::{Ended, Managed, connection_alive, move_container, quiet, quiet_under, remove};
 use tranship_lab::{CLIENT, CounterClient, Lab, REDIS_PORT, Redis, RunOptions, redis_command};
 use tranship_types::Side;
 
@@ -16,6 +16,8 @@ const COUNTER: &str = "counter";
 
 /// A container with its client.
 pub struct Play {
+    /// Whose it is; runc's where there is none.
+    engine: Option<&'static Managed>,
     redis: Redis,
     counter: CounterClient,
     /// Number of keys, and their checksum.
@@ -25,17 +27,28 @@ pub struct Play {
 }
 
 impl Play {
-    pub fn begin(lab: &Lab) -> Result<Self> {
+    pub fn begin(lab: &Lab, engine: Option<&'static Managed>) -> Result<Self> {
         // The last play's container had the same address, and another MAC.
         lab.check(CLIENT, &["ip", "neigh", "flush", "all"])?;
-        lab.run("a", NAME, &RunOptions::new(IP, redis_command()))?;
+        match engine {
+            None => lab.run("a", NAME, &RunOptions::new(IP, redis_command()))?,
+            Some(engine) => {
+                (engine.prepare)(lab)?;
+                (engine.run)(lab, "a", engine.name, IP, engine.image, &[], &redis_command())?;
+            }
+        }
         let mut redis = Redis::connect(lab, IP, Duration::from_secs(10))?;
         redis.populate(KEYS, "key", 100)?;
         let mut counter = CounterClient::start(lab, (IP, REDIS_PORT).into(), COUNTER, Duration::from_micros(500))?;
         counter.pause()?;
         let truth = redis.verify_without(COUNTER)?;
         counter.resume()?;
-        Ok(Self { redis, counter, truth, at: "a".to_owned() })
+        Ok(Self { engine, redis, counter, truth, at: "a".to_owned() })
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> &'static str {
+        self.engine.map_or(NAME, |engine| engine.name)
     }
 
     /// The nodes of the next move: from where, to where.
@@ -47,7 +60,7 @@ impl Play {
     /// Waits until nothing is left to be done, checks everything that must hold then, and does a second move.
     pub fn settle(&mut self, lab: &Lab, ended: &Ended, ends_on: Option<Side>) -> Result<()> {
         let (from, to) = self.direction();
-        let at = quiet(lab, NAME)?;
+        let at = self.engine.map_or_else(|| quiet(lab, NAME), |engine| quiet_under(lab, engine))?;
         let seen = self.counter.wait_replies(20, Duration::from_secs(30)).context("the client's connection")?;
         ensure!(seen.error.is_none(), "the client's connection: {seen:?}");
         let seen = connection_alive(&mut self.counter)?;
@@ -76,7 +89,7 @@ impl Play {
 
     fn second_move(&mut self, lab: &Lab) -> Result<()> {
         let (from, to) = self.direction();
-        move_container(lab, &from, NAME, &to).context("the second move")?;
+        move_container(lab, &from, self.name(), &to).context("the second move")?;
         self.at = to;
         self.counter.wait_replies(20, Duration::from_secs(5)).context("after the second move")?;
         Ok(())
@@ -86,7 +99,7 @@ impl Play {
     pub fn end(self, lab: &Lab) -> Result<u64> {
         let last = self.counter.stop()?;
         ensure!(last.error.is_none() && last.same_connection, "the counter ended badly: {last:?}");
-        remove(lab, NAME)?;
+        self.engine.map_or_else(|| remove(lab, NAME), |engine| engine.remove(lab, &self.at))?;
         Ok(last.total.replies)
     }
 }
