@@ -1,4 +1,5 @@
-//! `tranship plan`: what it foretells is what then happens, and it leaves no trace in the container.
+//! `tranship plan`: what it foretells is what then happens, and it leaves no trace in the container; and what is seen of a move
+//! while it happens.
 
 use std::net::Ipv4Addr;
 use std::process::ExitCode;
@@ -160,6 +161,23 @@ fn a_plan_leaves_no_trace(stage: &mut Stage) -> Result<()> {
     remove(lab, NAME)
 }
 
+/// What is seen of a move while it lasts: a line each second, and in each more has arrived, also within a round.
+fn progress_moves_within_a_round(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    drop(started(lab)?);
+    let command =
+        ["tranship", "move", NAME, "--to", "b", "--mode", "precopy", "--compress", "off", "--bandwidth", "100mbit"];
+    let text = lab.check("a", &command)?;
+    let amounts: Vec<_> = text
+        .lines()
+        .filter(|line| line.contains(" left of round 1"))
+        .filter_map(|line| line.split_whitespace().nth(3)?.parse::<f64>().ok())
+        .collect();
+    ensure!(amounts.len() >= 2 && amounts.is_sorted_by(|before, after| before < after), "{amounts:?} in:\n{text}");
+    ensure!(exactly_one_runs(lab, NAME)? == "b");
+    remove(lab, NAME)
+}
+
 fn a_plan_lists_blockers_and_gives_way_to_nobody(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     started(lab)?;
@@ -195,6 +213,7 @@ fn main() -> ExitCode {
         ("an_idle_redis_moves_as_foretold", an_idle_redis_moves_as_foretold),
         ("a_redis_under_sets_moves_as_foretold", a_redis_under_sets_moves_as_foretold),
         ("a_plan_leaves_no_trace", a_plan_leaves_no_trace),
+        ("progress_moves_within_a_round", progress_moves_within_a_round),
         ("a_plan_lists_blockers_and_gives_way_to_nobody", a_plan_lists_blockers_and_gives_way_to_nobody),
     ])
 }

@@ -110,7 +110,7 @@ fn node_unreachable(stage: &mut Stage) -> Result<()> {
         lab.restore_link("b")?;
         refused.context("the link was cut")?;
         lab.kill_agent("b")?;
-        let refused = blocked(lab, BlockerKind::Unreachable, &["b"]);
+        let refused = blocked(lab, BlockerKind::Unreachable, &["b", "refused", "check that its agent runs"]);
         lab.start_agent("b", &[])?;
         refused.context("its agent was killed")
     })
@@ -148,6 +148,31 @@ fn certificate_not_trusted(stage: &mut Stage) -> Result<()> {
     });
     lab.check("b", &["rm", "-r", "--one-file-system", "/tmp/other"])?;
     result
+}
+
+/// An agent does not start with a configuration that cannot be right, and says where it is wrong.
+fn configuration_that_is_wrong(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let right = fs::read_to_string(lab.path("b", "/etc/tranship/agent.toml")?)?;
+    let key = "/etc/tranship/tls/node.key";
+    let start = |content: &str, words: &[&str]| -> Result<()> {
+        fs::write(lab.path("b", "/tmp/agent.toml")?, content)?;
+        let output = lab.exec("b", &["timeout", "5", "transhipd", "--config", "/tmp/agent.toml"])?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.code() == Some(1), "{}: {said}", output.status);
+        let missing: Vec<_> = words.iter().filter(|word| !said.contains(*word)).collect();
+        ensure!(said.lines().count() == 1 && missing.is_empty(), "{missing:?} not in {said:?}");
+        Ok(())
+    };
+    start(&format!("nod = 1\n{right}"), &["/tmp/agent.toml", "line 1", "unknown field `nod`"])?;
+    start(&right.replace(":7077", ":seven"), &["/tmp/agent.toml", "listen", "\"seven\"", "write host:port"])?;
+    start(&right.replace(key, "/tmp/no.key"), &["/tmp/no.key: No such file or directory", "; run `tranship init`"])?;
+    lab.check("b", &["chmod", "640", key])?;
+    let refused = start(&right, &["[tls] key", "mode 640", &format!("`chmod 600 {key}`")]);
+    lab.check("b", &["chmod", "600", key])?;
+    refused?;
+    lab.check("b", &["rm", "/tmp/agent.toml"])?;
+    Ok(())
 }
 
 fn same_name_exists_there(stage: &mut Stage) -> Result<()> {
@@ -350,6 +375,7 @@ fn main() -> ExitCode {
         ("names_that_cannot_be", names_that_cannot_be),
         ("node_unreachable", node_unreachable),
         ("certificate_not_trusted", certificate_not_trusted),
+        ("configuration_that_is_wrong", configuration_that_is_wrong),
         ("same_name_exists_there", same_name_exists_there),
         ("too_little_memory_there", too_little_memory_there),
         ("cpu_features_missing_there", cpu_features_missing_there),

@@ -8,6 +8,8 @@ use serde::{Deserialize, Deserializer, de::Error};
 use tranship_memory::tracker::Method;
 use tranship_types::NodeName;
 
+mod check;
+
 /// `/etc/tranship/agent.toml`; see `packaging/agent.toml` for an example with explanations.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -212,14 +214,17 @@ impl Config {
                 path.display()
             )
         })?;
-        let config: Self =
-            toml::from_str(&text).with_context(|| format!("the configuration {} is not right", path.display()))?;
-        anyhow::ensure!(
-            !config.peers.contains_key(&config.node),
-            "the configuration {} names this node, {}, among its own peers; take that line out",
-            path.display(),
-            config.node
-        );
+        Self::read(&text).map_err(|why| anyhow::anyhow!("the configuration {} is not right, {why}", path.display()))
+    }
+
+    /// Reads and checks its text; what is wrong is said with its place, and with what to do.
+    fn read(text: &str) -> Result<Self, String> {
+        let config: Self = toml::from_str(text).map_err(|error| {
+            let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
+            let message = error.message().trim_end().replace('\n', ", ");
+            format!("line {line}: {message}; packaging/agent.toml explains every key")
+        })?;
+        check::check(&config)?;
         Ok(config)
     }
 }

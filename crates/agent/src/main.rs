@@ -76,7 +76,7 @@ fn main() -> ExitCode {
     match done {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
         Err(error) => {
-            eprintln!("transhipd: {error:#}");
+            eprintln!("transhipd: {}", node::sentence(error.as_ref()));
             ExitCode::FAILURE
         }
     }

@@ -218,7 +218,7 @@ impl Node {
                 E::Version { .. } => BlockerKind::Version,
                 _ => BlockerKind::Unreachable,
             };
-            let text = error.to_string();
+            let text = sentence(&error);
             let (cause, remedy) =
                 text.split_once("; ").unwrap_or((&text, "check that its agent runs and can be reached"));
             let blocker = Blocker::new(kind, cause, remedy);
@@ -273,6 +273,20 @@ pub fn failed(error: impl std::fmt::Display) -> Failure {
     Failure::new(error.to_string())
 }
 
+/// An error with its causes in one sentence: what failed, why, and, after a semicolon, what to do about it.
+pub fn sentence(error: &(dyn std::error::Error + 'static)) -> String {
+    let outer = error.to_string();
+    let (what, remedy) = outer.split_at(outer.find("; ").unwrap_or(outer.len()));
+    let mut said = what.to_owned();
+    for cause in std::iter::successors(error.source(), |cause| cause.source()).map(ToString::to_string) {
+        // Some say what their causes are by themselves.
+        if !said.contains(&cause) {
+            said = format!("{said}: {cause}");
+        }
+    }
+    said + remedy
+}
+
 /// What an id is made of that no other migration or group has.
 pub fn random_bytes() -> std::io::Result<[u8; 5]> {
     use std::io::Read;
@@ -319,4 +333,28 @@ pub fn reap(mut child: std::process::Child, patience: Duration) -> std::io::Resu
 /// SIGKILL for a process that this agent knows by its pid; one that is gone is no error.
 pub fn kill(pid: u32) {
     let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid as i32), nix::sys::signal::Signal::SIGKILL);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{what}")]
+    struct Trouble {
+        what: &'static str,
+        #[source]
+        source: std::io::Error,
+    }
+
+    #[test]
+    fn a_sentence_has_its_causes_before_its_remedy() {
+        let trouble = |what| sentence(&Trouble { what, source: std::io::Error::other("no room") });
+        assert_eq!(trouble("the file cannot be kept; make room"), "the file cannot be kept: no room; make room");
+        assert_eq!(trouble("the file cannot be kept"), "the file cannot be kept: no room");
+        assert_eq!(
+            trouble("the file cannot be kept: no room; make some"),
+            "the file cannot be kept: no room; make some"
+        );
+    }
 }

@@ -20,7 +20,7 @@ use crate::arrivals::{Arrival, Context, Inbox, Standing, lock};
 use crate::demand;
 use crate::destination::{self, DestinationRun};
 use crate::images;
-use crate::node::Node;
+use crate::node::{Node, sentence};
 use crate::probes::Probed;
 use crate::registry::{LiveReport, unix_ms};
 use crate::undoing::{self, abort};
@@ -332,8 +332,9 @@ fn skeleton(
     // The images are in memory.
     let (start, mut room) = (monotonic_ns(), destination::available_memory());
     for _ in 0..files {
-        let file = tranship_wire::receive_file(link, &images, room)
-            .map_err(|e| Failure::new(format!("the skeleton cannot be received: {e}")))?;
+        let file = tranship_wire::receive_file(link, &images, room).map_err(|e| {
+            Failure::new(format!("the skeleton cannot be received on node {}: {}", node.config.node, sentence(&e)))
+        })?;
         room -= file.size;
     }
     if !early {

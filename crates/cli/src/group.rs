@@ -58,7 +58,11 @@ pub fn add_file(request: &mut GroupRequest, path: &Path) -> Result<(), String> {
 
 fn parse(text: &str) -> Result<GroupFile, String> {
     // The first line says what and where; those below show the place in the file.
-    serde_saphyr::from_str(text).map_err(|e| e.to_string().lines().next().unwrap_or_default().to_owned())
+    serde_saphyr::from_str(text).map_err(|e| {
+        let said = e.to_string();
+        let first = said.lines().next().unwrap_or_default();
+        format!("{}; docs/workflows.md shows one", first.strip_prefix("error: ").unwrap_or(first))
+    })
 }
 
 impl Calls<'_> {

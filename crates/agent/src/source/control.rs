@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use tranship_coordinator::Failure;
 use tranship_transport::{Connection, Link};
+use tranship_types::NodeName;
 use tranship_wire::message::{Request, Response};
 
 use super::SourceRun;
+use crate::node::sentence;
 
 /// The answer to a request, or the failure that it tells of.
 pub(super) fn answered(response: Response) -> Result<Response, Failure> {
@@ -14,6 +16,11 @@ pub(super) fn answered(response: Response) -> Result<Response, Failure> {
         Response::Failed { message, blockers } => Err(Failure { message, blockers }),
         other => Ok(other),
     }
+}
+
+/// The link to a node is of no use any more.
+fn broke(peer: &NodeName, error: &(dyn std::error::Error + 'static)) -> Failure {
+    Failure::new(format!("the link to node {peer} broke: {}; see that node {peer} and its agent run", sentence(error)))
 }
 
 impl SourceRun {
@@ -29,16 +36,14 @@ impl SourceRun {
 
     pub(super) fn say(&mut self, request: &Request) -> Result<(), Failure> {
         let peer = self.peer.clone();
-        let broke = |e: &dyn std::fmt::Display| Failure::new(format!("the link to node {peer} broke: {e}"));
-        tranship_wire::write_message(self.control()?, request).map_err(|e| broke(&e))
+        tranship_wire::write_message(self.control()?, request).map_err(|e| broke(&peer, &e))
     }
 
     pub(super) fn hear(&mut self, patience: Duration) -> Result<Response, Failure> {
         let peer = self.peer.clone();
-        let broke = |e: &dyn std::fmt::Display| Failure::new(format!("the link to node {peer} broke: {e}"));
         let control = self.control()?;
-        control.set_timeout(Some(patience)).map_err(|e| broke(&e))?;
-        let response = tranship_wire::read_message(control).map_err(|e| broke(&e))?;
+        control.set_timeout(Some(patience)).map_err(|e| broke(&peer, &e))?;
+        let response = tranship_wire::read_message(control).map_err(|e| broke(&peer, &e))?;
         self.unanswered = None;
         answered(response)
     }

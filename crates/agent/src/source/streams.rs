@@ -13,6 +13,7 @@ use tranship_wire::message::{Request, Response};
 use tranship_wire::{Codec, Purpose, URGENT_STREAM, Versions};
 
 use super::{FROZEN_PATIENCE, SourceRun, failed};
+use crate::node::sentence;
 
 /// How long the destination may take to say why it gave a stream up: the container may be frozen meanwhile.
 const REASON: Duration = Duration::from_secs(2);
@@ -52,8 +53,11 @@ impl SourceRun {
     /// Why memory could not be sent. Where the destination gave a stream up, this node saw it break, and that one knows why.
     pub(super) fn not_sent(&self, error: &SendError) -> Failure {
         match error {
-            SendError::Send(_) => self.reason(failed(error)),
-            _ => failed(error),
+            SendError::Send(_) => {
+                let peer = &self.peer;
+                self.reason(Failure::new(format!("{}; see that node {peer} and its agent run", sentence(error))))
+            }
+            _ => failed(sentence(error)),
         }
     }
 
