@@ -233,7 +233,7 @@ impl SourceRun {
         // Before there is a link that would be silent for as long as that takes.
         self.send_image()?;
         self.control = Some(self.node.dial(&self.peer, Purpose::Control, Some(&self.id))?);
-        self.check_compress()?;
+        self.check_version()?;
         let mut trips = Vec::new();
         for _ in 0..8 {
             let sent = monotonic_ns();
@@ -490,6 +490,7 @@ impl SourcePort for SourceRun {
 pub fn check(node: &Arc<Node>, peer: &NodeName, offer: &Offer) -> Result<(Vec<Blocker>, Vec<String>), Failure> {
     let mut link = node.dial(peer, Purpose::Control, None)?;
     link.set_timeout(Some(PREPARE)).map_err(failed)?;
+    streams::understands_routing(link.version(), peer, offer)?;
     tranship_wire::write_message(&mut link, &Request::Check(Box::new(offer.clone()))).map_err(failed)?;
     match answered(tranship_wire::read_message(&mut link).map_err(failed)?)? {
         Response::Checked { blockers, notes } => Ok((blockers, notes)),

@@ -5,12 +5,9 @@ use std::path::Path;
 
 use netlink_packet_route::address::{AddressAttribute, AddressMessage, AddressProtocol};
 use netlink_packet_route::link::MacVlanMode;
-use netlink_packet_route::route::{
-    RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteProtocol, RouteType,
-};
-use netlink_packet_route::rule::{RuleAttribute, RuleMessage};
+use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteProtocol, RouteType};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
-use tranship_types::{Attachment, Interface, NetworkIdentity, Route};
+use tranship_types::{Attachment, Interface, NetworkIdentity, Route, Rule};
 
 use crate::NetworkError;
 use crate::link::{self, Link};
@@ -18,11 +15,11 @@ use crate::namespace;
 use crate::neighbours;
 use crate::reply::Refusal;
 use crate::rtnl::Rtnl;
+use crate::rules;
 use crate::sysctls;
 
 /// Table of the routes that the kernel makes for its own addresses.
 const TABLE_LOCAL: u32 = 255;
-const TABLE_MAIN: u32 = RouteHeader::RT_TABLE_MAIN as u32;
 
 /// Reads the network identity of the namespace at `netns`: its interfaces, addresses, routes, and what they hang on in
 /// the calling thread's namespace, the node's.
@@ -38,7 +35,7 @@ pub fn capture(netns: &Path) -> Result<NetworkIdentity, NetworkError> {
     namespace::inside(netns, move || {
         let mut rtnl = open_rtnl(netns)?;
         let mut reader = Reader { netns, rtnl: &mut rtnl };
-        reader.refuse_rules()?;
+        let rules = reader.rules()?;
         let (links, mut addresses) = (reader.links()?, reader.addresses()?);
         let names: HashMap<_, _> = links.iter().map(|l| (l.index, l.name.clone())).collect();
         let routes = reader.routes(&names)?;
@@ -53,7 +50,7 @@ pub fn capture(netns: &Path) -> Result<NetworkIdentity, NetworkError> {
             );
         }
         let neighbours = neighbours::known(reader.rtnl, &names).map_err(|e| reader.unreadable("neighbours", &e))?;
-        Ok(NetworkIdentity { interfaces, routes, neighbours, sysctls: sysctls::changed()? })
+        Ok(NetworkIdentity { interfaces, routes, rules, neighbours, sysctls: sysctls::changed()? })
     })
 }
 
@@ -85,26 +82,9 @@ impl Reader<'_> {
         link::links(self.rtnl).map_err(|e| self.unreadable("interfaces", &e))
     }
 
-    fn refuse_rules(&mut self) -> Result<(), NetworkError> {
-        let rules = self
-            .rtnl
-            .list(&RouteNetlinkMessage::GetRule(RuleMessage::default()))
-            .map_err(|e| self.unreadable("policy rules", &e))?;
-        for rule in rules {
-            let RouteNetlinkMessage::NewRule(rule) = rule else { continue };
-            let priority = rule.attributes.iter().find_map(|a| match a {
-                RuleAttribute::Priority(p) => Some(*p),
-                _ => None,
-            });
-            // The three that every namespace has: local, main, default.
-            if let Some(p) = priority.filter(|p| ![0, 32766, 32767].contains(p)) {
-                return Err(self.unsupported(
-                    format!("a policy routing rule of priority {p}"),
-                    "delete it with `ip rule del` inside the namespace",
-                ));
-            }
-        }
-        Ok(())
+    fn rules(&mut self) -> Result<Vec<Rule>, NetworkError> {
+        let rules = rules::added(self.rtnl).map_err(|e| self.unreadable("policy rules", &e))?;
+        rules.map_err(|what| self.unsupported(what, "see `ip rule` inside the namespace"))
     }
 
     fn addresses(&mut self) -> Result<HashMap<u32, Vec<(IpAddr, u8)>>, NetworkError> {
@@ -251,8 +231,8 @@ impl Reader<'_> {
                 self.unsupported(format!("a route of type {:?} to {shown}", header.kind).to_lowercase(), remedy)
             );
         }
-        if table != TABLE_MAIN {
-            debug_assert_ne!(table, TABLE_LOCAL, "unicast routes of the local table are the kernel's");
+        // Unicast routes of the local table are the kernel's.
+        if table == TABLE_LOCAL {
             return Err(self.unsupported(format!("a route to {shown} in routing table {table}"), remedy));
         }
         if let Some(special) = special {
@@ -267,7 +247,7 @@ impl Reader<'_> {
             _ => Some((target.unwrap_or(any), length)),
         };
         let onlink = header.flags.contains(RouteFlags::Onlink);
-        Ok(Route { destination, gateway, interface, metric, preferred_source, onlink })
+        Ok(Route { destination, gateway, interface, metric, preferred_source, onlink, table })
     }
 }
 

@@ -12,13 +12,14 @@ use netlink_packet_route::route::{
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use nix::errno::Errno;
-use tranship_types::{Attachment, Interface, Neighbour, NetworkIdentity, Route};
+use tranship_types::{Attachment, Interface, MAIN_TABLE, Neighbour, NetworkIdentity, Route};
 
 use crate::capture::open_rtnl;
 use crate::link::{self, Link};
 use crate::namespace::{self, Presence};
 use crate::neighbours;
 use crate::rtnl::Rtnl;
+use crate::rules;
 use crate::sysctls;
 use crate::{Gate, NetworkError};
 
@@ -69,12 +70,16 @@ pub fn reserve(netns: &Path, interfaces: &[String]) -> Result<(), NetworkError> 
     built
 }
 
-/// Gives a network namespace, into which somebody else has put the interfaces, the settings (sysctls) of an identity.
+/// Gives a network namespace, into which somebody else has put the interfaces with addresses and routes, what else there is of an
+/// identity: settings (sysctls), policy rules and the routes of other tables than main.
 ///
 /// # Errors
 /// If there is one that this node does not have, or that the kernel refuses.
 pub fn configure(netns: &Path, identity: &NetworkIdentity) -> Result<(), NetworkError> {
-    namespace::inside(netns, || sysctls::apply(netns, &identity.sysctls))
+    namespace::inside(netns, || {
+        sysctls::apply(netns, &identity.sysctls)?;
+        add_routes(netns, &mut open_rtnl(netns)?, identity, |route| route.table != MAIN_TABLE)
+    })
 }
 
 /// Takes the name `netns` away from a namespace that has another one; success if it is gone already.
@@ -208,8 +213,28 @@ fn build(netns: &Path, identity: &NetworkIdentity, plans: &[Plan<'_>], node: &mu
             .map_err(failed(format!("give interface {name} the address {address}/{prefix}")))?;
         }
     }
+    add_routes(netns, &mut rtnl, identity, |_| true)?;
+    for neighbour in &identity.neighbours {
+        let Neighbour { address, interface: name, .. } = neighbour;
+        let Some(interface) = identity.interfaces.iter().find(|i| i.name == *name) else { continue };
+        let what = failed(format!("make neighbour {address} known on {name}"));
+        neighbours::add(&mut rtnl, interface.index, neighbour).map_err(what)?;
+    }
+    Ok(())
+}
+
+/// Adds those of the routes that are `wanted`, then the policy rules.
+fn add_routes(
+    netns: &Path,
+    rtnl: &mut Rtnl,
+    identity: &NetworkIdentity,
+    wanted: impl Fn(&Route) -> bool,
+) -> Result<(), NetworkError> {
+    let failed =
+        |what: String| move |e| NetworkError::refused(format!("{what} in network namespace {}", netns.display()), e);
     // What a gateway is reached by must be there before the routes through the gateway.
-    let (direct, via): (Vec<_>, Vec<_>) = identity.routes.iter().partition(|r| r.gateway.is_none());
+    let (direct, via): (Vec<_>, Vec<_>) =
+        identity.routes.iter().filter(|r| wanted(r)).partition(|r| r.gateway.is_none());
     for route in direct.into_iter().chain(via) {
         let what = failed(format!("add the route to {} through {}", shown(route), route.interface));
         let Some(interface) = identity.interfaces.iter().find(|i| i.name == route.interface) else {
@@ -218,11 +243,8 @@ fn build(netns: &Path, identity: &NetworkIdentity, plans: &[Plan<'_>], node: &mu
         rtnl.change(RouteNetlinkMessage::NewRoute(route_message(interface.index, route)), NLM_F_CREATE | NLM_F_APPEND)
             .map_err(what)?;
     }
-    for neighbour in &identity.neighbours {
-        let Neighbour { address, interface: name, .. } = neighbour;
-        let Some(interface) = identity.interfaces.iter().find(|i| i.name == *name) else { continue };
-        let what = failed(format!("make neighbour {address} known on {name}"));
-        neighbours::add(&mut rtnl, interface.index, neighbour).map_err(what)?;
+    for rule in &identity.rules {
+        rules::add(rtnl, rule).map_err(failed(format!("add the policy rule of priority {}", rule.priority)))?;
     }
     Ok(())
 }
@@ -314,7 +336,8 @@ fn route_message(interface: u32, route: &Route) -> RouteMessage {
     let header = &mut message.header;
     header.address_family = if destination.is_ipv6() { AddressFamily::Inet6 } else { AddressFamily::Inet };
     header.destination_prefix_length = prefix;
-    header.table = RouteHeader::RT_TABLE_MAIN;
+    // The header has room for small numbers only.
+    header.table = u8::try_from(route.table).unwrap_or(RouteHeader::RT_TABLE_UNSPEC);
     header.protocol = RouteProtocol::Boot;
     header.kind = RouteType::Unicast;
     header.scope =
@@ -335,6 +358,7 @@ fn route_message(interface: u32, route: &Route) -> RouteMessage {
         message.attributes.push(RouteAttribute::Priority(route.metric));
     }
     message.attributes.push(RouteAttribute::Oif(interface));
+    message.attributes.push(RouteAttribute::Table(route.table));
     message
 }
 

@@ -32,6 +32,7 @@ mod nftables;
 mod redirect;
 mod reply;
 mod rtnl;
+mod rules;
 mod sysctls;
 
 pub use announce::{Announcer, stand_aside, step_forward};

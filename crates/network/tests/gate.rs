@@ -101,7 +101,7 @@ fn creation_refuses_what_exists_and_undoes_what_fails() {
     }
     // Fails last of all, after everything else has been made.
     let mut unreachable = identity;
-    unreachable.routes[0].gateway = Some("192.0.2.1".parse().unwrap());
+    unreachable.routes[1].gateway = Some("192.0.2.1".parse().unwrap());
     let error = lab.inside("b", || create(&lab.path("d2"), &unreachable)).unwrap_err();
     assert!(error.to_string().contains("add the route"), "{error}");
     assert!(!lab.path("d2").exists());
@@ -155,9 +155,15 @@ fn what_could_not_be_made_again_is_refused_by_name() {
             "mode private",
         ),
         ("-n D link set web0 down", "-n D link set lo up", "web0", "down"),
-        ("-n D rule add from 10.9.0.99 lookup 100 pref 77", "-n D link set lo up", "rule", "priority 77"),
+        ("-n D rule add goto 32766 pref 79", "-n D link set lo up", "rule", "priority 79 with action Goto"),
+        (
+            "-n D rule add lookup 100 suppress_ifgroup 5 pref 79",
+            "-n D link set lo up",
+            "rule",
+            "priority 79 with a condition",
+        ),
+        ("-n D rule del pref 32767", "-n D link set lo up", "rule", "no policy rule of priority 32767"),
         ("-n D route add blackhole 10.99.0.0/16", "-n D link set lo up", "blackhole", "10.99.0.0/16"),
-        ("-n D route add 10.99.0.0/16 via 10.9.0.1 table 100", "-n D link set lo up", "10.99.0.0/16", "table 100"),
         ("-n D addr add 10.44.0.1/32 dev lo", "-n D link set lo up", "loopback", "address"),
     ];
     for (first, second, name, reason) in cases {

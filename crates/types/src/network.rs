@@ -10,6 +10,9 @@ pub struct NetworkIdentity {
     pub interfaces: Vec<Interface>,
     /// The routes that were not made by the kernel itself.
     pub routes: Vec<Route>,
+    /// The policy rules besides those that every new namespace has, in their order.
+    #[serde(default)]
+    pub rules: Vec<Rule>,
     /// The neighbours whose MAC the container knows.
     #[serde(default)]
     pub neighbours: Vec<Neighbour>,
@@ -22,6 +25,11 @@ impl NetworkIdentity {
     /// The names of its interfaces.
     pub fn names(&self) -> Vec<String> {
         self.interfaces.iter().map(|interface| interface.name.clone()).collect()
+    }
+
+    /// Whether it has policy rules, or routes outside of the main table.
+    pub fn has_policy_routing(&self) -> bool {
+        !self.rules.is_empty() || self.routes.iter().any(|route| route.table != MAIN_TABLE)
     }
 }
 
@@ -58,7 +66,14 @@ pub enum Attachment {
     },
 }
 
-/// A route of the container's main table.
+/// The routing table that is asked where no rule says otherwise.
+pub const MAIN_TABLE: u32 = 254;
+
+fn main_table() -> u32 {
+    MAIN_TABLE
+}
+
+/// A route of the container's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {
     /// Destination and prefix length; `None` is the default route.
@@ -75,6 +90,81 @@ pub struct Route {
     /// The next hop is taken to be on the link although no prefix of the interface covers it.
     #[serde(default)]
     pub onlink: bool,
+    /// Its routing table.
+    #[serde(default = "main_table")]
+    pub table: u32,
+}
+
+/// A policy rule (`ip rule`): what becomes of packets that meet all of its conditions.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rule {
+    /// Whether it is for IPv6 rather than IPv4.
+    pub ipv6: bool,
+    /// The rules are asked in ascending order.
+    pub priority: u32,
+    /// What becomes of the packets.
+    pub verdict: RuleVerdict,
+    /// It is for packets that do *not* meet the conditions.
+    pub inverted: bool,
+    /// Condition: the source address and its prefix length.
+    pub source: Option<(IpAddr, u8)>,
+    /// Condition: the destination address and its prefix length.
+    pub destination: Option<(IpAddr, u8)>,
+    /// Condition: the packet's mark, under a mask.
+    pub mark: Option<(u32, u32)>,
+    /// Condition: name of the interface that the packet came in by; `lo` for the container's own.
+    pub incoming: Option<String>,
+    /// Condition: name of the interface that the socket is bound to.
+    pub outgoing: Option<String>,
+    /// Condition: type of service; 0 is any.
+    pub type_of_service: u8,
+    /// Condition: number of the IP protocol.
+    pub protocol: Option<u8>,
+    /// Condition: first and last source port.
+    pub source_ports: Option<(u16, u16)>,
+    /// Condition: first and last destination port.
+    pub destination_ports: Option<(u16, u16)>,
+    /// Condition: first and last user id.
+    pub users: Option<(u32, u32)>,
+    /// Routes whose prefix has this length, or a shorter one, do not count.
+    pub suppressed: Option<u32>,
+}
+
+impl Rule {
+    /// A rule for IPv4 without conditions.
+    pub fn to_table(priority: u32, table: u32) -> Self {
+        Self {
+            ipv6: false,
+            priority,
+            verdict: RuleVerdict::Table(table),
+            inverted: false,
+            source: None,
+            destination: None,
+            mark: None,
+            incoming: None,
+            outgoing: None,
+            type_of_service: 0,
+            protocol: None,
+            source_ports: None,
+            destination_ports: None,
+            users: None,
+            suppressed: None,
+        }
+    }
+}
+
+/// What becomes of the packets that a rule is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RuleVerdict {
+    /// This routing table is asked.
+    Table(u32),
+    /// They are dropped.
+    Blackhole,
+    /// They are dropped, and their sender is told that there is no way.
+    Unreachable,
+    /// They are dropped, and their sender is told that it is forbidden.
+    Prohibit,
 }
 
 /// A host on a link of the container.

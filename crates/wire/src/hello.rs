@@ -24,13 +24,15 @@ pub struct Versions {
 
 impl Versions {
     /// What this release speaks.
-    pub const OURS: Versions = Versions { min: 1, max: 3 };
+    pub const OURS: Versions = Versions { min: 1, max: 4 };
     /// The first in which pages may travel compressed ([`crate::Kind::Packed`]), and in which a source may ask why a stream
     /// failed ([`crate::message::Request::Streams`]).
     pub const PACKED: u16 = 2;
     /// The first in which pages may be said to be as another task's are ([`crate::Kind::Same`]), and which of them are in huge
     /// pages ([`crate::message::Request::HugePages`]).
     pub const SAME: u16 = 3;
+    /// The first in which a network identity has policy rules, and routes of other tables than main.
+    pub const ROUTING: u16 = 4;
 }
 
 impl fmt::Display for Versions {

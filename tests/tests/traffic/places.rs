@@ -161,8 +161,14 @@ pub(super) fn several_interfaces(stage: &mut Stage) -> Result<()> {
         let client = address.replace("31/", "100/");
         lab.check(CLIENT, &[&["ip", "addr", "add", &client, "dev", "eth0"], nodad].concat())?;
     }
+    // A client of another subnet, to which the container knows no way but by a policy rule.
+    ip("a", &format!("-n {NAME} addr add 10.79.0.32/24 dev eth1"))?;
+    ip("a", &format!("-n {NAME} route add 10.99.0.0/16 via 10.79.0.100 table 100"))?;
+    ip("a", &format!("-n {NAME} rule add from 10.79.0.32 lookup 100 pref 77"))?;
+    ip(CLIENT, "addr add 10.99.0.1/32 dev lo")?;
+    ip(CLIENT, "route add 10.79.0.32/32 dev eth0 src 10.99.0.1")?;
     let mut streams = Vec::new();
-    for to in ["10.77.0.31", "10.79.0.31", "fd77::31", "fd79::31"] {
+    for to in ["10.77.0.31", "10.79.0.31", "10.79.0.32", "fd77::31", "fd79::31"] {
         let to: IpAddr = to.parse()?;
         let connect = move || TcpStream::connect_timeout(&(to, TRAFFIC_PORT).into(), Duration::from_secs(5));
         let stream = lab.within(CLIENT, None, connect)?.with_context(|| format!("to {to}"))?;
@@ -172,8 +178,12 @@ pub(super) fn several_interfaces(stage: &mut Stage) -> Result<()> {
     for (from, to) in [("a", "b"), ("b", "a")] {
         moves(lab, NAME, from, to)?;
         go_on(&streams).with_context(|| format!("after the move to {to}"))?;
+        let rules = ip(to, &format!("-n {NAME} rule"))?;
+        ensure!(rules.contains("from 10.79.0.32 lookup 100"), "{rules}");
     }
     end(streams)?;
+    ip(CLIENT, "route del 10.79.0.32/32 dev eth0")?;
+    ip(CLIENT, "addr del 10.99.0.1/32 dev lo")?;
     for address in ["fd77::100/64", "10.79.0.100/24", "fd79::100/64"] {
         ip(CLIENT, &format!("addr del {address} dev eth0"))?;
     }

@@ -8,8 +8,8 @@ use tranship_memory::compress::{Compressor, LinkUse, Tally};
 use tranship_memory::deduplicate::Deduplicator;
 use tranship_memory::send::{SendError, Stream};
 use tranship_transport::{Connection, Link};
-use tranship_types::{Compress, Report};
-use tranship_wire::message::{Request, Response};
+use tranship_types::{Compress, NodeName, Report};
+use tranship_wire::message::{Offer, Request, Response};
 use tranship_wire::{Codec, Purpose, URGENT_STREAM, Versions};
 
 use super::{FROZEN_PATIENCE, SourceRun, failed};
@@ -20,9 +20,10 @@ const REASON: Duration = Duration::from_secs(2);
 
 impl SourceRun {
     /// Refuses what the destination does not understand, while nothing depends on it yet.
-    pub(super) fn check_compress(&mut self) -> Result<(), Failure> {
+    pub(super) fn check_version(&mut self) -> Result<(), Failure> {
         let wanted = self.report.read().options.compress;
         let version = self.control()?.version();
+        understands_routing(version, &self.peer, &self.inspected()?.1)?;
         if version >= Versions::PACKED || matches!(wanted, Compress::Auto | Compress::Off) {
             return Ok(());
         }
@@ -86,4 +87,16 @@ impl SourceRun {
 pub(super) fn show_tally(tally: &Tally, report: &mut Report) {
     report.progress.deduplicated_bytes = tally.deduplicated();
     (report.progress.lz4, report.progress.zstd) = (tally.of(Codec::Lz4), tally.of(Codec::Zstd));
+}
+
+/// Refuses an offer whose routes and rules a destination that speaks this version would take for others.
+pub(super) fn understands_routing(version: u16, peer: &NodeName, offer: &Offer) -> Result<(), Failure> {
+    if version >= Versions::ROUTING || offer.network.as_ref().is_none_or(|(_, identity)| !identity.has_policy_routing())
+    {
+        return Ok(());
+    }
+    Err(Failure::new(format!(
+        "node {peer} speaks version {version} of the protocol, in which policy rules and routes of other tables than main cannot be \
+         moved; update its agent"
+    )))
 }

@@ -21,7 +21,7 @@ use nix::sched::{CloneFlags, setns};
 use nix::sys::socket::{
     AddressFamily, LinkAddr, SockFlag, SockProtocol, SockType, SockaddrLike, bind, recvfrom, socket,
 };
-use tranship_types::{Attachment, Interface, Neighbour, NetworkIdentity, Route};
+use tranship_types::{Attachment, Interface, MAIN_TABLE, Neighbour, NetworkIdentity, Route, Rule, RuleVerdict};
 
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 
@@ -121,6 +121,7 @@ impl Lab {
             metric: 0,
             preferred_source: None,
             onlink,
+            table: MAIN_TABLE,
         };
         let neighbour = |address: &str, mac, permanent| Neighbour {
             address: address.parse().unwrap(),
@@ -137,13 +138,33 @@ impl Lab {
                 addresses: vec![(V4.parse().unwrap(), 24), (V6.parse().unwrap(), 64)],
                 attachment,
             }],
+            // In the order in which the kernel lists them.
             routes: vec![
+                Route { table: 100, ..route(Some(("10.99.0.0".parse().unwrap(), 16)), "10.9.0.1", false) },
                 route(None, "10.9.0.1", false),
                 Route {
                     preferred_source: Some(V4.parse().unwrap()),
                     ..route(Some(("10.77.0.0".parse().unwrap(), 16)), "10.88.0.1", true)
                 },
+                Route { table: 100_000, metric: 1024, ..route(None, "fd09::1", false) },
                 Route { metric: 1024, ..route(None, "fd09::1", false) },
+            ],
+            rules: vec![
+                Rule { source: Some((V4.parse().unwrap(), 32)), ..Rule::to_table(77, 100) },
+                Rule {
+                    mark: Some((7, 0xff)),
+                    outgoing: Some("web0".into()),
+                    destination_ports: Some((53, 53)),
+                    protocol: Some(17),
+                    ..Rule::to_table(77, 100)
+                },
+                Rule {
+                    incoming: Some("lo".into()),
+                    inverted: true,
+                    verdict: RuleVerdict::Prohibit,
+                    ..Rule::to_table(78, 0)
+                },
+                Rule { ipv6: true, users: Some((5, 9)), suppressed: Some(0), ..Rule::to_table(99, 100_000) },
             ],
             neighbours: vec![
                 neighbour("10.9.0.50", [2, 0, 0, 0, 0, 50], true),
