@@ -96,3 +96,17 @@ fn a_write_after_the_round_that_found_the_merge_is_found() {
     remapper.does("write");
     assert!(remapper.found(false));
 }
+
+#[test]
+fn a_page_that_was_written_while_nobody_watched_is_watched_again() {
+    let mut remapper = Remapper::start();
+    for deed in ["away", "back"] {
+        remapper.found(false);
+        remapper.does(deed);
+    }
+    remapper.does("write");
+    assert!(remapper.found(false), "what is not watched counts as written");
+    assert!(!remapper.found(false), "nothing was written");
+    remapper.does("write");
+    assert!(remapper.found(false), "the second write was not found");
+}

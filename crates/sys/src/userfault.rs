@@ -152,7 +152,7 @@ impl Userfault {
         // SAFETY: `src` is `len` readable bytes of the view, which outlives the call; `dst` lies in another address
         // space (or is refused), so no memory of this process is written but `arg`.
         let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_COPY, &raw mut arg) };
-        Self::filled(result, arg.copy, len)
+        self.filled(result, arg.copy, len)
     }
 
     /// Fills `[address, address + len)` with zeros, and wakes who waits for it.
@@ -160,7 +160,7 @@ impl Userfault {
         let mut arg = ZeroArg { start: address, len, mode: 0, zeropage: 0 };
         // SAFETY: as in `copy`; the kernel writes nothing of ours but `arg`.
         let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_ZEROPAGE, &raw mut arg) };
-        Self::filled(result, arg.zeropage, len)
+        self.filled(result, arg.zeropage, len)
     }
 
     /// Wakes who waits for a page in `[address, address + len)`, to look again.
@@ -173,7 +173,16 @@ impl Userfault {
         }
     }
 
-    fn filled(result: i32, progress: i64, len: u64) -> io::Result<Filled> {
+    /// Whether a change of the address space is under way, of which the event may not have been read yet. (The kernel looks for
+    /// that before it looks at anything else that a request says.)
+    fn is_changing(&self) -> bool {
+        let mut nothing = CopyArg { dst: 0, src: 0, len: 0, mode: 0, copy: 0 };
+        // SAFETY: a copy of no length is refused; the kernel writes nothing of ours but the argument.
+        let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_COPY, &raw mut nothing) };
+        result < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EAGAIN)
+    }
+
+    fn filled(&self, result: i32, progress: i64, len: u64) -> io::Result<Filled> {
         if result == 0 {
             return Ok(Filled::All);
         }
@@ -184,9 +193,71 @@ impl Userfault {
             // A partial copy is reported as EAGAIN with the count; the reason shows when it is tried again.
             // Memory may be free again in a moment; to give up would leave pages of zeros where there was content.
             Some(libc::EAGAIN | libc::ENOMEM) => Ok(Filled::UntilChange(done)),
+            // What is just being moved is no longer where it was before its event tells where it is.
+            Some(libc::ENOENT | libc::EFAULT | libc::EINVAL) if self.is_changing() => Ok(Filled::UntilChange(done)),
             Some(libc::ENOENT | libc::EFAULT | libc::EINVAL) => Ok(Filled::UntilUnmapped(done)),
             Some(libc::ESRCH) => Ok(Filled::Gone),
             _ => Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+    use crate::arena::Arena;
+    use crate::scratch::Scratch;
+    use crate::writes::{UFFD_API, UFFDIO_API, UFFDIO_REGISTER};
+
+    const PAGE: u64 = 4096;
+    const FEATURE_EVENT_REMAP: u64 = 1 << 2;
+    const REGISTER_MODE_MISSING: u64 = 1;
+
+    /// One over this process that tells of moves.
+    fn own() -> Userfault {
+        let mut api = [UFFD_API, FEATURE_EVENT_REMAP, 0];
+        // SAFETY: the call returns a new descriptor, owned by nobody else; the argument is what the request wants.
+        let fd = unsafe {
+            let fd = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK | 1);
+            assert!(fd >= 0, "{}", io::Error::last_os_error());
+            assert_eq!(libc::ioctl(fd as i32, UFFDIO_API, &raw mut api), 0, "{}", io::Error::last_os_error());
+            OwnedFd::from_raw_fd(fd as i32)
+        };
+        fd.into()
+    }
+
+    #[test]
+    fn a_page_is_not_taken_for_unmapped_while_it_is_being_moved() {
+        let (from, to) = (Scratch::map(2, libc::MAP_PRIVATE).unwrap(), Scratch::map(2, libc::MAP_PRIVATE).unwrap());
+        let arena = Arena::new(1 << 20).unwrap();
+        let content = arena.allocate(2 * PAGE as usize).unwrap();
+        let store = View::new(arena.file().try_clone_to_owned().unwrap()).unwrap();
+        let userfault = own();
+        let mut register = [from.start(), 2 * PAGE, REGISTER_MODE_MISSING, 0];
+        // SAFETY: the argument is what the request wants; nobody touches the scratch pages.
+        let registered = unsafe { libc::ioctl(userfault.fd.as_raw_fd(), UFFDIO_REGISTER, &raw mut register) };
+        assert_eq!(registered, 0, "{}", io::Error::last_os_error());
+        let (old, new) = (from.start(), to.start());
+        let mover = std::thread::spawn(move || {
+            let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+            // SAFETY: both are scratch pages, to which nobody has a reference.
+            let moved = unsafe { libc::mremap(old as *mut _, 8192, 8192, flags, new as *mut libc::c_void) };
+            moved as u64
+        });
+        let mut ready = [PollFd::new(userfault.as_fd(), PollFlags::POLLIN)];
+        let deadline = PollTimeout::try_from(Duration::from_secs(10)).unwrap();
+        assert_eq!(poll(&mut ready, deadline).unwrap(), 1, "the move is told");
+        assert_eq!(userfault.copy(old, &store, content.offset(), PAGE).unwrap(), Filled::UntilChange(0));
+        let event = userfault.next_event().unwrap();
+        assert!(matches!(event, Some(Event::Remap { from, to, len }) if (from, to, len) == (old, new, 2 * PAGE)));
+        assert_eq!(mover.join().unwrap(), new);
+        assert_eq!(userfault.copy(old, &store, content.offset(), PAGE).unwrap(), Filled::UntilUnmapped(0));
+        assert_eq!(userfault.copy(new, &store, content.offset(), 2 * PAGE).unwrap(), Filled::All);
+        // What was there is not there to be unmapped any more.
+        std::mem::forget(from);
     }
 }

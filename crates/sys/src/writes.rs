@@ -39,14 +39,14 @@ const _: () = assert!(size_of::<ProtectArg>() == 24);
 const _: () = assert!(size_of::<ApiArg>() == 24);
 const _: () = assert!(size_of::<RegisterArg>() == 32);
 
-const UFFDIO_API: u64 = nix::request_code_readwrite!(0xAA, 0x3F, size_of::<ApiArg>());
-const UFFDIO_REGISTER: u64 = nix::request_code_readwrite!(0xAA, 0x00, size_of::<RegisterArg>());
+pub(crate) const UFFDIO_API: u64 = nix::request_code_readwrite!(0xAA, 0x3F, size_of::<ApiArg>());
+pub(crate) const UFFDIO_REGISTER: u64 = nix::request_code_readwrite!(0xAA, 0x00, size_of::<RegisterArg>());
 const UFFDIO_WRITEPROTECT: u64 = nix::request_code_readwrite!(0xAA, 0x06, size_of::<ProtectArg>());
 const _: () = assert!(UFFDIO_WRITEPROTECT == 0xc018_aa06);
 const _: () = assert!(UFFDIO_API == 0xc018_aa3f);
 const _: () = assert!(UFFDIO_REGISTER == 0xc020_aa00);
 
-const UFFD_API: u64 = 0xAA;
+pub(crate) const UFFD_API: u64 = 0xAA;
 const FEATURE_EVENT_FORK: u64 = 1 << 1;
 const FEATURE_EVENT_REMOVE: u64 = 1 << 3;
 const FEATURE_WP_UNPOPULATED: u64 = 1 << 13;
@@ -123,7 +123,17 @@ impl WriteWatch {
     /// Write-protects pages of a range that is watched, also those that are not there yet: [`Pagemap::unproven`] tells of
     /// those that were written since.
     pub fn protect(&self, start: u64, end: u64) -> io::Result<()> {
-        let mut arg = ProtectArg { start, len: end - start, mode: WRITEPROTECT_MODE_WP };
+        self.set_protection(start, end, WRITEPROTECT_MODE_WP)
+    }
+
+    /// Has all pages of a range that is watched count as written. Where the kernel ended an earlier watch by itself, pages
+    /// kept their marks and became writable under them: such a page is never protected again, and tells of no write.
+    pub fn forget(&self, start: u64, end: u64) -> io::Result<()> {
+        self.set_protection(start, end, 0)
+    }
+
+    fn set_protection(&self, start: u64, end: u64, mode: u64) -> io::Result<()> {
+        let mut arg = ProtectArg { start, len: end - start, mode };
         // SAFETY: the argument is the structure that the request wants; it names memory of another address space.
         match unsafe { libc::ioctl(self.fd.as_fd().as_raw_fd(), UFFDIO_WRITEPROTECT, &raw mut arg) } {
             0 => Ok(()),
@@ -292,15 +302,23 @@ for line in sys.stdin:
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        // Its program is being loaded.
+        let maps = loop {
+            let maps = std::fs::read_to_string(format!("/proc/{}/maps", child.id())).unwrap();
+            if maps.contains("[vdso]") {
+                break maps;
+            }
+            assert!(std::time::Instant::now() < deadline);
+            std::thread::yield_now();
+        };
         let watch = WriteWatch::inject(child.id()).unwrap();
-        let maps = std::fs::read_to_string(format!("/proc/{}/maps", child.id())).unwrap();
         let stack = maps.lines().find(|line| line.ends_with("[stack]")).unwrap().split(' ').next().unwrap();
         let (start, end) = stack.split_once('-').unwrap();
         let [start, end] = [start, end].map(|text| u64::from_str_radix(text, 16).unwrap());
         assert!(watch.watch(start, end).unwrap());
         writeln!(child.stdin.as_mut().unwrap()).unwrap();
         let name = format!("/proc/{}/comm", child.id());
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
         while std::fs::read_to_string(&name).unwrap().trim() != "sleep" {
             assert!(std::time::Instant::now() < deadline);
             std::thread::yield_now();

@@ -30,6 +30,8 @@ pub(super) struct Space {
     /// One of them only because the address space was changing. It goes on changing for a moment after the event has been read,
     /// until the thread that changes it runs again, and nothing tells when that is: it must be tried again.
     pub changing: bool,
+    /// What was moved away and is still to be told as unmapped, which the kernel does after each move.
+    left: Vec<PageRange>,
     /// Where the sweep that fills everything is.
     sweep: u64,
     /// The address space is gone.
@@ -62,7 +64,17 @@ pub(super) struct Work {
 
 impl Space {
     pub fn new(origin: AddressSpaceId, userfault: Userfault, pending: Index, remote: Remote) -> Self {
-        Self { origin, userfault, pending, remote, waiting: Vec::new(), changing: false, sweep: 0, gone: false }
+        Self {
+            origin,
+            userfault,
+            pending,
+            remote,
+            waiting: Vec::new(),
+            changing: false,
+            left: Vec::new(),
+            sweep: 0,
+            gone: false,
+        }
     }
 
     /// Whether nothing is left to do here.
@@ -74,12 +86,20 @@ impl Space {
     pub fn answer(&mut self, store: &View, named: bool) -> io::Result<Option<Work>> {
         let Some(event) = self.userfault.next_event()? else { return Ok(None) };
         let mut work = Work::default();
-        match event {
-            Event::Fault { address } => {
-                work.faults = 1;
-                let waiter = Waiter { address: address & !(PAGE_SIZE - 1), since: Instant::now(), remote: false };
-                self.supply(waiter, store, named, &mut work)?;
-            }
+        if let Event::Fault { address } = event {
+            work.faults = 1;
+            let waiter = Waiter { address: address & !(PAGE_SIZE - 1), since: Instant::now(), remote: false };
+            self.supply(waiter, store, named, &mut work)?;
+        } else {
+            self.follow(event, &mut work);
+        }
+        Ok(Some(work))
+    }
+
+    /// Does what the task has done to its address space.
+    fn follow(&mut self, change: Event, work: &mut Work) {
+        match change {
+            Event::Fault { .. } => {}
             Event::Fork(userfault) => {
                 // The child's page table is a copy: what was missing here is missing there.
                 work.child = Some(Space::new(self.origin, userfault, self.pending.clone(), self.remote.clone()));
@@ -87,15 +107,26 @@ impl Space {
             Event::Remap { from, to, len } => {
                 work.freed = self.pending.shift(from, to, len);
                 self.remote.shift(from, to, len);
+                self.left.extend(PageRange::new(from, from.saturating_add(len)));
             }
-            Event::Remove { start, end } | Event::Unmap { start, end } => {
-                if let Some(range) = PageRange::new(start, end) {
-                    work.freed = self.pending.remove(range);
-                    self.remote.forget(range);
+            Event::Remove { start, end } => self.forget(start, end, work),
+            Event::Unmap { start, end } => {
+                // A move's last word, that its old place is unmapped, tells nothing new. It may be read after the word that
+                // another thread has moved something there, which must stay. (A move that leaves its old place mapped, with
+                // MREMAP_DONTUNMAP, never says it; then a later unmapping is passed over, which only has pages tried in vain.)
+                match self.left.iter().position(|left| (left.start, left.end) == (start, end)) {
+                    Some(told) => drop(self.left.swap_remove(told)),
+                    None => self.forget(start, end, work),
                 }
             }
         }
-        Ok(Some(work))
+    }
+
+    fn forget(&mut self, start: u64, end: u64, work: &mut Work) {
+        if let Some(range) = PageRange::new(start, end) {
+            work.freed = self.pending.remove(range);
+            self.remote.forget(range);
+        }
     }
 
     /// Pages of the source have come into the store: those that are still missing here are now to be put in place.
@@ -215,5 +246,66 @@ impl Space {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::page_set::PageSet;
+
+    /// A space whose pages 0 to 3 and 8 to 11 are stored, each at its own number in the store.
+    fn space() -> Space {
+        let nothing = std::fs::File::open("/dev/null").unwrap();
+        let mut pending = Index::default();
+        for first in [0, 8] {
+            pending.insert(Extent { range: pages(first, 4), offset: first * PAGE_SIZE });
+        }
+        Space::new(
+            AddressSpaceId(1),
+            Userfault::from(std::os::fd::OwnedFd::from(nothing)),
+            pending,
+            Remote::new(PageSet::default()),
+        )
+    }
+
+    fn pages(first: u64, count: u64) -> PageRange {
+        PageRange { start: first * PAGE_SIZE, end: (first + count) * PAGE_SIZE }
+    }
+
+    fn moved(from: u64, to: u64, count: u64) -> Event {
+        Event::Remap { from: from * PAGE_SIZE, to: to * PAGE_SIZE, len: count * PAGE_SIZE }
+    }
+
+    fn unmapped(first: u64, count: u64) -> Event {
+        let PageRange { start, end } = pages(first, count);
+        Event::Unmap { start, end }
+    }
+
+    /// The stored page that is to be put in place at each of the first 20.
+    fn follow(space: &mut Space, events: impl IntoIterator<Item = Event>) -> Vec<Option<u64>> {
+        events.into_iter().for_each(|event| space.follow(event, &mut Work::default()));
+        let stored = |page: u64| {
+            let extent = space.pending.find(page * PAGE_SIZE)?;
+            Some((extent.offset + page * PAGE_SIZE - extent.range.start) / PAGE_SIZE)
+        };
+        (0..20).map(stored).collect()
+    }
+
+    #[test]
+    fn what_another_thread_moves_to_where_something_was_moved_from_stays() {
+        // One thread moves 0 to 16; before it says that 0 is unmapped, another one moves 8 there.
+        let there = follow(&mut space(), [moved(0, 16, 4), moved(8, 0, 4), unmapped(0, 4), unmapped(8, 4)]);
+        assert_eq!(there[..4], [Some(8), Some(9), Some(10), Some(11)]);
+        assert_eq!(there[16..], [Some(0), Some(1), Some(2), Some(3)]);
+        assert_eq!(there[4..16], [None; 12]);
+    }
+
+    #[test]
+    fn what_is_unmapped_after_a_move_is_forgotten() {
+        let mut space = space();
+        follow(&mut space, [moved(0, 16, 4), unmapped(0, 4), moved(16, 0, 4), unmapped(16, 4)]);
+        assert_eq!(follow(&mut space, [unmapped(0, 4)])[..4], [None; 4]);
+        assert!(space.left.is_empty());
     }
 }

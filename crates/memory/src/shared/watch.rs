@@ -113,7 +113,12 @@ impl Watches {
     /// Calls `found` with every run of addresses of a view that was written since it was armed. False: nothing is known.
     pub fn written(&self, view: &View, found: impl FnMut(u64, u64)) -> bool {
         let PageRange { start, end } = view.range;
-        Pagemap::open(view.pid).and_then(|pagemap| pagemap.unproven(start, end, found)).is_ok()
+        let look = |pagemap: Pagemap| match pagemap.is_watched(start, end) {
+            true => pagemap.unproven(start, end, found),
+            // The kernel may have ended the watch and left marks that prove nothing.
+            false => Err(io::ErrorKind::NotFound.into()),
+        };
+        Pagemap::open(view.pid).and_then(look).is_ok()
     }
 
     /// From now on tells of writes to these addresses of a process. What cannot be watched goes on to count as written.
