@@ -1,5 +1,6 @@
 use std::env;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,8 @@ use tranship_lab::{Lab, Snapshot, UpOptions, find_program};
 
 /// How long to wait for another test's lab on this machine to be taken down.
 const LAB_PATIENCE: Duration = Duration::from_secs(600);
+/// How long one scenario may take: several times what the longest one does on a busy machine.
+const SCENARIO: Duration = Duration::from_secs(600);
 const PROGRAMS: [&str; 4] = ["tranship", "transhipd", "tranship-lab", "zoo"];
 
 /// What a scenario plays on: a lab with two nodes whose agents run.
@@ -36,8 +39,13 @@ pub fn scenarios(list: &[(&'static str, Scenario)]) -> ExitCode {
     let mut trials: Vec<_> = list
         .iter()
         .map(|(name, scenario)| {
-            let (stage, before, scenario) = (Arc::clone(&stage), Arc::clone(&before), *scenario);
-            Trial::ignorable_test(*name, move || unless_hindered(|| play(scenario, &stage, &before)))
+            let (stage, before, name, scenario) = (Arc::clone(&stage), Arc::clone(&before), *name, *scenario);
+            Trial::ignorable_test(name, move || {
+                unless_hindered(|| {
+                    let _in_time = watch(name);
+                    play(scenario, &stage, &before)
+                })
+            })
         })
         .collect();
     let last = Arc::clone(&stage);
@@ -90,6 +98,30 @@ fn play(scenario: Scenario, stage: &Mutex<Option<Stage>>, before: &Mutex<Option<
     }
 }
 
+/// Ends the whole run, with what goes on at that moment, unless the sender is dropped in time: a scenario that hangs would
+/// hang all that comes after it, and nobody would learn which one it was. (The soak, which has a seed, has
+/// none: its scenarios are as long as they are told to be.)
+fn watch(name: &'static str) -> Sender<()> {
+    let (done, waits) = channel();
+    let limit = if env::var_os("TRANSHIP_SEED").is_some() { Duration::MAX } else { SCENARIO };
+    std::thread::spawn(move || {
+        if waits.recv_timeout(limit) != Err(RecvTimeoutError::Timeout) {
+            return;
+        }
+        eprintln!("scenario {name} did not end within {} s; what runs on this machine:", limit.as_secs());
+        // It inherits the error stream, where it belongs.
+        let _ = Command::new("sh").args(["-c", "ps -eo pid,ppid,stat,wchan:24,etimes,args >&2"]).status();
+        if let Ok(lab) = Lab::attach() {
+            for node in lab.nodes() {
+                tell_last_words(&lab, &node);
+            }
+            let _ = lab.down();
+        }
+        std::process::exit(1);
+    });
+    done
+}
+
 /// Compares the machine with what it was, at a moment when no other lab is up on it.
 fn nothing_is_left(before: &Snapshot) -> Result<()> {
     let deadline = Instant::now() + LAB_PATIENCE;
@@ -124,13 +156,14 @@ fn wait_for_other_labs() -> Result<()> {
 
 /// Prints the ends of the agents' logs, which are gone with the lab.
 fn tell_agents_last_words(stage: &Stage) {
-    for node in stage.lab.nodes() {
-        let log = stage.lab.path(&node, "/run/tranship/agent.log").map(std::fs::read_to_string);
-        let Ok(Ok(text)) = log else { continue };
-        let lines: Vec<_> = text.lines().collect();
-        eprintln!("--- the agent of node {node} said last:");
-        lines[lines.len().saturating_sub(30)..].iter().for_each(|line| eprintln!("    {line}"));
-    }
+    stage.lab.nodes().iter().for_each(|node| tell_last_words(&stage.lab, node));
+}
+
+fn tell_last_words(lab: &Lab, node: &str) {
+    let Ok(Ok(text)) = lab.path(node, "/run/tranship/agent.log").map(std::fs::read_to_string) else { return };
+    let lines: Vec<_> = text.lines().collect();
+    eprintln!("--- the agent of node {node} said last:");
+    lines[lines.len().saturating_sub(30)..].iter().for_each(|line| eprintln!("    {line}"));
 }
 
 fn unless_hindered(test: impl FnOnce() -> Result<()>) -> Result<Completion, libtest_mimic::Failed> {

@@ -80,6 +80,22 @@ struct Held {
     later: PageSet,
 }
 
+impl Held {
+    /// The pages in `range` that have not come: that come later, or are not known at all (to an agent that was restarted).
+    /// From now on they have.
+    fn take_missing(&mut self, range: PageRange) -> Vec<PageRange> {
+        let late = self.later.take(range);
+        if late == [range] {
+            return late;
+        }
+        let mut missing = PageSet::default();
+        missing.insert(range);
+        self.places.within(range).into_iter().for_each(|known| missing.remove(known.range));
+        late.into_iter().for_each(|late| missing.insert(late));
+        missing.all()
+    }
+}
+
 /// Pages that come next on a stream.
 struct Arriving<'a, R> {
     stream: &'a mut R,
@@ -224,15 +240,13 @@ impl Store {
                         self.share(pages, &mut buffer, (space, range))?;
                         continue;
                     }
-                    // What comes a second time, after a link broke, may be on its way from its first place into a task.
-                    let again = prompt && !self.no_longer_later(space, range);
-                    let (row, newer) = self.store(pages, (space, range), again, &mut buffer).inspect_err(|_| {
-                        if prompt && !again {
-                            self.held().entry(space).or_default().later.insert(range);
+                    if prompt {
+                        self.store_missing(pages, (space, range), batch, &mut buffer)?;
+                    } else {
+                        let (row, newer) = self.store(pages, (space, range), &mut buffer)?;
+                        if !newer {
+                            batch.add(row);
                         }
-                    })?;
-                    if prompt || !newer {
-                        batch.add(row);
                     }
                     if batch.extents.len() >= BATCH || (prompt && batch.bytes >= PROMPT) || batch.urgent {
                         self.tell(batch)?;
@@ -305,13 +319,6 @@ impl Store {
         (range.end <= found.range.end).then(|| found.offset + (range.start - found.range.start))
     }
 
-    /// Takes pages off the list of those that come later; false if they were not all on it.
-    fn no_longer_later(&self, space: AddressSpaceId, range: PageRange) -> bool {
-        let mut all = self.held();
-        let removed = all.entry(space).or_default().later.take(range);
-        removed.iter().map(PageRange::len).sum::<u64>() == range.len()
-    }
-
     /// Takes for pages of one task what another one has there.
     fn copy(
         &self,
@@ -329,7 +336,7 @@ impl Store {
             content.resize(range.len() as usize, 0);
             self.arena.read(offset, &mut content);
             let pages = Arriving { stream: &mut content.as_slice(), unpacker: &mut *unpacker, packed: None };
-            let (row, newer) = self.store(pages, (space, range), false, &mut buffer)?;
+            let (row, newer) = self.store(pages, (space, range), &mut buffer)?;
             if !newer {
                 batch.add(row);
             }
@@ -341,12 +348,11 @@ impl Store {
     }
 
     /// Receives pages: into the older version's place, or into a new one. Older versions of some of them, elsewhere, are
-    /// given up, unless they come `again`. Returns where they are, and whether that was known before.
+    /// given up. Returns where they are, and whether that was known before.
     fn store<R: Read>(
         &self,
         pages: Arriving<'_, R>,
         (space, range): (AddressSpaceId, PageRange),
-        again: bool,
         buffer: &mut Vec<u8>,
     ) -> Result<(StoredExtent, bool), ReceiveError> {
         if let Some(offset) = self.place_of(space, range) {
@@ -355,16 +361,65 @@ impl Store {
             self.arena.replace(offset, buffer);
             return Ok((StoredExtent { space, extent: Extent { range, offset } }, true));
         }
+        let offset = self.read_anew(pages, range)?;
+        let extent = Extent { range, offset };
+        let replaced = self.held().entry(space).or_default().places.insert(extent);
+        self.give_back(&replaced);
+        Ok((StoredExtent { space, extent }, false))
+    }
+
+    /// Receives pages to a new place.
+    fn read_anew<R: Read>(&self, pages: Arriving<'_, R>, range: PageRange) -> Result<u64, ReceiveError> {
         let full = || ReceiveError::Full { capacity: self.arena.capacity() };
         let mut slice = self.arena.allocate(range.len() as usize).ok_or_else(full)?;
         pages.read(&mut slice)?;
-        let extent = Extent { range, offset: slice.offset() };
-        drop(slice);
-        let replaced = self.held().entry(space).or_default().places.insert(extent);
-        if !again {
-            self.give_back(&replaced);
+        Ok(slice.offset())
+    }
+
+    /// Receives pages once all is named. Such a page may come twice: with the stream that it belongs to, and before that
+    /// because somebody waits for it; or again after a link broke. All have one content, the frozen one. The first that has come
+    /// whole is kept, since the pager may be putting it in place; where it is, the pager is told each time.
+    fn store_missing<R: Read>(
+        &self,
+        pages: Arriving<'_, R>,
+        (space, range): (AddressSpaceId, PageRange),
+        batch: &mut Batch,
+        buffer: &mut Vec<u8>,
+    ) -> Result<(), ReceiveError> {
+        let older = self.place_of(space, range);
+        let offset = match older {
+            Some(offset) => {
+                buffer.resize(range.len() as usize, 0);
+                pages.read(buffer)?;
+                offset
+            }
+            None => self.read_anew(pages, range)?,
+        };
+        let mut all = self.held();
+        let held = all.entry(space).or_default();
+        let missing = held.take_missing(range);
+        let mut unused = PageSet::default();
+        unused.insert(range);
+        for piece in missing {
+            let within = piece.start - range.start;
+            if older.is_some() {
+                // Still behind the lock: nobody may be told of it before.
+                self.arena.replace(offset + within, &buffer[within as usize..(within + piece.len()) as usize]);
+            } else {
+                let replaced = held.places.insert(Extent { range: piece, offset: offset + within });
+                self.give_back(&replaced);
+                unused.remove(piece);
+            }
         }
-        Ok((StoredExtent { space, extent }, false))
+        let rows = held.places.within(range);
+        drop(all);
+        if older.is_none() {
+            let unused = unused.all().into_iter();
+            let place = |range: PageRange, start| Extent { range, offset: offset + (range.start - start) };
+            self.give_back(&unused.map(|piece| place(piece, range.start)).collect::<Vec<_>>());
+        }
+        rows.into_iter().for_each(|extent| batch.add(StoredExtent { space, extent }));
+        Ok(())
     }
 
     fn give_back(&self, replaced: &[Extent]) {

@@ -196,6 +196,45 @@ m[100000] = 8";
     assert_same(&stage, "after it was mapped");
 }
 
+/// Bytes that this thread has read.
+fn read_so_far() -> u64 {
+    let text = fs::read_to_string("/proc/thread-self/io").unwrap();
+    text.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_file_that_is_only_open_is_not_read_again() {
+    const LENGTH: u64 = 32 << 20;
+    if let Err(error) = tranship_sys::mapping_log::MappingLog::start() {
+        return eprintln!("skipped: this kernel does not tell of mappings: {error}");
+    }
+    let stage = Stage::new("mode=755");
+    fs::write(stage.source().join("open"), vec![1; LENGTH as usize]).unwrap();
+    let (mut source, mut replica) = stage.open();
+    pass(&mut source, &mut replica);
+    std::thread::sleep(2 * GRAIN);
+    let file = fs::File::options().read(true).write(true).open(stage.source().join("open")).unwrap();
+    let own = [std::process::id()];
+    let mut again = |source: &mut Source| {
+        let before = read_so_far();
+        let moved = source.pass(&own, &mut Direct { replica: &mut replica, ops: 0 }).unwrap();
+        (moved.bytes, read_so_far() - before)
+    };
+    again(&mut source);
+    let (moved, read) = again(&mut source);
+    assert!(moved == 0 && read < LENGTH / 8, "{read} bytes read");
+    // A write is seen all the same, and so is a mapping, whether anything was written or not.
+    file.write_all_at(b"x", 5).unwrap();
+    assert_eq!(again(&mut source).0, 16 << 10);
+    std::thread::sleep(2 * GRAIN);
+    again(&mut source);
+    let map = "import mmap, sys; f = open(sys.argv[1], 'r+b'); mmap.mmap(f.fileno(), 0)[9 << 20] = 7";
+    let path = stage.source().join("open");
+    assert!(std::process::Command::new("python3").args(["-c", map]).arg(path).status().unwrap().success());
+    let (moved, read) = again(&mut source);
+    assert!(moved == 16 << 10 && read >= LENGTH, "{moved} bytes moved, {read} bytes read");
+}
+
 #[test]
 fn what_the_source_does_at_random_is_followed() {
     let seed = std::env::var("SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(|| u64::from(std::process::id()));

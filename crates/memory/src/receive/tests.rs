@@ -201,3 +201,81 @@ proptest! {
         });
     }
 }
+
+/// Some pages that follow each other, each filled with its own number and `version`.
+fn numbered(pages: std::ops::Range<u8>, version: u8) -> Vec<u8> {
+    pages.flat_map(|page| vec![page * 16 + version; PAGE_SIZE as usize]).collect()
+}
+
+/// A stream in which something happens when so many bytes have been read.
+struct Interrupted<'a, F: FnMut()> {
+    bytes: &'a [u8],
+    until: usize,
+    happens: F,
+}
+
+impl<F: FnMut()> Read for Interrupted<'_, F> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let len = into.len().min(self.bytes.len()).min(if self.until == 0 { usize::MAX } else { self.until });
+        into[..len].copy_from_slice(&self.bytes[..len]);
+        self.bytes = &self.bytes[len..];
+        if self.until > 0 {
+            self.until -= len;
+            if self.until == 0 {
+                (self.happens)();
+            }
+        }
+        Ok(len)
+    }
+}
+
+#[test]
+fn pages_that_overtake_their_stream_are_kept_and_come_only_once() {
+    for older_first in [false, true] {
+        with_store(&format!("overtaken-{older_first}"), |store| {
+            let range = PageRange { start: AT, end: AT + 6 * PAGE_SIZE };
+            let mut wire = Vec::new();
+            if older_first {
+                tranship_wire::write_pages(&mut wire, SPACE, AT, &numbered(0..6, 1)).unwrap();
+            }
+            tranship_wire::runs::write_later(&mut wire, SPACE, &[range]).unwrap();
+            tranship_wire::write_header(&mut wire, &FrameHeader::Named).unwrap();
+            let named = wire.len();
+            tranship_wire::write_pages(&mut wire, SPACE, AT, &numbered(0..6, 2)).unwrap();
+            let total = (if older_first { 12 } else { 6 }) * PAGE_SIZE;
+            tranship_wire::write_end(&mut wire, total).unwrap();
+            // When half of the pages have been read, two come that somebody waits for.
+            let (mut overtaking, mut places) = (Vec::new(), Vec::new());
+            tranship_wire::write_pages(&mut overtaking, SPACE, AT + PAGE_SIZE, &numbered(1..3, 2)).unwrap();
+            tranship_wire::write_end(&mut overtaking, 2 * PAGE_SIZE).unwrap();
+            let overtaken = PageRange { start: AT + PAGE_SIZE, end: AT + 3 * PAGE_SIZE };
+            let mut stream = Interrupted {
+                bytes: &wire,
+                until: named + 3 * PAGE_SIZE as usize,
+                happens: || {
+                    store.receive(&mut overtaking.as_slice(), true, || ()).unwrap();
+                    places = store.held()[&SPACE].places.within(overtaken);
+                    assert_eq!(store.pager().missing(PAGER).unwrap().iter().map(|(_, r)| r.len()).sum::<usize>(), 2);
+                },
+            };
+            store.receive(&mut stream, false, || ()).unwrap();
+            assert_eq!(content(store, 6 * PAGE_SIZE as usize), numbered(0..6, 2));
+            assert_eq!(store.held()[&SPACE].places.within(overtaken), places, "what the pager may be using stays");
+            store.pager().status(PAGER).unwrap();
+            assert!(store.pager().missing(PAGER).unwrap().iter().all(|(_, ranges)| ranges.is_empty()));
+        });
+    }
+}
+
+#[test]
+fn pages_that_nobody_has_named_to_a_restarted_agent_are_kept() {
+    with_store("restarted", |store| {
+        let mut wire = Vec::new();
+        tranship_wire::write_header(&mut wire, &FrameHeader::Named).unwrap();
+        tranship_wire::write_pages(&mut wire, SPACE, AT, &numbered(0..4, 1)).unwrap();
+        tranship_wire::write_pages(&mut wire, SPACE, AT + 2 * PAGE_SIZE, &numbered(2..6, 1)).unwrap();
+        tranship_wire::write_end(&mut wire, 8 * PAGE_SIZE).unwrap();
+        store.receive(&mut wire.as_slice(), false, || ()).unwrap();
+        assert_eq!(content(store, 6 * PAGE_SIZE as usize), numbered(0..6, 1));
+    });
+}

@@ -11,8 +11,12 @@ use tranship_wire::WriteError;
 use super::{CHUNK, Chunk, Counters, SendError, Stream, Version};
 use crate::page_set::PageSet;
 
-/// What still has to be sent of a frozen container's memory. Who sends takes it off first, so that every page travels once:
-/// whether with the stream that it belongs to, or with the one for what the other side waits for.
+/// Bytes that a stream takes off at a time: what is behind them on the way waits for as long as they take.
+const PIECE: u64 = 128 << 10;
+
+/// What still has to be sent of a frozen container's memory. Who sends takes it off first, so that a page travels once:
+/// whether with the stream that it belongs to, or with the one for what the other side waits for. But one that is waited for
+/// while it is on its way with its stream, behind all that fills the buffers, is sent once more, with nothing before it.
 #[derive(Debug, Default)]
 pub struct Outbox {
     unsent: Mutex<HashMap<AddressSpaceId, Unsent>>,
@@ -24,6 +28,8 @@ pub struct Outbox {
 struct Unsent {
     pid: u32,
     pages: PageSet,
+    /// What the streams have taken. What of it is asked for has not come, or the answer would not be waited for.
+    on_their_way: PageSet,
 }
 
 impl Outbox {
@@ -44,6 +50,7 @@ impl Outbox {
         for (space, range) in stale {
             if let Some(unsent) = unsent.get_mut(space) {
                 unsent.pages.remove(*range);
+                unsent.on_their_way.remove(*range);
             }
         }
     }
@@ -72,12 +79,26 @@ impl Outbox {
         places
     }
 
-    /// Takes off what is left of `range`.
+    /// Takes off what is left of `range`, for the stream that it belongs to.
     fn take(&self, space: AddressSpaceId, range: PageRange) -> Vec<Chunk> {
         let mut all = self.unsent();
         let Some(unsent) = all.get_mut(&space) else { return Vec::new() };
+        let taken = unsent.pages.take(range);
+        taken.iter().for_each(|range| unsent.on_their_way.insert(*range));
         let pid = unsent.pid;
-        unsent.pages.take(range).into_iter().map(|range| Chunk { space, pid, range }).collect()
+        taken.into_iter().map(|range| Chunk { space, pid, range }).collect()
+    }
+
+    /// Takes off what is left of `range` or on its way, for whoever waits for it. The second time, nothing is.
+    fn take_wanted(&self, space: AddressSpaceId, range: PageRange) -> Vec<Chunk> {
+        let mut all = self.unsent();
+        let Some(unsent) = all.get_mut(&space) else { return Vec::new() };
+        let mut wanted = PageSet::default();
+        for taken in unsent.pages.take(range).into_iter().chain(unsent.on_their_way.take(range)) {
+            wanted.insert(taken);
+        }
+        let pid = unsent.pid;
+        wanted.all().into_iter().map(|range| Chunk { space, pid, range }).collect()
     }
 
     /// Sends over one of `count` streams what belongs to it, beginning behind where the other side waited last, and ends the
@@ -94,15 +115,17 @@ impl Outbox {
             let next = own.range((hint, AddressSpaceId(0))..).next().or_else(|| own.iter().next());
             let Some(&(start, space)) = next else { break };
             own.remove(&(start, space));
-            for chunk in self.take(space, PageRange { start, end: start + CHUNK }) {
-                stream.send(&chunk, Version::Later, counters, None)?;
+            for piece in (PageRange { start, end: start + CHUNK }).cut(PIECE) {
+                for chunk in self.take(space, piece) {
+                    stream.send(&chunk, Version::Later, counters, None)?;
+                }
             }
         }
         stream.link().flush().map_err(WriteError::from)?;
         Ok(tranship_wire::write_end(&mut stream.outlet.link, stream.outlet.sent)?)
     }
 
-    /// Sends what is left of pages that the other side waits for.
+    /// Sends what is left or on its way of pages that the other side waits for.
     pub fn send_wanted<W: Write>(
         &self,
         space: AddressSpaceId,
@@ -115,7 +138,7 @@ impl Outbox {
             let mut at = range.start;
             while at < range.end {
                 let piece = PageRange { start: at, end: range.end.min(at + CHUNK) };
-                for chunk in self.take(space, piece) {
+                for chunk in self.take_wanted(space, piece) {
                     stream.send(&chunk, Version::Later, counters, None)?;
                 }
                 at = piece.end;

@@ -53,3 +53,28 @@ fn zero_pages_are_left_out_and_runs_kept_whole() {
     assert_eq!(runs, [(1, 2), (5, 1)]);
     assert_eq!(runs_with_data(&pages[..size]).count(), 0);
 }
+
+#[test]
+fn a_page_that_is_waited_for_while_it_is_on_its_way_is_sent_once_more() {
+    let size = PAGE_SIZE as usize;
+    let memory = vec![7u8; 9 * size];
+    let start = (memory.as_ptr() as u64).next_multiple_of(PAGE_SIZE);
+    let (space, pages) = (AddressSpaceId(1), |first: u64, count: u64| PageRange {
+        start: start + first * PAGE_SIZE,
+        end: start + (first + count) * PAGE_SIZE,
+    });
+    let outbox = Outbox::default();
+    outbox.add(&[Chunk { space, pid: std::process::id(), range: pages(0, 8) }]);
+    let ask = |range: PageRange| {
+        let (mut stream, counters) = (Stream::new(Vec::new(), None), Counters::default());
+        outbox.send_wanted(space, &[range], &mut stream, &counters).unwrap();
+        counters.sent.into_inner() / PAGE_SIZE
+    };
+    assert_eq!(ask(pages(6, 2)), 2, "asked for before it was taken");
+    assert_eq!(ask(pages(6, 2)), 0, "it is on the fastest way there is");
+    let (mut stream, counters) = (Stream::new(Vec::new(), None), Counters::default());
+    outbox.send((0, 1), &mut stream, &counters).unwrap();
+    assert_eq!(counters.sent.into_inner(), 6 * PAGE_SIZE);
+    assert_eq!((ask(pages(4, 4)), ask(pages(4, 4))), (2, 0));
+    assert_eq!(outbox.bytes(), 0);
+}

@@ -15,10 +15,11 @@
 //! - *The clock's grain.* A change in the same tick as the look at a file leaves no trace in its ctime. So a ctime that was
 //!   younger than [`GRAIN`] when it was looked at is not believed in the next pass.
 //! - *Shared mappings.* A write to a mapped page of a file on a disk changes the times once, until the page is written back. So a
-//!   file with a shared mapping at one look is compared again at the next one. In a tmpfs it changes no time at all: such a
-//!   file has at the freeze a shared mapping, or is open for reading and writing, or it was closed since, and the kernel
-//!   tells of the closing (fanotify, on the whole filesystem). The files of these kinds are compared chunk by chunk with the
-//!   hashes of what was sent.
+//!   file with a shared mapping at one look is compared again at the next one. In a tmpfs it changes no time at all. There
+//!   a file is compared if it has a shared mapping, had one at the last look, or got one since, which the kernel tells
+//!   ([`tranship_sys::mapping_log`]). Where it does not, such a file has at the freeze a shared mapping, or is open for reading and
+//!   writing, or it was closed since, and the kernel tells of the closing (fanotify, on the whole filesystem). To compare is to
+//!   hash a file chunk by chunk, and see what is not as it was sent.
 //!
 //! **Where in a file?** A file that changed is compared chunk by chunk, which takes time for all of it. Where the kernel says which
 //! parts of files are written ([`Trail`]), only those are read.

@@ -199,7 +199,8 @@ impl Pass<'_> {
     fn told(&mut self, new: &Tree, found: &Use, events: &Events) -> Told {
         match &mut self.state.account {
             Account::Watch(_) => {
-                let suspects = found.suspects.union(&events.closed).copied().collect();
+                let closed = events.closed.iter().filter(|_| !found.all);
+                let suspects = found.suspects.iter().chain(closed).copied().collect();
                 Told { suspects, lost: events.lost, written: HashMap::new() }
             }
             Account::Disk { trail, tracked, losses, mapped } => {

@@ -19,11 +19,22 @@ pub(crate) struct Use {
     pub suspects: HashSet<u64>,
     /// Those of them that have a shared mapping.
     pub mapped: HashSet<u64>,
+    /// There are no others, also among the files that were closed meanwhile.
+    pub all: bool,
     /// Somebody has something open for writing.
     pub open_for_writing: bool,
     /// Somebody has a file open by a name that is gone while another one is there. CRIU gives such a file a name of its own,
     /// in the filesystem, while it dumps, and expects it there when it restores.
     pub renamed_by_criu: bool,
+}
+
+impl Use {
+    /// Takes for suspects just the files that have a shared mapping, or had one at the look `before`, or got one since: those
+    /// that were only open for reading and writing have not been written but by calls that change their times.
+    pub fn narrow(&mut self, before: Option<&HashSet<u64>>, since: impl IntoIterator<Item = u64>) {
+        self.suspects = self.mapped.iter().chain(before.into_iter().flatten()).copied().chain(since).collect();
+        self.all = true;
+    }
 }
 
 /// The upper directory of an overlay, through which its files are known.

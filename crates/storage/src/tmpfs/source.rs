@@ -1,6 +1,6 @@
 //! The source's half: what is there, what of it has changed, and the operations that tell the destination.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use nix::sched::{CloneFlags, setns, unshare};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 use rustix::mount::{OpenTreeFlags, open_tree};
+use tranship_sys::mapping_log::{Mapped, MappingLog};
 
 use super::MAX_FILES;
 use super::find::{TmpfsMount, candidates, table};
@@ -27,6 +28,10 @@ pub struct Decision {
 pub struct Source {
     init: u32,
     mounts: Vec<Mounted>,
+    /// Tells which files get shared mappings, where the kernel does.
+    log: Option<MappingLog>,
+    /// Files that had one at the last look.
+    mapped: HashMap<Device, HashSet<u64>>,
     /// How the frozen processes use the filesystems.
     uses: Option<HashMap<Device, Use>>,
 }
@@ -53,7 +58,26 @@ impl Source {
             Err(why) => found.iter().map(|_| Err(why.clone())).collect(),
         };
         let mounts = found.iter().cloned().zip(states).map(|(mount, state)| Mounted { mount, state }).collect();
-        Self { init, mounts, uses: None }
+        let log = if found.is_empty() { None } else { MappingLog::start().ok() };
+        Self { init, mounts, log, mapped: HashMap::new(), uses: None }
+    }
+
+    /// How the processes use the filesystems, now and since the last look.
+    fn look(&mut self, pids: &[u32]) -> HashMap<Device, Use> {
+        // Read first: a mapping that comes and goes before the look is told next time.
+        let mut since: HashSet<Mapped> = HashSet::new();
+        let complete = self.log.as_mut().is_some_and(|log| {
+            log.read(|mapped| {
+                since.insert(mapped);
+            })
+        });
+        let mut uses = look_for_suspects(pids, &self.devices(), &HashMap::new());
+        for (device, found) in uses.iter_mut().filter(|_| complete) {
+            let since = since.iter().filter(|mapped| mapped.device == *device).map(|mapped| mapped.ino);
+            found.narrow(self.mapped.get(device), since);
+        }
+        self.mapped = uses.iter().map(|(device, found)| (*device, found.mapped.clone())).collect();
+        uses
     }
 
     /// Sends what the peer does not have yet while the processes `pids` run. May be repeated.
@@ -61,7 +85,7 @@ impl Source {
     /// # Errors
     /// If something cannot be read, or the link breaks: the peer's copies are of no use then.
     pub fn pass(&mut self, pids: &[u32], sink: &mut dyn Sink) -> Result<Moved, CopyError> {
-        let uses = look_for_suspects(pids, &self.devices(), &HashMap::new());
+        let uses = self.look(pids);
         self.send(&uses, sink, false)
     }
 
@@ -73,7 +97,7 @@ impl Source {
     pub fn decide(&mut self, pids: &[u32]) -> Result<Decision, CopyError> {
         let now = candidates(&table(self.init)?, &[]);
         let alike = |mount: &TmpfsMount| now.iter().any(|m| m.identity == mount.identity);
-        let uses = look_for_suspects(pids, &self.devices(), &HashMap::new());
+        let uses = self.look(pids);
         let apart = pids.iter().any(|pid| has_other_mounts(*pid, self.init));
         let mut decision = Decision::default();
         for (index, mounted) in self.mounts.iter_mut().enumerate() {
