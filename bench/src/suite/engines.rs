@@ -6,6 +6,7 @@ use crate::row::Row;
 
 const DOCKER: System = System::Managed(EngineName::Docker, Mode::Auto);
 const PODMAN: System = System::Managed(EngineName::Podman, Mode::Auto);
+const CONTAINERD: System = System::Managed(EngineName::Containerd, Mode::Auto);
 const OWN: System = System::Own;
 
 /// How much longer than under runc alone the blackout under another engine may be, in ms.
@@ -13,13 +14,13 @@ const BEYOND_RUNC: f64 = 60.0;
 
 pub const SUITE: Suite = Suite {
     name: "engines",
-    about: "the same Redis under runc, Docker and Podman, and by Podman's own checkpoint and restore",
+    about: "the same Redis under runc, Docker, Podman and containerd, and by Podman's own checkpoint and restore",
     runs: 5,
     cases: &[Case {
         workload: "redis-100m",
         load: Load::Redis { keys: 500_000, sets: Sets::Idle },
         link: None,
-        systems: &[System::Tranship(Mode::Auto), DOCKER, PODMAN, System::Peer, OWN],
+        systems: &[System::Tranship(Mode::Auto), DOCKER, PODMAN, CONTAINERD, System::Peer, OWN],
         loaded: false,
         delay_ms: 0,
     }],
@@ -33,7 +34,7 @@ fn goals(rows: &[Row]) -> Vec<Goal> {
     };
     let mut goals = Vec::new();
     if let Some(runc) = of(System::Tranship(Mode::Auto), "blackout_ms") {
-        for (engine, system) in [("Docker", DOCKER), ("Podman", PODMAN)] {
+        for (engine, system) in [("Docker", DOCKER), ("Podman", PODMAN), ("containerd", CONTAINERD)] {
             let what = format!("blackout under {engine} beyond that under runc");
             let beyond = of(system, "blackout_ms").map(|ms| ms - runc);
             goals.extend(beyond.map(|ms| Goal::at_most(&what, ms, BEYOND_RUNC, Unit::Milliseconds)));
@@ -61,11 +62,12 @@ mod tests {
             row(System::Tranship(Mode::Auto), &[("blackout_ms", 50.0)]),
             row(DOCKER, &[("blackout_ms", 105.0)]),
             row(PODMAN, &[("blackout_ms", 120.0), ("client_gap_ms", 130.0)]),
+            row(CONTAINERD, &[("blackout_ms", 55.0)]),
             row(System::Peer, &[("blackout_ms", 500.0), ("client_gap_ms", 510.0)]),
             row(OWN, &[("client_gap_ms", 1300.0)]),
         ];
         let found: Vec<_> = goals(&rows).iter().map(|goal| (goal.value, goal.is_met())).collect();
-        assert_eq!(found, [(55.0, true), (70.0, false), (0.1, true)]);
+        assert_eq!(found, [(55.0, true), (70.0, false), (5.0, true), (0.1, true)]);
         assert!(goals(&rows[1..2]).is_empty(), "nothing to compare with");
     }
 }
