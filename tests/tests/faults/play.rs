@@ -99,7 +99,14 @@ impl Play {
     pub fn end(self, lab: &Lab) -> Result<u64> {
         let last = self.counter.stop()?;
         ensure!(last.error.is_none() && last.same_connection, "the counter ended badly: {last:?}");
-        self.engine.map_or_else(|| remove(lab, NAME), |engine| engine.remove(lab, &self.at))?;
+        match self.engine {
+            None => remove(lab, NAME)?,
+            Some(engine) => {
+                engine.remove(lab, &self.at)?;
+                // An engine tells no agent that a container which had come is gone: its bundle is.
+                lab.check(&self.at, &["tranship", "doctor", "--fix"])?;
+            }
+        }
         Ok(last.total.replies)
     }
 }
