@@ -13,6 +13,7 @@
 //!
 //! Nothing of it is kept in memory. What was loaded stays, also if the move fails.
 
+use std::cell::OnceCell;
 use std::io::{self, Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -99,6 +100,8 @@ struct Outgoing<'a> {
     link: &'a Shared<'a>,
     report: &'a LiveReport,
     sent: u64,
+    /// Why nothing can be sent any more: the first cause.
+    broken: &'a OnceCell<String>,
 }
 
 impl Write for Outgoing<'_> {
@@ -106,7 +109,10 @@ impl Write for Outgoing<'_> {
         let piece = &bytes[..bytes.len().min(MAX_FILE_DATA as usize)];
         if !piece.is_empty() {
             let mut link = self.link.link();
-            tranship_wire::write_file_data(&mut **link, self.sent, piece).map_err(io::Error::other)?;
+            tranship_wire::write_file_data(&mut **link, self.sent, piece).map_err(|error| {
+                self.broken.get_or_init(|| in_full(&error));
+                io::Error::other(error)
+            })?;
             self.sent += piece.len() as u64;
             let sent = link.bytes_sent();
             self.report.change(|r| r.progress.wire_bytes = sent);
@@ -117,6 +123,12 @@ impl Write for Outgoing<'_> {
     fn flush(&mut self) -> io::Result<()> {
         self.link.link().flush()
     }
+}
+
+/// An error with its causes.
+fn in_full(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 /// What the destination says next, but for that it is at work.
@@ -143,23 +155,28 @@ pub fn send(
     let (container, parameters) = (offer.container.clone(), offer.parameters.clone());
     let wanted = Said::Wanted { engine: engine.name(), container, parameters };
     tranship_wire::write_message(&mut link, &wanted).map_err(|e| broke(&e))?;
-    let lacking = match answer(&mut link).map_err(|e| broke(&e))? {
+    let lacking = match answer(&mut link).map_err(|e| broke(&in_full(&e)))? {
         Heard::Lacking(lacking) => lacking,
         Heard::Failed { message } => return Err(Failure::new(message)),
         Heard::There | Heard::Loaded | Heard::Working => return Ok(None),
     };
     let shared = Shared::new(&mut link, true);
+    let broken = OnceCell::new();
     let sent = shared.during(&Said::Working, || -> Result<u64, Failure> {
-        let mut pieces =
-            io::BufWriter::with_capacity(MAX_FILE_DATA as usize, Outgoing { link: &shared, report, sent: 0 });
-        engine.save_image(&offer.parameters, &lacking, &mut pieces).map_err(failed)?;
+        let mut pieces = io::BufWriter::with_capacity(
+            MAX_FILE_DATA as usize,
+            Outgoing { link: &shared, report, sent: 0, broken: &broken },
+        );
+        let saved = engine.save_image(&offer.parameters, &lacking, &mut pieces);
+        // Whoever packs it takes a link that breaks for its own trouble.
+        saved.map_err(|error| broken.get().map_or_else(|| failed(error), |cause| broke(cause)))?;
         let outgoing = pieces.into_inner().map_err(|e| broke(e.error()))?;
         Ok(outgoing.sent)
     });
     // Without its end nobody takes what has come for all of it.
     let sent = sent?;
-    tranship_wire::write_message(&mut link, &Said::End).map_err(|e| broke(&e))?;
-    match answer(&mut link).map_err(|e| broke(&e))? {
+    tranship_wire::write_message(&mut link, &Said::End).map_err(|e| broke(&in_full(&e)))?;
+    match answer(&mut link).map_err(|e| broke(&in_full(&e)))? {
         Heard::Loaded => {}
         Heard::Failed { message } => return Err(Failure::new(message)),
         Heard::There | Heard::Lacking(_) | Heard::Working => return Err(broke(&"an answer that does not fit")),

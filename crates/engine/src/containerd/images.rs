@@ -163,7 +163,9 @@ impl Containerd {
         let left_out: HashSet<PathBuf> =
             missing.known.iter().filter(|digest| is_digest(digest)).map(|d| in_archive(d)).collect();
         let copied = match child.stdout.take() {
-            Some(archive) => archive::copy_without(archive, (&left_out, Known::LeftOut), sink),
+            Some(mut archive) => archive::copy_without(&mut archive, (&left_out, Known::LeftOut), sink)
+                // What pads an archive's end is read by nobody, and written nevertheless.
+                .and_then(|()| io::copy(&mut archive, &mut io::sink()).map(drop)),
             None => Ok(()),
         };
         if copied.is_err() {

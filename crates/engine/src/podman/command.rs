@@ -73,9 +73,14 @@ fn reading(stream: Option<impl Read + Send + 'static>) -> std::thread::JoinHandl
     })
 }
 
-/// The last line that Podman said.
+/// The last line that Podman said; of an archive that it could not load, what was wrong with it as the archive that it is (it tries
+/// others, too, and says of each that it is none).
 fn last_words(said: &[u8]) -> String {
     let text = String::from_utf8_lossy(said);
+    let archive = text.lines().find_map(|line| line.trim_start().strip_prefix("* docker-archive: "));
+    if let Some(words) = archive {
+        return words.trim().to_owned();
+    }
     let line = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
     line.trim().trim_start_matches("Error: ").to_owned()
 }
@@ -231,5 +236,7 @@ mod tests {
     fn podman_s_last_words_are_plain() {
         assert_eq!(last_words(b"time=x level=warning\nError: no such container web\n"), "no such container web");
         assert_eq!(last_words(b""), "it said nothing");
+        let formats = b"Error: payload does not match any of them:\n * oci: no such file\n * docker-archive: no space left\n * dir: no directory\n";
+        assert_eq!(last_words(formats), "no space left");
     }
 }
