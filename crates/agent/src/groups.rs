@@ -17,9 +17,9 @@ mod turn;
 
 use std::sync::Arc;
 
-use tranship_api::{ErrorKind, GroupRequest, MoveRequest, ServiceError};
+use tranship_api::{ErrorKind, GroupPlan, GroupRequest, MemberPlan, MoveRequest, PlanRequest, ServiceError};
 use tranship_coordinator::group::{self, Limits, OrderError, Ranked, Schedule, Stage};
-use tranship_types::{GroupId, GroupMember, GroupOrder, GroupReport, MemberOutcome, Outcome};
+use tranship_types::{GroupId, GroupMember, GroupOrder, GroupReport, MemberOutcome, NodeName, Outcome};
 
 use decision::Decision;
 pub use decision::hand_down;
@@ -29,9 +29,26 @@ use crate::node::{Node, random_bytes};
 use crate::registry::unix_ms;
 use crate::{inspection, moves, plan};
 
-/// Begins to move a group; refuses, before anything is touched, what can be seen not to work.
-pub fn begin(node: &Arc<Node>, request: &GroupRequest) -> Result<GroupReport, ServiceError> {
-    let internal = |what: &str, e: &std::io::Error| ServiceError::new(ErrorKind::Internal, format!("{what}: {e}"), "");
+/// For how long each container of a group is watched for a plan, in ms.
+const SAMPLE_MS: u32 = 1000;
+
+/// Who moves after whom, and where to.
+struct Arranged {
+    ranked: Vec<Ranked>,
+    /// In the same order.
+    destinations: Vec<NodeName>,
+    /// Whom each is frozen after, where that has been said.
+    stops_after: Option<Vec<Vec<usize>>>,
+}
+
+impl Arranged {
+    /// The names of those that a member moves after.
+    fn after(&self, own: &Ranked) -> Vec<String> {
+        own.after.iter().map(|rank| self.ranked[*rank].name.clone()).collect()
+    }
+}
+
+fn arrange(node: &Node, request: &GroupRequest) -> Result<Arranged, ServiceError> {
     let found = members::find(node, request)?;
     let depends_on = found.iter().map(|(name, member)| (name.clone(), member.depends_on.clone())).collect();
     let no_order = |error: OrderError| {
@@ -48,18 +65,48 @@ pub fn begin(node: &Arc<Node>, request: &GroupRequest) -> Result<GroupReport, Se
             return Err(ServiceError::new(ErrorKind::Invalid, cause, "add --atomic, or leave stop_levels out"));
         }
     };
+    let to = |own: &Ranked| members::destination(request, &own.name, &found[&own.name]);
+    let destinations = ranked.iter().map(to).collect::<Result<_, _>>()?;
+    Ok(Arranged { ranked, destinations, stops_after })
+}
+
+/// Foretells how a group would move: a plan for each of its containers, one after the other, since they would be in each
+/// other's way on the link.
+pub fn plan(node: &Arc<Node>, request: &GroupRequest) -> Result<GroupPlan, ServiceError> {
+    let arranged = arrange(node, request)?;
+    let mut members = Vec::new();
+    for (own, to) in arranged.ranked.iter().zip(&arranged.destinations) {
+        let wish = PlanRequest {
+            sample_ms: SAMPLE_MS,
+            options: request.options,
+            ..PlanRequest::new(own.name.clone(), to.clone())
+        };
+        let (blockers, plan) = match plan::plan(node, &wish) {
+            Ok(plan) => (plan.blockers.clone(), Some(plan)),
+            Err(error) if !error.body.blockers.is_empty() => (error.body.blockers, None),
+            Err(error) => return Err(error),
+        };
+        let (container, to, after) = (own.name.clone(), to.clone(), arranged.after(own));
+        members.push(MemberPlan { container, to, after, level: own.level, blockers, plan });
+    }
+    Ok(GroupPlan { from: node.config.node.clone(), order: request.order, members })
+}
+
+/// Begins to move a group; refuses, before anything is touched, what can be seen not to work.
+pub fn begin(node: &Arc<Node>, request: &GroupRequest) -> Result<GroupReport, ServiceError> {
+    let internal = |what: &str, e: &std::io::Error| ServiceError::new(ErrorKind::Internal, format!("{what}: {e}"), "");
+    let arranged = arrange(node, request)?;
     let mut listed = Vec::new();
-    for own in &ranked {
+    for (own, destination) in arranged.ranked.iter().zip(&arranged.destinations) {
         let name = &own.name;
-        let destination = members::destination(request, name, &found[name])?;
         inspection::find_free(node, name, request.options.engine).map_err(|f| plan::refused(f, name))?;
-        if !node.config.peers.contains_key(&destination) {
-            return Err(ServiceError::blocked(name, vec![node.unknown_peer(&destination)]));
+        if !node.config.peers.contains_key(destination) {
+            return Err(ServiceError::blocked(name, vec![node.unknown_peer(destination)]));
         }
         listed.push(GroupMember {
             container: name.clone(),
-            destination,
-            after: own.after.iter().map(|rank| ranked[*rank].name.clone()).collect(),
+            destination: destination.clone(),
+            after: arranged.after(own),
             level: own.level,
             migration: None,
             outcome: MemberOutcome::Waiting,
@@ -84,7 +131,7 @@ pub fn begin(node: &Arc<Node>, request: &GroupRequest) -> Result<GroupReport, Se
         _ => None,
     };
     let decision = decision.transpose().map_err(|e| ServiceError::new(ErrorKind::Internal, e.to_string(), ""))?;
-    let schedule = schedule(request, &ranked, stops_after);
+    let schedule = schedule(request, &arranged.ranked, arranged.stops_after);
     start(node, request, schedule, (report.clone(), decision))
         .map_err(|e| internal("the group's record cannot be written, free some space", &e))?;
     Ok(report)

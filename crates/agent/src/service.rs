@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tranship_api::{
-    AgentService, Begun, ContainerInfo, ContainerState, ErrorKind, GroupRequest, Leftover, MoveRequest, NodeInfo,
-    PeerInfo, PeerState, Plan, PlanRequest, Problem, RecoverRequest, ServiceError, ToolInfo,
+    AgentService, Begun, ContainerInfo, ContainerState, ErrorKind, GroupPlan, GroupRequest, Leftover, MoveRequest,
+    NodeInfo, PeerInfo, PeerState, Plan, PlanRequest, Problem, RecoverRequest, ServiceError, ToolInfo,
 };
 use tranship_engine::{Engine, EngineError, State, Summary};
 use tranship_types::{Blocker, GroupId, GroupReport, MigrationId, NodeName, Report};
@@ -160,6 +160,11 @@ impl AgentService for Service {
     fn begin_group(&self, request: GroupRequest) -> Result<GroupReport, ServiceError> {
         options::check(&request.options)?;
         groups::begin(&self.0, &request)
+    }
+
+    fn plan_group(&self, request: GroupRequest) -> Result<GroupPlan, ServiceError> {
+        options::check(&request.options)?;
+        groups::plan(&self.0, &request)
     }
 
     fn groups(&self) -> Result<Vec<GroupReport>, ServiceError> {

@@ -13,8 +13,8 @@ use tokio::net::UnixStream;
 use tranship_types::{GroupId, GroupReport, MigrationId, Outcome, Report};
 
 use crate::{
-    ApiError, Begun, ContainerInfo, ErrorBody, GroupRequest, Leftover, MoveRequest, NodeInfo, Plan, PlanRequest,
-    RecoverRequest, Watched,
+    ApiError, Begun, ContainerInfo, ErrorBody, GroupPlan, GroupRequest, Leftover, MoveRequest, NodeInfo, Plan,
+    PlanRequest, RecoverRequest, Watched,
 };
 
 /// The longest answer that is accepted: a long history of long reports.
@@ -138,6 +138,13 @@ impl Client {
     /// `POST /v1/plans`. Waits for as long as the agent watches, looks and probes.
     pub async fn plan(&self, request: &PlanRequest) -> Result<Plan, ClientError> {
         let call = Call { method: Method::POST, path: "/v1/plans".to_owned() };
+        let body = serde_json::to_vec(request).map_err(|e| call.unintelligible(&e))?;
+        read(&call, self.send(&call, body).await?).await
+    }
+
+    /// `POST /v1/group-plans`. Waits for as long as the agent watches one container after the other.
+    pub async fn plan_group(&self, request: &GroupRequest) -> Result<GroupPlan, ClientError> {
+        let call = Call { method: Method::POST, path: "/v1/group-plans".to_owned() };
         let body = serde_json::to_vec(request).map_err(|e| call.unintelligible(&e))?;
         read(&call, self.send(&call, body).await?).await
     }

@@ -1,8 +1,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
-use tranship_types::{GroupOrder, MoveOptions, NodeName};
+use tranship_types::{Blocker, GroupOrder, MoveOptions, NodeName};
 use utoipa::ToSchema;
+
+use crate::Plan;
 
 /// A container of a group, as it is asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
@@ -70,4 +72,33 @@ pub struct GroupRequest {
     /// How each is moved.
     #[serde(flatten)]
     pub options: MoveOptions,
+}
+
+/// What moving a group would do, found out without touching anything.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct GroupPlan {
+    /// Where from.
+    pub from: NodeName,
+    /// How the moves would follow each other.
+    pub order: GroupOrder,
+    /// The containers, each behind those that it depends on.
+    pub members: Vec<MemberPlan>,
+}
+
+/// What moving one container of a group would do.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct MemberPlan {
+    /// The container.
+    pub container: String,
+    /// Where to.
+    pub to: NodeName,
+    /// The containers of the group that would move before it.
+    pub after: Vec<String>,
+    /// How many levels of others it depends on.
+    pub level: usize,
+    /// What stands in the way; empty where its move would be tried.
+    pub blockers: Vec<Blocker>,
+    /// What its move would do; absent where the container could not be looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan: Option<Plan>,
 }

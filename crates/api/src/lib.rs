@@ -12,6 +12,7 @@
 //! | `GET /v1/migrations/ID` | [`Report`] |
 //! | `GET /v1/migrations/ID/events` | newline-delimited [`Report`]s until the migration has ended |
 //! | `POST /v1/groups` ([`GroupRequest`]) | 202 [`GroupReport`] |
+//! | `POST /v1/group-plans` ([`GroupRequest`]) | [`GroupPlan`] |
 //! | `GET /v1/groups`, `/v1/groups/ID`, `/v1/groups/ID/events` | as of migrations: [`GroupReport`]s |
 //! | `GET /v1/openapi.json` | the OpenAPI description |
 //!
@@ -41,7 +42,7 @@ pub use exchange::{
     ApiError, Begun, ContainerInfo, ContainerState, ErrorBody, MoveRequest, NodeInfo, PeerInfo, PeerState, Plan,
     PlanRequest, Problem, RecoverRequest, ToolInfo,
 };
-pub use group::{GroupContainer, GroupRequest, Label};
+pub use group::{GroupContainer, GroupPlan, GroupRequest, Label, MemberPlan};
 pub use leftover::{Leftover, LeftoverKind};
 pub use openapi::description;
 pub use server::{router, serve};

@@ -18,6 +18,7 @@ use utoipa::OpenApi;
         crate::server::report,
         crate::server::events,
         crate::server::begin_group,
+        crate::server::plan_group,
         crate::server::groups,
         crate::server::group,
         crate::server::group_events,

@@ -20,8 +20,8 @@ use tokio::sync::{oneshot, watch};
 use tranship_types::{GroupId, GroupReport, MigrationId, Outcome, Report};
 
 use crate::{
-    AgentService, ApiError, Begun, ContainerInfo, ErrorKind, GroupRequest, Leftover, MoveRequest, NodeInfo, Plan,
-    PlanRequest, RecoverRequest, ServiceError, Watched,
+    AgentService, ApiError, Begun, ContainerInfo, ErrorKind, GroupPlan, GroupRequest, Leftover, MoveRequest, NodeInfo,
+    Plan, PlanRequest, RecoverRequest, ServiceError, Watched,
 };
 
 /// Requests are small; anything longer is a mistake.
@@ -58,6 +58,7 @@ pub(crate) fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
         ("/v1/migrations/{id}", get(report)),
         ("/v1/migrations/{id}/events", get(events)),
         ("/v1/groups", get(groups).post(begin_group)),
+        ("/v1/group-plans", post(plan_group)),
         ("/v1/groups/{id}", get(group)),
         ("/v1/groups/{id}/events", get(group_events)),
         ("/v1/openapi.json", get(openapi)),
@@ -287,6 +288,21 @@ pub(crate) async fn begin_group(
     let request = body(request)?;
     let report = ask(service, |s| s.begin_group(request)).await?;
     Ok((StatusCode::ACCEPTED, Json(report)).into_response())
+}
+
+/// Says how each move of a group would go; stops and moves nothing.
+#[utoipa::path(post, path = "/v1/group-plans", request_body = GroupRequest, responses(
+    (status = 200, body = GroupPlan, description = "what moving the group would do; it lists what stands in the way"),
+    (status = 400, body = ApiError, description = "the request makes no sense: there is no such order"),
+    (status = 404, body = ApiError, description = "nothing has the label"),
+    (status = 503, body = ApiError, description = "this node cannot move anything as it stands"),
+))]
+pub(crate) async fn plan_group(
+    State(service): State<Service>,
+    request: Result<Json<GroupRequest>, JsonRejection>,
+) -> Result<Json<GroupPlan>, ServiceError> {
+    let request = body(request)?;
+    ask(service, |s| s.plan_group(request)).await.map(Json)
 }
 
 /// All groups that the node has moved, newest first.

@@ -2,7 +2,8 @@ use tokio::sync::watch;
 use tranship_types::{Blocker, BlockerKind, GroupId, GroupReport, MigrationId, Report};
 
 use crate::{
-    Begun, ContainerInfo, ErrorBody, GroupRequest, Leftover, MoveRequest, NodeInfo, Plan, PlanRequest, RecoverRequest,
+    Begun, ContainerInfo, ErrorBody, GroupPlan, GroupRequest, Leftover, MoveRequest, NodeInfo, Plan, PlanRequest,
+    RecoverRequest,
 };
 
 /// What the API asks of an agent. The calls may block (each runs on a thread of its own) and may come at the same time.
@@ -45,6 +46,10 @@ pub trait AgentService: Send + Sync + 'static {
     /// Begins to move a group and returns at once; refuses, before anything is touched, what has no order, or names what
     /// there is not.
     fn begin_group(&self, request: GroupRequest) -> Result<GroupReport, ServiceError>;
+
+    /// Says how each move of a group would go, one after the other. Nothing is stopped or moved. Blockers are no error: they
+    /// are listed with the container that they are about.
+    fn plan_group(&self, request: GroupRequest) -> Result<GroupPlan, ServiceError>;
 
     /// All groups that this node has moved, newest first.
     fn groups(&self) -> Result<Vec<GroupReport>, ServiceError>;

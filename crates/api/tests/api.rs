@@ -8,9 +8,9 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tranship_api::{
-    AgentService, Begun, Client, ClientError, ContainerInfo, ContainerState, ErrorKind, GroupRequest, Leftover,
-    LeftoverKind, MoveRequest, NodeInfo, PeerInfo, PeerState, Plan, PlanRequest, RecoverRequest, ServiceError,
-    ToolInfo, bind, router, serve,
+    AgentService, Begun, Client, ClientError, ContainerInfo, ContainerState, ErrorKind, GroupPlan, GroupRequest,
+    Leftover, LeftoverKind, MemberPlan, MoveRequest, NodeInfo, PeerInfo, PeerState, Plan, PlanRequest, RecoverRequest,
+    ServiceError, ToolInfo, bind, router, serve,
 };
 use tranship_types::{
     Blocker, BlockerKind, GroupId, GroupOrder, GroupReport, MigrationId, Mode, Outcome, Phase, Report,
@@ -106,6 +106,17 @@ impl AgentService for Script {
             Begun::Planned(plan) => Ok(plan),
             Begun::Started(report) => panic!("a plan has begun {report:?}"),
         }
+    }
+
+    fn plan_group(&self, request: GroupRequest) -> Result<GroupPlan, ServiceError> {
+        let planned = |name: &String| {
+            let to = request.to.clone().unwrap();
+            let plan = self.plan(PlanRequest::new(name.clone(), to.clone()))?;
+            let (container, blockers) = (name.clone(), plan.blockers.clone());
+            Ok(MemberPlan { container, to, after: vec![], level: 0, blockers, plan: Some(plan) })
+        };
+        let members = request.containers.keys().map(planned).collect::<Result<_, ServiceError>>()?;
+        Ok(GroupPlan { from: "a".parse().unwrap(), order: request.order, members })
     }
 
     fn recover(&self, request: RecoverRequest) -> Result<Report, ServiceError> {

@@ -117,6 +117,9 @@ pub struct MoveGroup {
     /// Move all or none: all are frozen until a copy of each is ready
     #[arg(long, conflicts_with_all = ["all_at_once", "sequential"])]
     pub atomic: bool,
+    /// Only look, and foretell how each move would go; move nothing
+    #[arg(long)]
+    pub dry_run: bool,
     #[command(flatten)]
     pub how: How,
     /// Print exactly one line of JSON on stdout: the final report of the group, or the error

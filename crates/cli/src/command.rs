@@ -24,6 +24,7 @@ pub struct Invocation {
 pub enum Command {
     Move { request: MoveRequest, json: bool },
     MoveGroup { request: GroupRequest, json: bool },
+    PlanGroup { request: GroupRequest, json: bool },
     Group { id: GroupId, json: bool },
     FollowGroup { id: GroupId, json: bool },
     Plan { request: PlanRequest, json: bool },
@@ -53,8 +54,9 @@ impl TryFrom<Arguments> for Invocation {
                 Command::Move { request: request(m)?, json }
             }
             Call::MoveGroup(g) => {
-                let json = g.json;
-                Command::MoveGroup { request: move_group(g)?, json }
+                let (json, dry_run) = (g.json, g.dry_run);
+                let request = move_group(g)?;
+                if dry_run { Command::PlanGroup { request, json } } else { Command::MoveGroup { request, json } }
             }
             Call::Plan(p) => {
                 let json = p.json;
@@ -265,6 +267,12 @@ mod tests {
             panic!("no group")
         };
         assert_eq!((request.label, request.order), (Some(label), GroupOrder::Pipelined));
+        let Command::PlanGroup { request, json: true } =
+            parse("tranship move-group --label a=b --dry-run --json").unwrap()
+        else {
+            panic!("no plan")
+        };
+        assert_eq!(request.order, GroupOrder::Pipelined);
         let Command::MoveGroup { request, .. } = parse("tranship move-group --label a=b --atomic").unwrap() else {
             panic!("no group")
         };

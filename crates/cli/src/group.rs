@@ -74,6 +74,17 @@ impl Calls<'_> {
         }
     }
 
+    /// `tranship move-group --dry-run`.
+    pub async fn plan_group(&self, request: &GroupRequest, json: bool) -> Exit {
+        let plan = self.client.plan_group(request).await;
+        let blocked = plan.as_ref().is_ok_and(|plan| plan.members.iter().any(|member| !member.blockers.is_empty()));
+        let exit = match plan {
+            Ok(plan) => self.print(Ok(plan), json, |plan| show::group_plan(plan, self.screen.out)),
+            Err(error) => return self.not_begun(&error, json),
+        };
+        if blocked { Exit::Blocked } else { exit }
+    }
+
     /// `tranship status g-…`.
     pub async fn group(&self, id: &GroupId, json: bool) -> Exit {
         self.print(self.client.group(id).await, json, |r| show::group(r, self.screen.out))

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
 use support::{Agent, ID, err, out, tranship};
-use tranship_api::{ApiError, Plan};
+use tranship_api::{ApiError, GroupPlan, Plan};
 use tranship_types::{Blocker, BlockerKind, GroupReport, Outcome, Phase, Report};
 
 #[test]
@@ -385,6 +385,14 @@ fn a_group_is_a_table_and_fails_if_one_does() {
     let output = agent.run(&format!("move-group {half} --json"));
     assert_eq!(serde_json::from_str::<GroupReport>(out(&output)).unwrap().outcome, Outcome::Failed);
 
+    let planned = file("to: b\ncontainers:\n  plan:\n  plan-blocked:\n");
+    let output = agent.run(&format!("move-group {planned} --dry-run"));
+    assert_eq!(output.status.code(), Some(3), "{}", err(&output));
+    let text = out(&output);
+    assert!(text.starts_with("group of 2 cannot be moved from a (pipelined); nothing was touched\n"), "{text}");
+    assert!(text.contains("\nplan-blocked:\n  "), "{text}");
+    let output = agent.run(&format!("move-group {planned} --dry-run --json"));
+    assert_eq!(serde_json::from_str::<GroupPlan>(out(&output)).unwrap().members.len(), 2);
     let nobody = file("to: b\ncontainers:\n  nobody:\n");
     assert_eq!(agent.run(&format!("move-group {nobody}")).status.code(), Some(3));
     let wrong = file("to: b\ncontainers:\n  db: {depend_on: [web]}\n");

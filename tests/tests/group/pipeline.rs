@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use tranship_api::GroupPlan;
 use tranship_e2e::{Stage, connection_alive, exactly_one_runs, nothing_left};
-use tranship_lab::{CounterClient, REDIS_PORT};
-use tranship_types::{MemberOutcome, Outcome};
+use tranship_lab::{CounterClient, Lab, REDIS_PORT};
+use tranship_types::{BlockerKind, MemberOutcome, Outcome};
 
 use crate::chain::{
     ASIDE, CHAIN, CHAIN_FILE, all_moved, connects, frozen, member, move_group, started, still_connected, tidy, write,
@@ -97,9 +98,30 @@ pub fn wrong_groups_are_refused_before_anything_is_touched(stage: &mut Stage) ->
     refused("containers:\n  shop-db: {to: z}\n", &["--to", "b"], 3, "no node z")?;
     let (status, _, said) = move_group(lab, "a", &["--label", "no=such", "--to", "b"])?;
     ensure!(status == 3 && said.contains("no running container on node a has no=such"), "{status}: {said}");
+    foretold(lab)?;
     for (name, _) in CHAIN {
         ensure!(exactly_one_runs(lab, name)? == "a", "{name} was moved");
     }
     ensure!(history()? == before, "something was begun");
     tidy(lab)
+}
+
+/// What a group's moves would take is told of each, in their order; one that cannot move keeps nobody from being looked at.
+fn foretold(lab: &Lab) -> Result<()> {
+    let file = write(lab, "a", "containers:\n  shop-web: {depends_on: [shop-db]}\n  shop-db:\n  shop-app: {to: z}\n")?;
+    let output = lab.exec("a", &["tranship", "move-group", &file, "--to", "b", "--dry-run", "--json"])?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    ensure!(output.status.code() == Some(3), "{}: {said}", output.status);
+    let plan: GroupPlan = serde_json::from_str(said.trim()).with_context(|| said.clone())?;
+    let place =
+        |name: &str| plan.members.iter().position(|m| m.container == name).with_context(|| format!("{name}: {said}"));
+    let (db, web, app) = (place("shop-db")?, place("shop-web")?, place("shop-app")?);
+    ensure!(db < web && plan.members[web].after == ["shop-db"] && plan.members.len() == 3, "{said}");
+    for member in [db, web].map(|at| &plan.members[at]) {
+        let seen = member.plan.as_ref().and_then(|plan| plan.prediction.as_ref());
+        ensure!(member.blockers.is_empty() && seen.is_some_and(|seen| seen.total_ms > 0.0), "{member:?}");
+    }
+    let blockers = &plan.members[app].blockers;
+    ensure!(blockers.len() == 1 && blockers[0].kind == BlockerKind::NoSuchNode, "{blockers:?}");
+    Ok(())
 }

@@ -1,8 +1,9 @@
 use std::fmt::Write;
 
-use tranship_api::Plan;
+use tranship_api::{GroupPlan, MemberPlan, Plan};
 use tranship_types::{NodeName, Prediction};
 
+use super::table::{Column, table};
 use crate::screen::Paint;
 use crate::units::{bytes, duration, rate};
 
@@ -35,6 +36,55 @@ pub fn plan(p: &Plan, paint: Paint) -> String {
     }
     for note in &p.notes {
         line("note", note.clone());
+    }
+    text
+}
+
+/// `tranship move-group --dry-run`.
+pub fn group_plan(p: &GroupPlan, paint: Paint) -> String {
+    let blocked: Vec<_> = p.members.iter().filter(|member| !member.blockers.is_empty()).collect();
+    let verdict = match blocked.len() {
+        0 => paint.good("can be moved"),
+        _ => paint.bad("cannot be moved"),
+    };
+    let (all, from) = (p.members.len(), &p.from);
+    let mut text = format!("group of {all} {verdict} from {from} ({}); nothing was touched\n\n", p.order);
+    let row = |member: &MemberPlan| {
+        let (plan, to) = (member.plan.as_ref(), &member.to);
+        let about = |ms: Option<f64>| ms.map_or("-".to_owned(), duration);
+        let seen = plan.and_then(|plan| plan.prediction.as_ref());
+        vec![
+            member.container.clone(),
+            member.level.to_string(),
+            format!("{from} → {to}"),
+            plan.map_or("-".to_owned(), |plan| bytes(plan.memory_bytes)),
+            plan.map_or("-".to_owned(), |plan| plan.mode.to_string()),
+            about(plan.and_then(|plan| plan.estimated_blackout_ms)),
+            about(plan.and_then(|plan| plan.estimated_total_ms)),
+            seen.map_or("-".to_owned(), |seen| bytes(seen.bytes)),
+            member.blockers.len().to_string(),
+        ]
+    };
+    let columns = [
+        Column::Text("CONTAINER"),
+        Column::Number("LEVEL"),
+        Column::Text("FROM → TO"),
+        Column::Number("MEMORY"),
+        Column::Text("MODE"),
+        Column::Number("BLACKOUT"),
+        Column::Number("TOTAL"),
+        Column::Number("TO SEND"),
+        Column::Number("BLOCKERS"),
+    ];
+    text += &table("", &columns, p.members.iter().map(row));
+    for member in blocked {
+        text += &format!("\n{}:\n{}", member.container, super::blockers(&member.blockers));
+    }
+    let notes =
+        p.members.iter().flat_map(|m| m.plan.iter().flat_map(|plan| &plan.notes).map(|note| (&m.container, note)));
+    let notes: Vec<String> = notes.map(|(container, note)| format!("  {container}: {note}\n")).collect();
+    if !notes.is_empty() {
+        text += &format!("\nnotes:\n{}", notes.concat());
     }
     text
 }
@@ -125,6 +175,31 @@ redis can be moved from a to b (cold); nothing was touched
             plan(&p, Paint(false))
         );
         let blocker = Blocker::new(BlockerKind::Descriptor, "fd 7 is an io_uring", "turn io_uring off in redis");
+        let member = |container: &str, level, blockers: Vec<Blocker>, plan| {
+            let (container, to) = (container.to_owned(), "b".parse().unwrap());
+            MemberPlan { container, to, after: vec![], level, blockers, plan }
+        };
+        let members = vec![
+            member("redis", 0, vec![], Some(Plan { notes: vec!["it is quiet".into()], ..p.clone() })),
+            member("web", 1, vec![blocker.clone()], None),
+        ];
+        let group = GroupPlan { from: "a".parse().unwrap(), order: tranship_types::GroupOrder::Pipelined, members };
+        assert_eq!(
+            group_plan(&group, Paint(false)),
+            "\
+group of 2 cannot be moved from a (pipelined); nothing was touched
+
+CONTAINER  LEVEL  FROM → TO     MEMORY  MODE  BLACKOUT   TOTAL    TO SEND  BLOCKERS
+redis          0  a → b      164.8 MiB  cold  250.0 ms  2.00 s  164.9 MiB         0
+web            1  a → b              -  -            -       -          -         1
+
+web:
+  fd 7 is an io_uring; turn io_uring off in redis
+
+notes:
+  redis: it is quiet
+"
+        );
         p.blockers = vec![blocker.at(812, Some(7))];
         assert!(plan(&p, Paint(false)).starts_with(
             "redis cannot be moved from a to b (cold); nothing was touched\n  \

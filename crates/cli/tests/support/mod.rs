@@ -9,9 +9,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tranship_api::{
-    AgentService, Begun, ContainerInfo, ContainerState, ErrorKind, GroupContainer, GroupRequest, Leftover,
-    LeftoverKind, MoveRequest, NodeInfo, Plan, PlanRequest, Problem, RecoverRequest, ServiceError, ToolInfo, bind,
-    router, serve,
+    AgentService, Begun, ContainerInfo, ContainerState, ErrorKind, GroupContainer, GroupPlan, GroupRequest, Leftover,
+    LeftoverKind, MemberPlan, MoveRequest, NodeInfo, Plan, PlanRequest, Problem, RecoverRequest, ServiceError,
+    ToolInfo, bind, router, serve,
 };
 use tranship_types::{
     Blocker, BlockerKind, GroupId, GroupMember, GroupReport, MemberOutcome, MigrationId, Mode, Outcome, Phase, Report,
@@ -90,6 +90,17 @@ impl AgentService for Service {
             Begun::Planned(plan) => Ok(plan),
             Begun::Started(report) => panic!("a plan has begun {report:?}"),
         }
+    }
+
+    fn plan_group(&self, request: GroupRequest) -> Result<GroupPlan, ServiceError> {
+        let planned = |name: &String| {
+            let to = request.to.clone().unwrap();
+            let plan = self.plan(PlanRequest::new(name.clone(), to.clone()))?;
+            let (container, blockers) = (name.clone(), plan.blockers.clone());
+            Ok(MemberPlan { container, to, after: vec![], level: 0, blockers, plan: Some(plan) })
+        };
+        let members = request.containers.keys().map(planned).collect::<Result<_, ServiceError>>()?;
+        Ok(GroupPlan { from: "a".parse().unwrap(), order: request.order, members })
     }
 
     fn recover(&self, request: RecoverRequest) -> Result<Report, ServiceError> {
