@@ -3,10 +3,14 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
 use tranship_lab::Lab;
+use tranship_types::Mode;
 
+use crate::agents::{restart_agent, send, state};
 use crate::containers::nothing_left;
 use crate::managed::{Dialect, Managed};
+use crate::moving::{Ended, Moving};
 use crate::runner::wait_until;
 
 /// Docker, and a container of its own.
@@ -113,6 +117,35 @@ impl Managed {
                 Ok(NAME)
             }
         }
+    }
+
+    /// Moves the container from `a` to `b`, and does something while the agent of `a` is held at a place of its steps; says how that ended.
+    ///
+    /// # Errors
+    /// If the move does not come to that place, or not to an end.
+    pub fn moved_while(&self, lab: &Lab, place: &str, meddle: impl FnOnce(&Lab) -> Result<()>) -> Result<Ended> {
+        self.moved_from(lab, ("a", "b"), place, meddle)
+    }
+
+    /// The same from another node to another.
+    ///
+    /// # Errors
+    /// As [`Self::moved_while`].
+    pub fn moved_from(
+        &self,
+        lab: &Lab,
+        (from, to): (&str, &str),
+        place: &str,
+        meddle: impl FnOnce(&Lab) -> Result<()>,
+    ) -> Result<Ended> {
+        restart_agent(lab, from, &format!("{place}.hold"))?;
+        let agent = lab.agent_pid(from)?.context("the agent has just been started")?;
+        let moving = Moving::begin(lab, self.name, from, to, Mode::Auto)?;
+        wait_until("the agent to be held", Duration::from_secs(20), || Ok((state(agent) == Some('T')).then_some(())))?;
+        let meddled = meddle(lab);
+        send(Signal::SIGCONT, agent)?;
+        meddled?;
+        moving.end()
     }
 
     /// What an engine has of images: theirs, and their parts.

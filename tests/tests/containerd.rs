@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tranship_e2e::{CONTAINERD, Stage, connection_alive, refused_move, restart_agent, scenarios, wait_until};
+use tranship_e2e::{CONTAINERD, Stage, connection_alive, quiet_under, refused_move, scenarios, wait_until};
 use tranship_lab::{Lab, Redis};
 use tranship_types::BlockerKind;
 
@@ -139,21 +139,20 @@ fn a_containerd_that_is_restarted_in_the_middle_is_survived(stage: &mut Stage) -
     let lab = &stage.lab;
     let mut counter = CONTAINERD.start(lab, 85, &[], &[])?;
     let pid = CONTAINERD.pid(lab, "a")?;
-    restart_agent(lab, "a", "source.freeze.before.hold")?;
-    let mut moving = lab.move_command("a", NAME, "b")?.stderr(std::process::Stdio::null()).spawn()?;
-    let arrives =
-        || Ok((!lab.check("b", &["sh", "-c", "ls /run/tranship/restores || true"])?.is_empty()).then_some(()));
-    wait_until("the container to arrive", Duration::from_secs(20), arrives)?;
-    lab.restart_containerd("b")?;
-    restart_agent(lab, "a", "")?;
-    moving.wait()?;
+    let ended = CONTAINERD.moved_while(lab, "source.freeze.before", |lab| Ok(lab.restart_containerd("b")?))?;
+    ensure!(quiet_under(lab, &CONTAINERD).with_context(|| ended.error().to_owned())? == "a", "it is not where it was");
+    ended.fits("a", "b", "a")?;
     connection_alive(&mut counter)?;
     ensure!(CONTAINERD.pid(lab, "a")? == pid, "the container is another process");
-    wait_until("the destination to be as it was", Duration::from_secs(30), || Ok(CONTAINERD.is_gone(lab, "b").ok()))
-        .with_context(|| format!("{:?}", CONTAINERD.is_gone(lab, "b")))?;
     CONTAINERD.moves(lab, &mut counter, "a", "b").context("after the restart")?;
+    // On the source its containers go on, and so does the move.
+    let ended =
+        CONTAINERD.moved_from(lab, ("b", "a"), "source.freeze.before", |lab| Ok(lab.restart_containerd("b")?))?;
+    ensure!(ended.success, "the move failed: {}", ended.error());
+    ensure!(quiet_under(lab, &CONTAINERD)? == "a", "it is not where it went");
+    connection_alive(&mut counter)?;
     drop(counter);
-    CONTAINERD.remove(lab, "b")
+    CONTAINERD.remove(lab, "a")
 }
 
 fn main() -> ExitCode {

@@ -5,13 +5,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use nix::sys::signal::Signal;
-use tranship_e2e::{
-    DOCKER, Ended, Moving, Stage, connection_alive, quiet_under, refused_move, restart_agent, scenarios, send, state,
-    wait_until,
-};
+use tranship_e2e::{DOCKER, Stage, connection_alive, quiet_under, refused_move, restart_agent, scenarios, wait_until};
 use tranship_lab::{CounterClient, Lab, Redis, RunOptions};
-use tranship_types::{BlockerKind, Mode};
+use tranship_types::BlockerKind;
 
 const NAME: &str = "cache";
 fn docker_manages_the_moved_container(stage: &mut Stage) -> Result<()> {
@@ -77,25 +73,13 @@ fn a_decided_move_is_finished_whatever_is_killed(stage: &mut Stage) -> Result<()
     DOCKER.finishes_decided_moves(&stage.lab, 64)
 }
 
-/// A move during which the agent `held` (as TRANSHIP_FAULTS has it) is held, and Docker on a node restarted; says how it ended.
-fn moved_with_restart(lab: &Lab, held: (&str, &str), docker: (&str, bool)) -> Result<Ended> {
-    let (node, place) = held;
-    restart_agent(lab, node, &format!("{place}.hold"))?;
-    let agent = lab.agent_pid(node)?.context("the agent has just been started")?;
-    let moving = Moving::begin(lab, NAME, "a", "b", Mode::Auto)?;
-    wait_until("the agent to be held", Duration::from_secs(20), || Ok((state(agent) == Some('T')).then_some(())))?;
-    let restarted = lab.restart_docker(docker.0, docker.1);
-    send(Signal::SIGCONT, agent)?;
-    restarted?;
-    moving.end()
-}
-
 fn a_docker_that_is_restarted_in_the_middle_is_survived(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     for (number, live_restore) in [(68, false), (69, true)] {
         let mut counter = DOCKER.start(lab, number, &[], &[])?;
         let pid = DOCKER.told(lab, "a", "{{.State.Pid}}")?;
-        let ended = moved_with_restart(lab, ("a", "source.freeze.before"), ("b", live_restore))?;
+        let ended =
+            DOCKER.moved_while(lab, "source.freeze.before", |lab| Ok(lab.restart_docker("b", live_restore)?))?;
         let said = format!("with live-restore {live_restore}: {}", ended.error());
         ensure!(quiet_under(lab, &DOCKER).context(said.clone())? == "a", "it is not where it was, {said}");
         ended.fits("a", "b", "a")?;
@@ -113,7 +97,7 @@ fn a_docker_that_is_restarted_on_the_source_is_survived(stage: &mut Stage) -> Re
     lab.start_docker()?;
     lab.restart_docker("a", true)?;
     let mut counter = DOCKER.start(lab, 59, &[], &[])?;
-    let ended = moved_with_restart(lab, ("a", "source.freeze.before"), ("a", true))?;
+    let ended = DOCKER.moved_while(lab, "source.freeze.before", |lab| Ok(lab.restart_docker("a", true)?))?;
     ensure!(ended.success, "the move failed: {}", ended.error());
     ensure!(quiet_under(lab, &DOCKER)? == "b", "it is not where it went");
     connection_alive(&mut counter)?;
