@@ -98,6 +98,8 @@ pub enum Load {
     },
     /// One process that sleeps, without a client.
     Busybox,
+    /// iperf3, which sends to one on the client node.
+    Iperf,
     /// A server of numbered traffic with its client, who notices whatever is lost.
     Traffic(Traffic),
 }
@@ -134,7 +136,7 @@ impl Load {
             Load::Postgres { shared_mib, scale } => (u64::from(shared_mib) << 20) + u64::from(scale) * 16_000_000,
             Load::Tree { children, .. } => u64::from(children) * 4_000_000,
             Load::Busybox => 1_000_000,
-            Load::Traffic(_) => 200_000_000,
+            Load::Traffic(_) | Load::Iperf => 200_000_000,
         }
     }
 }

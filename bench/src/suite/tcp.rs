@@ -20,6 +20,7 @@ pub const SUITE: Suite = Suite {
         case("request", Load::Redis { keys: 100_000, sets: Sets::Idle }, None),
         case("bulk", Load::Traffic(Traffic::Bulk), Some("1gbit")),
         Case { delay_ms: 3000, ..case("bulk-delay-3s", Load::Traffic(Traffic::Bulk), Some("1gbit")) },
+        case("iperf3", Load::Iperf, Some("1gbit")),
         case("conns-100", Load::Traffic(Traffic::Connections(FEW)), None),
         case("conns-10k", Load::Traffic(Traffic::Connections(MANY)), None),
         case("udp", Load::Traffic(Traffic::Datagrams(10_000)), None),
@@ -36,7 +37,7 @@ fn goals(rows: &[Row]) -> Vec<Goal> {
         goals.push(Goal::at_most("client gap beyond the blackout, p50", gap.median, 5.0, Unit::Milliseconds));
         goals.push(Goal::at_most("client gap beyond the blackout, longest", gap.max, 20.0, Unit::Milliseconds));
     }
-    for (workload, most) in [("bulk", 100.0), ("bulk-delay-3s", 200.0)] {
+    for (workload, most) in [("bulk", 100.0), ("bulk-delay-3s", 200.0), ("iperf3", 100.0)] {
         let title = format!("{workload}, from the resume to 90 % of its rate");
         let regained = of(workload, "regained_ms");
         goals.extend(regained.map(|s| Goal::at_most(&title, s.median, most, Unit::Milliseconds)));

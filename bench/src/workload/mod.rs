@@ -1,6 +1,7 @@
 //! What runs in the container that is moved, with the client that is connected to it.
 
 mod idle;
+mod iperf;
 mod postgres;
 mod redis;
 pub mod service;
@@ -63,6 +64,7 @@ pub fn start(lab: &Lab, node: &str, name: &str, (load, engine): (&Load, EngineNa
             Box::new(tree::TreeLoad::start(lab, node, name, [children, threads, descriptors])?)
         }
         Load::Traffic(traffic) => Box::new(traffic::TrafficLoad::start(lab, node, name, traffic)?),
+        Load::Iperf => Box::new(iperf::IperfLoad::start(lab, node, name)?),
         Load::Busybox => Box::new(idle::IdleLoad::start(lab, node, name)?),
     })
 }

@@ -13,7 +13,7 @@ use crate::run::Figures;
 use crate::suite::Traffic;
 
 /// Before the move its rate is taken, after the move it is watched, for so long each.
-const STRIDE: Duration = Duration::from_secs(1);
+pub(super) const STRIDE: Duration = Duration::from_secs(1);
 /// A stream has recovered when it has this share of its rate again.
 const RECOVERED: f64 = 0.9;
 /// A connection that does not answer within this time is lost.
@@ -105,7 +105,7 @@ fn connect(lab: &Lab) -> Result<TcpStream> {
 
 /// For how long, in ms, the stream had not the rate that it had before `marked`: from the beginning of its longest
 /// standstill.
-fn without_rate(course: &Course, marked: f64) -> Result<f64> {
+pub(super) fn without_rate(course: &Course, marked: f64) -> Result<f64> {
     let rate = course.rate(marked - STRIDE.as_secs_f64(), marked);
     let begin = course.longest_gap_begun(marked).context("nothing came after the mark")?;
     let regained = course.regains(rate * RECOVERED, begin + 0.01).context("the stream never had its rate again")?;
