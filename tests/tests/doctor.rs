@@ -45,10 +45,10 @@ fn run(lab: &Lab) -> Result<CounterClient> {
 }
 
 /// Moves it, kills the agent of `node` where `fault` says, and starts another one that finds no journal.
-fn die_without_journal(lab: &Lab, node: &str, fault: &str) -> Result<()> {
+fn die_without_journal(lab: &Lab, node: &str, fault: &str, options: &[&str]) -> Result<()> {
     restart_agent(lab, node, fault)?;
     let agent = lab.agent_pid(node)?.context("the agent has just been started")?;
-    let moving = Moving::begin(lab, NAME, "a", "b", Mode::Cold)?;
+    let moving = Moving::begin_with(lab, NAME, "a", "b", Mode::Cold, options)?;
     wait_until("the agent to die", PATIENCE, || Ok(is_gone(agent).then_some(())))?;
     lab.check(node, &["sh", "-c", "rm /var/lib/tranship/journal/*.jsonl"])?;
     lab.start_agent(node, &[])?;
@@ -83,7 +83,7 @@ fn nothing_is_found_where_all_is_owned(stage: &mut Stage) -> Result<()> {
 fn a_held_copy_without_a_journal_is_removed(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     let mut client = run(lab)?;
-    die_without_journal(lab, "b", "destination.restore.after.die")?;
+    die_without_journal(lab, "b", "destination.restore.after.die", &[])?;
     wait_until("the container to run again", PATIENCE, || Ok(the_original_runs(lab).ok()))?;
     let found = kinds(&doctor(lab, "b", &[])?);
     ensure!(found.contains(&LeftoverKind::Migration), "found {found:?}");
@@ -106,10 +106,35 @@ fn the_original_runs(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+fn files_that_were_being_copied_are_removed(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    std::fs::create_dir(lab.path("a", "/srv/data")?)?;
+    std::fs::write(lab.path("a", "/srv/data/file")?, b"content")?;
+    let mut options = RunOptions::new(IP, redis_command());
+    options.volumes.push(("/srv/data".into(), "/mnt".into()));
+    lab.run("a", NAME, &options)?;
+    Redis::connect(lab, IP, Duration::from_secs(10))?;
+    // Files are copied from here on; the copy has not taken its place yet.
+    die_without_journal(lab, "b", "destination.receive.after.die", &["--with-binds"])?;
+    wait_until("the container to run again", PATIENCE, || Ok(the_original_runs(lab).ok()))?;
+    let left = lab.check("b", &["ls", "-A", "/srv"])?;
+    ensure!(left.contains(".data.tranship-"), "there is no copy: {left:?}");
+    let removed = doctor(lab, "b", &["--fix"])?;
+    ensure!(removed.iter().all(|leftover| leftover.removed), "{removed:#?}");
+    let copy = removed.iter().find(|leftover| leftover.kind == LeftoverKind::Copy);
+    ensure!(copy.is_some_and(|leftover| leftover.name.starts_with("/srv/.data.tranship-")), "{removed:#?}");
+    let left = lab.check("b", &["ls", "-A", "/srv"])?;
+    ensure!(left.is_empty(), "left is {left:?}");
+    is_well(lab, "b")?;
+    ensure!(lab.check("a", &["cat", "/srv/data/file"])? == "content");
+    remove(lab, NAME)?;
+    Ok(std::fs::remove_dir_all(lab.path("a", "/srv/data")?)?)
+}
+
 fn a_frozen_original_is_left_to_the_operator(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     let mut client = run(lab)?;
-    die_without_journal(lab, "a", "source.transfer.before.die")?;
+    die_without_journal(lab, "a", "source.transfer.before.die", &[])?;
     let fixed = doctor(lab, "a", &["--fix"])?;
     let left: Vec<_> = fixed.iter().filter(|leftover| !leftover.removed).collect();
     ensure!(
@@ -132,6 +157,7 @@ fn main() -> ExitCode {
     scenarios(&[
         ("nothing_is_found_where_all_is_owned", nothing_is_found_where_all_is_owned),
         ("a_held_copy_without_a_journal_is_removed", a_held_copy_without_a_journal_is_removed),
+        ("files_that_were_being_copied_are_removed", files_that_were_being_copied_are_removed),
         ("a_frozen_original_is_left_to_the_operator", a_frozen_original_is_left_to_the_operator),
     ])
 }

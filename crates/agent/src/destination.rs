@@ -28,7 +28,7 @@ use crate::layout::{Front, Layout, Role};
 use crate::node::{self, Node, failed};
 use crate::timeline::Timeline;
 use crate::tmpfs;
-use crate::trees;
+use crate::trees::{self, Note};
 
 /// How long a restore may take.
 const RESTORE: Duration = Duration::from_secs(60);
@@ -283,6 +283,7 @@ impl DestinationRun {
         self.reinstate()?;
         let targets = trees::targets_left(&*self.engine, &self.id, &self.offer)?;
         targets.iter().try_for_each(Target::settle).map_err(failed)?;
+        Note::remove(&self.node, &self.id)?;
         self.inbox.close();
         if let Some((path, _)) = self.offer.network.as_ref().filter(|_| self.engine.attaches_network()) {
             tranship_network::unname(path).map_err(failed)?;
@@ -326,6 +327,7 @@ impl DestinationRun {
                 self.layout.make()?;
                 tmpfs::open(&self.inbox.tmpfs, &self.layout, &self.offer, &self.peer)?;
                 self.targets = trees::targets(&*self.engine, &self.id, &self.offer)?;
+                Note::write(&self.node, &self.id, &self.targets, &self.offer)?;
                 self.targets.iter().try_for_each(Target::stage).map_err(failed)
             }
             DestinationStep::Pager => self.start_pager(),
@@ -375,6 +377,7 @@ impl DestinationPort for DestinationRun {
                 self.inbox.trees.close();
                 let targets = trees::targets_left(&*self.engine, &self.id, &self.offer)?;
                 targets.iter().try_for_each(Target::undo).map_err(failed)?;
+                Note::remove(&self.node, &self.id)?;
                 self.layout.remove()
             }
             DestinationStep::Bundle => {

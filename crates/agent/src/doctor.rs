@@ -19,12 +19,14 @@ use tranship_criu::front;
 use tranship_engine::{EngineError, Mark, State};
 use tranship_memory::pager::{self, PagerHandle};
 use tranship_network::Gate;
+use tranship_storage::carried::Target;
 use tranship_types::{MigrationId, Side};
 
 use crate::arrivals::Context;
 use crate::destination;
 use crate::layout::{Layout, Role};
 use crate::node::{Node, failed};
+use crate::trees::Note;
 
 /// Where named network namespaces are.
 const NAMESPACES: &str = "/run/netns";
@@ -39,6 +41,8 @@ enum Thing {
     Migration(MigrationId),
     /// On the container of this id, for a migration.
     Mark(String, PathBuf),
+    /// What was copied for a migration.
+    Copy(MigrationId),
     /// Of the container of this name.
     Bundle(String),
     Namespace(PathBuf),
@@ -52,6 +56,7 @@ impl Thing {
         match self {
             Self::Migration(_) => LeftoverKind::Migration,
             Self::Mark(..) => LeftoverKind::Mark,
+            Self::Copy(_) => LeftoverKind::Copy,
             Self::Bundle(_) => LeftoverKind::Bundle,
             Self::Namespace(_) => LeftoverKind::Namespace,
             Self::Gate(..) => LeftoverKind::Gate,
@@ -62,6 +67,11 @@ impl Thing {
     fn name(&self, node: &Node) -> String {
         match self {
             Self::Migration(id) => Layout::new(&node.config.run_dir, id).root().display().to_string(),
+            Self::Copy(id) => {
+                let targets = Note::read(node, id).unwrap_or_default();
+                let copies = targets.iter().filter_map(Target::staging).map(|path| path.display().to_string());
+                Some(copies.collect::<Vec<_>>().join(", ")).filter(|all| !all.is_empty()).unwrap_or(id.to_string())
+            }
             Self::Bundle(name) => node.bundle(name).display().to_string(),
             Self::Namespace(path) => path.display().to_string(),
             Self::Mark(name, _) | Self::Gate(name, _) | Self::Frozen(name) => name.clone(),
@@ -85,6 +95,16 @@ impl Thing {
                 "nobody here knows whether {name} runs elsewhere by now: if it does, delete it (`runc delete --force`), else \
                  resume it (`runc resume`) and run this again"
             )),
+            Self::Copy(id) => {
+                let targets = Note::read(node, id).ok()?;
+                let replaced = |target: &&Target| target.is_placed() && target.staging().is_some_and(Path::exists);
+                let target = targets.iter().find(replaced)?;
+                let (path, before) = (target.path().display(), target.staging()?.display());
+                Some(format!(
+                    "{path} has the files that came with a move, and {before} those from before it; nobody here knows whether it was \
+                     decided: remove {before}, or remove {path} and give {before} its name; then run this again"
+                ))
+            }
             Self::Bundle(name) => {
                 let text = std::fs::read(node.bundle(name).join("config.json")).ok()?;
                 let config = serde_json::from_slice(&text).ok()?;
@@ -113,6 +133,10 @@ impl Thing {
             Self::Mark(id, _) => {
                 Mark::take_off(id);
                 Ok(())
+            }
+            Self::Copy(id) => {
+                Note::read(node, id)?.iter().try_for_each(Target::discard).map_err(failed)?;
+                Note::remove(node, id)
             }
             Self::Bundle(name) => {
                 let bundle = node.bundle(name);
@@ -176,7 +200,7 @@ impl Owned {
 
     fn has(&self, thing: &Thing) -> bool {
         match thing {
-            Thing::Migration(id) => self.ids.contains(id.as_str()),
+            Thing::Migration(id) | Thing::Copy(id) => self.ids.contains(id.as_str()),
             Thing::Mark(_, directory) => {
                 directory.file_name().is_some_and(|name| self.ids.contains(&*name.to_string_lossy()))
             }
@@ -207,6 +231,7 @@ fn everything(node: &Node) -> Result<Vec<Thing>, EngineError> {
         entries(&run_dir.join("migrations")).filter_map(|name| Some(Thing::Migration(name.parse().ok()?))).collect();
     let directory = |mark: &Mark| mark.images().images.parent().map(Path::to_owned).unwrap_or_default();
     all.extend(Mark::all().into_iter().map(|(id, mark)| Thing::Mark(id, directory(&mark))));
+    all.extend(Note::all(node).into_iter().map(Thing::Copy));
     let mut known = Vec::new();
     for engine in node.engines() {
         let list = engine.list()?.into_iter().filter(|summary| summary.state != State::Created);
@@ -241,8 +266,8 @@ fn unowned(node: &Node) -> Result<Vec<Thing>, EngineError> {
     Ok(things)
 }
 
-fn leftover(node: &Node, thing: &Thing, removed: bool, note: Option<String>) -> Leftover {
-    Leftover { kind: thing.kind(), name: thing.name(node), removed, note: note.unwrap_or_default() }
+fn leftover(thing: &Thing, name: String, removed: bool, note: Option<String>) -> Leftover {
+    Leftover { kind: thing.kind(), name, removed, note: note.unwrap_or_default() }
 }
 
 /// What moves have left on this node.
@@ -250,7 +275,7 @@ fn leftover(node: &Node, thing: &Thing, removed: bool, note: Option<String>) -> 
 /// # Errors
 /// An engine that does not say which containers there are.
 pub fn leftovers(node: &Node) -> Result<Vec<Leftover>, EngineError> {
-    Ok(unowned(node)?.iter().map(|thing| leftover(node, thing, false, thing.obstacle(node))).collect())
+    Ok(unowned(node)?.iter().map(|thing| leftover(thing, thing.name(node), false, thing.obstacle(node))).collect())
 }
 
 /// Removes what moves have left; all that was found, with what became of it.
@@ -261,10 +286,12 @@ pub fn remove_leftovers(node: &Node) -> Result<Vec<Leftover>, EngineError> {
     let (mut seen, mut all) = (HashSet::new(), Vec::new());
     // What is left may change with each that is removed: a held copy ends with its front, and its bundle is nobody's then.
     while let Some(thing) = unowned(node)?.into_iter().find(|thing| !seen.contains(thing)) {
+        // While it is there to be asked.
+        let name = thing.name(node);
         let note = thing.obstacle(node).or_else(|| thing.remove(node).err().map(|failure| failure.message));
         tracing::info!(?thing, ?note, "a leftover");
         let stuck = note.is_some() && thing.kind() == LeftoverKind::Migration;
-        all.push(leftover(node, &thing, note.is_none(), note));
+        all.push(leftover(&thing, name, note.is_none(), note));
         seen.insert(thing);
         if stuck {
             // Whatever else there is may belong to its processes.

@@ -3,8 +3,11 @@
 //! They are part of the container: where they cannot be carried, it is not moved.
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::io::Write;
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
 use tranship_coordinator::Failure;
 use tranship_engine::{Container, Engine, EngineError, TreePlace};
 use tranship_storage::carried::{self, Room, Source, Target};
@@ -18,6 +21,8 @@ use tranship_wire::message::Offer;
 use crate::copying::{Arriving, Left, SYNC, Said, Sending, synced};
 use crate::node::{Node, failed};
 
+/// Where notes of copies are, below the directory for what lasts.
+const NOTES: &str = "copies";
 /// Most trees of one container.
 const TREES: usize = 256;
 
@@ -161,6 +166,62 @@ pub fn targets_left(engine: &dyn Engine, id: &MigrationId, offer: &Offer) -> Res
         Err(error) => Some(Err(failed(error))),
     };
     offer.trees.iter().filter_map(target).collect()
+}
+
+/// A note of the copies that a move makes on this node, besides its journal: it is what tells of them where that is lost.
+///
+/// It is there from before the first of them is until after the last.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Note {
+    /// The trees, and the directories that they are to be in.
+    copies: Vec<(CarriedTree, PathBuf)>,
+}
+
+impl Note {
+    fn file(node: &Node, id: &MigrationId) -> PathBuf {
+        node.config.state_dir.join(NOTES).join(format!("{id}.json"))
+    }
+
+    /// Writes it, so that it outlasts the host.
+    pub fn write(node: &Node, id: &MigrationId, targets: &[Target], offer: &Offer) -> Result<(), Failure> {
+        if targets.is_empty() {
+            return Ok(());
+        }
+        let copies = offer.trees.iter().cloned().zip(targets.iter().map(|target| target.path().to_owned())).collect();
+        let file = Self::file(node, id);
+        let written = || -> std::io::Result<()> {
+            let directory = node.config.state_dir.join(NOTES);
+            std::fs::create_dir_all(&directory)?;
+            let mut to = File::create(&file)?;
+            to.write_all(&serde_json::to_vec(&Self { copies })?)?;
+            to.sync_all()?;
+            File::open(directory)?.sync_all()
+        };
+        written().map_err(|e| Failure::new(format!("the note {} cannot be written: {e}", file.display())))
+    }
+
+    /// The places that the note of a migration names.
+    pub fn read(node: &Node, id: &MigrationId) -> Result<Vec<Target>, Failure> {
+        let file = Self::file(node, id);
+        let unreadable = |e: &dyn std::fmt::Display| Failure::new(format!("{} cannot be read: {e}", file.display()));
+        let text = std::fs::read(&file).map_err(|e| unreadable(&e))?;
+        let note: Self = serde_json::from_slice(&text).map_err(|e| unreadable(&e))?;
+        Ok(note.copies.into_iter().map(|(tree, path)| Target::new(&tree, path, id.as_str())).collect())
+    }
+
+    /// Removes it, if it is there.
+    pub fn remove(node: &Node, id: &MigrationId) -> Result<(), Failure> {
+        match std::fs::remove_file(Self::file(node, id)) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(failed(e)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The migrations that there are notes of.
+    pub fn all(node: &Node) -> Vec<MigrationId> {
+        let entries = std::fs::read_dir(node.config.state_dir.join(NOTES)).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().to_str()?.strip_suffix(".json")?.parse().ok()).collect()
+    }
 }
 
 /// Lets the link come, once the engine has begun with the container.

@@ -23,6 +23,8 @@ pub enum LeftoverKind {
     Migration,
     /// The mark on a container that an engine was to restore.
     Mark,
+    /// A directory tree that was being copied to this node.
+    Copy,
     /// The bundle of a container that there is no more, with what its engine has left.
     Bundle,
     /// A network namespace whose gate is closed, and in which there is no container.
@@ -38,6 +40,7 @@ impl std::fmt::Display for LeftoverKind {
         f.pad(match self {
             Self::Migration => "migration",
             Self::Mark => "mark",
+            Self::Copy => "copy of files",
             Self::Bundle => "bundle",
             Self::Namespace => "network namespace",
             Self::Gate => "closed gate",

@@ -129,7 +129,7 @@ impl Target {
     }
 
     /// Whether the new one has taken its place.
-    fn is_placed(&self) -> bool {
+    pub fn is_placed(&self) -> bool {
         mark_of(&self.path).is_some_and(|mark| mark == self.arrived)
     }
 
@@ -176,6 +176,28 @@ impl Target {
             std::fs::remove_dir(&self.path).map_err(|e| CopyError::refused("remove", &self.path, e))?;
         }
         remove_tree(staging).map_err(|e| storage(staging, e))
+    }
+
+    /// Removes what was copied, where nobody knows any more how the move ended: the copy as long as it has not taken its place,
+    /// and the marks where it has and what it has replaced is gone. What was there before the move is never removed.
+    ///
+    /// # Errors
+    /// If that is refused.
+    pub fn discard(&self) -> Result<(), CopyError> {
+        let Some(staging) = &self.staging else { return Ok(()) };
+        if self.is_placed() {
+            return if staging.exists() { Ok(()) } else { self.settle() };
+        }
+        match mark_of(staging) {
+            Some(mark) if mark == self.arrived => self.undo(),
+            // It was to be marked next; else it is not what has arrived.
+            _ => std::fs::remove_dir(staging).or(Ok(())),
+        }
+    }
+
+    /// The directory beside its place in which the tree arrives; none for a writable layer.
+    pub fn staging(&self) -> Option<&Path> {
+        self.staging.as_deref()
     }
 
     /// Where the tree is at the end.
