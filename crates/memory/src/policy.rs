@@ -5,11 +5,12 @@ use std::time::Duration;
 /// What one round has shown.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RoundSeen {
-    /// Bytes that it sent.
+    /// Bytes that it found to be sent.
     pub bytes: u64,
-    /// Those of them that did not travel because another task has the same: what is sent after a freeze does, all of it.
+    /// Those of them that did not travel: because another task has the same (what is sent after a freeze travels, all of it), or because
+    /// they were written again before it was their turn (the next round finds them).
     pub spared: u64,
-    /// How long sending them took.
+    /// How long sending the others took.
     pub took: Duration,
 }
 

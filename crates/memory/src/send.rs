@@ -78,6 +78,8 @@ pub struct Counters {
     pub read: AtomicU64,
     /// Bytes of pages that were sent; the others were all zeros.
     pub sent: AtomicU64,
+    /// Bytes of pages that were not even read, because their tasks had written them again before it was their turn.
+    pub passed_over: AtomicU64,
 }
 
 impl Plan {
@@ -146,7 +148,8 @@ pub fn send<W: Write + Send>(
 }
 
 /// The same while the tasks run: they may unmap pages, execute other programs and exit before their pages are read. What
-/// could not be read is left out, and the witness is told.
+/// could not be read is left out, and the witness is told. So is what the witness knows to have been written again since it was
+/// found: to send it now would be in vain.
 pub fn send_running<W: Write + Send>(
     chunks: &[Chunk],
     version: Version,
@@ -159,6 +162,9 @@ pub fn send_running<W: Write + Send>(
 
 /// Who is told what becomes of chunks that are sent while the tasks run, by the threads of all streams at once.
 pub trait Witness: Sync {
+    /// Which of these pages are to be sent now, in order. It takes care itself of the others.
+    fn due(&self, chunk: &Chunk) -> Vec<PageRange>;
+
     /// These pages were read at this address, all in one chunk, and are sent.
     fn read(&self, space: AddressSpaceId, address: u64, pages: &[u8]);
 
@@ -193,7 +199,10 @@ fn send_all<W: Write + Send>(
                             // No use in going on here.
                             break;
                         }
-                        let sent = stream.send(chunk, version, counters, witness);
+                        let sent = match witness {
+                            Some(witness) => stream.send_due(chunk, version, counters, witness),
+                            None => stream.send(chunk, version, counters, None),
+                        };
                         sent.inspect_err(|_| broken.store(true, Ordering::Relaxed))?;
                     }
                     stream.link().flush().map_err(WriteError::from)?;
@@ -330,6 +339,23 @@ impl<W: Write> Stream<W> {
             table.forget(space, range);
         }
         if version == Version::Later { self.outlet.zero(space, range) } else { Ok(()) }
+    }
+
+    /// Sends what a running task has not written again by now.
+    fn send_due(
+        &mut self,
+        chunk: &Chunk,
+        version: Version,
+        counters: &Counters,
+        witness: &dyn Witness,
+    ) -> Result<(), SendError> {
+        let mut passed_over = chunk.bytes();
+        for range in witness.due(chunk) {
+            passed_over -= range.len();
+            self.send(&Chunk { range, ..*chunk }, version, counters, Some(witness))?;
+        }
+        counters.passed_over.fetch_add(passed_over, Ordering::Relaxed);
+        Ok(())
     }
 
     fn send(

@@ -1,6 +1,7 @@
 //! The container's memory while it runs, and what is left of it to send when it is frozen.
 
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tranship_coordinator::Failure;
@@ -100,12 +101,13 @@ impl SourceRun {
             let to = (&self.report, &*self.tally);
             let sent = shown_on(to, round.plan.bytes(), &mut self.streams, |streams, counters| {
                 let mut chunks = [&round.plan.first, &round.plan.rest].into_iter();
-                chunks.try_for_each(|chunks| send::send_running(chunks, version, streams, counters, &tracker))
+                chunks.try_for_each(|chunks| send::send_running(chunks, version, streams, counters, &tracker))?;
+                Ok(counters.passed_over.load(Ordering::Relaxed))
             });
-            sent.map_err(|error| self.not_sent(&error))?;
+            let passed_over = sent.map_err(|error| self.not_sent(&error))?;
             let (bytes, took) = (round.plan.bytes() + others, start.elapsed());
             let dirty_rate = since.map_or(0.0, |seconds| bytes as f64 / seconds.max(1e-6));
-            let spared = self.tally.deduplicated() - spared_before;
+            let spared = self.tally.deduplicated() - spared_before + passed_over;
             seen.push(RoundSeen { bytes, spared, took });
             let settled = rest.is_settled(others);
             used_up = policy::used_up(&seen, self.report.read().options.max_rounds);
@@ -121,13 +123,13 @@ impl SourceRun {
             };
             let wire: u64 = self.streams.iter_mut().map(|s| s.link().bytes_sent()).sum();
             self.report.change(|r| {
-                r.rounds.push(RoundReport { bytes, ms: took.as_secs_f64() * 1e3, dirty_rate });
+                r.rounds.push(RoundReport { bytes: bytes - passed_over, ms: took.as_secs_f64() * 1e3, dirty_rate });
                 r.progress.rounds += 1;
                 r.progress.dirty_rate = dirty_rate;
-                r.progress.moved_bytes = moved_before + round.plan.bytes();
+                r.progress.moved_bytes = moved_before + round.plan.bytes() - passed_over;
                 r.progress.remaining_bytes = 0;
                 r.progress.memory_bytes = r.progress.memory_bytes.max(r.progress.moved_bytes);
-                r.progress.rate = bytes as f64 / took.as_secs_f64().max(1e-6);
+                r.progress.rate = (bytes - passed_over) as f64 / took.as_secs_f64().max(1e-6);
                 r.progress.wire_bytes = wire;
                 show_tally(&self.tally, r);
             });

@@ -9,6 +9,10 @@ struct Seen {
 }
 
 impl Witness for Seen {
+    fn due(&self, chunk: &Chunk) -> Vec<PageRange> {
+        vec![chunk.range]
+    }
+
     fn read(&self, _: AddressSpaceId, address: u64, pages: &[u8]) {
         self.read.lock().unwrap().push((address, pages.to_vec()));
     }

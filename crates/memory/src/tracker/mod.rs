@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tranship_sys::pagemap::Pagemap;
 use tranship_sys::standstill;
-use tranship_types::{AddressSpaceId, PageRange};
+use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange};
 
 use crate::page_set::PageSet;
 use crate::send::{Chunk, Plan, Witness};
@@ -44,9 +44,18 @@ trait DirtyTracker: std::fmt::Debug + Send + Sync {
     /// Finds all pages, and whether a look would find them now. Changes nothing.
     fn peek(&self, space: &Space, there: &mut dyn FnMut(&PageRange, PageRange, bool)) -> io::Result<()>;
 
+    /// Finds, if that takes little time, the pages of a process's range that were written since the last look, which has found all
+    /// of them. Changes nothing: the next look finds them.
+    fn again(&self, _pid: u32, _range: PageRange, _found: &mut dyn FnMut(PageRange)) -> io::Result<()> {
+        Ok(())
+    }
+
     /// The destination gets these pages, as they were read at this address some time after the last look.
     fn sent(&self, _address: u64, _pages: &[u8]) {}
 }
+
+/// Runs of fewer pages are sent although they were written again: to leave them out would cost more than it spares.
+const LEAST_RUN: u64 = 16 * PAGE_SIZE;
 
 /// Tracking that does not work.
 #[derive(Debug, thiserror::Error)]
@@ -70,7 +79,7 @@ struct Watched {
     tracker: Box<dyn DirtyTracker>,
     /// What the destination has, in whatever version.
     sent: PageSet,
-    /// What it has not got since it was last found to be written: it could not be read.
+    /// What it has not got since it was last found to be written: it could not be read, or was written again first.
     missed: Mutex<PageSet>,
 }
 
@@ -97,6 +106,25 @@ pub struct Round {
 /// What is sent while the tasks run is taken down here. If pages that could not be read are there at the end they are sent
 /// then, whoever wrote them.
 impl Witness for Tracker {
+    /// A container that writes all its memory faster than it can be read has next to nothing sent twice so.
+    fn due(&self, chunk: &Chunk) -> Vec<PageRange> {
+        let (space, range) = chunk.pages();
+        let Some(watched) = self.spaces.get(&space) else { return vec![range] };
+        let (mut due, mut at) = (Vec::new(), range.start);
+        let mut found = |again: PageRange| {
+            if again.len() < LEAST_RUN {
+                return;
+            }
+            watched.missed.lock().unwrap_or_else(PoisonError::into_inner).insert(again);
+            due.extend((at < again.start).then_some(PageRange { start: at, end: again.start }));
+            at = again.end;
+        };
+        // It is ending, or executing another program: reading it tells.
+        let _ = watched.tracker.again(watched.pid, range, &mut found);
+        due.extend((at < range.end).then_some(PageRange { start: at, end: range.end }));
+        due
+    }
+
     fn read(&self, space: AddressSpaceId, address: u64, pages: &[u8]) {
         if let Some(watched) = self.spaces.get(&space) {
             watched.tracker.sent(address, pages);

@@ -76,4 +76,12 @@ impl DirtyTracker for WriteProtect {
         }
         Ok(())
     }
+
+    fn again(&self, pid: u32, range: PageRange, found: &mut dyn FnMut(PageRange)) -> io::Result<()> {
+        let pagemap = Pagemap::open(pid)?;
+        if self.tells(&pagemap, &range) {
+            pagemap.written(range.start, range.end, false, |start, end| found(PageRange { start, end }))?;
+        }
+        Ok(())
+    }
 }

@@ -25,10 +25,12 @@ use subject::Subject;
 
 type Case = fn(Method);
 
-const CASES: [(&str, Case); 17] = [
+const CASES: [(&str, Case); 19] = [
     ("just_what_was_written_is_found", just_what_was_written_is_found),
     ("what_is_left_is_told_and_found_all_the_same", what_is_left_is_told_and_found_all_the_same),
     ("old_content_that_comes_back_is_not_taken_for_what_was_sent", old_content_that_comes_back),
+    ("what_is_written_again_before_its_turn_is_sent_later", written_again_before_its_turn),
+    ("what_is_written_again_and_moved_before_its_turn_is_sent_later", written_again_and_moved),
     ("threads_write_all_the_time", threads_write_all_the_time),
     ("a_process_forks_between_rounds", a_process_forks_between_rounds),
     ("a_process_executes_a_program_between_rounds", a_process_executes_a_program),
@@ -112,6 +114,41 @@ fn old_content_that_comes_back(method: Method) {
     mirror.send(&first);
     subject.writes(start, 4, 1);
     assert_eq!(found(&mirror.round(&pids), start, 4), [0, 1, 2, 3]);
+    mirror.finish(&pids);
+}
+
+/// Long runs of pages are then not sent in vain, where it costs little to know of them; short ones may be.
+fn written_again_before_its_turn(method: Method) {
+    let mut subject = Subject::start();
+    let (pids, start) = ([subject.pid()], subject.fills(64, 1));
+    let mut mirror = Mirror::new(method);
+    for value in [2, 3] {
+        let round = mirror.look(&pids);
+        subject.writes(start + 8 * PAGE, 40, value);
+        mirror.send(&round);
+        let in_vain = mirror.brought(start + 8 * PAGE, 40);
+        assert_eq!(in_vain, if method == Method::WriteProtect { 0 } else { 40 });
+    }
+    assert_eq!(mirror.brought(start, 64), if method == Method::WriteProtect { 24 } else { 64 });
+    mirror.round(&pids);
+    assert_eq!(mirror.brought(start, 64), 64);
+    subject.writes(start + 8 * PAGE, 2, 4);
+    mirror.finish(&pids);
+}
+
+/// What the kernel has marked as written it may forget with the mapping.
+fn written_again_and_moved(method: Method) {
+    let mut subject = Subject::start();
+    let (pids, start) = ([subject.pid()], subject.fills(64, 1));
+    let room = subject.fills(64, 7);
+    let mut mirror = Mirror::new(method);
+    mirror.round(&pids);
+    subject.writes(start, 64, 2);
+    let round = mirror.look(&pids);
+    subject.writes(start, 64, 3);
+    mirror.send(&round);
+    subject.does(&format!("remap {start} 64 64 {room}"));
+    subject.does(&format!("remap {room} 64 64 {start}"));
     mirror.finish(&pids);
 }
 

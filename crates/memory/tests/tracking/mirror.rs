@@ -22,19 +22,28 @@ pub struct Mirror {
 }
 
 /// Passes on to the tracker what becomes of the chunks, and keeps what was read.
-struct Keeper<'a>(&'a Tracker, &'a Mutex<BTreeMap<(AddressSpaceId, u64), Vec<u8>>>);
+struct Keeper<'a> {
+    tracker: &'a Tracker,
+    pages: &'a Mutex<BTreeMap<(AddressSpaceId, u64), Vec<u8>>>,
+    /// The tasks have stopped: all is to be sent.
+    last: bool,
+}
 
 impl Witness for Keeper<'_> {
+    fn due(&self, chunk: &Chunk) -> Vec<PageRange> {
+        if self.last { vec![chunk.pages().1] } else { self.tracker.due(chunk) }
+    }
+
     fn read(&self, space: AddressSpaceId, address: u64, pages: &[u8]) {
-        self.0.read(space, address, pages);
-        let mut kept = self.1.lock().unwrap_or_else(PoisonError::into_inner);
+        self.tracker.read(space, address, pages);
+        let mut kept = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
         for (number, page) in pages.chunks(PAGE_SIZE as usize).enumerate() {
             kept.insert((space, address + number as u64 * PAGE_SIZE), page.to_vec());
         }
     }
 
     fn missed(&self, chunk: &Chunk) {
-        self.0.missed(chunk);
+        self.tracker.missed(chunk);
     }
 }
 
@@ -51,10 +60,21 @@ impl Mirror {
 
     /// Sends what a look has found.
     pub fn send(&mut self, round: &Round) {
-        let keeper = Keeper(&self.tracker, &self.pages);
+        self.send_as(round, false);
+    }
+
+    fn send_as(&mut self, round: &Round, last: bool) {
+        let keeper = Keeper { tracker: &self.tracker, pages: &self.pages, last };
         for chunks in [&round.plan.first, &round.plan.rest] {
             send::send_running(chunks, Version::Later, &mut self.streams, &Counters::default(), &keeper).expect("sent");
         }
+    }
+
+    /// How many of the pages of an area were brought, in whatever version.
+    pub fn brought(&self, start: usize, pages: usize) -> usize {
+        let area = start as u64..(start + pages * PAGE_SIZE as usize) as u64;
+        let kept = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.keys().filter(|(_, address)| area.contains(address)).count()
     }
 
     /// A round; returns it.
@@ -72,7 +92,7 @@ impl Mirror {
     pub fn finish(mut self, pids: &[u32]) {
         stop(pids);
         let round = self.tracker.last_round(pids).expect("the last round");
-        self.send(&round);
+        self.send_as(&round, true);
         let mut kept = self.pages.into_inner().unwrap_or_else(PoisonError::into_inner);
         for (space, range) in round.stale {
             kept.retain(|(id, page), _| *id != space || !range.contains(*page));
