@@ -27,13 +27,13 @@ soak: setup build
 	TRANSHIP_MOVES=$(or $(MOVES),200) cargo test --release -p tranship-e2e --test torture
 	cargo test --release -p tranship-e2e --test faults
 
-# make bench SUITE=cold|memory|blackout|tcp|engines|workflow [OUT=DIR] [ONLY=WORKLOAD-PREFIX] [LINK=1gbit|unshaped] [MODE=MODE] [RUNS=N]: writes
-# OUT/results.json and charts, and shows a table.
+# make bench SUITE=cold|memory|blackout|tcp|engines|workflow [OUT=DIR] [ONLY=WORKLOAD-PREFIX] [LINK=1gbit|unshaped] [MODE=MODE] [RUNS=N]
+# [PEER_RUNS=N]: writes OUT/results.json and charts, and shows a table.
 SUITE ?= cold
 OUT ?= bench/out
 bench: setup build
 	cargo run --release -p tranship-bench -- --suite $(SUITE) --out $(OUT) $(if $(ONLY),--only $(ONLY)) $(if $(LINK),--link $(LINK)) \
-		$(if $(MODE),--mode $(MODE)) $(if $(RUNS),--runs $(RUNS))
+		$(if $(MODE),--mode $(MODE)) $(if $(RUNS),--runs $(RUNS)) $(if $(PEER_RUNS),--peer-runs $(PEER_RUNS))
 
 lint:
 	cargo fmt --all --check

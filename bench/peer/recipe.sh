@@ -89,17 +89,17 @@ on source "ip -n $name -o -4 addr show dev eth0 | { read -r _ _ _ cidr _; echo \
 { read -r cidr; read -r mac; } <<< "$said"
 
 on dest "trap 'kill \$pages \$tar 2> /dev/null' EXIT"
-# Both receivers say by the pipe `ready` when they listen, and end with their one connection.
-on dest "mkfifo $dir/ready
+# Both receivers say by a pipe of their own when they listen, and end with their one connection.
+on dest "mkfifo $dir/serving $dir/listening
     criu page-server --images-dir $images --work-dir $work --log-file page-server.log --address $address --port $port \
-        --status-fd 9 9> $dir/ready > /dev/null 2>&1 & pages=\$!
-    IFS= read -r -d '' _ < $dir/ready || { tail -n 3 $work/page-server.log; false; }"
+        --status-fd 9 9> $dir/serving > /dev/null 2>&1 & pages=\$!
+    IFS= read -r -d '' _ < $dir/serving || { tail -n 3 $work/page-server.log; false; }"
 on dest "perl -MSocket -e '
         socket(my \$l, PF_INET, SOCK_STREAM, 0); setsockopt(\$l, SOL_SOCKET, SO_REUSEADDR, 1);
         bind(\$l, sockaddr_in($tar_port, inet_aton(q($address)))) && listen(\$l, 1) or die \$!;
-        open(R, q(>), q($dir/ready)); print R qq(\\n); close(R);
+        open(R, q(>), q($dir/listening)); print R qq(\\n); close(R);
         accept(my \$c, \$l) or die \$!; open(STDIN, q(<&), \$c); exec qw(tar -x -C $images)' & tar=\$!
-    read -r _ < $dir/ready"
+    read -r _ < $dir/listening"
 
 # --- the migration --------------------------------------------------------------------------------------------------
 step dump source "runc checkpoint --tcp-established --page-server $address:$port --image-path $images --work-path $work $name 2>&1 ||

@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! suite = cases, each with its systems                                            (suite.rs)
-//!   each run: lab up → workload on a → watch → move a → b → check → lab down     (run.rs, workload/)
-//!   all runs of a case, the systems taking turns → one row for each system        (row.rs)
+//!   the systems take turns: lab up → workload on a → some runs → lab down         (turns.rs)
+//!   each run: watch → move to the other node → check                              (run.rs, workload/)
+//!   all runs of a case → one row for each system                                  (row.rs)
 //! suite workflow = a group of containers, moved in each order                   (workflow.rs, gantt.rs)
 //! rows → results.json, a table, goals, charts      (table.rs, goal.rs, chart.rs, curve.rs, histogram.rs, course.rs)
 //! ```
@@ -26,6 +27,7 @@ mod table;
 mod throughput;
 mod timeline;
 mod tracking;
+mod turns;
 mod watch;
 mod workflow;
 mod workload;
@@ -48,7 +50,6 @@ use tranship_types::Mode;
 
 use crate::goal::Goal;
 use crate::row::{Failure, Row};
-use crate::run::Sample;
 use crate::suite::{Case, Suite, System};
 
 /// Measures Tranship and the plain runc + CRIU recipe side by side, in one run, on nodes made of namespaces.
@@ -67,6 +68,9 @@ struct Arguments {
     /// Runs of each workload and system; default: the suite's own number
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: Option<u32>,
+    /// Runs of what Tranship is compared with; default: as many as of Tranship, but at most the suite's own number
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    peer_runs: Option<u32>,
     /// Only systems whose name begins so: tranship, runc+criu, podman's own, unmoved, tracked (then there may be nothing to compare with)
     #[arg(long, value_name = "SYSTEM-PREFIX", default_value = "")]
     system: String,
@@ -108,12 +112,17 @@ fn perform(arguments: &Arguments) -> Result<bool> {
     fs::create_dir_all(&arguments.out).with_context(|| format!("cannot make {}", arguments.out.display()))?;
     let interrupted = clean_up_on_signals()?;
     let runs = arguments.runs.unwrap_or(suite.runs);
-    say(&format!("suite {}: {}; {runs} runs each", suite.name, suite.about));
+    let rival_runs = arguments.peer_runs.unwrap_or(runs.min(suite.rival_runs));
+    let of_rivals =
+        if rival_runs == runs { String::new() } else { format!(", {rival_runs} of what it is compared with") };
+    say(&format!("suite {}: {}; {runs} runs each{of_rivals}", suite.name, suite.about));
 
     let limit = Duration::from_secs(arguments.move_limit);
     let (mut rows, mut failures, mut charts) = (Vec::new(), Vec::new(), Vec::new());
     for (case, systems) in &cases {
-        let (samples, failed) = measure(case, systems, runs, limit, &interrupted);
+        let runs = |system: &System| (*system, if system.is_rival() { rival_runs } else { runs });
+        let runs: Vec<_> = systems.iter().map(runs).collect();
+        let (samples, failed) = turns::measure(case, &runs, limit, &interrupted);
         failures.extend(failed);
         let of_case: Vec<_> = systems.iter().zip(&samples).map(|(s, all)| Row::new(suite, case, *s, all)).collect();
         let of_case = row::with_ratios(of_case);
@@ -161,46 +170,6 @@ fn chosen(suite: &'static Suite, arguments: &Arguments) -> Result<Vec<(&'static 
         );
     }
     Ok(chosen)
-}
-
-/// All runs of one case: the systems take turns, so that whatever else goes on in the machine hits all of them, and take
-/// turns in going first. Samples are by system.
-fn measure(
-    case: &Case,
-    systems: &[System],
-    runs: u32,
-    limit: Duration,
-    interrupted: &AtomicBool,
-) -> (Vec<Vec<Sample>>, Vec<Failure>) {
-    let mut samples: Vec<Vec<Sample>> = systems.iter().map(|_| Vec::new()).collect();
-    let mut failures = Vec::new();
-    for run in 1..=runs {
-        let mut order: Vec<_> = (0..systems.len()).collect();
-        if run % 2 == 0 {
-            order.reverse();
-        }
-        for index in order {
-            let system = systems[index];
-            let outcome = run::perform(case, system, limit);
-            // Once a signal has come, the thread that took it takes the lab down and ends the process.
-            while interrupted.load(Ordering::SeqCst) {
-                std::thread::park();
-            }
-            let what = format!("{:<20} {:<10} run {run}/{runs}", case.name(), system.name());
-            match outcome {
-                Ok(sample) => {
-                    say(&format!("  {what}  {sample}"));
-                    samples[index].push(sample);
-                }
-                Err(e) => {
-                    let error = format!("{e:#}");
-                    say(&format!("  {what}  FAILED: {error}"));
-                    failures.push(Failure { workload: case.name(), system: system.name(), run, error });
-                }
-            }
-        }
-    }
-    (samples, failures)
 }
 
 fn write_results(directory: &Path, suite: &Suite, rows: &[Row], failures: &[Failure]) -> Result<()> {

@@ -1,5 +1,5 @@
-//! One run: a lab of its own, a fresh container on node a, what the system does with it, and the checks that nothing was
-//! lost.
+//! Runs: a lab with a container in it, what the system does with that, over and over, and the checks each time that nothing
+//! was lost.
 
 use std::fmt;
 use std::process::Stdio;
@@ -18,10 +18,8 @@ use crate::watch::{Watch, Wire};
 use crate::workload::Workload;
 use crate::{hogs, own, program, tracking, workload};
 
-/// The node that the container leaves.
-pub const SOURCE: &str = "a";
-/// The node that the container goes to.
-pub const DESTINATION: &str = "b";
+/// The node that the container starts on, and the other one.
+pub const NODES: [&str; 2] = ["a", "b"];
 const NAME: &str = "subject";
 /// Others test on this machine too, and only one lab can be up.
 const LAB_LIMIT: Duration = Duration::from_secs(600);
@@ -96,92 +94,129 @@ impl fmt::Display for Sample {
     }
 }
 
-/// Performs a run; a move that takes longer than `limit` has failed. Whatever happens, the lab is taken down.
-pub fn perform(case: &Case, system: System, limit: Duration) -> Result<Sample> {
-    let link: Option<Rate> = case.link.map(str::parse).transpose()?;
-    let (needed, available) = (2 * case.load.memory() + SPARE, machine::available_memory());
-    if needed > available {
-        bail!("it needs {} of memory, of which {} are to spare", megabytes(needed), megabytes(available));
-    }
-    // The peer is measured on nodes without anything of Tranship's.
-    let agents = system.tranship().is_some();
-    let lab = Lab::up(&UpOptions { nodes: 2, link, agents, wait: LAB_LIMIT })?;
-    if agents && case.delay_ms > 0 {
-        let delay = format!("destination.restore.before.delay-{}", case.delay_ms);
-        lab.kill_agent(DESTINATION)?;
-        lab.start_agent(DESTINATION, &[("TRANSHIP_FAULTS", &delay)])?;
-    }
-    let sample = measured(&lab, case, system, link, limit)?;
-    lab.down().context("the run was measured, but taking the lab down failed")?;
-    Ok(sample)
+/// A lab with a container in it, which is moved there and back, once a run. Whatever happens, the lab is taken down.
+pub struct Stand {
+    workload: Box<dyn Workload>,
+    lab: Lab,
+    case: &'static Case,
+    system: System,
+    link: Option<Rate>,
+    /// Where the container is, and where it goes next.
+    way: [&'static str; 2],
+    /// What is known of every run, and of the first one alone: how big agents are that have moved nothing yet.
+    constant: Figures,
+    first: Figures,
 }
 
-fn measured(lab: &Lab, case: &Case, system: System, link: Option<Rate>, limit: Duration) -> Result<Sample> {
-    let mut workload =
-        workload::start(lab, SOURCE, NAME, (&case.load, system.engine())).context("starting the workload")?;
-    let resident = ("workload_bytes", workload.resident_bytes() as f64);
-    let _hogs = if case.loaded { hogs::start(lab, [SOURCE, DESTINATION])? } else { Vec::new() };
-    let mut sample = match system {
-        System::Unmoved => {
-            workload.mark()?;
-            Sample { figures: workload.check()?, ..Sample::default() }
+impl Stand {
+    /// Brings the lab up, and the container on node a into its stride.
+    pub fn up(case: &'static Case, system: System) -> Result<Self> {
+        let link: Option<Rate> = case.link.map(str::parse).transpose()?;
+        let (needed, available) = (2 * case.load.memory() + SPARE, machine::available_memory());
+        if needed > available {
+            bail!("it needs {} of memory, of which {} are to spare", megabytes(needed), megabytes(available));
         }
-        System::Tracked => Sample { figures: tracking::measure(SOURCE, NAME, &mut *workload)?, ..Sample::default() },
-        System::Tranship(mode) | System::Managed(_, mode) => {
-            let rest = ("agent_rest_bytes", agents_at_rest(lab)? as f64);
-            let mut sample = across(lab, &mut *workload, || tranship(lab, mode, limit))?;
-            sample.figures.push(rest);
-            if let Some(report) = &sample.report {
-                sample.figures.extend(told(report, link));
+        // The peer is measured on nodes without anything of Tranship's.
+        let agents = system.tranship().is_some();
+        let lab = Lab::up(&UpOptions { nodes: 2, link, agents, wait: LAB_LIMIT })?;
+        if agents && case.delay_ms > 0 {
+            let delay = format!("destination.restore.before.delay-{}", case.delay_ms);
+            for node in NODES {
+                lab.kill_agent(node)?;
+                lab.start_agent(node, &[("TRANSHIP_FAULTS", &delay)])?;
             }
-            sample
         }
-        System::Peer => {
-            let recipe = Recipe::prepare(lab, [SOURCE, DESTINATION], NAME, case.delay_ms)?;
-            across(lab, &mut *workload, || recipe.perform(limit))?
-        }
-        System::Own => across(lab, &mut *workload, || own::perform(lab, [SOURCE, DESTINATION], NAME, limit))?,
-    };
-    sample.figures.push(resident);
-    Ok(sample)
-}
-
-/// Watches nodes and workload while the container is moved.
-fn across(lab: &Lab, workload: &mut dyn Workload, perform: impl FnOnce() -> Result<Moved>) -> Result<Sample> {
-    workload.mark()?;
-    let wire = Wire::now(lab, [SOURCE, DESTINATION])?;
-    let watch = Watch::start(lab, SOURCE, DESTINATION)?;
-    let moved = perform();
-    let memory = watch.stop()?;
-    let bytes_wire = wire.since(lab)?;
-    let moved = moved?;
-    let mut figures = workload.check().context("after the move")?;
-    if let Some(blackout_ms) = moved.blackout_ms {
-        let beyond = |name: &str| figures.iter().find(|(n, _)| *n == name).map(|(_, ms)| ms - blackout_ms);
-        let beyond = [("gap_beyond_blackout_ms", beyond("client_gap_ms")), ("regained_ms", beyond("without_rate_ms"))];
-        let unaccounted = moved.slices.iter().filter(|s| s.name == REST).map(|s| s.ms).sum();
-        figures.extend([("blackout_ms", blackout_ms), ("unaccounted_ms", unaccounted)]);
-        figures.extend(beyond.into_iter().filter_map(|(name, ms)| Some((name, ms?))));
+        let workload =
+            workload::start(&lab, NODES[0], NAME, (&case.load, system.engine())).context("starting the workload")?;
+        let constant = vec![("workload_bytes", workload.resident_bytes() as f64)];
+        let first = if agents { vec![("agent_rest_bytes", agents_at_rest(&lab)? as f64)] } else { Vec::new() };
+        Ok(Self { workload, lab, case, system, link, way: NODES, constant, first })
     }
-    figures.extend([
-        ("total_ms", moved.total_ms),
-        ("bytes_wire", bytes_wire as f64),
-        ("peak_mem_bytes", (memory.source + memory.destination) as f64),
-        ("peak_mem_source_bytes", memory.source as f64),
-        ("peak_mem_destination_bytes", memory.destination as f64),
-    ]);
-    if moved.report.is_some() {
+
+    /// Performs a run; a move that takes longer than `limit` has failed. After an error there is no telling where the
+    /// container is, and the next run needs another stand.
+    pub fn measure(&mut self, limit: Duration) -> Result<Sample> {
+        let way = self.way;
+        let (case, link) = (self.case, self.link);
+        let mut sample = match self.system {
+            System::Unmoved => {
+                self.workload.mark()?;
+                Sample { figures: self.workload.check()?, ..Sample::default() }
+            }
+            System::Tracked => {
+                Sample { figures: tracking::measure(way[0], NAME, &mut *self.workload)?, ..Sample::default() }
+            }
+            System::Tranship(mode) | System::Managed(_, mode) => {
+                let mut sample = self.across(|lab| tranship(lab, way, mode, limit))?;
+                if let Some(report) = &sample.report {
+                    sample.figures.extend(told(report, link));
+                }
+                sample
+            }
+            System::Peer => {
+                let recipe = Recipe::prepare(&self.lab, way, NAME, case.delay_ms)?;
+                self.across(|_| recipe.perform(limit))?
+            }
+            System::Own => self.across(|lab| own::perform(lab, way, NAME, limit))?,
+        };
+        sample.figures.append(&mut self.first);
+        sample.figures.extend(&self.constant);
+        Ok(sample)
+    }
+
+    /// Watches nodes and workload while the container is moved.
+    fn across(&mut self, perform: impl FnOnce(&Lab) -> Result<Moved>) -> Result<Sample> {
+        let [source, destination] = self.way;
+        let hogs = if self.case.loaded { hogs::start(&self.lab, NODES)? } else { Vec::new() };
+        self.workload.mark()?;
+        let wire = Wire::now(&self.lab, NODES)?;
+        let watch = Watch::start(&self.lab, source, destination)?;
+        let moved = perform(&self.lab);
+        let memory = watch.stop()?;
+        let bytes_wire = wire.since(&self.lab)?;
+        let moved = moved?;
+        self.way = [destination, source];
+        // The checks are no part of what is measured, and would take three times as long.
+        drop(hogs);
+        let mut figures = self.workload.check().context("after the move")?;
+        figures.extend(seen(&moved, &figures));
         figures.extend([
-            ("agent_source_bytes", memory.source_agent as f64),
-            ("agent_destination_bytes", memory.destination_agent as f64),
-            ("pager_bytes", memory.pager as f64),
+            ("bytes_wire", bytes_wire as f64),
+            ("peak_mem_bytes", (memory.source + memory.destination) as f64),
+            ("peak_mem_source_bytes", memory.source as f64),
+            ("peak_mem_destination_bytes", memory.destination as f64),
         ]);
+        if moved.report.is_some() {
+            figures.extend([
+                ("agent_source_bytes", memory.source_agent as f64),
+                ("agent_destination_bytes", memory.destination_agent as f64),
+                ("pager_bytes", memory.pager as f64),
+            ]);
+        }
+        Ok(Sample { figures, slices: moved.slices, report: moved.report, course: self.workload.course() })
     }
-    Ok(Sample { figures, slices: moved.slices, report: moved.report, course: workload.course() })
+
+    /// Takes the lab down.
+    pub fn down(self) -> Result<()> {
+        drop(self.workload);
+        self.lab.down().context("taking the lab down failed")
+    }
 }
 
-fn tranship(lab: &Lab, mode: Mode, limit: Duration) -> Result<Moved> {
-    let mut command = lab.move_command(SOURCE, NAME, DESTINATION)?;
+/// What the move tells, and what the client saw beyond it.
+fn seen(moved: &Moved, client: &Figures) -> Figures {
+    let mut figures = vec![("total_ms", moved.total_ms)];
+    let Some(blackout_ms) = moved.blackout_ms else { return figures };
+    let beyond = |name: &str| client.iter().find(|(n, _)| *n == name).map(|(_, ms)| ms - blackout_ms);
+    let beyond = [("gap_beyond_blackout_ms", beyond("client_gap_ms")), ("regained_ms", beyond("without_rate_ms"))];
+    let unaccounted = moved.slices.iter().filter(|s| s.name == REST).map(|s| s.ms).sum();
+    figures.extend([("blackout_ms", blackout_ms), ("unaccounted_ms", unaccounted)]);
+    figures.extend(beyond.into_iter().filter_map(|(name, ms)| Some((name, ms?))));
+    figures
+}
+
+fn tranship(lab: &Lab, [source, destination]: [&str; 2], mode: Mode, limit: Duration) -> Result<Moved> {
+    let mut command = lab.move_command(source, NAME, destination)?;
     command.args(["--mode", &mode.to_string()]).stderr(Stdio::piped());
     let begin = Instant::now();
     let output = program::run(command, limit)?;
@@ -231,7 +266,7 @@ fn told(report: &Report, link: Option<Rate>) -> Figures {
 /// Resident memory of the bigger one of the two agents.
 fn agents_at_rest(lab: &Lab) -> Result<u64> {
     let mut most = 0;
-    for node in [SOURCE, DESTINATION] {
+    for node in NODES {
         let pid = lab.agent_pid(node)?.with_context(|| format!("the agent of node {node} does not run"))?;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"))
             .with_context(|| format!("cannot read the memory of the agent of node {node} (pid {pid})"))?;

@@ -23,6 +23,8 @@ pub struct Suite {
     pub about: &'static str,
     /// How often each workload is moved, where nobody says otherwise.
     pub runs: u32,
+    /// How often at most by what else moves such containers, which takes longer and whose figures lie closer together.
+    pub rival_runs: u32,
     /// What is measured.
     pub cases: &'static [Case],
     /// What is to be reached, as far as the rows say anything of it.
@@ -139,6 +141,15 @@ impl Load {
             Load::Traffic(_) | Load::Iperf => 200_000_000,
         }
     }
+
+    /// Whether it goes on after it has been checked, so that it can be moved again.
+    pub fn lasts(&self) -> bool {
+        match self {
+            Load::Redis { sets, .. } => *sets == Sets::Idle,
+            Load::Writer { .. } | Load::Tree { .. } | Load::Busybox | Load::Traffic(Traffic::Connections(_)) => true,
+            Load::Stencil { .. } | Load::Postgres { .. } | Load::Iperf | Load::Traffic(_) => false,
+        }
+    }
 }
 
 /// What is done with the container.
@@ -206,6 +217,20 @@ impl System {
             Self::Own => EngineName::Podman,
             Self::Tranship(_) | Self::Peer | Self::Unmoved | Self::Tracked => EngineName::Runc,
         }
+    }
+
+    /// Whether what it has moved can be moved back.
+    pub fn returns(self) -> bool {
+        match self {
+            Self::Tranship(_) | Self::Managed(..) | Self::Peer => true,
+            // Podman's own leaves a container of the same name behind.
+            Self::Own | Self::Unmoved | Self::Tracked => false,
+        }
+    }
+
+    /// Whether it is there to be compared with.
+    pub fn is_rival(self) -> bool {
+        matches!(self, Self::Peer | Self::Own)
     }
 
     /// What else moves such a container.

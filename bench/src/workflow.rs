@@ -13,7 +13,7 @@ use tranship_lab::{Lab, UpOptions};
 use tranship_types::{GroupOrder, GroupReport, Mode, Outcome};
 
 use crate::goal::{Goal, Unit};
-use crate::run::{DESTINATION, SOURCE};
+use crate::run::NODES;
 use crate::workload::service::Service;
 use crate::{Arguments, clean_up_on_signals, gantt, machine, program, row::Spread, say};
 
@@ -116,11 +116,12 @@ fn in_lab(lab: &Lab, mode: Mode, order: GroupOrder, limit: Duration) -> Result<G
     for (number, (name, _, mb)) in (10..).zip(CONTAINERS) {
         let arguments = [format!("--size={}", mb * 1_000_000), format!("--rate={RATE}")];
         let address = Ipv4Addr::new(10, 77, 0, number);
-        services.push(Service::run_at(address, lab, SOURCE, name, "bench-writer", &arguments)?);
+        services.push(Service::run_at(address, lab, NODES[0], name, "bench-writer", &arguments)?);
     }
     let file = "/tmp/workflow.yaml";
-    fs::write(lab.path(SOURCE, file)?, group_file()).context("the group file")?;
-    let mut command = lab.command(SOURCE, &["tranship", "move-group", file, "--json", "--mode", &mode.to_string()])?;
+    fs::write(lab.path(NODES[0], file)?, group_file()).context("the group file")?;
+    let mut command =
+        lab.command(NODES[0], &["tranship", "move-group", file, "--json", "--mode", &mode.to_string()])?;
     match order {
         GroupOrder::Pipelined => {}
         other => drop(command.arg(format!("--{other}"))),
@@ -146,7 +147,7 @@ fn group_file() -> String {
         names.join(", ")
     };
     let containers: String = CONTAINERS.iter().map(|c| format!("  {}:\n", c.0)).collect();
-    format!("to: {DESTINATION}\ncontainers:\n{containers}levels: [[{}], [{}], [{}]]\n", names(0), names(1), names(2))
+    format!("to: {}\ncontainers:\n{containers}levels: [[{}], [{}], [{}]]\n", NODES[1], names(0), names(1), names(2))
 }
 
 fn wire(report: &GroupReport) -> f64 {

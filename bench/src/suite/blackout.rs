@@ -19,6 +19,7 @@ pub const SUITE: Suite = Suite {
     name: "blackout",
     about: "the distribution of the blackout, Tranship against the plain runc + CRIU recipe",
     runs: 30,
+    rival_runs: 5,
     cases: &[
         case("redis-1g", REDIS, false),
         case("tree-64", TREE, false),

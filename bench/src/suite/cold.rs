@@ -13,6 +13,7 @@ pub const SUITE: Suite = Suite {
     name: "cold",
     about: "stop-and-copy of a Redis with a connected client, Tranship against the plain runc + CRIU recipe",
     runs: 5,
+    rival_runs: 5,
     cases: &[
         Case {
             workload: "redis-1m",

@@ -16,6 +16,7 @@ pub const SUITE: Suite = Suite {
     name: "engines",
     about: "the same Redis under runc, Docker, Podman and containerd, and by Podman's own checkpoint and restore",
     runs: 5,
+    rival_runs: 5,
     cases: &[Case {
         workload: "redis-100m",
         load: Load::Redis { keys: 500_000, sets: Sets::Idle },

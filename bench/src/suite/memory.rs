@@ -32,6 +32,7 @@ pub const SUITE: Suite = Suite {
     name: "memory",
     about: "blackout, throughput and cost against size and dirty rate, Tranship against the plain runc + CRIU recipe",
     runs: 5,
+    rival_runs: 5,
     cases: &[
         moved("redis-idle-1m", redis(1_000_000, Sets::Idle), None),
         moved("redis-idle-4m", redis(4_000_000, Sets::Idle), None),

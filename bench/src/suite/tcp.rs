@@ -16,6 +16,7 @@ pub const SUITE: Suite = Suite {
     name: "tcp",
     about: "what clients see of a move beyond the blackout, Tranship against the plain runc + CRIU recipe",
     runs: 10,
+    rival_runs: 10,
     cases: &[
         case("request", Load::Redis { keys: 100_000, sets: Sets::Idle }, None),
         case("bulk", Load::Traffic(Traffic::Bulk), Some("1gbit")),

@@ -25,6 +25,8 @@ impl Witness {
 
     /// Begins the stretch of time in which gaps count.
     pub fn mark(&mut self) -> Result<()> {
+        // The check of an earlier move has stopped it.
+        self.0.resume()?;
         self.0.wait_replies(BEFORE, LIMIT).context("before the move")?;
         self.0.mark()?;
         Ok(())
