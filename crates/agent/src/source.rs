@@ -12,7 +12,7 @@ use tranship_memory::policy::Limits;
 use tranship_memory::send::{Outbox, Stream};
 use tranship_memory::shared::source::{SharedMemory, Where};
 use tranship_memory::tracker::{Round, Tracker};
-use tranship_network::{Backlog, Gate, HeldFrame, Hold};
+use tranship_network::{Backlog, Gate, HELD_BYTES, HeldFrame, Hold};
 use tranship_sys::breakpoints;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
@@ -82,6 +82,8 @@ pub struct SourceRun {
     gate: Option<Gate>,
     /// Keeps the packets that reach the closed gate.
     hold: Option<Hold>,
+    /// When the gate was closed for the freeze.
+    gate_closed: Option<Instant>,
     /// Tells which connections have ended for programs, and not for their peers.
     backlog: Option<Backlog>,
     /// Has criu set breakpoints without a wait.
@@ -154,6 +156,7 @@ impl SourceRun {
             front: None,
             gate: None,
             hold: None,
+            gate_closed: None,
             backlog: None,
             breakpoints: None,
             held: Vec::new(),
@@ -277,7 +280,7 @@ impl SourceRun {
         self.gate = prepared_gate(&offer)?;
         self.breakpoints = breakpoints::prepare().ok();
         if let Some((path, identity)) = &offer.network {
-            match Hold::prepare(path, identity) {
+            match Hold::prepare(path, identity, HELD_BYTES) {
                 Ok(hold) => self.hold = Some(hold),
                 Err(error) => self.report.change(|r| r.ways.push(format!("network: packets are not held, {error}"))),
             }
@@ -297,23 +300,6 @@ impl SourceRun {
             schedule::stand_for(front.criu, Standing::Realtime);
         }
         self.freeze_after_stragglers(&freezer, drained)
-    }
-
-    /// First the survey, then the gate: what is on its way to the container meanwhile is still taken in by its sockets, which
-    /// criu has not looked at yet, and travels with them. A client that waits for one answer has nothing to send again.
-    fn close_gate(&mut self) -> Result<(), Failure> {
-        self.survey()?;
-        self.let_last_connections_finish();
-        if let Some(hold) = &mut self.hold
-            && let Err(error) = hold.begin()
-        {
-            tracing::warn!(id = %self.id, %error, "packets are not held");
-            self.hold = None;
-        }
-        match &mut self.gate {
-            Some(gate) => self.timeline.time("network: gate closed", || gate.close()).map_err(failed),
-            None => Ok(()),
-        }
     }
 
     fn await_ready(&mut self) -> Result<(), Failure> {

@@ -13,13 +13,12 @@ use crate::capture::open_rtnl;
 use crate::link;
 use crate::namespace::inside;
 
-/// Kernel memory that the frames held for one interface may occupy, in bytes: a full TCP receive window, or some ten
-/// thousand small packets. What arrives beyond it is dropped, the newest first, as by a switch whose buffer is full:
-/// what is kept is then without a gap.
-const HELD_BYTES: usize = 16 << 20;
-/// The same for frames that passed the gate while it was closing.
+/// [`Hold::prepare`]'s bound where nobody has set another, in bytes for each interface: a full TCP receive window, or some
+/// ten thousand small packets.
+pub const HELD_BYTES: usize = 16 << 20;
+/// Kernel memory for frames that passed the gate while it was closing, or after it was opened again.
 const PASSED_BYTES: usize = 4 << 20;
-/// The most that one [`Hold::take`] returns for each interface; the rest stays for the next one.
+/// The most that one [`Hold::collect`] takes over from the kernel for each interface; the rest stays for the next one.
 const TAKE_FRAMES: usize = 16 << 10;
 const TAKE_BYTES: usize = 16 << 20;
 /// The longest frame without "big TCP": 64 KiB of IP, the Ethernet header, the offload header.
@@ -66,9 +65,15 @@ fn from_base64<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D:
 ///
 /// What was seen before the gate and not behind it is what the gate has dropped. So the set of held frames is exact
 /// whatever the order of events on other processors was: what the source's own kernel has processed is not held, whether
-/// it came before the gate closed or after it was opened again; what it has not is. In doubt (a frame between the two
-/// points at the very moment of [`take`](Self::take) with the gate open, or too much passing at once) a frame is held, thus
-/// delivered twice, rather than lost.
+/// it came before the gate closed or after it was opened again; what it has not is. A frame that is between the two points
+/// at the very moment of a look is kept until it is seen behind the gate by a later one ([`collect`](Self::collect)). The
+/// last look after the gate was opened again ([`finish`](Self::finish)) waits until the kernel has nothing between the two
+/// points. In doubt (too much passes at once) a frame is held, thus delivered twice, rather than lost.
+///
+/// ```text
+///   prepared ──begin──▶ holding ──take──▶ holding           the gate stays closed here
+///                          └────finish──▶ ended             the gate was opened again
+/// ```
 ///
 /// Held are IPv4, IPv6 and ARP (requests for the container's own addresses only), to the interface's MAC, to all, and to
 /// groups. Before [`begin`](Self::begin) it costs the container's traffic nothing.
@@ -76,6 +81,7 @@ pub struct Hold {
     netns: PathBuf,
     lines: Vec<Line>,
     buffer: Vec<u8>,
+    bound: usize,
     dropped: u64,
     begun: bool,
 }
@@ -89,16 +95,21 @@ struct Line {
     behind: [(u16, PacketSocket); 2],
     /// What was seen behind the gate and not yet found among what was seen before it.
     passed: HashMap<Vec<u8>, u32>,
+    /// What was seen before the gate, is for the container, and was not found behind it so far.
+    kept: Vec<Vec<u8>>,
+    kept_bytes: usize,
 }
 
 impl Hold {
-    /// Opens the sockets inside `netns`, which hear nothing yet. The value keeps the namespace alive; dropping it takes
+    /// Opens the sockets inside `netns`, which hear nothing yet. `bound` is what the frames held for one interface may occupy,
+    /// in bytes, of kernel memory until they are collected, and of the process's after that. What arrives beyond it is
+    /// dropped, the newest first, as by a switch whose buffer is full: what is kept is then without a gap. The value keeps the namespace alive; dropping it takes
     /// the kernel some milliseconds, so do it when time is cheap.
     ///
     /// # Errors
     /// [`NetworkError::Missing`], [`NetworkError::NotANamespace`], an interface of the identity that is not there, the
     /// system's refusal.
-    pub fn prepare(netns: &Path, identity: &NetworkIdentity) -> Result<Self, NetworkError> {
+    pub fn prepare(netns: &Path, identity: &NetworkIdentity, bound: usize) -> Result<Self, NetworkError> {
         let lines = inside(netns, || {
             let mut rtnl = open_rtnl(netns)?;
             let mut lines = Vec::new();
@@ -127,22 +138,24 @@ impl Hold {
                             IpAddr::V6(_) => None,
                         })
                         .collect(),
-                    before: open(HELD_BYTES).map_err(refused)?,
+                    before: open(bound).map_err(refused)?,
                     behind: [
                         (IPV4, open(PASSED_BYTES).map_err(refused)?),
                         (IPV6, open(PASSED_BYTES).map_err(refused)?),
                     ],
                     passed: HashMap::new(),
+                    kept: Vec::new(),
+                    kept_bytes: 0,
                 });
             }
             Ok(lines)
         })?;
-        Ok(Self { netns: netns.to_owned(), lines, buffer: vec![0; LONGEST], dropped: 0, begun: false })
+        Ok(Self { netns: netns.to_owned(), lines, buffer: vec![0; LONGEST], bound, dropped: 0, begun: false })
     }
 
     /// Starts holding, right before [`Gate::close`](crate::Gate::close): what still passes until the gate is closed is
-    /// recognised and left out. Takes microseconds; do not let much time pass between the two without a
-    /// [`take`](Self::take), which makes room. Once begun, it goes on.
+    /// recognised and left out. Takes microseconds; do not let much time pass between the two without
+    /// [`collect`](Self::collect), which makes room. Once begun, it goes on.
     ///
     /// # Errors
     /// The system's refusal; the container is as it was, and the gate can be closed without a hold.
@@ -162,37 +175,52 @@ impl Hold {
         Ok(())
     }
 
-    /// What was held since the last call, for each interface in the order of arrival. Never waits. May be called with the
-    /// gate closed (the move goes on) and after it was opened again (the move has failed).
+    /// Makes room in the kernel: looks through what came since the last time, and keeps what may have to be delivered.
+    /// Never waits.
+    pub fn collect(&mut self) {
+        for line in &mut self.lines {
+            line.collect(&mut self.buffer, self.bound, &mut self.dropped);
+        }
+    }
+
+    /// What was held since the last call, for each interface in the order of arrival. Never waits. For a gate that is closed
+    /// and was so for some time (milliseconds, where processors are virtual ones): of a frame that another processor is just
+    /// carrying past it, it is not known whether it passes.
     pub fn take(&mut self) -> Vec<HeldFrame> {
+        self.collect();
         let mut held = Vec::new();
         for line in &mut self.lines {
-            // In this order, so that what was seen before the gate had its chance to be seen behind it.
-            let seen = drain(&line.before, &mut self.buffer, &mut self.dropped);
-            for (_, socket) in &line.behind {
-                // A frame that is lost here is not one that the container lost.
-                for frame in drain(socket, &mut self.buffer, &mut 0) {
-                    *line.passed.entry(frame).or_default() += 1;
-                }
-            }
-            for bytes in seen {
-                if let Some(count) = line.passed.get_mut(&bytes).filter(|count| **count > 0) {
-                    *count -= 1;
-                } else if line.wants(&bytes[OFFLOAD_HEADER..]) {
-                    held.push(HeldFrame { interface: line.name.clone(), bytes });
-                }
-            }
-            line.passed.retain(|_, count| *count > 0);
-            self.dropped += u64::from(line.before.dropped().unwrap_or(0));
+            line.kept_bytes = 0;
+            held.extend(line.kept.drain(..).map(|bytes| HeldFrame { interface: line.name.clone(), bytes }));
         }
         held
     }
 
-    /// How many frames were lost because more came than is kept: 16 MiB of kernel memory for each interface. As of the
-    /// last [`take`](Self::take).
+    /// Ends the holding once the gate is open again: what was held since the last call and did not pass after all. Waits until
+    /// the kernel has carried on what it had between the two points, some 20 ms.
+    pub fn finish(&mut self) -> Vec<HeldFrame> {
+        // Makes room for what passes while that is waited for.
+        self.collect();
+        if let Err(error) = self.lines.iter().try_for_each(|line| line.before.listen_no_more(line.index)) {
+            tracing::warn!(netns = %self.netns.display(), %error, "held packets may be delivered twice");
+        }
+        self.take()
+    }
+
+    /// How many frames were lost because more came than the bound allows. As of the last look.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
+}
+
+/// Whether a frame is among those that have passed; then it is so no more.
+fn found(passed: &mut HashMap<Vec<u8>, u32>, bytes: &[u8]) -> bool {
+    let Some(count) = passed.get_mut(bytes) else { return false };
+    *count -= 1;
+    if *count == 0 {
+        passed.remove(bytes);
+    }
+    true
 }
 
 fn drain(socket: &PacketSocket, buffer: &mut [u8], too_long: &mut u64) -> Vec<Vec<u8>> {
@@ -218,6 +246,38 @@ fn drain(socket: &PacketSocket, buffer: &mut [u8], too_long: &mut u64) -> Vec<Ve
 }
 
 impl Line {
+    fn collect(&mut self, buffer: &mut [u8], bound: usize, dropped: &mut u64) {
+        // In this order, so that what was seen before the gate had its chance to be seen behind it.
+        let seen = drain(&self.before, buffer, dropped);
+        for (_, socket) in &self.behind {
+            // A frame that is lost here is not one that the container lost.
+            for frame in drain(socket, buffer, &mut 0) {
+                *self.passed.entry(frame).or_default() += 1;
+            }
+        }
+        for bytes in seen {
+            if found(&mut self.passed, &bytes) || !self.wants(&bytes[OFFLOAD_HEADER..]) {
+                continue;
+            }
+            if self.kept_bytes + bytes.len() > bound {
+                *dropped += 1;
+                continue;
+            }
+            self.kept_bytes += bytes.len();
+            self.kept.push(bytes);
+        }
+        // What an earlier look found between the two points.
+        let (passed, kept_bytes) = (&mut self.passed, &mut self.kept_bytes);
+        if !passed.is_empty() {
+            self.kept.retain(|bytes| {
+                let has_passed = found(passed, bytes);
+                *kept_bytes -= if has_passed { bytes.len() } else { 0 };
+                !has_passed
+            });
+        }
+        *dropped += u64::from(self.before.dropped().unwrap_or(0));
+    }
+
     /// Whether a frame is for the container, and nothing that its twin says.
     fn wants(&self, frame: &[u8]) -> bool {
         let (to, from, protocol) = (&frame[..6], &frame[6..12], [frame[12], frame[13]]);

@@ -41,6 +41,6 @@ pub use capture::capture;
 pub use create::{configure, create, processes, remove, rename, reserve, unname};
 pub use error::NetworkError;
 pub use gate::Gate;
-pub use hold::{HeldFrame, Hold};
+pub use hold::{HELD_BYTES, HeldFrame, Hold};
 pub use inject::Injector;
 pub use multicast::memberships;

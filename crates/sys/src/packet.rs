@@ -17,6 +17,9 @@ pub const IPV4: u16 = libc::ETH_P_IP as u16;
 /// A protocol of [`PacketSocket::listen`]: IPv6 that has passed the kernel's filters at the device.
 pub const IPV6: u16 = libc::ETH_P_IPV6 as u16;
 
+/// The EtherType that is reserved for all times (IANA, IEEE 802 Numbers).
+const NO_PROTOCOL: u16 = 0xffff;
+
 // The kernel's include/uapi/linux/if_packet.h and filter.h.
 const SOL_PACKET: libc::c_int = 263;
 const PACKET_STATISTICS: libc::c_int = 6;
@@ -96,6 +99,16 @@ impl PacketSocket {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
+    }
+
+    /// Ends what [`listen`](Self::listen) began on that interface. When this returns no processor is carrying a frame any more
+    /// that this socket has seen: each has come to the end of its way, or waits in a queue. That takes milliseconds. What was received can still be read.
+    ///
+    /// # Errors
+    /// The system's refusal.
+    pub fn listen_no_more(&self, interface: u32) -> io::Result<()> {
+        // To bind a socket to protocol 0 would leave it as it is.
+        self.listen(interface, NO_PROTOCOL)
     }
 
     /// Receives a frame, if there is one: its whole length with the header, even if that is more than the buffer's.

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tranship_coordinator::Failure;
 use tranship_engine::Freezer;
-use tranship_network::{Backlog, HeldFrame, Injector, NetworkError};
+use tranship_network::{Backlog, HeldFrame, Hold, Injector, NetworkError};
 use tranship_sys::clock::monotonic_ns;
 use tranship_wire::message::Request;
 
@@ -21,6 +21,9 @@ const HANDSHAKE: Duration = Duration::from_millis(200);
 /// How long connections that programs have closed may take to send what is left: while the container runs, and in the freeze.
 const FINISH: Duration = Duration::from_secs(1);
 const FINISH_FROZEN: Duration = Duration::from_millis(10);
+
+/// No processor carries a packet past the gate for longer, also where it is a virtual one.
+const CARRIED: Duration = Duration::from_millis(50);
 
 /// How often the container is frozen at most, where packets come between its last look at them and the freeze.
 const ATTEMPTS: u32 = 3;
@@ -77,7 +80,6 @@ impl SourceRun {
         let (Some(hold), Some(gate), Some(backlog)) = (&mut self.hold, &mut self.gate, &mut self.backlog) else {
             return false;
         };
-        let held = &mut self.held;
         let mut drain = || -> Result<(u32, u32), NetworkError> {
             hold.begin()?;
             gate.close_to_newcomers()?;
@@ -86,7 +88,7 @@ impl SourceRun {
             let mut made = begun;
             loop {
                 // What passes meanwhile must not fill the hold.
-                held.extend(hold.take());
+                hold.collect();
                 // In this order: a connection that is made waits to be accepted.
                 let left = (backlog.handshakes()?, backlog.waiting()?);
                 if left.0 > 0 {
@@ -154,17 +156,54 @@ impl SourceRun {
         });
     }
 
-    /// Delivers the held packets to the original, which goes on here after all.
+    /// First the survey, then the gate: what is on its way to the container meanwhile is still taken in by its sockets, which
+    /// criu has not looked at yet, and travels with them. A client that waits for one answer has nothing to send again.
+    pub(super) fn close_gate(&mut self) -> Result<(), Failure> {
+        self.survey()?;
+        self.let_last_connections_finish();
+        if let Some(hold) = &mut self.hold
+            && let Err(error) = hold.begin()
+        {
+            tracing::warn!(id = %self.id, %error, "packets are not held");
+            self.hold = None;
+        }
+        let Some(gate) = &mut self.gate else { return Ok(()) };
+        self.timeline.time("network: gate closed", || gate.close()).map_err(failed)?;
+        self.gate_closed = Some(Instant::now());
+        Ok(())
+    }
+
+    /// Takes what was held, for the original, right before its gate is opened. What another processor may have been carrying past
+    /// the gate when it closed is left to the hold, which finds out.
+    pub(super) fn take_before_opening(&mut self) {
+        if let (Some(hold), Some(closed)) = (&mut self.hold, self.gate_closed)
+            && closed.elapsed() >= CARRIED
+        {
+            self.held.extend(hold.take());
+        }
+    }
+
+    /// Delivers the held packets to the original, which goes on here after all. The gate is open.
     pub(super) fn deliver_here(&mut self) {
         let Some(mut hold) = self.hold.take() else { return };
-        self.held.extend(hold.take());
-        let frames = std::mem::take(&mut self.held);
-        let network = self.inspection.as_ref().and_then(|(_, offer)| offer.network.as_ref());
-        if let Some((path, identity)) = network
-            && !frames.is_empty()
-            && let Err(error) = Injector::prepare(path, identity).and_then(|mut way_in| way_in.inject(&frames))
-        {
+        let Some((path, identity)) = self.inspection.as_ref().and_then(|(_, offer)| offer.network.as_ref()) else {
+            return;
+        };
+        let delivered = Injector::prepare(path, identity).and_then(|mut way_in| {
+            way_in.inject(&std::mem::take(&mut self.held))?;
+            way_in.inject(&hold.finish())
+        });
+        if let Err(error) = delivered {
             tracing::warn!(id = %self.id, %error, "held packets could not be delivered; they will be sent again");
+        }
+        self.report_dropped(&hold);
+    }
+
+    /// Puts into the report how many packets were more than can be held.
+    pub(super) fn report_dropped(&self, hold: &Hold) {
+        if hold.dropped() > 0 {
+            let way = format!("network: {} packets more than can be held were dropped", hold.dropped());
+            self.report.change(|r| r.ways.push(way));
         }
     }
 

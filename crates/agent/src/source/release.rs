@@ -55,11 +55,8 @@ impl SourceRun {
         if let Err(failure) = self.forward_held() {
             tracing::info!(id = %self.id, %failure, "the last held packets were not delivered");
         }
-        if let Some(hold) = self.hold.take()
-            && hold.dropped() > 0
-        {
-            let way = format!("network: {} packets more than can be held were dropped", hold.dropped());
-            self.report.change(|r| r.ways.push(way));
+        if let Some(hold) = self.hold.take() {
+            self.report_dropped(&hold);
         }
         self.gate = None;
         if let Some(namespace) = namespace.filter(|_| !self.engine.attaches_network()) {
