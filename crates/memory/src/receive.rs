@@ -397,35 +397,36 @@ impl Store {
         };
         let mut all = self.held();
         let held = all.entry(space).or_default();
-        let missing = held.take_missing(range);
-        let mut unused = PageSet::default();
-        unused.insert(range);
-        for piece in missing {
-            let within = piece.start - range.start;
+        // Still behind the lock: nobody may be told of it before.
+        let mut at = range.start;
+        for piece in held.take_missing(range) {
+            let extent = Extent { range: piece, offset: offset + (piece.start - range.start) };
             if older.is_some() {
-                // Still behind the lock: nobody may be told of it before.
-                self.arena.replace(offset + within, &buffer[within as usize..(within + piece.len()) as usize]);
-            } else {
-                let replaced = held.places.insert(Extent { range: piece, offset: offset + within });
-                self.give_back(&replaced);
-                unused.remove(piece);
+                let within = (piece.start - range.start) as usize..(piece.end - range.start) as usize;
+                self.arena.replace(extent.offset, &buffer[within]);
+                continue;
             }
+            self.give_back(&held.places.insert(extent));
+            self.release(offset + (at - range.start), piece.start - at);
+            at = piece.end;
         }
         let rows = held.places.within(range);
         drop(all);
         if older.is_none() {
-            let unused = unused.all().into_iter();
-            let place = |range: PageRange, start| Extent { range, offset: offset + (range.start - start) };
-            self.give_back(&unused.map(|piece| place(piece, range.start)).collect::<Vec<_>>());
+            self.release(offset + (at - range.start), range.end - at);
         }
         rows.into_iter().for_each(|extent| batch.add(StoredExtent { space, extent }));
         Ok(())
     }
 
     fn give_back(&self, replaced: &[Extent]) {
-        for extent in replaced {
+        replaced.iter().for_each(|extent| self.release(extent.offset, extent.range.len()));
+    }
+
+    fn release(&self, offset: u64, len: u64) {
+        if len > 0 {
             // Memory that cannot be given back now goes with the store.
-            let _ = self.arena.release(extent.offset, extent.range.len());
+            let _ = self.arena.release(offset, len);
         }
     }
 

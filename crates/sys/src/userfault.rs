@@ -56,7 +56,14 @@ pub enum Event {
         /// Where it touched memory.
         address: u64,
     },
-    /// The task forked; the child's address space is answered through the new descriptor.
+    /// The task has changed it.
+    Changed(Change),
+}
+
+/// What a task has done to its address space.
+#[derive(Debug)]
+pub enum Change {
+    /// It forked; the child's address space is answered through the new descriptor.
     Fork(Userfault),
     /// `[from, from + len)` is now at `to`.
     Remap {
@@ -134,15 +141,16 @@ impl Userfault {
             return Err(io::Error::other("short userfaultfd message"));
         }
         let [a, b, c] = message.arg;
-        Ok(Some(match message.event {
-            EVENT_PAGEFAULT => Event::Fault { address: b },
+        let change = match message.event {
+            EVENT_PAGEFAULT => return Ok(Some(Event::Fault { address: b })),
             // SAFETY: the kernel has just installed this descriptor in our table, for us alone.
-            EVENT_FORK => Event::Fork(Self { fd: unsafe { OwnedFd::from_raw_fd(a as u32 as RawFd) } }),
-            EVENT_REMAP => Event::Remap { from: a, to: b, len: c },
-            EVENT_REMOVE => Event::Remove { start: a, end: b },
-            EVENT_UNMAP => Event::Unmap { start: a, end: b },
+            EVENT_FORK => Change::Fork(Self { fd: unsafe { OwnedFd::from_raw_fd(a as u32 as RawFd) } }),
+            EVENT_REMAP => Change::Remap { from: a, to: b, len: c },
+            EVENT_REMOVE => Change::Remove { start: a, end: b },
+            EVENT_UNMAP => Change::Unmap { start: a, end: b },
             other => return Err(io::Error::other(format!("userfaultfd event {other:#x} is unknown"))),
-        }))
+        };
+        Ok(Some(Event::Changed(change)))
     }
 
     /// Fills `[address, address + len)` with `[offset, offset + len)` of `source`, and wakes who waits for it.
@@ -252,8 +260,8 @@ mod tests {
         let deadline = PollTimeout::try_from(Duration::from_secs(10)).unwrap();
         assert_eq!(poll(&mut ready, deadline).unwrap(), 1, "the move is told");
         assert_eq!(userfault.copy(old, &store, content.offset(), PAGE).unwrap(), Filled::UntilChange(0));
-        let event = userfault.next_event().unwrap();
-        assert!(matches!(event, Some(Event::Remap { from, to, len }) if (from, to, len) == (old, new, 2 * PAGE)));
+        let Some(Event::Changed(change)) = userfault.next_event().unwrap() else { panic!("the move is told") };
+        assert!(matches!(change, Change::Remap { from, to, len } if (from, to, len) == (old, new, 2 * PAGE)));
         assert_eq!(mover.join().unwrap(), new);
         assert_eq!(userfault.copy(old, &store, content.offset(), PAGE).unwrap(), Filled::UntilUnmapped(0));
         assert_eq!(userfault.copy(new, &store, content.offset(), 2 * PAGE).unwrap(), Filled::All);

@@ -4,7 +4,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use tranship_sys::arena::View;
-use tranship_sys::userfault::{Event, Filled, Userfault};
+use tranship_sys::userfault::{Change, Event, Filled, Userfault};
 use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange};
 
 use super::remote::Remote;
@@ -86,31 +86,31 @@ impl Space {
     pub fn answer(&mut self, store: &View, named: bool) -> io::Result<Option<Work>> {
         let Some(event) = self.userfault.next_event()? else { return Ok(None) };
         let mut work = Work::default();
-        if let Event::Fault { address } = event {
-            work.faults = 1;
-            let waiter = Waiter { address: address & !(PAGE_SIZE - 1), since: Instant::now(), remote: false };
-            self.supply(waiter, store, named, &mut work)?;
-        } else {
-            self.follow(event, &mut work);
+        match event {
+            Event::Fault { address } => {
+                work.faults = 1;
+                let waiter = Waiter { address: address & !(PAGE_SIZE - 1), since: Instant::now(), remote: false };
+                self.supply(waiter, store, named, &mut work)?;
+            }
+            Event::Changed(change) => self.follow(change, &mut work),
         }
         Ok(Some(work))
     }
 
     /// Does what the task has done to its address space.
-    fn follow(&mut self, change: Event, work: &mut Work) {
+    fn follow(&mut self, change: Change, work: &mut Work) {
         match change {
-            Event::Fault { .. } => {}
-            Event::Fork(userfault) => {
+            Change::Fork(userfault) => {
                 // The child's page table is a copy: what was missing here is missing there.
                 work.child = Some(Space::new(self.origin, userfault, self.pending.clone(), self.remote.clone()));
             }
-            Event::Remap { from, to, len } => {
+            Change::Remap { from, to, len } => {
                 work.freed = self.pending.shift(from, to, len);
                 self.remote.shift(from, to, len);
                 self.left.extend(PageRange::new(from, from.saturating_add(len)));
             }
-            Event::Remove { start, end } => self.forget(start, end, work),
-            Event::Unmap { start, end } => {
+            Change::Remove { start, end } => self.forget(start, end, work),
+            Change::Unmap { start, end } => {
                 // A move's last word, that its old place is unmapped, tells nothing new. It may be read after the word that
                 // another thread has moved something there, which must stay. (A move that leaves its old place mapped, with
                 // MREMAP_DONTUNMAP, never says it; then a later unmapping is passed over, which only has pages tried in vain.)
@@ -273,18 +273,18 @@ mod tests {
         PageRange { start: first * PAGE_SIZE, end: (first + count) * PAGE_SIZE }
     }
 
-    fn moved(from: u64, to: u64, count: u64) -> Event {
-        Event::Remap { from: from * PAGE_SIZE, to: to * PAGE_SIZE, len: count * PAGE_SIZE }
+    fn moved(from: u64, to: u64, count: u64) -> Change {
+        Change::Remap { from: from * PAGE_SIZE, to: to * PAGE_SIZE, len: count * PAGE_SIZE }
     }
 
-    fn unmapped(first: u64, count: u64) -> Event {
+    fn unmapped(first: u64, count: u64) -> Change {
         let PageRange { start, end } = pages(first, count);
-        Event::Unmap { start, end }
+        Change::Unmap { start, end }
     }
 
     /// The stored page that is to be put in place at each of the first 20.
-    fn follow(space: &mut Space, events: impl IntoIterator<Item = Event>) -> Vec<Option<u64>> {
-        events.into_iter().for_each(|event| space.follow(event, &mut Work::default()));
+    fn follow(space: &mut Space, changes: impl IntoIterator<Item = Change>) -> Vec<Option<u64>> {
+        changes.into_iter().for_each(|change| space.follow(change, &mut Work::default()));
         let stored = |page: u64| {
             let extent = space.pending.find(page * PAGE_SIZE)?;
             Some((extent.offset + page * PAGE_SIZE - extent.range.start) / PAGE_SIZE)
