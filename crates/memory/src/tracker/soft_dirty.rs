@@ -43,4 +43,12 @@ impl DirtyTracker for SoftDirty {
         }
         Ok(())
     }
+
+    fn again(&self, pid: u32, range: PageRange, found: &mut dyn FnMut(PageRange)) -> io::Result<()> {
+        Pagemap::open(pid)?.soft_dirty(range.start, range.end, |start, end, dirty| {
+            if dirty && self.cleared {
+                found(PageRange { start, end });
+            }
+        })
+    }
 }

@@ -127,9 +127,9 @@ fn written_again_before_its_turn(method: Method) {
         subject.writes(start + 8 * PAGE, 40, value);
         mirror.send(&round);
         let in_vain = mirror.brought(start + 8 * PAGE, 40);
-        assert_eq!(in_vain, if method == Method::WriteProtect { 0 } else { 40 });
+        assert_eq!(in_vain, if method == Method::Hash { 40 } else { 0 });
     }
-    assert_eq!(mirror.brought(start, 64), if method == Method::WriteProtect { 24 } else { 64 });
+    assert_eq!(mirror.brought(start, 64), if method == Method::Hash { 64 } else { 24 });
     mirror.round(&pids);
     assert_eq!(mirror.brought(start, 64), 64);
     subject.writes(start + 8 * PAGE, 2, 4);
