@@ -15,7 +15,7 @@ use tranship_criu::front;
 use tranship_engine::{Container, Engine, EngineError, State};
 use tranship_memory::pager::{self, PagerHandle};
 use tranship_memory::receive::Store;
-use tranship_network::{Announcer, Gate, Injector, NetworkError};
+use tranship_network::{Announcer, Gate, Injector, NetworkError, cni};
 use tranship_storage::carried::{self, Target};
 use tranship_sys::breakpoints;
 use tranship_sys::clock::monotonic_ns;
@@ -155,7 +155,11 @@ impl DestinationRun {
             self.foreign_network = matches!(error, NetworkError::Exists { .. });
             failed(error)
         })?;
-        if self.engine.attaches_network() { Ok(()) } else { self.prepare_network() }
+        if self.engine.attaches_network() {
+            return Ok(());
+        }
+        cni::attach(path, identity, &identity.cni).map_err(failed)?;
+        self.prepare_network()
     }
 
     /// Takes the gate of a network that is there, and is closed.
@@ -389,7 +393,10 @@ impl DestinationPort for DestinationRun {
                 self.inbox.deliver_by(None);
                 match &self.offer.network {
                     Some(_) if self.foreign_network => Ok(()),
-                    Some((path, _)) => tranship_network::remove(path).map_err(failed),
+                    Some((path, identity)) => {
+                        cni::detach(path, &identity.cni).map_err(failed)?;
+                        tranship_network::remove(path).map_err(failed)
+                    }
                     None => Ok(()),
                 }
             }

@@ -18,7 +18,7 @@ use tranship_coordinator::{Failure, Journal, Record};
 use tranship_criu::front;
 use tranship_engine::{EngineError, Mark, State};
 use tranship_memory::pager::{self, PagerHandle};
-use tranship_network::Gate;
+use tranship_network::{Gate, cni};
 use tranship_storage::carried::Target;
 use tranship_types::{MigrationId, Side};
 
@@ -146,7 +146,12 @@ impl Thing {
                 }
                 tranship_storage::remove_tree(&bundle).map_err(failed)
             }
-            Self::Namespace(path) => tranship_network::remove(path).map_err(failed),
+            Self::Namespace(path) => {
+                // A move gives it the container's name or another one of its own; its reservations come and go with it.
+                let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+                cni::attachments(&name, path).and_then(|attached| cni::detach(path, &attached)).map_err(failed)?;
+                tranship_network::remove(path).map_err(failed)
+            }
             Self::Gate(_, path) => Gate::prepare(path, &[]).and_then(|mut gate| gate.open()).map_err(failed),
             Self::Frozen(_) => Ok(()),
         }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tranship_coordinator::Failure;
 use tranship_criu::{cpu, preflight};
 use tranship_engine::{Container, Engine, State};
+use tranship_network::cni;
 use tranship_types::{Blocker, BlockerKind, EngineName, MoveOptions};
 use tranship_wire::message::Offer;
 
@@ -74,8 +75,16 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
     let network = match container.network_namespace() {
         Some(path) => {
             let groups = tranship_network::memberships(&path);
-            match groups.and_then(|groups| Ok((groups, tranship_network::capture(&path)?))) {
+            let captured = groups.and_then(|groups| {
+                let mut identity = tranship_network::capture(&path)?;
+                if !engine.attaches_network() {
+                    identity.cni = cni::attachments(name, &path)?;
+                }
+                Ok((groups, identity))
+            });
+            match captured {
                 Ok((groups, identity)) => {
+                    findings.notes.extend(cni::remarks(&identity.cni));
                     blockers.extend(groups.into_iter().map(|(interface, group)| {
                         Blocker::new(
                             BlockerKind::Network,

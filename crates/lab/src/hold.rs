@@ -92,7 +92,7 @@ fn private_view(programs: &Path, disk: &Path) -> Result<()> {
             .map_err(LabError::file("make", directory))?;
     }
     tmpfs("/tmp", "mode=1777", quiet)?;
-    for directory in ["/var/lib/tranship", "/var/lib/containers"] {
+    for directory in ["/var/lib/tranship", "/var/lib/containers", "/var/lib/cni"] {
         tmpfs(directory, "mode=700", quiet)?;
     }
     tmpfs("/etc/tranship", "mode=700", quiet)?;

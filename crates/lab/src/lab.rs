@@ -80,7 +80,7 @@ impl Lab {
         self.state.owner = Process::of(std::process::id());
         self.state.link = options.link.map(|rate| rate.bits);
         self.state.agents = options.agents;
-        for directory in ["/etc/tranship", "/var/lib/tranship", "/var/lib/containers"] {
+        for directory in ["/etc/tranship", "/var/lib/tranship", "/var/lib/containers", "/var/lib/cni"] {
             if !Path::new(directory).exists() {
                 self.state.made.push(directory.into());
             }

@@ -4,7 +4,7 @@
 //! ```text
 //!             node a                    node b                   client
 //!   init ─ transhipd ─ runc   init ─ transhipd ─ runc   init ─ counter, psql, curl …
-//!   own: network, /run, /tmp, /sys, /etc/tranship, /var/lib/tranship, processes, cgroup parent
+//!   own: network, /run, /tmp, /sys, /etc/tranship, /var/lib/tranship, /var/lib/cni, processes, cgroup parent
 //!   shared: the kernel, and the rest of the host's files
 //! ```
 //!

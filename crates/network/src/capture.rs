@@ -50,7 +50,7 @@ pub fn capture(netns: &Path) -> Result<NetworkIdentity, NetworkError> {
             );
         }
         let neighbours = neighbours::known(reader.rtnl, &names).map_err(|e| reader.unreadable("neighbours", &e))?;
-        Ok(NetworkIdentity { interfaces, routes, rules, neighbours, sysctls: sysctls::changed()? })
+        Ok(NetworkIdentity { interfaces, routes, rules, neighbours, sysctls: sysctls::changed()?, cni: Vec::new() })
     })
 }
 

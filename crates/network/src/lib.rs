@@ -19,6 +19,7 @@
 mod announce;
 mod backlog;
 mod capture;
+pub mod cni;
 mod create;
 mod error;
 mod gate;

@@ -25,7 +25,9 @@ pub use huge::{HugePages, HugeReport};
 pub use id::{GroupId, InvalidName, MigrationId, NodeName};
 pub use latency::Latencies;
 pub use mode::Mode;
-pub use network::{Attachment, Interface, MAIN_TABLE, Neighbour, NetworkIdentity, Route, Rule, RuleVerdict};
+pub use network::{
+    Attachment, CniAttachment, Interface, MAIN_TABLE, Neighbour, NetworkIdentity, Route, Rule, RuleVerdict,
+};
 pub use options::{Bandwidth, Compress, InvalidBandwidth, MoveOptions, SenselessOptions};
 pub use pages::{AddressSpaceId, PAGE_SIZE, PageRange};
 pub use phase::{Outcome, Phase};

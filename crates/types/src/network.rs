@@ -19,6 +19,25 @@ pub struct NetworkIdentity {
     /// The settings of the namespace that are not as in a new one, by their names below `/proc/sys/net`.
     #[serde(default)]
     pub sysctls: BTreeMap<String, String>,
+    /// What CNI plugins keep on the node about its interfaces.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cni: Vec<CniAttachment>,
+}
+
+/// What a node's CNI plugins keep about an interface that they have attached.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CniAttachment {
+    /// By what name CNI's caller has attached the container.
+    pub container: String,
+    /// The network's name.
+    pub network: String,
+    /// The interface's name inside the namespace.
+    pub interface: String,
+    /// The addresses that the plugin host-local has reserved for it.
+    pub addresses: Vec<IpAddr>,
+    /// The result with the network's configuration, as libcni has cached it (JSON, kind `cniCacheV1`); `None` where the plugins were
+    /// called by something that caches none.
+    pub cached: Option<String>,
 }
 
 impl NetworkIdentity {

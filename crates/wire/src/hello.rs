@@ -24,7 +24,7 @@ pub struct Versions {
 
 impl Versions {
     /// What this release speaks.
-    pub const OURS: Versions = Versions { min: 1, max: 4 };
+    pub const OURS: Versions = Versions { min: 1, max: 5 };
     /// The first in which pages may travel compressed ([`crate::Kind::Packed`]), and in which a source may ask why a stream
     /// failed ([`crate::message::Request::Streams`]).
     pub const PACKED: u16 = 2;
@@ -33,6 +33,8 @@ impl Versions {
     pub const SAME: u16 = 3;
     /// The first in which a network identity has policy rules, and routes of other tables than main.
     pub const ROUTING: u16 = 4;
+    /// The first in which a network identity has what CNI plugins keep about it.
+    pub const CNI: u16 = 5;
 }
 
 impl fmt::Display for Versions {

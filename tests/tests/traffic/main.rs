@@ -1,6 +1,7 @@
 //! Numbered traffic through moves: of streams not a byte is lost, doubled or out of order, no connection ends, and datagrams
 //! are delivered.
 
+mod cni;
 mod kinds;
 mod pause;
 mod places;
@@ -87,5 +88,6 @@ fn main() -> ExitCode {
         ("a_multicast_group_that_is_joined_is_named_ahead", places::multicast),
         // Last: where a bridge has been, the node's link carries no macvlan any more.
         ("a_bridged_container_keeps_its_connections", places::bridged),
+        ("what_cni_keeps_of_a_container_moves_with_it", cni::attached),
     ])
 }

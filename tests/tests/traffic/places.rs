@@ -16,7 +16,7 @@ const OTHER: &str = "other";
 const BRIDGED_IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 35);
 const OTHER_IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 32);
 /// Bytes a second of each stream.
-const RATE: u64 = 4 << 20;
+pub(super) const RATE: u64 = 4 << 20;
 
 /// A stream from the client through the container at `by` to the one at `to` and back the same way.
 fn chain(lab: &Lab, by: Ipv4Addr, to: Ipv4Addr) -> Result<Stream> {
@@ -25,7 +25,7 @@ fn chain(lab: &Lab, by: Ipv4Addr, to: Ipv4Addr) -> Result<Stream> {
 }
 
 /// Checks that the streams still run.
-fn go_on(streams: &[Stream]) -> Result<()> {
+pub(super) fn go_on(streams: &[Stream]) -> Result<()> {
     std::thread::sleep(Duration::from_millis(300));
     match streams.iter().position(|stream| !stream.goes_on()) {
         Some(n) => bail!("stream {n} has ended"),
@@ -33,7 +33,7 @@ fn go_on(streams: &[Stream]) -> Result<()> {
     }
 }
 
-fn end(streams: Vec<Stream>) -> Result<()> {
+pub(super) fn end(streams: Vec<Stream>) -> Result<()> {
     for (n, stream) in streams.into_iter().enumerate() {
         let course = stream.end().with_context(|| format!("stream {n}"))?;
         eprintln!("stream {n}: longest gap {} ms", course.longest_gap_ms());

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use tranship_criu::cpu::{self, CpuFeatures};
 use tranship_engine::{Engine, EngineError};
+use tranship_network::cni;
 use tranship_storage::TreeDigest;
 use tranship_types::{Blocker, BlockerKind};
 use tranship_wire::message::Offer;
@@ -99,6 +100,10 @@ pub fn check(node: &Node, offer: &Offer) -> Vec<Blocker> {
             "provide it there".to_owned(),
         );
     }
+    let attached = offer.network.iter().flat_map(|(_, identity)| cni::obstacles(&identity.cni));
+    blockers.extend(
+        attached.map(|(cause, remedy)| Blocker::new(BlockerKind::Network, format!("{cause} (on node {here})"), remedy)),
+    );
     blockers.extend(trees::check(node, engine.as_ref(), offer));
     if engine.makes_root() {
         blockers.extend(engine.missing(name, &offer.parameters));

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use tranship_coordinator::Failure;
 use tranship_engine::{Container, EngineError};
+use tranship_network::cni;
 
 use super::streams::show_tally;
 use super::{FREEZE, SourceRun, failed};
@@ -60,6 +61,11 @@ impl SourceRun {
         }
         self.gate = None;
         if let Some(namespace) = namespace.filter(|_| !self.engine.attaches_network()) {
+            // As long as its interfaces tell what is CNI's of it.
+            if namespace.exists() {
+                let attached = cni::attachments(&self.name, &namespace).map_err(failed)?;
+                cni::detach(&namespace, &attached).map_err(failed)?;
+            }
             tranship_network::remove(&namespace).map_err(failed)?;
         }
         self.engine.remove(&self.name).map_err(failed)?;

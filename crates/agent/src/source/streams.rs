@@ -91,6 +91,12 @@ pub(super) fn show_tally(tally: &Tally, report: &mut Report) {
 
 /// Refuses an offer whose routes and rules a destination that speaks this version would take for others.
 pub(super) fn understands_routing(version: u16, peer: &NodeName, offer: &Offer) -> Result<(), Failure> {
+    if version < Versions::CNI && offer.network.as_ref().is_some_and(|(_, identity)| !identity.cni.is_empty()) {
+        return Err(Failure::new(format!(
+            "node {peer} speaks version {version} of the protocol, in which the addresses that CNI has reserved cannot be moved; update \
+             its agent"
+        )));
+    }
     if version >= Versions::ROUTING || offer.network.as_ref().is_none_or(|(_, identity)| !identity.has_policy_routing())
     {
         return Ok(());

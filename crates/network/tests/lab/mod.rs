@@ -178,6 +178,7 @@ impl Lab {
             ]
             .map(|(key, value)| (key.to_owned(), value.to_owned()))
             .into(),
+            ..NetworkIdentity::default()
         }
     }
 
