@@ -50,6 +50,9 @@ pub struct Config {
     /// The memory plane.
     #[serde(default)]
     pub memory: MemoryConfig,
+    /// The network.
+    #[serde(default)]
+    pub network: NetworkConfig,
 }
 
 /// Certificates, as `tranship init` makes them.
@@ -167,6 +170,39 @@ impl Default for ContainerdConfig {
     }
 }
 
+/// The network.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct NetworkConfig {
+    /// How much of what arrives in a blackout is held for each interface of a container, in MiB.
+    #[serde(deserialize_with = "hold_mib")]
+    pub hold_mib: usize,
+}
+
+/// More is more than any peers send in a blackout, and a mistake.
+const MOST_HELD_MIB: usize = 1024;
+
+impl Default for NetworkConfig {
+    fn default() -> Self {
+        Self { hold_mib: tranship_network::HELD_BYTES >> 20 }
+    }
+}
+
+impl NetworkConfig {
+    /// The same in bytes.
+    pub fn hold_bytes(&self) -> usize {
+        self.hold_mib << 20
+    }
+}
+
+fn hold_mib<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
+    let mib = usize::deserialize(deserializer)?;
+    match mib {
+        1..=MOST_HELD_MIB => Ok(mib),
+        _ => Err(D::Error::custom(format!("[network] hold_mib is {mib}; it takes 1 to {MOST_HELD_MIB} MiB"))),
+    }
+}
+
 /// The memory plane.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -237,6 +273,17 @@ mod tests {
     fn the_packaged_example_is_valid() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/agent.toml");
         Config::load(&path).unwrap();
+    }
+
+    #[test]
+    fn how_much_is_held_can_be_chosen_within_reason() {
+        let read = |text: &str| toml::from_str::<NetworkConfig>(text).map(|network| network.hold_bytes());
+        assert_eq!(read(""), Ok(tranship_network::HELD_BYTES));
+        assert_eq!(read("hold_mib = 64"), Ok(64 << 20));
+        for wrong in [0, MOST_HELD_MIB + 1] {
+            let error = read(&format!("hold_mib = {wrong}")).unwrap_err().to_string();
+            assert!(error.contains(&format!("hold_mib is {wrong}; it takes 1 to 1024 MiB")), "{error}");
+        }
     }
 
     #[test]

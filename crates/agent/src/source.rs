@@ -12,7 +12,7 @@ use tranship_memory::policy::Limits;
 use tranship_memory::send::{Outbox, Stream};
 use tranship_memory::shared::source::{SharedMemory, Where};
 use tranship_memory::tracker::{Round, Tracker};
-use tranship_network::{Backlog, Gate, HELD_BYTES, HeldFrame, Hold};
+use tranship_network::{Backlog, Gate, HeldFrame, Hold};
 use tranship_sys::breakpoints;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
@@ -280,7 +280,7 @@ impl SourceRun {
         self.gate = prepared_gate(&offer)?;
         self.breakpoints = breakpoints::prepare().ok();
         if let Some((path, identity)) = &offer.network {
-            match Hold::prepare(path, identity, HELD_BYTES) {
+            match Hold::prepare(path, identity, self.node.config.network.hold_bytes()) {
                 Ok(hold) => self.hold = Some(hold),
                 Err(error) => self.report.change(|r| r.ways.push(format!("network: packets are not held, {error}"))),
             }

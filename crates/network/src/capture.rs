@@ -84,7 +84,7 @@ impl Reader<'_> {
 
     fn rules(&mut self) -> Result<Vec<Rule>, NetworkError> {
         let rules = rules::added(self.rtnl).map_err(|e| self.unreadable("policy rules", &e))?;
-        rules.map_err(|what| self.unsupported(what, "see `ip rule` inside the namespace"))
+        rules.map_err(|what| self.unsupported(what, "delete it there (`ip rule` lists them)"))
     }
 
     fn addresses(&mut self) -> Result<HashMap<u32, Vec<(IpAddr, u8)>>, NetworkError> {

@@ -25,7 +25,14 @@ const DESTINATION_PORT_MASK: u16 = 29;
 /// What a namespace's rules are besides those that a new one has, or what there is about them that cannot be made again.
 pub(crate) fn added(rtnl: &mut Rtnl) -> Result<Result<Vec<Rule>, String>, Refusal> {
     let mut rules = Vec::new();
-    for answer in rtnl.list(&RouteNetlinkMessage::GetRule(RuleMessage::default()))? {
+    let answers = match rtnl.list(&RouteNetlinkMessage::GetRule(RuleMessage::default())) {
+        // The decoder takes this number for a shorter one than it is, and gives up.
+        Err(refusal) if refusal.to_string().contains("FRA_TUN_ID") => {
+            return Ok(Err("a policy rule that has the id of a tunnel for its condition".into()));
+        }
+        answers => answers?,
+    };
+    for answer in answers {
         let RouteNetlinkMessage::NewRule(message) = answer else { continue };
         // Those of multicast routing are of families of their own, where a new namespace has one.
         if matches!(message.header.family, AddressFamily::Inet | AddressFamily::Inet6) {

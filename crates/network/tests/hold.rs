@@ -415,3 +415,44 @@ fn no_datagram_slips_through_between_the_stages_of_a_closing_gate() {
         numbered.end(|| {});
     }
 }
+
+#[test]
+fn beyond_the_bound_the_newest_are_dropped_and_counted() {
+    if !lab::privileged() {
+        return;
+    }
+    const SENT: u64 = 3_000;
+    for kind in KINDS {
+        let mut live = live(kind);
+        live.hold = Hold::prepare(&live.lab.path("d1"), &live.lab.identity(), 512 << 10).unwrap();
+        let socket = live.lab.inside("c", || UdpSocket::bind("0.0.0.0:0").unwrap());
+        socket.connect((V4, 7777)).unwrap();
+        // The neighbour is known from here on.
+        echo_reachable(&live.lab);
+        live.close();
+        for number in 0..SENT {
+            socket.send(&number.to_be_bytes()).unwrap();
+        }
+        until("more has come than is held", || {
+            live.hold.collect();
+            live.hold.dropped() > 0
+        });
+        let datagrams: Vec<u64> = live
+            .hold
+            .take()
+            .iter()
+            .filter_map(|frame| frame.bytes.last_chunk().map(|last| u64::from_be_bytes(*last)))
+            .filter(|number| *number < SENT)
+            .collect();
+        let kept = datagrams.len() as u64;
+        println!("{kind:?}: {kept} held, {} dropped", live.hold.dropped());
+        assert!((100..SENT).contains(&kept), "{kept}");
+        assert_eq!(datagrams[..100], (0..100).collect::<Vec<_>>(), "the oldest are not there in their order");
+        assert!(kept + live.hold.dropped() >= SENT, "{kept} held and {} dropped of {SENT}", live.hold.dropped());
+    }
+}
+
+fn echo_reachable(lab: &Lab) {
+    lab.echo_server("d1", 7000);
+    echo(&mut lab.connect(V4, 7000).unwrap(), b"hello").unwrap();
+}

@@ -122,3 +122,15 @@ fn a_macvlan_identity_moves_while_its_twin_is_live() {
 fn a_bridged_identity_moves_while_its_twin_is_live() {
     moves(Kind::Bridge);
 }
+
+#[test]
+fn a_policy_rule_for_a_tunnel_is_refused_by_name() {
+    if !lab::privileged() {
+        return;
+    }
+    let lab = Lab::new(Kind::Macvlan);
+    lab.inside("a", || create(&lab.path("d1"), &lab.identity())).unwrap();
+    lab.ip(&format!("-n {} rule add tun_id 5 lookup 100 pref 88", lab.name("d1")));
+    let error = lab.inside("a", || capture(&lab.path("d1"))).unwrap_err().to_string();
+    assert!(error.contains("has a policy rule that has the id of a tunnel") && error.contains("delete it"), "{error}");
+}
