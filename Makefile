@@ -12,7 +12,7 @@ test: setup build
 # The suites of all engines besides runc, with their real daemons and programs; with what takes too long for `make test`.
 test-engines: export TRANSHIP_ENGINES = all
 test-engines: setup build
-	cargo test --release -p tranship-e2e --test docker --test podman --test containerd --test servers --test obstacles
+	cargo test --release -p tranship-e2e --test docker --test podman --test crossing --test containerd --test servers --test obstacles
 	cargo test --release -p tranship-e2e --test faults -- docker
 
 # The ways to track writes under a kernel that has soft-dirty bits, in a virtual machine: a minute, and 60 MB of downloads the

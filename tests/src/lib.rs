@@ -37,7 +37,9 @@ pub use containers::{Copy, copies, exactly_one_runs, nothing_left, remove};
 pub use engines::{CONTAINERD, DOCKER, PODMAN};
 pub use guest::{Guest, ZooLine};
 pub use managed::{Dialect, Managed, Run};
-pub use moves::{Refusal, connection_alive, move_container, move_with, refused_move, second_move_succeeds};
+pub use moves::{
+    Refusal, connection_alive, move_container, move_with, refused_move, refused_move_with, second_move_succeeds,
+};
 pub use moving::{Ended, MODES, Moving};
 pub use postgres::{Psql, postgres_programs};
 pub use quiet::{Helper, processes, quiet, quiet_under};

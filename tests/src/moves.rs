@@ -53,7 +53,15 @@ pub struct Refusal {
 /// # Errors
 /// If it was not refused, or only after the freeze, or the refusal is not said as it should be.
 pub fn refused_move(lab: &Lab, from: &str, name: &str, to: &str) -> Result<Refusal> {
-    let output = lab.exec(from, &["tranship", "move", name, "--to", to, "--json"])?;
+    refused_move_with(lab, from, name, to, &[])
+}
+
+/// The same with options for `tranship move`.
+///
+/// # Errors
+/// As [`refused_move`].
+pub fn refused_move_with(lab: &Lab, from: &str, name: &str, to: &str, options: &[&str]) -> Result<Refusal> {
+    let output = lab.exec(from, &[&["tranship", "move", name, "--to", to, "--json"], options].concat())?;
     let (stdout, text) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr).into_owned());
     let status = output.status.code().with_context(|| format!("tranship ended with {}", output.status))?;

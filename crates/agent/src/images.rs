@@ -146,14 +146,15 @@ fn answer(link: &mut Connection) -> Result<Heard, tranship_wire::ReadError> {
 pub fn send(
     node: &Node,
     (peer, id): (&NodeName, &MigrationId),
-    (engine, offer): (&dyn Engine, &Offer),
+    (engine, own, offer): (&dyn Engine, &serde_json::Value, &Offer),
     (report, pace): (&LiveReport, Option<u64>),
 ) -> Result<Option<(u64, String)>, Failure> {
     let mut link = node.dial(peer, Purpose::Image, Some(id))?;
     link.set_timeout(Some(PATIENCE)).and_then(|()| link.set_pace(pace)).map_err(failed)?;
     let broke = |e: &dyn std::fmt::Display| Failure::new(format!("the image could not be sent to node {peer}: {e}"));
     let (container, parameters) = (offer.container.clone(), offer.parameters.clone());
-    let wanted = Said::Wanted { engine: engine.name(), container, parameters };
+    let theirs = offer.engine.parse().unwrap_or(engine.name());
+    let wanted = Said::Wanted { engine: theirs, container, parameters };
     tranship_wire::write_message(&mut link, &wanted).map_err(|e| broke(&e))?;
     let lacking = match answer(&mut link).map_err(|e| broke(&in_full(&e)))? {
         Heard::Lacking(lacking) => lacking,
@@ -167,7 +168,7 @@ pub fn send(
             MAX_FILE_DATA as usize,
             Outgoing { link: &shared, report, sent: 0, broken: &broken },
         );
-        let saved = engine.save_image(&offer.parameters, &lacking, &mut pieces);
+        let saved = engine.save_image(own, &lacking, &mut pieces);
         // Whoever packs it takes a link that breaks for its own trouble.
         saved.map_err(|error| broken.get().map_or_else(|| failed(error), |cause| broke(cause)))?;
         let outgoing = pieces.into_inner().map_err(|e| broke(e.error()))?;

@@ -29,6 +29,10 @@ fn blocked(blocker: Blocker) -> Failure {
     Failure { message: blocker.to_string(), blockers: vec![blocker] }
 }
 
+fn all_blocked(blockers: Vec<Blocker>) -> Failure {
+    Failure::blocked(blockers).unwrap_or_else(|| Failure::new("the other engine cannot have it"))
+}
+
 /// The container, if an engine has it and it runs.
 pub fn find(node: &Node, name: &str, engine: Option<EngineName>) -> Result<(Arc<dyn Engine>, Container), Failure> {
     let (engine, container) = node.find(name, engine).map_err(blocked)?;
@@ -66,6 +70,10 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
         stdio_pipes_kept: engine.makes_root(),
         compat: criu.compat,
         limits_answered: true,
+    };
+    let (to, parameters) = match options.to_engine.filter(|to| *to != engine.name()) {
+        Some(other) => (other, engine.parameters_for(other, &container).map_err(all_blocked)?),
+        None => (engine.name(), container.parameters.clone()),
     };
     let mut findings = preflight::inspect(&subject).map_err(|e| Failure::new(e.to_string()))?;
     let mut blockers = findings.blockers.clone();
@@ -133,10 +141,10 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
     let binds = container.binds.iter().filter(|source| !comes_along(source)).cloned().collect();
     let offer = Offer {
         container: name.to_owned(),
-        engine: engine.name().to_string(),
+        engine: to.to_string(),
         mode: options.mode,
         config: container.config.clone(),
-        parameters: container.parameters.clone(),
+        parameters,
         stdio,
         network,
         memory_bytes: findings.memory_bytes,

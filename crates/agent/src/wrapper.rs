@@ -19,7 +19,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
-use tranship_engine::Mark;
+use tranship_engine::{Mark, MountTree};
 use tranship_storage::overlay::Overlay;
 
 /// The name that it is called by.
@@ -98,6 +98,9 @@ fn restore(call: &Call<'_>, mark: &Mark) -> anyhow::Result<i32> {
     let mut config: Value = serde_json::from_slice(&text)?;
     if let Some(namespace) = mark.network.as_ref().filter(|_| !is_attached(&config)) {
         attach(&mut config, namespace, call.id, &bundle)?;
+    }
+    if let Some(tree) = MountTree::noted(&mark.bundle)? {
+        tree.give_to(&mut config, &mark.bundle)?;
     }
     let text = config.to_string();
     std::fs::write(&file, &text)?;

@@ -153,6 +153,9 @@ pub struct How {
     /// The engine that runs the container, where several have one of its name
     #[arg(long, value_name = "ENGINE")]
     pub engine: Option<EngineName>,
+    /// The engine that is to have it there, if that is another one: docker for a container of podman, or the other way round
+    #[arg(long, value_name = "ENGINE")]
+    pub to_engine: Option<EngineName>,
     /// With rounds: freeze when what is left takes no longer than this, e.g. 100ms
     #[arg(long, value_name = "TIME", value_parser = units::milliseconds)]
     pub blackout_budget: Option<u32>,

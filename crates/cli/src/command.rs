@@ -165,6 +165,7 @@ fn options(how: &args::How) -> Result<MoveOptions, String> {
             ModeName::Hybrid => Mode::Hybrid,
         },
         engine: how.engine,
+        to_engine: how.to_engine,
         blackout_budget_ms: how.blackout_budget,
         safe: how.safe,
         max_rounds: how.max_rounds,
@@ -238,11 +239,12 @@ mod tests {
     #[test]
     fn the_options_of_a_move_are_understood() {
         let line = "tranship move redis --to b --mode auto --blackout-budget 0.1s --safe --max-rounds 7 --no-throttle \
-                    --bandwidth 500mbit --compress zstd --engine docker --with-binds --verify-files";
+                    --bandwidth 500mbit --compress zstd --engine docker --to-engine podman --with-binds --verify-files";
         let Command::Move { request, .. } = parse(line).unwrap() else { panic!("not a move") };
         let expected = MoveOptions {
             mode: Mode::Auto,
             engine: Some(tranship_types::EngineName::Docker),
+            to_engine: Some(tranship_types::EngineName::Podman),
             blackout_budget_ms: Some(100),
             safe: true,
             max_rounds: Some(7),

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use tar::{Archive, Builder};
 
+use crate::MissingImage;
+
 /// The archive's file that says which of its files are layers.
 const MANIFEST: &str = "manifest.json";
 const MANIFEST_CAP: u64 = 4 << 20;
@@ -24,6 +26,13 @@ pub(crate) enum Known {
     LeftOut,
     /// Podman takes an archive for broken in which a layer's file is not there, but does not read that of a layer that it has.
     Empty,
+}
+
+impl Known {
+    /// As the engine wants it that lacks the image.
+    pub fn in_archive(missing: &MissingImage) -> Self {
+        if missing.known_as_empty { Self::Empty } else { Self::LeftOut }
+    }
 }
 
 /// The files of an archive of one image in which its first `known` layers are, and nothing else.

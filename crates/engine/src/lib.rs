@@ -6,10 +6,12 @@
 mod archive;
 mod containerd;
 mod cpu;
+mod crossing;
 mod described;
 mod docker;
 mod freezer;
 mod mark;
+mod mounts;
 mod podman;
 
 mod runc;
@@ -22,13 +24,14 @@ use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tranship_types::{Blocker, CarriedTree, EngineName};
+use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName};
 
 pub use containerd::Containerd;
 pub use cpu::Cpu;
 pub use docker::{Docker, start as start_docker};
 pub use freezer::{Freezer, FreezerError};
 pub use mark::Mark;
+pub use mounts::MountTree;
 pub use podman::{NETWORK_VARIABLE, Podman};
 
 pub use runc::Runc;
@@ -277,6 +280,9 @@ pub struct MissingImage {
     /// Their digests, where layers are told by these.
     #[serde(default)]
     pub known: Vec<String>,
+    /// Whether the archive has to have an empty file for each of them.
+    #[serde(default)]
+    pub known_as_empty: bool,
     /// Where the engine keeps images.
     pub directory: PathBuf,
 }
@@ -321,6 +327,15 @@ pub trait Engine: Send + Sync {
     fn remarks(&self, container: &Container) -> Vec<String> {
         let _ = container;
         Vec::new()
+    }
+
+    /// The parameters with which another engine makes a container like this one, which is this engine's.
+    ///
+    /// # Errors
+    /// What that engine could not give it.
+    fn parameters_for(&self, other: EngineName, container: &Container) -> Result<Value, Vec<Blocker>> {
+        let cause = format!("container {} is {}'s, which {other} cannot take over", container.name, self.name());
+        Err(vec![Blocker::new(BlockerKind::Engine, cause, "leave out --to-engine")])
     }
 
     /// What on this node keeps the engine from making a container of these parameters, which come from the source.

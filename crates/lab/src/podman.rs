@@ -50,6 +50,10 @@ impl Lab {
             // Its locks are in /dev/shm, which the nodes have in common.
             self.check(&node, &["mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/etc/containers"])?;
             self.check(&node, &["mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm"])?;
+            // Where distributions have it, too, mounts are shared.
+            self.check(&node, &["mkdir", "-p", STORAGE])?;
+            self.check(&node, &["mount", "--bind", STORAGE, STORAGE])?;
+            self.check(&node, &["mount", "--make-shared", STORAGE])?;
             for (name, content) in files() {
                 let file = self.path(&node, format!("/etc/containers/{name}"))?;
                 fs::write(&file, content).map_err(LabError::file("write", &file))?;

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
+use rustix::fs::{Mode, OFlags, ResolveFlags, mkdirat, open, openat, openat2};
 use serde::{Deserialize, Serialize};
 
 use crate::StorageError;
@@ -24,6 +25,15 @@ use crate::mounts::{self, Mounted};
 const PLACEHOLDER: &str = "tranship-root";
 /// What the kernel shows among the options of a filesystem, and is none.
 const SHOWN: [&str; 3] = ["rw", "ro", "seclabel"];
+
+/// What something is mounted on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PointKind {
+    /// A directory.
+    Directory,
+    /// A file.
+    File,
+}
 
 /// An overlay that was set aside.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,6 +81,51 @@ impl Overlay {
         for mounted in everywhere.iter().filter(|mounted| mounted.point != self.point) {
             mount(Some(&self.point), &mounted.point, None::<&str>, MsFlags::MS_BIND, None::<&str>)
                 .map_err(|e| refused("bind the container's root to", &mounted.point, e))?;
+            // Docker's containers have roots that follow the node's; Podman's storage is nothing that can be followed.
+            mount(None::<&str>, &mounted.point, None::<&str>, MsFlags::MS_SHARED, None::<&str>)
+                .map_err(|e| refused("share", &mounted.point, e))?;
+        }
+        Ok(())
+    }
+
+    /// Makes what is missing of places to mount something on: directories, or empty files. Where the engine has them by itself, in a layer
+    /// of its own, they do not come with the container.
+    ///
+    /// # Errors
+    /// If one cannot be made.
+    pub fn provide(&self, points: &[(PathBuf, PointKind)]) -> Result<(), StorageError> {
+        let made = |e: rustix::io::Errno| {
+            StorageError::refused("make mount points in", &self.point, Errno::from_raw(e.raw_os_error()))
+        };
+        let root =
+            open(&self.point, OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(made)?;
+        // Its links lead nowhere but into it.
+        let look = |path: &Path| {
+            openat2(
+                &root,
+                path,
+                OFlags::PATH | OFlags::CLOEXEC,
+                Mode::empty(),
+                ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS,
+            )
+        };
+        for (point, kind) in points {
+            let mut way: Vec<&Path> = point.ancestors().take_while(|part| part.parent().is_some()).collect();
+            way.reverse();
+            for (at, part) in way.iter().enumerate() {
+                if look(part).is_ok() {
+                    continue;
+                }
+                let (Some(parent), Some(name)) = (part.parent(), part.file_name()) else { continue };
+                let parent = look(parent).map_err(made)?;
+                match kind {
+                    PointKind::File if at + 1 == way.len() => {
+                        let new = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+                        openat(&parent, name, new, Mode::from_raw_mode(0o755)).map(drop).map_err(made)?;
+                    }
+                    _ => mkdirat(&parent, name, Mode::from_raw_mode(0o755)).map_err(made)?,
+                }
+            }
         }
         Ok(())
     }

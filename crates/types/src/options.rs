@@ -16,6 +16,9 @@ pub struct MoveOptions {
     /// The engine that runs the container; found by the container's name where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine: Option<EngineName>,
+    /// The engine that is to have the container on the destination; the same as on the source where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to_engine: Option<EngineName>,
     /// With rounds: freeze when what is left takes no longer than this, in ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blackout_budget_ms: Option<u32>,

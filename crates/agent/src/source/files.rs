@@ -19,9 +19,10 @@ impl SourceRun {
             return Ok(());
         }
         let pace = self.report.read().options.bandwidth.map(Bandwidth::bytes_per_second);
-        let offer = self.inspected()?.1.clone();
+        let (own, offer) = (self.inspected()?.0.parameters.clone(), self.inspected()?.1.clone());
         let peer = (&self.peer, &self.id);
-        if let Some((wire_bytes, way)) = images::send(&self.node, peer, (&*self.engine, &offer), (&self.report, pace))?
+        if let Some((wire_bytes, way)) =
+            images::send(&self.node, peer, (&*self.engine, &own, &offer), (&self.report, pace))?
         {
             self.wire_bytes += wire_bytes;
             self.report.change(|r| r.ways.push(way));

@@ -118,6 +118,7 @@ impl Containerd {
             bytes,
             layers: layers.len(),
             known_layers: known.len(),
+            known_as_empty: false,
             known,
             directory: self.root(parameters)?,
         }))

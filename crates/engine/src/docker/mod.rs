@@ -28,8 +28,9 @@ use serde_json::{Value, json};
 use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 
 use crate::archive::{self, Known};
+use crate::crossing;
 use crate::described::{self, is_plain};
-use crate::{Container, Engine, EngineError, Images, MissingImage, Runc, State, Summary, TreePlace};
+use crate::{Container, Engine, EngineError, Images, MissingImage, MountTree, Runc, State, Summary, TreePlace};
 use http::Answer;
 use parameters::{Parameters, subnets};
 
@@ -328,6 +329,10 @@ impl Engine for Docker {
             .map_or_else(|_| Vec::new(), |parameters| parameters.remarks(&container.name))
     }
 
+    fn parameters_for(&self, other: EngineName, container: &Container) -> Result<Value, Vec<Blocker>> {
+        crossing::parameters(EngineName::Docker, other, container)
+    }
+
     fn missing(&self, name: &str, parameters: &Value) -> Vec<Blocker> {
         let lacks =
             described::parameters::<Parameters>(name, parameters).and_then(|parameters| self.lacks(name, &parameters));
@@ -338,7 +343,7 @@ impl Engine for Docker {
         described::dump(&self.runc, container, images)
     }
 
-    fn create(&self, name: &str, bundle: &Path, _: &Value, parameters: &Value) -> Result<(), EngineError> {
+    fn create(&self, name: &str, bundle: &Path, config: &Value, parameters: &Value) -> Result<(), EngineError> {
         let parameters = described::parameters::<Parameters>(name, parameters)?;
         if !is_plain(name) {
             let why = "that is no name for a container".to_owned();
@@ -346,6 +351,7 @@ impl Engine for Docker {
         }
         let image = self.image(&parameters)?.unwrap_or_else(|| parameters.image.clone());
         described::note(bundle, "").map_err(|e| unnoted(name, &e))?;
+        MountTree::of(config).note(bundle).map_err(|e| unnoted(name, &e))?;
         self.make_volumes(name, bundle, &parameters)?;
         let body = parameters.create_body(&image, &self.runtime);
         let answer = self.call("POST", &format!("/containers/create?name={name}"), Some(&body))?;
@@ -423,6 +429,7 @@ impl Engine for Docker {
             layers: parameters.layers.len(),
             known_layers: self.known_layers(&parameters.layers)?,
             known: Vec::new(),
+            known_as_empty: false,
             directory: self.root()?,
         }))
     }
@@ -436,7 +443,7 @@ impl Engine for Docker {
             0 => io::copy(&mut archive()?, sink).map(drop),
             known => {
                 let layers = archive::first_layers(archive()?, known)?;
-                archive::copy_without(archive()?, (&layers, Known::LeftOut), sink)
+                archive::copy_without(archive()?, (&layers, Known::in_archive(missing)), sink)
             }
         };
         send(sink).map_err(|error| unpacked("save the image", &missing.name, &error))

@@ -26,8 +26,8 @@ use serde_json::Value;
 use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 
 use crate::archive::{self, Known};
-use crate::described;
-use crate::{Container, Engine, EngineError, Images, Mark, MissingImage, Runc, State, Summary, TreePlace};
+use crate::{Container, Engine, EngineError, Images, Mark, MissingImage, MountTree, Runc, State, Summary, TreePlace};
+use crate::{crossing, described, mounts};
 use command::is_unknown;
 use parameters::{Network, Parameters, is_word};
 
@@ -187,6 +187,9 @@ impl Podman {
                 );
             }
         }
+        if parameters.foreign && !parameters.volumes.is_empty() {
+            found.extend(mounts::not_followed(&self.storage));
+        }
         Ok(found)
     }
 
@@ -313,6 +316,10 @@ impl Engine for Podman {
             .map_or_else(|_| Vec::new(), |parameters| parameters.remarks(&container.name))
     }
 
+    fn parameters_for(&self, other: EngineName, container: &Container) -> Result<Value, Vec<Blocker>> {
+        crossing::parameters(EngineName::Podman, other, container)
+    }
+
     fn missing(&self, name: &str, parameters: &Value) -> Vec<Blocker> {
         described::or_mend(described::parameters(name, parameters).and_then(|p| self.lacks(name, &p)))
     }
@@ -321,7 +328,7 @@ impl Engine for Podman {
         described::dump(&self.runc, container, images)
     }
 
-    fn create(&self, name: &str, bundle: &Path, _: &Value, parameters: &Value) -> Result<(), EngineError> {
+    fn create(&self, name: &str, bundle: &Path, config: &Value, parameters: &Value) -> Result<(), EngineError> {
         let parameters: Parameters = described::parameters(name, parameters)?;
         if !is_word(name) {
             return Err(described::not_made(Self::NAME, name, "that is no name for a container"));
@@ -329,6 +336,7 @@ impl Engine for Podman {
         let absent = || described::not_made(Self::NAME, name, format!("its image {} is gone", parameters.image_name));
         let image = self.image(&parameters).ok_or_else(absent)?;
         described::note(bundle, "").map_err(Self::unmade(name))?;
+        MountTree::of(config).note(bundle).map_err(Self::unmade(name))?;
         self.make_volumes(name, bundle, &parameters)?;
         let mut arguments = vec!["--runtime".to_owned(), self.runtime.clone()];
         arguments.extend(parameters.create_arguments(name, &image, self.runc.cgroup_parent.as_deref()));
@@ -426,6 +434,7 @@ impl Engine for Podman {
             layers: parameters.layers.len(),
             known_layers: self.known_layers(&parameters.layers)?,
             known: Vec::new(),
+            known_as_empty: true,
             directory: self.storage.clone(),
             name: parameters.image_name,
         }))
@@ -442,7 +451,7 @@ impl Engine for Podman {
         if missing.known_layers > 0 {
             save(&mut |archive| archive::first_layers(archive, missing.known_layers).map(|found| layers = found))?;
         }
-        save(&mut |archive| archive::copy_without(archive, (&layers, Known::Empty), sink))
+        save(&mut |archive| archive::copy_without(archive, (&layers, Known::in_archive(missing)), sink))
     }
 
     fn load_image(&self, name: &str, parameters: &Value, archive: &mut dyn Read) -> Result<(), EngineError> {

@@ -30,6 +30,20 @@ const OF_THE_NODE: [&str; 12] = [
     "Volumes",
 ];
 
+/// What Podman writes down in other words than those by which it was told.
+const IN_OTHER_WORDS: [&str; 10] = [
+    "Env",
+    "CapAdd",
+    "CapDrop",
+    "Binds",
+    "Tmpfs",
+    "StopSignal",
+    "Healthcheck",
+    "IpcMode",
+    "PidsLimit",
+    "RestartPolicy",
+];
+
 /// The parameters of a container, as they travel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Parameters {
@@ -51,6 +65,9 @@ pub(super) struct Parameters {
     pod: String,
     pub networks: Vec<Network>,
     pub volumes: Vec<Volume>,
+    /// Whether the container was another engine's, which describes it in other words: only what it says in the same is compared.
+    #[serde(default)]
+    pub foreign: bool,
 }
 
 /// A volume of a container, also one that Podman has named.
@@ -180,6 +197,7 @@ impl Parameters {
             pod: text("Pod"),
             networks: attached.collect(),
             volumes: volumes.collect(),
+            foreign: false,
         }
     }
 
@@ -193,14 +211,14 @@ impl Parameters {
             }
         };
         for part in ["Config", "HostConfig"] {
-            for (key, wanted) in entries(&self.described[part]).filter(|(key, _)| !OF_THE_NODE.contains(&key.as_str()))
-            {
+            let excepted = |key: &str| OF_THE_NODE.contains(&key) || (self.foreign && IN_OTHER_WORDS.contains(&key));
+            for (key, wanted) in entries(&self.described[part]).filter(|(key, _)| !excepted(key)) {
                 compare(key, wanted, &made[part][key]);
             }
         }
         let log = |container: &Value| container["HostConfig"]["LogConfig"]["Type"].clone();
         compare("log driver", &log(&self.described), &log(made));
-        for key in ["EffectiveCaps", "BoundingCaps"] {
+        for key in ["EffectiveCaps", "BoundingCaps"].into_iter().filter(|key| !self.described[*key].is_null()) {
             compare(key, &self.described[key], &made[key]);
         }
         let command = [vec![made["Path"].as_str().unwrap_or_default().to_owned()], texts(&made["Args"])].concat();
@@ -326,7 +344,10 @@ mod tests {
             "--stop-signal=15",
             "--memory=268435456",
             "--volume=data:/data:rw,rbind",
-            "--tmpfs=/tmp:rw",
+            "--tmpfs=/tmp:rw,notmpcopyup",
+            "--pids-limit=-1",
+            "--cap-drop=ALL",
+            "--cap-add=CAP_CHOWN",
             "--restart=on-failure:3",
             "--publish=8080:80/tcp",
             "--ulimit=nofile=1000:2000",

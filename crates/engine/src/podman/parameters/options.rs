@@ -40,9 +40,26 @@ impl Parameters {
         for (from, key, option) in LISTS {
             texts(&self.described[from][key]).iter().for_each(|text| add(option, text));
         }
-        let pairs = entries(&config["Labels"]).map(|pair| ("label", "=", pair));
-        for (option, between, (key, value)) in pairs.chain(entries(&host["Tmpfs"]).map(|pair| ("tmpfs", ":", pair))) {
-            add(option, &format!("{key}{between}{}", value.as_str().unwrap_or_default()));
+        for (key, value) in entries(&config["Labels"]) {
+            add("label", &format!("{key}={}", value.as_str().unwrap_or_default()));
+        }
+        for (inside, options) in entries(&host["Tmpfs"]) {
+            let options = options.as_str().unwrap_or_default();
+            let copies = options.split(',').any(|option| option.ends_with("tmpcopyup"));
+            add("tmpfs", &format!("{inside}:{options}{}", if copies { "" } else { ",notmpcopyup" }));
+        }
+        if host["PidsLimit"].as_i64().is_none_or(|most| most == 0) {
+            add("pids-limit", "-1");
+        }
+        // What Podman shows as added and dropped it counts from another list than its options do. To another user than root an option
+        // would give what root has.
+        let root_s = texts(&self.described["EffectiveCaps"]);
+        if host["Privileged"] == true || root_s.is_empty() {
+            texts(&host["CapAdd"]).iter().for_each(|text| add("cap-add", text));
+            texts(&host["CapDrop"]).iter().for_each(|text| add("cap-drop", text));
+        } else {
+            add("cap-drop", "ALL");
+            root_s.iter().for_each(|text| add("cap-add", text));
         }
         for (key, value) in entries(&config["Annotations"]).filter(|(key, _)| !is_podman_s(key)) {
             add("annotation", &format!("{key}={}", value.as_str().unwrap_or_default()));
@@ -147,11 +164,9 @@ const SWITCHES: [(&str, &str, &str); 6] = [
 ];
 
 /// Options that are given once for each of these.
-const LISTS: [(&str, &str, &str); 10] = [
+const LISTS: [(&str, &str, &str); 8] = [
     ("Config", "Env", "env"),
     ("HostConfig", "Binds", "volume"),
-    ("HostConfig", "CapAdd", "cap-add"),
-    ("HostConfig", "CapDrop", "cap-drop"),
     ("HostConfig", "Dns", "dns"),
     ("HostConfig", "DnsOptions", "dns-option"),
     ("HostConfig", "DnsSearch", "dns-search"),
