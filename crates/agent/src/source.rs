@@ -17,10 +17,11 @@ use tranship_sys::breakpoints;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
 use tranship_transport::{Connection, Link};
-use tranship_types::{Blocker, EngineName, MigrationId, NodeName, Phase, Side};
+use tranship_types::{Blocker, EngineName, MigrationId, NodeName, Phase};
 use tranship_wire::Purpose;
 use tranship_wire::message::{Offer, Request, Response};
 
+mod account;
 mod control;
 mod drain;
 mod files;
@@ -46,7 +47,7 @@ use crate::layout::{Front, Layout, Role};
 use crate::node::{self, Node, failed};
 use crate::options;
 use crate::registry::LiveReport;
-use crate::timeline::{ClockOffset, Timeline, align};
+use crate::timeline::{ClockOffset, Timeline};
 use crate::tmpfs;
 use crate::trees;
 
@@ -93,6 +94,8 @@ pub struct SourceRun {
     clock: ClockOffset,
     timeline: Timeline,
     frozen_ns: Option<u64>,
+    /// When the destination's word came that it is ready, or that of the group: from then on it is this node's to decide.
+    ready_ns: Option<u64>,
     limits: Limits,
     /// The watch over the container's memory, where there are rounds. Dropping it takes time for each page.
     tracker: Option<Tracker>,
@@ -163,6 +166,7 @@ impl SourceRun {
             clock: ClockOffset::default(),
             timeline: Timeline::default(),
             frozen_ns: None,
+            ready_ns: None,
             limits: options::limits(&first.options),
             tracker: None,
             smaps: Smaps::default(),
@@ -305,6 +309,7 @@ impl SourceRun {
     fn await_ready(&mut self) -> Result<(), Failure> {
         match self.hear(FROZEN_PATIENCE)? {
             Response::Ready { parts } => {
+                self.ready_ns = Some(monotonic_ns());
                 if let Some(why) = self.push.as_mut().and_then(Push::broken) {
                     return Err(self.reason(Failure::new(format!("memory could not be sent: {why}"))));
                 }
@@ -320,8 +325,7 @@ impl SourceRun {
         if self.control.is_none() {
             self.control = Some(self.node.dial(&self.peer, Purpose::Control, Some(&self.id))?);
         }
-        let start = monotonic_ns();
-        self.stop_original();
+        let start = self.decided();
         self.unanswered = Some(Instant::now());
         // Behind the word to commit, without waiting for its answer: they are delivered as soon as the tasks run.
         let answer =
@@ -338,29 +342,8 @@ impl SourceRun {
         self.timeline.note("commit and resume", start, monotonic_ns());
         schedule::stand(Standing::Ordinary);
         self.forward_held()?;
-        let error_ms = self.clock.error_ns as f64 / 1e6;
-        let resumed = self.clock.to_source(resumed_ns);
-        self.report.change(|r| {
-            r.parts.extend(parts);
-            if let Some(frozen) = self.frozen_ns {
-                align(&mut r.parts, self.clock, frozen);
-                r.blackout_ms = Some(resumed.saturating_sub(frozen) as f64 / 1e6);
-                r.blackout_error_ms = Some(error_ms);
-            }
-        });
-        self.report_parts();
+        self.account(resumed_ns, parts);
         Ok(())
-    }
-
-    /// Puts the newest parts into the report, once it is known when the freeze was.
-    fn report_parts(&mut self) {
-        let Some(frozen) = self.frozen_ns else { return };
-        let mut parts = self.timeline.take(Side::Source);
-        align(&mut parts, self.clock, frozen);
-        self.report.change(|r| {
-            r.parts.append(&mut parts);
-            r.parts.sort_by(|a, b| a.start_ms.total_cmp(&b.start_ms));
-        });
     }
 
     fn perform(&mut self, step: SourceStep) -> Result<(), Failure> {

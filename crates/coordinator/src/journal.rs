@@ -1,26 +1,36 @@
 //! The journal of one migration: what was begun and what was decided, so that an agent that was killed at any moment can
 //! finish or undo.
 //!
-//! One JSON object a line. Steps are appended without fsync: a killed agent loses nothing that it wrote, and where the host
-//! itself goes down there is no container left to undo anything for. Decisions are synced before anybody acts on them, and
-//! the space for them is reserved beforehand, so that a full disk is found out before the freeze.
+//! One JSON object a line, and zeros behind the last one. Steps are written without fsync: a killed agent loses nothing that it
+//! wrote, and where the host itself goes down there is no container left to undo anything for. Decisions are synced before
+//! anybody acts on them.
+//!
+//! ```text
+//! {"record":"begin",…}\n{"record":"step",…}\n000000000000000000…      made so, and synced, before anything is begun
+//!                                            └ the next record overwrites zeros
+//! ```
+//!
+//! The zeros are on the disk from the beginning. So a full disk is found out before the freeze, and a decision, which is synced
+//! while the container stands still, changes neither the file's length nor where its blocks are: it is one write and a flush of the
+//! device, and does not wait for the filesystem's own journal, into which everybody on the machine writes. A line that a crash has torn,
+//! at whatever place, has a zero in it or lacks its end; records never contain one, since JSON escapes it. What does not fit is appended
+//! as to any file.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, Read};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nix::fcntl::{FallocateFlags, fallocate};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tranship_types::{GroupId, MigrationId, NodeName, Side};
 
 use crate::Failure;
 
-/// Bytes reserved for a journal beyond its first record.
-const RESERVED: i64 = 16 << 10;
+/// Zeros behind a journal's first record, for those that follow, in bytes.
+const RESERVED: usize = 16 << 10;
 
 /// One line of a journal.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -84,11 +94,13 @@ pub struct JournalError {
     pub source: io::Error,
 }
 
-/// A migration's journal, open for appending.
+/// A migration's journal, open for writing.
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
     file: File,
+    /// Where its last record ends.
+    end: u64,
 }
 
 impl Journal {
@@ -104,15 +116,13 @@ impl Journal {
         let failed = Self::failed(&path, "made");
         std::fs::create_dir_all(directory).map_err(&failed)?;
         // For its owner alone: the context may have the container's configuration, and so its environment, in it.
-        let options = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path);
-        let file = options.map_err(&failed)?;
-        let mut journal = Self { path: path.clone(), file };
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).map_err(&failed)?;
+        let mut journal = Self { path: path.clone(), file, end: 0 };
         let made = journal.append(begin).and_then(|()| {
-            let len = journal.file.metadata().map_err(&failed)?.len();
-            match fallocate(&journal.file, FallocateFlags::FALLOC_FL_KEEP_SIZE, len as i64, RESERVED) {
-                // A filesystem that cannot reserve is used as it is.
-                Ok(()) | Err(nix::errno::Errno::EOPNOTSUPP) => {}
-                Err(error) => return Err(failed(error.into())),
+            match journal.file.write_all_at(&[0; RESERVED], journal.end) {
+                // A limit on the length of files, not on what the disk takes: the lines that fit are written without zeros.
+                Err(error) if error.kind() == io::ErrorKind::FileTooLarge => journal.cut(),
+                reserved => reserved.map_err(&failed)?,
             }
             journal.file.sync_all().map_err(&failed)?;
             File::open(directory).and_then(|d| d.sync_all()).map_err(&failed)
@@ -125,19 +135,21 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Opens an existing journal and reads its records. A last line that was torn by a crash is dropped.
+    /// Opens an existing journal and reads its records. What was torn by a crash is dropped.
     pub fn open(path: &Path) -> Result<(Self, Vec<Record>), JournalError> {
         let failed = Self::failed(path, "read");
-        let mut file = OpenOptions::new().read(true).append(true).open(path).map_err(&failed)?;
+        let mut file = OpenOptions::new().read(true).write(true).open(path).map_err(&failed)?;
         // As bytes: a line may have been torn within a character.
         let mut text = Vec::new();
         file.read_to_end(&mut text).map_err(&failed)?;
         let whole = whole_lines(&text);
-        if whole.len() < text.len() {
-            file.set_len(whole.len() as u64).map_err(&failed)?;
+        let end = whole.len() as u64;
+        // The next record must have nothing but zeros behind it.
+        if text[whole.len()..].iter().any(|byte| *byte != 0) {
+            file.set_len(end).map_err(&failed)?;
         }
         let records = records(whole).map_err(|e| failed(e.into()))?;
-        Ok((Self { path: path.to_owned(), file }, records))
+        Ok((Self { path: path.to_owned(), file, end }, records))
     }
 
     /// Reads the records of a journal that is somebody else's, who may be writing.
@@ -171,26 +183,29 @@ impl Journal {
     pub fn append(&mut self, record: &Record) -> Result<(), JournalError> {
         let mut line = serde_json::to_vec(record).map_err(|e| Self::failed(&self.path, "written")(e.into()))?;
         line.push(b'\n');
-        let whole = self.length()?;
         // A full disk may have taken a part of the line, into which the next one must not run.
-        self.file.write_all(&line).inspect_err(|_| self.cut(whole)).map_err(Self::failed(&self.path, "written"))
+        let written = self.file.write_all_at(&line, self.end).inspect_err(|_| self.cut());
+        written.map_err(Self::failed(&self.path, "written"))?;
+        self.end += line.len() as u64;
+        Ok(())
     }
 
     /// Appends a decision: it is on the disk when this returns. On failure the journal is as it was.
     pub fn decide(&mut self, record: &Record) -> Result<(), JournalError> {
-        let whole = self.length()?;
+        let whole = self.end;
         self.append(record)?;
-        // A later agent must not find a decision that nobody acted on.
-        self.file.sync_data().inspect_err(|_| self.cut(whole)).map_err(Self::failed(&self.path, "synced"))
+        let synced = self.file.sync_data();
+        synced.map_err(|error| {
+            // A later agent must not find a decision that nobody acted on.
+            self.end = whole;
+            self.cut();
+            Self::failed(&self.path, "synced")(error)
+        })
     }
 
-    fn length(&self) -> Result<u64, JournalError> {
-        self.file.metadata().map(|m| m.len()).map_err(Self::failed(&self.path, "examined"))
-    }
-
-    /// Takes back what was written past `whole`, as far as the disk lets us: the failure itself is reported anyway.
-    fn cut(&self, whole: u64) {
-        let _ = self.file.set_len(whole);
+    /// Takes back what was written past the last record, as far as the disk lets us: the failure itself is reported anyway.
+    fn cut(&self) {
+        let _ = self.file.set_len(self.end);
     }
 
     /// Ends the journal: nothing is left to do, and nothing to remember.
@@ -199,8 +214,9 @@ impl Journal {
     }
 }
 
-/// All up to the last line's end.
+/// All up to the end of the last line that is whole, and behind no other that is not.
 fn whole_lines(text: &[u8]) -> &[u8] {
+    let text = &text[..text.iter().position(|byte| *byte == 0).unwrap_or(text.len())];
     &text[..text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1)]
 }
 
@@ -212,25 +228,63 @@ fn records(lines: &[u8]) -> serde_json::Result<Vec<Record>> {
 mod tests {
     use super::*;
 
+    fn begin(id: &MigrationId) -> Record {
+        let (container, peer) = ("c".into(), "b".parse().unwrap());
+        Record::Begin { id: id.clone(), side: Side::Source, container, peer, context: Value::Null }
+    }
+
+    fn step(name: &str) -> Record {
+        Record::Step { step: name.into() }
+    }
+
     #[test]
-    fn a_torn_last_line_is_dropped_and_the_rest_kept() {
+    fn whatever_of_a_line_a_crash_leaves_the_records_before_it_are_kept_and_others_can_follow() {
+        let line = b"{\"record\":\"undone\",\"failure\":{\"message\":\"\xc3\xbc\"}}\n";
         let directory = tempfile::tempdir().unwrap();
         let id: MigrationId = "m-1".parse().unwrap();
-        let begin = Record::Begin {
-            id: id.clone(),
-            side: Side::Source,
-            container: "c".into(),
-            peer: "b".parse().unwrap(),
-            context: Value::Null,
-        };
-        let mut journal = Journal::create(directory.path(), &id, &begin).unwrap();
-        journal.append(&Record::Step { step: "freeze".into() }).unwrap();
-        journal.file.write_all("{\"record\":\"undone\",\"failure\":\"ü".as_bytes().split_last().unwrap().1).unwrap();
-        let path = Journal::list(directory.path()).remove(0);
-        let (mut journal, records) = Journal::open(&path).unwrap();
-        assert_eq!(records, [begin, Record::Step { step: "freeze".into() }]);
+        let mut journal = Journal::create(directory.path(), &id, &begin(&id)).unwrap();
+        journal.append(&step("freeze")).unwrap();
+        let (before, end) = (std::fs::read(&journal.path).unwrap(), journal.end as usize);
+        let parts = (1..=line.len()).flat_map(|end| (0..end).map(move |start| start..end));
+        for part in parts.filter(|part| *part != (0..line.len())) {
+            let mut torn = before.clone();
+            torn[end + part.start..end + part.end].copy_from_slice(&line[part.clone()]);
+            std::fs::write(&journal.path, torn).unwrap();
+            let (mut journal, records) = Journal::open(&journal.path).unwrap();
+            assert_eq!(records, [begin(&id), step("freeze")], "{part:?}");
+            journal.append(&Record::Done).unwrap();
+            let records = Journal::read(&journal.path).unwrap();
+            assert_eq!(records, [begin(&id), step("freeze"), Record::Done], "{part:?}");
+        }
+    }
+
+    #[test]
+    fn a_decision_changes_neither_the_length_of_the_file_nor_where_it_is() {
+        use std::os::unix::fs::MetadataExt;
+        let directory = tempfile::tempdir().unwrap();
+        let id: MigrationId = "m-1".parse().unwrap();
+        let mut journal = Journal::create(directory.path(), &id, &begin(&id)).unwrap();
+        let size = |journal: &Journal| journal.file.metadata().map(|m| (m.len(), m.blocks())).unwrap();
+        let before = size(&journal);
+        journal.append(&step("freeze")).unwrap();
         journal.decide(&Record::Commit).unwrap();
-        assert_eq!(Journal::open(&path).unwrap().1.last(), Some(&Record::Commit));
+        assert_eq!(size(&journal), before);
+        let (mut journal, records) = Journal::open(&journal.path).unwrap();
+        assert_eq!(records, [begin(&id), step("freeze"), Record::Commit]);
+        journal.append(&Record::Done).unwrap();
+        assert_eq!(size(&journal), before, "to open it is no reason to make it shorter");
+    }
+
+    #[test]
+    fn a_journal_may_grow_beyond_what_was_reserved_for_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let id: MigrationId = "m-1".parse().unwrap();
+        let mut journal = Journal::create(directory.path(), &id, &begin(&id)).unwrap();
+        let long = step(&"x".repeat(RESERVED / 3));
+        (0..5).for_each(|_| journal.append(&long).unwrap());
+        journal.decide(&Record::Commit).unwrap();
+        let records = Journal::read(&journal.path).unwrap();
+        assert_eq!((records.len(), records.last()), (7, Some(&Record::Commit)));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use tranship_coordinator::Failure;
 use tranship_engine::{Container, Freezer};
+use tranship_sys::clock::monotonic_ns;
 
 use super::{FREEZE, SourceRun, failed};
 
@@ -34,8 +35,19 @@ impl SourceRun {
         Err(Failure::new(format!("somebody resumed container {name} in the middle of its move; try again")))
     }
 
-    /// Keeps the original from running, whoever resumes it. May be done again. It is frozen: nothing waits for this.
-    pub(super) fn stop_original(&self) {
+    /// The decision is on the disk. Returns since when nothing but the word to commit is lacking.
+    pub(super) fn decided(&mut self) -> u64 {
+        let start = monotonic_ns();
+        if let Some(ready) = self.ready_ns.take() {
+            self.timeline.note("decision: written", ready, start);
+        }
+        self.stop_original();
+        self.timeline.note("original: kept", start, monotonic_ns());
+        start
+    }
+
+    /// Keeps the original from running, whoever resumes it. May be done again.
+    fn stop_original(&self) {
         let stop = |container: Container| container.freezer.stop_beneath(&self.stopped_before()).map_err(failed);
         if let Err(failure) = self.container().and_then(stop) {
             tracing::warn!(id = %self.id, %failure, "nothing but the freezer keeps the original from running");

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use tranship_coordinator::group::Stage;
 use tranship_coordinator::{Failure, SourceStep};
+use tranship_sys::clock::monotonic_ns;
 use tranship_types::Phase;
 use tranship_wire::message::{Request, Response};
 
@@ -93,6 +94,10 @@ impl SourceRun {
             if let Err(failure) = seen {
                 return turn.leave(failure).map(|()| true);
             }
+        }
+        let now = monotonic_ns();
+        if let Some(ready) = self.ready_ns.replace(now) {
+            self.timeline.note("decision: of the group", ready, now);
         }
         Ok(true)
     }

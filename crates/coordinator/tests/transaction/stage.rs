@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt::Display;
-use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard};
@@ -378,8 +378,11 @@ impl State {
 
 fn tear(journals: &Path) {
     for path in Journal::list(journals) {
-        let mut file = std::fs::OpenOptions::new().append(true).open(path).expect("a journal");
-        file.write_all(TORN).expect("a journal can be written");
+        // In the place of the next record, in which there are zeros.
+        let text = std::fs::read(&path).expect("a journal");
+        let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
+        let file = std::fs::OpenOptions::new().write(true).open(path).expect("a journal");
+        file.write_all_at(TORN, end as u64).expect("a journal can be written");
     }
 }
 
