@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use tranship_coordinator::Failure;
 use tranship_memory::send::{self, Outbox, Stream};
 use tranship_memory::survey;
+use tranship_sys::schedule::Standing;
 use tranship_transport::{Connection, Link};
 use tranship_types::AddressSpaceId;
 use tranship_wire::message::{Request, Response};
@@ -59,7 +60,7 @@ impl SourceRun {
             while self.layout.left_directories().exists() && self.ask_drained(false)?.is_some() {}
             return Ok(());
         }
-        self.push.iter().for_each(Push::begin);
+        self.push.iter().for_each(|push| push.begin(Standing::Ordinary));
         self.stand_aside()?;
         let mut seen = (u64::MAX, Instant::now());
         let mut arriving = Arriving::default();
@@ -169,7 +170,7 @@ impl SourceRun {
         let outbox = Outbox::default();
         outbox.add(&send::lacking(&spaces, &missing));
         let push = Push::start(outbox, streams, Some(Demand { wants, urgent }));
-        push.begin();
+        push.begin(Standing::Ordinary);
         Ok(push)
     }
 

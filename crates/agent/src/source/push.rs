@@ -1,12 +1,13 @@
 //! Sends the memory of a frozen container, each page once: what the destination waits for first, the rest meanwhile.
 
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use tranship_coordinator::Failure;
 use tranship_memory::send::{Counters, Outbox, SendError, Stream};
-use tranship_sys::schedule;
+use tranship_sys::schedule::{self, Standing};
 use tranship_transport::{Closer, Connection, Link};
 use tranship_wire::ReadError;
 
@@ -22,6 +23,8 @@ pub struct Demand {
 pub struct Push {
     counters: Arc<Counters>,
     streams: Vec<JoinHandle<Result<(), SendError>>>,
+    /// Each stream has the other end until its own.
+    ended: Receiver<()>,
     demand: Option<JoinHandle<Result<(), String>>>,
     closers: Vec<Closer>,
     wire: Vec<tranship_transport::Counters>,
@@ -29,22 +32,23 @@ pub struct Push {
     broken: Option<String>,
 }
 
-/// Keeps the streams back until they shall begin: in the freeze every other thing is more urgent.
+/// Keeps the streams back until they shall begin, and tells them how urgent they are then.
 #[derive(Default)]
 struct Start {
-    given: Mutex<bool>,
+    given: Mutex<Option<Standing>>,
     changed: Condvar,
 }
 
 impl Start {
-    fn give(&self) {
-        *self.given.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    fn give(&self, standing: Standing) {
+        self.given.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(standing);
         self.changed.notify_all();
     }
 
-    fn wait(&self) {
+    fn wait(&self) -> Standing {
         let given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(self.changed.wait_while(given, |given| !*given).unwrap_or_else(PoisonError::into_inner));
+        let given = self.changed.wait_while(given, |given| given.is_none()).unwrap_or_else(PoisonError::into_inner);
+        given.unwrap_or(Standing::Ordinary)
     }
 }
 
@@ -80,14 +84,17 @@ impl Push {
         let start = Arc::new(Start::default());
         let count = streams.len();
         let (mut closers, mut wire, mut threads) = (Vec::new(), Vec::new(), Vec::new());
+        let (going, ended) = mpsc::channel::<()>();
         for (number, mut stream) in streams.into_iter().enumerate() {
             closers.push(stream.link().closer());
             wire.push(stream.link().counters());
             let (outbox, counters) = (Arc::clone(&outbox), Arc::clone(&counters));
-            let start = Arc::clone(&start);
+            let (start, going) = (Arc::clone(&start), going.clone());
             threads.push(std::thread::spawn(move || {
-                start.wait();
-                outbox.send((number, count), &mut stream, &counters)
+                schedule::stand(start.wait());
+                let sent = outbox.send((number, count), &mut stream, &counters);
+                drop(going);
+                sent
             }));
         }
         let demand = demand.map(|Demand { wants, mut urgent }| {
@@ -96,12 +103,13 @@ impl Push {
             let (outbox, counters) = (Arc::clone(&outbox), Arc::clone(&counters));
             std::thread::spawn(move || answer(wants, urgent, &outbox, &counters))
         });
-        Self { counters, streams: threads, demand, closers, wire, start, broken: None }
+        Self { counters, streams: threads, ended, demand, closers, wire, start, broken: None }
     }
 
-    /// Lets the streams begin.
-    pub fn begin(&self) {
-        self.start.give();
+    /// Lets the streams begin: where the container runs elsewhere already, as ordinary threads; where it waits for them, before
+    /// those.
+    pub fn begin(&self, standing: Standing) {
+        self.start.give(standing);
     }
 
     /// What it has sent so far, to be looked at from any thread.
@@ -112,6 +120,11 @@ impl Push {
     /// Whether every stream has come to its end; what was asked for is still answered.
     pub fn is_sent(&self) -> bool {
         self.streams.iter().all(JoinHandle::is_finished)
+    }
+
+    /// Disconnected when every stream has come to its end.
+    pub fn ended(&self) -> &Receiver<()> {
+        &self.ended
     }
 
     /// Waits until everything is sent.
@@ -151,7 +164,7 @@ impl Push {
 impl Drop for Push {
     fn drop(&mut self) {
         self.cut();
-        self.begin();
+        self.begin(Standing::Ordinary);
         let _ = self.wait();
         if let Some(demand) = self.demand.take() {
             let _ = demand.join();
@@ -166,7 +179,7 @@ fn answer(
     outbox: &Outbox,
     counters: &Counters,
 ) -> Result<(), String> {
-    schedule::stand(schedule::Standing::Realtime);
+    schedule::stand(Standing::Realtime);
     loop {
         match tranship_wire::runs::read_wants(&mut wants) {
             Ok(Some((space, ranges))) => {

@@ -47,7 +47,7 @@ pub(super) fn shown_on<T>(
 }
 
 /// Shows it until the other end of `done` is gone.
-fn show((report, tally): Shown<'_>, gauge: &Gauge, (before, bytes): (u64, u64), done: &Receiver<()>) {
+pub(super) fn show((report, tally): Shown<'_>, gauge: &Gauge, (before, bytes): (u64, u64), done: &Receiver<()>) {
     let mut within = VecDeque::from([0; TICKS]);
     while done.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
         let (read, wire) = (gauge.read_bytes(), gauge.wire_bytes());

@@ -10,7 +10,7 @@ use tranship_transport::{Closer, Connection, Link};
 use tranship_types::Mode;
 
 use super::push::Push;
-use super::showing::shown;
+use super::showing::show;
 use super::streams::show_tally;
 use super::{STREAM_BUFFERS, SourceRun, failed};
 use crate::tmpfs;
@@ -48,9 +48,12 @@ impl SourceRun {
 
         let before = self.report.read().progress.moved_bytes;
         let gauge = push.gauge();
-        // Where pages may follow the resume, nobody waits for them here.
-        let send = || if early { Ok(()) } else { push.wait() };
-        shown((&self.report, &self.tally), &gauge, all - before, send).map_err(|failure| self.reason(failure))?;
+        // Where pages may follow the resume, nobody waits for them here. Where not, no thread is started for showing how far they
+        // are: its first turn of a processor would be an ordinary thread's, and the container waits.
+        if !early {
+            show((&self.report, &self.tally), &gauge, (before, all - before), push.ended());
+            push.wait().map_err(|failure| self.reason(failure))?;
+        }
         if !early {
             self.timeline.note("memory: sent", pushing, monotonic_ns());
         }
@@ -105,7 +108,7 @@ impl SourceRun {
                 let named = monotonic_ns();
                 let push = Push::start(outbox, streams, demand);
                 if !early {
-                    push.begin();
+                    push.begin(Standing::Favoured);
                 }
                 Ok((push, named))
             });
