@@ -136,6 +136,22 @@ fn files_of_every_kind_are_copied() {
 }
 
 #[test]
+fn a_last_page_that_became_a_hole_needs_no_memory() {
+    let stage = Stage::new("mode=755");
+    let path = stage.source().join("file");
+    fs::write(&path, vec![1; 21_000]).unwrap();
+    let (mut source, mut replica) = stage.open();
+    pass(&mut source, &mut replica);
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    for length in [20_480, 4_096] {
+        file.set_len(length).unwrap();
+        file.set_len(21_000).unwrap();
+        pass(&mut source, &mut replica);
+        assert_same(&stage, &format!("cut to {length} for a moment"));
+    }
+}
+
+#[test]
 fn a_quiet_filesystem_costs_nothing() {
     let stage = Stage::new("mode=755");
     for n in 0..100 {

@@ -29,6 +29,7 @@ use crate::error::DEPTH_LIMIT;
 
 /// The directory in which an inode is that has no name at the moment: no inode has this number.
 const STAGING: u64 = u64::MAX;
+const PAGE: u64 = 4 << 10;
 
 /// The copies of a container's trees.
 #[derive(Debug)]
@@ -376,6 +377,11 @@ impl Copy {
 
     fn zero(&mut self, offset: u64, length: u64) -> Result<(), CopyError> {
         let file = self.part(offset, length)?;
+        // Of the last page also what lies beyond the end: cleared in part only it would stay, and need memory that the source's does not.
+        let length = match self.file {
+            Some((_, size)) if offset + length == size => length.next_multiple_of(PAGE),
+            _ => length,
+        };
         fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, length)
             .map_err(|e| self.refused("clear a part of a file in", Path::new("."), e))
     }
