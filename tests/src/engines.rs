@@ -75,7 +75,7 @@ fn gone_from_containerd(lab: &Lab, node: &str, name: &str) -> Result<()> {
     }
     let snapshots = lab.ctr(node, &["snapshots", "ls"])?;
     ensure!(!snapshots.contains("Active"), "snapshots left on {node}: {snapshots}");
-    let look = "ls -A /run/containerd/runc/* /run/containerd/io.*.v2.task/* 2>&1 | grep -wF -- \"$0\" || true";
+    let look = "find /run/containerd/runc /run/containerd/io.*.v2.task -path \"*/$0*\" | head -20";
     let left = lab.check(node, &["sh", "-c", look, name])?;
     ensure!(left.is_empty(), "left on {node}: {left}");
     wait_until("the shim to end", Duration::from_secs(5), || {

@@ -28,9 +28,14 @@ pub fn quiet_under(lab: &Lab, engine: &Managed) -> Result<String> {
     await_quiet(|| {
         no_move_goes_on(lab)?;
         let nodes = lab.nodes();
-        let there = |node: &&String| engine.is_gone(lab, node).is_err();
-        let at: Vec<&String> = nodes.iter().filter(there).collect();
-        ensure!(at.len() == 1, "{} has something of it on {at:?}", engine.engine);
+        let (mut at, mut left) = (Vec::new(), Vec::new());
+        for node in &nodes {
+            if let Err(there) = engine.is_gone(lab, node) {
+                at.push(node);
+                left.push(format!("{there:#}"));
+            }
+        }
+        ensure!(at.len() == 1, "{} has something of it on {at:?}: {left:?}", engine.engine);
         engine.shows(lab, at[0])?;
         Ok(at[0].clone())
     })

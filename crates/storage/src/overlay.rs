@@ -10,12 +10,13 @@
 //!  put_back     the same overlay, wherever that tmpfs is mounted by then; criu takes it for the root
 //! ```
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
-use rustix::fs::{Mode, OFlags, ResolveFlags, mkdirat, open, openat, openat2};
+use rustix::fs::{Mode, OFlags, ResolveFlags, fstatfs, mkdirat, open, openat, openat2};
 use serde::{Deserialize, Serialize};
 
 use crate::StorageError;
@@ -23,6 +24,8 @@ use crate::mounts::{self, Mounted};
 
 /// What the filesystem in its place is called.
 const PLACEHOLDER: &str = "tranship-root";
+/// The number of that filesystem in statfs (linux/magic.h).
+const OVERLAYFS: rustix::fs::FsWord = 0x794c_7630;
 /// What the kernel shows among the options of a filesystem, and is none.
 const SHOWN: [&str; 3] = ["rw", "ro", "seclabel"];
 
@@ -99,6 +102,14 @@ impl Overlay {
         };
         let root =
             open(&self.point, OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(made)?;
+        // Where an engine has taken it away meanwhile, its directory must stay empty, or the engine cannot remove that.
+        if fstatfs(&root).map_err(made)?.f_type != OVERLAYFS {
+            return Err(StorageError::refused(
+                "make mount points in",
+                &self.point,
+                io::Error::other("the overlay is not mounted there any more"),
+            ));
+        }
         // Its links lead nowhere but into it.
         let look = |path: &Path| {
             openat2(
