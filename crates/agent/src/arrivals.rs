@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tranship_coordinator::{DestinationStep, Failure, Journal};
-use tranship_memory::receive::Store;
+use tranship_memory::receive::{Carries, Store};
 use tranship_network::{HeldFrame, Injector, NetworkError};
 use tranship_types::{MigrationId, NodeName, Outcome, Phase, Progress, Report};
 use tranship_wire::URGENT_STREAM;
@@ -142,6 +142,8 @@ struct Streams {
     unnamed: usize,
     /// Streams that have not come to their end yet.
     open: usize,
+    /// The source has begun again: everything that comes has been named.
+    again: bool,
     failure: Option<Failure>,
     /// The copy is READY: only the source's word to commit or abort counts.
     ready: bool,
@@ -174,8 +176,7 @@ impl Inbox {
     pub fn open(&self, store: Store, peer: &NodeName, streams: u8) {
         let (store, peer) = (Some(Arc::new(store)), Some(peer.clone()));
         let (unnamed, open) = (usize::from(streams), usize::from(streams));
-        *self.streams() =
-            Streams { store, peer, unnamed, open, expected: numbers(streams), failure: None, ready: false };
+        *self.streams() = Streams { store, peer, unnamed, open, expected: numbers(streams), ..Streams::default() };
     }
 
     /// The source begins again, after links broke or this agent was restarted; `store` is then made anew.
@@ -189,19 +190,24 @@ impl Inbox {
         if streams.store.is_none() {
             streams.store = Some(Arc::new(store()?));
         }
-        (streams.peer, streams.expected) = (Some(peer.clone()), numbers(count));
+        (streams.peer, streams.expected, streams.again) = (Some(peer.clone()), numbers(count), true);
         Ok(())
     }
 
-    /// Lets a stream begin: each of them once, and the source's only.
-    pub fn begin(&self, peer: &NodeName, stream: u8) -> Result<Arc<Store>, Failure> {
+    /// Lets a stream begin: each of them once, and the source's only. Returns where its pages go, and what they are.
+    pub fn begin(&self, peer: &NodeName, stream: u8) -> Result<(Arc<Store>, Carries), Failure> {
         let mut streams = self.streams();
         let expected = streams.expected.iter().position(|s| *s == stream);
         match (expected, &streams.peer, &streams.store) {
             (Some(at), Some(source), Some(store)) if source == peer => {
                 let store = Arc::clone(store);
                 streams.expected.remove(at);
-                Ok(store)
+                let carries = match stream {
+                    URGENT_STREAM => Carries::Wanted,
+                    _ if streams.again => Carries::Named,
+                    _ => Carries::Versions,
+                };
+                Ok((store, carries))
             }
             _ => Err(Failure::new(format!("node {peer} has no stream {stream} to send"))),
         }

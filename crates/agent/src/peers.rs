@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 use tranship_coordinator::{self as coordinator, Failure, Journal, Record};
 use tranship_engine::Container;
 use tranship_memory::huge;
+use tranship_memory::receive::Carries;
 use tranship_network::HeldFrame;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule;
 use tranship_transport::{Connection, Incoming, Link, Listener};
 use tranship_types::{HugePages, Latencies, MigrationId, NodeName, Outcome, Phase, SharedObject, Side};
 use tranship_wire::message::{Offer, Request, Response};
-use tranship_wire::{Hello, Purpose, ReadError, URGENT_STREAM};
+use tranship_wire::{Hello, Purpose, ReadError};
 
 use crate::arrivals::{Arrival, Context, Inbox, Standing, lock};
 use crate::demand;
@@ -98,25 +99,25 @@ fn answer(node: &Arc<Node>, incoming: Incoming) {
         }
         (Purpose::Pages { stream }, Some(id)) => {
             let Some(inbox) = node.arrivals.inbox(&id) else { return };
-            let store = match inbox.begin(link.peer(), stream) {
-                Ok(store) => store,
+            let (store, carries) = match inbox.begin(link.peer(), stream) {
+                Ok(begun) => begun,
                 Err(failure) => return tracing::warn!(%address, %id, %failure, "a stream was turned away"),
             };
             // The source will tell its user.
             let failed = |e: &dyn std::fmt::Display| Failure::new(format!("{e} (on node {})", node.config.node));
-            let urgent = stream == URGENT_STREAM;
-            if urgent {
+            let wanted = carries == Carries::Wanted;
+            if wanted {
                 schedule::stand(schedule::Standing::Realtime);
             }
             let received = link
                 .set_timeout(Some(IDLE))
                 .map_err(|e| failed(&e))
-                .and_then(|()| store.receive(&mut link, urgent, || inbox.named()).map_err(|e| failed(&e)));
+                .and_then(|()| store.receive(&mut link, carries, || inbox.named()).map_err(|e| failed(&e)));
             if let Err(failure) = &received {
                 tracing::debug!(%id, stream, %failure, "a stream of pages broke off");
             }
             // The one for what was asked for lasts as long as the source has something to give, and has no end to wait for.
-            if !urgent {
+            if !wanted {
                 let failed = received.is_err();
                 inbox.ended(received);
                 // Tasks that are being restored may wait for pages that will not come, and criu for the tasks.

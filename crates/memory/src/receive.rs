@@ -71,6 +71,17 @@ pub struct Store {
     shared_bytes: AtomicI64,
 }
 
+/// What a stream carries from its beginning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Carries {
+    /// Pages as they are before all is named, newer versions of them, and what comes later.
+    Versions,
+    /// Pages that have been named: the source begins again, after a link broke or an agent was restarted.
+    Named,
+    /// Such pages, which somebody waits for.
+    Wanted,
+}
+
 /// What is known of the pages of one address space.
 #[derive(Debug, Default)]
 struct Held {
@@ -213,18 +224,24 @@ impl Store {
         Ok(())
     }
 
-    /// Receives one stream to its end. Several threads may do so at once. `urgent` pages are told to the pager one by one;
-    /// `named` is called when the stream has named everything that comes later, and the pager knows.
-    pub fn receive<R: Read>(&self, stream: &mut R, urgent: bool, named: impl Fn()) -> Result<(), ReceiveError> {
-        let mut batch = Batch { urgent, ..Batch::default() };
-        let received = self.receive_into(&mut batch, stream, named);
+    /// Receives one stream to its end. Several threads may do so at once. Pages that are waited for are told to the pager one by
+    /// one; `named` is called when the stream has named everything that comes later, and the pager knows.
+    pub fn receive<R: Read>(&self, stream: &mut R, carries: Carries, named: impl Fn()) -> Result<(), ReceiveError> {
+        let mut batch = Batch { urgent: carries == Carries::Wanted, ..Batch::default() };
+        let received = self.receive_into(&mut batch, stream, carries, named);
         // Also where it broke: what has come whole is not sent again.
         let told = self.tell(&mut batch);
         received.and(told)
     }
 
-    fn receive_into<R: Read>(&self, batch: &mut Batch, stream: &mut R, named: impl Fn()) -> Result<(), ReceiveError> {
-        let (mut prompt, mut buffer, mut received) = (batch.urgent, Vec::new(), 0);
+    fn receive_into<R: Read>(
+        &self,
+        batch: &mut Batch,
+        stream: &mut R,
+        carries: Carries,
+        named: impl Fn(),
+    ) -> Result<(), ReceiveError> {
+        let (mut prompt, mut buffer, mut received) = (carries != Carries::Versions, Vec::new(), 0);
         let mut unpacker = Unpacker::default();
         loop {
             match tranship_wire::read_header(stream)? {
@@ -378,7 +395,8 @@ impl Store {
 
     /// Receives pages once all is named. Such a page may come twice: with the stream that it belongs to, and before that
     /// because somebody waits for it; or again after a link broke. All have one content, the frozen one. The first that has come
-    /// whole is kept, since the pager may be putting it in place; where it is, the pager is told each time.
+    /// whole is kept, since the pager may be putting it in place (its memory, given back, would read as zeros there); where it
+    /// is, the pager is told each time.
     fn store_missing<R: Read>(
         &self,
         pages: Arriving<'_, R>,

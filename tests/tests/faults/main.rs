@@ -2,7 +2,8 @@
 //! a pause, and the next move succeeds.
 //!
 //! `TRANSHIP_CASES=source.freeze,destination.ready.after` runs the cases whose names begin so. A case's name ends with its
-//! mode; with `TRANSHIP_SEED` set, as in `make soak`, each is played in every mode, else each in one.
+//! mode; with `TRANSHIP_SEED` set, as in `make soak`, each is played in every mode, else each in one. `TRANSHIP_REPEAT=100`
+//! plays all that so many times: for what happens now and then.
 
 mod cases;
 mod kills;
@@ -41,8 +42,10 @@ fn run_under(stage: &mut Stage, engine: Option<&'static Managed>, trials: Vec<Tr
     let wanted: Vec<&str> = wanted.split(',').map(str::trim).filter(|w| !w.is_empty()).collect();
     let (begun, mut failures, mut done, mut slowest) = (Instant::now(), Vec::new(), 0, 0.0_f64);
     let mut play = None;
-    let chosen = trials.into_iter().filter(|t| wanted.is_empty() || wanted.iter().any(|w| t.name.starts_with(w)));
-    for trial in chosen {
+    let repeat =
+        std::env::var("TRANSHIP_REPEAT").map_or(1, |times| times.parse().expect("TRANSHIP_REPEAT is a number"));
+    let all = std::iter::repeat_n(&trials, repeat).flatten();
+    for trial in all.filter(|t| wanted.is_empty() || wanted.iter().any(|w| t.name.starts_with(w))) {
         let mut on = match play.take() {
             Some(play) => play,
             None => Play::begin(&stage.lab, engine).context("starting the container")?,

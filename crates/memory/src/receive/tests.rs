@@ -70,11 +70,11 @@ fn compressed_pages_are_stored_as_they_were_and_newer_ones_take_their_place() {
         write(&mut wire, Codec::Zstd, &versions[1]);
         tranship_wire::write_end(&mut wire, 2 * 32768).unwrap();
         assert!(matches!(
-            store.receive(&mut &wire[..first], false, || ()),
+            store.receive(&mut &wire[..first], Carries::Versions, || ()),
             Err(ReceiveError::Receive(ReadError::Closed))
         ));
         assert_eq!(content(store, 32768), versions[0]);
-        store.receive(&mut wire.as_slice(), false, || ()).unwrap();
+        store.receive(&mut wire.as_slice(), Carries::Versions, || ()).unwrap();
         assert_eq!(content(store, 32768), versions[1]);
     });
 }
@@ -90,7 +90,7 @@ fn compressed_pages_that_are_not_what_they_say_leave_older_ones_as_they_are() {
             // As many bytes as before, which are said to be one page more; and then noise.
             write(&mut wire, codec, &pages);
             wire[good + 20] += 1;
-            let refused = store.receive(&mut wire.as_slice(), false, || ()).unwrap_err();
+            let refused = store.receive(&mut wire.as_slice(), Carries::Versions, || ()).unwrap_err();
             assert!(
                 matches!(refused, ReceiveError::Receive(ReadError::Wire(WireError::Packed { .. }))),
                 "{codec}: {refused}"
@@ -98,7 +98,7 @@ fn compressed_pages_that_are_not_what_they_say_leave_older_ones_as_they_are() {
             wire.truncate(good);
             write(&mut wire, codec, &pages);
             wire[good + tranship_wire::HEADER_LEN..].fill(0xff);
-            assert!(store.receive(&mut wire.as_slice(), false, || ()).is_err(), "{codec}");
+            assert!(store.receive(&mut wire.as_slice(), Carries::Versions, || ()).is_err(), "{codec}");
             assert_eq!(content(store, pages.len()), pages);
         }
     });
@@ -119,7 +119,7 @@ fn references_to_pages_that_never_came_or_are_zeros_are_refused() {
         let mut refuse = |say: &dyn Fn(&mut Vec<u8>)| {
             wire.truncate(good);
             say(&mut wire);
-            let refused = store.receive(&mut wire.as_slice(), false, || ()).unwrap_err();
+            let refused = store.receive(&mut wire.as_slice(), Carries::Versions, || ()).unwrap_err();
             assert!(matches!(refused, ReceiveError::NeverCame { .. }), "{refused}");
         };
         refuse(&|wire| same(wire, OTHER, 1, 2, SPACE));
@@ -139,7 +139,7 @@ fn references_are_refused_once_all_is_named() {
         tranship_wire::write_pages(&mut wire, SPACE, AT, &[7; 4096]).unwrap();
         tranship_wire::write_header(&mut wire, &FrameHeader::Named).unwrap();
         same(&mut wire, OTHER, 0, 1, SPACE);
-        let refused = store.receive(&mut wire.as_slice(), false, || ()).unwrap_err();
+        let refused = store.receive(&mut wire.as_slice(), Carries::Versions, || ()).unwrap_err();
         let expected = matches!(refused, ReceiveError::Receive(ReadError::Unexpected { found: Kind::Same, .. }));
         assert!(expected, "{refused}");
     });
@@ -190,7 +190,7 @@ proptest! {
         }
         with_store("deduplicated", |store| {
             for stream in &mut streams {
-                let ended = store.receive(&mut stream.link().as_slice(), false, || ());
+                let ended = store.receive(&mut stream.link().as_slice(), Carries::Versions, || ());
                 assert!(matches!(ended, Err(ReceiveError::Receive(ReadError::Closed))));
             }
             for (task, pages) in tasks.into_iter().zip(model) {
@@ -253,12 +253,12 @@ fn pages_that_overtake_their_stream_are_kept_and_come_only_once() {
                 bytes: &wire,
                 until: named + 3 * PAGE_SIZE as usize,
                 happens: || {
-                    store.receive(&mut overtaking.as_slice(), true, || ()).unwrap();
+                    store.receive(&mut overtaking.as_slice(), Carries::Wanted, || ()).unwrap();
                     places = store.held()[&SPACE].places.within(overtaken);
                     assert_eq!(store.pager().missing(PAGER).unwrap().iter().map(|(_, r)| r.len()).sum::<usize>(), 2);
                 },
             };
-            store.receive(&mut stream, false, || ()).unwrap();
+            store.receive(&mut stream, Carries::Versions, || ()).unwrap();
             assert_eq!(content(store, 6 * PAGE_SIZE as usize), numbered(0..6, 2));
             assert_eq!(store.held()[&SPACE].places.within(overtaken), places, "what the pager may be using stays");
             store.pager().status(PAGER).unwrap();
@@ -270,12 +270,24 @@ fn pages_that_overtake_their_stream_are_kept_and_come_only_once() {
 #[test]
 fn pages_that_nobody_has_named_to_a_restarted_agent_are_kept() {
     with_store("restarted", |store| {
-        let mut wire = Vec::new();
-        tranship_wire::write_header(&mut wire, &FrameHeader::Named).unwrap();
-        tranship_wire::write_pages(&mut wire, SPACE, AT, &numbered(0..4, 1)).unwrap();
-        tranship_wire::write_pages(&mut wire, SPACE, AT + 2 * PAGE_SIZE, &numbered(2..6, 1)).unwrap();
-        tranship_wire::write_end(&mut wire, 8 * PAGE_SIZE).unwrap();
-        store.receive(&mut wire.as_slice(), false, || ()).unwrap();
+        let range = |pages: std::ops::Range<u64>| PageRange {
+            start: AT + pages.start * PAGE_SIZE,
+            end: AT + pages.end * PAGE_SIZE,
+        };
+        let receive = |pages: std::ops::Range<u8>, carries| {
+            let mut wire = Vec::new();
+            let start = AT + u64::from(pages.start) * PAGE_SIZE;
+            let total = u64::from(pages.end - pages.start) * PAGE_SIZE;
+            tranship_wire::write_pages(&mut wire, SPACE, start, &numbered(pages, 1)).unwrap();
+            tranship_wire::write_end(&mut wire, total).unwrap();
+            store.receive(&mut wire.as_slice(), carries, || ()).unwrap();
+        };
+        receive(0..2, Carries::Wanted);
+        let places = store.held()[&SPACE].places.within(range(0..2));
+        // More around them, in one piece, and then some of that again.
+        receive(0..4, Carries::Named);
+        receive(2..6, Carries::Named);
+        assert_eq!(store.held()[&SPACE].places.within(range(0..2)), places, "what the pager may be using stays");
         assert_eq!(content(store, 6 * PAGE_SIZE as usize), numbered(0..6, 1));
     });
 }
