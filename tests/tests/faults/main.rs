@@ -32,19 +32,19 @@ struct Trial {
 type Run = dyn Fn(&Lab, &mut Play) -> Result<()>;
 
 /// Runs all trials on one container, one after the other; one that fails gets the lab made anew for the next.
-fn run_all(stage: &mut Stage, trials: Vec<Trial>) -> Result<()> {
+fn run_all(stage: &mut Stage, trials: &[Trial]) -> Result<()> {
     run_under(stage, None, trials)
 }
 
 /// The same with a container of another engine than runc.
-fn run_under(stage: &mut Stage, engine: Option<&'static Managed>, trials: Vec<Trial>) -> Result<()> {
+fn run_under(stage: &mut Stage, engine: Option<&'static Managed>, trials: &[Trial]) -> Result<()> {
     let wanted = std::env::var("TRANSHIP_CASES").unwrap_or_default();
     let wanted: Vec<&str> = wanted.split(',').map(str::trim).filter(|w| !w.is_empty()).collect();
     let (begun, mut failures, mut done, mut slowest) = (Instant::now(), Vec::new(), 0, 0.0_f64);
     let mut play = None;
     let repeat =
         std::env::var("TRANSHIP_REPEAT").map_or(1, |times| times.parse().expect("TRANSHIP_REPEAT is a number"));
-    let all = std::iter::repeat_n(&trials, repeat).flatten();
+    let all = std::iter::repeat_n(trials, repeat).flatten();
     for trial in all.filter(|t| wanted.is_empty() || wanted.iter().any(|w| t.name.starts_with(w))) {
         let mut on = match play.take() {
             Some(play) => play,
@@ -137,11 +137,11 @@ fn in_modes(cases: &[Case]) -> Vec<Trial> {
 }
 
 fn faults_of_the_source(stage: &mut Stage) -> Result<()> {
-    run_all(stage, in_modes(&cases::of_the_source()))
+    run_all(stage, &in_modes(&cases::of_the_source()))
 }
 
 fn faults_of_the_destination(stage: &mut Stage) -> Result<()> {
-    run_all(stage, in_modes(&cases::of_the_destination()))
+    run_all(stage, &in_modes(&cases::of_the_destination()))
 }
 
 fn links_that_go_down(stage: &mut Stage) -> Result<()> {
@@ -149,14 +149,16 @@ fn links_that_go_down(stage: &mut Stage) -> Result<()> {
         let mode = MODES[number % MODES.len()];
         Trial { name: format!("{}.{mode}", cut.name()), run: Box::new(move |lab, play| cut.play(lab, play, mode)) }
     };
-    run_all(stage, links::CUTS.iter().enumerate().map(trial).collect())
+    let trials: Vec<_> = links::CUTS.iter().enumerate().map(trial).collect();
+    run_all(stage, &trials)
 }
 
 fn killed_processes(stage: &mut Stage) -> Result<()> {
     let seed = kills::seed();
     eprintln!("TRANSHIP_SEED={seed}");
     let trial = |kill: kills::Kill| Trial { name: kill.name(), run: Box::new(move |lab, play| kill.play(lab, play)) };
-    run_all(stage, kills::drawn(seed).into_iter().map(trial).collect()).with_context(|| format!("TRANSHIP_SEED={seed}"))
+    let trials: Vec<_> = kills::drawn(seed).into_iter().map(trial).collect();
+    run_all(stage, &trials).with_context(|| format!("TRANSHIP_SEED={seed}"))
 }
 
 /// Of the matrix what is another thing under an engine with a daemon: agents that die, and links that break, in each phase.
@@ -167,11 +169,11 @@ fn deaths_and_cuts(cases: Vec<Case>) -> Vec<Trial> {
 }
 
 fn faults_of_the_source_under_docker(stage: &mut Stage) -> Result<()> {
-    run_under(stage, Some(&DOCKER), deaths_and_cuts(cases::of_the_source()))
+    run_under(stage, Some(&DOCKER), &deaths_and_cuts(cases::of_the_source()))
 }
 
 fn faults_of_the_destination_under_docker(stage: &mut Stage) -> Result<()> {
-    run_under(stage, Some(&DOCKER), deaths_and_cuts(cases::of_the_destination()))
+    run_under(stage, Some(&DOCKER), &deaths_and_cuts(cases::of_the_destination()))
 }
 
 /// One for each way in which a move can end.
@@ -187,7 +189,7 @@ fn some_faults_under_docker(stage: &mut Stage) -> Result<()> {
     let all = [cases::of_the_source(), cases::of_the_destination()].concat();
     let chosen: Vec<Case> = all.into_iter().filter(|case| FEW.contains(&case.spec().as_str())).collect();
     ensure!(chosen.len() == FEW.len(), "not all of {FEW:?} are in the matrix");
-    run_under(stage, Some(&DOCKER), deaths_and_cuts(chosen))
+    run_under(stage, Some(&DOCKER), &deaths_and_cuts(chosen))
 }
 
 /// Whether what takes minutes under engines is played, too.
