@@ -20,7 +20,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
 use tranship_engine::{Mark, MountTree};
-use tranship_storage::overlay::Overlay;
+use tranship_storage::overlay::{Overlay, PointKind};
 
 /// The name that it is called by.
 pub const NAME: &str = "tranship-runc";
@@ -108,13 +108,24 @@ fn restore(call: &Call<'_>, mark: &Mark) -> anyhow::Result<i32> {
     std::fs::write(mark.bundle.join("config.json"), text)?;
     // The agent mounts it again when the container's files are there.
     let root = bundle.join(config["root"]["path"].as_str().unwrap_or("rootfs"));
-    if let Some(overlay) = Overlay::set_aside(&root)? {
+    if let Some(overlay) = Overlay::set_aside(&root, mount_points(&config))? {
         std::fs::write(mark.bundle.join(OVERLAY), serde_json::to_vec(&overlay)?)?;
     }
     let mut command = Command::new(runc()?);
     command.args(call.global).args(["restore", "--detach"]).args(call.options);
     mark.images().put_front(&mut command);
     Err(command.arg(call.id).exec().into())
+}
+
+/// Where the container has something mounted in its root itself.
+fn mount_points(config: &Value) -> Vec<(PathBuf, PointKind)> {
+    let path = |value: &Value| PathBuf::from(value.as_str().unwrap_or_default());
+    let mounts = config["mounts"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let all: Vec<_> = mounts.iter().map(|mount| (path(&mount["destination"]), path(&mount["source"]))).collect();
+    let within = |point: &Path| all.iter().any(|(other, _)| other != point && point.starts_with(other));
+    let own = all.iter().filter(|(point, _)| point.is_absolute() && !within(point));
+    let kind = |source: &Path| if source.is_file() { PointKind::File } else { PointKind::Directory };
+    own.map(|(point, source)| (point.clone(), kind(source))).collect()
 }
 
 /// Whether the engine has made a network namespace, and attached it, before it calls the runtime.
@@ -229,6 +240,17 @@ mod tests {
         let config = |network: Value| json!({"linux": {"namespaces": [{"type": "pid"}, network]}});
         assert!(is_attached(&config(json!({"type": "network", "path": "/run/netns/x"}))));
         assert!(!is_attached(&config(json!({"type": "network"}))) && !is_attached(&json!({})));
+    }
+
+    #[test]
+    fn what_is_mounted_within_another_mount_needs_no_place_in_the_root() {
+        let mount = |source: &str, destination: &str| json!({"source": source, "destination": destination});
+        let config = json!({"mounts": [
+            mount("/proc/version", "/etc/hosts"), mount("tmpfs", "/dev"), mount("shm", "/dev/shm"), mount("/proc", "srv"),
+        ]});
+        let found = mount_points(&config);
+        assert_eq!(found, [("/etc/hosts".into(), PointKind::File), ("/dev".into(), PointKind::Directory)]);
+        assert!(mount_points(&json!({})).is_empty());
     }
 
     #[test]

@@ -9,14 +9,17 @@
 //!  …            the upper directory is filled
 //!  put_back     the same overlay, wherever that tmpfs is mounted by then; criu takes it for the root
 //! ```
+//!
+//! Where the engine has taken the tmpfs away meanwhile (it was restarted, or told to remove the container) nothing is mounted: its
+//! directory must stay empty, or the engine cannot remove that.
 
-use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
-use rustix::fs::{Mode, OFlags, ResolveFlags, fstatfs, mkdirat, open, openat, openat2};
+use rustix::fs::{Mode, OFlags, ResolveFlags, fstat, major, minor, mkdirat, open, openat, openat2};
 use serde::{Deserialize, Serialize};
 
 use crate::StorageError;
@@ -24,13 +27,11 @@ use crate::mounts::{self, Mounted};
 
 /// What the filesystem in its place is called.
 const PLACEHOLDER: &str = "tranship-root";
-/// The number of that filesystem in statfs (linux/magic.h).
-const OVERLAYFS: rustix::fs::FsWord = 0x794c_7630;
 /// What the kernel shows among the options of a filesystem, and is none.
 const SHOWN: [&str; 3] = ["rw", "ro", "seclabel"];
 
 /// What something is mounted on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PointKind {
     /// A directory.
     Directory,
@@ -43,37 +44,49 @@ pub enum PointKind {
 pub struct Overlay {
     point: PathBuf,
     options: String,
+    wanted: Vec<(PathBuf, PointKind)>,
 }
 
 impl Overlay {
-    /// Unmounts the overlay that is mounted on `point`, and mounts an empty tmpfs there; `None` if none is.
+    /// Unmounts the overlay that is mounted on `point`, and mounts an empty tmpfs there; `None` if none is. In `wanted` are the places in
+    /// it that something is to be mounted on, from its root on.
     ///
     /// # Errors
     /// If that is refused.
-    pub fn set_aside(point: &Path) -> Result<Option<Self>, StorageError> {
-        let Some(there) = mounts::table()?.into_iter().rfind(|mounted| mounted.point == point) else { return Ok(None) };
-        if there.kind != "overlay" {
-            return Ok(None);
-        }
+    pub fn set_aside(point: &Path, wanted: Vec<(PathBuf, PointKind)>) -> Result<Option<Self>, StorageError> {
+        let table = mounts::table()?;
+        let Some(there) = mounted_on(point, &table).filter(is_overlay) else { return Ok(None) };
         let own = |option: &&str| !SHOWN.contains(option);
         let options: Vec<&str> = there.options.split(',').filter(own).collect();
         let refused = |what, e: Errno| StorageError::refused(what, point, e);
         umount2(point, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW).map_err(|e| refused("unmount", e))?;
         mount(Some(PLACEHOLDER), point, Some("tmpfs"), MsFlags::empty(), Some("size=1m,mode=755"))
             .map_err(|e| refused("mount a tmpfs on", e))?;
-        Ok(Some(Self { point: point.to_owned(), options: options.join(",") }))
+        Ok(Some(Self { point: point.to_owned(), options: options.join(","), wanted }))
     }
 
-    /// Mounts it again, everywhere where what was put in its place is mounted. May be repeated.
+    /// Where it is mounted.
+    pub fn point(&self) -> &Path {
+        &self.point
+    }
+
+    /// Mounts it again, everywhere where what was put in its place is mounted, and makes what is missing in it of places to mount something
+    /// on: where an engine has them by itself, in a layer of its own, they do not come with the container. May be repeated. Says whether
+    /// the overlay is there: `false` if the engine has taken what was in its place away.
     ///
     /// # Errors
     /// If that is refused.
-    pub fn put_back(&self) -> Result<(), StorageError> {
+    pub fn put_back(&self) -> Result<bool, StorageError> {
         let table = mounts::table()?;
-        let top = table.iter().rfind(|mounted| mounted.point == self.point);
-        let Some(placeholder) = top.filter(|top| top.source == PLACEHOLDER).map(|top| top.device.clone()) else {
-            return Ok(());
-        };
+        if let Some(placeholder) = mounted_on(&self.point, &table).filter(|top| top.source == PLACEHOLDER) {
+            self.replace(&placeholder.device, &table)?;
+        }
+        let Some(root) = self.root()? else { return Ok(false) };
+        self.provide(&root).map(|()| true)
+    }
+
+    /// Mounts it wherever the filesystem of this device is mounted.
+    fn replace(&self, placeholder: &str, table: &[Mounted]) -> Result<(), StorageError> {
         let refused = |what, point: &Path, e: Errno| StorageError::refused(what, point, e);
         let everywhere: Vec<&Mounted> = table.iter().filter(|mounted| mounted.device == placeholder).collect();
         for mounted in everywhere.iter().rev() {
@@ -91,36 +104,35 @@ impl Overlay {
         Ok(())
     }
 
-    /// Makes what is missing of places to mount something on: directories, or empty files. Where the engine has them by itself, in a layer
-    /// of its own, they do not come with the container.
-    ///
-    /// # Errors
-    /// If one cannot be made.
-    pub fn provide(&self, points: &[(PathBuf, PointKind)]) -> Result<(), StorageError> {
+    /// Its root, if it is mounted. That is the overlay's own also when the engine takes it away in the next moment.
+    fn root(&self) -> Result<Option<OwnedFd>, StorageError> {
+        let refused =
+            |e: rustix::io::Errno| StorageError::refused("open", &self.point, Errno::from_raw(e.raw_os_error()));
+        let root = match open(&self.point, OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+            Err(rustix::io::Errno::NOENT) => return Ok(None),
+            opened => opened.map_err(refused)?,
+        };
+        let device = fstat(&root).map_err(refused)?.st_dev;
+        let device = format!("{}:{}", major(device), minor(device));
+        let table = mounts::table()?;
+        Ok(mounted_on(&self.point, &table).filter(is_overlay).filter(|top| top.device == device).map(|_| root))
+    }
+
+    fn provide(&self, root: &OwnedFd) -> Result<(), StorageError> {
         let made = |e: rustix::io::Errno| {
             StorageError::refused("make mount points in", &self.point, Errno::from_raw(e.raw_os_error()))
         };
-        let root =
-            open(&self.point, OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(made)?;
-        // Where an engine has taken it away meanwhile, its directory must stay empty, or the engine cannot remove that.
-        if fstatfs(&root).map_err(made)?.f_type != OVERLAYFS {
-            return Err(StorageError::refused(
-                "make mount points in",
-                &self.point,
-                io::Error::other("the overlay is not mounted there any more"),
-            ));
-        }
         // Its links lead nowhere but into it.
         let look = |path: &Path| {
             openat2(
-                &root,
+                root,
                 path,
                 OFlags::PATH | OFlags::CLOEXEC,
                 Mode::empty(),
                 ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS,
             )
         };
-        for (point, kind) in points {
+        for (point, kind) in &self.wanted {
             let mut way: Vec<&Path> = point.ancestors().take_while(|part| part.parent().is_some()).collect();
             way.reverse();
             for (at, part) in way.iter().enumerate() {
@@ -153,4 +165,13 @@ impl Overlay {
         let done = std::thread::scope(|scope| scope.spawn(mount_there).join().expect("to mount does not panic"));
         done.map_err(|e| StorageError::refused("mount the overlay on", &self.point, e))
     }
+}
+
+/// What is seen at this place.
+fn mounted_on<'a>(point: &Path, table: &'a [Mounted]) -> Option<&'a Mounted> {
+    table.iter().rfind(|mounted| mounted.point == point)
+}
+
+fn is_overlay(mounted: &&Mounted) -> bool {
+    mounted.kind == "overlay"
 }

@@ -11,7 +11,7 @@ use tranship_criu::front::{Mark, Order};
 use tranship_memory::shared::copies;
 use tranship_memory::survey;
 use tranship_storage::carried::Target;
-use tranship_storage::overlay::{Overlay, PointKind};
+use tranship_storage::overlay::Overlay;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::process;
 
@@ -90,28 +90,20 @@ impl DestinationRun {
 
     /// Mounts the overlay again that the runtime wrapper has set aside: its upper directory is complete.
     fn put_root_back(&self) -> Result<(), Failure> {
-        match std::fs::read(self.bundle().join(wrapper::OVERLAY)) {
-            Ok(note) => {
-                let overlay = serde_json::from_slice::<Overlay>(&note).map_err(failed)?;
-                overlay.put_back().map_err(failed)?;
-                overlay.provide(&self.mount_points()).map_err(failed)
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(failed(error)),
+        let overlay: Overlay = match std::fs::read(self.bundle().join(wrapper::OVERLAY)) {
+            Ok(note) => serde_json::from_slice(&note).map_err(failed)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(failed(error)),
+        };
+        if overlay.put_back().map_err(failed)? {
+            return Ok(());
         }
-    }
-
-    /// Where the container has something mounted in its root itself.
-    fn mount_points(&self) -> Vec<(PathBuf, PointKind)> {
-        let config = std::fs::read(self.bundle().join("config.json")).unwrap_or_default();
-        let config: serde_json::Value = serde_json::from_slice(&config).unwrap_or_default();
-        let text = |value: &serde_json::Value| PathBuf::from(value.as_str().unwrap_or_default());
-        let mounts = config["mounts"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let all: Vec<_> = mounts.iter().map(|mount| (text(&mount["destination"]), text(&mount["source"]))).collect();
-        let within = |point: &PathBuf| all.iter().any(|(other, _)| other != point && point.starts_with(other));
-        let own = all.iter().filter(|(point, _)| point.is_absolute() && !within(point));
-        let kind = |source: &PathBuf| if source.is_file() { PointKind::File } else { PointKind::Directory };
-        own.map(|(point, source)| (point.clone(), kind(source))).collect()
+        Err(Failure::new(format!(
+            "the container's root {} is not mounted any more on node {}: its start there was given up, by the engine or by \
+             whoever removed it; move it again",
+            overlay.point().display(),
+            self.node.config.node
+        )))
     }
 
     /// Whether criu has taken the shared memory that was brought: what it made instead is empty.
