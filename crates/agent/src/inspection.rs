@@ -1,12 +1,14 @@
 //! Looks at a container before anything is touched: what it is, and what stands in the way.
 
-use std::path::PathBuf;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tranship_coordinator::Failure;
 use tranship_criu::{cpu, preflight};
 use tranship_engine::{Container, Engine, State};
-use tranship_network::cni;
+use tranship_memory::survey;
+use tranship_network::{NetworkError, SocketStates, cni};
 use tranship_types::{Blocker, BlockerKind, EngineName, MoveOptions};
 use tranship_wire::message::Offer;
 
@@ -82,24 +84,17 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
 
     let network = match container.network_namespace() {
         Some(path) => {
-            let groups = tranship_network::memberships(&path);
-            let captured = groups.and_then(|groups| {
+            let captured = socket_states(&container, &path).and_then(|states| {
                 let mut identity = tranship_network::capture(&path)?;
                 if !engine.attaches_network() {
                     identity.cni = cni::attachments(name, &path)?;
                 }
-                Ok((groups, identity))
+                Ok((states.unclaimed, identity))
             });
             match captured {
-                Ok((groups, identity)) => {
+                Ok((unclaimed, identity)) => {
                     findings.notes.extend(cni::remarks(&identity.cni));
-                    blockers.extend(groups.into_iter().map(|(interface, group)| {
-                        Blocker::new(
-                            BlockerKind::Network,
-                            format!("container {name} has joined the multicast group {group} on {interface}, which criu does not carry"),
-                            "have its program leave the group, and join it again after the move",
-                        )
-                    }));
+                    blockers.extend(unclaimed.into_iter().map(|group| joined_by_others(name, &group)));
                     Some((path, identity))
                 }
                 Err(error) => {
@@ -159,6 +154,26 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
     };
     blockers.extend(crate::tmpfs::left_behind(&container, &offer));
     Ok(Inspection { container, offer, blockers, findings })
+}
+
+/// What the container's sockets have that criu does not carry.
+pub fn socket_states(container: &Container, netns: &Path) -> Result<SocketStates, NetworkError> {
+    let pids = container.processes().unwrap_or_default();
+    // Processes end.
+    let tasks: Vec<_> = pids.into_iter().filter_map(|pid| Some((pid, survey::id_of(pid).ok()?.0))).collect();
+    tranship_network::socket_states(netns, &tasks)
+}
+
+/// What is in a container's network and none of its processes has.
+pub fn joined_by_others(container: &str, (interface, group): &(String, IpAddr)) -> Blocker {
+    Blocker::new(
+        BlockerKind::Network,
+        format!(
+            "in the network of container {container} something has joined the multicast group {group} on {interface} that is none of \
+             its processes, and does not move"
+        ),
+        "end it, or let the container's own program join the group",
+    )
 }
 
 /// What the first process's stdin, stdout and stderr are.

@@ -34,6 +34,7 @@ mod redirect;
 mod reply;
 mod rtnl;
 mod rules;
+mod sockets;
 mod sysctls;
 
 pub use announce::{Announcer, stand_aside, step_forward};
@@ -44,4 +45,4 @@ pub use error::NetworkError;
 pub use gate::Gate;
 pub use hold::{HELD_BYTES, HeldFrame, Hold};
 pub use inject::Injector;
-pub use multicast::memberships;
+pub use sockets::{SocketState, SocketStates, set_socket_states, socket_states};

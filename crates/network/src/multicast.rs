@@ -1,30 +1,150 @@
-//! Multicast groups that programs have joined: CRIU does not carry these memberships.
+//! Multicast groups that programs have joined.
+//!
+//! The kernel tells which groups have been joined in a namespace, and of a socket and a group whether it is in it, with the sources
+//! that it wants or does not want to hear (RFC 3678).
 
+use std::collections::HashMap;
+use std::fmt;
 use std::fs;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 
-use crate::NetworkError;
-use crate::namespace;
+use nix::libc;
+use serde::{Deserialize, Serialize};
+use tranship_sys::socket;
 
-/// The groups that programs in the namespace at `netns` have joined, each with the name of its interface: all but those that the
-/// kernel joins by itself.
-///
-/// # Errors
-/// [`NetworkError::Missing`], [`NetworkError::NotANamespace`], the system's refusal.
-pub fn memberships(netns: &Path) -> Result<Vec<(String, IpAddr)>, NetworkError> {
-    namespace::inside(netns, || {
-        let read = |name: &str| match fs::read_to_string(Path::new("/proc/thread-self/net").join(name)) {
-            // A kernel without IPv6 has no such file.
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
-            other => other.map_err(|e| {
-                NetworkError::refused(format!("read the multicast groups of network namespace {}", netns.display()), e)
-            }),
-        };
-        let mut groups = v4(&read("igmp")?);
-        groups.extend(v6(&read("igmp6")?));
-        Ok(groups)
-    })
+use crate::NetworkError;
+
+// linux/in.h
+const JOIN_GROUP: i32 = 42;
+const BLOCK_SOURCE: i32 = 43;
+const JOIN_SOURCE_GROUP: i32 = 46;
+const FILTER: i32 = 48;
+const EXCLUDE: u32 = 0;
+/// Bytes of a `struct sockaddr_storage`, and of a `struct group_filter` before its sources.
+const ADDRESS: usize = 128;
+const FILTER_HEAD: usize = 8 + ADDRESS + 8;
+/// Sources of one membership at most: more than the kernel allows unless it is told otherwise (`igmp_max_msf`, `mld_max_msf`).
+const SOURCES: usize = 128;
+
+/// A socket's membership in a group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Membership {
+    interface: String,
+    group: IpAddr,
+    /// Whether it hears all sources but these, or these only.
+    but: bool,
+    sources: Vec<IpAddr>,
+}
+
+impl Membership {
+    /// One that hears one source only.
+    #[cfg(test)]
+    pub(crate) fn only(interface: &str, group: IpAddr, source: IpAddr) -> Self {
+        Self { interface: interface.to_owned(), group, but: false, sources: vec![source] }
+    }
+
+    /// The interface on which it was joined.
+    pub(crate) fn interface(&self) -> &str {
+        &self.interface
+    }
+
+    /// Whether it is one in this group on this interface.
+    pub(crate) fn is_in(&self, interface: &str, group: IpAddr) -> bool {
+        self.interface == interface && self.group == group
+    }
+}
+
+impl fmt::Display for Membership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the multicast group {} on {}", self.group, self.interface)
+    }
+}
+
+fn level(group: IpAddr) -> i32 {
+    if group.is_ipv4() { libc::IPPROTO_IP } else { libc::IPPROTO_IPV6 }
+}
+
+/// As a `struct sockaddr_storage`.
+fn encode(address: IpAddr) -> [u8; ADDRESS] {
+    let mut bytes = [0; ADDRESS];
+    match address {
+        IpAddr::V4(v4) => {
+            bytes[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
+            bytes[4..8].copy_from_slice(&v4.octets());
+        }
+        IpAddr::V6(v6) => {
+            bytes[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
+            bytes[8..24].copy_from_slice(&v6.octets());
+        }
+    }
+    bytes
+}
+
+fn decode(bytes: &[u8]) -> Option<IpAddr> {
+    match i32::from(u16::from_ne_bytes(*bytes.first_chunk()?)) {
+        libc::AF_INET => Some(Ipv4Addr::from(*bytes.get(4..)?.first_chunk::<4>()?).into()),
+        libc::AF_INET6 => Some(Ipv6Addr::from(*bytes.get(8..)?.first_chunk::<16>()?).into()),
+        _ => None,
+    }
+}
+
+/// A `struct group_req`, or with a source a `struct group_source_req`.
+fn request(index: u32, group: IpAddr, source: Option<IpAddr>) -> Vec<u8> {
+    let mut bytes = [index.to_ne_bytes(), [0; 4]].concat();
+    bytes.extend(encode(group));
+    bytes.extend(source.into_iter().flat_map(encode));
+    bytes
+}
+
+/// In which of these groups, each with the name of its interface, a socket is.
+pub(crate) fn memberships(
+    socket: BorrowedFd<'_>,
+    joined: &[(String, IpAddr)],
+    interfaces: &HashMap<u32, String>,
+) -> Vec<Membership> {
+    let of = |(interface, group): &(String, IpAddr)| {
+        let (index, _) = interfaces.iter().find(|(_, name)| *name == interface)?;
+        let mut filter = request(*index, *group, None);
+        filter.extend([0; 4]);
+        filter.extend((SOURCES as u32).to_ne_bytes());
+        filter.resize(FILTER_HEAD + SOURCES * ADDRESS, 0);
+        // It is not in it, or of another family.
+        socket::option(socket, level(*group), FILTER, &mut filter).ok()?;
+        let number = |at: usize| filter[at..].first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes));
+        let (mode, count) = (number(8 + ADDRESS), number(8 + ADDRESS + 4) as usize);
+        let sources = filter[FILTER_HEAD..].chunks_exact(ADDRESS).take(count).filter_map(decode).collect();
+        Some(Membership { interface: interface.clone(), group: *group, but: mode == EXCLUDE, sources })
+    };
+    joined.iter().filter_map(of).collect()
+}
+
+/// Makes a socket a member, on the interface of this index.
+pub(crate) fn join(socket: BorrowedFd<'_>, membership: &Membership, index: u32) -> io::Result<()> {
+    let Membership { group, but, sources, .. } = membership;
+    let ask = |name, source| socket::set_option(socket, level(*group), name, &request(index, *group, source));
+    if *but {
+        ask(JOIN_GROUP, None)?;
+    }
+    let each = if *but { BLOCK_SOURCE } else { JOIN_SOURCE_GROUP };
+    sources.iter().try_for_each(|source| ask(each, Some(*source)))
+}
+
+/// The groups that have been joined in this thread's namespace, which is that at `netns`, each with the name of its interface: all
+/// but those that the kernel joins by itself.
+pub(crate) fn joined_here(netns: &Path) -> Result<Vec<(String, IpAddr)>, NetworkError> {
+    let read = |name: &str| match fs::read_to_string(Path::new("/proc/thread-self/net").join(name)) {
+        // A kernel without IPv6 has no such file.
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        other => other.map_err(|e| {
+            NetworkError::refused(format!("read the multicast groups of network namespace {}", netns.display()), e)
+        }),
+    };
+    let mut groups = v4(&read("igmp")?);
+    groups.extend(v6(&read("igmp6")?));
+    Ok(groups)
 }
 
 /// Of `/proc/net/igmp`: a line for each interface, below it one for each of its groups.
@@ -80,7 +200,7 @@ mod tests {
         socket.join_multicast_v4(&v4, &Ipv4Addr::LOCALHOST).unwrap();
         let other = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap();
         other.join_multicast_v6(&v6, 1).unwrap();
-        let here = || memberships(Path::new("/proc/thread-self/ns/net")).unwrap();
+        let here = || joined_here(Path::new("/proc/thread-self/ns/net")).unwrap();
         let expected = [("lo".to_owned(), IpAddr::V4(v4)), ("lo".to_owned(), IpAddr::V6(v6))];
         assert!(expected.iter().all(|one| here().contains(one)), "{:?}", here());
         drop((socket, other));

@@ -21,6 +21,7 @@ pub mod process;
 pub mod remote;
 pub mod schedule;
 mod scratch;
+pub mod socket;
 pub mod soft_dirty;
 pub mod standstill;
 pub mod userfault;

@@ -6,7 +6,7 @@
 //! registers that are put back.
 
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use nix::errno::Errno;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -88,7 +88,7 @@ impl Stopped {
     /// Has the process open a descriptor by a system call, and takes that over: the process itself keeps none.
     pub fn open(&mut self, number: libc::c_long, arguments: [u64; 3]) -> io::Result<OwnedFd> {
         let theirs = self.call(number, arguments)?;
-        let taken = take_descriptor(self.process, theirs as i32);
+        let taken = crate::process::take_descriptor(self.process, theirs as i32);
         self.call(libc::SYS_close, [theirs, 0, 0])?;
         taken
     }
@@ -174,14 +174,4 @@ fn instruction_of(process: u32) -> io::Result<u64> {
     let at = code.windows(SYSCALL.len()).position(|w| w == SYSCALL);
     let at = at.ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "its vdso makes no system calls"))?;
     Ok(start + at as u64)
-}
-
-/// Duplicates a descriptor of another process.
-fn take_descriptor(process: u32, number: i32) -> io::Result<OwnedFd> {
-    let process = crate::process::descriptor(process)?;
-    // SAFETY: the call takes numbers only and returns a new descriptor, owned by nobody else, or an error.
-    unsafe {
-        let taken = libc::syscall(libc::SYS_pidfd_getfd, std::os::fd::AsRawFd::as_raw_fd(&process), number, 0);
-        if taken < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(taken as i32)) }
-    }
 }

@@ -85,7 +85,7 @@ fn main() -> ExitCode {
         ("connected_containers_move_in_turn_and_at_once", places::both_ends),
         ("a_client_behind_a_router_keeps_its_connection", places::behind_a_router),
         ("several_interfaces_address_families_and_policy_rules_move", places::several_interfaces),
-        ("a_multicast_group_that_is_joined_is_named_ahead", places::multicast),
+        ("a_group_that_something_else_has_joined_is_named_ahead", places::multicast),
         // Last: where a bridge has been, the node's link carries no macvlan any more.
         ("a_bridged_container_keeps_its_connections", places::bridged),
         ("what_cni_keeps_of_a_container_moves_with_it", cni::attached),

@@ -190,7 +190,7 @@ pub(super) fn several_interfaces(stage: &mut Stage) -> Result<()> {
     remove(lab, NAME)
 }
 
-/// CRIU does not carry it, so that it is named ahead.
+/// What is none of the container's processes does not move, so that it is named ahead.
 pub(super) fn multicast(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     run(lab, "a", NAME, IP, false)?;

@@ -76,6 +76,7 @@ impl DestinationRun {
         self.inbox.failed().map_or(Ok(()), Err)?;
         self.check_shared()?;
         self.place_pages(init)?;
+        self.set_socket_states(init)?;
         self.remember_engine()?;
         let waited = monotonic_ns();
         if self.all_pages && self.inbox.store().is_ok() {
@@ -126,8 +127,7 @@ impl DestinationRun {
             return Ok(());
         }
         let start = monotonic_ns();
-        let tasks = process::family(init).into_iter().map(|pid| survey::id_of(pid).map(|id| (id.0, pid)));
-        let tasks: HashMap<u32, u32> = tasks.collect::<Result<_, _>>().map_err(failed)?;
+        let tasks = tasks(init)?;
         let place = |(pid, path): &(u32, PathBuf)| {
             let place = || {
                 let file = File::open(path)?;
@@ -152,4 +152,26 @@ impl DestinationRun {
         self.timeline.note("memory: pages of files", start, monotonic_ns());
         Ok(())
     }
+
+    /// Gives the sockets of the held tasks what criu does not carry.
+    fn set_socket_states(&mut self, init: u32) -> Result<(), Failure> {
+        let states = self.layout.socket_states()?;
+        if states.is_empty() {
+            return Ok(());
+        }
+        let start = monotonic_ns();
+        let tasks = tasks(init)?;
+        let netns = PathBuf::from(format!("/proc/{init}/ns/net"));
+        tranship_network::set_socket_states(&netns, &states, |task| tasks.get(&task).copied()).map_err(|error| {
+            Failure::new(format!("a socket cannot be restored on node {}: {error}", self.node.config.node))
+        })?;
+        self.timeline.note("network: sockets set", start, monotonic_ns());
+        Ok(())
+    }
+}
+
+/// The pids here of restored tasks, by those that they have in the container.
+fn tasks(init: u32) -> Result<HashMap<u32, u32>, Failure> {
+    let tasks = process::family(init).into_iter().map(|pid| survey::id_of(pid).map(|id| (id.0, pid)));
+    tasks.collect::<Result<_, _>>().map_err(failed)
 }

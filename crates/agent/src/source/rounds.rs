@@ -106,6 +106,7 @@ impl SourceRun {
             });
             let passed_over = sent.map_err(|error| self.not_sent(&error))?;
             let (bytes, took) = (round.plan.bytes() + others, start.elapsed());
+            let sent = bytes - passed_over;
             let dirty_rate = since.map_or(0.0, |seconds| bytes as f64 / seconds.max(1e-6));
             let spared = self.tally.deduplicated() - spared_before + passed_over;
             seen.push(RoundSeen { bytes, spared, took });
@@ -123,13 +124,13 @@ impl SourceRun {
             };
             let wire: u64 = self.streams.iter_mut().map(|s| s.link().bytes_sent()).sum();
             self.report.change(|r| {
-                r.rounds.push(RoundReport { bytes: bytes - passed_over, ms: took.as_secs_f64() * 1e3, dirty_rate });
+                r.rounds.push(RoundReport { bytes: sent, ms: took.as_secs_f64() * 1e3, dirty_rate });
                 r.progress.rounds += 1;
                 r.progress.dirty_rate = dirty_rate;
-                r.progress.moved_bytes = moved_before + round.plan.bytes() - passed_over;
+                r.progress.moved_bytes = moved_before + sent - others;
                 r.progress.remaining_bytes = 0;
                 r.progress.memory_bytes = r.progress.memory_bytes.max(r.progress.moved_bytes);
-                r.progress.rate = (bytes - passed_over) as f64 / took.as_secs_f64().max(1e-6);
+                r.progress.rate = sent as f64 / took.as_secs_f64().max(1e-6);
                 r.progress.wire_bytes = wire;
                 show_tally(&self.tally, r);
             });

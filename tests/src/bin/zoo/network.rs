@@ -1,13 +1,15 @@
 //! Internet sockets on the loopback interface inside the container.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 
+use crate::raw;
 use crate::species::{Check, pattern};
 
 /// How long a socket may wait for its peer in the same process.
@@ -47,6 +49,64 @@ pub fn udp(_: &Path) -> Result<Check> {
             }
         }
         bail!("three datagrams were lost")
+    }))
+}
+
+/// A socket that has joined two groups, one of them for one source only, and sends to both.
+pub fn multicast(_: &Path) -> Result<Check> {
+    let here = Ipv4Addr::LOCALHOST;
+    let (group, by_source) = (Ipv4Addr::new(239, 77, 0, 2), Ipv4Addr::new(232, 77, 0, 2));
+    let member = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    member.join_multicast_v4(&group, &here)?;
+    raw::join_source(member.as_fd(), by_source, here)?;
+    member.set_multicast_ttl_v4(7)?;
+    member.set_read_timeout(Some(Duration::from_secs(1)))?;
+    let sender = UdpSocket::bind((here, 0))?;
+    raw::send_multicast_from(sender.as_fd(), here)?;
+    let port = member.local_addr()?.port();
+    let mut n = 0u64;
+    Ok(Box::new(move || {
+        ensure!(member.multicast_ttl_v4()? == 7, "IP_MULTICAST_TTL is another one");
+        for group in [group, by_source] {
+            n += 1;
+            ensure!(comes(&sender, &member, (group, port), n)?, "nothing comes from group {group}");
+        }
+        Ok(())
+    }))
+}
+
+/// Whether a number arrives, of three that are sent: UDP may lose what is under way.
+fn comes(sender: &UdpSocket, member: &UdpSocket, to: (Ipv4Addr, u16), number: u64) -> Result<bool> {
+    let mut bytes = [0; 16];
+    for _ in 0..3 {
+        sender.send_to(&number.to_le_bytes(), to)?;
+        while let Ok((length, _)) = member.recv_from(&mut bytes) {
+            if bytes[..length] == number.to_le_bytes() {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
+}
+
+/// Options that CRIU does not carry.
+pub fn uncarried_options(_: &Path) -> Result<Check> {
+    let udp = UdpSocket::bind("[::1]:0")?;
+    setsockopt(&udp, sockopt::ReceiveTimestampns, &true)?;
+    setsockopt(&udp, sockopt::Ipv6RecvPacketInfo, &true)?;
+    setsockopt(&udp, sockopt::UdpGroSegment, &true)?;
+    let (tcp, _other) = pair()?;
+    setsockopt(&tcp, sockopt::TcpUserTimeout, &77_000)?;
+    setsockopt(&tcp, sockopt::TcpCongestion, &"reno".into())?;
+    Ok(Box::new(move || {
+        ensure!(getsockopt(&udp, sockopt::ReceiveTimestampns)?, "SO_TIMESTAMPNS is gone");
+        ensure!(getsockopt(&udp, sockopt::Ipv6RecvPacketInfo)?, "IPV6_RECVPKTINFO is gone");
+        ensure!(getsockopt(&udp, sockopt::UdpGroSegment)?, "UDP_GRO is gone");
+        let timeout = getsockopt(&tcp, sockopt::TcpUserTimeout)?;
+        ensure!(timeout == 77_000, "TCP_USER_TIMEOUT is {timeout}");
+        let control = getsockopt(&tcp, sockopt::TcpCongestion)?;
+        ensure!(control.to_string_lossy().trim_end_matches('\0') == "reno", "TCP_CONGESTION is {control:?}");
+        Ok(())
     }))
 }
 

@@ -4,6 +4,7 @@
 use std::ffi::c_int;
 use std::io;
 use std::mem::{MaybeUninit, zeroed};
+use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -402,4 +403,28 @@ pub fn io_uring() -> Result<std::os::fd::OwnedFd> {
     let fd = check(unsafe { libc::syscall(libc::SYS_io_uring_setup, 8, parameters.as_mut_ptr()) })?;
     // SAFETY: the kernel has just made this descriptor and nobody else knows its number.
     Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(i32::try_from(fd)?) })
+}
+
+fn set_ip_option<T>(socket: BorrowedFd<'_>, name: c_int, value: &T) -> io::Result<()> {
+    let length = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel reads `length` bytes of `value`, which lives through the call.
+    let done =
+        unsafe { libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_IP, name, (&raw const *value).cast(), length) };
+    check(done).map(drop)
+}
+
+/// Joins a multicast group, for what one source sends only, on the interface that has this address as well.
+pub fn join_source(socket: BorrowedFd<'_>, group: Ipv4Addr, source: Ipv4Addr) -> io::Result<()> {
+    let address = |of: Ipv4Addr| libc::in_addr { s_addr: u32::from_ne_bytes(of.octets()) };
+    let request = libc::ip_mreq_source {
+        imr_multiaddr: address(group),
+        imr_interface: address(source),
+        imr_sourceaddr: address(source),
+    };
+    set_ip_option(socket, libc::IP_ADD_SOURCE_MEMBERSHIP, &request)
+}
+
+/// Has a socket send to groups on the interface that has this address.
+pub fn send_multicast_from(socket: BorrowedFd<'_>, address: Ipv4Addr) -> io::Result<()> {
+    set_ip_option(socket, libc::IP_MULTICAST_IF, &address.octets())
 }

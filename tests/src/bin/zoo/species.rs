@@ -54,6 +54,8 @@ pub const ALL: &[Species] = &[
     species("locks", "posix_lock", locks::posix),
     species("locks", "ofd_lock", locks::open_file_description),
     species("network", "udp", network::udp),
+    species("network", "multicast", network::multicast),
+    species("network", "socket_options", network::uncarried_options),
     species("network", "tcp_listener", network::listener),
     species("network", "tcp_queued_data", network::queued_data),
     species("network", "tcp_half_closed", network::half_closed),

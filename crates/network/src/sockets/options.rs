@@ -1,0 +1,158 @@
+//! The options of internet sockets that programs set and CRIU does not carry.
+
+use std::os::fd::BorrowedFd;
+
+use tranship_sys::socket;
+
+const SOL_SOCKET: i32 = 1;
+const SOL_IP: i32 = 0;
+const SOL_TCP: i32 = 6;
+const SOL_UDP: i32 = 17;
+const SOL_IPV6: i32 = 41;
+/// Of the longest value: the name of a congestion control.
+const LONGEST: usize = 16;
+
+/// What the value of an option is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// The same everywhere.
+    Plain,
+    /// The index of an interface.
+    Index,
+    /// The same, in the network's byte order.
+    NetworkIndex,
+}
+
+/// Which sockets can be given it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Of {
+    All,
+    /// Those that listen.
+    Listening,
+    /// Those without connections: with others the kernel keeps something else in its place.
+    Datagrams,
+}
+
+/// One option.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Choice {
+    pub level: i32,
+    pub name: i32,
+    /// What programs call it.
+    pub text: &'static str,
+    pub kind: Kind,
+    pub of: Of,
+}
+
+const fn plain(level: i32, name: i32, text: &'static str) -> Choice {
+    Choice { level, name, text, kind: Kind::Plain, of: Of::All }
+}
+
+const fn index(kind: Kind, level: i32, name: i32, text: &'static str) -> Choice {
+    Choice { kind, ..plain(level, name, text) }
+}
+
+const fn listening(name: i32, text: &'static str) -> Choice {
+    Choice { of: Of::Listening, ..plain(SOL_TCP, name, text) }
+}
+
+const fn multicast(level: i32, name: i32, text: &'static str) -> Choice {
+    Choice { of: Of::Datagrams, ..plain(level, name, text) }
+}
+
+/// All of them, in the order in which they are set. Some that CRIU carries are here because it does so for one family only, or
+/// because another one changes them. Not here: what changes by itself (`TCP_QUICKACK`, `TCP_WINDOW_CLAMP`, `SO_INCOMING_CPU`), what
+/// only says how a connection begins (`TCP_FASTOPEN_CONNECT`), and what cannot be read (`IP_MULTICAST_IF` by index).
+#[rustfmt::skip]
+pub(super) const ALL: [Choice; 79] = [
+    plain(SOL_SOCKET, 29, "SO_TIMESTAMP"),
+    plain(SOL_SOCKET, 35, "SO_TIMESTAMPNS"),
+    plain(SOL_SOCKET, 63, "SO_TIMESTAMP_NEW"),
+    plain(SOL_SOCKET, 64, "SO_TIMESTAMPNS_NEW"),
+    plain(SOL_SOCKET, 37, "SO_TIMESTAMPING"),
+    plain(SOL_SOCKET, 65, "SO_TIMESTAMPING_NEW"),
+    plain(SOL_SOCKET, 40, "SO_RXQ_OVFL"),
+    plain(SOL_SOCKET, 42, "SO_PEEK_OFF"),
+    plain(SOL_SOCKET, 45, "SO_SELECT_ERR_QUEUE"),
+    plain(SOL_SOCKET, 46, "SO_BUSY_POLL"),
+    plain(SOL_SOCKET, 47, "SO_MAX_PACING_RATE"),
+    plain(SOL_SOCKET, 60, "SO_ZEROCOPY"),
+    plain(SOL_SOCKET, 61, "SO_TXTIME"),
+    plain(SOL_SOCKET, 69, "SO_PREFER_BUSY_POLL"),
+    plain(SOL_SOCKET, 70, "SO_BUSY_POLL_BUDGET"),
+    plain(SOL_SOCKET, 74, "SO_TXREHASH"),
+    plain(SOL_SOCKET, 75, "SO_RCVMARK"),
+    plain(SOL_SOCKET, 82, "SO_RCVPRIORITY"),
+    plain(SOL_IP, 1, "IP_TOS"),
+    plain(SOL_IP, 2, "IP_TTL"),
+    plain(SOL_IP, 6, "IP_RECVOPTS"),
+    plain(SOL_IP, 7, "IP_RETOPTS"),
+    plain(SOL_IP, 8, "IP_PKTINFO"),
+    plain(SOL_IP, 10, "IP_MTU_DISCOVER"),
+    plain(SOL_IP, 11, "IP_RECVERR"),
+    plain(SOL_IP, 12, "IP_RECVTTL"),
+    plain(SOL_IP, 13, "IP_RECVTOS"),
+    plain(SOL_IP, 18, "IP_PASSSEC"),
+    plain(SOL_IP, 19, "IP_TRANSPARENT"),
+    plain(SOL_IP, 20, "IP_RECVORIGDSTADDR"),
+    plain(SOL_IP, 21, "IP_MINTTL"),
+    plain(SOL_IP, 24, "IP_BIND_ADDRESS_NO_PORT"),
+    plain(SOL_IP, 25, "IP_RECVFRAGSIZE"),
+    plain(SOL_IP, 26, "IP_RECVERR_RFC4884"),
+    multicast(SOL_IP, 32, "IP_MULTICAST_IF"),
+    multicast(SOL_IP, 33, "IP_MULTICAST_TTL"),
+    multicast(SOL_IP, 34, "IP_MULTICAST_LOOP"),
+    multicast(SOL_IP, 49, "IP_MULTICAST_ALL"),
+    index(Kind::NetworkIndex, SOL_IP, 50, "IP_UNICAST_IF"),
+    plain(SOL_IP, 51, "IP_LOCAL_PORT_RANGE"),
+    plain(SOL_IPV6, 16, "IPV6_UNICAST_HOPS"),
+    Choice { kind: Kind::Index, ..multicast(SOL_IPV6, 17, "IPV6_MULTICAST_IF") },
+    multicast(SOL_IPV6, 18, "IPV6_MULTICAST_HOPS"),
+    multicast(SOL_IPV6, 19, "IPV6_MULTICAST_LOOP"),
+    plain(SOL_IPV6, 23, "IPV6_MTU_DISCOVER"),
+    plain(SOL_IPV6, 25, "IPV6_RECVERR"),
+    multicast(SOL_IPV6, 29, "IPV6_MULTICAST_ALL"),
+    plain(SOL_IPV6, 31, "IPV6_RECVERR_RFC4884"),
+    plain(SOL_IPV6, 49, "IPV6_RECVPKTINFO"),
+    plain(SOL_IPV6, 51, "IPV6_RECVHOPLIMIT"),
+    plain(SOL_IPV6, 53, "IPV6_RECVHOPOPTS"),
+    plain(SOL_IPV6, 56, "IPV6_RECVRTHDR"),
+    plain(SOL_IPV6, 58, "IPV6_RECVDSTOPTS"),
+    plain(SOL_IPV6, 60, "IPV6_RECVPATHMTU"),
+    plain(SOL_IPV6, 62, "IPV6_DONTFRAG"),
+    plain(SOL_IPV6, 66, "IPV6_RECVTCLASS"),
+    plain(SOL_IPV6, 67, "IPV6_TCLASS"),
+    plain(SOL_IPV6, 70, "IPV6_AUTOFLOWLABEL"),
+    plain(SOL_IPV6, 73, "IPV6_MINHOPCOUNT"),
+    plain(SOL_IPV6, 74, "IPV6_RECVORIGDSTADDR"),
+    plain(SOL_IPV6, 75, "IPV6_TRANSPARENT"),
+    index(Kind::NetworkIndex, SOL_IPV6, 76, "IPV6_UNICAST_IF"),
+    plain(SOL_IPV6, 77, "IPV6_RECVFRAGSIZE"),
+    listening(2, "TCP_MAXSEG"),
+    plain(SOL_TCP, 7, "TCP_SYNCNT"),
+    plain(SOL_TCP, 8, "TCP_LINGER2"),
+    plain(SOL_TCP, 9, "TCP_DEFER_ACCEPT"),
+    plain(SOL_TCP, 13, "TCP_CONGESTION"),
+    plain(SOL_TCP, 18, "TCP_USER_TIMEOUT"),
+    listening(23, "TCP_FASTOPEN"),
+    plain(SOL_TCP, 25, "TCP_NOTSENT_LOWAT"),
+    plain(SOL_TCP, 27, "TCP_SAVE_SYN"),
+    listening(34, "TCP_FASTOPEN_NO_COOKIE"),
+    plain(SOL_TCP, 36, "TCP_INQ"),
+    plain(SOL_TCP, 37, "TCP_TX_DELAY"),
+    plain(SOL_UDP, 100, "UDP_ENCAP"),
+    plain(SOL_UDP, 103, "UDP_SEGMENT"),
+    plain(SOL_UDP, 104, "UDP_GRO"),
+    // The type of service decides on it.
+    plain(SOL_SOCKET, 12, "SO_PRIORITY"),
+];
+
+impl Choice {
+    /// The value that a socket has, or nothing where it has none.
+    pub(super) fn value(&self, socket: BorrowedFd<'_>) -> Option<Vec<u8>> {
+        let mut value = [0; LONGEST];
+        let asked = if self.level == SOL_TCP && self.name == 13 { LONGEST } else { 8 };
+        let len = socket::option(socket, self.level, self.name, &mut value[..asked]).ok()?;
+        Some(value[..len].to_vec())
+    }
+}

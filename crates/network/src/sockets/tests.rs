@@ -1,0 +1,107 @@
+use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use super::*;
+
+const HERE: &str = "/proc/thread-self/ns/net";
+
+/// One of each sort: TCP, UDP and raw, of both families.
+fn new_sockets() -> Vec<OwnedFd> {
+    let kinds = [(libc::SOCK_STREAM, 0), (libc::SOCK_DGRAM, 0), (libc::SOCK_RAW, 89)];
+    let families = [libc::AF_INET, libc::AF_INET6];
+    let all = families.into_iter().flat_map(|family| kinds.map(|(kind, protocol)| (family, kind, protocol)));
+    all.map(|(family, kind, protocol)| socket::new(family, kind, protocol).unwrap()).collect()
+}
+
+/// What a look at this process finds of these sockets.
+fn look(sockets: &[&dyn AsRawFd]) -> Vec<SocketState> {
+    let found = socket_states(Path::new(HERE), &[(std::process::id(), 7)]).unwrap().sockets;
+    let of = |socket: &&dyn AsRawFd| found.iter().find(|s| s.descriptor == socket.as_raw_fd()).cloned();
+    sockets.iter().filter_map(of).collect()
+}
+
+#[test]
+fn every_option_can_be_set_to_what_it_can_be() {
+    let mut met = HashSet::new();
+    for socket in new_sockets() {
+        for choice in ALL {
+            let Some(value) = choice.value(socket.as_fd()).filter(|_| choice.of != Of::Listening) else { continue };
+            let set = |value: &[u8]| socket::set_option(socket.as_fd(), choice.level, choice.name, value);
+            match set(&value) {
+                Ok(()) => drop(met.insert(choice.text)),
+                // One that such a socket can never have had set.
+                Err(error) => {
+                    let other: Vec<u8> = value.iter().enumerate().map(|(at, byte)| byte ^ u8::from(at == 0)).collect();
+                    assert!(set(&other).is_err(), "{} to {value:?}: {error}", choice.text);
+                }
+            }
+        }
+        assert_eq!(look(&[&socket]), [], "{:?}", sort(socket.as_fd()));
+    }
+    assert!(met.len() > 60, "this kernel has {} of the options only: {met:?}", met.len());
+}
+
+#[test]
+fn options_and_memberships_are_found_and_given_to_other_sockets() {
+    let any = (Ipv4Addr::UNSPECIFIED, 0);
+    let (udp, udp6) = (UdpSocket::bind(any).unwrap(), UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap());
+    let tcp = std::net::TcpListener::bind(any).unwrap();
+    let (v4, v6) = (Ipv4Addr::new(239, 77, 1, 3), Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0x77, 0x4321));
+    udp.join_multicast_v4(&v4, &Ipv4Addr::LOCALHOST).unwrap();
+    udp.set_multicast_ttl_v4(7).unwrap();
+    udp6.join_multicast_v6(&v6, 1).unwrap();
+    let set = |socket: BorrowedFd<'_>, text: &str, value: &[u8]| {
+        let choice = ALL.iter().find(|choice| choice.text == text).unwrap();
+        socket::set_option(socket, choice.level, choice.name, value).unwrap();
+    };
+    set(udp6.as_fd(), "IPV6_MULTICAST_IF", &1u32.to_ne_bytes());
+    set(udp.as_fd(), "IP_UNICAST_IF", &1u32.to_be_bytes());
+    set(tcp.as_fd(), "TCP_USER_TIMEOUT", &12345u32.to_ne_bytes());
+    set(tcp.as_fd(), "TCP_CONGESTION", b"reno");
+    set(tcp.as_fd(), "TCP_FASTOPEN", &9u32.to_ne_bytes());
+    // Heard but from one, and from one only.
+    let (group, source) = (Ipv4Addr::new(232, 77, 1, 4), Ipv4Addr::new(127, 0, 0, 9));
+    let only = Membership::only("lo", group.into(), source.into());
+    multicast::join(udp6.as_fd(), &only, 1).unwrap();
+    let old = look(&[&udp, &udp6, &tcp]);
+    assert_eq!(
+        old.iter().map(|s| (s.options.len(), s.memberships.len())).collect::<Vec<_>>(),
+        [(2, 1), (1, 2), (3, 0)],
+        "{old:?}"
+    );
+    assert!(old[1].memberships.contains(&only), "{old:?}");
+
+    let (new, new6) = (UdpSocket::bind(any).unwrap(), UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap());
+    let new_tcp = std::net::TcpListener::bind(any).unwrap();
+    let numbers = [new.as_raw_fd(), new6.as_raw_fd(), new_tcp.as_raw_fd()];
+    let mut states = old;
+    states.iter_mut().zip(numbers).for_each(|(state, number)| state.descriptor = number);
+    let text = serde_json::to_string(&states).unwrap();
+    let states: Vec<SocketState> = serde_json::from_str(&text).unwrap();
+    let give =
+        |states: &[SocketState]| set_socket_states(Path::new(HERE), states, |task| (task == 7).then(std::process::id));
+    give(&states).unwrap();
+    assert_eq!(look(&[&new, &new6, &new_tcp]), states);
+
+    // What a peer could ask for besides.
+    let mut other = states[0].clone();
+    other.memberships.clear();
+    (other.options[0].level, other.options[0].name) = (1, 26);
+    assert!(give(&[other]).unwrap_err().to_string().contains("none of those that are carried"));
+    let mut gone = states[0].clone();
+    gone.task = 8;
+    assert!(give(&[gone]).unwrap_err().to_string().contains("no such process"));
+}
+
+#[test]
+fn a_group_that_no_process_of_the_container_has_joined_is_named() {
+    let group = Ipv4Addr::new(239, 77, 1, 5);
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+    socket.join_multicast_v4(&group, &Ipv4Addr::LOCALHOST).unwrap();
+    let unclaimed = |tasks: &[(u32, u32)]| {
+        let found = socket_states(Path::new(HERE), tasks).unwrap();
+        found.unclaimed.contains(&("lo".to_owned(), group.into()))
+    };
+    assert!(unclaimed(&[]));
+    assert!(!unclaimed(&[(std::process::id(), 1)]));
+}
