@@ -1,19 +1,17 @@
 //! Looks at a container before anything is touched: what it is, and what stands in the way.
 
-use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tranship_coordinator::Failure;
 use tranship_criu::{cpu, preflight};
 use tranship_engine::{Container, Engine, State};
-use tranship_memory::survey;
-use tranship_network::{NetworkError, SocketStates, cni};
+use tranship_network::cni;
 use tranship_types::{Blocker, BlockerKind, EngineName, MoveOptions};
 use tranship_wire::message::Offer;
 
 use crate::node::Node;
-use crate::trees;
+use crate::{trees, uncarried};
 
 /// Links that carry pages. Two keep both ends' encryption busy; more bring nothing on one flow's worth of cores.
 pub const STREAMS: u8 = 2;
@@ -84,17 +82,17 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
 
     let network = match container.network_namespace() {
         Some(path) => {
-            let captured = socket_states(&container, &path).and_then(|states| {
+            let captured = uncarried::look(&container, Some(&path)).and_then(|found| {
                 let mut identity = tranship_network::capture(&path)?;
                 if !engine.attaches_network() {
                     identity.cni = cni::attachments(name, &path)?;
                 }
-                Ok((states.unclaimed, identity))
+                Ok((found.blockers, identity))
             });
             match captured {
-                Ok((unclaimed, identity)) => {
+                Ok((joined, identity)) => {
                     findings.notes.extend(cni::remarks(&identity.cni));
-                    blockers.extend(unclaimed.into_iter().map(|group| joined_by_others(name, &group)));
+                    blockers.extend(joined);
                     Some((path, identity))
                 }
                 Err(error) => {
@@ -154,26 +152,6 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
     };
     blockers.extend(crate::tmpfs::left_behind(&container, &offer));
     Ok(Inspection { container, offer, blockers, findings })
-}
-
-/// What the container's sockets have that criu does not carry.
-pub fn socket_states(container: &Container, netns: &Path) -> Result<SocketStates, NetworkError> {
-    let pids = container.processes().unwrap_or_default();
-    // Processes end.
-    let tasks: Vec<_> = pids.into_iter().filter_map(|pid| Some((pid, survey::id_of(pid).ok()?.0))).collect();
-    tranship_network::socket_states(netns, &tasks)
-}
-
-/// What is in a container's network and none of its processes has.
-pub fn joined_by_others(container: &str, (interface, group): &(String, IpAddr)) -> Blocker {
-    Blocker::new(
-        BlockerKind::Network,
-        format!(
-            "in the network of container {container} something has joined the multicast group {group} on {interface} that is none of \
-             its processes, and does not move"
-        ),
-        "end it, or let the container's own program join the group",
-    )
 }
 
 /// What the first process's stdin, stdout and stderr are.

@@ -13,19 +13,13 @@ use tranship_criu::find::Criu;
 use tranship_criu::front::{self, FrontHandle, FrontPlan, HandleError, Mark, Order};
 use tranship_criu::rpc::Overrides;
 use tranship_engine::Images;
-use tranship_network::SocketState;
 use tranship_types::MigrationId;
 use tranship_wire::message::Offer;
-
-use crate::node::failed;
 
 /// How long an engine may take until it asks criu for something.
 const ENGINE_START: Duration = Duration::from_secs(30);
 /// How long a front waits for its order before it gives up.
 const FRONT_PATIENCE: Duration = Duration::from_secs(600);
-
-/// The file, beside criu's images, with what criu does not carry of sockets.
-const SOCKETS: &str = "sockets.json";
 
 /// Which of the two fronts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -156,24 +150,6 @@ impl Layout {
     pub fn image_bytes(&self) -> u64 {
         let entries = std::fs::read_dir(self.images()).into_iter().flatten().flatten();
         entries.filter_map(|e| Some(e.metadata().ok()?.len())).sum()
-    }
-
-    /// Puts what criu does not carry of sockets beside its images, where there is any.
-    pub fn write_socket_states(&self, states: &[SocketState]) -> Result<(), Failure> {
-        if states.is_empty() {
-            return Ok(());
-        }
-        let text = serde_json::to_vec(states).map_err(failed)?;
-        std::fs::write(self.images().join(SOCKETS), text).map_err(failed)
-    }
-
-    /// What criu does not carry of the restored container's sockets.
-    pub fn socket_states(&self) -> Result<Vec<SocketState>, Failure> {
-        match std::fs::read(self.images().join(SOCKETS)) {
-            Ok(text) => serde_json::from_slice(&text).map_err(failed),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-            Err(error) => Err(failed(error)),
-        }
     }
 
     /// Writes a front's plan, for the container that is offered.

@@ -32,6 +32,7 @@ mod source;
 mod timeline;
 mod tmpfs;
 mod trees;
+mod uncarried;
 mod undoing;
 mod wrapper;
 

@@ -8,3 +8,4 @@ pub mod hidden;
 pub mod preflight;
 pub mod rpc;
 pub mod smaps;
+pub mod timers;

@@ -45,4 +45,4 @@ pub use error::NetworkError;
 pub use gate::Gate;
 pub use hold::{HELD_BYTES, HeldFrame, Hold};
 pub use inject::Injector;
-pub use sockets::{SocketState, SocketStates, set_socket_states, socket_states};
+pub use sockets::{OpenSocket, SocketState, SocketStates, set_socket_states, socket_states};

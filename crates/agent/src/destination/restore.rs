@@ -18,6 +18,7 @@ use tranship_sys::process;
 use super::{DestinationRun, RESTORE};
 use crate::layout::Role;
 use crate::node::failed;
+use crate::uncarried::Uncarried;
 use crate::{tmpfs, wrapper};
 
 /// How long memory may take to arrive once the skeleton is there and nothing moves.
@@ -76,7 +77,7 @@ impl DestinationRun {
         self.inbox.failed().map_or(Ok(()), Err)?;
         self.check_shared()?;
         self.place_pages(init)?;
-        self.set_socket_states(init)?;
+        self.restore_uncarried(init)?;
         self.remember_engine()?;
         let waited = monotonic_ns();
         if self.all_pages && self.inbox.store().is_ok() {
@@ -153,20 +154,13 @@ impl DestinationRun {
         Ok(())
     }
 
-    /// Gives the sockets of the held tasks what criu does not carry.
-    fn set_socket_states(&mut self, init: u32) -> Result<(), Failure> {
-        let states = self.layout.socket_states()?;
-        if states.is_empty() {
-            return Ok(());
-        }
+    /// Gives the held tasks what criu does not carry.
+    fn restore_uncarried(&mut self, init: u32) -> Result<(), Failure> {
+        let Some(uncarried) = Uncarried::read(&self.layout.images())? else { return Ok(()) };
         let start = monotonic_ns();
-        let tasks = tasks(init)?;
-        let netns = PathBuf::from(format!("/proc/{init}/ns/net"));
-        tranship_network::set_socket_states(&netns, &states, |task| tasks.get(&task).copied()).map_err(|error| {
-            Failure::new(format!("a socket cannot be restored on node {}: {error}", self.node.config.node))
-        })?;
-        self.timeline.note("network: sockets set", start, monotonic_ns());
-        Ok(())
+        let restored = uncarried.restore(init, &tasks(init)?);
+        self.timeline.note("descriptors: what criu has not carried", start, monotonic_ns());
+        restored.map_err(|why| Failure::new(format!("on node {}, {why}", self.node.config.node)))
     }
 }
 

@@ -13,15 +13,14 @@ use tranship_coordinator::Failure;
 use tranship_criu::front::{Mark, Order};
 use tranship_criu::rpc::ExternalMount;
 use tranship_engine::Container;
-use tranship_network::{SocketState, SocketStates};
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
 use tranship_transport::Link;
 use tranship_wire::message::Request;
 
 use super::{FROZEN_PATIENCE, SourceRun, failed};
-use crate::inspection;
 use crate::layout::Role;
+use crate::uncarried::{self, Uncarried};
 
 /// The images that criu has written completely. It opens each of them once.
 struct Written {
@@ -85,17 +84,13 @@ impl Written {
     }
 }
 
-/// What criu does not carry of the frozen container's sockets, and from when to when that was looked for.
-fn sockets(container: &Container) -> Result<(Vec<SocketState>, u64, u64), Failure> {
+/// What criu does not carry of the frozen container, and from when to when that was looked for.
+fn look(container: &Container) -> Result<(Uncarried, u64, u64), Failure> {
     // Beside the dump, which takes longer.
     schedule::stand(Standing::Favoured);
     let begun = monotonic_ns();
-    let states = match container.network_namespace() {
-        Some(path) => inspection::socket_states(container, &path).map_err(failed)?,
-        None => SocketStates::default(),
-    };
-    let unclaimed = states.unclaimed.iter().map(|group| inspection::joined_by_others(&container.name, group));
-    Failure::blocked(unclaimed.collect()).map_or(Ok((states.sockets, begun, monotonic_ns())), Err)
+    let found = uncarried::look(container, container.network_namespace().as_deref()).map_err(failed)?;
+    Failure::blocked(found.blockers).map_or(Ok((found.uncarried, begun, monotonic_ns())), Err)
 }
 
 fn changed(path: &Path) -> Failure {
@@ -115,16 +110,16 @@ impl SourceRun {
         self.front()?.handle.order(&Order::Go { external }).map_err(failed)?;
         let container = self.inspected()?.0.clone();
         std::thread::scope(|scope| {
-            let sockets = scope.spawn(|| sockets(&container));
+            let found = scope.spawn(|| look(&container));
             while !self.dumped(&written)? {
                 let images = written.take()?;
                 if !images.is_empty() {
                     self.send_images(&images, true, false)?;
                 }
             }
-            let (states, begun, done) = sockets.join().expect("to look at sockets does not panic")?;
-            self.timeline.note("network: sockets", begun, done);
-            self.layout.write_socket_states(&states)
+            let (uncarried, begun, done) = found.join().expect("to look at descriptors does not panic")?;
+            self.timeline.note("descriptors: what criu does not carry", begun, done);
+            uncarried.write(&self.layout.images())
         })?;
         let dumped = monotonic_ns();
         self.timeline.note("skeleton: dump", start, dumped);

@@ -1,8 +1,7 @@
 //! What the sockets of a container have that CRIU does not carry: options that programs have set, and memberships in multicast
 //! groups.
 
-use std::collections::{HashMap, HashSet};
-use std::fs;
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -20,6 +19,17 @@ use crate::namespace::inside;
 mod options;
 
 use options::{ALL, Choice, Kind, Of};
+
+/// A socket that a process has open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpenSocket {
+    /// The process, as this node calls it.
+    pub pid: u32,
+    /// And as the container does.
+    pub task: u32,
+    /// Under which number.
+    pub descriptor: i32,
+}
 
 /// What CRIU does not carry of one socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,33 +71,31 @@ pub struct SocketStates {
 /// Family, type and protocol: what decides on the options that a new socket has.
 type Sort = (i32, i32, i32);
 
-/// Looks at the sockets of processes, given by their pids here and in their container, whose network namespace is at `netns`. They
-/// need not stand still, but what they do meanwhile may be missed.
+/// Looks at sockets of processes whose network namespace is at `netns`. They need not stand still, but what they do meanwhile may be
+/// missed.
 ///
 /// # Errors
 /// [`NetworkError::Missing`], [`NetworkError::NotANamespace`], the system's refusal.
-pub fn socket_states(netns: &Path, tasks: &[(u32, u32)]) -> Result<SocketStates, NetworkError> {
+pub fn socket_states(netns: &Path, sockets: &[OpenSocket]) -> Result<SocketStates, NetworkError> {
     inside(netns, || {
         let mut unclaimed = multicast::joined_here(netns)?;
         let interfaces = interfaces();
-        let (mut seen, mut new) = (HashSet::new(), HashMap::new());
-        let mut sockets = Vec::new();
+        let mut new = HashMap::new();
+        let mut states = Vec::new();
         let joined = unclaimed.clone();
-        for (pid, task) in tasks {
-            for descriptor in open_sockets(*pid, &mut seen) {
-                // It may have been closed meanwhile.
-                let Ok(socket) = take_descriptor(*pid, descriptor) else { continue };
-                let Some(sort) = sort(socket.as_fd()) else { continue };
-                let defaults = new.entry(sort).or_insert_with(|| defaults(sort));
-                let options = differing(socket.as_fd(), sort, defaults, &interfaces);
-                let memberships = multicast::memberships(socket.as_fd(), &joined, &interfaces);
-                unclaimed.retain(|(interface, group)| !memberships.iter().any(|m| m.is_in(interface, *group)));
-                if !options.is_empty() || !memberships.is_empty() {
-                    sockets.push(SocketState { task: *task, descriptor, options, memberships });
-                }
+        for &OpenSocket { pid, task, descriptor } in sockets {
+            // It may have been closed meanwhile.
+            let Ok(socket) = take_descriptor(pid, descriptor) else { continue };
+            let Some(sort) = sort(socket.as_fd()) else { continue };
+            let defaults = new.entry(sort).or_insert_with(|| defaults(sort));
+            let options = differing(socket.as_fd(), sort, defaults, &interfaces);
+            let memberships = multicast::memberships(socket.as_fd(), &joined, &interfaces);
+            unclaimed.retain(|(interface, group)| !memberships.iter().any(|m| m.is_in(interface, *group)));
+            if !options.is_empty() || !memberships.is_empty() {
+                states.push(SocketState { task, descriptor, options, memberships });
             }
         }
-        Ok(SocketStates { sockets, unclaimed })
+        Ok(SocketStates { sockets: states, unclaimed })
     })
 }
 
@@ -145,18 +153,6 @@ fn interfaces() -> HashMap<u32, String> {
 
 fn index(interfaces: &HashMap<u32, String>, name: &str) -> Option<u32> {
     interfaces.iter().find(|(_, known)| *known == name).map(|(index, _)| *index)
-}
-
-/// The numbers under which a process has sockets open, each socket once.
-fn open_sockets(pid: u32, seen: &mut HashSet<String>) -> Vec<i32> {
-    // Processes end.
-    let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-    let socket = |entry: fs::DirEntry| {
-        let target = fs::read_link(entry.path()).ok()?.into_os_string().into_string().ok()?;
-        let new = target.starts_with("socket:") && seen.insert(target);
-        if new { entry.file_name().to_str()?.parse().ok() } else { None }
-    };
-    entries.filter_map(socket).collect()
 }
 
 /// What sort of internet socket it is; nothing where it is none.

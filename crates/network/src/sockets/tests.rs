@@ -1,3 +1,4 @@
+use std::collections::HashSet;
 use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -13,11 +14,14 @@ fn new_sockets() -> Vec<OwnedFd> {
     all.map(|(family, kind, protocol)| socket::new(family, kind, protocol).unwrap()).collect()
 }
 
+fn open(socket: &dyn AsRawFd) -> OpenSocket {
+    OpenSocket { pid: std::process::id(), task: 7, descriptor: socket.as_raw_fd() }
+}
+
 /// What a look at this process finds of these sockets.
 fn look(sockets: &[&dyn AsRawFd]) -> Vec<SocketState> {
-    let found = socket_states(Path::new(HERE), &[(std::process::id(), 7)]).unwrap().sockets;
-    let of = |socket: &&dyn AsRawFd| found.iter().find(|s| s.descriptor == socket.as_raw_fd()).cloned();
-    sockets.iter().filter_map(of).collect()
+    let open: Vec<_> = sockets.iter().map(|socket| open(*socket)).collect();
+    socket_states(Path::new(HERE), &open).unwrap().sockets
 }
 
 #[test]
@@ -98,10 +102,10 @@ fn a_group_that_no_process_of_the_container_has_joined_is_named() {
     let group = Ipv4Addr::new(239, 77, 1, 5);
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
     socket.join_multicast_v4(&group, &Ipv4Addr::LOCALHOST).unwrap();
-    let unclaimed = |tasks: &[(u32, u32)]| {
-        let found = socket_states(Path::new(HERE), tasks).unwrap();
+    let unclaimed = |sockets: &[OpenSocket]| {
+        let found = socket_states(Path::new(HERE), sockets).unwrap();
         found.unclaimed.contains(&("lo".to_owned(), group.into()))
     };
     assert!(unclaimed(&[]));
-    assert!(!unclaimed(&[(std::process::id(), 1)]));
+    assert!(!unclaimed(&[open(&socket)]));
 }

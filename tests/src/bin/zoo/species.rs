@@ -64,6 +64,7 @@ pub const ALL: &[Species] = &[
     species("signals", "signal_dispositions", signals::dispositions),
     species("signals", "signalfd", signals::signalfd),
     species("timers", "timerfd", timers::timerfd),
+    species("timers", "timerfd_expired", timers::expired),
     species("timers", "posix_timer", timers::posix),
     species("timers", "interval_timer", timers::interval),
     species("processes", "process_tree", processes::tree),
@@ -106,7 +107,6 @@ pub const ALL: &[Species] = &[
     wild("files", "inotify_unread", files::inotify_unread, "events that wait unread are dropped"),
     wild("files", "thread_file", threads::proc_file, "restore fails: an open file of /proc that belongs to a thread"),
     wild("network", "tcp_pending", network::pending, "refused: a TCP connection that waits to be accepted"),
-    wild("timers", "timerfd_expired", timers::expired, "a periodic timerfd that has expired unread stops for ever"),
     wild("limits", "affinity", limits::affinity, "the set of allowed CPUs is forgotten"),
 ];
 

@@ -1,0 +1,110 @@
+//! What criu does not carry of a container's descriptors: looked for beside its dump, and put right in the held tasks.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use tranship_coordinator::Failure;
+use tranship_criu::timers::{self, PeriodicTimer};
+use tranship_engine::Container;
+use tranship_memory::survey;
+use tranship_network::{NetworkError, OpenSocket, SocketState};
+use tranship_types::{Blocker, BlockerKind};
+
+use crate::node::failed;
+
+/// Its name among criu's images.
+const FILE: &str = "uncarried.json";
+
+/// What is lacking after criu's restore.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Uncarried {
+    sockets: Vec<SocketState>,
+    timers: Vec<PeriodicTimer>,
+}
+
+/// What a look has found.
+#[derive(Default)]
+pub struct Found {
+    pub uncarried: Uncarried,
+    /// What stands in the way: groups that something else has joined.
+    pub blockers: Vec<Blocker>,
+}
+
+/// Looks at all descriptors of a container's processes, whose network namespace is at `netns`.
+pub fn look(container: &Container, netns: Option<&Path>) -> Result<Found, NetworkError> {
+    let (sockets, timers) = descriptors(container);
+    let states = netns.map(|netns| tranship_network::socket_states(netns, &sockets)).transpose()?.unwrap_or_default();
+    let blockers = states.unclaimed.iter().map(|group| joined_by_others(&container.name, group)).collect();
+    Ok(Found { uncarried: Uncarried { sockets: states.sockets, timers }, blockers })
+}
+
+/// The sockets, each once, and the periodic timers.
+fn descriptors(container: &Container) -> (Vec<OpenSocket>, Vec<PeriodicTimer>) {
+    let (mut sockets, mut timers, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
+    // Processes end, and descriptors are closed.
+    for pid in container.processes().unwrap_or_default() {
+        let Ok(task) = survey::id_of(pid).map(|id| id.0) else { continue };
+        for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
+            let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
+            let (Some(descriptor), Ok(target)) = (number, std::fs::read_link(entry.path())) else { continue };
+            match target.to_str() {
+                Some("anon_inode:[timerfd]") => timers.extend(timers::periodic(pid, task, descriptor)),
+                Some(socket) if socket.starts_with("socket:") && seen.insert(target.clone()) => {
+                    sockets.push(OpenSocket { pid, task, descriptor });
+                }
+                _ => {}
+            }
+        }
+    }
+    (sockets, timers)
+}
+
+/// What is in a container's network and none of its processes has.
+fn joined_by_others(container: &str, (interface, group): &(String, IpAddr)) -> Blocker {
+    Blocker::new(
+        BlockerKind::Network,
+        format!(
+            "in the network of container {container} something has joined the multicast group {group} on {interface} that is none of \
+             its processes, and does not move"
+        ),
+        "end it, or let the container's own program join the group",
+    )
+}
+
+impl Uncarried {
+    /// Puts it among the images, where there is any.
+    pub fn write(&self, images: &Path) -> Result<(), Failure> {
+        if *self == Self::default() {
+            return Ok(());
+        }
+        std::fs::write(images.join(FILE), serde_json::to_vec(self).map_err(failed)?).map_err(failed)
+    }
+
+    /// What is among the images; `None` where nothing is.
+    pub fn read(images: &Path) -> Result<Option<Self>, Failure> {
+        match std::fs::read(images.join(FILE)) {
+            Ok(text) => serde_json::from_slice(&text).map(Some).map_err(failed),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    /// Gives it to the restored tasks, of which `init` is the first; `tasks` has their pids here by those in the container.
+    pub fn restore(&self, init: u32, tasks: &HashMap<u32, u32>) -> Result<(), String> {
+        let netns = PathBuf::from(format!("/proc/{init}/ns/net"));
+        tranship_network::set_socket_states(&netns, &self.sockets, |task| tasks.get(&task).copied())
+            .map_err(|error| format!("a socket cannot be restored: {error}"))?;
+        for timer in &self.timers {
+            let PeriodicTimer { task, descriptor, .. } = timer;
+            let refused = |why: &dyn std::fmt::Display| {
+                format!("timer descriptor {descriptor} of process {task} cannot be restored: {why}")
+            };
+            let pid = tasks.get(task).ok_or_else(|| refused(&"there is no such process"))?;
+            timer.go_on(*pid).map_err(|error| refused(&error))?;
+        }
+        Ok(())
+    }
+}
