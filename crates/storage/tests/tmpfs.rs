@@ -203,12 +203,12 @@ m[100000] = 8";
     io::BufRead::read_line(&mut output, &mut line).unwrap();
     let mut sink = Direct { replica: &mut replica, ops: 0 };
     let moved = source.pass(&[child.id()], &mut sink).unwrap();
-    assert_eq!((moved.files, moved.bytes), (1, 16 << 10), "one chunk of the mapped file");
+    assert_eq!((moved.files, moved.bytes), (1, 4 << 10), "one page of the mapped file");
     assert_same(&stage, "while it is mapped");
     io::Write::write_all(&mut input, b"\n").unwrap();
     assert!(child.wait().unwrap().success());
     let (moved, _) = pass(&mut source, &mut replica);
-    assert_eq!((moved.files, moved.bytes), (1, 16 << 10), "the process is gone, and its write is not");
+    assert_eq!((moved.files, moved.bytes), (1, 4 << 10), "the process is gone, and its write is not");
     assert_same(&stage, "after it was mapped");
 }
 
@@ -241,14 +241,14 @@ fn a_file_that_is_only_open_is_not_read_again() {
     assert!(moved == 0 && read < LENGTH / 8, "{read} bytes read");
     // A write is seen all the same, and so is a mapping, whether anything was written or not.
     file.write_all_at(b"x", 5).unwrap();
-    assert_eq!(again(&mut source).0, 16 << 10);
+    assert_eq!(again(&mut source).0, 4 << 10);
     std::thread::sleep(2 * GRAIN);
     again(&mut source);
     let map = "import mmap, sys; f = open(sys.argv[1], 'r+b'); mmap.mmap(f.fileno(), 0)[9 << 20] = 7";
     let path = stage.source().join("open");
     assert!(std::process::Command::new("python3").args(["-c", map]).arg(path).status().unwrap().success());
     let (moved, read) = again(&mut source);
-    assert!(moved == 16 << 10 && read >= LENGTH, "{moved} bytes moved, {read} bytes read");
+    assert!(moved == 4 << 10 && read >= LENGTH, "{moved} bytes moved, {read} bytes read");
 }
 
 #[test]

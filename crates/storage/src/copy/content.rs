@@ -1,4 +1,4 @@
-//! A file's content, in chunks that are known by their hashes.
+//! A file's content, in chunks of pages that are known by their hashes.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
@@ -8,25 +8,29 @@ use std::sync::LazyLock;
 
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::{Errno, pread};
-use xxhash_rust::xxh3::xxh3_128_with_seed;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::Sink;
 use super::op::Op;
 
-/// Bytes of a chunk: what is sent at least of a file that changed.
+/// Bytes of a chunk: what is read at least of a file that changed.
 pub(super) const CHUNK: u64 = 16 << 10;
+/// Bytes that are sent at least.
 const PAGE: usize = 4 << 10;
 /// Bytes that are read at once.
 const READ: u64 = 1 << 20;
 
-type Hash = u128;
+/// Of a chunk's pages.
+type Hashes = [u64; CHUNK as usize / PAGE];
+/// Of a page of zeros, which no other one has.
+const ZEROS: u64 = 0;
 
 /// What was sent of a file.
 #[derive(Debug, Default)]
 pub(super) struct Sent {
     size: u64,
     /// Chunks that are not all zeros, by their number, in order.
-    chunks: Vec<(u64, Hash)>,
+    chunks: Vec<(u64, Hashes)>,
 }
 
 /// What came of sending a file.
@@ -67,11 +71,13 @@ pub(super) fn send(
     let mut position = 0;
     while let Some((start, end)) = data(file, position, size).map_err(Trouble::Read)? {
         position = (start / CHUNK * CHUNK).max(position);
+        // Nobody tells that a part of a chunk became a hole: where one begins or ends is compared.
+        let edges = [start, end].map(|edge| Some(edge / CHUNK).filter(|_| edge % CHUNK != 0 && edge < size));
         let end = end.next_multiple_of(CHUNK).min(size);
         while position < end {
             let stop = match written {
                 Some(written) => {
-                    let due = run(written, position / CHUNK, end.div_ceil(CHUNK));
+                    let due = run(written, edges, position / CHUNK, end.div_ceil(CHUNK));
                     keep(due.start, &mut old, &mut now, &mut writer, position / CHUNK).map_err(Trouble::Link)?;
                     position = due.start * CHUNK;
                     end.min(due.end * CHUNK)
@@ -93,18 +99,19 @@ pub(super) fn send(
     Ok(Outcome { sent: now, bytes, touched })
 }
 
-/// The first chunks in a row, of those from `from` to before `end`, that were written.
-fn run(written: &BTreeSet<u64>, from: u64, end: u64) -> std::ops::Range<u64> {
-    let mut due = written.range(from..end);
-    let first = due.next().copied().unwrap_or(end);
-    let last = due.zip(first + 1..).take_while(|(chunk, expected)| *chunk == expected).last();
-    first..last.map_or(first + 1, |(chunk, _)| chunk + 1).min(end)
+/// The first chunks in a row, of those from `from` to before `end`, that were written or are edges.
+fn run(written: &BTreeSet<u64>, edges: [Option<u64>; 2], from: u64, end: u64) -> std::ops::Range<u64> {
+    let edges = edges.into_iter().flatten();
+    let is_due = |chunk: &u64| written.contains(chunk) || edges.clone().any(|edge| edge == *chunk);
+    let first = written.range(from..end).next().copied().into_iter().chain(edges.clone());
+    let first = first.filter(|chunk| (from..end).contains(chunk)).min().unwrap_or(end);
+    first..(first + 1..end).find(|chunk| !is_due(chunk)).unwrap_or(end)
 }
 
 /// Leaves the chunks from `from` to before `end` as they are, and before those clears what is a hole now.
 fn keep<'a>(
     end: u64,
-    old: &mut std::iter::Peekable<impl Iterator<Item = &'a (u64, Hash)>>,
+    old: &mut std::iter::Peekable<impl Iterator<Item = &'a (u64, Hashes)>>,
     now: &mut Sent,
     writer: &mut Writer<'_>,
     from: u64,
@@ -122,7 +129,7 @@ fn keep<'a>(
 fn compare<'a>(
     bytes: &[u8],
     position: u64,
-    old: &mut std::iter::Peekable<impl Iterator<Item = &'a (u64, Hash)>>,
+    old: &mut std::iter::Peekable<impl Iterator<Item = &'a (u64, Hashes)>>,
     now: &mut Sent,
     writer: &mut Writer<'_>,
 ) -> io::Result<()> {
@@ -133,26 +140,19 @@ fn compare<'a>(
         while let Some((earlier, _)) = old.next_if(|(n, _)| *n < chunk) {
             writer.zero(*earlier * CHUNK, CHUNK)?;
         }
-        let was = old.next_if(|(n, _)| *n == chunk).map(|(_, hash)| *hash);
-        let from = at * CHUNK as usize;
-        if is_zero(piece) {
-            if was.is_some() {
-                segments.add(Segment::Zero, from, piece.len());
-            }
-            continue;
-        }
-        let hash = hash_of(piece);
-        now.chunks.push((chunk, hash));
-        if was == Some(hash) {
-            continue;
-        }
-        // Page by page: a file with one page here and there shall not need more memory at the peer.
+        let was = old.next_if(|(n, _)| *n == chunk).map_or([ZEROS; _], |(_, hashes)| *hashes);
+        let mut is: Hashes = [ZEROS; _];
         for (n, page) in piece.chunks(PAGE).enumerate() {
-            match (is_zero(page), was.is_some()) {
-                (false, _) => segments.add(Segment::Data, from + n * PAGE, page.len()),
-                (true, true) => segments.add(Segment::Zero, from + n * PAGE, page.len()),
-                (true, false) => {}
+            is[n] = hash_of(page);
+            let start = at * CHUNK as usize + n * PAGE;
+            match is[n] {
+                same if same == was[n] => {}
+                ZEROS => segments.add(Segment::Zero, start, page.len()),
+                _ => segments.add(Segment::Data, start, page.len()),
             }
+        }
+        if is != [ZEROS; _] {
+            now.chunks.push((chunk, is));
         }
     }
     for (segment, start, end) in segments.0 {
@@ -164,11 +164,11 @@ fn compare<'a>(
     Ok(())
 }
 
-/// A chunk's hash, which means something in this process only. Its seed is drawn, so that nobody can make content that is taken for
+/// A page's hash, which means something in this process only. Its seed is drawn, so that nobody can make content that is taken for
 /// another; this makes do with a hash that is as fast as memory.
-fn hash_of(chunk: &[u8]) -> Hash {
+fn hash_of(page: &[u8]) -> u64 {
     static SEED: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0));
-    xxh3_128_with_seed(chunk, *SEED)
+    if is_zero(page) { ZEROS } else { xxh3_64_with_seed(page, *SEED).max(1) }
 }
 
 fn is_zero(bytes: &[u8]) -> bool {
