@@ -77,6 +77,13 @@ pub enum Load {
         /// How much of it is rewritten, at places drawn at random, in 10^6 bytes a second.
         rate: u64,
     },
+    /// A file in a volume, or none.
+    Volume {
+        /// Its size in bytes.
+        bytes: u64,
+        /// How much of it is rewritten, at places drawn at random, in 10^6 bytes a second.
+        rate: u64,
+    },
     /// A computation that writes all of its 200 MB in every iteration.
     Stencil {
         /// How many iterations there are.
@@ -137,7 +144,8 @@ impl Load {
             Load::Stencil { .. } => 200_000_000,
             Load::Postgres { shared_mib, scale } => (u64::from(shared_mib) << 20) + u64::from(scale) * 16_000_000,
             Load::Tree { children, .. } => u64::from(children) * 4_000_000,
-            Load::Busybox => 1_000_000,
+            // What the kernel keeps of the file it gives back when it is needed.
+            Load::Busybox | Load::Volume { .. } => 1_000_000,
             Load::Traffic(_) | Load::Iperf => 200_000_000,
         }
     }
@@ -146,7 +154,11 @@ impl Load {
     pub fn lasts(&self) -> bool {
         match self {
             Load::Redis { sets, .. } => *sets == Sets::Idle,
-            Load::Writer { .. } | Load::Tree { .. } | Load::Busybox | Load::Traffic(Traffic::Connections(_)) => true,
+            Load::Writer { .. }
+            | Load::Volume { .. }
+            | Load::Tree { .. }
+            | Load::Busybox
+            | Load::Traffic(Traffic::Connections(_)) => true,
             Load::Stencil { .. } | Load::Postgres { .. } | Load::Iperf | Load::Traffic(_) => false,
         }
     }

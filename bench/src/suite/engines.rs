@@ -7,32 +7,46 @@ use crate::row::Row;
 const DOCKER: System = System::Managed(EngineName::Docker, Mode::Auto);
 const PODMAN: System = System::Managed(EngineName::Podman, Mode::Auto);
 const CONTAINERD: System = System::Managed(EngineName::Containerd, Mode::Auto);
+const REDIS: &str = "redis-100m";
+const NONE: &str = "volume-none";
+const VOLUME: &str = "volume-5g";
 const OWN: System = System::Own;
 
 /// How much longer than under runc alone the blackout under another engine may be, in ms.
 const BEYOND_RUNC: f64 = 60.0;
+/// How much longer than without a volume the blackout with one may be, in ms.
+const BEYOND_NONE: f64 = 150.0;
+
+const fn volume(workload: &'static str, bytes: u64, rate: u64) -> Case {
+    Case { workload, load: Load::Volume { bytes, rate }, link: None, systems: &[DOCKER], loaded: false, delay_ms: 0 }
+}
 
 pub const SUITE: Suite = Suite {
     name: "engines",
-    about: "the same Redis under runc, Docker, Podman and containerd, and by Podman's own checkpoint and restore",
+    about: "the same Redis under runc, Docker, Podman and containerd, and by Podman's own checkpoint and restore; a volume",
     runs: 5,
     rival_runs: 5,
-    cases: &[Case {
-        workload: "redis-100m",
-        load: Load::Redis { keys: 500_000, sets: Sets::Idle },
-        link: None,
-        systems: &[System::Tranship(Mode::Auto), DOCKER, PODMAN, CONTAINERD, System::Peer, OWN],
-        loaded: false,
-        delay_ms: 0,
-    }],
+    cases: &[
+        Case {
+            workload: REDIS,
+            load: Load::Redis { keys: 500_000, sets: Sets::Idle },
+            link: None,
+            systems: &[System::Tranship(Mode::Auto), DOCKER, PODMAN, CONTAINERD, System::Peer, OWN],
+            loaded: false,
+            delay_ms: 0,
+        },
+        volume(NONE, 0, 0),
+        volume(VOLUME, 5_000_000_000, 20),
+    ],
     goals,
 };
 
 fn goals(rows: &[Row]) -> Vec<Goal> {
-    let of = |system: System, name: &str| {
-        let is_it = |row: &&Row| row.system().name() == system.name();
+    let of_workload = |workload: &str, system: System, name: &str| {
+        let is_it = |row: &&Row| row.case().workload == workload && row.system().name() == system.name();
         rows.iter().find(is_it).and_then(|row| row.quantity(name)).map(|spread| spread.median)
     };
+    let of = |system: System, name: &str| of_workload(REDIS, system, name);
     let mut goals = Vec::new();
     if let Some(runc) = of(System::Tranship(Mode::Auto), "blackout_ms") {
         for (engine, system) in [("Docker", DOCKER), ("Podman", PODMAN), ("containerd", CONTAINERD)] {
@@ -45,6 +59,11 @@ fn goals(rows: &[Row]) -> Vec<Goal> {
         let what = "client gap under Podman against its own checkpoint and restore";
         goals.push(Goal::at_most(what, podman / own, 0.5, Unit::Times));
     }
+    let blackout = |workload: &str| of_workload(workload, DOCKER, "blackout_ms");
+    if let (Some(volume), Some(none)) = (blackout(VOLUME), blackout(NONE)) {
+        let what = "blackout with 5 GB of volume, written at 20 MB/s, beyond that without";
+        goals.push(Goal::at_most(what, volume - none, BEYOND_NONE, Unit::Milliseconds));
+    }
     goals
 }
 
@@ -53,8 +72,20 @@ mod tests {
     use super::*;
     use crate::run::Sample;
 
+    fn row_of(case: usize, system: System, figures: &[(&'static str, f64)]) -> Row {
+        Row::new(&SUITE, &SUITE.cases[case], system, &[Sample { figures: figures.to_vec(), ..Sample::default() }])
+    }
+
     fn row(system: System, figures: &[(&'static str, f64)]) -> Row {
-        Row::new(&SUITE, &SUITE.cases[0], system, &[Sample { figures: figures.to_vec(), ..Sample::default() }])
+        row_of(0, system, figures)
+    }
+
+    #[test]
+    fn a_volume_is_judged_against_none() {
+        let rows = [row_of(1, DOCKER, &[("blackout_ms", 50.0)]), row_of(2, DOCKER, &[("blackout_ms", 220.0)])];
+        let found: Vec<_> = goals(&rows).iter().map(|goal| (goal.value, goal.is_met())).collect();
+        assert_eq!(found, [(170.0, false)]);
+        assert!(goals(&rows[1..]).is_empty(), "nothing to compare with");
     }
 
     #[test]

@@ -50,12 +50,18 @@ pub trait Workload {
 
 /// Starts a workload in a container of this name and waits until it is in its stride.
 pub fn start(lab: &Lab, node: &str, name: &str, (load, engine): (&Load, EngineName)) -> Result<Box<dyn Workload>> {
-    if engine != EngineName::Runc && !matches!(load, Load::Redis { .. }) {
-        bail!("under {engine} only Redis is measured");
+    let measured = match load {
+        Load::Redis { .. } => true,
+        Load::Volume { .. } => engine == EngineName::Docker,
+        _ => engine == EngineName::Runc,
+    };
+    if !measured {
+        bail!("{load:?} is not measured under {engine}");
     }
     Ok(match *load {
         Load::Redis { keys, sets } => Box::new(redis::RedisLoad::start(lab, node, name, engine, keys, sets)?),
         Load::Writer { bytes, rate } => Box::new(writer::WriterLoad::start(lab, node, name, bytes, rate)?),
+        Load::Volume { bytes, rate } => Box::new(writer::WriterLoad::start_in_volume(lab, node, name, bytes, rate)?),
         Load::Stencil { iterations } => Box::new(stencil::StencilLoad::start(lab, node, name, iterations)?),
         Load::Postgres { shared_mib, scale } => {
             Box::new(postgres::PostgresLoad::start(lab, node, name, shared_mib, scale)?)

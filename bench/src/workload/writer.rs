@@ -1,18 +1,20 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use tranship_lab::Lab;
+use tranship_lab::{Lab, find_program};
 
 use super::service::Service;
 use super::witness::Witness;
-use super::{LIMIT, Workload};
+use super::{ADDRESS, LIMIT, Workload};
 use crate::run::Figures;
 
 const PAGE: f64 = 4096.0;
 /// For so long its rate is measured before the move.
 const STRIDE: Duration = Duration::from_secs(1);
 
-/// A large memory that is rewritten at a given rate: bench-writer.
+const PROGRAM: &str = "bench-writer";
+
+/// A large memory, or a large file, that is rewritten at a given rate: bench-writer.
 pub struct WriterLoad {
     service: Service,
     client: Witness,
@@ -26,7 +28,32 @@ impl WriterLoad {
     /// Starts it; it listens once its memory is filled.
     pub fn start(lab: &Lab, node: &str, name: &str, bytes: u64, rate: u64) -> Result<Self> {
         let arguments = [format!("--size={bytes}"), format!("--rate={rate}")];
-        let mut service = Service::run(lab, node, name, "bench-writer", &arguments)?;
+        Self::watched(lab, Service::run(lab, node, name, PROGRAM, &arguments)?, rate)
+    }
+
+    /// Starts it in a container of Docker's, with a file of so many bytes in a volume on the nodes' disk; with none of both for no bytes.
+    pub fn start_in_volume(lab: &Lab, node: &str, name: &str, bytes: u64, rate: u64) -> Result<Self> {
+        for node in lab.nodes() {
+            // What a node has on the disk it has there. All else of Docker's is in memory.
+            let place = "mkdir /srv/docker /run/docker-data && mount --bind /srv/docker /run/docker-data";
+            lab.check(&node, &["sh", "-c", place])?;
+        }
+        lab.start_docker()?;
+        let inside = format!("/opt/{PROGRAM}");
+        let program = format!("{}:{inside}:ro", find_program(PROGRAM)?.display());
+        let mut options = vec!["--volume", &program];
+        let mut command = vec![inside.clone(), format!("--rate={rate}")];
+        if bytes > 0 {
+            options.extend(["--volume", "data:/data"]);
+            command.extend([format!("--size={bytes}"), "--file=/data/file".to_owned()]);
+        } else {
+            command.push("--size=1M".to_owned());
+        }
+        lab.docker_run(node, name, ADDRESS, &options, &command)?;
+        Self::watched(lab, Service::connect(lab)?, rate)
+    }
+
+    fn watched(lab: &Lab, mut service: Service, rate: u64) -> Result<Self> {
         let resident_bytes = service.number("RESIDENT")?;
         let client = Witness::start(lab)?;
         Ok(Self { service, client, rate, resident_bytes, before: 0.0, marked: (Instant::now(), 0) })

@@ -1,5 +1,45 @@
+use std::io;
+
 /// Words of a page.
-const WORDS: usize = 512;
+pub(crate) const WORDS: usize = 512;
+
+/// Pages that are rewritten one by one, drawn at random, and can be checked.
+pub trait Rewritten: Send {
+    /// Gives a page its next version.
+    ///
+    /// # Errors
+    /// If the page cannot be read or written.
+    fn rewrite_one(&mut self) -> io::Result<()>;
+
+    /// How many pages have been rewritten.
+    fn written(&self) -> u64;
+
+    /// How many pages are not what they must be, and by how much the sum of all versions is not what it must be.
+    ///
+    /// # Errors
+    /// If a page cannot be read.
+    fn mismatches(&mut self) -> io::Result<(u64, u64)>;
+}
+
+/// Draws pages: the same ones in each run.
+#[derive(Debug)]
+pub(crate) struct Draw(u64);
+
+impl Draw {
+    pub(crate) fn new() -> Self {
+        Self(0x9e37_79b9_7f4a_7c15)
+    }
+
+    /// One of so many.
+    pub(crate) fn one_of(&mut self, count: usize) -> usize {
+        // xorshift64*: its high bits are good.
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let drawn = u128::from(self.0.wrapping_mul(0x2545_f491_4f6c_dd1d));
+        ((drawn * count as u128) >> 64) as usize
+    }
+}
 
 /// A large memory of pages that do not compress and can be checked: each says which version it has, and the rest of it
 /// follows from its number and version. A page that has an older version than it should shows in the sum of the versions.
@@ -7,13 +47,13 @@ const WORDS: usize = 512;
 pub struct Pages {
     words: Vec<u64>,
     written: u64,
-    random: u64,
+    draw: Draw,
 }
 
 impl Pages {
     /// So many pages of 4 KiB, all of version 0.
     pub fn new(count: usize) -> Self {
-        let mut pages = Self { words: vec![0; count * WORDS], written: 0, random: 0x9e37_79b9_7f4a_7c15 };
+        let mut pages = Self { words: vec![0; count * WORDS], written: 0, draw: Draw::new() };
         for (number, page) in pages.words.chunks_exact_mut(WORDS).enumerate() {
             fill(page, number as u64, 0);
         }
@@ -32,12 +72,7 @@ impl Pages {
 
     /// Gives a page drawn at random its next version.
     pub fn rewrite_one(&mut self) {
-        // xorshift64*: its high bits are good.
-        self.random ^= self.random >> 12;
-        self.random ^= self.random << 25;
-        self.random ^= self.random >> 27;
-        let drawn = u128::from(self.random.wrapping_mul(0x2545_f491_4f6c_dd1d));
-        let number = ((drawn * self.len() as u128) >> 64) as usize;
+        let number = self.draw.one_of(self.len());
         let page = &mut self.words[number * WORDS..][..WORDS];
         let version = page[0] + 1;
         fill(page, number as u64, version);
@@ -62,8 +97,23 @@ impl Pages {
     }
 }
 
+impl Rewritten for Pages {
+    fn rewrite_one(&mut self) -> io::Result<()> {
+        Pages::rewrite_one(self);
+        Ok(())
+    }
+
+    fn written(&self) -> u64 {
+        self.written
+    }
+
+    fn mismatches(&mut self) -> io::Result<(u64, u64)> {
+        Ok(Pages::mismatches(self))
+    }
+}
+
 /// Writes a version of a page: words from a counter by a mixing function (as in splitmix64), all different.
-fn fill(page: &mut [u64], number: u64, version: u64) {
+pub(crate) fn fill(page: &mut [u64], number: u64, version: u64) {
     let seed = (number << 32).wrapping_add(version).wrapping_mul(0xd6e8_feb8_6659_fd93);
     for (at, word) in page.iter_mut().enumerate() {
         let mut z = seed.wrapping_add((at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));

@@ -1,8 +1,9 @@
-//! Rewrites pages of a large memory, drawn at random, at a given rate, with content that does not compress.
+//! Rewrites pages of a large memory, or of a large file, drawn at random, at a given rate, with content that does not compress.
 //!
 //! Besides what every program answers: `WRITTEN` (pages rewritten so far) and `VERIFY` (an error if a page is wrong or has
 //! an old version; the rewriting stands still meanwhile).
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use clap::Parser;
 use tranship_lab::parse_size;
-use tranship_workloads::{Answer, PORT, Pages, Service, serve};
+use tranship_workloads::{Answer, FilePages, PORT, Pages, Rewritten, Service, serve};
 
 const PAGE: u64 = 4096;
 const MEGABYTE: u64 = 1_000_000;
@@ -20,15 +21,18 @@ const TICK: Duration = Duration::from_millis(1);
 /// What is late by more than this is not made up for: a container that stood still does not write faster afterwards.
 const MOST_BEHIND: Duration = Duration::from_millis(20);
 
-/// Rewrites a large memory at a given rate.
+/// Rewrites a large memory, or a large file, at a given rate.
 #[derive(Parser)]
 struct Arguments {
-    /// Memory, like 4G
+    /// Its size, like 4G
     #[arg(long, value_parser = |text: &str| parse_size(text).map_err(|e| e.to_string()))]
     size: u64,
     /// Megabytes (10^6 bytes) to rewrite in a second; 0 for none
     #[arg(long, default_value_t = 0)]
     rate: u64,
+    /// A file to make and rewrite instead of memory
+    #[arg(long)]
+    file: Option<PathBuf>,
 }
 
 /// Asks the writing thread for its mismatches.
@@ -60,18 +64,36 @@ impl Service for Writer {
 }
 
 fn main() -> Result<()> {
-    let Arguments { size, rate } = Arguments::parse();
+    let Arguments { size, rate, file } = Arguments::parse();
     let (inspections, asked) = channel();
     let writer = Arc::new(Writer { written: AtomicU64::new(0), inspections });
     let shown = Arc::clone(&writer);
     // Filled before it listens, so that whoever can connect finds all of it there.
-    let pages = Pages::new((size / PAGE) as usize);
-    std::thread::spawn(move || write(pages, rate * MEGABYTE / PAGE, &shown.written, &asked));
+    let count = (size / PAGE) as usize;
+    let pages: Box<dyn Rewritten> = match file {
+        Some(file) => {
+            let pages = FilePages::new(&file, count);
+            Box::new(pages.with_context(|| format!("cannot make {}", file.display()))?)
+        }
+        None => Box::new(Pages::new(count)),
+    };
+    std::thread::spawn(move || {
+        if let Err(error) = write(pages, rate * MEGABYTE / PAGE, &shown.written, &asked) {
+            eprintln!("bench-writer: {error}");
+            // A server that does not write any more would be taken for one that does.
+            std::process::exit(1);
+        }
+    });
     serve(&writer).with_context(|| format!("cannot listen on TCP port {PORT}"))
 }
 
-/// Writes for ever, so many pages a second.
-fn write(mut pages: Pages, rate: u64, written: &AtomicU64, asked: &Receiver<Inspection>) {
+/// Writes, so many pages a second, until nobody is there to ask any more.
+fn write(
+    mut pages: Box<dyn Rewritten>,
+    rate: u64,
+    written: &AtomicU64,
+    asked: &Receiver<Inspection>,
+) -> std::io::Result<()> {
     let time_of = |count: u64| Duration::from_nanos(count * 1_000_000_000 / rate.max(1));
     let (mut start, mut count) = (Instant::now(), 0);
     loop {
@@ -80,17 +102,17 @@ fn write(mut pages: Pages, rate: u64, written: &AtomicU64, asked: &Receiver<Insp
         match asked {
             Ok(sender) => {
                 // Who asked may have gone.
-                let _ = sender.send(pages.mismatches());
+                let _ = sender.send(pages.mismatches()?);
                 (start, count) = (Instant::now(), 0);
             }
-            Err(RecvTimeoutError::Disconnected) => return,
+            Err(RecvTimeoutError::Disconnected) => return Ok(()),
             Err(RecvTimeoutError::Timeout) => {}
         }
         if start.elapsed().saturating_sub(time_of(count)) > MOST_BEHIND {
             (start, count) = (Instant::now(), 0);
         }
         while rate > 0 && time_of(count + 1) <= start.elapsed() {
-            pages.rewrite_one();
+            pages.rewrite_one()?;
             count += 1;
         }
         written.store(pages.written(), Ordering::Relaxed);
