@@ -1,11 +1,15 @@
 //! What cannot be done is said in one sentence before anything is frozen, and the container does not notice.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::net::Ipv4Addr;
-use std::process::ExitCode;
-use std::time::Duration;
+use std::process::{ExitCode, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use tranship_e2e::{
     Refusal, Stage, connection_alive, exactly_one_runs, refused_move, remove, scenarios, second_move_succeeds,
     wait_until,
@@ -328,6 +332,30 @@ fn agent_is_not_running(stage: &mut Stage) -> Result<()> {
     })
 }
 
+/// Whoever asks is told after a second that there is no answer yet, and has it when there is one.
+fn an_agent_that_hangs_is_said_to_hang(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let agent = Pid::from_raw(lab.agent_pid("a")?.context("there is no agent")?.try_into()?);
+    kill(agent, Signal::SIGSTOP)?;
+    let asked = Instant::now();
+    let mut command = lab.command("a", &["tranship", "ls"])?;
+    let mut asking = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let (tell, told) = mpsc::channel();
+    let stderr = asking.stderr.take().context("it has a standard error")?;
+    std::thread::spawn(move || BufReader::new(stderr).lines().try_for_each(|line| tell.send(line.unwrap_or_default())));
+    let said = told.recv_timeout(Duration::from_secs(10));
+    let after = asked.elapsed();
+    let waits = asking.try_wait();
+    kill(agent, Signal::SIGCONT)?;
+    let output = asking.wait_with_output()?;
+    let said = said.context("nothing was said while the agent hung")?;
+    ensure!(said.contains("the agent has not answered yet"), "it says {said:?}");
+    ensure!(after >= Duration::from_millis(900) && waits?.is_none(), "it says so after {after:?}");
+    ensure!(output.status.success(), "it ended with {} when the agent had answered", output.status);
+    ensure!(told.try_recv().is_err(), "it has said more");
+    Ok(())
+}
+
 /// Two moves at once: one of them, whichever was first, goes through, and the other is told to wait.
 fn a_move_is_under_way_already(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
@@ -386,6 +414,7 @@ fn main() -> ExitCode {
         ("a_process_has_an_io_uring", a_process_has_an_io_uring),
         ("container_is_paused", container_is_paused),
         ("agent_is_not_running", agent_is_not_running),
+        ("an_agent_that_hangs_is_said_to_hang", an_agent_that_hangs_is_said_to_hang),
         ("a_move_is_under_way_already", a_move_is_under_way_already),
         ("then_the_right_use_succeeds", then_the_right_use_succeeds),
     ])

@@ -1,6 +1,6 @@
 //! What each command does with the agent, and the exit status that says how it went.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use tranship_api::{ApiError, Begun, Client, ClientError, ErrorBody, MoveRequest, Plan, PlanRequest, RecoverRequest};
@@ -23,6 +23,9 @@ pub enum Exit {
     Interrupted = 130,
 }
 
+/// Whoever waits longer is told what for.
+const LONG: Duration = Duration::from_secs(1);
+
 /// Talks to one agent for one command.
 pub struct Calls<'a> {
     /// The agent.
@@ -34,40 +37,40 @@ pub struct Calls<'a> {
 impl Calls<'_> {
     /// `tranship ls`.
     pub async fn containers(&self, json: bool) -> Exit {
-        self.print(self.client.containers().await, json, |list| show::containers(list, now_unix_ms()))
+        self.print(self.patiently(self.client.containers()).await, json, |list| show::containers(list, now_unix_ms()))
     }
 
     /// `tranship history`.
     pub async fn history(&self, json: bool) -> Exit {
-        let reports = self.client.reports().await.map(|list| ended(list, true));
+        let reports = self.patiently(self.client.reports()).await.map(|list| ended(list, true));
         self.print(reports, json, |list| show::history(list, &self.screen.zone))
     }
 
     /// `tranship status`.
     pub async fn under_way(&self, json: bool) -> Exit {
-        let reports = self.client.reports().await.map(|list| ended(list, false));
+        let reports = self.patiently(self.client.reports()).await.map(|list| ended(list, false));
         self.print(reports, json, |list| show::under_way(list, now_unix_ms()))
     }
 
     /// `tranship status ID`.
     pub async fn status(&self, id: &MigrationId, json: bool) -> Exit {
-        let report = self.client.report(id).await;
+        let report = self.patiently(self.client.report(id)).await;
         self.print(report, json, |r| show::report(r, self.screen.out, &self.screen.zone))
     }
 
     /// `tranship status --timing ID`.
     pub async fn timing(&self, id: &MigrationId) -> Exit {
-        self.print(self.client.report(id).await, false, |r| show::timing(r, self.screen.out))
+        self.print(self.patiently(self.client.report(id)).await, false, |r| show::timing(r, self.screen.out))
     }
 
     /// `tranship status --trace ID`.
     pub async fn trace(&self, id: &MigrationId) -> Exit {
-        self.print(self.client.report(id).await, false, show::trace)
+        self.print(self.patiently(self.client.report(id)).await, false, show::trace)
     }
 
     /// `tranship node`.
     pub async fn node(&self, json: bool) -> Exit {
-        let node = self.client.node().await;
+        let node = self.patiently(self.client.node()).await;
         let usable = node.as_ref().is_ok_and(show::usable);
         match self.print(node, json, |n| show::node(n, self.screen.out)) {
             Exit::Done if !usable => Exit::Failed,
@@ -78,14 +81,25 @@ impl Calls<'_> {
     /// `tranship doctor`.
     pub async fn doctor(&self, fix: bool, json: bool) -> Exit {
         let found = match fix {
-            true => self.client.remove_leftovers().await,
-            false => self.client.leftovers().await,
+            true => self.patiently(self.client.remove_leftovers()).await,
+            false => self.patiently(self.client.leftovers()).await,
         };
         let clean = found.as_ref().is_ok_and(|list| list.iter().all(|leftover| leftover.removed));
         match self.print(found, json, |list| show::leftovers(list)) {
             Exit::Done if !clean => Exit::Failed,
             exit => exit,
         }
+    }
+
+    /// Waits for an answer, and says so when that takes long: an agent that hangs is no reason to look at nothing.
+    pub async fn patiently<T>(&self, answer: impl Future<Output = T>) -> T {
+        tokio::pin!(answer);
+        tokio::select! {
+            answer = &mut answer => return answer,
+            () = tokio::time::sleep(LONG) => {}
+        }
+        Screen::tell("the agent has not answered yet; waiting for it\n");
+        answer.await
     }
 
     /// `tranship move`.

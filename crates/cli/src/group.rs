@@ -87,12 +87,12 @@ impl Calls<'_> {
 
     /// `tranship status g-…`.
     pub async fn group(&self, id: &GroupId, json: bool) -> Exit {
-        self.print(self.client.group(id).await, json, |r| show::group(r, self.screen.out))
+        self.print(self.patiently(self.client.group(id)).await, json, |r| show::group(r, self.screen.out))
     }
 
     /// `tranship status --follow g-…`.
     pub async fn follow_group(&self, id: &GroupId, json: bool) -> Exit {
-        match self.client.group(id).await {
+        match self.patiently(self.client.group(id)).await {
             Ok(report) => self.see_group_through(report, json).await,
             Err(e) => self.refused(&e, json),
         }
