@@ -33,6 +33,7 @@ fn network() -> Value {
                 {"subnet": "10.77.0.0/24", "rangeStart": IP.to_string(), "rangeEnd": IP.to_string()}
             ]]}},
             {"type": "portmap", "capabilities": {"portMappings": true}},
+            {"type": "firewall", "backend": "iptables"},
         ],
     })
 }
@@ -58,6 +59,11 @@ fn portmap(result: &Value) -> Value {
     })
 }
 
+/// What the plugin firewall is given.
+fn firewall(result: &Value) -> Value {
+    json!({"cniVersion": "0.4.0", "name": NETWORK, "type": "firewall", "backend": "iptables", "prevResult": result})
+}
+
 fn host_local() -> Value {
     json!({"cniVersion": "0.4.0", "name": NETWORK, "ipam": network()["plugins"][0]["ipam"]})
 }
@@ -76,6 +82,7 @@ fn attach(lab: &Lab, node: &str) -> Result<()> {
         "dns": {},
     });
     call(lab, node, "ADD", "portmap", &portmap(&result))?;
+    call(lab, node, "ADD", "firewall", &firewall(&result))?;
     let script = format!("printf %s '{}' | base64 -w 0", network());
     let config = lab.check(node, &["sh", "-c", &script])?;
     let cached = json!({
@@ -90,6 +97,7 @@ fn attach(lab: &Lab, node: &str) -> Result<()> {
 /// Takes back on a node what `attach`, or a move, has made there.
 fn detach(lab: &Lab, node: &str) -> Result<()> {
     let cached: Value = serde_json::from_slice(&fs::read(lab.path(node, RESULT)?)?)?;
+    call(lab, node, "DEL", "firewall", &firewall(&cached["result"]))?;
     call(lab, node, "DEL", "portmap", &portmap(&cached["result"]))?;
     call(lab, node, "DEL", "host-local", &host_local())?;
     Ok(fs::remove_file(lab.path(node, RESULT)?)?)
@@ -101,13 +109,16 @@ fn knows(lab: &Lab, node: &str) -> Result<bool> {
     let cached = lab.path(node, RESULT)?.exists();
     let rules = lab.check(node, &["iptables", "-t", "nat", "-S"])?;
     let published = rules.lines().filter(|rule| rule.contains(ID)).count();
-    match (reserved.as_deref(), cached, published) {
-        (Some(text), true, 1..) => {
+    let filter = lab.check(node, &["iptables", "-S"])?;
+    let both_ways = [format!("-s {IP}/32"), format!("-d {IP}/32")];
+    let let_through = both_ways.iter().filter(|way| filter.lines().any(|rule| rule.contains(*way))).count();
+    match (reserved.as_deref(), cached, published, let_through) {
+        (Some(text), true, 1.., 2) => {
             ensure!(text == format!("{ID}\r\neth0"), "on {node} the reservation says {text:?}");
             Ok(true)
         }
-        (None, false, 0) => Ok(false),
-        other => anyhow::bail!("CNI on {node} knows half of it: {other:?}\n{rules}"),
+        (None, false, 0, 0) => Ok(false),
+        other => anyhow::bail!("CNI on {node} knows half of it: {other:?}\n{rules}\n{filter}"),
     }
 }
 

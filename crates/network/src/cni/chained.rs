@@ -1,9 +1,11 @@
 //! The plugins behind the one that makes the interface. Those that only make rules on the node for the container's addresses
 //! are called as libcni would call them.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
+use std::sync::mpsc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
@@ -20,6 +22,8 @@ const PLUGINS: [&str; 2] = ["portmap", "firewall"];
 const DIRECTORIES: [&str; 3] = ["/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"];
 /// How long one may take.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Bytes of what it says that are read.
+const MOST_SAID: u64 = 1 << 20;
 
 /// The cached result of an attachment, if there is one.
 pub(super) fn parsed(attachment: &CniAttachment) -> Option<Value> {
@@ -155,31 +159,15 @@ fn execute(
     let program = find(plugin).ok_or_else(|| refused(format!("it is not in {}", DIRECTORIES.join(", "))))?;
     let arguments = cached["cniArgs"].as_array().into_iter().flatten();
     let arguments: Vec<_> = arguments.filter_map(|a| Some(format!("{}={}", a[0].as_str()?, a[1].as_str()?))).collect();
-    let mut child = Command::new(program)
+    let mut command = Command::new(program);
+    command
         .envs([("CNI_COMMAND", verb), ("CNI_CONTAINERID", container), ("CNI_IFNAME", interface)])
         .env("CNI_NETNS", netns)
         .env("CNI_PATH", DIRECTORIES.join(":"))
-        .env("CNI_ARGS", arguments.join(";"))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .map_err(|e| refused(e.to_string()))?;
-    // Both ways a plugin's text is shorter than a pipe is long.
-    let written = child.stdin.take().map(|mut stdin| stdin.write_all(input.to_string().as_bytes()));
-    let deadline = Instant::now() + PATIENCE;
-    while child.try_wait().map_err(|e| refused(e.to_string()))?.is_none() {
-        if Instant::now() >= deadline {
-            // It may have ended this moment.
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(refused(format!("it did not end within {PATIENCE:?}")));
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    let output = child.wait_with_output().map_err(|e| refused(e.to_string()))?;
+        .env("CNI_ARGS", arguments.join(";"));
+    let output = converse(command, input.to_string().into_bytes(), PATIENCE).map_err(refused)?;
     if output.status.success() {
-        return written.map_or(Ok(()), |done| done.map_err(|e| refused(e.to_string())));
+        return Ok(());
     }
     // A plugin says on its standard output what went wrong.
     let said = serde_json::from_slice::<Value>(&output.stdout).unwrap_or_else(|_| json!({}));
@@ -191,4 +179,84 @@ fn execute(
             .collect::<Vec<_>>()
             .join(": "),
     ))
+}
+
+/// Runs a program that is given `input` and says something; an error in words if it cannot be run, or has not ended within `patience`. Pipes
+/// hold little: whether the program reads or not, and whoever has inherited its end of a pipe, nobody waits for it longer.
+fn converse(mut command: Command, input: Vec<u8>, patience: Duration) -> Result<Output, String> {
+    let deadline = Instant::now() + patience;
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|e| e.to_string())?;
+    let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
+    let (tell, told) = mpsc::channel();
+    // They end with the pipes. That a program has not read all is for it to judge.
+    thread::spawn(move || stdin.map(|mut stdin| stdin.write_all(&input)));
+    thread::spawn(move || {
+        let mut said = Vec::new();
+        let read = stdout.map(|stdout| stdout.take(MOST_SAID).read_to_end(&mut said));
+        tell.send(read.map_or(Ok(0), |read| read).map(|_| said))
+    });
+    let ended = loop {
+        match child.try_wait() {
+            Ok(None) if Instant::now() < deadline => thread::sleep(Duration::from_millis(1)),
+            Ok(None) => break Err(format!("it did not end within {patience:?}")),
+            Ok(Some(status)) => break Ok(status),
+            Err(e) => break Err(e.to_string()),
+        }
+    };
+    if ended.is_err() {
+        // It may have ended this moment.
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+    let status = ended?;
+    let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(100));
+    match told.recv_timeout(left) {
+        Ok(said) => Ok(Output { status, stdout: said.map_err(|e| e.to_string())?, stderr: Vec::new() }),
+        Err(_) => Err(format!("what it has started kept its output open for {patience:?}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOON: Duration = Duration::from_millis(300);
+    /// More than any pipe holds.
+    const LONG: usize = 4 << 20;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    fn takes_at_most(limit: Duration, script: &str) -> Result<Output, String> {
+        let begun = Instant::now();
+        let result = converse(shell(script), vec![b'x'; LONG], SOON);
+        assert!(begun.elapsed() < limit, "{script} took {:?}", begun.elapsed());
+        result
+    }
+
+    #[test]
+    fn a_plugin_that_never_reads_what_it_is_told_is_not_waited_for() {
+        let error = takes_at_most(Duration::from_secs(5), "exec sleep 9").unwrap_err();
+        assert!(error.contains("did not end within 300ms"), "{error}");
+        // It has ended, but not what it has started.
+        let error = takes_at_most(Duration::from_secs(5), "sleep 9 & exit 0").unwrap_err();
+        assert!(error.contains("kept its output open"), "{error}");
+    }
+
+    #[test]
+    fn a_plugin_that_says_what_it_wants_to_before_it_reads_is_heard() {
+        let output = converse(shell("head -c 300000 /dev/zero; cat > /dev/null"), vec![b'x'; LONG], PATIENCE).unwrap();
+        assert!(output.status.success());
+        assert_eq!(output.stdout.len(), 300_000);
+        let output = converse(shell("echo no; exit 3"), vec![b'x'; LONG], PATIENCE).unwrap();
+        assert_eq!((output.status.code(), &output.stdout[..]), (Some(3), &b"no\n"[..]));
+    }
 }
