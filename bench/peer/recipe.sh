@@ -109,13 +109,15 @@ step 'source network' source "ip netns delete $name"
 # All pages and all other images are there when both receivers have ended.
 step images source "tar -c -C $images . > /dev/tcp/$address/$tar_port"
 step 'images received' dest 'wait $pages && wait $tar'
-# Packets that arrive before the sockets exist draw an RST, which must not get out. (Letting no packets in would be another
-# way, but would lose those that come between CRIU's opening the sockets and our opening the namespace.)
+# Packets that arrive before the sockets exist draw an RST, datagrams an ICMP error, which must not get out. (Letting no
+# packets in would be another way, but would lose those that come between CRIU's opening the sockets and our opening the
+# namespace.)
 step network dest "ip netns add $name
     ip link add link $parent name eth0 address $mac netns $name type macvlan mode bridge
     ip netns exec $name sh -c '
         nft \"add table ip quiet; add chain ip quiet out { type filter hook output priority 0; };
-             add rule ip quiet out tcp flags & rst == rst drop\" &&
+             add rule ip quiet out tcp flags & rst == rst drop;
+             add rule ip quiet out icmp type destination-unreachable drop\" &&
         echo 1 > /proc/sys/net/ipv4/conf/all/arp_notify &&
         ip link set lo up && ip addr add $cidr dev eth0 && ip link set eth0 up'"
 sleep "$delay"
