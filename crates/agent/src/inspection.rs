@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tranship_coordinator::Failure;
 use tranship_criu::{cpu, preflight};
 use tranship_engine::{Container, Engine, State};
-use tranship_network::cni;
+use tranship_network::{Conntrack, cni, ruleset};
 use tranship_types::{Blocker, BlockerKind, EngineName, MoveOptions};
 use tranship_wire::message::Offer;
 
@@ -86,6 +86,10 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
                 let mut identity = tranship_network::capture(&path)?;
                 if !engine.attaches_network() {
                     identity.cni = cni::attachments(name, &path)?;
+                    identity.ruleset = ruleset::capture(&path)?;
+                    findings.notes.extend(ruleset::remarks(&path)?);
+                    // More than can be carried are told now.
+                    Conntrack::prepare(&path)?.count()?;
                 }
                 Ok((found.blockers, identity))
             });

@@ -59,6 +59,11 @@ impl Layout {
         self.root.join("images")
     }
 
+    /// What the source's kernel has tracked of the container's connections; comes with criu's images.
+    pub fn conntrack(&self) -> PathBuf {
+        self.images().join("conntrack")
+    }
+
     pub fn work(&self) -> PathBuf {
         self.root.join("work")
     }

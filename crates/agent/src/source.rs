@@ -12,7 +12,7 @@ use tranship_memory::policy::Limits;
 use tranship_memory::send::{Outbox, Stream};
 use tranship_memory::shared::source::{SharedMemory, Where};
 use tranship_memory::tracker::{Round, Tracker};
-use tranship_network::{Backlog, Gate, HeldFrame, Hold};
+use tranship_network::{Backlog, Conntrack, Gate, HeldFrame, Hold};
 use tranship_sys::breakpoints;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
@@ -81,6 +81,8 @@ pub struct SourceRun {
     tally: Arc<Tally>,
     front: Option<Front>,
     gate: Option<Gate>,
+    /// Tells what the kernel tracks of the container's connections.
+    conntrack: Option<Conntrack>,
     /// Keeps the packets that reach the closed gate.
     hold: Option<Hold>,
     /// When the gate was closed for the freeze.
@@ -158,6 +160,7 @@ impl SourceRun {
             tally: Arc::default(),
             front: None,
             gate: None,
+            conntrack: None,
             hold: None,
             gate_closed: None,
             backlog: None,
@@ -284,6 +287,10 @@ impl SourceRun {
         self.gate = prepared_gate(&offer)?;
         self.breakpoints = breakpoints::prepare().ok();
         if let Some((path, identity)) = &offer.network {
+            // What an engine attaches has rules of the engine's, which lead to its own sockets.
+            if !self.engine.attaches_network() {
+                self.conntrack = Some(Conntrack::prepare(path).map_err(failed)?);
+            }
             match Hold::prepare(path, identity, self.node.config.network.hold_bytes()) {
                 Ok(hold) => self.hold = Some(hold),
                 Err(error) => self.report.change(|r| r.ways.push(format!("network: packets are not held, {error}"))),
@@ -459,7 +466,7 @@ impl SourcePort for SourceRun {
 pub fn check(node: &Arc<Node>, peer: &NodeName, offer: &Offer) -> Result<(Vec<Blocker>, Vec<String>), Failure> {
     let mut link = node.dial(peer, Purpose::Control, None)?;
     link.set_timeout(Some(PREPARE)).map_err(failed)?;
-    streams::understands_routing(link.version(), peer, offer)?;
+    streams::understands_network(link.version(), peer, offer)?;
     tranship_wire::write_message(&mut link, &Request::Check(Box::new(offer.clone()))).map_err(failed)?;
     match answered(tranship_wire::read_message(&mut link).map_err(failed)?)? {
         Response::Checked { blockers, notes } => Ok((blockers, notes)),

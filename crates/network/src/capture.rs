@@ -24,6 +24,9 @@ const TABLE_LOCAL: u32 = 255;
 /// Reads the network identity of the namespace at `netns`: its interfaces, addresses, routes, and what they hang on in
 /// the calling thread's namespace, the node's.
 ///
+/// The rules of nftables in there are not in it ([`ruleset::capture`](crate::ruleset::capture)), nor is what CNI keeps
+/// ([`cni::attachments`](crate::cni::attachments)).
+///
 /// Addresses and routes that the kernel makes by itself are left out, it will make them again. IPv6 addresses and routes
 /// that a router's advertisement gave are taken as if they had been configured, since connections may use them.
 ///
@@ -50,7 +53,15 @@ pub fn capture(netns: &Path) -> Result<NetworkIdentity, NetworkError> {
             );
         }
         let neighbours = neighbours::known(reader.rtnl, &names).map_err(|e| reader.unreadable("neighbours", &e))?;
-        Ok(NetworkIdentity { interfaces, routes, rules, neighbours, sysctls: sysctls::changed()?, cni: Vec::new() })
+        Ok(NetworkIdentity {
+            interfaces,
+            routes,
+            rules,
+            neighbours,
+            sysctls: sysctls::changed()?,
+            ruleset: String::new(),
+            cni: Vec::new(),
+        })
     })
 }
 

@@ -20,6 +20,7 @@ use crate::namespace::{self, Presence};
 use crate::neighbours;
 use crate::rtnl::Rtnl;
 use crate::rules;
+use crate::ruleset;
 use crate::sysctls;
 use crate::{Gate, NetworkError};
 
@@ -27,7 +28,7 @@ use crate::{Gate, NetworkError};
 /// and with its gate closed.
 ///
 /// The source's copy of the identity is still in use: not one frame leaves or enters the new one before [`Gate::open`].
-/// Hence the order: namespace, interfaces (down), gate, sysctls, interfaces up, addresses, routes, neighbours. A macvlan is in mode vepa until
+/// Hence the order: namespace, interfaces (down), gate, sysctls, interfaces up, addresses, routes, neighbours, rules of nftables. A macvlan is in mode vepa until
 /// [`Announcer::announce`](crate::Announcer::announce), lest its neighbours on this node take it for the live one.
 ///
 /// # Errors
@@ -220,7 +221,7 @@ fn build(netns: &Path, identity: &NetworkIdentity, plans: &[Plan<'_>], node: &mu
         let what = failed(format!("make neighbour {address} known on {name}"));
         neighbours::add(&mut rtnl, interface.index, neighbour).map_err(what)?;
     }
-    Ok(())
+    ruleset::apply(netns, &identity.ruleset)
 }
 
 /// Adds those of the routes that are `wanted`, then the policy rules.

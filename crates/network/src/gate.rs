@@ -9,7 +9,8 @@ use crate::namespace::inside;
 use crate::nftables::{Batch, Nftables, Place};
 use crate::reply::Refusal;
 
-const TABLE: &str = "tranship";
+/// The name of the table that the gate is.
+pub(crate) const TABLE: &str = "tranship";
 
 /// The gate of a network namespace: closed, no frame leaves or enters by the given interfaces, of whatever protocol.
 ///

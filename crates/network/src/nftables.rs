@@ -3,22 +3,15 @@
 
 use std::io;
 
-use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
+use netlink_sys::Socket;
 
+use crate::nfnetlink::{
+    self, BATCH_BEGIN, BATCH_END, MSG_DONTWAIT, NESTED, NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL,
+    NLM_F_REQUEST, NLMSG_DONE, attribute, message, number, string,
+};
 use crate::reply::{Attributes, HEADER, Messages, Refusal};
 
-const NLM_F_REQUEST: u16 = 1;
-const NLM_F_ACK: u16 = 4;
-const NLM_F_DUMP: u16 = 0x300;
-const NLM_F_EXCL: u16 = 0x200;
-const NLM_F_CREATE: u16 = 0x400;
-const NLM_F_APPEND: u16 = 0x800;
-const NLMSG_DONE: u16 = 3;
-const MSG_DONTWAIT: i32 = 0x40;
-
-const SUBSYSTEM: u16 = 10;
-const BATCH_BEGIN: u16 = 0x10;
-const BATCH_END: u16 = 0x11;
+const SUBSYSTEM: u16 = nfnetlink::NFTABLES;
 const NEWTABLE: u16 = SUBSYSTEM << 8;
 const DELTABLE: u16 = SUBSYSTEM << 8 | 2;
 const NEWCHAIN: u16 = SUBSYSTEM << 8 | 3;
@@ -35,7 +28,6 @@ const CHAIN_TYPE: u16 = 7;
 const HOOK_NUMBER: u16 = 1;
 const HOOK_PRIORITY: u16 = 2;
 const HOOK_DEVICE: u16 = 3;
-const NESTED: u16 = 0x8000;
 
 const RULE_TABLE: u16 = 1;
 const RULE_CHAIN: u16 = 2;
@@ -234,38 +226,6 @@ impl Batch {
     }
 }
 
-fn message(
-    b: &mut Vec<u8>,
-    kind: u16,
-    flags: u16,
-    sequence: u32,
-    family: u8,
-    resource: u16,
-    body: impl FnOnce(&mut Vec<u8>),
-) {
-    let start = b.len();
-    b.extend_from_slice(&[0; 4]);
-    b.extend_from_slice(&kind.to_ne_bytes());
-    b.extend_from_slice(&flags.to_ne_bytes());
-    b.extend_from_slice(&sequence.to_ne_bytes());
-    b.extend_from_slice(&[0; 4]);
-    b.extend_from_slice(&[family, 0]);
-    b.extend_from_slice(&resource.to_be_bytes());
-    body(b);
-    let length = (b.len() - start) as u32;
-    b[start..start + 4].copy_from_slice(&length.to_ne_bytes());
-}
-
-fn attribute(b: &mut Vec<u8>, kind: u16, value: impl FnOnce(&mut Vec<u8>)) {
-    let start = b.len();
-    b.extend_from_slice(&[0; 2]);
-    b.extend_from_slice(&kind.to_ne_bytes());
-    value(b);
-    let length = (b.len() - start) as u16;
-    b[start..start + 2].copy_from_slice(&length.to_ne_bytes());
-    b.resize(b.len().div_ceil(4) * 4, 0);
-}
-
 fn expression(b: &mut Vec<u8>, name: &str, data: impl FnOnce(&mut Vec<u8>)) {
     attribute(b, LIST_ELEMENT | NESTED, |b| {
         string(b, EXPRESSION_NAME, name);
@@ -280,17 +240,6 @@ fn compare(b: &mut Vec<u8>, value: &[u8]) {
     attribute(b, COMPARE_DATA | NESTED, |b| attribute(b, DATA_VALUE, |b| b.extend_from_slice(value)));
 }
 
-fn string(b: &mut Vec<u8>, kind: u16, value: &str) {
-    attribute(b, kind, |b| {
-        b.extend_from_slice(value.as_bytes());
-        b.push(0);
-    });
-}
-
-fn number(b: &mut Vec<u8>, kind: u16, value: u32) {
-    attribute(b, kind, |b| b.extend_from_slice(&value.to_be_bytes()));
-}
-
 /// An nfnetlink socket in the namespace of the thread that opened it.
 pub(crate) struct Nftables {
     socket: Socket,
@@ -300,12 +249,7 @@ pub(crate) struct Nftables {
 impl Nftables {
     /// Opens one in the calling thread's namespace.
     pub(crate) fn open() -> io::Result<Self> {
-        let mut socket = Socket::new(NETLINK_NETFILTER)?;
-        socket.bind_auto()?;
-        socket.connect(&SocketAddr::new(0, 0))?;
-        socket.set_cap_ack(true)?;
-        socket.set_ext_ack(true)?;
-        Ok(Self { socket, sequence: 1 })
+        Ok(Self { socket: nfnetlink::open()?, sequence: 1 })
     }
 
     /// Has a transaction carried out.

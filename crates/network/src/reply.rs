@@ -118,6 +118,20 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
+/// Attributes as they are, header, flag bits and padding included, each with its type; ends at the first one that is cut short.
+pub(crate) struct Pieces<'a>(pub &'a [u8]);
+
+impl<'a> Iterator for Pieces<'a> {
+    type Item = (u16, &'a [u8]);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let (kind, value) = Attributes(self.0).next()?;
+        let (piece, rest) = self.0.split_at_checked(align(4 + value.len())).unwrap_or((self.0, &[]));
+        self.0 = rest;
+        Some((kind, piece))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -129,6 +143,7 @@ mod tests {
             for message in Messages(&bytes) {
                 let _ = message.verdict();
                 prop_assert!(Attributes(message.payload).count() <= message.payload.len());
+                prop_assert_eq!(Pieces(message.payload).count(), Attributes(message.payload).count());
             }
         }
     }

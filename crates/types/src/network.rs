@@ -19,6 +19,10 @@ pub struct NetworkIdentity {
     /// The settings of the namespace that are not as in a new one, by their names below `/proc/sys/net`.
     #[serde(default)]
     pub sysctls: BTreeMap<String, String>,
+    /// The rules of nftables inside the namespace: base64 of the netlink messages that the kernel lists them in. Empty where there are
+    /// none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub ruleset: String,
     /// What CNI plugins keep on the node about its interfaces.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cni: Vec<CniAttachment>,

@@ -24,7 +24,7 @@ pub struct Versions {
 
 impl Versions {
     /// What this release speaks.
-    pub const OURS: Versions = Versions { min: 1, max: 5 };
+    pub const OURS: Versions = Versions { min: 1, max: 6 };
     /// The first in which pages may travel compressed ([`crate::Kind::Packed`]), and in which a source may ask why a stream
     /// failed ([`crate::message::Request::Streams`]).
     pub const PACKED: u16 = 2;
@@ -35,6 +35,8 @@ impl Versions {
     pub const ROUTING: u16 = 4;
     /// The first in which a network identity has what CNI plugins keep about it.
     pub const CNI: u16 = 5;
+    /// The first in which a network identity has rules of nftables, and what the kernel tracks of connections comes with the skeleton.
+    pub const RULESET: u16 = 6;
 }
 
 impl fmt::Display for Versions {

@@ -2,6 +2,7 @@
 //! are delivered.
 
 mod cni;
+mod firewall;
 mod kinds;
 mod pause;
 mod places;
@@ -85,6 +86,7 @@ fn main() -> ExitCode {
         ("connected_containers_move_in_turn_and_at_once", places::both_ends),
         ("a_client_behind_a_router_keeps_its_connection", places::behind_a_router),
         ("several_interfaces_address_families_and_policy_rules_move", places::several_interfaces),
+        ("rules_inside_a_container_and_the_connections_that_they_know_move", firewall::rules_and_what_they_know),
         ("a_group_that_something_else_has_joined_is_named_ahead", places::multicast),
         // Last: where a bridge has been, the node's link carries no macvlan any more.
         ("a_bridged_container_keeps_its_connections", places::bridged),

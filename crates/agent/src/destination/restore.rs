@@ -14,9 +14,10 @@ use tranship_storage::carried::Target;
 use tranship_storage::overlay::Overlay;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::process;
+use tranship_wire::message::Offer;
 
 use super::{DestinationRun, RESTORE};
-use crate::layout::Role;
+use crate::layout::{Layout, Role};
 use crate::node::failed;
 use crate::uncarried::Uncarried;
 use crate::{tmpfs, wrapper};
@@ -61,6 +62,8 @@ impl DestinationRun {
         self.put_root_back()?;
         let front = self.front.as_mut().ok_or_else(|| failed("there is no front"))?;
         front.handle.order(&Order::Go { external: tmpfs::for_restore(&self.layout, &self.offer)? }).map_err(failed)?;
+        let tracked = || track_connections(&self.layout, &self.offer);
+        self.timeline.time("network: connections tracked", tracked)?;
         let deadline = Instant::now() + RESTORE;
         let init = loop {
             match front.handle.next(deadline.saturating_duration_since(Instant::now())) {
@@ -168,4 +171,14 @@ impl DestinationRun {
 fn tasks(init: u32) -> Result<HashMap<u32, u32>, Failure> {
     let tasks = process::family(init).into_iter().map(|pid| survey::id_of(pid).map(|id| (id.0, pid)));
     tasks.collect::<Result<_, _>>().map_err(failed)
+}
+
+/// Has the kernel know the connections that the source's kernel has tracked, while criu makes their sockets.
+fn track_connections(layout: &Layout, offer: &Offer) -> Result<(), Failure> {
+    let Some((path, _)) = &offer.network else { return Ok(()) };
+    match std::fs::read(layout.conntrack()) {
+        Ok(entries) => tranship_network::track(path, &entries).map(drop).map_err(failed),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(failed(error)),
+    }
 }

@@ -6,6 +6,7 @@ use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::thread::{self, JoinHandle};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
@@ -13,6 +14,7 @@ use tranship_coordinator::Failure;
 use tranship_criu::front::{Mark, Order};
 use tranship_criu::rpc::ExternalMount;
 use tranship_engine::Container;
+use tranship_network::NetworkError;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
 use tranship_transport::Link;
@@ -93,6 +95,9 @@ fn look(container: &Container) -> Result<(Uncarried, u64, u64), Failure> {
     Failure::blocked(found.blockers).map_or(Ok((found.uncarried, begun, monotonic_ns())), Err)
 }
 
+/// What the kernel tracks of the container's connections, while it is being read.
+type Reading = JoinHandle<Result<Vec<u8>, NetworkError>>;
+
 fn changed(path: &Path) -> Failure {
     Failure::new(format!(
         "criu wrote to its image {} again when it had been sent; this version of criu needs another one of Tranship",
@@ -108,8 +113,9 @@ impl SourceRun {
         self.control()?.set_timeout(Some(FROZEN_PATIENCE)).map_err(failed)?;
         let mut written = Written::watch(self.layout.images())?;
         self.front()?.handle.order(&Order::Go { external }).map_err(failed)?;
+        let tracked = self.read_tracked()?;
         let container = self.inspected()?.0.clone();
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             let found = scope.spawn(|| look(&container));
             while !self.dumped(&written)? {
                 let images = written.take()?;
@@ -121,12 +127,30 @@ impl SourceRun {
             self.timeline.note("descriptors: what criu does not carry", begun, done);
             uncarried.write(&self.layout.images())
         })?;
+        if let Some(tracked) = tracked {
+            let entries = tracked.join().expect("reading does not panic").map_err(failed)?;
+            std::fs::write(self.layout.conntrack(), entries).map_err(failed)?;
+        }
         let dumped = monotonic_ns();
         self.timeline.note("skeleton: dump", start, dumped);
         self.send_images(&written.rest()?, false, tmpfs)?;
         self.timeline.note("skeleton: sent", dumped, monotonic_ns());
         // Said now, so that the destination restores while memory is still on its way.
         self.say(&Request::Ready { all_pages })
+    }
+
+    /// Begins to read what the kernel tracks of the container's connections, if it does. Nothing passes the gate meanwhile.
+    fn read_tracked(&mut self) -> Result<Option<Reading>, Failure> {
+        let Some(mut conntrack) = self.conntrack.take() else { return Ok(None) };
+        if conntrack.count().map_err(failed)? == 0 {
+            return Ok(None);
+        }
+        let read = move || {
+            // Beside the dump, which takes longer.
+            schedule::stand(Standing::Favoured);
+            conntrack.entries()
+        };
+        thread::Builder::new().name("conntrack".into()).spawn(read).map(Some).map_err(failed)
     }
 
     /// Waits until the dump is done (then true), or there are more images.

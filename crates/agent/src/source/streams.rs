@@ -23,7 +23,7 @@ impl SourceRun {
     pub(super) fn check_version(&mut self) -> Result<(), Failure> {
         let wanted = self.report.read().options.compress;
         let version = self.control()?.version();
-        understands_routing(version, &self.peer, &self.inspected()?.1)?;
+        understands_network(version, &self.peer, &self.inspected()?.1)?;
         if version >= Versions::PACKED || matches!(wanted, Compress::Auto | Compress::Off) {
             return Ok(());
         }
@@ -89,8 +89,14 @@ pub(super) fn show_tally(tally: &Tally, report: &mut Report) {
     (report.progress.lz4, report.progress.zstd) = (tally.of(Codec::Lz4), tally.of(Codec::Zstd));
 }
 
-/// Refuses an offer whose routes and rules a destination that speaks this version would take for others.
-pub(super) fn understands_routing(version: u16, peer: &NodeName, offer: &Offer) -> Result<(), Failure> {
+/// Refuses an offer whose network a destination that speaks this version would take for another.
+pub(super) fn understands_network(version: u16, peer: &NodeName, offer: &Offer) -> Result<(), Failure> {
+    if version < Versions::RULESET && offer.network.as_ref().is_some_and(|(_, identity)| !identity.ruleset.is_empty()) {
+        return Err(Failure::new(format!(
+            "node {peer} speaks version {version} of the protocol, in which the rules of nftables inside the container cannot be moved; \
+             update its agent"
+        )));
+    }
     if version < Versions::CNI && offer.network.as_ref().is_some_and(|(_, identity)| !identity.cni.is_empty()) {
         return Err(Failure::new(format!(
             "node {peer} speaks version {version} of the protocol, in which the addresses that CNI has reserved cannot be moved; update \
