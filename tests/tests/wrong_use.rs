@@ -364,7 +364,7 @@ fn a_move_is_under_way_already(stage: &mut Stage) -> Result<()> {
     let mut counter = CounterClient::start(lab, (IP, REDIS_PORT).into(), "counter", Duration::from_micros(500))?;
     let begin = || -> Result<_> {
         let mut command = lab.move_command("a", NAME, "b")?;
-        Ok(command.stderr(std::process::Stdio::piped()).spawn()?)
+        Ok(command.stderr(Stdio::piped()).spawn()?)
     };
     let (one, other) = (begin()?, begin()?);
     let (one, other) = (one.wait_with_output()?, other.wait_with_output()?);
