@@ -11,7 +11,7 @@ use crate::namespace;
 use crate::nfnetlink::{
     self, CONNTRACK, GENERAL, Listed, NESTED, NLM_F_ACK, NLM_F_CREATE, NLM_F_REQUEST, attribute, message, number,
 };
-use crate::reply::{Attributes, Messages, Pieces, Refusal};
+use crate::reply::{Messages, Pieces, Refusal, value};
 
 /// More than these are not carried: they travel while the container is frozen.
 const MOST: u32 = 65536;
@@ -125,10 +125,6 @@ impl Conntrack {
 
 fn unreadable(netns: &Path, refusal: &Refusal) -> NetworkError {
     NetworkError::refused(format!("read the tracked connections of network namespace {}", netns.display()), refusal)
-}
-
-fn value(attributes: &[u8], kind: u16) -> Option<&[u8]> {
-    Attributes(attributes).find(|(k, _)| *k == kind).map(|(_, value)| value)
 }
 
 /// One end of a connection as the kernel notes it: addresses and, if it has them, ports.

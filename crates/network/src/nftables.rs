@@ -9,7 +9,7 @@ use crate::nfnetlink::{
     self, BATCH_BEGIN, BATCH_END, MSG_DONTWAIT, NESTED, NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL,
     NLM_F_REQUEST, NLMSG_DONE, attribute, message, number, string,
 };
-use crate::reply::{Attributes, HEADER, Messages, Refusal};
+use crate::reply::{HEADER, Messages, Refusal, value};
 
 const SUBSYSTEM: u16 = nfnetlink::NFTABLES;
 const NEWTABLE: u16 = SUBSYSTEM << 8;
@@ -330,10 +330,6 @@ fn dropping_chain(table: &str, attributes: &[u8]) -> Option<String> {
         .then(|| text(attributes, CHAIN_NAME).map(str::to_owned))?
 }
 
-fn value(attributes: &[u8], kind: u16) -> Option<&[u8]> {
-    Attributes(attributes).find(|(k, _)| *k == kind).map(|(_, value)| value)
-}
-
 fn text(attributes: &[u8], kind: u16) -> Option<&str> {
     Some(std::str::from_utf8(value(attributes, kind)?).ok()?.trim_end_matches('\0'))
 }
@@ -344,6 +340,7 @@ const _: () = assert!(HEADER == 16);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reply::Attributes;
     use proptest::prelude::*;
 
     #[test]

@@ -118,6 +118,11 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
+/// The value of the first attribute of a type.
+pub(crate) fn value(attributes: &[u8], kind: u16) -> Option<&[u8]> {
+    Attributes(attributes).find(|(k, _)| *k == kind).map(|(_, value)| value)
+}
+
 /// Attributes as they are, header, flag bits and padding included, each with its type; ends at the first one that is cut short.
 pub(crate) struct Pieces<'a>(pub &'a [u8]);
 

@@ -19,7 +19,7 @@ use crate::nfnetlink::{
     self, BATCH_BEGIN, BATCH_END, GENERAL, Listed, NESTED, NFTABLES, NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE,
     NLM_F_REQUEST, attribute, message, number,
 };
-use crate::reply::{Attributes, Messages, Pieces, Refusal};
+use crate::reply::{Attributes, Messages, Pieces, Refusal, value};
 
 /// A ruleset of more bytes is not carried: it travels in one message with all that is told of the container.
 const MOST: usize = 384 << 10;
@@ -142,10 +142,6 @@ fn elements_of(socket: &Socket, sequence: &mut u32, set: &Listed) -> Result<Vec<
     let mut elements = nfnetlink::list(socket, sequence, GETSETELEM, set.family, named)?;
     elements.retain(|one| value(&one.attributes, ELEMENTS).is_some_and(|elements| !elements.is_empty()));
     Ok(elements)
-}
-
-fn value(attributes: &[u8], kind: u16) -> Option<&[u8]> {
-    Attributes(attributes).find(|(k, _)| *k == kind).map(|(_, value)| value)
 }
 
 fn flags(one: &Listed, kind: u16, attribute: u16) -> u32 {

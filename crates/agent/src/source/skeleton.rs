@@ -6,7 +6,6 @@ use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::thread::{self, JoinHandle};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
@@ -14,7 +13,7 @@ use tranship_coordinator::Failure;
 use tranship_criu::front::{Mark, Order};
 use tranship_criu::rpc::ExternalMount;
 use tranship_engine::Container;
-use tranship_network::NetworkError;
+use tranship_network::Conntrack;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
 use tranship_transport::Link;
@@ -95,9 +94,6 @@ fn look(container: &Container) -> Result<(Uncarried, u64, u64), Failure> {
     Failure::blocked(found.blockers).map_or(Ok((found.uncarried, begun, monotonic_ns())), Err)
 }
 
-/// What the kernel tracks of the container's connections, while it is being read.
-type Reading = JoinHandle<Result<Vec<u8>, NetworkError>>;
-
 fn changed(path: &Path) -> Failure {
     Failure::new(format!(
         "criu wrote to its image {} again when it had been sent; this version of criu needs another one of Tranship",
@@ -113,10 +109,17 @@ impl SourceRun {
         self.control()?.set_timeout(Some(FROZEN_PATIENCE)).map_err(failed)?;
         let mut written = Written::watch(self.layout.images())?;
         self.front()?.handle.order(&Order::Go { external }).map_err(failed)?;
-        let tracked = self.read_tracked()?;
+        let tracked = self.tracked()?;
         let container = self.inspected()?.0.clone();
-        thread::scope(|scope| {
+        std::thread::scope(|scope| {
             let found = scope.spawn(|| look(&container));
+            let tracked = tracked.map(|mut conntrack| {
+                scope.spawn(move || {
+                    // Beside the dump, as the other.
+                    schedule::stand(Standing::Favoured);
+                    conntrack.entries()
+                })
+            });
             while !self.dumped(&written)? {
                 let images = written.take()?;
                 if !images.is_empty() {
@@ -125,12 +128,11 @@ impl SourceRun {
             }
             let (uncarried, begun, done) = found.join().expect("to look at descriptors does not panic")?;
             self.timeline.note("descriptors: what criu does not carry", begun, done);
-            uncarried.write(&self.layout.images())
-        })?;
-        if let Some(tracked) = tracked {
+            uncarried.write(&self.layout.images())?;
+            let Some(tracked) = tracked else { return Ok(()) };
             let entries = tracked.join().expect("reading does not panic").map_err(failed)?;
-            std::fs::write(self.layout.conntrack(), entries).map_err(failed)?;
-        }
+            std::fs::write(self.layout.conntrack(), entries).map_err(failed)
+        })?;
         let dumped = monotonic_ns();
         self.timeline.note("skeleton: dump", start, dumped);
         self.send_images(&written.rest()?, false, tmpfs)?;
@@ -139,18 +141,11 @@ impl SourceRun {
         self.say(&Request::Ready { all_pages })
     }
 
-    /// Begins to read what the kernel tracks of the container's connections, if it does. Nothing passes the gate meanwhile.
-    fn read_tracked(&mut self) -> Result<Option<Reading>, Failure> {
+    /// Where the kernel tracks any of the container's connections, what tells which. Nothing passes the gate meanwhile.
+    fn tracked(&mut self) -> Result<Option<Conntrack>, Failure> {
         let Some(mut conntrack) = self.conntrack.take() else { return Ok(None) };
-        if conntrack.count().map_err(failed)? == 0 {
-            return Ok(None);
-        }
-        let read = move || {
-            // Beside the dump, which takes longer.
-            schedule::stand(Standing::Favoured);
-            conntrack.entries()
-        };
-        thread::Builder::new().name("conntrack".into()).spawn(read).map(Some).map_err(failed)
+        let any = conntrack.count().map_err(failed)? > 0;
+        Ok(any.then_some(conntrack))
     }
 
     /// Waits until the dump is done (then true), or there are more images.

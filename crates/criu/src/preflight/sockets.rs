@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 
 use rustix::net::{AddressFamily, SocketType, sockopt};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use tranship_sys::process::take_descriptor;
 use tranship_types::{Blocker, BlockerKind};
 
 use super::container::Container;
@@ -62,8 +62,7 @@ fn sockets(container: &Container) -> Result<Sockets, PreflightError> {
 
 /// A second reference to the process's socket, to ask the socket what it is; the process does not notice.
 fn borrow(d: &Descriptor<'_>, inode: u64) -> io::Result<OwnedFd> {
-    let pid = i32::try_from(d.task.pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::NotFound)?;
-    let socket = pidfd_getfd(pidfd_open(pid, PidfdFlags::empty())?, d.fd, PidfdGetfdFlags::empty())?;
+    let socket = take_descriptor(d.task.pid, d.fd)?;
     // The number may stand for something else by now.
     let same = File::from(socket.try_clone()?).metadata()?.ino() == inode;
     if same { Ok(socket) } else { Err(io::ErrorKind::NotFound.into()) }
