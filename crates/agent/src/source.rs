@@ -13,6 +13,7 @@ use tranship_memory::send::{Outbox, Stream};
 use tranship_memory::shared::source::{SharedMemory, Where};
 use tranship_memory::tracker::{Round, Tracker};
 use tranship_network::{Backlog, Conntrack, Gate, HeldFrame, Hold};
+use tranship_sys::awake::Awake;
 use tranship_sys::breakpoints;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
@@ -91,6 +92,8 @@ pub struct SourceRun {
     backlog: Option<Backlog>,
     /// Has criu set breakpoints without a wait.
     breakpoints: Option<OwnedFd>,
+    /// Nobody waits for a processor to wake up, from the freeze until the skeleton is sent.
+    awake: Option<Awake>,
     /// Packets that were held and not delivered yet.
     held: Vec<HeldFrame>,
     clock: ClockOffset,
@@ -165,6 +168,7 @@ impl SourceRun {
             gate_closed: None,
             backlog: None,
             breakpoints: None,
+            awake: None,
             held: Vec::new(),
             clock: ClockOffset::default(),
             timeline: Timeline::default(),
@@ -310,6 +314,7 @@ impl SourceRun {
         if let Some(front) = &self.front {
             schedule::stand_for(front.criu, Standing::Realtime);
         }
+        self.awake = Awake::keep().ok();
         self.freeze_after_stragglers(&freezer, drained)
     }
 
@@ -400,6 +405,7 @@ impl SourcePort for SourceRun {
 
     fn undo(&mut self, step: SourceStep) -> Result<(), Failure> {
         schedule::stand(Standing::Ordinary);
+        self.awake = None;
         self.take_back(step)
     }
 

@@ -5,6 +5,7 @@
 //! asserted at compile time.
 
 pub mod arena;
+pub mod awake;
 pub mod breakpoints;
 mod btf;
 pub mod clock;

@@ -12,6 +12,7 @@ use tranship_memory::shared::copies;
 use tranship_memory::survey;
 use tranship_storage::carried::Target;
 use tranship_storage::overlay::Overlay;
+use tranship_sys::awake::Awake;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::process;
 use tranship_wire::message::Offer;
@@ -60,6 +61,7 @@ impl DestinationRun {
         // A restore that is done again after a restart of the agent finds them in their places.
         self.targets.iter().try_for_each(Target::place).map_err(failed)?;
         self.put_root_back()?;
+        let awake = Awake::keep();
         let front = self.front.as_mut().ok_or_else(|| failed("there is no front"))?;
         front.handle.order(&Order::Go { external: tmpfs::for_restore(&self.layout, &self.offer)? }).map_err(failed)?;
         let tracked = || track_connections(&self.layout, &self.offer);
@@ -82,6 +84,7 @@ impl DestinationRun {
         self.place_pages(init)?;
         self.restore_uncarried(init)?;
         self.remember_engine()?;
+        drop(awake);
         let waited = monotonic_ns();
         if self.all_pages && self.inbox.store().is_ok() {
             self.inbox.wait_complete(MEMORY)?;

@@ -18,6 +18,7 @@ use tranship_criu::front::{self, FrontHandle, Mark, Order};
 use tranship_engine::{EngineError, State};
 use tranship_memory::pager::{self, PagerHandle};
 use tranship_network::{Announcer, Gate};
+use tranship_sys::awake::Awake;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
 
@@ -132,6 +133,7 @@ impl DestinationRun {
     /// Gives the order, and waits until the last task runs. False: the front is gone, or criu is.
     fn release_held(&mut self) -> bool {
         let Some(front) = &mut self.front else { return false };
+        let _awake = Awake::keep();
         if front.criu != 0 {
             // All tasks wait for it.
             schedule::stand_for(front.criu, Standing::Realtime);

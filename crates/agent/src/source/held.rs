@@ -127,11 +127,12 @@ impl SourceRun {
             let start = monotonic_ns();
             self.frozen_ns = Some(start);
             freezer.freeze(FREEZE).map_err(failed)?;
-            let end = monotonic_ns();
+            let frozen = monotonic_ns();
             left -= 1;
             let waiting = if drained { self.waiting_in_the_freeze() } else { 0 };
             if waiting == 0 || left == 0 {
-                self.timeline.note("freeze", start, end);
+                self.timeline.note("freeze", start, frozen);
+                self.timeline.note("network: looked for what waits", frozen, monotonic_ns());
                 if waiting > 0 {
                     self.report_lost(waiting);
                 }
@@ -160,7 +161,9 @@ impl SourceRun {
     /// criu has not looked at yet, and travels with them. A client that waits for one answer has nothing to send again.
     pub(super) fn close_gate(&mut self) -> Result<(), Failure> {
         self.survey()?;
+        let surveyed = monotonic_ns();
         self.let_last_connections_finish();
+        self.timeline.note("network: connections ended", surveyed, monotonic_ns());
         if let Some(hold) = &mut self.hold
             && let Err(error) = hold.begin()
         {

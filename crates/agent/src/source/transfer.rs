@@ -45,6 +45,8 @@ impl SourceRun {
         self.report.change(|r| r.progress.memory_bytes = all);
         plan.first.clear();
         let (mut push, pushing) = self.dump_and_name((plan, outbox), streams, early, start)?;
+        // Pages may still take long.
+        self.awake = None;
 
         let before = self.report.read().progress.moved_bytes;
         let gauge = push.gauge();
