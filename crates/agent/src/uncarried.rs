@@ -1,4 +1,4 @@
-//! What criu does not carry of a container's descriptors: looked for beside its dump, and put right in the held tasks.
+//! What criu does not carry of a container's descriptors and threads: looked for beside its dump, and put right in the held tasks.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use tranship_coordinator::Failure;
+use tranship_criu::affinity::{self, BoundThread};
 use tranship_criu::timers::{self, PeriodicTimer};
 use tranship_engine::Container;
 use tranship_memory::survey;
@@ -23,6 +24,8 @@ const FILE: &str = "uncarried.json";
 pub struct Uncarried {
     sockets: Vec<SocketState>,
     timers: Vec<PeriodicTimer>,
+    #[serde(default)]
+    threads: Vec<BoundThread>,
 }
 
 /// What a look has found.
@@ -33,12 +36,13 @@ pub struct Found {
     pub blockers: Vec<Blocker>,
 }
 
-/// Looks at all descriptors of a container's processes, whose network namespace is at `netns`.
+/// Looks at all descriptors and threads of a container's processes, whose network namespace is at `netns`.
 pub fn look(container: &Container, netns: Option<&Path>) -> Result<Found, NetworkError> {
     let (sockets, timers) = descriptors(container);
     let states = netns.map(|netns| tranship_network::socket_states(netns, &sockets)).transpose()?.unwrap_or_default();
     let blockers = states.unclaimed.iter().map(|group| joined_by_others(&container.name, group)).collect();
-    Ok(Found { uncarried: Uncarried { sockets: states.sockets, timers }, blockers })
+    let threads = bound_threads(container);
+    Ok(Found { uncarried: Uncarried { sockets: states.sockets, timers, threads }, blockers })
 }
 
 /// The sockets, each once, and the periodic timers.
@@ -60,6 +64,12 @@ fn descriptors(container: &Container) -> (Vec<OpenSocket>, Vec<PeriodicTimer>) {
         }
     }
     (sockets, timers)
+}
+
+/// Those that are bound to processors.
+fn bound_threads(container: &Container) -> Vec<BoundThread> {
+    let processes = container.processes().unwrap_or_default().into_iter();
+    processes.filter_map(|pid| Some(affinity::bound(pid, survey::id_of(pid).ok()?.0))).flatten().collect()
 }
 
 /// What is in a container's network and none of its processes has.
@@ -104,6 +114,11 @@ impl Uncarried {
             };
             let pid = tasks.get(task).ok_or_else(|| refused(&"there is no such process"))?;
             timer.go_on(*pid).map_err(|error| refused(&error))?;
+        }
+        let free = affinity::bind(&self.threads, tasks)
+            .map_err(|error| format!("a thread cannot be bound to its processors again: {error}"))?;
+        for thread in free {
+            tracing::warn!(?thread, "none of the processors that it was bound to is here; it may run on all");
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! CRIU, the tool that dumps and restores the skeleton: its RPC, the front that stands between an engine and criu, what it
 //! cannot carry (preflight), and where a working one is found.
 
+pub mod affinity;
 pub mod cpu;
 pub mod find;
 pub mod front;

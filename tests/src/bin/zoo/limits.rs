@@ -1,11 +1,13 @@
 //! What a process may do and where it stands.
 
 use std::path::Path;
+use std::sync::mpsc;
 
 use anyhow::{Context, Result, ensure};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::stat::Mode;
+use nix::unistd::{Pid, gettid};
 
 use crate::raw;
 use crate::species::{Check, read_proc, status_line};
@@ -115,15 +117,29 @@ pub fn identity(_: &Path) -> Result<Check> {
     }))
 }
 
-/// The processors that it may run on.
+/// The processors that it may run on: the first one, and one of its threads on the last one only.
 pub fn affinity(_: &Path) -> Result<Check> {
-    let me = nix::unistd::Pid::from_raw(0);
-    let mut one = CpuSet::new();
-    one.set(0)?;
-    sched_setaffinity(me, &one)?;
+    let me = Pid::from_raw(0);
+    let all = sched_getaffinity(me)?;
+    let there: Vec<usize> = (0..CpuSet::count()).filter(|cpu| all.is_set(*cpu).unwrap_or(false)).collect();
+    let only = |cpu: Option<&usize>| -> Result<CpuSet> {
+        let mut set = CpuSet::new();
+        set.set(*cpu.context("there is no processor")?)?;
+        Ok(set)
+    };
+    let (first, last) = (only(there.first())?, only(there.last())?);
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || {
+        let _ = tell.send(sched_setaffinity(me, &last).map(|()| gettid()));
+        loop {
+            std::thread::park();
+        }
+    });
+    let thread = told.recv()??;
+    sched_setaffinity(me, &first)?;
     Ok(Box::new(move || {
-        let now = sched_getaffinity(me)?;
-        ensure!(now == one, "it may run on other processors than the first");
+        ensure!(sched_getaffinity(me)? == first, "it may run on other processors than the first");
+        ensure!(sched_getaffinity(thread)? == last, "its thread may run on other processors than the last");
         Ok(())
     }))
 }

@@ -83,6 +83,7 @@ pub const ALL: &[Species] = &[
     species("limits", "environment", limits::environment),
     species("limits", "nice", limits::nice),
     species("limits", "identity", limits::identity),
+    species("limits", "affinity", limits::affinity),
     species("memory", "brk_heap", memory::heap),
     species("memory", "prot_none", memory::inaccessible),
     species("memory", "read_only", memory::read_only),
@@ -107,7 +108,6 @@ pub const ALL: &[Species] = &[
     wild("files", "inotify_unread", files::inotify_unread, "events that wait unread are dropped"),
     wild("files", "thread_file", threads::proc_file, "restore fails: an open file of /proc that belongs to a thread"),
     wild("network", "tcp_pending", network::pending, "refused: a TCP connection that waits to be accepted"),
-    wild("limits", "affinity", limits::affinity, "the set of allowed CPUs is forgotten"),
 ];
 
 /// Notices when something that should go on has stopped: complains after so many looks at the same value. Looks, not
