@@ -22,6 +22,7 @@ pub const DOCKER: Managed = Managed {
     prepare: Lab::start_docker,
     command: Lab::docker,
     run: Lab::docker_run_image,
+    run_whole: Lab::docker_run_whole,
     is_gone: gone_from_docker,
 };
 
@@ -34,6 +35,7 @@ pub const PODMAN: Managed = Managed {
     prepare: Lab::start_podman,
     command: Lab::podman,
     run: Lab::podman_run_image,
+    run_whole: Lab::podman_run_whole,
     is_gone: gone_from_podman,
 };
 
@@ -46,6 +48,7 @@ pub const CONTAINERD: Managed = Managed {
     prepare: Lab::start_containerd,
     command: Lab::ctr,
     run: Lab::ctr_run_image,
+    run_whole: Lab::ctr_run_whole,
     is_gone: gone_from_containerd,
 };
 
@@ -188,7 +191,7 @@ impl Managed {
         };
         let there = |node: &str| -> Result<bool> {
             Ok(match self.dialect {
-                Dialect::Docker => (self.command)(lab, node, &["images", "--quiet", image])?.lines().count() > 0,
+                Dialect::Docker => (self.command)(lab, node, &["image", "inspect", image]).is_ok(),
                 Dialect::Ctr => (self.command)(lab, node, &["images", "ls", "-q"])?.lines().any(|line| line == image),
             })
         };

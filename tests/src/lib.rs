@@ -20,6 +20,7 @@
 mod agents;
 mod computation;
 mod containers;
+mod dialogue;
 mod engines;
 mod guest;
 mod managed;
@@ -34,6 +35,7 @@ mod torture;
 pub use agents::{Log, is_gone, restart_agent, send, state, track_by};
 pub use computation::{Computation, Progress};
 pub use containers::{Copy, copies, exactly_one_runs, nothing_left, remove};
+pub use dialogue::Dialogue;
 pub use engines::{CONTAINERD, DOCKER, PODMAN};
 pub use guest::{Guest, ZooLine};
 pub use managed::{Dialect, Managed, Run};
@@ -41,7 +43,7 @@ pub use moves::{
     Refusal, connection_alive, move_container, move_with, refused_move, refused_move_with, second_move_succeeds,
 };
 pub use moving::{Ended, MODES, Moving};
-pub use postgres::{Psql, postgres_programs};
+pub use postgres::postgres_programs;
 pub use quiet::{Helper, processes, quiet, quiet_under};
 pub use runner::{Scenario, Stage, scenarios, wait_until};
 pub use switch::Capture;

@@ -44,8 +44,10 @@ pub struct Managed {
     pub prepare: fn(&Lab) -> Result<(), LabError>,
     /// Runs one of its commands in a node; what it prints.
     pub command: fn(&Lab, &str, &[&str]) -> Result<String, LabError>,
-    /// Starts a container in one.
+    /// Starts a container in one, with the host's /usr and /etc.
     pub run: Run,
+    /// Starts one from an image that has all its files.
+    pub run_whole: Run,
     /// Checks that the engine on a node has no container, and that nothing is left there of the one of this name.
     pub is_gone: fn(&Lab, &str, &str) -> Result<()>,
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use tranship_e2e::{
-    Computation, Guest, Progress, Psql, Stage, exactly_one_runs, move_container, move_with, nothing_left,
+    Computation, Dialogue, Guest, Progress, Stage, exactly_one_runs, move_container, move_with, nothing_left,
     postgres_programs, remove, scenarios, wait_until,
 };
 use tranship_lab::{CLIENT, Lab, RunOptions, find_program};
@@ -52,8 +52,8 @@ fn a_transaction_stays_open_and_pgbench_goes_on(stage: &mut Stage) -> Result<()>
     let made = lab.exec(CLIENT, &arguments(&["-i", "-q", "-s", "2"]))?;
     ensure!(made.status.success(), "pgbench -i: {}", String::from_utf8_lossy(&made.stderr));
 
-    let mut inside = Psql::start(lab, &programs, IP)?;
-    let mut outside = Psql::start(lab, &programs, IP)?;
+    let mut inside = Dialogue::with_psql(lab, &programs, IP)?;
+    let mut outside = Dialogue::with_psql(lab, &programs, IP)?;
     inside.ask("CREATE TABLE kept (n int)")?;
     inside.ask("BEGIN")?;
     inside.ask("INSERT INTO kept VALUES (1)")?;

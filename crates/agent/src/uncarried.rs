@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -26,6 +27,21 @@ pub struct Uncarried {
     timers: Vec<PeriodicTimer>,
     #[serde(default)]
     threads: Vec<BoundThread>,
+    #[serde(default)]
+    pipes: Vec<OwnedPipe>,
+}
+
+/// A pipe that others than root may open by `/proc/PID/fd` (`/dev/stdout`): runc gives those of a container's standard streams to its user. CRIU
+/// restores all as root's.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct OwnedPipe {
+    /// The process that has it, by its pid in the container.
+    task: u32,
+    descriptor: i32,
+    /// As the node knows them.
+    uid: u32,
+    gid: u32,
+    mode: u32,
 }
 
 /// What a look has found.
@@ -38,16 +54,23 @@ pub struct Found {
 
 /// Looks at all descriptors and threads of a container's processes, whose network namespace is at `netns`.
 pub fn look(container: &Container, netns: Option<&Path>) -> Result<Found, NetworkError> {
-    let (sockets, timers) = descriptors(container);
+    let Descriptors { sockets, timers, pipes } = descriptors(container);
     let states = netns.map(|netns| tranship_network::socket_states(netns, &sockets)).transpose()?.unwrap_or_default();
     let blockers = states.unclaimed.iter().map(|group| joined_by_others(&container.name, group)).collect();
     let threads = bound_threads(container);
-    Ok(Found { uncarried: Uncarried { sockets: states.sockets, timers, threads }, blockers })
+    Ok(Found { uncarried: Uncarried { sockets: states.sockets, timers, threads, pipes }, blockers })
 }
 
-/// The sockets, each once, and the periodic timers.
-fn descriptors(container: &Container) -> (Vec<OpenSocket>, Vec<PeriodicTimer>) {
-    let (mut sockets, mut timers, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
+/// What there is of descriptors: sockets and pipes, each once, and periodic timers.
+#[derive(Default)]
+struct Descriptors {
+    sockets: Vec<OpenSocket>,
+    timers: Vec<PeriodicTimer>,
+    pipes: Vec<OwnedPipe>,
+}
+
+fn descriptors(container: &Container) -> Descriptors {
+    let (mut all, mut seen) = (Descriptors::default(), HashSet::new());
     // Processes end, and descriptors are closed.
     for pid in container.processes().unwrap_or_default() {
         let Ok(task) = survey::id_of(pid).map(|id| id.0) else { continue };
@@ -55,15 +78,43 @@ fn descriptors(container: &Container) -> (Vec<OpenSocket>, Vec<PeriodicTimer>) {
             let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
             let (Some(descriptor), Ok(target)) = (number, std::fs::read_link(entry.path())) else { continue };
             match target.to_str() {
-                Some("anon_inode:[timerfd]") => timers.extend(timers::periodic(pid, task, descriptor)),
+                Some("anon_inode:[timerfd]") => all.timers.extend(timers::periodic(pid, task, descriptor)),
                 Some(socket) if socket.starts_with("socket:") && seen.insert(target.clone()) => {
-                    sockets.push(OpenSocket { pid, task, descriptor });
+                    all.sockets.push(OpenSocket { pid, task, descriptor });
+                }
+                Some(pipe) if is_pipe(pipe) && seen.insert(target.clone()) => {
+                    all.pipes.extend(OwnedPipe::at(&entry.path(), task, descriptor));
                 }
                 _ => {}
             }
         }
     }
-    (sockets, timers)
+    all
+}
+
+/// Whether a link in `/proc/PID/fd` stands for a pipe without a name.
+fn is_pipe(target: &str) -> bool {
+    target.starts_with("pipe:")
+}
+
+impl OwnedPipe {
+    /// `None` if it is as CRIU will make it.
+    fn at(path: &Path, task: u32, descriptor: i32) -> Option<Self> {
+        let is = std::fs::metadata(path).ok()?;
+        let (uid, gid, mode) = (is.uid(), is.gid(), is.mode() & 0o7777);
+        (uid != 0 || gid != 0 || mode != 0o600).then_some(Self { task, descriptor, uid, gid, mode })
+    }
+
+    /// Gives it back to whom it belongs; `pid` has it here.
+    fn give(&self, pid: u32) -> io::Result<()> {
+        let path = PathBuf::from(format!("/proc/{pid}/fd/{}", self.descriptor));
+        // What stands here for a standard stream may be something of the node's.
+        if std::fs::read_link(&path)?.to_str().is_some_and(is_pipe) {
+            chown(&path, Some(self.uid), Some(self.gid))?;
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(self.mode))?;
+        }
+        Ok(())
+    }
 }
 
 /// Those that are bound to processors.
@@ -119,6 +170,14 @@ impl Uncarried {
             .map_err(|error| format!("a thread cannot be bound to its processors again: {error}"))?;
         for thread in free {
             tracing::warn!(?thread, "none of the processors that it was bound to is here; it may run on all");
+        }
+        for pipe in &self.pipes {
+            let OwnedPipe { task, descriptor, .. } = pipe;
+            let refused = |why: &dyn std::fmt::Display| {
+                format!("the pipe at descriptor {descriptor} of process {task} cannot be given to its owner: {why}")
+            };
+            let pid = tasks.get(task).ok_or_else(|| refused(&"there is no such process"))?;
+            pipe.give(*pid).map_err(|error| refused(&error))?;
         }
         Ok(())
     }

@@ -19,6 +19,15 @@ const PID: &str = "/run/containerd.pid";
 const LOG: &str = "/run/containerd.log";
 const IMAGE: &str = "docker.io/library/tranship-lab:latest";
 const ARCHIVE: &str = "/run/containerd-image/image.tar";
+/// What the lab's image needs of the host.
+const BINDS: [&str; 6] = [
+    "--mount",
+    "type=bind,src=/usr,dst=/usr,options=rbind:ro",
+    "--mount",
+    "type=bind,src=/etc,dst=/etc,options=rbind:ro",
+    "--mount",
+    "type=tmpfs,src=tmpfs,dst=/tmp,options=nosuid:nodev",
+];
 
 /// An archive of an image with one layer, the lab's skeleton, in the form that `docker save` writes.
 const PACK: &str = r#"mkdir -p /run/containerd-image && cd /run/containerd-image && tar -C "$0" -cf layer.tar . &&
@@ -125,14 +134,26 @@ impl Lab {
         options: &[&str],
         command: &[String],
     ) -> Result<()> {
+        self.ctr_run_whole(node, name, ip, image, &[&BINDS, options].concat(), command)
+    }
+
+    /// The same from an image that has all its files, without the host's.
+    ///
+    /// # Errors
+    /// As [`ctr_run`](Lab::ctr_run).
+    pub fn ctr_run_whole(
+        &self,
+        node: &str,
+        name: &str,
+        ip: Ipv4Addr,
+        image: &str,
+        options: &[&str],
+        command: &[String],
+    ) -> Result<()> {
         self.make_network(self.node(node)?, name, "macvlan", ip)?;
         let network = format!("network:{}", network_namespace(name));
         let (group, log) = (format!("{}/{name}", cgroup::parent_of(node)), format!("file:///run/{name}.log"));
         let mut arguments = vec!["run", "--detach", "--log-uri", &log, "--with-ns", &network, "--cgroup", &group];
-        for mount in ["type=bind,src=/usr,dst=/usr,options=rbind:ro", "type=bind,src=/etc,dst=/etc,options=rbind:ro"] {
-            arguments.extend(["--mount", mount]);
-        }
-        arguments.extend(["--mount", "type=tmpfs,src=tmpfs,dst=/tmp,options=nosuid:nodev"]);
         arguments.extend(options);
         arguments.extend([image, name]);
         arguments.extend(command.iter().map(String::as_str));

@@ -18,6 +18,8 @@ const CONFIG: &str = "/run/docker.json";
 const LOG: &str = "/run/dockerd.log";
 const IMAGE: &str = "tranship-lab";
 const NETWORK: &str = "lab";
+/// What the lab's image needs of the host.
+const BINDS: [&str; 6] = ["--volume", "/usr:/usr:ro", "--volume", "/etc:/etc:ro", "--tmpfs", "/tmp"];
 /// That of the lab's nodes.
 const SUBNET: &str = "10.77.0.0/24";
 
@@ -94,9 +96,24 @@ impl Lab {
         options: &[&str],
         command: &[String],
     ) -> Result<()> {
+        self.docker_run_whole(node, name, ip, image, &[&BINDS, options].concat(), command)
+    }
+
+    /// The same from an image that has all its files, without the host's.
+    ///
+    /// # Errors
+    /// As [`docker_run`](Lab::docker_run).
+    pub fn docker_run_whole(
+        &self,
+        node: &str,
+        name: &str,
+        ip: Ipv4Addr,
+        image: &str,
+        options: &[&str],
+        command: &[String],
+    ) -> Result<()> {
         let ip = ip.to_string();
         let mut arguments = vec!["run", "--detach", "--name", name, "--network", NETWORK, "--ip", &ip];
-        arguments.extend(["--volume", "/usr:/usr:ro", "--volume", "/etc:/etc:ro", "--tmpfs", "/tmp"]);
         arguments.extend(options);
         arguments.push(image);
         arguments.extend(command.iter().map(String::as_str));

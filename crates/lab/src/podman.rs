@@ -16,6 +16,8 @@ const PROGRAM: &str = "/usr/bin/podman";
 pub(crate) const STORAGE: &str = "/run/containers/data";
 const IMAGE: &str = "tranship-lab";
 const NETWORK: &str = "lab";
+/// What the lab's image needs of the host.
+const BINDS: [&str; 6] = ["--volume", "/usr:/usr:ro", "--volume", "/etc:/etc:ro", "--tmpfs", "/tmp"];
 /// That of the lab's nodes.
 const SUBNET: &str = "10.77.0.0/24";
 
@@ -111,10 +113,25 @@ impl Lab {
         options: &[&str],
         command: &[String],
     ) -> Result<()> {
+        self.podman_run_whole(node, name, ip, image, &[&BINDS, options].concat(), command)
+    }
+
+    /// The same from an image that has all its files, without the host's.
+    ///
+    /// # Errors
+    /// As [`podman_run`](Lab::podman_run).
+    pub fn podman_run_whole(
+        &self,
+        node: &str,
+        name: &str,
+        ip: Ipv4Addr,
+        image: &str,
+        options: &[&str],
+        command: &[String],
+    ) -> Result<()> {
         let (ip, parent) = (ip.to_string(), cgroup::parent_of(node));
         let mut arguments = vec!["run", "--detach", "--name", name, "--network", NETWORK, "--ip", &ip];
-        arguments.extend(["--cgroup-parent", &parent, "--volume", "/usr:/usr:ro", "--volume", "/etc:/etc:ro"]);
-        arguments.extend(["--tmpfs", "/tmp"]);
+        arguments.extend(["--cgroup-parent", &parent]);
         arguments.extend(options);
         arguments.push(image);
         arguments.extend(command.iter().map(String::as_str));

@@ -1,16 +1,34 @@
-//! PostgreSQL with its data in a volume, under load.
+//! PostgreSQL from an image such as the official one, with its data in a volume, under load.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use tranship_e2e::{Psql, postgres_programs, wait_until};
+use tranship_e2e::{Dialogue, postgres_programs};
 use tranship_lab::{CLIENT, Lab};
 
 use crate::Site;
+use crate::image::Image;
+
+const POSTGRES: Image = Image {
+    name: "docker.io/library/postgres:lab",
+    packages: &["postgresql"],
+    alone: &[],
+    owner: ("postgres", 999),
+    user: "postgres",
+    port: 5432,
+    volumes: &["/var/lib/postgresql/data"],
+    stop_signal: "SIGINT",
+    own: "",
+    start: "set -e; set -- /usr/lib/postgresql/*/bin; data=/var/lib/postgresql/data/db; \
+            if [ ! -e $data/PG_VERSION ]; then \
+                $1/initdb --pgdata=$data --auth=trust --username=postgres --no-sync; \
+                echo 'host all all 10.77.0.0/24 trust' >> $data/pg_hba.conf; \
+            fi; \
+            exec $1/postgres -D $data -c listen_addresses='*' -c unix_socket_directories=/tmp",
+};
 
 /// What every transaction of pgbench adds to an account it adds to a teller and a branch too, and writes down.
 const SUMS: &str = "SELECT (SELECT sum(abalance) FROM pgbench_accounts) - (SELECT sum(delta) FROM pgbench_history), \
@@ -21,18 +39,11 @@ const SUMS: &str = "SELECT (SELECT sum(abalance) FROM pgbench_accounts) - (SELEC
 pub fn moves_at_work(lab: &Lab, site: &Site, number: u8) -> Result<()> {
     let ip = Ipv4Addr::new(10, 77, 0, number);
     let programs = postgres_programs()?;
-    let bin = programs.display();
-    let become_it = "setpriv --reuid=postgres --regid=postgres --init-groups";
-    let script = format!(
-        "set -e; if [ ! -e /data/db/PG_VERSION ]; then mkdir -m 700 /data/db; chown postgres:postgres /data/db; \
-         {become_it} {bin}/initdb --pgdata=/data/db --auth=trust --username=postgres --no-sync; \
-         echo 'host all all 10.77.0.0/24 trust' >> /data/db/pg_hba.conf; fi; \
-         exec {become_it} {bin}/postgres -D /data/db -c listen_addresses='*' -c unix_socket_directories=/tmp"
-    );
-    site.start(lab, number, &script)?;
+    POSTGRES.make(lab, &site.engine)?;
+    site.start_image(lab, number, &POSTGRES, &[])?;
     let ready = programs.join("pg_isready").display().to_string();
     let accepts = || {
-        wait_until("PostgreSQL to accept connections", Duration::from_secs(40), || {
+        site.answers(lab, "a", || {
             Ok(lab.exec(CLIENT, &[ready.as_str(), "-q", "-h", &ip.to_string()])?.status.success().then_some(()))
         })
     };
@@ -45,7 +56,7 @@ pub fn moves_at_work(lab: &Lab, site: &Site, number: u8) -> Result<()> {
     };
     let made = lab.exec(CLIENT, &arguments(&["-i", "-q", "-s", "2"]))?;
     ensure!(made.status.success(), "pgbench -i: {}", String::from_utf8_lossy(&made.stderr));
-    let mut session = Psql::start(lab, &programs, ip)?;
+    let mut session = Dialogue::with_psql(lab, &programs, ip)?;
     session.ask("CREATE TABLE kept (n int)")?;
     let identity = "SELECT pg_backend_pid(), pg_postmaster_start_time()";
     let before = session.ask(identity)?;
@@ -60,7 +71,7 @@ pub fn moves_at_work(lab: &Lab, site: &Site, number: u8) -> Result<()> {
     }
     let progress = std::thread::spawn(move || errors.read_to_string(&mut progress).map(|_| progress));
     // Commits one row after the other, and knows of which it was told so.
-    let mut committing = Psql::start(lab, &programs, ip)?;
+    let mut committing = Dialogue::with_psql(lab, &programs, ip)?;
     let enough = Arc::new(AtomicBool::new(false));
     let until = Arc::clone(&enough);
     let committed = std::thread::spawn(move || -> Result<u64> {
@@ -103,7 +114,7 @@ pub fn moves_at_work(lab: &Lab, site: &Site, number: u8) -> Result<()> {
     // What is on disk is as much: a new PostgreSQL begins with that.
     site.crashes_and_starts(lab, "a")?;
     accepts().context("after a crash")?;
-    let mut session = Psql::start(lab, &programs, ip)?;
+    let mut session = Dialogue::with_psql(lab, &programs, ip)?;
     let seen = session.ask(&counted)?;
     ensure!(seen == expected, "{committed} rows were committed; after a crash there are: {seen}");
     let (sums, still) = (session.ask(SUMS)?, session.ask("SELECT count(*) FROM pgbench_history")?);
@@ -113,5 +124,6 @@ pub fn moves_at_work(lab: &Lab, site: &Site, number: u8) -> Result<()> {
     );
     eprintln!("{committed} rows and {done} transactions of pgbench, all there");
     drop(session);
-    site.end(lab, "a")
+    site.end(lab, "a")?;
+    site.engine.remove_image(lab, POSTGRES.name)
 }

@@ -128,16 +128,16 @@ fn packets(d: &Descriptor<'_>) -> Option<Blocker> {
         .then(|| blocker(d, "is a pipe in packet mode (O_DIRECT)", "let the program make its pipes without O_DIRECT"))
 }
 
+/// What to do about an io_uring.
+pub(super) const WITHOUT_IO_URING: &str = "turn io_uring off in the program's settings (MariaDB: innodb_use_native_aio=0) and restart it, or start \
+                                           the container with a seccomp profile that denies it; programs do without then";
+
 fn anonymous(container: &Container, d: &Descriptor<'_>) -> Option<Blocker> {
     let kind = d.link.strip_prefix("anon_inode:").unwrap_or(&d.link).trim_matches(['[', ']']);
     match kind {
         "eventfd" | "signalfd" | "timerfd" | "inotify" | "fanotify" => None,
         "pidfd" => pidfd(container, d),
-        "io_uring" => Some(blocker(
-            d,
-            "is an io_uring, which CRIU does not support",
-            "turn io_uring off in the program's settings (it falls back to epoll), or deny it by seccomp",
-        )),
+        "io_uring" => Some(blocker(d, "is an io_uring, which CRIU does not support", WITHOUT_IO_URING)),
         // bpfmap.c: hash (1) and array (2) maps, where criu was built with libbpf, as distributions do.
         "bpf-map" => (!matches!(d.info.number("map_type"), Some(1 | 2)))
             .then(|| blocker(d, "is a BPF map of a kind that CRIU does not support", "run the program without it")),

@@ -8,7 +8,7 @@ use tranship_types::{Blocker, BlockerKind};
 
 use super::Look;
 use super::container::{Container, Task};
-use super::descriptors::shared_memory;
+use super::descriptors::{WITHOUT_IO_URING, shared_memory};
 use super::files::{Files, Kind};
 use super::procfs::{self, FdInfo, Mapping};
 
@@ -57,8 +57,7 @@ fn kernel_memory(name: &str) -> bool {
 
 fn special(task: &Task, m: &Mapping, in_host_ipc: bool) -> Option<Blocker> {
     if m.name.contains("[io_uring]") {
-        let remedy = "turn io_uring off in the program's settings (it falls back to epoll), or deny it by seccomp";
-        return Some(blocker(task, "uses an io_uring, which CRIU does not support", remedy));
+        return Some(blocker(task, "uses an io_uring, which CRIU does not support", WITHOUT_IO_URING));
     }
     if let Some(kind) = m.name.strip_prefix("anon_inode:") {
         let what = format!("maps a kernel object of the kind {kind}, which CRIU does not support");

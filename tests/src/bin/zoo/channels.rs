@@ -45,9 +45,13 @@ pub fn pipe(_: &Path) -> Result<Check> {
     let (from, into) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
     nix::fcntl::fcntl(&into, FcntlArg::F_SETPIPE_SZ(SIZE))?;
     nix::fcntl::fcntl(&from, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+    // Who else may open it by its descriptor.
+    nix::sys::stat::fchmod(&from, nix::sys::stat::Mode::from_bits_truncate(0o640))?;
     let watched = from.try_clone()?;
     let mut moves_on = conveyor(File::from(into), File::from(from))?;
     Ok(Box::new(move || {
+        let mode = nix::sys::stat::fstat(&watched)?.st_mode & 0o7777;
+        ensure!(mode == 0o640, "the pipe's mode is {mode:o} instead of 640");
         let size = nix::fcntl::fcntl(&watched, FcntlArg::F_GETPIPE_SZ)?;
         ensure!(size == SIZE, "the pipe holds {size} bytes instead of {SIZE}");
         ensure!(flags(&watched)?.contains(OFlag::O_NONBLOCK), "the reading end is blocking");
