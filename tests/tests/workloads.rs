@@ -214,6 +214,27 @@ fn a_moved_computation_has_the_result_of_the_unmoved_one(stage: &mut Stage) -> R
     remove(lab, NAME)
 }
 
+/// A shell waits for each program that it starts until that has its own memory (vfork): CRIU cannot stop the two in between.
+fn a_shell_that_starts_one_program_after_the_other_goes_on(stage: &mut Stage) -> Result<()> {
+    const NAME: &str = "shell";
+    let lab = &stage.lab;
+    let script = "n=0; while :; do /bin/true || exit; n=$((n + 1)); echo $n > /tmp/new; mv /tmp/new /tmp/count; done";
+    lab.run("a", NAME, &RunOptions::new(Ipv4Addr::new(10, 77, 0, 46), ["dash", "-c", script]))?;
+    let count = |node: &str| -> Result<u64> {
+        let text = lab.check(node, &["runc", "exec", NAME, "sh", "-c", "cat /tmp/count 2>/dev/null || echo 0"])?;
+        text.trim().parse().with_context(|| format!("the count is {text:?}"))
+    };
+    let goes_on = |node: &str, least: u64| {
+        wait_until("the shell to go on", Duration::from_secs(10), || Ok(Some(count(node)?).filter(|n| *n >= least)))
+    };
+    let mut n = goes_on("a", 100)?;
+    for move_number in 1..=16 {
+        let on = to_and_fro(lab, NAME).with_context(|| format!("move {move_number}"))?;
+        n = goes_on(&on, n + 100).with_context(|| format!("after move {move_number}"))?;
+    }
+    remove(lab, NAME)
+}
+
 /// A server that reads its data and then forks workers, each of which reads it, has something of its own, and serves one client.
 const PREFORKED: &str = r#"
 import hashlib, os, socket
@@ -331,6 +352,10 @@ fn what_was_in_huge_pages_is_again(stage: &mut Stage) -> Result<()> {
 fn main() -> ExitCode {
     scenarios(&[
         ("what_workers_have_in_common_travels_once", what_workers_have_in_common_travels_once),
+        (
+            "a_shell_that_starts_one_program_after_the_other_goes_on",
+            a_shell_that_starts_one_program_after_the_other_goes_on,
+        ),
         ("what_was_in_huge_pages_is_again", what_was_in_huge_pages_is_again),
         ("a_transaction_stays_open_and_pgbench_goes_on", a_transaction_stays_open_and_pgbench_goes_on),
         ("a_long_download_arrives_intact", a_long_download_arrives_intact),

@@ -16,6 +16,10 @@ use nix::unistd::Pid;
 /// Between two looks at whether all tasks have stopped.
 const LOOK: Duration = Duration::from_micros(50);
 
+/// Where in the kernel a thread waits for a child that it has vforked, as `/proc/PID/wchan` says (kernel/fork.c, `wait_for_vfork_done`; it is part of its
+/// callers where the compiler has put it there).
+const VFORK: [&str; 3] = ["vfork", "kernel_clone", "do_fork"];
+
 /// The freezer's cgroup of one container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Freezer {
@@ -132,6 +136,28 @@ impl Freezer {
         self.signal(Signal::SIGKILL, &[])?;
         self.thaw()?;
         self.wait("end", timeout, || Ok(self.processes()?.is_empty()))
+    }
+
+    /// Whether a thread waits for a child that it has vforked, which shares its memory until it calls exec. The two count as frozen, but no tracer
+    /// can stop the one before the other has gone on: criu would try for ten seconds.
+    pub fn is_vforking(&self) -> Result<bool, FreezerError> {
+        let processes = self.processes()?;
+        let threads = |pid: &u32| std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let waits = |thread: std::fs::DirEntry| {
+            std::fs::read_to_string(thread.path().join("wchan"))
+                .is_ok_and(|place| VFORK.iter().any(|f| place.contains(f)))
+        };
+        // The child is another one.
+        Ok(processes.len() > 1 && processes.iter().flat_map(threads).any(waits))
+    }
+
+    /// Waits until no thread is [waiting for a child](Self::is_vforking), or for so long; says whether there is none.
+    pub fn await_vforks(&self, timeout: Duration) -> Result<bool, FreezerError> {
+        match self.wait("call exec", timeout, || Ok(!self.is_vforking()?)) {
+            Ok(()) => Ok(true),
+            Err(FreezerError::Stuck { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// The processes that a signal has stopped. Those of a frozen cgroup do not show it.

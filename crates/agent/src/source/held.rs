@@ -28,6 +28,10 @@ const CARRIED: Duration = Duration::from_millis(50);
 /// How often the container is frozen at most, where packets come between its last look at them and the freeze.
 const ATTEMPTS: u32 = 3;
 
+/// How often it is frozen at most, where one of its threads waits for a vforked child each time; and how long it runs then until none does.
+const VFORKS: u32 = 20;
+const EXEC: Duration = Duration::from_millis(20);
+
 impl SourceRun {
     /// Lets the kernel bring to their end the connections that programs have closed, while the container runs: nobody has
     /// them, so that CRIU does not carry them, and their peers would wait for the rest for ever. Where there is always one,
@@ -124,10 +128,7 @@ impl SourceRun {
     pub(super) fn freeze_after_stragglers(&mut self, freezer: &Freezer, mut drained: bool) -> Result<(), Failure> {
         let mut left = ATTEMPTS;
         loop {
-            let start = monotonic_ns();
-            self.frozen_ns = Some(start);
-            freezer.freeze(FREEZE).map_err(failed)?;
-            let frozen = monotonic_ns();
+            let (start, frozen) = self.freeze_between_vforks(freezer)?;
             left -= 1;
             let waiting = if drained { self.waiting_in_the_freeze() } else { 0 };
             if waiting == 0 || left == 0 {
@@ -142,6 +143,24 @@ impl SourceRun {
             freezer.thaw().map_err(failed)?;
             drained = self.let_backlog_drain();
         }
+    }
+
+    /// Freezes the container at a moment at which none of its threads waits for a child that it has vforked, as shells do for each program that they
+    /// start: CRIU could not stop it. Says from when to when that took.
+    fn freeze_between_vforks(&mut self, freezer: &Freezer) -> Result<(u64, u64), Failure> {
+        for _ in 0..VFORKS {
+            let start = monotonic_ns();
+            self.frozen_ns = Some(start);
+            freezer.freeze(FREEZE).map_err(failed)?;
+            if !freezer.is_vforking().map_err(failed)? {
+                return Ok((start, monotonic_ns()));
+            }
+            freezer.thaw().map_err(failed)?;
+            freezer.await_vforks(EXEC).map_err(failed)?;
+        }
+        Err(Failure::new(format!(
+            "a process waited for a child that it had vforked whenever the container was frozen, {VFORKS} times; try again when it starts fewer programs"
+        )))
     }
 
     fn waiting_in_the_freeze(&mut self) -> u32 {
