@@ -1,24 +1,20 @@
 //! Which parts of files are being written, whoever writes them: the kernel's tracepoints tell of each folio of the page cache that
 //! becomes dirty (`writeback:writeback_dirty_folio`), through a write or through a mapping, and of each write that goes past the
-//! cache (`iomap:iomap_dio_rw_begin`). They are read with perf_event_open(2), so that nothing is left when the reader dies.
+//! cache, when it begins (`iomap:iomap_dio_rw_begin`) and when it has arrived (`iomap:iomap_dio_complete`): who reads between the two may
+//! read what was there before. Of ext4 they tell of calls that clear a part (`ext4:ext4_punch_hole`, `ext4:ext4_zero_range`,
+//! `ext4:ext4_truncate_enter`), since in large folios zeros may take the place of content without the folio's becoming dirty.
+//! They are read with perf_event_open(2), so that nothing is left when the reader dies.
 //!
 //! A folio that is dirty already does not become so again. So whoever wants to know of later writes has to write the file back
 //! first ([`write_back`]), and then to look at it.
 
-use std::io::{self, Read};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use rustix::fs::{Mode, OFlags, openat};
-use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
-
-use crate::perf::{self, Attributes, Ring, checked, cpus, online};
+use crate::perf::{Ring, checked, cpus, online};
+use crate::tracepoint::{Event, RECORD_SAMPLE, filter, open, tracing};
 
 const PAGE: u64 = 4096;
-
-const TYPE_TRACEPOINT: u32 = 2;
-const SAMPLE_RAW: u64 = 1 << 10;
-const RECORD_SAMPLE: u32 = 9;
-const IOC_SET_FILTER: libc::c_ulong = 0x4008_2406;
 
 /// Shifting a file's content (`FALLOC_FL_COLLAPSE_RANGE`, `FALLOC_FL_INSERT_RANGE`) changes what no event tells of.
 const SHIFTS: &str = "mode & 40";
@@ -32,6 +28,9 @@ pub struct Written {
     pub start: u64,
     /// To before this one.
     pub end: u64,
+    /// It is a folio that became dirty, however little of it was written, and however that came about. Nothing more is told of it
+    /// while it is dirty.
+    pub folio: bool,
 }
 
 /// The log of a whole machine.
@@ -41,6 +40,9 @@ pub struct DirtyLog {
     online: String,
     folio: Event<2>,
     direct: Event<3>,
+    arrived: Event<3>,
+    cleared: [Event<3>; 2],
+    cut: Event<1>,
     largest_folio: u64,
 }
 
@@ -48,27 +50,31 @@ impl DirtyLog {
     /// Begins it.
     ///
     /// # Errors
-    /// If the kernel lacks one of the tracepoints (Linux before 6.6, or configured so), or refuses: it takes CAP_PERFMON.
+    /// If the kernel lacks one of the tracepoints (Linux before 6.6, without ext4, or configured so), or refuses: it takes CAP_PERFMON.
     pub fn start() -> io::Result<Self> {
-        let context = fsopen("tracefs", FsOpenFlags::FSOPEN_CLOEXEC)?;
-        fsconfig_create(&context)?;
-        let tracing = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
+        let tracing = tracing()?;
         let folio = Event::find(&tracing, "writeback/writeback_dirty_folio", ["ino", "index"])?;
         let direct = Event::find(&tracing, "iomap/iomap_dio_rw_begin", ["ino", "pos", "count"])?;
+        let arrived = Event::find(&tracing, "iomap/iomap_dio_complete", ["ino", "pos", "ret"])?;
+        let clear = |name| Event::find(&tracing, name, ["ino", "offset", "len"]);
+        let cleared = [clear("ext4/ext4_punch_hole")?, clear("ext4/ext4_zero_range")?];
+        let cut = Event::find(&tracing, "ext4/ext4_truncate_enter", ["ino"])?;
         let shift = Event::find(&tracing, "syscalls/sys_enter_fallocate", ["mode"])?;
         let online = online()?;
         let mut rings = Vec::new();
         for cpu in cpus(&online) {
             let first = open(folio.id, cpu)?;
-            let others = [open(direct.id, cpu)?, open(shift.id, cpu)?];
-            filter(&others[1], SHIFTS)?;
+            let shift = open(shift.id, cpu)?;
+            filter(&shift, SHIFTS)?;
+            let others = [direct.id, arrived.id, cleared[0].id, cleared[1].id, cut.id].map(|id| open(id, cpu));
+            let others = others.into_iter().chain([Ok(shift)]).collect::<io::Result<Vec<_>>>()?;
             rings.push(Ring::new(first, others)?);
         }
         let largest_folio = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
             .ok()
             .and_then(|text| text.trim().parse().ok())
             .unwrap_or(1 << 20);
-        Ok(Self { rings, online, folio, direct, largest_folio })
+        Ok(Self { rings, online, folio, direct, arrived, cleared, cut, largest_folio })
     }
 
     /// What polls as readable when a ring is filling up.
@@ -78,7 +84,8 @@ impl DirtyLog {
 
     /// Tells of everything since the last call. False: that was not all; anything may have been written.
     pub fn read(&mut self, mut tell: impl FnMut(Written)) -> bool {
-        let (folio, direct, largest) = (self.folio, self.direct, self.largest_folio);
+        let (folio, largest) = (self.folio, self.largest_folio);
+        let (direct, arrived, cleared, cut) = (self.direct, self.arrived, self.cleared, self.cut);
         let mut complete = online().is_ok_and(|now| now == self.online);
         for ring in &mut self.rings {
             complete &= ring.read(|kind, record| {
@@ -91,9 +98,18 @@ impl DirtyLog {
                         0 => largest,
                         _ => (PAGE << index.trailing_zeros().min(32)).min(largest),
                     };
-                    Written { ino, start, end: start.saturating_add(size) }
+                    Written { ino, start, end: start.saturating_add(size), folio: true }
                 } else if let Some([ino, start, count]) = direct.fields(raw) {
-                    Written { ino, start, end: start.saturating_add(count) }
+                    Written { ino, start, end: start.saturating_add(count), folio: false }
+                } else if let Some([ino, end, bytes]) = arrived.fields(raw) {
+                    // What failed, with a negative number, was told of when it began.
+                    let bytes = u64::try_from(bytes.cast_signed()).unwrap_or(0);
+                    Written { ino, start: end.saturating_sub(bytes), end, folio: false }
+                } else if let Some([ino, start, length]) = cleared.iter().find_map(|event| event.fields(raw)) {
+                    Written { ino, start, end: start.saturating_add(length), folio: false }
+                } else if let Some([ino]) = cut.fields(raw) {
+                    // It is not told where.
+                    Written { ino, start: 0, end: u64::MAX, folio: false }
                 } else {
                     // Content was shifted.
                     return false;
@@ -104,61 +120,6 @@ impl DirtyLog {
         }
         complete
     }
-}
-
-/// A tracepoint, and where in its records some fields are: offset and size.
-#[derive(Debug, Clone, Copy)]
-struct Event<const N: usize> {
-    id: u16,
-    fields: [(usize, usize); N],
-}
-
-impl<const N: usize> Event<N> {
-    fn find(tracing: &OwnedFd, name: &str, fields: [&str; N]) -> io::Result<Self> {
-        let path = format!("events/{name}/format");
-        let mut text = String::new();
-        let file = openat(tracing, path.as_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-        std::fs::File::from(file).read_to_string(&mut text)?;
-        Self::parse(&text, fields).ok_or_else(|| io::Error::other(format!("the tracepoint {name} has another form")))
-    }
-
-    fn parse(text: &str, fields: [&str; N]) -> Option<Self> {
-        let id = text.lines().find_map(|line| line.strip_prefix("ID: ")?.trim().parse().ok())?;
-        let mut found = [(0, 0); N];
-        for (place, name) in found.iter_mut().zip(fields) {
-            let line =
-                text.lines().find(|line| line.split(';').next().is_some_and(|d| d.ends_with(&format!(" {name}"))))?;
-            let number = |key: &str| line.split(';').find_map(|part| part.trim().strip_prefix(key)?.parse().ok());
-            *place = (number("offset:")?, number("size:")?);
-        }
-        Some(Self { id, fields: found })
-    }
-
-    /// The fields of a record, if it is one of this event.
-    fn fields(&self, raw: &[u8]) -> Option<[u64; N]> {
-        if raw.get(..2)? != self.id.to_ne_bytes() {
-            return None;
-        }
-        let mut values = [0; N];
-        for (value, (offset, size)) in values.iter_mut().zip(self.fields) {
-            *value = match raw.get(offset..offset + size)? {
-                bytes if size == 8 => u64::from_ne_bytes(bytes.try_into().ok()?),
-                bytes if size == 4 => u32::from_ne_bytes(bytes.try_into().ok()?).into(),
-                _ => return None,
-            };
-        }
-        Some(values)
-    }
-}
-
-fn open(id: u16, cpu: i32) -> io::Result<OwnedFd> {
-    perf::open(&Attributes::new(TYPE_TRACEPOINT, id.into(), SAMPLE_RAW, 0), cpu)
-}
-
-fn filter(event: &OwnedFd, text: &str) -> io::Result<()> {
-    let text = std::ffi::CString::new(text)?;
-    // SAFETY: the request takes a string that ends with a zero, and copies it.
-    checked(unsafe { libc::ioctl(event.as_raw_fd(), IOC_SET_FILTER, text.as_ptr()) })
 }
 
 /// Has a file's dirty pages written to its disk, without a commit of the filesystem's journal. With `wait`, it returns when they
@@ -178,20 +139,6 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
     use std::os::unix::fs::{FileExt, MetadataExt};
-
-    #[test]
-    fn the_form_of_a_tracepoint_is_read() {
-        let text = "name: x\nID: 1009\nformat:\n\tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;\n\n\
-                    \tfield:char name[32];\toffset:8;\tsize:32;\tsigned:0;\n\tfield:ino_t ino;\toffset:40;\tsize:8;\tsigned:0;\n";
-        let event = Event::parse(text, ["ino"]).unwrap();
-        assert_eq!((event.id, event.fields), (1009, [(40, 8)]));
-        assert!(Event::parse(text, ["index"]).is_none());
-        let mut raw = [0; 48];
-        raw[..2].copy_from_slice(&1009u16.to_ne_bytes());
-        raw[40] = 7;
-        assert_eq!(event.fields(&raw), Some([7]));
-        assert_eq!(event.fields(&raw[..44]), None);
-    }
 
     /// Needs root and a file on a disk, which the build's own directory is.
     #[test]

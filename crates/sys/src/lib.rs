@@ -25,5 +25,7 @@ mod scratch;
 pub mod socket;
 pub mod soft_dirty;
 pub mod standstill;
+mod tracepoint;
 pub mod userfault;
+pub mod write_log;
 pub mod writes;

@@ -42,7 +42,7 @@ impl SourceRun {
         }
         self.learn_mappings()?;
         // Memory may have taken long.
-        self.send_trees()?;
+        self.settle_trees()?;
         if unfinished {
             self.name_rest()?;
         }

@@ -104,6 +104,18 @@ impl SourceRun {
         Ok(())
     }
 
+    /// Sends ahead of the freeze what has changed of directory trees, until that is little, or does not get less: each pass takes as
+    /// long as what it finds is large, and leaves what is written meanwhile.
+    pub(super) fn settle_trees(&mut self) -> Result<(), Failure> {
+        let mut rest = Settling::default();
+        for _ in 0..SETTLING_ROUNDS {
+            if rest.is_settled(self.send_trees()?) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Sends what must be sent before criu is let go.
     pub(super) fn send_shared_code(
         &self,

@@ -115,7 +115,12 @@ impl SourceRun {
                 Ok((push, named))
             });
             let files = leaving.as_mut().map(|leaving| scope.spawn(|| leaving.finish()));
-            let trees = trees.as_mut().map(|trees| scope.spawn(|| trees.finish(&pids)));
+            let trees = trees.as_mut().map(|trees| {
+                scope.spawn(|| {
+                    schedule::stand(Standing::Favoured);
+                    trees.finish(&pids)
+                })
+            });
             let skeleton = self.skeleton(external, !early);
             if skeleton.is_err() {
                 // The memory is of no use any more; whoever waits for it shall not go on waiting.

@@ -1,6 +1,6 @@
 //! The source's half.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -8,12 +8,13 @@ use std::sync::Arc;
 use nix::sys::statfs::{EXT4_SUPER_MAGIC, TMPFS_MAGIC, fstatfs};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 use rustix::mount::{OpenTreeFlags, open_tree};
+use tranship_sys::mapping_log::MappingLog;
 use tranship_types::{CarriedTree, TreeKind};
 
 use super::MAX_FILES;
 use super::verify::{Digests, digests};
 use crate::copy::{
-    CopyError, Device, Layer, Moved, Original, Place, Sink, Trail, look, look_for_suspects, open_beneath,
+    CopyError, Device, Layer, Moved, Original, Place, Sink, Trail, Use, look, look_for_suspects, open_beneath,
 };
 
 /// CRIU would give such a file a name of its own, in the directory, for the time of the dump alone.
@@ -26,6 +27,7 @@ pub struct Source {
     originals: Vec<(CarriedTree, Original)>,
     /// The device of the container's root, where that is an overlay over one of the trees.
     merged: Option<Device>,
+    mappings: Mappings,
     /// How it is known which parts of files were written.
     pub way: String,
 }
@@ -46,11 +48,19 @@ impl Source {
                 )
             }
         };
+        let log = trail.as_ref().and_then(|_| MappingLog::start().ok());
         let originals = trees.iter().map(|tree| Ok((tree.clone(), original(tree, trail.as_ref())?)));
+        let originals = originals.collect::<Result<Vec<_>, CopyError>>()?;
         let has_layer = trees.iter().any(|tree| tree.kind == TreeKind::WritableLayer);
         let root = std::fs::File::open(format!("/proc/{init}/root")).ok().filter(|_| has_layer);
         let merged = root.and_then(|root| look(&root, b"").ok()).map(|stat| (stat.stx_dev_major, stat.stx_dev_minor));
-        Ok(Self { originals: originals.collect::<Result<_, CopyError>>()?, merged, way: way.to_owned() })
+        let mut source =
+            Self { originals, merged, mappings: Mappings { log, first: HashMap::new() }, way: way.to_owned() };
+        if source.mappings.log.is_some() {
+            let uses = source.look(&everybody()).into_iter();
+            source.mappings.first = uses.map(|(device, found)| (device, found.mapped)).collect();
+        }
+        Ok(source)
     }
 
     /// Sends what the peer does not have yet while the processes `pids` run. May be repeated.
@@ -82,21 +92,65 @@ impl Source {
         self.originals.iter().map(|(tree, original)| digests(original.root(), &tree.path)).collect()
     }
 
-    fn send(&mut self, pids: &[u32], sink: &mut dyn Sink, last: bool) -> Result<Moved, CopyError> {
+    /// How the processes use the filesystems.
+    fn look(&self, pids: &[u32]) -> HashMap<Device, Use> {
         let devices: Vec<Device> = self.originals.iter().map(|(_, original)| original.device).collect();
         let layer = self.originals.iter().find(|(tree, _)| tree.kind == TreeKind::WritableLayer);
         let merged = self.merged.zip(layer).map(|(device, (_, original))| (device, Layer(original.root())));
-        let uses = look_for_suspects(pids, &devices, &merged.into_iter().collect::<HashMap<_, _>>());
+        look_for_suspects(pids, &devices, &merged.into_iter().collect::<HashMap<_, _>>())
+    }
+
+    fn send(&mut self, pids: &[u32], sink: &mut dyn Sink, last: bool) -> Result<Moved, CopyError> {
+        // Read before the look: a mapping that comes and goes between the two is told next time.
+        let since = self.mappings.since();
+        let uses = self.look(pids);
         let mut moved = Moved::default();
         for (index, (tree, original)) in self.originals.iter_mut().enumerate() {
-            let found = uses.get(&original.device).cloned().unwrap_or_default();
+            let mut found = uses.get(&original.device).cloned().unwrap_or_default();
             if found.renamed_by_criu {
                 return Err(CopyError::Unfit { path: tree.path.clone(), why: RENAMED });
+            }
+            let at_first = self.mappings.first.get(&original.device).into_iter().flatten();
+            found.mapped.extend(at_first);
+            match &since {
+                Some(since) => {
+                    found.mapped.extend(since.get(&original.device).into_iter().flatten());
+                    // By the overlay's own numbers its files are not known here.
+                    found.unsure_of_mappings = tree.kind == TreeKind::WritableLayer
+                        && self.merged.is_none_or(|merged| since.contains_key(&merged));
+                }
+                None => found.unsure_of_mappings = true,
             }
             moved += original.pass(index, &found, &mut *sink, last)?;
         }
         Ok(moved)
     }
+}
+
+/// Which files are written through shared mappings, perhaps by others than the container.
+#[derive(Debug)]
+struct Mappings {
+    /// Tells which files get one, where the kernel does.
+    log: Option<MappingLog>,
+    /// Files that had one when the log began.
+    first: HashMap<Device, HashSet<u64>>,
+}
+
+impl Mappings {
+    /// Files that got one since the last call; none if that is not known of all.
+    fn since(&mut self) -> Option<HashMap<Device, HashSet<u64>>> {
+        let mut since: HashMap<Device, HashSet<u64>> = HashMap::new();
+        let complete = self.log.as_mut()?.read(|mapped| {
+            since.entry(mapped.device).or_default().insert(mapped.ino);
+        });
+        complete.then_some(since)
+    }
+}
+
+/// All processes of the machine.
+fn everybody() -> Vec<u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
 /// Opens a directory without following a symlink, in a clone of its mount on which nothing else is mounted.

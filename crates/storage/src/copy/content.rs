@@ -1,8 +1,8 @@
 //! A file's content, in chunks of pages that are known by their hashes.
 
-use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::LazyLock;
 
@@ -11,6 +11,7 @@ use rustix::io::{Errno, pread};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::Sink;
+use super::chunks::Chunks;
 use super::op::Op;
 
 /// Bytes of a chunk: what is read at least of a file that changed.
@@ -35,8 +36,6 @@ pub(super) struct Sent {
 
 /// What came of sending a file.
 pub(super) struct Outcome {
-    /// What the peer has now.
-    pub sent: Sent,
     /// Bytes that had to be sent.
     pub bytes: u64,
     /// The peer was told something, so that its file has another time now.
@@ -51,108 +50,132 @@ pub(super) enum Trouble {
     Link(io::Error),
 }
 
-/// Sends what of a file is not as `before` says. Where it is known which chunks were written, `written`, only those are read; what
-/// became a hole is seen all the same.
+/// Sends what of a file is not as `sent` says, which says so then. Where it is known which chunks were written, `written`, only those
+/// are read; what became a hole is seen all the same.
 pub(super) fn send(
     file: &OwnedFd,
     ino: u64,
     size: u64,
-    before: &Sent,
-    written: Option<&BTreeSet<u64>>,
+    sent: &mut Sent,
+    written: Option<&Chunks>,
     sink: &mut dyn Sink,
 ) -> Result<Outcome, Trouble> {
-    let mut now = Sent { size, chunks: Vec::with_capacity(before.chunks.len()) };
     let mut writer = Writer { sink, ino, size, begun: false, bytes: 0 };
-    if size != before.size {
+    if std::mem::replace(&mut sent.size, size) != size {
         writer.begin().map_err(Trouble::Link)?;
     }
-    let mut old = before.chunks.iter().peekable();
+    let mut known = Known { chunks: &mut sent.chunks, more: Vec::new(), has_holes: false };
     let mut buffer = vec![0; READ.min(size.next_multiple_of(CHUNK)) as usize];
-    let mut position = 0;
-    while let Some((start, end)) = data(file, position, size).map_err(Trouble::Read)? {
-        position = (start / CHUNK * CHUNK).max(position);
+    // All chunks before this one are dealt with.
+    let mut next = 0;
+    'extents: while let Some((start, end)) = data(file, next * CHUNK, size).map_err(Trouble::Read)? {
+        let extent = (start / CHUNK).max(next)..end.div_ceil(CHUNK);
+        known.clear(next..extent.start, &mut writer).map_err(Trouble::Link)?;
+        next = extent.end;
         // Nobody tells that a part of a chunk became a hole: where one begins or ends is compared.
         let edges = [start, end].map(|edge| Some(edge / CHUNK).filter(|_| edge % CHUNK != 0 && edge < size));
-        let end = end.next_multiple_of(CHUNK).min(size);
-        while position < end {
-            let stop = match written {
-                Some(written) => {
-                    let due = run(written, edges, position / CHUNK, end.div_ceil(CHUNK));
-                    keep(due.start, &mut old, &mut now, &mut writer, position / CHUNK).map_err(Trouble::Link)?;
-                    position = due.start * CHUNK;
-                    end.min(due.end * CHUNK)
+        for run in runs(written, edges, extent) {
+            let (mut position, stop) = (run.start * CHUNK, size.min(run.end * CHUNK));
+            while position < stop {
+                let want = (stop - position).min(READ) as usize;
+                let got = fill(file, &mut buffer[..want], position).map_err(Trouble::Read)?;
+                compare(&buffer[..got], position, &mut known, &mut writer).map_err(Trouble::Link)?;
+                position += want as u64;
+                if got < want {
+                    // It was cut meanwhile; the next pass sees that.
+                    next = (position - (want - got) as u64).div_ceil(CHUNK);
+                    break 'extents;
                 }
-                None => end,
-            };
-            if position >= stop {
-                break;
             }
-            let want = (stop - position).min(READ) as usize;
-            let got = fill(file, &mut buffer[..want], position).map_err(Trouble::Read)?;
-            compare(&buffer[..got], position, &mut old, &mut now, &mut writer).map_err(Trouble::Link)?;
-            // Where less came it was cut meanwhile; the next pass sees that.
-            position = if got < want { size } else { position + want as u64 };
         }
     }
-    old.try_for_each(|(chunk, _)| writer.zero(*chunk * CHUNK, CHUNK)).map_err(Trouble::Link)?;
-    let (bytes, touched) = (writer.bytes, writer.begun);
-    Ok(Outcome { sent: now, bytes, touched })
+    known.clear(next..u64::MAX, &mut writer).map_err(Trouble::Link)?;
+    known.settle();
+    Ok(Outcome { bytes: writer.bytes, touched: writer.begun })
 }
 
-/// The first chunks in a row, of those from `from` to before `end`, that were written or are edges.
-fn run(written: &BTreeSet<u64>, edges: [Option<u64>; 2], from: u64, end: u64) -> std::ops::Range<u64> {
-    let edges = edges.into_iter().flatten();
-    let is_due = |chunk: &u64| written.contains(chunk) || edges.clone().any(|edge| edge == *chunk);
-    let first = written.range(from..end).next().copied().into_iter().chain(edges.clone());
-    let first = first.filter(|chunk| (from..end).contains(chunk)).min().unwrap_or(end);
-    first..(first + 1..end).find(|chunk| !is_due(chunk)).unwrap_or(end)
-}
-
-/// Leaves the chunks from `from` to before `end` as they are, and before those clears what is a hole now.
-fn keep<'a>(
-    end: u64,
-    old: &mut std::iter::Peekable<impl Iterator<Item = &'a (u64, Hashes)>>,
-    now: &mut Sent,
-    writer: &mut Writer<'_>,
-    from: u64,
-) -> io::Result<()> {
-    while let Some((chunk, hash)) = old.next_if(|(chunk, _)| *chunk < end) {
-        match *chunk < from {
-            true => writer.zero(chunk * CHUNK, CHUNK)?,
-            false => now.chunks.push((*chunk, *hash)),
+/// The chunks of an extent that are to be read, those in a row in one: all, or what was written and the edges.
+fn runs(written: Option<&Chunks>, edges: [Option<u64>; 2], extent: Range<u64>) -> Vec<Range<u64>> {
+    let Some(written) = written else { return vec![extent] };
+    let edges = edges.into_iter().flatten().filter(|chunk| extent.contains(chunk));
+    let mut due: Vec<u64> = written.within(extent.clone()).chain(edges).collect();
+    due.sort_unstable();
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for chunk in due {
+        match runs.last_mut() {
+            Some(run) if chunk <= run.end => run.end = chunk + 1,
+            _ => runs.push(chunk..chunk + 1),
         }
     }
-    Ok(())
+    runs
+}
+
+/// What the peer has of a file, as it changes; what it has is asked for once for each chunk, in order.
+struct Known<'a> {
+    chunks: &'a mut Vec<(u64, Hashes)>,
+    /// Chunks that are new, in order.
+    more: Vec<(u64, Hashes)>,
+    /// Some are zeros now.
+    has_holes: bool,
+}
+
+impl Known<'_> {
+    /// Notes what a chunk is, and returns what it was.
+    fn replace(&mut self, chunk: u64, hashes: Hashes) -> Hashes {
+        match self.chunks.binary_search_by_key(&chunk, |(number, _)| *number) {
+            Ok(at) => {
+                self.has_holes |= hashes == [ZEROS; _];
+                std::mem::replace(&mut self.chunks[at].1, hashes)
+            }
+            Err(_) => {
+                if hashes != [ZEROS; _] {
+                    self.more.push((chunk, hashes));
+                }
+                [ZEROS; _]
+            }
+        }
+    }
+
+    /// These are a hole, or beyond the end.
+    fn clear(&mut self, range: Range<u64>, writer: &mut Writer<'_>) -> io::Result<()> {
+        let first = self.chunks.partition_point(|(chunk, _)| *chunk < range.start);
+        for (chunk, hashes) in self.chunks[first..].iter_mut().take_while(|(chunk, _)| *chunk < range.end) {
+            writer.zero(*chunk * CHUNK, CHUNK)?;
+            *hashes = [ZEROS; _];
+            self.has_holes = true;
+        }
+        Ok(())
+    }
+
+    fn settle(self) {
+        if self.has_holes {
+            self.chunks.retain(|(_, hashes)| *hashes != [ZEROS; _]);
+        }
+        if self.chunks.is_empty() {
+            *self.chunks = self.more;
+        } else if !self.more.is_empty() {
+            self.chunks.extend(self.more);
+            self.chunks.sort_unstable_by_key(|(chunk, _)| *chunk);
+        }
+    }
 }
 
 /// Deals with what was read from `position` on.
-fn compare<'a>(
-    bytes: &[u8],
-    position: u64,
-    old: &mut std::iter::Peekable<impl Iterator<Item = &'a (u64, Hashes)>>,
-    now: &mut Sent,
-    writer: &mut Writer<'_>,
-) -> io::Result<()> {
+fn compare(bytes: &[u8], position: u64, known: &mut Known<'_>, writer: &mut Writer<'_>) -> io::Result<()> {
     let mut segments = Segments::default();
     for (at, piece) in bytes.chunks(CHUNK as usize).enumerate() {
-        let chunk = position / CHUNK + at as u64;
-        // What was sent for chunks that are a hole now.
-        while let Some((earlier, _)) = old.next_if(|(n, _)| *n < chunk) {
-            writer.zero(*earlier * CHUNK, CHUNK)?;
-        }
-        let was = old.next_if(|(n, _)| *n == chunk).map_or([ZEROS; _], |(_, hashes)| *hashes);
         let mut is: Hashes = [ZEROS; _];
+        for (hash, page) in is.iter_mut().zip(piece.chunks(PAGE)) {
+            *hash = hash_of(page);
+        }
+        let was = known.replace(position / CHUNK + at as u64, is);
         for (n, page) in piece.chunks(PAGE).enumerate() {
-            is[n] = hash_of(page);
             let start = at * CHUNK as usize + n * PAGE;
             match is[n] {
                 same if same == was[n] => {}
                 ZEROS => segments.add(Segment::Zero, start, page.len()),
                 _ => segments.add(Segment::Data, start, page.len()),
             }
-        }
-        if is != [ZEROS; _] {
-            now.chunks.push((chunk, is));
         }
     }
     for (segment, start, end) in segments.0 {

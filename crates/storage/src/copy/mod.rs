@@ -22,10 +22,12 @@
 //!   hash a file chunk by chunk, and see what is not as it was sent.
 //!
 //! **Where in a file?** A file that changed is compared chunk by chunk, which takes time for all of it. Where the kernel says which
-//! parts of files are written ([`Trail`]), only those are read.
+//! parts of files are written ([`Trail`]), only those are read: to the chunk if it is written by calls alone, else to the folio of the
+//! page cache.
 //!
 //! A tmpfs where nothing happened, by that watch, and nobody can write without its notice, is not walked at all.
 
+mod chunks;
 mod content;
 mod op;
 mod original;

@@ -1,6 +1,6 @@
 //! The source's half of one tree: what is there, what of it has changed, and the operations that tell the destination.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tranship_sys::dirty_log::write_back;
 use super::content::{self, Sent, Trouble};
 use super::op::{Kind, Name, Op};
 use super::suspects::{Device, Use};
-use super::trail::Trail;
+use super::trail::{self, Part, Trail};
 use super::tree::{Entry, Node, Tree, look, open_beneath};
 use super::watch::{Events, Watch};
 use super::{CopyError, GRAIN, OWN_ATTRIBUTES, Sink};
@@ -52,7 +52,7 @@ enum Account {
     /// Of each file on a disk, where the kernel gives it.
     Disk {
         trail: Option<Arc<Trail>>,
-        /// Files whose writes the trail has told of, since they were read.
+        /// Files whose writes the trail tells of, since before they were read.
         tracked: HashSet<u64>,
         /// How often the trail had lost something when it was asked last.
         losses: u64,
@@ -68,8 +68,8 @@ struct Told {
     suspects: HashSet<u64>,
     /// Anything may have changed.
     lost: bool,
-    /// Chunks of tracked files that were written.
-    written: HashMap<u64, BTreeSet<u64>>,
+    /// What of tracked files was written.
+    written: HashMap<u64, trail::Told>,
 }
 
 /// A tree on the node that its container leaves.
@@ -209,7 +209,8 @@ impl Pass<'_> {
                 if let Some(trail) = trail {
                     trail.follow(new.files());
                     tracked.retain(|ino| new.nodes.get(ino).is_some_and(|node| node.kind == Kind::File));
-                    let (lost, parts) = trail.take(tracked);
+                    let is_mapped = |ino| found.unsure_of_mappings || before.contains(&ino) || mapped.contains(&ino);
+                    let (lost, parts) = trail.take(tracked, is_mapped);
                     if std::mem::replace(losses, lost) != lost {
                         tracked.clear();
                     } else {
@@ -303,19 +304,22 @@ impl Pass<'_> {
                 self.untrack(ino);
                 continue;
             }
-            self.track(&file, ino);
+            let told = told.written.get(&ino);
+            self.track(&file, ino, told.is_some_and(|told| told.to_write_back));
             let before = self.state.sent.remove(&ino);
             // What changed without a word of the trail is compared as a whole.
-            let written = told.written.get(&ino).filter(|_| before.is_some());
-            let before = before.unwrap_or_default();
-            let outcome =
-                content::send(&file, ino, stat.stx_size, &before, written, self.sink).map_err(
-                    |trouble| match trouble {
-                        Trouble::Read(e) => CopyError::refused("read", &full(), e),
-                        Trouble::Link(e) => CopyError::Link(e),
-                    },
-                )?;
-            self.state.sent.insert(ino, outcome.sent);
+            let written = match told.filter(|_| before.is_some()) {
+                Some(trail::Told { written: Part::Chunks(chunks), .. }) => Some(chunks),
+                _ => None,
+            };
+            let mut sent = before.unwrap_or_default();
+            let outcome = content::send(&file, ino, stat.stx_size, &mut sent, written, self.sink).map_err(
+                |trouble| match trouble {
+                    Trouble::Read(e) => CopyError::refused("read", &full(), e),
+                    Trouble::Link(e) => CopyError::Link(e),
+                },
+            )?;
+            self.state.sent.insert(ino, sent);
             self.moved.bytes += outcome.bytes;
             if outcome.touched {
                 self.moved.files += 1;
@@ -332,10 +336,11 @@ impl Pass<'_> {
         }
     }
 
-    /// Has the trail tell of every write to a file from now on, before it is read.
-    fn track(&mut self, file: &OwnedFd, ino: u64) {
+    /// Has the trail tell of every write to a file from now on, before it is read. It does so already of a tracked one that need not
+    /// be written back for it.
+    fn track(&mut self, file: &OwnedFd, ino: u64, to_write_back: bool) {
         let Account::Disk { trail: Some(_), tracked, .. } = &mut self.state.account else { return };
-        if self.last {
+        if self.last || (tracked.contains(&ino) && !to_write_back) {
             return;
         }
         let journaled = ioctl_getflags(file).is_ok_and(|flags| flags.contains(IFlags::JOURNALING));

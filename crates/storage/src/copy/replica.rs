@@ -30,6 +30,11 @@ use crate::error::DEPTH_LIMIT;
 /// The directory in which an inode is that has no name at the moment: no inode has this number.
 const STAGING: u64 = u64::MAX;
 const PAGE: u64 = 4 << 10;
+/// Bytes that are written at once. The kernel makes folios of this size for them, and it deals with all blocks of a folio whenever one
+/// is written: in larger ones a page that changes later takes several times as long.
+const PIECE: usize = 64 << 10;
+/// Bytes that are worth sending on their way to the disk before more have come.
+const MUCH: u64 = 32 << 20;
 
 /// The copies of a container's trees.
 #[derive(Debug)]
@@ -74,9 +79,10 @@ impl Replica {
         self.mount()?.data(offset, bytes)
     }
 
-    /// Sends what was written so far on its way to the disk, so that little is left to write in the freeze.
+    /// Sends what was written so far on its way to the disk if it is much, so that the disk does not get all of it after the resume.
     pub fn flush(&mut self) {
-        for copy in &mut self.copies {
+        for copy in self.copies.iter_mut().filter(|copy| copy.unflushed >= MUCH) {
+            copy.unflushed = 0;
             for ino in std::mem::take(&mut copy.written) {
                 // A disk that fails is noticed at the end.
                 let open = copy.path(ino).ok().and_then(|path| open_beneath(&copy.root, &path, OFlags::WRONLY).ok());
@@ -138,8 +144,9 @@ pub(crate) struct Copy {
     directory: Option<(u64, Arc<OwnedFd>)>,
     /// The file that is being written, and its size.
     file: Option<(File, u64)>,
-    /// Files that were written since the last flush.
+    /// Files that were written since the last flush, and how many bytes.
     written: HashSet<u64>,
+    unflushed: u64,
     ended: bool,
 }
 
@@ -157,6 +164,7 @@ impl Copy {
             directory: None,
             file: None,
             written: HashSet::new(),
+            unflushed: 0,
             ended: false,
         }
     }
@@ -372,7 +380,11 @@ impl Copy {
 
     fn data(&mut self, offset: u64, bytes: &[u8]) -> Result<(), CopyError> {
         let file = self.part(offset, bytes.len() as u64)?;
-        file.write_all_at(bytes, offset).map_err(|e| self.refused("write to", Path::new("."), e))
+        for (at, piece) in (offset..).step_by(PIECE).zip(bytes.chunks(PIECE)) {
+            file.write_all_at(piece, at).map_err(|e| self.refused("write to", Path::new("."), e))?;
+        }
+        self.unflushed += bytes.len() as u64;
+        Ok(())
     }
 
     fn zero(&mut self, offset: u64, length: u64) -> Result<(), CopyError> {

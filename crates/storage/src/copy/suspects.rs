@@ -21,6 +21,8 @@ pub(crate) struct Use {
     pub mapped: HashSet<u64>,
     /// There are no others, also among the files that were closed meanwhile.
     pub all: bool,
+    /// It is not known which files got shared mappings since the last look.
+    pub unsure_of_mappings: bool,
     /// Somebody has something open for writing.
     pub open_for_writing: bool,
     /// Somebody has a file open by a name that is gone while another one is there. CRIU gives such a file a name of its own,
