@@ -105,7 +105,7 @@ impl Calls<'_> {
     /// `tranship move`.
     pub async fn begin_move(&self, request: &MoveRequest, json: bool) -> Exit {
         let begun = tokio::select! {
-            begun = self.client.begin_move(request) => begun,
+            begun = self.patiently(self.client.begin_move(request)) => begun,
             () = interrupted() => {
                 let message = format!(
                     "interrupted while the agent looked for blockers; the move of {} may begin all the same",
@@ -129,7 +129,7 @@ impl Calls<'_> {
 
     /// `tranship plan`.
     pub async fn plan(&self, request: &PlanRequest, json: bool) -> Exit {
-        match self.client.plan(request).await {
+        match self.patiently(self.client.plan(request)).await {
             Ok(plan) => self.planned(plan, json),
             Err(e) => self.not_begun(&e, json),
         }
@@ -137,7 +137,7 @@ impl Calls<'_> {
 
     /// `tranship recover`.
     pub async fn recover(&self, request: &RecoverRequest, json: bool) -> Exit {
-        let report = match self.client.recover(request).await {
+        let report = match self.patiently(self.client.recover(request)).await {
             Ok(report) => report,
             Err(e) => return self.not_begun(&e, json),
         };
@@ -167,7 +167,7 @@ impl Calls<'_> {
 
     /// `tranship status --follow ID`.
     pub async fn follow(&self, id: &MigrationId, json: bool) -> Exit {
-        match self.client.report(id).await {
+        match self.patiently(self.client.report(id)).await {
             Ok(report) => self.see_through(report, json).await.0,
             Err(e) => self.refused(&e, json),
         }

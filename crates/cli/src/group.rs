@@ -68,7 +68,7 @@ fn parse(text: &str) -> Result<GroupFile, String> {
 impl Calls<'_> {
     /// `tranship move-group`.
     pub async fn move_group(&self, request: &GroupRequest, json: bool) -> Exit {
-        match self.client.begin_group(request).await {
+        match self.patiently(self.client.begin_group(request)).await {
             Ok(report) => self.see_group_through(report, json).await,
             Err(e) => self.not_begun(&e, json),
         }
@@ -76,7 +76,7 @@ impl Calls<'_> {
 
     /// `tranship move-group --dry-run`.
     pub async fn plan_group(&self, request: &GroupRequest, json: bool) -> Exit {
-        let plan = self.client.plan_group(request).await;
+        let plan = self.patiently(self.client.plan_group(request)).await;
         let blocked = plan.as_ref().is_ok_and(|plan| plan.members.iter().any(|member| !member.blockers.is_empty()));
         let exit = match plan {
             Ok(plan) => self.print(Ok(plan), json, |plan| show::group_plan(plan, self.screen.out)),
