@@ -46,5 +46,5 @@ pub use moving::{Ended, MODES, Moving};
 pub use postgres::postgres_programs;
 pub use quiet::{Helper, processes, quiet, quiet_under};
 pub use runner::{Scenario, Stage, scenarios, wait_until};
-pub use switch::Capture;
+pub use switch::{Capture, is_member, snooping};
 pub use torture::{TortureLine, Torturer};

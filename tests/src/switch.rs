@@ -75,6 +75,35 @@ impl Drop for Capture {
     }
 }
 
+/// Has the lab's switch listen to IGMP and MLD: it then sends a group's datagrams only where it has heard of a member. With `on` it
+/// also asks for members; without it is as the lab has made it.
+///
+/// # Errors
+/// If no lab is up, or the switch cannot be set.
+pub fn snooping(on: bool) -> Result<()> {
+    let pid = switch_init().context("there is no process that holds the lab's switch")?;
+    let on = if on { "1" } else { "0" };
+    // A switch that asks heeds what it hears when the answers to its first question must have come: here after 0.1 s.
+    let words = ["link", "set", "br0", "type", "bridge", "mcast_query_response_interval", "10", "mcast_snooping", on];
+    let words = [&words[..], &["mcast_igmp_version", "3", "mcast_mld_version", "2", "mcast_querier", on]].concat();
+    let output = Command::new("nsenter").arg(format!("--net=/proc/{pid}/ns/net")).arg("ip").args(words).output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+/// Whether the switch sends the datagrams of a group to the port of this node.
+///
+/// # Errors
+/// If no lab is up, or the switch does not answer.
+pub fn is_member(group: &str, node: &str) -> Result<bool> {
+    let pid = switch_init().context("there is no process that holds the lab's switch")?;
+    let output = Command::new("nsenter").arg(format!("--net=/proc/{pid}/ns/net")).args(["bridge", "mdb"]).output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let listed = String::from_utf8_lossy(&output.stdout).into_owned();
+    let port = format!("port {node} ");
+    Ok(listed.lines().any(|line| line.contains(&port) && line.split_whitespace().any(|word| word == group)))
+}
+
 /// The process that holds the switch's namespaces: `tranship-lab hold switch …`.
 fn switch_init() -> Option<u32> {
     let pids = fs::read_dir("/proc").ok()?.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok());

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tranship_coordinator::{DestinationStep, Failure, Journal};
 use tranship_memory::receive::{Carries, Store};
-use tranship_network::{HeldFrame, Injector, NetworkError};
+use tranship_network::{Groups, HeldFrame, Injector, NetworkError};
 use tranship_types::{MigrationId, NodeName, Outcome, Phase, Progress, Report};
 use tranship_wire::URGENT_STREAM;
 use tranship_wire::message::Offer;
@@ -16,6 +16,9 @@ use crate::copying::Arriving;
 use crate::destination::DestinationRun;
 use crate::node::{Claim, Node};
 use crate::registry::{LiveReport, unix_ms};
+
+/// How long the source may take to deliver its last datagrams to groups, after the resume.
+pub const LAST_TO_GROUPS: Duration = Duration::from_secs(1);
 
 /// Where an arrival stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -164,7 +167,36 @@ pub struct Inbox {
     /// The content of directory trees on disk.
     pub trees: Arriving,
     /// The way in for packets that the source has held.
-    injector: Mutex<Option<Injector>>,
+    way_in: Mutex<Option<WayIn>>,
+}
+
+/// The way in for packets that the source has held.
+pub struct WayIn {
+    injector: Injector,
+    /// Where datagrams to groups are the source's to deliver until it has said that it does no more.
+    groups: Option<Groups>,
+    /// It has said so.
+    groups_are_here: bool,
+}
+
+impl WayIn {
+    pub fn new(injector: Injector, groups: Groups) -> Self {
+        Self { injector, groups: Some(groups), groups_are_here: false }
+    }
+
+    fn awaits_groups(&self) -> bool {
+        self.groups.as_ref().is_some_and(Groups::are_awaited)
+    }
+
+    fn deliver(&mut self, mut frames: Vec<HeldFrame>) -> Result<usize, NetworkError> {
+        if self.groups_are_here {
+            frames.retain(|frame| !frame.is_to_group());
+        }
+        if let Some(groups) = &mut self.groups {
+            groups.note(&frames);
+        }
+        self.injector.inject(&frames)
+    }
 }
 
 impl Inbox {
@@ -218,15 +250,45 @@ impl Inbox {
         self.streams().store = None;
     }
 
+    fn way_in(&self) -> MutexGuard<'_, Option<WayIn>> {
+        self.way_in.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The way in for packets that the source has held; none is one, too.
-    pub fn deliver_by(&self, injector: Option<Injector>) {
-        *self.injector.lock().unwrap_or_else(PoisonError::into_inner) = injector;
+    pub fn deliver_by(&self, way_in: Option<WayIn>) {
+        *self.way_in() = way_in;
     }
 
     /// Delivers packets that the source has held; without a way in their senders will send them again.
-    pub fn deliver(&self, frames: &[HeldFrame]) -> Result<usize, NetworkError> {
-        let mut injector = self.injector.lock().unwrap_or_else(PoisonError::into_inner);
-        injector.as_mut().map_or(Ok(0), |injector| injector.inject(frames))
+    pub fn deliver(&self, frames: Vec<HeldFrame>) -> Result<usize, NetworkError> {
+        self.way_in().as_mut().map_or(Ok(0), |way_in| way_in.deliver(frames))
+    }
+
+    /// Opens the gate as far as can be: where programs have joined groups, not yet to datagrams for these (then true). `None` where
+    /// there is no way in for what the source holds of these.
+    pub fn open_gate(&self) -> Option<Result<bool, NetworkError>> {
+        self.way_in().as_mut()?.groups.as_mut().map(Groups::open)
+    }
+
+    /// The source delivers no more datagrams to groups, or is not waited for: the gate is opened to those that come by themselves.
+    pub fn take_over_groups(&self, id: &MigrationId) {
+        if let Some(way_in) = &mut *self.way_in()
+            && let Some(groups) = way_in.groups.take_if(|groups| groups.are_awaited())
+        {
+            way_in.groups_are_here = true;
+            if let Err(error) = groups.take_over(&mut way_in.injector) {
+                tracing::warn!(%id, %error, "datagrams to groups may be lost");
+            }
+        }
+    }
+
+    /// Waits until the gate is opened to groups, where that is still to be done.
+    pub fn await_groups(&self) {
+        let awaited = || self.way_in().as_ref().is_some_and(WayIn::awaits_groups);
+        let deadline = Instant::now() + 2 * LAST_TO_GROUPS;
+        while awaited() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// The page store.

@@ -15,7 +15,7 @@ use tranship_criu::front;
 use tranship_engine::{Container, Engine, EngineError, State};
 use tranship_memory::pager::{self, PagerHandle};
 use tranship_memory::receive::Store;
-use tranship_network::{Announcer, Gate, Injector, NetworkError, cni};
+use tranship_network::{Announcer, Gate, Groups, Injector, NetworkError, cni};
 use tranship_storage::carried::{self, Target};
 use tranship_sys::breakpoints;
 use tranship_sys::clock::monotonic_ns;
@@ -23,7 +23,7 @@ use tranship_types::{EngineName, HugePages, Interface, MigrationId, NetworkIdent
 use tranship_wire::message::Offer;
 
 pub use self::preflight::{available_memory, check, place_network};
-use crate::arrivals::Inbox;
+use crate::arrivals::{Inbox, WayIn};
 use crate::layout::{Front, Layout, Role};
 use crate::node::{self, Node, failed};
 use crate::timeline::Timeline;
@@ -167,13 +167,24 @@ impl DestinationRun {
         let Some((path, identity)) = &self.offer.network else { return Ok(()) };
         self.gate = Some(Gate::prepare(path, &identity.names()).map_err(failed)?);
         self.announcer = Some(Announcer::prepare(path, identity).map_err(failed)?);
-        match Injector::prepare(path, identity) {
-            Ok(injector) => self.inbox.deliver_by(Some(injector)),
+        let bound = self.node.config.network.hold_bytes();
+        let way_in = Injector::prepare(path, identity)
+            .and_then(|way| Ok(WayIn::new(way, Groups::prepare(path, identity, bound)?)));
+        match way_in {
+            Ok(way_in) => self.inbox.deliver_by(Some(way_in)),
             Err(error) => {
                 tracing::warn!(id = %self.id, %error, "packets that arrive in the blackout will be sent again");
             }
         }
         Ok(())
+    }
+
+    /// After a restart of the agent: the one before may have left the gate closed to groups, for which nobody waits any more.
+    pub fn let_groups_in(&self) {
+        let Some((path, identity)) = self.offer.network.as_ref().filter(|(path, _)| path.exists()) else { return };
+        if let Err(error) = Gate::prepare(path, &identity.names()).and_then(|mut gate| gate.open()) {
+            tracing::warn!(id = %self.id, %error, "datagrams to groups may be kept out");
+        }
     }
 
     /// Takes over what the engine has attached: the same addresses, behind the closed gate. A restore sets no sysctls.
@@ -283,6 +294,7 @@ impl DestinationRun {
     fn tidy(&mut self) -> Result<(), Failure> {
         self.tidied = true;
         self.front = None;
+        self.inbox.await_groups();
         (self.gate, self.announcer, self.breakpoints) = (None, None, None);
         self.reinstate()?;
         let targets = trees::targets_left(&*self.engine, &self.id, &self.offer)?;
@@ -298,6 +310,8 @@ impl DestinationRun {
     /// Ends a void copy that may run, so that not one packet of its end gets out: its clients may be the original's by
     /// now.
     fn silence(&mut self) -> Result<(), Failure> {
+        // Nobody is to open its gate again, to groups neither.
+        self.inbox.deliver_by(None);
         let copy = self.own_container();
         if copy.is_some() {
             self.engine.retire(&self.offer.container).map_err(failed)?;

@@ -82,7 +82,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
 
     let network = match container.network_namespace() {
         Some(path) => {
-            let captured = uncarried::look(&container, Some(&path)).and_then(|found| {
+            let captured = uncarried::obstacles(&container, &path).and_then(|obstacles| {
                 let mut identity = tranship_network::capture(&path)?;
                 if !engine.attaches_network() {
                     identity.cni = cni::attachments(name, &path)?;
@@ -91,7 +91,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
                     // More than can be carried are told now.
                     Conntrack::prepare(&path)?.count()?;
                 }
-                Ok((found.blockers, identity))
+                Ok((obstacles, identity))
             });
             match captured {
                 Ok((joined, identity)) => {

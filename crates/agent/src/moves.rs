@@ -274,6 +274,9 @@ fn recover_destination(
         coordinator::Standing::Drained if !journal.older_than(REMEMBERED) => (Standing::Drained, Phase::Done),
         coordinator::Standing::Drained | coordinator::Standing::Ended => return close(journal, id),
     };
+    if at == Standing::Running {
+        run.let_groups_in();
+    }
     if at != Standing::Open {
         // Its pager serves a container: an abort that comes now must not end it as one whose pages never came.
         // Nothing has come to it that could have failed.

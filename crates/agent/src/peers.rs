@@ -192,8 +192,8 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
                     Err(failure) => failure_response(failure),
                 }
             }
-            (Request::Held { frames }, Some(id)) => {
-                held(node, id, frames);
+            (Request::Held { frames, last_to_groups }, Some(id)) => {
+                held(node, id, frames, last_to_groups);
                 continue;
             }
             (Request::Ready { all_pages }, Some(id)) => ready(node, id, all_pages),
@@ -412,14 +412,17 @@ pub fn commit(node: &Arc<Node>, id: &MigrationId) -> Response {
 
 /// Packets that reached the source while the container was stopped. They are worth an attempt, and no more: whoever sent them
 /// sends them again, or expected that some are lost.
-fn held(node: &Node, id: &MigrationId, frames: serde_json::Value) {
+fn held(node: &Node, id: &MigrationId, frames: serde_json::Value, last_to_groups: bool) {
     let Some(inbox) = node.arrivals.inbox(id) else { return };
     let delivered = serde_json::from_value::<Vec<HeldFrame>>(frames)
         .map_err(|e| e.to_string())
-        .and_then(|frames| inbox.deliver(&frames).map_err(|e| e.to_string()));
+        .and_then(|frames| inbox.deliver(frames).map_err(|e| e.to_string()));
     match delivered {
         Ok(count) => tracing::debug!(%id, count, "held packets delivered"),
         Err(error) => tracing::warn!(%id, %error, "held packets could not be delivered"),
+    }
+    if last_to_groups {
+        inbox.take_over_groups(id);
     }
 }
 

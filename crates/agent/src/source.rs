@@ -86,6 +86,8 @@ pub struct SourceRun {
     conntrack: Option<Conntrack>,
     /// Keeps the packets that reach the closed gate.
     hold: Option<Hold>,
+    /// Whether programs in it have joined groups.
+    has_groups: bool,
     /// When the gate was closed for the freeze.
     gate_closed: Option<Instant>,
     /// Tells which connections have ended for programs, and not for their peers.
@@ -165,6 +167,7 @@ impl SourceRun {
             gate: None,
             conntrack: None,
             hold: None,
+            has_groups: false,
             gate_closed: None,
             backlog: None,
             breakpoints: None,
@@ -355,6 +358,9 @@ impl SourceRun {
         schedule::stand(Standing::Ordinary);
         self.forward_held()?;
         self.account(resumed_ns, parts);
+        if let Err(failure) = self.hand_groups_over() {
+            tracing::info!(id = %self.id, %failure, "the last datagrams to groups were not delivered");
+        }
         Ok(())
     }
 

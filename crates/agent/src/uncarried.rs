@@ -6,6 +6,9 @@ use std::net::IpAddr;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
+use nix::dir::Dir;
+use nix::fcntl::{OFlag, readlinkat};
+use nix::sys::stat::Mode;
 use serde::{Deserialize, Serialize};
 use tranship_coordinator::Failure;
 use tranship_criu::affinity::{self, BoundThread};
@@ -44,21 +47,21 @@ struct OwnedPipe {
     mode: u32,
 }
 
-/// What a look has found.
-#[derive(Default)]
-pub struct Found {
-    pub uncarried: Uncarried,
-    /// What stands in the way: groups that something else has joined.
-    pub blockers: Vec<Blocker>,
-}
-
-/// Looks at all descriptors and threads of a container's processes, whose network namespace is at `netns`.
-pub fn look(container: &Container, netns: Option<&Path>) -> Result<Found, NetworkError> {
+/// Looks at all descriptors and threads of a frozen container's processes, whose network namespace is at `netns`. What stands in the
+/// way is a failure: groups that something else has joined.
+pub fn look(container: &Container, netns: Option<&Path>) -> Result<Uncarried, Failure> {
     let Descriptors { sockets, timers, pipes } = descriptors(container);
-    let states = netns.map(|netns| tranship_network::socket_states(netns, &sockets)).transpose()?.unwrap_or_default();
+    let states = netns.map(|netns| tranship_network::socket_states(netns, &sockets)).transpose().map_err(failed)?;
+    let states = states.unwrap_or_default();
     let blockers = states.unclaimed.iter().map(|group| joined_by_others(&container.name, group)).collect();
     let threads = bound_threads(container);
-    Ok(Found { uncarried: Uncarried { sockets: states.sockets, timers, threads, pipes }, blockers })
+    Failure::blocked(blockers).map_or(Ok(Uncarried { sockets: states.sockets, timers, threads, pipes }), Err)
+}
+
+/// What will stand in the way of it, as far as can be told while the container runs.
+pub fn obstacles(container: &Container, netns: &Path) -> Result<Vec<Blocker>, NetworkError> {
+    let unclaimed = tranship_network::unclaimed_groups(netns, || descriptors(container).sockets)?;
+    Ok(unclaimed.iter().map(|group| joined_by_others(&container.name, group)).collect())
 }
 
 /// What there is of descriptors: sockets and pipes, each once, and periodic timers.
@@ -74,16 +77,21 @@ fn descriptors(container: &Container) -> Descriptors {
     // Processes end, and descriptors are closed.
     for pid in container.processes().unwrap_or_default() {
         let Ok(task) = survey::id_of(pid).map(|id| id.0) else { continue };
-        for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
-            let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
-            let (Some(descriptor), Ok(target)) = (number, std::fs::read_link(entry.path())) else { continue };
+        let path = format!("/proc/{pid}/fd");
+        let Ok(mut open) = Dir::open(path.as_str(), OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty()) else {
+            continue;
+        };
+        let numbers: Vec<_> = open.iter().flatten().map(|entry| entry.file_name().to_owned()).collect();
+        for name in numbers {
+            let number = name.to_str().ok().and_then(|name| name.parse().ok());
+            let (Some(descriptor), Ok(target)) = (number, readlinkat(&open, name.as_c_str())) else { continue };
             match target.to_str() {
                 Some("anon_inode:[timerfd]") => all.timers.extend(timers::periodic(pid, task, descriptor)),
                 Some(socket) if socket.starts_with("socket:") && seen.insert(target.clone()) => {
                     all.sockets.push(OpenSocket { pid, task, descriptor });
                 }
                 Some(pipe) if is_pipe(pipe) && seen.insert(target.clone()) => {
-                    all.pipes.extend(OwnedPipe::at(&entry.path(), task, descriptor));
+                    all.pipes.extend(OwnedPipe::at(Path::new(&format!("{path}/{descriptor}")), task, descriptor));
                 }
                 _ => {}
             }
@@ -136,6 +144,11 @@ fn joined_by_others(container: &str, (interface, group): &(String, IpAddr)) -> B
 }
 
 impl Uncarried {
+    /// Whether any of its sockets is in a multicast group.
+    pub fn has_groups(&self) -> bool {
+        self.sockets.iter().any(SocketState::has_groups)
+    }
+
     /// Puts it among the images, where there is any.
     pub fn write(&self, images: &Path) -> Result<(), Failure> {
         if *self == Self::default() {

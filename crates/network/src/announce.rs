@@ -12,6 +12,8 @@ use tranship_types::NetworkIdentity;
 use crate::NetworkError;
 use crate::capture::{link_local, open_rtnl};
 use crate::link::{self, Link};
+use crate::membership::Reporter;
+use crate::multicast::Joined;
 use crate::namespace::inside;
 use crate::rtnl::Rtnl;
 
@@ -21,12 +23,25 @@ const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 
 /// Tells the network where an identity lives now: to the switches, by any frame with its MAC; to the neighbours, by
 /// gratuitous ARP (RFC 5227, section 3; both forms, since some listen to the one and some to the other only) and
-/// unsolicited neighbour advertisements (RFC 4861, section 7.2.6).
+/// unsolicited neighbour advertisements (RFC 4861, section 7.2.6); to switches that listen to IGMP or MLD, by reports of the multicast
+/// groups that are joined there now.
 pub struct Announcer {
     netns: PathBuf,
-    outlets: Vec<(String, OwnedFd, Vec<Vec<u8>>)>,
+    outlets: Vec<Outlet>,
+    joined: Joined,
     macvlans: Vec<Link>,
     rtnl: Rtnl,
+}
+
+/// The way out by one interface.
+struct Outlet {
+    name: String,
+    index: u32,
+    socket: OwnedFd,
+    /// What tells of its addresses.
+    frames: Vec<Vec<u8>>,
+    /// Where reports come from.
+    reporter: Reporter,
 }
 
 impl Announcer {
@@ -60,12 +75,19 @@ impl Announcer {
                     bind(fd.as_raw_fd(), device)?;
                     Ok(fd)
                 };
-                let fd = open().map_err(refused(format!("open a packet socket on {}", interface.name)))?;
-                outlets.push((interface.name.clone(), fd, frames(interface.mac, &interface.addresses)));
+                let socket = open().map_err(refused(format!("open a packet socket on {}", interface.name)))?;
+                outlets.push(Outlet {
+                    name: interface.name.clone(),
+                    index: device.ifindex() as u32,
+                    socket,
+                    frames: frames(interface.mac, &interface.addresses),
+                    reporter: reporter(interface.mac, &interface.addresses),
+                });
             }
+            let joined = Joined::here(netns)?;
             let mut rtnl = open_rtnl(netns)?;
             let macvlans = macvlans(netns, &mut rtnl)?;
-            Ok(Self { netns: netns.to_owned(), outlets, macvlans, rtnl })
+            Ok(Self { netns: netns.to_owned(), outlets, joined, macvlans, rtnl })
         })
     }
 
@@ -75,10 +97,14 @@ impl Announcer {
     /// # Errors
     /// The first refusal; the rest was tried all the same.
     pub fn announce(&mut self) -> Result<(), NetworkError> {
-        let mut failure = None;
-        for (name, fd, frames) in &self.outlets {
-            for frame in frames {
-                if let Err(e) = send(fd.as_raw_fd(), frame, MsgFlags::empty()) {
+        let (joined, mut failure) = match self.joined.read() {
+            Ok(joined) => (joined, None),
+            Err(error) => (Vec::new(), Some(error)),
+        };
+        for Outlet { name, index, socket, frames, reporter } in &self.outlets {
+            let reports = joined.iter().filter(|one| one.index == *index).flat_map(|one| reporter.reports(one));
+            for frame in frames.iter().cloned().chain(reports) {
+                if let Err(e) = send(socket.as_raw_fd(), &frame, MsgFlags::empty()) {
                     let what = format!("announce interface {name} of network namespace {}", self.netns.display());
                     failure.get_or_insert(NetworkError::refused(what, e.desc()));
                 }
@@ -134,6 +160,19 @@ fn set_mode(netns: &Path, rtnl: &mut Rtnl, macvlans: &[Link], mode: MacVlanMode)
     result
 }
 
+/// The addresses that reports of memberships come from; none of IPv4 is one, too (RFC 3376, section 4.2.13).
+fn reporter(mac: [u8; 6], addresses: &[(IpAddr, u8)]) -> Reporter {
+    let v4 = addresses.iter().find_map(|(address, _)| match address {
+        IpAddr::V4(v4) => Some(*v4),
+        IpAddr::V6(_) => None,
+    });
+    let v6 = addresses.iter().find_map(|(address, _)| match address {
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => Some(*v6),
+        _ => None,
+    });
+    Reporter { mac, v4: v4.unwrap_or(Ipv4Addr::UNSPECIFIED), v6: v6.unwrap_or_else(|| link_local(mac)) }
+}
+
 fn frames(mac: [u8; 6], addresses: &[(IpAddr, u8)]) -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
     for (address, _) in addresses {
@@ -152,7 +191,8 @@ fn frames(mac: [u8; 6], addresses: &[(IpAddr, u8)]) -> Vec<Vec<u8>> {
     frames
 }
 
-fn ethernet(destination: [u8; 6], source: [u8; 6], protocol: u16) -> Vec<u8> {
+/// The header of a frame.
+pub(crate) fn ethernet(destination: [u8; 6], source: [u8; 6], protocol: u16) -> Vec<u8> {
     let mut frame = Vec::with_capacity(96);
     frame.extend_from_slice(&destination);
     frame.extend_from_slice(&source);
@@ -192,7 +232,8 @@ fn neighbour_advertisement(mac: [u8; 6], address: Ipv6Addr) -> Vec<u8> {
     frame
 }
 
-fn icmp_checksum(source: Ipv6Addr, destination: Ipv6Addr, message: &[u8]) -> u16 {
+/// The checksum of a message of ICMPv6 in which it is still 0.
+pub(crate) fn icmp_checksum(source: Ipv6Addr, destination: Ipv6Addr, message: &[u8]) -> u16 {
     let mut bytes = [source.octets(), destination.octets()].concat();
     bytes.extend_from_slice(&(message.len() as u32).to_be_bytes());
     bytes.extend_from_slice(&[0, 0, 0, 58]);
@@ -201,7 +242,7 @@ fn icmp_checksum(source: Ipv6Addr, destination: Ipv6Addr, message: &[u8]) -> u16
 }
 
 /// The internet checksum's sum in one's complement (RFC 1071).
-fn fold(bytes: &[u8]) -> u16 {
+pub(crate) fn fold(bytes: &[u8]) -> u16 {
     let mut sum: u32 =
         bytes.chunks(2).map(|c| u32::from(u16::from_be_bytes([c[0], c.get(1).copied().unwrap_or(0)]))).sum();
     while sum > 0xffff {

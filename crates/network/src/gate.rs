@@ -20,8 +20,9 @@ pub(crate) const TABLE: &str = "tranship";
 /// the namespace; dropping this value, or dying, changes nothing.
 ///
 /// ```text
-///   open ──close_to_newcomers──▶ closed to newcomers ──close──▶ closed ──open──▶ open
-///                                chain `newcomers-…`            chains `ingress-…` and `egress-…` as well
+///   open ──close_to_newcomers──▶ closed to newcomers ──close──▶ closed ──open_but_to_groups──▶ closed to groups ──open──▶ open
+///                                chain `newcomers-…`            chains `ingress-…`,            chain `groups-…` alone
+///                                                               `egress-…` as well
 /// ```
 ///
 /// On its way to closed the gate only ever *adds* chains: a frame that another processor carries past the hooks meanwhile never
@@ -139,6 +140,26 @@ impl Gate {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Opens the gate to all but datagrams to groups (and to all), as long as these have to be delivered in their order by
+    /// [`Injector`](crate::Injector), whose frames pass. Success if that is so already.
+    ///
+    /// # Errors
+    /// The kernel's refusal: then nothing has changed.
+    pub fn open_but_to_groups(&mut self) -> Result<(), NetworkError> {
+        let interfaces = &self.interfaces;
+        let opened = self.nftables.transact(|batch| {
+            // One that is not there cannot be deleted.
+            batch.new_table(TABLE);
+            batch.delete_table(TABLE);
+            batch.new_table(TABLE);
+            for device in interfaces {
+                batch.first_chain(TABLE, device, Place::Groups);
+                batch.drop_datagrams_to_groups(TABLE, device);
+            }
+        });
+        opened.map_err(|e| self.refused("open the gate but to groups", &e))
     }
 
     /// Whether there is anything of a gate. Costs a listing: for diagnosis.

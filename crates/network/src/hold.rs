@@ -1,9 +1,12 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tranship_sys::packet::{ALL, IPV4, IPV6, OFFLOAD_HEADER, PacketSocket};
 use tranship_types::NetworkIdentity;
@@ -25,7 +28,7 @@ const TAKE_BYTES: usize = 16 << 20;
 pub(crate) const LONGEST: usize = OFFLOAD_HEADER + 14 + (64 << 10);
 
 /// A frame that reached the closed gate.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct HeldFrame {
     /// The interface of the container that it was for.
     pub interface: String,
@@ -33,6 +36,24 @@ pub struct HeldFrame {
     /// packets in it are to be and which checksum is still to be computed. As text it is base64.
     #[serde(serialize_with = "to_base64", deserialize_with = "from_base64")]
     pub bytes: Vec<u8>,
+}
+
+impl HeldFrame {
+    /// Whether it carries a datagram to a group, or to all: one that reaches both places of a container that moves.
+    pub fn is_to_group(&self) -> bool {
+        self.bytes.get(OFFLOAD_HEADER..).is_some_and(is_to_group)
+    }
+}
+
+/// What [`Gate::open_but_to_groups`](crate::Gate::open_but_to_groups) keeps out.
+fn is_to_group(frame: &[u8]) -> bool {
+    const UDP: u8 = 17;
+    let protocol = match frame.get(12..14).map(|kind| u16::from_be_bytes([kind[0], kind[1]])) {
+        Some(IPV4) => frame.get(14 + 9),
+        Some(IPV6) => frame.get(14 + 6),
+        _ => None,
+    };
+    protocol == Some(&UDP) && frame[0] & 1 == 1
 }
 
 impl std::fmt::Debug for HeldFrame {
@@ -84,6 +105,17 @@ pub struct Hold {
     bound: usize,
     dropped: u64,
     begun: bool,
+    scope: Scope,
+}
+
+/// What is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    All,
+    /// Datagrams to groups.
+    Groups,
+    /// All but these.
+    Others,
 }
 
 struct Line {
@@ -110,6 +142,22 @@ impl Hold {
     /// [`NetworkError::Missing`], [`NetworkError::NotANamespace`], an interface of the identity that is not there, the
     /// system's refusal.
     pub fn prepare(netns: &Path, identity: &NetworkIdentity, bound: usize) -> Result<Self, NetworkError> {
+        Self::prepare_for(netns, identity, bound, Scope::All)
+    }
+
+    /// The same for datagrams to groups alone.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
+    pub(crate) fn prepare_for_groups(
+        netns: &Path,
+        identity: &NetworkIdentity,
+        bound: usize,
+    ) -> Result<Self, NetworkError> {
+        Self::prepare_for(netns, identity, bound, Scope::Groups)
+    }
+
+    fn prepare_for(netns: &Path, identity: &NetworkIdentity, bound: usize, scope: Scope) -> Result<Self, NetworkError> {
         let lines = inside(netns, || {
             let mut rtnl = open_rtnl(netns)?;
             let mut lines = Vec::new();
@@ -121,7 +169,10 @@ impl Hold {
                     .map_err(|e| NetworkError::refused(what(), e))?
                     .ok_or_else(|| NetworkError::refused(what(), "there is no such interface"))?;
                 let open = |bytes: usize| {
-                    let socket = PacketSocket::open()?;
+                    let socket = match scope {
+                        Scope::Groups => PacketSocket::open_to_groups()?,
+                        Scope::All | Scope::Others => PacketSocket::open()?,
+                    };
                     socket.receive_buffer(bytes)?;
                     Ok(socket)
                 };
@@ -150,7 +201,7 @@ impl Hold {
             }
             Ok(lines)
         })?;
-        Ok(Self { netns: netns.to_owned(), lines, buffer: vec![0; LONGEST], bound, dropped: 0, begun: false })
+        Ok(Self { netns: netns.to_owned(), lines, buffer: vec![0; LONGEST], bound, dropped: 0, begun: false, scope })
     }
 
     /// Starts holding, right before [`Gate::close`](crate::Gate::close): what still passes until the gate is closed is
@@ -179,7 +230,7 @@ impl Hold {
     /// Never waits.
     pub fn collect(&mut self) {
         for line in &mut self.lines {
-            line.collect(&mut self.buffer, self.bound, &mut self.dropped);
+            line.collect(&mut self.buffer, self.bound, self.scope, &mut self.dropped);
         }
     }
 
@@ -194,6 +245,39 @@ impl Hold {
             held.extend(line.kept.drain(..).map(|bytes| HeldFrame { interface: line.name.clone(), bytes }));
         }
         held
+    }
+
+    /// The datagrams to groups among them, for a gate that is [closed to these alone](crate::Gate::open_but_to_groups). Never waits.
+    pub(crate) fn take_groups(&mut self) -> Vec<HeldFrame> {
+        self.collect();
+        let mut held = Vec::new();
+        for line in &mut self.lines {
+            for bytes in line.kept.extract_if(.., |bytes| is_to_group(&bytes[OFFLOAD_HEADER..])) {
+                line.kept_bytes -= bytes.len();
+                held.push(HeldFrame { interface: line.name.clone(), bytes });
+            }
+        }
+        held
+    }
+
+    /// Whether any datagrams to groups are held.
+    pub fn has_groups(&mut self) -> bool {
+        self.collect();
+        self.lines.iter().flat_map(|line| &line.kept).any(|bytes| is_to_group(&bytes[OFFLOAD_HEADER..]))
+    }
+
+    /// From now on datagrams to groups are not held any more: they reach the container elsewhere.
+    pub fn leave_groups(&mut self) {
+        self.take_groups();
+        self.scope = Scope::Others;
+    }
+
+    /// Waits until a frame is seen, at most so long; whether one was.
+    pub(crate) fn wait(&self, patience: Duration) -> bool {
+        let mut sockets: Vec<_> =
+            self.lines.iter().map(|line| PollFd::new(line.before.as_fd(), PollFlags::POLLIN)).collect();
+        let patience = PollTimeout::try_from(patience).unwrap_or(PollTimeout::ZERO);
+        poll(&mut sockets, patience).is_ok_and(|ready| ready > 0)
     }
 
     /// Ends the holding once the gate is open again: what was held since the last call and did not pass after all. Waits until
@@ -214,7 +298,7 @@ impl Hold {
 }
 
 /// Whether a frame is among those that have passed; then it is so no more.
-fn found(passed: &mut HashMap<Vec<u8>, u32>, bytes: &[u8]) -> bool {
+pub(crate) fn found(passed: &mut HashMap<Vec<u8>, u32>, bytes: &[u8]) -> bool {
     let Some(count) = passed.get_mut(bytes) else { return false };
     *count -= 1;
     if *count == 0 {
@@ -246,7 +330,7 @@ fn drain(socket: &PacketSocket, buffer: &mut [u8], too_long: &mut u64) -> Vec<Ve
 }
 
 impl Line {
-    fn collect(&mut self, buffer: &mut [u8], bound: usize, dropped: &mut u64) {
+    fn collect(&mut self, buffer: &mut [u8], bound: usize, scope: Scope, dropped: &mut u64) {
         // In this order, so that what was seen before the gate had its chance to be seen behind it.
         let seen = drain(&self.before, buffer, dropped);
         for (_, socket) in &self.behind {
@@ -256,7 +340,7 @@ impl Line {
             }
         }
         for bytes in seen {
-            if found(&mut self.passed, &bytes) || !self.wants(&bytes[OFFLOAD_HEADER..]) {
+            if found(&mut self.passed, &bytes) || !self.wants(&bytes[OFFLOAD_HEADER..], scope) {
                 continue;
             }
             if self.kept_bytes + bytes.len() > bound {
@@ -279,7 +363,10 @@ impl Line {
     }
 
     /// Whether a frame is for the container, and nothing that its twin says.
-    fn wants(&self, frame: &[u8]) -> bool {
+    fn wants(&self, frame: &[u8], scope: Scope) -> bool {
+        if scope != Scope::All && (scope == Scope::Groups) != is_to_group(frame) {
+            return false;
+        }
         let (to, from, protocol) = (&frame[..6], &frame[6..12], [frame[12], frame[13]]);
         if from == self.mac || (to != self.mac && to[0] & 1 == 0) {
             return false;

@@ -19,10 +19,12 @@ const NEEDS_CHECKSUM: u8 = 1;
 /// - A veth: sent out of its other end, the port of the node's bridge. That end leads nowhere but into the container.
 /// - A macvlan: written to a tap device of ours on the node, from which everything is redirected (tc's mirred) to the
 ///   receiving side of the macvlan's parent. Nothing is sent there, so nothing can leak to the wire, whether the container
-///   is there or not. Frames to all or to a group go to the container's MAC instead, since the parent's other macvlans
-///   have had theirs. The device vanishes with the injector and with its process.
+///   is there or not. The device vanishes with the injector and with its process.
 ///
-/// The container's gate must be open.
+/// Frames to all or to a group go to the container's MAC instead: the parent's other macvlans have had theirs, and they pass a gate
+/// that is still closed to what comes to groups by itself.
+///
+/// The container's gate must be open, or [closed to groups alone](crate::Gate::open_but_to_groups).
 pub struct Injector {
     netns: PathBuf,
     lines: Vec<Line>,
@@ -111,12 +113,10 @@ impl Injector {
             if to != line.mac && !to_many {
                 continue;
             }
+            to.copy_from_slice(&line.mac);
             let sent = match &line.outlet {
                 Outlet::Veth(socket) => socket.send(&self.buffer),
-                Outlet::Macvlan(device) => {
-                    to.copy_from_slice(&line.mac);
-                    device.inject(&self.buffer)
-                }
+                Outlet::Macvlan(device) => device.inject(&self.buffer),
             };
             match sent {
                 Ok(()) => delivered += 1,

@@ -5,11 +5,11 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::fs;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read, Seek};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::BorrowedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::libc;
 use serde::{Deserialize, Serialize};
@@ -135,51 +135,143 @@ pub(crate) fn join(socket: BorrowedFd<'_>, membership: &Membership, index: u32) 
 /// The groups that have been joined in this thread's namespace, which is that at `netns`, each with the name of its interface: all
 /// but those that the kernel joins by itself.
 pub(crate) fn joined_here(netns: &Path) -> Result<Vec<(String, IpAddr)>, NetworkError> {
-    let read = |name: &str| match fs::read_to_string(Path::new("/proc/thread-self/net").join(name)) {
-        // A kernel without IPv6 has no such file.
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-        other => other.map_err(|e| {
-            NetworkError::refused(format!("read the multicast groups of network namespace {}", netns.display()), e)
-        }),
-    };
-    let mut groups = v4(&read("igmp")?);
-    groups.extend(v6(&read("igmp6")?));
-    Ok(groups)
+    let mut joined = Joined::here(netns)?.read()?;
+    joined.retain(|one| !is_the_kernels(one.group));
+    Ok(joined.into_iter().map(|one| (one.interface, one.group)).collect())
+}
+
+/// A group that has been joined on an interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Group {
+    pub interface: String,
+    pub index: u32,
+    pub group: IpAddr,
+    /// How many sockets have joined it, or how many of the kernel's own needs.
+    users: u32,
+    /// Sources that some of them want to hear alone.
+    wanted: Vec<IpAddr>,
+    /// Whether there are sources that some of them do not want to hear.
+    unwanted: bool,
+}
+
+impl Group {
+    /// The sources that it is heard from, where it is certain that it is from these alone.
+    pub(crate) fn sources(&self) -> Option<&[IpAddr]> {
+        let alone = self.users == 1 && !self.unwanted && !self.wanted.is_empty();
+        alone.then_some(&self.wanted)
+    }
+}
+
+/// Tells which groups have been joined in a namespace, as often as it is asked and without entering it again. Holds files in the
+/// namespace, which keep it alive.
+pub(crate) struct Joined {
+    netns: PathBuf,
+    /// Of each family: the groups, and the sources.
+    files: Vec<[File; 2]>,
+}
+
+impl Joined {
+    /// For this thread's namespace, which is that at `netns`.
+    pub(crate) fn here(netns: &Path) -> Result<Self, NetworkError> {
+        let open = |names: [&str; 2]| -> io::Result<Option<[File; 2]>> {
+            let [groups, sources] = names.map(|name| File::open(Path::new("/proc/thread-self/net").join(name)));
+            match (groups, sources) {
+                // A kernel without IPv6 has no such files.
+                (Err(e), _) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+                (groups, sources) => Ok(Some([groups?, sources?])),
+            }
+        };
+        let files = [["igmp", "mcfilter"], ["igmp6", "mcfilter6"]].map(open).into_iter().filter_map(Result::transpose);
+        let files = files.collect::<io::Result<_>>().map_err(|e| unreadable(netns, e))?;
+        Ok(Self { netns: netns.to_owned(), files })
+    }
+
+    /// All groups that are joined now, those that the kernel joins by itself included.
+    pub(crate) fn read(&mut self) -> Result<Vec<Group>, NetworkError> {
+        let text = |file: &mut File| {
+            let mut text = String::new();
+            file.rewind().and_then(|()| file.read_to_string(&mut text)).map(|_| text)
+        };
+        let mut all = Vec::new();
+        for (files, read) in self.files.iter_mut().zip([v4, v6]) {
+            let [groups, sources] = files.each_mut().map(text);
+            let mut groups = read(&groups.map_err(|e| unreadable(&self.netns, e))?);
+            add_sources(&mut groups, &sources.map_err(|e| unreadable(&self.netns, e))?);
+            all.append(&mut groups);
+        }
+        Ok(all)
+    }
+
+    /// Whether any program has joined a group.
+    pub(crate) fn any(&mut self) -> Result<bool, NetworkError> {
+        Ok(self.read()?.iter().any(|one| !is_the_kernels(one.group)))
+    }
+}
+
+fn unreadable(netns: &Path, e: io::Error) -> NetworkError {
+    NetworkError::refused(format!("read the multicast groups of network namespace {}", netns.display()), e)
 }
 
 /// Of `/proc/net/igmp`: a line for each interface, below it one for each of its groups.
-fn v4(text: &str) -> Vec<(String, IpAddr)> {
-    let mut interface = "";
+fn v4(text: &str) -> Vec<Group> {
+    let (mut index, mut interface) = (0, "");
     let mut groups = Vec::new();
     for line in text.lines().skip(1) {
         let mut words = line.split_ascii_whitespace();
         let Some(first) = words.next() else { continue };
         if !line.starts_with(char::is_whitespace) {
-            interface = words.next().unwrap_or_default();
+            let name = words.next().unwrap_or_default().trim_end_matches(':');
+            (index, interface) = (first.parse().unwrap_or(0), name);
         } else if let Ok(address) = u32::from_str_radix(first, 16) {
             // The kernel prints the address as the machine has the bytes in memory.
             let group = Ipv4Addr::from(address.to_ne_bytes());
-            if group != Ipv4Addr::new(224, 0, 0, 1) {
-                groups.push((interface.to_owned(), group.into()));
-            }
+            groups.push(new_group(interface, index, group.into(), words.next()));
         }
     }
     groups
 }
 
 /// Of `/proc/net/igmp6`: a line for each group, with the interface's index and name before it.
-fn v6(text: &str) -> Vec<(String, IpAddr)> {
+fn v6(text: &str) -> Vec<Group> {
     let group = |line: &str| {
-        let mut words = line.split_ascii_whitespace().skip(1);
-        let (interface, digits) = (words.next()?, words.next()?);
+        let mut words = line.split_ascii_whitespace();
+        let (index, interface, digits) = (words.next()?.parse().ok()?, words.next()?, words.next()?);
         let group = Ipv6Addr::from(u128::from_str_radix(digits, 16).ok()?);
-        (!is_the_kernels(group)).then(|| (interface.to_owned(), group.into()))
+        Some(new_group(interface, index, group.into(), words.next()))
     };
     text.lines().filter_map(group).collect()
 }
 
+fn new_group(interface: &str, index: u32, group: IpAddr, users: Option<&str>) -> Group {
+    let users = users.and_then(|users| users.parse().ok()).unwrap_or(0);
+    Group { interface: interface.to_owned(), index, group, users, wanted: Vec::new(), unwanted: false }
+}
+
+/// Of `/proc/net/mcfilter` and `mcfilter6`: a line for each source, with the interface's index, its name, and the group before it, and behind
+/// it how many want to hear it alone, and how many do not want to hear it.
+fn add_sources(groups: &mut [Group], text: &str) {
+    let address = |word: &str| match word.strip_prefix("0x") {
+        Some(digits) => Some(IpAddr::from(Ipv4Addr::from(u32::from_str_radix(digits, 16).ok()?))),
+        None => Some(Ipv6Addr::from(u128::from_str_radix(word, 16).ok()?).into()),
+    };
+    for line in text.lines().skip(1) {
+        let words: Vec<_> = line.split_ascii_whitespace().collect();
+        let [index, _, group, source, wanted, unwanted] = words[..] else { continue };
+        let (Some(group), Some(source)) = (address(group), address(source)) else { continue };
+        let found = groups.iter_mut().find(|one| one.group == group && index.parse() == Ok(one.index));
+        if let Some(found) = found {
+            found.wanted.extend((wanted != "0").then_some(source));
+            found.unwanted |= unwanted != "0";
+        }
+    }
+}
+
 /// All nodes, all routers (where it forwards), and what its own addresses are asked for by (RFC 4291, section 2.7.1).
-fn is_the_kernels(group: Ipv6Addr) -> bool {
+fn is_the_kernels(group: IpAddr) -> bool {
+    let group = match group {
+        IpAddr::V4(group) => return group == Ipv4Addr::new(224, 0, 0, 1),
+        IpAddr::V6(group) => group,
+    };
     match group.segments() {
         [0xff01 | 0xff02, 0, 0, 0, 0, 0, 0, 1 | 2] | [0xff05, 0, 0, 0, 0, 0, 0, 2] => true,
         [0xff02, 0, 0, 0, 0, 1, last, _] => last >> 8 == 0xff,
@@ -209,11 +301,35 @@ mod tests {
 
     #[test]
     fn what_the_kernel_joins_is_not_named() {
-        for own in ["ff02::1", "ff01::1", "ff02::2", "ff02::1:ff00:1"] {
+        for own in ["224.0.0.1", "ff02::1", "ff01::1", "ff02::2", "ff02::1:ff00:1"] {
             assert!(is_the_kernels(own.parse().unwrap()), "{own}");
         }
-        for joined in ["ff02::fb", "ff05::1:3", "ff02::1:2"] {
+        for joined in ["224.0.0.251", "ff02::fb", "ff05::1:3", "ff02::1:2"] {
             assert!(!is_the_kernels(joined.parse().unwrap()), "{joined}");
         }
+    }
+
+    #[test]
+    fn sources_are_told_where_one_socket_hears_these_alone() {
+        let groups = "Idx\tDevice    : Count Querier\tGroup    Users Timer\tReporter\n3\teth0      :     3      V3\n\t\t\t\t\
+                      0101A8E8     1 0:00000000\t\t0\n\t\t\t\t0201A8E8     2 0:00000000\t\t0\n\t\t\t\t0301A8E8     1 0:00000000\t\t0\n";
+        let mut groups = v4(groups);
+        add_sources(
+            &mut groups,
+            "Idx Device        MCA        SRC    INC    EXC\n  3   eth0 0xe8a80101 0x0a000001      1      0\n  3   \
+             eth0 0xe8a80102 0x0a000001      1      0\n  3   eth0 0xe8a80103 0x0a000001      0      1\n",
+        );
+        let source = [IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1))];
+        let told: Vec<_> = groups.iter().map(|one| (one.group.to_string(), one.sources())).collect();
+        assert_eq!(
+            told,
+            [
+                ("232.168.1.1".to_owned(), Some(&source[..])),
+                // The other one may hear all.
+                ("232.168.1.2".to_owned(), None),
+                ("232.168.1.3".to_owned(), None),
+            ]
+        );
+        assert!(groups.iter().all(|one| (one.index, one.interface.as_str()) == (3, "eth0")));
     }
 }

@@ -1,4 +1,4 @@
-//! The little of nftables' netlink protocol that the gate needs: one table, base chains of the netdev family, two rules,
+//! The little of nftables' netlink protocol that the gate needs: one table, base chains of the netdev family, three rules,
 //! and the transaction around them. Formats after the kernel's `include/uapi/linux/netfilter/nf_tables.h` and `nfnetlink.h`.
 
 use std::io;
@@ -49,6 +49,7 @@ const PAYLOAD_REGISTER: u16 = 1;
 const PAYLOAD_BASE: u16 = 2;
 const PAYLOAD_OFFSET: u16 = 3;
 const PAYLOAD_LENGTH: u16 = 4;
+const PAYLOAD_LINK: u32 = 0;
 const PAYLOAD_TRANSPORT: u32 = 2;
 const BITWISE_SOURCE: u16 = 1;
 const BITWISE_TARGET: u16 = 2;
@@ -75,6 +76,8 @@ pub(crate) enum Place {
     Egress,
     /// What its rules name does not come in.
     Newcomers,
+    /// The same, for datagrams to groups.
+    Groups,
 }
 
 impl Place {
@@ -84,12 +87,13 @@ impl Place {
             Place::Ingress => format!("ingress-{device}"),
             Place::Egress => format!("egress-{device}"),
             Place::Newcomers => format!("newcomers-{device}"),
+            Place::Groups => format!("groups-{device}"),
         }
     }
 
     fn hook(self) -> u32 {
         match self {
-            Place::Ingress | Place::Newcomers => 0,
+            Place::Ingress | Place::Newcomers | Place::Groups => 0,
             Place::Egress => 1,
         }
     }
@@ -98,7 +102,7 @@ impl Place {
     fn priority(self) -> i32 {
         match self {
             Place::Ingress | Place::Egress => -1000,
-            Place::Newcomers => -999,
+            Place::Newcomers | Place::Groups => -999,
         }
     }
 
@@ -106,7 +110,7 @@ impl Place {
     fn policy(self) -> u32 {
         match self {
             Place::Ingress | Place::Egress => DROP,
-            Place::Newcomers => ACCEPT,
+            Place::Newcomers | Place::Groups => ACCEPT,
         }
     }
 }
@@ -168,34 +172,35 @@ impl Batch {
         const FLAGS_AT: u32 = 13;
         const SYN: u8 = 0x02;
         const ACK: u8 = 0x10;
-        self.drop_of_protocol(table, device, TCP, |b| {
-            expression(b, "payload", |b| {
-                number(b, PAYLOAD_REGISTER, REGISTER);
-                number(b, PAYLOAD_BASE, PAYLOAD_TRANSPORT);
-                number(b, PAYLOAD_OFFSET, FLAGS_AT);
-                number(b, PAYLOAD_LENGTH, 1);
-            });
-            expression(b, "bitwise", |b| {
-                number(b, BITWISE_SOURCE, REGISTER);
-                number(b, BITWISE_TARGET, REGISTER);
-                number(b, BITWISE_LENGTH, 1);
-                attribute(b, BITWISE_MASK | NESTED, |b| attribute(b, DATA_VALUE, |b| b.push(SYN | ACK)));
-                attribute(b, BITWISE_XOR | NESTED, |b| attribute(b, DATA_VALUE, |b| b.push(0)));
-            });
-            expression(b, "cmp", |b| compare(b, &[SYN]));
+        self.drop_of_protocol(table, device, Place::Newcomers, TCP, |b| {
+            masked(b, PAYLOAD_TRANSPORT, FLAGS_AT, SYN | ACK, SYN);
         });
     }
 
     /// Adds a rule to the newcomers' chain of `device` that drops UDP datagrams.
     pub(crate) fn drop_datagrams(&mut self, table: &str, device: &str) {
-        self.drop_of_protocol(table, device, UDP, |_| {});
+        self.drop_of_protocol(table, device, Place::Newcomers, UDP, |_| {});
     }
 
-    /// Adds a rule to the newcomers' chain of `device` that drops packets of an IP protocol that meet the conditions.
-    fn drop_of_protocol(&mut self, table: &str, device: &str, protocol: u8, conditions: impl FnOnce(&mut Vec<u8>)) {
+    /// Adds a rule to the groups' chain of `device` that drops UDP datagrams in frames to a group of hardware addresses, or to all.
+    pub(crate) fn drop_datagrams_to_groups(&mut self, table: &str, device: &str) {
+        // The first bit that is sent of a destination address.
+        const TO_GROUP: u8 = 1;
+        self.drop_of_protocol(table, device, Place::Groups, UDP, |b| masked(b, PAYLOAD_LINK, 0, TO_GROUP, TO_GROUP));
+    }
+
+    /// Adds a rule to a chain of `device` that drops packets of an IP protocol that meet the conditions.
+    fn drop_of_protocol(
+        &mut self,
+        table: &str,
+        device: &str,
+        place: Place,
+        protocol: u8,
+        conditions: impl FnOnce(&mut Vec<u8>),
+    ) {
         self.message(NEWRULE, NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_APPEND, NFPROTO_NETDEV, 0, |b| {
             string(b, RULE_TABLE, table);
-            string(b, RULE_CHAIN, &Place::Newcomers.chain(device));
+            string(b, RULE_CHAIN, &place.chain(device));
             attribute(b, RULE_EXPRESSIONS | NESTED, |b| {
                 expression(b, "meta", |b| {
                     number(b, META_REGISTER, REGISTER);
@@ -231,6 +236,24 @@ fn expression(b: &mut Vec<u8>, name: &str, data: impl FnOnce(&mut Vec<u8>)) {
         string(b, EXPRESSION_NAME, name);
         attribute(b, EXPRESSION_DATA | NESTED, data);
     });
+}
+
+/// That of the byte at this place of a header the bits of the mask are these.
+fn masked(b: &mut Vec<u8>, header: u32, at: u32, mask: u8, bits: u8) {
+    expression(b, "payload", |b| {
+        number(b, PAYLOAD_REGISTER, REGISTER);
+        number(b, PAYLOAD_BASE, header);
+        number(b, PAYLOAD_OFFSET, at);
+        number(b, PAYLOAD_LENGTH, 1);
+    });
+    expression(b, "bitwise", |b| {
+        number(b, BITWISE_SOURCE, REGISTER);
+        number(b, BITWISE_TARGET, REGISTER);
+        number(b, BITWISE_LENGTH, 1);
+        attribute(b, BITWISE_MASK | NESTED, |b| attribute(b, DATA_VALUE, |b| b.push(mask)));
+        attribute(b, BITWISE_XOR | NESTED, |b| attribute(b, DATA_VALUE, |b| b.push(0)));
+    });
+    expression(b, "cmp", |b| compare(b, &[bits]));
 }
 
 /// That the register has this value.

@@ -3,7 +3,9 @@
 mod lab;
 
 use std::io::Write;
-use std::net::{Shutdown, TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, Shutdown, TcpStream, UdpSocket};
+use std::os::fd::AsFd;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use lab::{Kind, Lab, V4, V6, echo, until};
@@ -121,6 +123,64 @@ fn a_macvlan_identity_moves_while_its_twin_is_live() {
 #[test]
 fn a_bridged_identity_moves_while_its_twin_is_live() {
     moves(Kind::Bridge);
+}
+
+/// Which ports of the switch a group is sent to.
+fn ports_of(lab: &Lab, group: &str) -> Vec<String> {
+    let output = Command::new("bridge").args(["-n", &lab.name("s"), "mdb", "show", "dev", "sw0"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let words = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let of_group = words.filter(|words| words.contains(&group));
+    of_group.filter_map(|words| Some((*words.iter().skip_while(|word| **word != "port").nth(1)?).to_owned())).collect()
+}
+
+/// The kernel's own report would come at some time within a second.
+fn groups_are_reported(kind: Kind) {
+    if !lab::privileged() {
+        return;
+    }
+    let lab = Lab::new(kind);
+    let (v4, v6, only) = ("239.77.0.9", "ff12::77:9", "232.77.0.9");
+    lab.ip(&format!(
+        "-n {} link set sw0 type bridge mcast_snooping 1 mcast_igmp_version 3 mcast_mld_version 2",
+        lab.name("s")
+    ));
+    let identity = lab.identity();
+    lab.inside("b", || create(&lab.path("d2"), &identity)).unwrap();
+    let mut gate = Gate::prepare(&lab.path("d2"), &names()).unwrap();
+    let mut announcer = Announcer::prepare(&lab.path("d2"), &identity).unwrap();
+    // As a restored container does it: behind the closed gate.
+    let own = V4.parse::<Ipv4Addr>().unwrap();
+    let members = lab.inside("d2", || {
+        let (four, six) = (UdpSocket::bind("0.0.0.0:0").unwrap(), UdpSocket::bind("[::]:0").unwrap());
+        four.join_multicast_v4(&v4.parse().unwrap(), &own).unwrap();
+        six.join_multicast_v6(&v6.parse().unwrap(), 7).unwrap();
+        // struct ip_mreq_source: the group, the interface, the source.
+        let source = [only.parse::<Ipv4Addr>().unwrap().octets(), own.octets(), [10, 9, 0, 1]].concat();
+        tranship_sys::socket::set_option(four.as_fd(), 0, 39, &source).unwrap();
+        (four, six)
+    });
+    for group in [v4, v6, only] {
+        assert!(ports_of(&lab, group).is_empty(), "{group} is known ahead");
+    }
+    gate.open().unwrap();
+    announcer.announce().unwrap();
+    // What a bridge passes on it has passed on by now, or does so in the next milliseconds.
+    std::thread::sleep(Duration::from_millis(5));
+    let known = [v4, v6, only].map(|group| ports_of(&lab, group));
+    assert!(known.iter().all(|ports| !ports.is_empty() && ports.iter().all(|port| port == "pb")), "{known:?}");
+    drop((members, gate, announcer));
+    remove(&lab.path("d2")).unwrap();
+}
+
+#[test]
+fn a_switch_hears_at_once_of_the_groups_on_a_macvlan() {
+    groups_are_reported(Kind::Macvlan);
+}
+
+#[test]
+fn a_switch_hears_at_once_of_the_groups_on_a_bridge() {
+    groups_are_reported(Kind::Bridge);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, setsockopt, socket, sockopt};
@@ -27,6 +27,8 @@ const PACKET_VNET_HDR: libc::c_int = 15;
 const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
 const SKF_AD_OFF: u32 = 0xffff_f000;
 const SKF_AD_VLAN_TAG_PRESENT: u32 = 48;
+/// In the first byte of a hardware address: it is one of many.
+const GROUP: u32 = 1;
 
 const _: () = assert!(size_of::<libc::sockaddr_ll>() == 20 && size_of::<libc::ifreq>() == 40);
 
@@ -41,6 +43,19 @@ impl PacketSocket {
     /// # Errors
     /// The system's refusal; it needs CAP_NET_RAW and Linux 4.20.
     pub fn open() -> io::Result<Self> {
+        Self::open_for(0)
+    }
+
+    /// The same; it receives only frames to a group of hardware addresses, or to all.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_to_groups() -> io::Result<Self> {
+        Self::open_for(GROUP)
+    }
+
+    /// Frames whose destination has all these bits in its first byte.
+    fn open_for(bits: u32) -> io::Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let this = Self(socket(AddressFamily::Packet, SockType::Raw, flags, None)?);
         this.set(SOL_PACKET, PACKET_VNET_HDR, &1i32)?;
@@ -49,7 +64,10 @@ impl PacketSocket {
         let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
         let mut program = [
             step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, SKF_AD_OFF + SKF_AD_VLAN_TAG_PRESENT),
-            step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, 0),
+            step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 4, 0),
+            step(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, 0, 0, 0),
+            step(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0, 0, bits),
+            step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, bits),
             step(libc::BPF_RET | libc::BPF_K, 0, 0, u32::MAX),
             step(libc::BPF_RET | libc::BPF_K, 0, 0, 0),
         ];
@@ -151,6 +169,12 @@ impl PacketSocket {
             )
         };
         if result == 0 { Ok(stats[1]) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
+impl AsFd for PacketSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

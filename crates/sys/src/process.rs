@@ -33,17 +33,38 @@ pub(crate) fn descriptor(pid: u32) -> io::Result<OwnedFd> {
     }
 }
 
+/// What another process has open.
+#[derive(Debug)]
+pub struct OpenFiles(OwnedFd);
+
+impl OpenFiles {
+    /// Finds the process.
+    ///
+    /// # Errors
+    /// There is no such process; the system's refusal.
+    pub fn of(process: u32) -> io::Result<Self> {
+        descriptor(process).map(Self)
+    }
+
+    /// A second reference to what it has open under a number; the process does not notice.
+    ///
+    /// # Errors
+    /// It has nothing under that number, or has ended; the system's refusal.
+    pub fn take(&self, number: i32) -> io::Result<OwnedFd> {
+        // SAFETY: the call takes numbers only and returns a new descriptor, owned by nobody else, or an error.
+        unsafe {
+            let taken = libc::syscall(libc::SYS_pidfd_getfd, self.0.as_raw_fd(), number, 0);
+            if taken < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(taken as i32)) }
+        }
+    }
+}
+
 /// A second reference to what another process has open under a number; the process does not notice.
 ///
 /// # Errors
 /// There is no such process, or it has nothing under that number; or the system's refusal.
 pub fn take_descriptor(process: u32, number: i32) -> io::Result<OwnedFd> {
-    let process = descriptor(process)?;
-    // SAFETY: the call takes numbers only and returns a new descriptor, owned by nobody else, or an error.
-    unsafe {
-        let taken = libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0);
-        if taken < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(taken as i32)) }
-    }
+    OpenFiles::of(process)?.take(number)
 }
 
 /// Makes the command's process the leader of a session of its own, so that neither a terminal's signals nor the end of

@@ -107,6 +107,9 @@ pub enum Request {
     Held {
         /// The frames, in their order.
         frames: serde_json::Value,
+        /// No datagrams to groups will follow: those that come to the destination by itself are the container's from now on.
+        #[serde(default)]
+        last_to_groups: bool,
     },
     /// The decision is that it does not.
     Abort,

@@ -3,6 +3,7 @@
 
 mod cni;
 mod firewall;
+mod groups;
 mod kinds;
 mod pause;
 mod places;
@@ -28,7 +29,12 @@ fn address(ip: Ipv4Addr) -> SocketAddr {
 
 /// Runs a server of traffic in a container.
 fn run(lab: &Lab, node: &str, name: &str, ip: Ipv4Addr, bridge: bool) -> Result<()> {
-    let mut options = RunOptions::new(ip, ["/opt/bench-traffic"]);
+    run_in_groups(lab, node, (name, ip), bridge, &[])
+}
+
+/// The same; it hears datagrams to these groups, too.
+fn run_in_groups(lab: &Lab, node: &str, (name, ip): (&str, Ipv4Addr), bridge: bool, groups: &[&str]) -> Result<()> {
+    let mut options = RunOptions::new(ip, [&["/opt/bench-traffic"], groups].concat());
     options.binds.push((find_program("bench-traffic")?, "/opt/bench-traffic".into()));
     options.bridge = bridge;
     lab.run(node, name, &options)?;
@@ -87,6 +93,8 @@ fn main() -> ExitCode {
         ("a_client_behind_a_router_keeps_its_connection", places::behind_a_router),
         ("several_interfaces_address_families_and_policy_rules_move", places::several_interfaces),
         ("rules_inside_a_container_and_the_connections_that_they_know_move", firewall::rules_and_what_they_know),
+        ("no_datagram_to_a_group_is_lost_doubled_or_out_of_order", groups::through_a_switch_that_listens),
+        ("nor_where_the_switch_sends_them_everywhere", groups::through_any_other_switch),
         ("a_group_that_something_else_has_joined_is_named_ahead", places::multicast),
         // Last: where a bridge has been, the node's link carries no macvlan any more.
         ("a_bridged_container_keeps_its_connections", places::bridged),

@@ -1,14 +1,17 @@
-//! The server of numbered traffic; see [`tranship_workloads::traffic`].
+//! The server of numbered traffic; see [`tranship_workloads::traffic`]. Its arguments are multicast groups, in which it hears
+//! datagrams, too.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Ipv6Addr, Shutdown, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv6Addr, Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{sleep, spawn};
 
 use anyhow::{Context, Result};
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::if_nametoindex;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{setsockopt, sockopt};
@@ -26,6 +29,9 @@ fn main() -> Result<()> {
     setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
     let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, TRAFFIC_PORT)).context("cannot bind UDP")?;
     setsockopt(&socket, sockopt::RcvBuf, &DATAGRAMS)?;
+    for group in std::env::args().skip(1) {
+        join(&socket, &group).with_context(|| format!("cannot join {group}"))?;
+    }
     spawn(move || reflect(&socket));
     let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, TRAFFIC_PORT)).context("cannot listen on TCP")?;
     let echoes = Arc::new(Echoes::new()?);
@@ -42,6 +48,20 @@ fn main() -> Result<()> {
             Err(_) => {}
         }
     }
+}
+
+/// Joins a multicast group on the container's interface.
+fn join(socket: &UdpSocket, group: &str) -> Result<()> {
+    const INTERFACE: &str = "eth0";
+    match group.parse()? {
+        IpAddr::V6(group) => socket.join_multicast_v6(&group, if_nametoindex(INTERFACE)?)?,
+        IpAddr::V4(group) => {
+            let mut own = getifaddrs()?.filter(|own| own.interface_name == INTERFACE);
+            let address = own.find_map(|own| Some(own.address?.as_sockaddr_in()?.ip()));
+            socket.join_multicast_v4(&group, &address.context("it has no address")?)?;
+        }
+    }
+    Ok(())
 }
 
 /// Sends each datagram back.

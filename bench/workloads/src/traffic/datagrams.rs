@@ -53,12 +53,20 @@ impl Datagrams {
     /// # Errors
     /// The system's.
     pub fn begin(socket: UdpSocket, rate: u64) -> Result<Self> {
-        socket.set_read_timeout(Some(Duration::from_millis(20)))?;
+        Self::begin_between(socket.try_clone()?, socket, rate)
+    }
+
+    /// The same with one socket for what is sent, and another one for its echoes: whoever sends to a group is answered by others.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn begin_between(to: UdpSocket, from: UdpSocket, rate: u64) -> Result<Self> {
+        from.set_read_timeout(Some(Duration::from_millis(20)))?;
         let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-        let (to, stopped) = (socket.try_clone()?, Arc::clone(&stop));
+        let stopped = Arc::clone(&stop);
         let sender = spawn(move || send(&to, rate, &stopped));
         let ended = Arc::clone(&done);
-        let receiver = spawn(move || receive(&socket, &ended));
+        let receiver = spawn(move || receive(&from, &ended));
         Ok(Self { stop, sender, receiver, done })
     }
 

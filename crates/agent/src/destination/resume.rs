@@ -11,6 +11,7 @@
 //!
 //! Until the pager is told to fill, every page is in the store, so that the copy can be made again as often as need be.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tranship_coordinator::Failure;
@@ -23,6 +24,7 @@ use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
 
 use super::{DestinationRun, RESTORE, RESTORE_END, failed};
+use crate::arrivals::LAST_TO_GROUPS;
 use crate::layout::{Front, Role};
 use crate::node;
 
@@ -47,10 +49,29 @@ impl DestinationRun {
                 self.restore_again()?;
             }
         }
-        match &mut self.gate {
-            Some(gate) => self.timeline.time("network: gate opened", || gate.open()).map_err(failed),
-            None => Ok(()),
+        let start = monotonic_ns();
+        let opened = self.let_packets_in();
+        self.timeline.note("network: gate opened", start, monotonic_ns());
+        opened
+    }
+
+    /// Opens the gate. Datagrams to groups are the source's to deliver, until it says that it does no more.
+    fn let_packets_in(&mut self) -> Result<(), Failure> {
+        match self.inbox.open_gate() {
+            Some(Ok(true)) => {
+                let (inbox, id) = (Arc::clone(&self.inbox), self.id.clone());
+                std::thread::spawn(move || {
+                    // It may never say so: it is of another version, or has died.
+                    std::thread::sleep(LAST_TO_GROUPS);
+                    inbox.take_over_groups(&id);
+                });
+                return Ok(());
+            }
+            Some(Ok(false)) => return Ok(()),
+            Some(Err(error)) => tracing::warn!(id = %self.id, %error, "datagrams to groups may come twice"),
+            None => {}
         }
+        self.gate.as_mut().map_or(Ok(()), |gate| gate.open().map_err(failed))
     }
 
     /// Lets the held tasks go, and the pager put every page in place.
@@ -98,9 +119,7 @@ impl DestinationRun {
             return Ok(());
         }
         self.restore_again()?;
-        if let Some(gate) = &mut self.gate {
-            gate.open().map_err(failed)?;
-        }
+        self.let_packets_in()?;
         if self.release_held() {
             return Ok(());
         }

@@ -25,6 +25,10 @@ const FINISH_FROZEN: Duration = Duration::from_millis(10);
 /// No processor carries a packet past the gate for longer, also where it is a virtual one.
 const CARRIED: Duration = Duration::from_millis(50);
 
+/// How long a switch may take to act on a report of a membership, and how often what comes here meanwhile is forwarded.
+const LEARNED: Duration = Duration::from_millis(20);
+const HEARD: Duration = Duration::from_millis(4);
+
 /// How often the container is frozen at most, where packets come between its last look at them and the freeze.
 const ATTEMPTS: u32 = 3;
 
@@ -195,12 +199,36 @@ impl SourceRun {
         Ok(())
     }
 
-    /// Takes what was held, for the original, right before its gate is opened. What another processor may have been carrying past
-    /// the gate when it closed is left to the hold, which finds out.
-    pub(super) fn take_before_opening(&mut self) {
-        if let (Some(hold), Some(closed)) = (&mut self.hold, self.gate_closed)
-            && closed.elapsed() >= CARRIED
+    /// Opens the original's gate, which goes on here after all. Datagrams to groups that were held are delivered before those that come
+    /// then.
+    pub(super) fn open_gate_in_order(&mut self) -> Result<(), Failure> {
+        self.take_before_opening();
+        let Some(gate) = &mut self.gate else { return Ok(()) };
+        let network = self.inspection.as_ref().and_then(|(_, offer)| offer.network.as_ref());
+        if let (Some(hold), Some((path, identity))) = (&mut self.hold, network)
+            && self.held.iter().any(HeldFrame::is_to_group)
+            && let Ok(mut way_in) = Injector::prepare(path, identity)
         {
+            match tranship_network::reopen(gate, hold, &self.held, &mut way_in) {
+                Ok(()) => {
+                    self.held.clear();
+                    self.hold.take().iter().for_each(|hold| self.report_dropped(hold));
+                    return Ok(());
+                }
+                Err(error) => tracing::warn!(id = %self.id, %error, "datagrams to groups may be lost, or out of order"),
+            }
+        }
+        gate.open().map_err(failed)
+    }
+
+    /// Takes what was held, for the original, right before its gate is opened. What another processor may have been carrying past
+    /// the gate when it closed is left to the hold, which finds out; where it has datagrams to groups, it is waited for.
+    fn take_before_opening(&mut self) {
+        let (Some(hold), Some(closed)) = (&mut self.hold, self.gate_closed) else { return };
+        if hold.has_groups() {
+            std::thread::sleep(CARRIED.saturating_sub(closed.elapsed()));
+        }
+        if closed.elapsed() >= CARRIED {
             self.held.extend(hold.take());
         }
     }
@@ -242,8 +270,25 @@ impl SourceRun {
             };
             let count = self.held.iter().take_while(fits).count().max(1);
             let frames = serde_json::to_value(&self.held[..count]).unwrap_or_default();
-            self.say(&Request::Held { frames })?;
+            self.say(&Request::Held { frames, last_to_groups: false })?;
             self.held.drain(..count);
+        }
+        Ok(())
+    }
+
+    /// Has the destination hear datagrams to groups by itself: its switch has been told that there is a member now. Until then they
+    /// are forwarded.
+    pub(super) fn hand_groups_over(&mut self) -> Result<(), Failure> {
+        if !self.has_groups || self.hold.is_none() {
+            return Ok(());
+        }
+        for _ in 0..LEARNED.as_millis() / HEARD.as_millis() {
+            std::thread::sleep(HEARD);
+            self.forward_held()?;
+        }
+        self.say(&Request::Held { frames: serde_json::Value::Array(Vec::new()), last_to_groups: true })?;
+        if let Some(hold) = &mut self.hold {
+            hold.leave_groups();
         }
         Ok(())
     }

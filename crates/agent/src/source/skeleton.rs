@@ -85,13 +85,22 @@ impl Written {
     }
 }
 
-/// What criu does not carry of the frozen container, and from when to when that was looked for.
-fn look(container: &Container) -> Result<(Uncarried, u64, u64), Failure> {
+/// What criu does not carry of the frozen container.
+struct Found {
+    uncarried: Uncarried,
+    /// From when to when that was looked for.
+    times: (u64, u64),
+    /// What the kernel tracks of its connections.
+    tracked: Option<Vec<u8>>,
+}
+
+fn look(container: &Container, tracked: Option<Conntrack>) -> Result<Found, Failure> {
     // Beside the dump, which takes longer.
     schedule::stand(Standing::Favoured);
     let begun = monotonic_ns();
-    let found = uncarried::look(container, container.network_namespace().as_deref()).map_err(failed)?;
-    Failure::blocked(found.blockers).map_or(Ok((found.uncarried, begun, monotonic_ns())), Err)
+    let uncarried = uncarried::look(container, container.network_namespace().as_deref())?;
+    let tracked = tracked.map(|mut conntrack| conntrack.entries()).transpose().map_err(failed)?;
+    Ok(Found { uncarried, times: (begun, monotonic_ns()), tracked })
 }
 
 fn changed(path: &Path) -> Failure {
@@ -112,26 +121,18 @@ impl SourceRun {
         let tracked = self.tracked()?;
         let container = self.inspected()?.0.clone();
         std::thread::scope(|scope| {
-            let found = scope.spawn(|| look(&container));
-            let tracked = tracked.map(|mut conntrack| {
-                scope.spawn(move || {
-                    // Beside the dump, as the other.
-                    schedule::stand(Standing::Favoured);
-                    conntrack.entries()
-                })
-            });
+            let found = scope.spawn(|| look(&container, tracked));
             while !self.dumped(&written)? {
                 let images = written.take()?;
                 if !images.is_empty() {
                     self.send_images(&images, true, false)?;
                 }
             }
-            let (uncarried, begun, done) = found.join().expect("to look at descriptors does not panic")?;
-            self.timeline.note("descriptors: what criu does not carry", begun, done);
+            let Found { uncarried, times, tracked } = found.join().expect("to look at descriptors does not panic")?;
+            self.timeline.note("descriptors: what criu does not carry", times.0, times.1);
+            self.has_groups = uncarried.has_groups();
             uncarried.write(&self.layout.images())?;
-            let Some(tracked) = tracked else { return Ok(()) };
-            let entries = tracked.join().expect("reading does not panic").map_err(failed)?;
-            std::fs::write(self.layout.conntrack(), entries).map_err(failed)
+            tracked.map_or(Ok(()), |entries| std::fs::write(self.layout.conntrack(), entries).map_err(failed))
         })?;
         let dumped = monotonic_ns();
         self.timeline.note("skeleton: dump", start, dumped);

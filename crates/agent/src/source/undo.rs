@@ -90,8 +90,7 @@ impl SourceRun {
                 self.gate = Some(Gate::prepare(path, &identity.names()).map_err(failed)?);
             }
         }
-        self.take_before_opening();
-        self.gate.as_mut().map_or(Ok(()), |gate| gate.open().map_err(failed))?;
+        self.open_gate_in_order()?;
         if let Some(path) = namespace.filter(|_| self.given_up) {
             // The network may have heard that it is on the destination.
             announce(&path)?;

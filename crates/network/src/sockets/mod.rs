@@ -9,7 +9,7 @@ use std::path::Path;
 use nix::libc;
 use nix::net::if_::if_nameindex;
 use serde::{Deserialize, Serialize};
-use tranship_sys::process::take_descriptor;
+use tranship_sys::process::{OpenFiles, take_descriptor};
 use tranship_sys::socket;
 
 use crate::NetworkError;
@@ -19,6 +19,9 @@ use crate::namespace::inside;
 mod options;
 
 use options::{ALL, Choice, Kind, Of};
+
+/// Sockets that are worth a thread of their own.
+const SHARE: usize = 64;
 
 /// A socket that a process has open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +44,13 @@ pub struct SocketState {
     /// What differs from a new socket's.
     options: Vec<Set>,
     memberships: Vec<Membership>,
+}
+
+impl SocketState {
+    /// Whether it is in a multicast group.
+    pub fn has_groups(&self) -> bool {
+        !self.memberships.is_empty()
+    }
 }
 
 /// An option that was set.
@@ -71,32 +81,90 @@ pub struct SocketStates {
 /// Family, type and protocol: what decides on the options that a new socket has.
 type Sort = (i32, i32, i32);
 
-/// Looks at sockets of processes whose network namespace is at `netns`. They need not stand still, but what they do meanwhile may be
-/// missed.
+/// Looks at sockets of processes whose network namespace is at `netns`, by several threads where they are many. They need not stand still,
+/// but what they do meanwhile may be missed.
 ///
 /// # Errors
 /// [`NetworkError::Missing`], [`NetworkError::NotANamespace`], the system's refusal.
 pub fn socket_states(netns: &Path, sockets: &[OpenSocket]) -> Result<SocketStates, NetworkError> {
     inside(netns, || {
         let mut unclaimed = multicast::joined_here(netns)?;
-        let interfaces = interfaces();
-        let mut new = HashMap::new();
-        let mut states = Vec::new();
-        let joined = unclaimed.clone();
-        for &OpenSocket { pid, task, descriptor } in sockets {
-            // It may have been closed meanwhile.
-            let Ok(socket) = take_descriptor(pid, descriptor) else { continue };
-            let Some(sort) = sort(socket.as_fd()) else { continue };
-            let defaults = new.entry(sort).or_insert_with(|| defaults(sort));
-            let options = differing(socket.as_fd(), sort, defaults, &interfaces);
-            let memberships = multicast::memberships(socket.as_fd(), &joined, &interfaces);
-            unclaimed.retain(|(interface, group)| !memberships.iter().any(|m| m.is_in(interface, *group)));
-            if !options.is_empty() || !memberships.is_empty() {
-                states.push(SocketState { task, descriptor, options, memberships });
-            }
-        }
+        let (joined, interfaces) = (&unclaimed, &interfaces());
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let share = sockets.len().div_ceil(cores).max(SHARE);
+        let states: Vec<_> = std::thread::scope(|scope| {
+            // They are in this namespace, too.
+            let look = |sockets| scope.spawn(move || states(sockets, joined, interfaces));
+            let workers: Vec<_> = sockets.chunks(share).map(look).collect();
+            workers.into_iter().flat_map(|worker| worker.join().expect("to look at sockets does not panic")).collect()
+        });
+        unclaimed.retain(|group| !states.iter().any(|state| is_in(&state.memberships, group)));
         Ok(SocketStates { sockets: states, unclaimed })
     })
+}
+
+/// The groups that have been joined in the network namespace at `netns` by none of the sockets, each with the name of its interface. The
+/// sockets are asked for only if anything has joined a group.
+///
+/// # Errors
+/// As [`socket_states`].
+pub fn unclaimed_groups(
+    netns: &Path,
+    sockets: impl FnOnce() -> Vec<OpenSocket> + Send,
+) -> Result<Vec<(String, IpAddr)>, NetworkError> {
+    inside(netns, || {
+        let joined = multicast::joined_here(netns)?;
+        let mut unclaimed = joined.clone();
+        if joined.is_empty() {
+            return Ok(unclaimed);
+        }
+        let interfaces = interfaces();
+        each(&sockets(), |_, socket, (_, kind, _)| {
+            let memberships = memberships(socket, kind, &joined, &interfaces);
+            unclaimed.retain(|group| !is_in(&memberships, group));
+        });
+        Ok(unclaimed)
+    })
+}
+
+/// Takes each of the sockets that is one of the internet, and is still open.
+fn each(sockets: &[OpenSocket], mut look: impl FnMut(&OpenSocket, BorrowedFd<'_>, Sort)) {
+    for of_one in sockets.chunk_by(|one, next| one.pid == next.pid) {
+        let Ok(files) = OpenFiles::of(of_one[0].pid) else { continue };
+        for open in of_one {
+            let Ok(socket) = files.take(open.descriptor) else { continue };
+            if let Some(sort) = sort(socket.as_fd()) {
+                look(open, socket.as_fd(), sort);
+            }
+        }
+    }
+}
+
+/// What of these sockets CRIU would not carry. `joined` are the groups that anything in this namespace has joined.
+fn states(sockets: &[OpenSocket], joined: &[(String, IpAddr)], interfaces: &HashMap<u32, String>) -> Vec<SocketState> {
+    let (mut new, mut states) = (HashMap::new(), Vec::new());
+    each(sockets, |&OpenSocket { task, descriptor, .. }, socket, sort| {
+        let options = differing(socket, new.entry(sort).or_insert_with(|| defaults(sort)), interfaces);
+        let memberships = memberships(socket, sort.1, joined, interfaces);
+        if !options.is_empty() || !memberships.is_empty() {
+            states.push(SocketState { task, descriptor, options, memberships });
+        }
+    });
+    states
+}
+
+/// The memberships of a socket of that type; those of TCP have none.
+fn memberships(
+    socket: BorrowedFd<'_>,
+    kind: i32,
+    joined: &[(String, IpAddr)],
+    interfaces: &HashMap<u32, String>,
+) -> Vec<Membership> {
+    if kind == libc::SOCK_STREAM { Vec::new() } else { multicast::memberships(socket, joined, interfaces) }
+}
+
+fn is_in(memberships: &[Membership], (interface, group): &(String, IpAddr)) -> bool {
+    memberships.iter().any(|membership| membership.is_in(interface, *group))
 }
 
 /// Gives restored sockets what they had. `pid` tells the pid here of a process of the container; `netns` is its network namespace.
@@ -162,31 +230,32 @@ fn sort(socket: BorrowedFd<'_>) -> Option<Sort> {
     Some((family, ask(libc::SO_TYPE)?, ask(libc::SO_PROTOCOL)?))
 }
 
-/// What a new socket of that sort has.
-fn defaults((family, kind, protocol): Sort) -> Vec<Option<Vec<u8>>> {
+/// The options that sockets of a sort can have set, each with the value that a new one has.
+fn defaults((family, kind, protocol): Sort) -> Vec<(&'static Choice, options::Value)> {
     // Where none can be made, nothing can be told.
-    let new = socket::new(family, kind, protocol);
-    new.map(|socket| ALL.iter().map(|choice| choice.value(socket.as_fd())).collect()).unwrap_or_default()
+    let Ok(new) = socket::new(family, kind, protocol) else { return Vec::new() };
+    let can_be_set = |choice: &&Choice| choice.of != Of::Datagrams || kind != libc::SOCK_STREAM;
+    ALL.iter().filter(can_be_set).filter_map(|choice| Some((choice, choice.value(new.as_fd())?))).collect()
 }
 
 fn differing(
     socket: BorrowedFd<'_>,
-    (_, kind, _): Sort,
-    defaults: &[Option<Vec<u8>>],
+    defaults: &[(&'static Choice, options::Value)],
     interfaces: &HashMap<u32, String>,
 ) -> Vec<Set> {
+    let mut listens = None;
+    let mut is_asked = |choice: &Choice| {
+        let ask =
+            || socket::int_option(socket, libc::SOL_SOCKET, libc::SO_ACCEPTCONN).is_ok_and(|listens| listens == 1);
+        choice.of != Of::Listening || *listens.get_or_insert_with(ask)
+    };
     let mut set = Vec::new();
-    for (choice, default) in ALL.iter().zip(defaults) {
-        let Some(default) = default else { continue };
+    for (choice, default) in defaults {
+        if !is_asked(choice) {
+            continue;
+        }
         let Some(value) = choice.value(socket).filter(|value| value != default) else { continue };
-        let can_be_set = match choice.of {
-            Of::All => true,
-            Of::Datagrams => kind != libc::SOCK_STREAM,
-            Of::Listening => {
-                socket::int_option(socket, libc::SOL_SOCKET, libc::SO_ACCEPTCONN).is_ok_and(|listens| listens == 1)
-            }
-        };
-        if let Some(value) = Value::of(choice, value, interfaces).filter(|_| can_be_set) {
+        if let Some(value) = Value::of(choice, value.to_vec(), interfaces) {
             set.push(Set { level: choice.level, name: choice.name, value });
         }
     }

@@ -149,10 +149,25 @@ pub(super) const ALL: [Choice; 79] = [
 
 impl Choice {
     /// The value that a socket has, or nothing where it has none.
-    pub(super) fn value(&self, socket: BorrowedFd<'_>) -> Option<Vec<u8>> {
-        let mut value = [0; LONGEST];
+    pub(super) fn value(&self, socket: BorrowedFd<'_>) -> Option<Value> {
+        let mut bytes = [0; LONGEST];
         let asked = if self.level == SOL_TCP && self.name == 13 { LONGEST } else { 8 };
-        let len = socket::option(socket, self.level, self.name, &mut value[..asked]).ok()?;
-        Some(value[..len].to_vec())
+        let length = socket::option(socket, self.level, self.name, &mut bytes[..asked]).ok()?;
+        Some(Value { bytes, length })
+    }
+}
+
+/// The value of an option, as the kernel tells it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Value {
+    bytes: [u8; LONGEST],
+    length: usize,
+}
+
+impl std::ops::Deref for Value {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..self.length]
     }
 }

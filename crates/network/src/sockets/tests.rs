@@ -36,7 +36,7 @@ fn every_option_can_be_set_to_what_it_can_be() {
                 // One that such a socket can never have had set.
                 Err(error) => {
                     let other: Vec<u8> = value.iter().enumerate().map(|(at, byte)| byte ^ u8::from(at == 0)).collect();
-                    assert!(set(&other).is_err(), "{} to {value:?}: {error}", choice.text);
+                    assert!(set(&other).is_err(), "{} to {:?}: {error}", choice.text, &value[..]);
                 }
             }
         }
@@ -103,9 +103,28 @@ fn a_group_that_no_process_of_the_container_has_joined_is_named() {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
     socket.join_multicast_v4(&group, &Ipv4Addr::LOCALHOST).unwrap();
     let unclaimed = |sockets: &[OpenSocket]| {
+        let expected = ("lo".to_owned(), group.into());
+        let ahead = unclaimed_groups(Path::new(HERE), || sockets.to_vec()).unwrap().contains(&expected);
         let found = socket_states(Path::new(HERE), sockets).unwrap();
-        found.unclaimed.contains(&("lo".to_owned(), group.into()))
+        assert_eq!(ahead, found.unclaimed.contains(&expected));
+        ahead
     };
     assert!(unclaimed(&[]));
     assert!(!unclaimed(&[open(&socket)]));
+}
+
+#[test]
+fn many_sockets_are_looked_at_by_several_threads_and_each_is_found() {
+    let sockets: Vec<_> = (0..500).map(|_| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap()).collect();
+    sockets.iter().enumerate().for_each(|(n, socket)| socket.set_ttl(1 + (n % 250) as u32).unwrap());
+    let open: Vec<_> = sockets.iter().map(|socket| open(socket)).collect();
+    let begun = std::time::Instant::now();
+    let found = socket_states(Path::new(HERE), &open).unwrap().sockets;
+    println!("{:?} for each of {} sockets", begun.elapsed() / 500, sockets.len());
+    let numbers: HashSet<_> = found.iter().map(|state| state.descriptor).collect();
+    // The one with a new socket's own is none of them.
+    let expected: HashSet<_> =
+        sockets.iter().filter(|socket| socket.ttl().unwrap() != 64).map(AsRawFd::as_raw_fd).collect();
+    assert_eq!(numbers, expected);
+    assert!(found.iter().all(|state| state.options.len() == 1 && state.memberships.is_empty()));
 }
