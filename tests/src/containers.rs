@@ -170,7 +170,8 @@ fn may_run(pid: u32) -> bool {
             let (kind, path) = (fields.next().unwrap_or_default(), fields.next().unwrap_or_default());
             let read = |file: String| fs::read_to_string(file).unwrap_or_default();
             match kind {
-                "freezer" => read(format!("/sys/fs/cgroup/freezer{path}/freezer.state")).trim() != "THAWED",
+                // Not there, where version 2 alone is mounted.
+                "freezer" => read(format!("/sys/fs/cgroup/freezer{path}/freezer.state")).starts_with("FR"),
                 "" => ["", "/unified"].iter().any(|mount| {
                     read(format!("/sys/fs/cgroup{mount}{path}/cgroup.events")).lines().any(|line| line == "frozen 1")
                 }),
