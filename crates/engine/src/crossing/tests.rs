@@ -38,7 +38,7 @@ fn of_docker() -> Value {
             "Cmd": ["x"], "StopSignal": "SIGINT", "Healthcheck": {"Test": ["CMD-SHELL", "true"]},
             "HostConfig": {
                 "NetworkMode": "lab", "IpcMode": "private", "Binds": ["kept:/srv", "/usr:/usr:ro"], "Memory": 5,
-                "Tmpfs": {"/tmp": "size=1m"}, "LogConfig": {"Type": "json-file", "Config": {}},
+                "Tmpfs": {"/tmp": "size=1m", "/run": "noexec"}, "LogConfig": {"Type": "json-file", "Config": {}},
                 "RestartPolicy": {"Name": "always", "MaximumRetryCount": 0}, "PidsLimit": null, "NanoCpus": 1_500_000_000,
                 "Ulimits": [{"Name": "nofile", "Soft": 10, "Hard": 20}], "MaskedPaths": ["/proc/keys"],
             },
@@ -64,7 +64,7 @@ fn podman_is_told_in_its_own_words() {
     assert_eq!((&config["WorkingDir"], &config["Cmd"]), (&json!("/data"), &json!(["--save", ""])));
     assert_eq!(told["described"]["EffectiveCaps"], json!(["CAP_CHOWN", "CAP_NET_RAW"]));
     assert_eq!(host["Binds"], json!(["kept:/srv", "/usr:/usr:ro", "0f3a:/cache"]));
-    assert_eq!(host["Tmpfs"], json!({"/tmp": "size=1m,noexec,notmpcopyup"}));
+    assert_eq!(host["Tmpfs"], json!({"/tmp": "size=1m,noexec,notmpcopyup", "/run": "noexec,notmpcopyup"}));
     assert_eq!(
         (&host["PidsLimit"], &host["CpuQuota"]),
         (&json!(-1), &json!(150_000)),
@@ -115,6 +115,7 @@ fn of_podman() -> Value {
                 "Tmpfs": {"/tmp": "rw,rprivate,nosuid,nodev,tmpcopyup"}, "UTSMode": "private", "PidMode": "private",
                 "LogConfig": {"Type": "k8s-file", "Config": null, "Path": "/a", "Tag": "", "Size": "0B"},
                 "RestartPolicy": {"Name": "", "MaximumRetryCount": 0}, "PidsLimit": 2048, "Cgroups": "default",
+                "PortBindings": {"80/tcp": [{"HostIp": "", "HostPort": "8080"}]},
             },
         },
         "networks": [{"name": "lab", "kind": {"driver": "macvlan", "subnets": ["10.0.0.0/24"]}, "ips": ["10.0.0.5"],
@@ -130,6 +131,7 @@ fn docker_is_told_in_its_own_words() {
     assert_eq!((&told["image"], &body["Image"]), (&json!("sha256:1c"), &json!("localhost/lab:1")));
     assert_eq!((&body["Entrypoint"], &body["Cmd"]), (&json!(["redis-server"]), &json!(["--save", ""])));
     assert_eq!((&body["StopSignal"], &host["PidsLimit"]), (&json!("15"), &json!(2048)));
+    assert_eq!(body["ExposedPorts"], json!({"80/tcp": {}}));
     assert_eq!(host["Binds"], json!(["kept:/srv", "/usr:/usr:ro"]));
     assert_eq!((&host["Tmpfs"], &host["NetworkMode"]), (&json!({"/tmp": "exec"}), &json!("lab")));
     assert_eq!(host["Sysctls"]["net.ipv4.ip_unprivileged_port_start"], "1024");

@@ -55,6 +55,7 @@ pub(super) fn translate(refusals: &mut Refusals<'_>) -> Value {
     let (program, arguments) = command.split_at(command.len().min(1));
     (body["Entrypoint"], body["Cmd"]) = (program.into(), arguments.into());
     body["WorkingDir"] = process["cwd"].clone();
+    body["ExposedPorts"] = exposed(config, host);
     body["Env"] = config["Env"].clone();
     body["Image"] = theirs["image_name"].clone();
     match &config["StopSignal"] {
@@ -153,6 +154,14 @@ fn binds(refusals: &mut Refusals<'_>, binds: &Value) -> Vec<String> {
         said.push(format!("{source}:{inside}{colon}{}", options.join(",")));
     }
     said
+}
+
+/// Of the ports that are to be published Docker publishes those that are exposed, too.
+fn exposed(config: &Value, host: &Value) -> Value {
+    let mut ports = config["ExposedPorts"].as_object().cloned().unwrap_or_default();
+    let published = host["PortBindings"].as_object().into_iter().flatten();
+    ports.extend(published.map(|(port, _)| (port.clone(), json!({}))));
+    ports.into()
 }
 
 /// Docker would let no program be run from it.

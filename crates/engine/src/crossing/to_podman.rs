@@ -172,7 +172,8 @@ fn volumes(refusals: &mut Refusals<'_>) -> Vec<Value> {
 fn tmpfs(mounts: &Value) -> Value {
     let options = |options: &Value| {
         let options = options.as_str().unwrap_or_default();
-        let more = if options.split(',').any(|option| option == "exec") { "notmpcopyup" } else { "noexec,notmpcopyup" };
+        let says = options.split(',').any(|option| option == "exec" || option == "noexec");
+        let more = if says { "notmpcopyup" } else { "noexec,notmpcopyup" };
         if options.is_empty() { more.to_owned() } else { format!("{options},{more}") }
     };
     let mounts = mounts.as_object().into_iter().flatten();
