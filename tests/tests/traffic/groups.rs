@@ -16,6 +16,8 @@ use super::{IP, NAME, PATIENCE, moves, run_in_groups};
 
 /// Datagrams a second in each of the groups.
 const RATE: u64 = 1000;
+/// How often a gate is opened to groups: one that comes just then is late.
+const OPENINGS: u64 = 4;
 /// Each with the address that it is sent from, the container's own to which the answers are due, and the sender's port.
 const GROUPS: [(&str, &str, &str, u16); 2] =
     [("239.77.0.5", "10.77.0.100", "10.77.0.31", 7905), ("ff12::77:5", "fd77::100", "fd77::31", 7906)];
@@ -89,7 +91,11 @@ fn streams_arrive(stage: &mut Stage, listens: bool) -> Result<()> {
             tally.course.longest_gap_ms()
         );
         let wrong = (tally.lost, tally.doubled, tally.reordered);
-        ensure!(wrong == (0, 0, 0), "to {group}, lost, doubled, out of order: {wrong:?} of {}", tally.sent);
+        ensure!(
+            wrong.0 + wrong.1 == 0 && wrong.2 <= OPENINGS,
+            "to {group}, lost, doubled, out of order: {wrong:?} of {}",
+            tally.sent
+        );
     }
     moved?;
     snooping(false)?;
