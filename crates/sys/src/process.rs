@@ -1,5 +1,6 @@
 //! Starting and reading processes.
 
+use std::cmp::Ordering;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -20,6 +21,29 @@ pub fn family(pid: u32) -> Vec<u32> {
         next += 1;
     }
     found
+}
+
+/// Whether any two of these processes have their memory in common, as one has that was vforked with its parent; also if the kernel does not
+/// say (a process has ended, or there is no kcmp(2)).
+pub fn share_memory(pids: &[u32]) -> bool {
+    const KCMP_VM: libc::c_int = 1;
+    let compare = |a: u32, b: u32| {
+        // SAFETY: the call takes numbers only.
+        match unsafe { libc::syscall(libc::SYS_kcmp, a, b, KCMP_VM, 0, 0) } {
+            1 => Ordering::Less,
+            2 => Ordering::Greater,
+            _ => Ordering::Equal,
+        }
+    };
+    // By an order of the kernel's own, so that not each has to be compared with each.
+    let mut sorted: Vec<u32> = Vec::with_capacity(pids.len());
+    pids.iter().any(|pid| match sorted.binary_search_by(|other| compare(*other, *pid)) {
+        Ok(_) => true,
+        Err(place) => {
+            sorted.insert(place, *pid);
+            false
+        }
+    })
 }
 
 /// A descriptor that stands for a process, also when another one has got its pid.
@@ -118,6 +142,17 @@ pub fn in_cgroups<'a>(command: &'a mut Command, cgroups: &[PathBuf]) -> io::Resu
 mod tests {
     use super::*;
     use std::io::Read;
+
+    #[test]
+    fn processes_that_share_memory_are_told() {
+        let mut others: Vec<_> = (0..5).map(|_| Command::new("sleep").arg("100").spawn().unwrap()).collect();
+        let mut pids: Vec<u32> = others.iter().map(std::process::Child::id).chain([std::process::id()]).collect();
+        assert!(!share_memory(&pids), "each has its own");
+        pids.push(pids[2]);
+        assert!(share_memory(&pids), "one has the same as the third");
+        others.iter_mut().for_each(|other| other.kill().and_then(|()| other.wait().map(drop)).unwrap());
+        assert!(share_memory(&pids[..3]), "the kernel does not say");
+    }
 
     #[test]
     fn a_command_whose_cgroup_is_missing_is_not_started() {
