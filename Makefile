@@ -8,7 +8,7 @@ demo: setup build
 # Unit tests and end-to-end tests with real containers; some of them again where version 2 of cgroups is mounted alone.
 test: setup build
 	cargo test --release --workspace
-	scripts/with-cgroup2 cargo test --release -p tranship-e2e --test redis --test engine --test recover
+	scripts/with-cgroup2 cargo test --release -p tranship-e2e --test redis --test engine
 
 # The suites of all engines besides runc, with their real daemons and programs; with what takes too long for `make test`.
 test-engines: export TRANSHIP_ENGINES = all
