@@ -126,6 +126,9 @@ impl Stand {
                 lab.start_agent(node, &[("TRANSHIP_FAULTS", &delay)])?;
             }
         }
+        if let System::Own(engine) = system {
+            own::prepare(&lab, engine, NODES[0])?;
+        }
         let workload =
             workload::start(&lab, NODES[0], NAME, (&case.load, system.engine())).context("starting the workload")?;
         let constant = vec![("workload_bytes", workload.resident_bytes() as f64)];
@@ -157,7 +160,7 @@ impl Stand {
                 let recipe = Recipe::prepare(&self.lab, way, NAME, case.delay_ms)?;
                 self.across(|_| recipe.perform(limit))?
             }
-            System::Own => self.across(|lab| own::perform(lab, way, NAME, limit))?,
+            System::Own(engine) => self.across(|lab| own::perform(lab, engine, way, NAME, limit))?,
         };
         sample.figures.append(&mut self.first);
         sample.figures.extend(&self.constant);
@@ -194,6 +197,11 @@ impl Stand {
             ]);
         }
         Ok(Sample { figures, slices: moved.slices, report: moved.report, course: self.workload.course() })
+    }
+
+    /// Checks what is not checked after each run.
+    pub fn check_all(&mut self) -> Result<()> {
+        self.workload.check_all().context("after the last move")
     }
 
     /// Takes the lab down.

@@ -173,8 +173,8 @@ pub enum System {
     Managed(EngineName, Mode),
     /// The plain recipe moves it, bench/peer/recipe.sh.
     Peer,
-    /// Podman moves it, by its own checkpoint and restore.
-    Own,
+    /// Its engine moves it, by its own checkpoint and restore.
+    Own(EngineName),
     /// It is left alone, to compare with.
     Unmoved,
     /// Its writes are tracked in some stretches of time and not in others; it is not moved.
@@ -189,8 +189,10 @@ impl System {
             Self::Managed(EngineName::Docker, _) => "tranship docker",
             Self::Managed(EngineName::Podman, _) => "tranship podman",
             Self::Managed(EngineName::Containerd, _) => "tranship containerd",
-            Self::Peer => "runc+criu",
-            Self::Own => "podman's own",
+            Self::Peer | Self::Own(EngineName::Runc) => "runc+criu",
+            Self::Own(EngineName::Docker) => "docker's own",
+            Self::Own(EngineName::Podman) => "podman's own",
+            Self::Own(EngineName::Containerd) => "containerd's own",
             Self::Unmoved => "unmoved",
             Self::Tracked => "tracked",
         }
@@ -200,7 +202,7 @@ impl System {
     pub fn mode(&self) -> Option<String> {
         match self {
             Self::Tranship(mode) | Self::Managed(_, mode) => Some(mode.to_string()),
-            Self::Peer | Self::Own => Some(Mode::Cold.to_string()),
+            Self::Peer | Self::Own(_) => Some(Mode::Cold.to_string()),
             Self::Unmoved | Self::Tracked => None,
         }
     }
@@ -218,15 +220,14 @@ impl System {
     pub fn tranship(self) -> Option<Mode> {
         match self {
             Self::Tranship(mode) | Self::Managed(_, mode) => Some(mode),
-            Self::Peer | Self::Own | Self::Unmoved | Self::Tracked => None,
+            Self::Peer | Self::Own(_) | Self::Unmoved | Self::Tracked => None,
         }
     }
 
     /// Whose container it is.
     pub fn engine(self) -> EngineName {
         match self {
-            Self::Managed(engine, _) => engine,
-            Self::Own => EngineName::Podman,
+            Self::Managed(engine, _) | Self::Own(engine) => engine,
             Self::Tranship(_) | Self::Peer | Self::Unmoved | Self::Tracked => EngineName::Runc,
         }
     }
@@ -235,21 +236,21 @@ impl System {
     pub fn returns(self) -> bool {
         match self {
             Self::Tranship(_) | Self::Managed(..) | Self::Peer => true,
-            // Podman's own leaves a container of the same name behind.
-            Self::Own | Self::Unmoved | Self::Tracked => false,
+            // What is the engine's own leaves a container of the same name behind.
+            Self::Own(_) | Self::Unmoved | Self::Tracked => false,
         }
     }
 
     /// Whether it is there to be compared with.
     pub fn is_rival(self) -> bool {
-        matches!(self, Self::Peer | Self::Own)
+        matches!(self, Self::Peer | Self::Own(_))
     }
 
     /// What else moves such a container.
     pub fn rival(self) -> Option<Self> {
         match self {
             Self::Tranship(_) => Some(Self::Peer),
-            Self::Managed(EngineName::Podman, _) => Some(Self::Own),
+            Self::Managed(engine, _) => Some(Self::Own(engine)),
             _ => None,
         }
     }

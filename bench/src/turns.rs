@@ -108,6 +108,7 @@ fn perform(
     };
     let sample = up.measure(limit)?;
     if is_last {
+        up.check_all()?;
         up.down()?;
     } else {
         *stand = Some(up);

@@ -137,18 +137,31 @@ impl Managed {
     pub fn moved_from(
         &self,
         lab: &Lab,
-        (from, to): (&str, &str),
+        nodes: (&str, &str),
         place: &str,
         meddle: impl FnOnce(&Lab) -> Result<()>,
     ) -> Result<Ended> {
+        self.begun_from(lab, nodes, place, meddle)?.end()
+    }
+
+    /// The same, without waiting for the end.
+    ///
+    /// # Errors
+    /// If the move does not come to that place.
+    pub fn begun_from(
+        &self,
+        lab: &Lab,
+        (from, to): (&str, &str),
+        place: &str,
+        meddle: impl FnOnce(&Lab) -> Result<()>,
+    ) -> Result<Moving> {
         restart_agent(lab, from, &format!("{place}.hold"))?;
         let agent = lab.agent_pid(from)?.context("the agent has just been started")?;
         let moving = Moving::begin(lab, self.name, from, to, Mode::Auto)?;
         wait_until("the agent to be held", Duration::from_secs(20), || Ok((state(agent) == Some('T')).then_some(())))?;
         let meddled = meddle(lab);
         send(Signal::SIGCONT, agent)?;
-        meddled?;
-        moving.end()
+        meddled.map(|()| moving)
     }
 
     /// What an engine has of images: theirs, and their parts.

@@ -25,7 +25,7 @@ impl Capture {
         let mut child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "--", "nsenter"])
             .arg(format!("--net=/proc/{pid}/ns/net"))
-            .args(["tcpdump", "--interface", "br0", "-nn", "-l", "--immediate-mode", filter])
+            .args(["tcpdump", "--interface", "br0", "-nn", "-S", "-l", "--immediate-mode", filter])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -155,6 +155,19 @@ fn a_containerd_that_is_restarted_in_the_middle_is_survived(stage: &mut Stage) -
     CONTAINERD.remove(lab, "a")
 }
 
+/// The held copy dies with the start that it belongs to, and is made again by the next one.
+fn a_containerd_that_is_restarted_at_the_commit_is_survived(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let mut counter = CONTAINERD.start(lab, 88, &[], &[])?;
+    let ended = CONTAINERD.moved_while(lab, "source.commit.after", |lab| Ok(lab.restart_containerd("b")?))?;
+    ensure!(ended.success, "the move did not end well: {}", ended.error());
+    ensure!(quiet_under(lab, &CONTAINERD)? == "b", "it is not where it went");
+    connection_alive(&mut counter)?;
+    CONTAINERD.moves(lab, &mut counter, "b", "a").context("back again")?;
+    drop(counter);
+    CONTAINERD.remove(lab, "a")
+}
+
 fn main() -> ExitCode {
     scenarios(&[
         ("containerd_manages_the_moved_container", containerd_manages_the_moved_container),
@@ -172,6 +185,10 @@ fn main() -> ExitCode {
         (
             "a_containerd_that_is_restarted_in_the_middle_is_survived",
             a_containerd_that_is_restarted_in_the_middle_is_survived,
+        ),
+        (
+            "a_containerd_that_is_restarted_at_the_commit_is_survived",
+            a_containerd_that_is_restarted_at_the_commit_is_survived,
         ),
     ])
 }

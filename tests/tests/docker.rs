@@ -5,11 +5,16 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tranship_e2e::{DOCKER, Stage, connection_alive, quiet_under, refused_move, restart_agent, scenarios, wait_until};
+use tranship_e2e::{
+    DOCKER, Stage, connection_alive, processes, quiet_under, refused_move, restart_agent, scenarios, wait_until,
+};
 use tranship_lab::{CounterClient, Lab, Redis, RunOptions};
 use tranship_types::BlockerKind;
 
 const NAME: &str = "cache";
+/// The source's agent has decided, and has told nobody.
+const COMMIT: &str = "source.commit.after";
+
 fn docker_manages_the_moved_container(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     let options = ["--restart", "always", "--memory", "256m", "--env", "COLOUR=blue", "--label", "tier=back"];
@@ -90,6 +95,108 @@ fn a_docker_that_is_restarted_in_the_middle_is_survived(stage: &mut Stage) -> Re
         DOCKER.remove(lab, "b")?;
     }
     Ok(())
+}
+
+/// The held copy dies with the start that it belongs to, and is made again by the next one.
+fn a_docker_that_is_restarted_at_the_commit_is_survived(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    for (number, live_restore) in [(70, false), (71, true)] {
+        let mut counter = DOCKER.start(lab, number, &["--restart", "always"], &[])?;
+        let ended = DOCKER.moved_while(lab, COMMIT, |lab| Ok(lab.restart_docker("b", live_restore)?))?;
+        let said = format!("with live-restore {live_restore}: {}", ended.error());
+        ensure!(ended.success, "the move did not end well, {said}");
+        ensure!(quiet_under(lab, &DOCKER).context(said.clone())? == "b", "it is not where it went, {said}");
+        connection_alive(&mut counter).context(said)?;
+        DOCKER.moves(lab, &mut counter, "b", "a").context("back again")?;
+        drop(counter);
+        DOCKER.remove(lab, "a")?;
+    }
+    Ok(())
+}
+
+/// Docker's daemon is stopped before the decision, and killed when the copy has run for a moment: it has no note of that, and no other start
+/// could be made of what runs. It is said, and the container moves on.
+fn a_docker_that_is_killed_in_the_resume(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    for (number, live_restore) in [(75, false), (74, true)] {
+        let mut counter = DOCKER.start(lab, number, &["--restart", "always"], &[])?;
+        lab.restart_docker("b", live_restore)?;
+        let stop = |lab: &Lab| Ok(lab.check("b", &["sh", "-c", "kill -STOP $(cat /run/docker.pid)"]).map(drop)?);
+        let moving = DOCKER.begun_from(lab, ("a", "b"), COMMIT, stop)?;
+        connection_alive(&mut counter).context("while Docker is stopped")?;
+        lab.restart_docker("b", live_restore)?;
+        let ended = moving.end()?;
+        let said = format!("with live-restore {live_restore}: {}", ended.error());
+        ensure!(ended.success, "the move did not end well, {said}");
+        connection_alive(&mut counter).context(said.clone())?;
+        let ways = ended.report.map(|report| report.ways).unwrap_or_default();
+        let words = "takes cache, which runs, for a container that was never started; move it on";
+        ensure!(ways.iter().any(|way| way.contains(words)), "{said}: no word of it among {ways:?}");
+        DOCKER.is_gone(lab, "a").context(said)?;
+        DOCKER.moves(lab, &mut counter, "b", "a").context("on, to where it is Docker's own again")?;
+        drop(counter);
+        DOCKER.remove(lab, "a")?;
+    }
+    Ok(())
+}
+
+/// Kills the destination's Docker, and waits until the held copy is lost.
+fn lose_docker(lab: &Lab) -> Result<()> {
+    lab.kill_docker("b")?;
+    wait_until("the held copy to be lost", Duration::from_secs(10), || {
+        Ok(processes(lab, "b")?.iter().all(|process| process.kind == "pager").then_some(()))
+    })
+}
+
+/// Waits until it is told on the source that a move cannot go on without the other node's Docker.
+fn waits_for_docker(lab: &Lab) -> Result<()> {
+    let mut status = String::new();
+    let waits = wait_until("the move to wait for Docker", Duration::from_secs(20), || {
+        status = lab.check("a", &["tranship", "status"])?;
+        let words = ["cache: after the commit point, still trying: on node b, docker does not answer", "start it"];
+        Ok(words.iter().all(|words| status.contains(words)).then_some(()))
+    });
+    waits.with_context(|| format!("tranship status says: {status}"))
+}
+
+fn a_docker_that_is_away_at_the_commit_is_waited_for(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let mut counter = DOCKER.start(lab, 72, &[], &[])?;
+    let moving = DOCKER.begun_from(lab, ("a", "b"), COMMIT, lose_docker)?;
+    waits_for_docker(lab)?;
+    lab.revive_docker("b")?;
+    let ended = moving.end()?;
+    ensure!(ended.success, "the move did not end well: {}", ended.error());
+    ensure!(quiet_under(lab, &DOCKER).with_context(|| ended.error().to_owned())? == "b", "it is not where it went");
+    connection_alive(&mut counter)?;
+    drop(counter);
+    DOCKER.remove(lab, "b")
+}
+
+/// Where it does not come back, the original can: the copy has never run.
+fn a_docker_that_does_not_come_back_can_be_given_up(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let mut counter = DOCKER.start(lab, 73, &[], &[])?;
+    let pid = DOCKER.told(lab, "a", "{{.State.Pid}}")?;
+    let moving = DOCKER.begun_from(lab, ("a", "b"), COMMIT, lose_docker)?;
+    waits_for_docker(lab)?;
+    let recover = ["tranship", "recover", NAME, "--destination-lost"];
+    let refused = lab.exec("a", &recover)?;
+    ensure!(refused.status.code() == Some(3), "while the agent answers, recover ended with {}", refused.status);
+    lab.kill_agent("b")?;
+    lab.check("a", &recover)?;
+    let ended = moving.end()?;
+    ensure!(!ended.success, "a move that was given up is told as a success");
+    connection_alive(&mut counter)?;
+    ensure!(DOCKER.told(lab, "a", "{{.State.Pid}}")? == pid, "the container is another process");
+
+    lab.start_agent("b", &[])?;
+    lab.revive_docker("b")?;
+    ensure!(quiet_under(lab, &DOCKER)? == "a", "it is not where it was");
+    connection_alive(&mut counter)?;
+    DOCKER.moves(lab, &mut counter, "a", "b").context("the next move")?;
+    drop(counter);
+    DOCKER.remove(lab, "b")
 }
 
 fn a_docker_that_is_restarted_on_the_source_is_survived(stage: &mut Stage) -> Result<()> {
@@ -236,6 +343,10 @@ fn main() -> ExitCode {
         ("a_move_that_fails_leaves_the_container_to_its_docker", a_move_that_fails_leaves_the_container_to_its_docker),
         ("a_decided_move_is_finished_whatever_is_killed", a_decided_move_is_finished_whatever_is_killed),
         ("a_docker_that_is_restarted_in_the_middle_is_survived", a_docker_that_is_restarted_in_the_middle_is_survived),
+        ("a_docker_that_is_restarted_at_the_commit_is_survived", a_docker_that_is_restarted_at_the_commit_is_survived),
+        ("a_docker_that_is_killed_in_the_resume", a_docker_that_is_killed_in_the_resume),
+        ("a_docker_that_is_away_at_the_commit_is_waited_for", a_docker_that_is_away_at_the_commit_is_waited_for),
+        ("a_docker_that_does_not_come_back_can_be_given_up", a_docker_that_does_not_come_back_can_be_given_up),
         ("a_docker_that_is_restarted_on_the_source_is_survived", a_docker_that_is_restarted_on_the_source_is_survived),
         ("an_image_that_is_not_there_is_sent", an_image_that_is_not_there_is_sent),
         ("published_ports_are_published_where_it_goes", published_ports_are_published_where_it_goes),

@@ -5,8 +5,10 @@ use std::process::{ExitCode, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tranship_e2e::{PODMAN, Stage, connection_alive, nothing_left, refused_move, restart_agent, scenarios, wait_until};
-use tranship_lab::{Redis, RunOptions};
+use tranship_e2e::{
+    PODMAN, Stage, connection_alive, nothing_left, quiet_under, refused_move, restart_agent, scenarios, wait_until,
+};
+use tranship_lab::{Lab, Redis, RunOptions};
 use tranship_types::BlockerKind;
 
 const NAME: &str = "cache";
@@ -127,6 +129,28 @@ fn a_decided_move_is_finished_whatever_is_killed(stage: &mut Stage) -> Result<()
     PODMAN.finishes_decided_moves(&stage.lab, 74)
 }
 
+/// Whatever of the start is killed between the decision and the resume: the copy is made again under a new one.
+fn a_start_that_is_killed_at_the_commit_is_survived(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    for (number, program) in [(78, "podman"), (79, "conmon"), (80, "runc")] {
+        let mut counter = PODMAN.start(lab, number, &["--restart", "always"], &[])?;
+        let over = "pgrep -x -r D,R,S,T podman > /dev/null || exit 0";
+        let kill = format!(
+            "kill -KILL $(pgrep -x {program}); for i in $(seq 1000); do {over}; sleep 0.01; done; echo the start goes on; exit 1"
+        );
+        let meddle = |lab: &Lab| Ok(lab.check("b", &["sh", "-c", &kill]).map(drop)?);
+        let ended = PODMAN.moved_while(lab, "source.commit.after", meddle)?;
+        let said = format!("with {program} killed: {}", ended.error());
+        ensure!(ended.success, "the move did not end well, {said}");
+        ensure!(quiet_under(lab, &PODMAN).context(said.clone())? == "b", "it is not where it went, {said}");
+        connection_alive(&mut counter).context(said.clone())?;
+        PODMAN.moves(lab, &mut counter, "b", "a").context("back again").context(said)?;
+        drop(counter);
+        PODMAN.remove(lab, "a")?;
+    }
+    Ok(())
+}
+
 /// Where the lab puts the containers of node a.
 const CGROUP: [&str; 2] = ["--cgroup-parent", "/tranship-lab/a"];
 
@@ -171,6 +195,7 @@ fn main() -> ExitCode {
         ),
         ("a_move_that_fails_leaves_the_container_to_its_podman", a_move_that_fails_leaves_the_container_to_its_podman),
         ("a_decided_move_is_finished_whatever_is_killed", a_decided_move_is_finished_whatever_is_killed),
+        ("a_start_that_is_killed_at_the_commit_is_survived", a_start_that_is_killed_at_the_commit_is_survived),
         ("an_image_that_is_not_there_is_sent", an_image_that_is_not_there_is_sent),
         ("published_ports_are_published_where_it_goes", published_ports_are_published_where_it_goes),
         ("an_arriving_container_is_listed_at_once", an_arriving_container_is_listed_at_once),

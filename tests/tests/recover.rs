@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ExitCode, Stdio};
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use tranship_e2e::{
     Log, Stage, connection_alive, copies, is_gone, move_container, quiet, refused_move, remove, restart_agent,
     scenarios, send, state, wait_until,
 };
-use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, redis_command, report_of};
+use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, redis_command, report_of, runc_root};
 use tranship_types::{Outcome, Phase, Report};
 
 const NAME: &str = "lost";
@@ -293,8 +294,75 @@ fn what_is_not_in_doubt_is_refused(stage: &mut Stage) -> Result<()> {
     remove(lab, NAME)
 }
 
+/// Starts one program after the other by vfork, without a pause.
+const SPAWNER: &str = "import os\nwhile True: os.waitpid(os.posix_spawn('/bin/true', ['true'], {}), 0)";
+
+/// The file of a container's freezer, which is of version 1.
+fn freezer_state(lab: &Lab, node: &str, name: &str) -> Result<PathBuf> {
+    let file = lab.path(node, format!("{}/{name}/state.json", runc_root()))?;
+    let state: serde_json::Value = serde_json::from_slice(&fs::read(file)?)?;
+    let cgroup = state["cgroup_paths"]["freezer"].as_str().context("the container has no freezer of version 1")?;
+    Ok(Path::new(cgroup).join("freezer.state"))
+}
+
+/// Has a container stay half frozen: one of its processes has begun to wait for a child that it has vforked, just when it was
+/// asked to stop, and the child stands still.
+fn freeze_by_half(state: &Path) -> Result<()> {
+    wait_until("the container to be half frozen", Duration::from_secs(60), || {
+        fs::write(state, "FROZEN")?;
+        let now = || -> Result<String> { Ok(fs::read_to_string(state)?.trim().to_owned()) };
+        let frozen = wait_until("it to stop", Duration::from_millis(100), || Ok((now()? == "FROZEN").then_some(())));
+        if frozen.is_err() && now()? == "FREEZING" {
+            return Ok(Some(()));
+        }
+        fs::write(state, "THAWED")?;
+        Ok(None)
+    })
+}
+
+/// While a container is half frozen, runc waits for it whatever it is asked. Where an agent that died in the freeze has left it so, its
+/// next one lets it run; where somebody else has, the agent says so.
+fn a_container_that_is_left_half_frozen(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    if !Path::new("/sys/fs/cgroup/freezer").exists() {
+        println!("skipped: only the freezer of version 1 of cgroups stays half frozen, which is not mounted here");
+        return Ok(());
+    }
+    let ip = Ipv4Addr::new(10, 77, 0, 67);
+    let command = ["sh", "-c", "python3 -c \"$0\" & exec \"$@\"", SPAWNER].map(str::to_owned);
+    lab.run("a", NAME, &RunOptions::new(ip, [command.to_vec(), redis_command()].concat()))?;
+    Redis::connect(lab, ip, Duration::from_secs(10))?;
+    let mut counter = CounterClient::start(lab, (ip, REDIS_PORT).into(), COUNTER, Duration::from_micros(500))?;
+    let freezer = freezer_state(lab, "a", NAME)?;
+
+    restart_agent(lab, "a", "source.freeze.before.hold")?;
+    let agent = lab.agent_pid("a")?.context("the agent has just been started")?;
+    let mut moving = begin(lab, &["--mode", "cold"])?;
+    wait_until("the agent to be held", NOTICED, || Ok((state(agent) == Some('T')).then_some(())))?;
+    freeze_by_half(&freezer)?;
+    restart_agent(lab, "a", "")?;
+    let failed = |r: &Report| r.outcome == Outcome::Failed;
+    reported(lab, "a", "the move to be undone", failed)?;
+    ensure!(!moving.wait()?.success(), "the move of an agent that died is told as a success");
+    ensure!(quiet(lab, NAME)? == "a", "it is not where it was");
+    connection_alive(&mut counter)?;
+
+    freeze_by_half(&freezer)?;
+    let listed = lab.exec("a", &["tranship", "ls"])?;
+    let said = String::from_utf8_lossy(&listed.stderr).into_owned();
+    let words = ["did not answer within", "write THAWED to", freezer.to_str().unwrap_or_default()];
+    ensure!(!listed.status.success() && words.iter().all(|words| said.contains(words)), "tranship ls says {said:?}");
+    fs::write(&freezer, "THAWED")?;
+    let report = move_container(lab, "a", NAME, "b").context("when it is thawed")?;
+    ensure!(report.outcome == Outcome::Moved, "{report:?}");
+    connection_alive(&mut counter)?;
+    drop(counter);
+    remove(lab, NAME)
+}
+
 fn main() -> ExitCode {
     scenarios(&[
+        ("a_container_that_is_left_half_frozen", a_container_that_is_left_half_frozen),
         ("what_is_not_in_doubt_is_refused", what_is_not_in_doubt_is_refused),
         ("an_original_that_is_resumed_by_hand", an_original_that_is_resumed_by_hand),
         ("a_destination_that_dies_before_the_resume", a_destination_that_dies_before_the_resume),

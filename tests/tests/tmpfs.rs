@@ -107,6 +107,42 @@ fn a_gigabyte_in_tmp_does_not_lengthen_the_blackout(stage: &mut Stage) -> Result
     remove(lab, NAME)
 }
 
+/// Of a large file that is written all the time the freeze reads just what was written last, and nothing is missing in the end.
+fn a_large_file_that_is_written_all_the_time_does_not_lengthen_the_blackout(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let script = "head -c 256M /dev/zero | tr '\\0' x > /tmp/big; n=0; \
+                  while ! test -e /tmp/stop; do \
+                      n=$((n + 1)); k=$((n * 7919 % 32768)); \
+                      printf %08d $n | dd of=/tmp/big bs=8192 seek=$k conv=notrunc 2>/dev/null; echo $k $n >> /tmp/log; \
+                  done; touch /tmp/stopped; sleep 1000000";
+    lab.run("a", NAME, &RunOptions::new(IP, ["sh", "-c", script]))?;
+    let inside = |node: &str, what: &str| lab.check(node, &["runc", "exec", NAME, "sh", "-c", what]);
+    let is_there = |node: &str, what: &str| {
+        Ok(lab.exec(node, &["runc", "exec", NAME, "test", "-e", what])?.status.success().then_some(()))
+    };
+    tranship_e2e::wait_until("the first piece", PATIENCE, || is_there("a", "/tmp/log"))?;
+    let mut spent = Vec::new();
+    for (from, to) in [("a", "b"), ("b", "a"), ("a", "b"), ("b", "a")] {
+        let report = move_container(lab, from, NAME, to)?;
+        let parts = report.parts.iter().filter(|part| part.name.starts_with("tmpfs: "));
+        spent.push(parts.map(|part| part.ms).sum::<f64>());
+        eprintln!("{:.1} ms for files, {:?}", spent[spent.len() - 1], tmpfs_ways(&report));
+    }
+    spent.sort_by(f64::total_cmp);
+    // To compare all of it takes three times as long.
+    ensure!(spent[1] < 30.0, "{spent:?} ms");
+    inside("a", "touch /tmp/stop")?;
+    tranship_e2e::wait_until("its end", PATIENCE, || is_there("a", "/tmp/stopped"))?;
+    let is = inside("a", "tr -d x < /tmp/big | md5sum; wc -l < /tmp/log; wc -c < /tmp/big")?;
+    let should = inside(
+        "a",
+        "sort -n /tmp/log | awk '{ printf \"%08d\", $2 }' | md5sum; \
+         sort -n /tmp/log | awk '{ print $1 }' | uniq | wc -l; echo 268435456",
+    )?;
+    ensure!(is == should, "{is}, and not {should}");
+    remove(lab, NAME)
+}
+
 fn main() -> ExitCode {
     scenarios(&[
         ("files_of_every_kind_move_to_and_fro", files_of_every_kind_move_to_and_fro),
@@ -115,5 +151,9 @@ fn main() -> ExitCode {
             a_mount_in_which_criu_makes_a_name_of_its_own_stays_with_it,
         ),
         ("a_gigabyte_in_tmp_does_not_lengthen_the_blackout", a_gigabyte_in_tmp_does_not_lengthen_the_blackout),
+        (
+            "a_large_file_that_is_written_all_the_time_does_not_lengthen_the_blackout",
+            a_large_file_that_is_written_all_the_time_does_not_lengthen_the_blackout,
+        ),
     ])
 }

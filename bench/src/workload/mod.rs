@@ -20,6 +20,7 @@ use tranship_lab::Lab;
 use tranship_types::EngineName;
 use tranship_workloads::traffic::Course;
 
+pub use self::redis::make_in_docker;
 use crate::run::Figures;
 use crate::suite::Load;
 
@@ -38,6 +39,11 @@ pub trait Workload {
     /// Waits until the client is served again, checks that nothing was lost or changed, and tells what was seen since the
     /// mark.
     fn check(&mut self) -> Result<Figures>;
+
+    /// Checks what takes longer than a move, and what no later move could mend: after the last one.
+    fn check_all(&mut self) -> Result<()> {
+        Ok(())
+    }
 
     /// What it has done so far, in units of its own that grow steadily.
     fn progress(&mut self) -> Result<u64>;

@@ -48,6 +48,11 @@ impl RedisLoad {
     }
 }
 
+/// Makes the container of a Redis under Docker on another node, where what is Docker's own expects it.
+pub fn make_in_docker(lab: &Lab, node: &str, name: &str) -> tranship_lab::Result<()> {
+    lab.docker_create(node, name, ADDRESS, &[], &redis_command())
+}
+
 fn run(lab: &Lab, node: &str, name: &str, engine: EngineName) -> tranship_lab::Result<()> {
     let command = redis_command();
     match engine {
@@ -83,12 +88,16 @@ impl Workload for RedisLoad {
             figures.push(("sets_per_s", setter.since_mark()?));
             setter.verify()?;
         }
-        let Some(before) = &self.digest else { return Ok(figures) };
+        Ok(figures)
+    }
+
+    fn check_all(&mut self) -> Result<()> {
+        let Some(before) = &self.digest else { return Ok(()) };
         let (keys, digest) = self.redis.verify_without(COUNTER)?;
         if (keys, &digest) != (self.keys, before) {
-            bail!("Redis has {keys} keys with digest {digest}; before the move {} with {before}", self.keys);
+            bail!("Redis has {keys} keys with digest {digest}; at the beginning {} with {before}", self.keys);
         }
-        Ok(figures)
+        Ok(())
     }
 
     fn progress(&mut self) -> Result<u64> {

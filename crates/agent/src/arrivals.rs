@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tranship_coordinator::{DestinationStep, Failure, Journal};
 use tranship_memory::receive::{Carries, Store};
-use tranship_network::{Groups, HeldFrame, Injector, NetworkError};
+use tranship_network::{Datagrams, HELD_BYTES, HeldFrame, Injector, NetworkError};
 use tranship_types::{MigrationId, NodeName, Outcome, Phase, Progress, Report};
 use tranship_wire::URGENT_STREAM;
 use tranship_wire::message::Offer;
@@ -17,8 +17,8 @@ use crate::destination::DestinationRun;
 use crate::node::{Claim, Node};
 use crate::registry::{LiveReport, unix_ms};
 
-/// How long the source may take to deliver its last datagrams to groups, after the resume.
-pub const LAST_TO_GROUPS: Duration = Duration::from_secs(1);
+/// How long the source may take to forward its last datagrams, from when the gate is opened.
+pub const LAST_DATAGRAMS: Duration = Duration::from_secs(1);
 
 /// Where an arrival stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -168,33 +168,31 @@ pub struct Inbox {
     pub trees: Arriving,
     /// The way in for packets that the source has held.
     way_in: Mutex<Option<WayIn>>,
+    /// Packets that came from the source before the gate was open: datagrams that no program had read there.
+    ahead: Mutex<Vec<HeldFrame>>,
 }
 
 /// The way in for packets that the source has held.
 pub struct WayIn {
     injector: Injector,
-    /// Where datagrams to groups are the source's to deliver until it has said that it does no more.
-    groups: Option<Groups>,
-    /// It has said so.
+    /// Those datagrams that have to wait until the source has forwarded its last ones.
+    datagrams: Datagrams,
+    /// The source forwards none to groups any more.
     groups_are_here: bool,
+    /// The gate is open.
+    is_open: bool,
 }
 
 impl WayIn {
-    pub fn new(injector: Injector, groups: Groups) -> Self {
-        Self { injector, groups: Some(groups), groups_are_here: false }
-    }
-
-    fn awaits_groups(&self) -> bool {
-        self.groups.as_ref().is_some_and(Groups::are_awaited)
+    pub fn new(injector: Injector, datagrams: Datagrams) -> Self {
+        Self { injector, datagrams, groups_are_here: false, is_open: false }
     }
 
     fn deliver(&mut self, mut frames: Vec<HeldFrame>) -> Result<usize, NetworkError> {
         if self.groups_are_here {
             frames.retain(|frame| !frame.is_to_group());
         }
-        if let Some(groups) = &mut self.groups {
-            groups.note(&frames);
-        }
+        self.datagrams.note(&frames);
         self.injector.inject(&frames)
     }
 }
@@ -259,33 +257,65 @@ impl Inbox {
         *self.way_in() = way_in;
     }
 
-    /// Delivers packets that the source has held; without a way in their senders will send them again.
+    /// Delivers packets that the source has held, and returns how many; before the gate is open they are kept. Without a way in their senders will
+    /// send them again.
     pub fn deliver(&self, frames: Vec<HeldFrame>) -> Result<usize, NetworkError> {
-        self.way_in().as_mut().map_or(Ok(0), |way_in| way_in.deliver(frames))
-    }
-
-    /// Opens the gate as far as can be: where programs have joined groups, not yet to datagrams for these (then true). `None` where
-    /// there is no way in for what the source holds of these.
-    pub fn open_gate(&self) -> Option<Result<bool, NetworkError>> {
-        self.way_in().as_mut()?.groups.as_mut().map(Groups::open)
-    }
-
-    /// The source delivers no more datagrams to groups, or is not waited for: the gate is opened to those that come by themselves.
-    pub fn take_over_groups(&self, id: &MigrationId) {
-        if let Some(way_in) = &mut *self.way_in()
-            && let Some(groups) = way_in.groups.take_if(|groups| groups.are_awaited())
-        {
-            way_in.groups_are_here = true;
-            if let Err(error) = groups.take_over(&mut way_in.injector) {
-                tracing::warn!(%id, %error, "datagrams to groups may be lost");
+        match &mut *self.way_in() {
+            Some(way_in) if way_in.is_open => way_in.deliver(frames),
+            Some(_) => {
+                let mut ahead = self.ahead();
+                let mut bytes: usize = ahead.iter().map(|frame| frame.bytes.len()).sum();
+                ahead.extend(frames.into_iter().take_while(|frame| {
+                    bytes += frame.bytes.len();
+                    bytes <= HELD_BYTES
+                }));
+                Ok(0)
             }
+            None => Ok(0),
         }
     }
 
-    /// Waits until the gate is opened to groups, where that is still to be done.
-    pub fn await_groups(&self) {
-        let awaited = || self.way_in().as_ref().is_some_and(WayIn::awaits_groups);
-        let deadline = Instant::now() + 2 * LAST_TO_GROUPS;
+    /// The gate is open: delivers what has come before. A copy that is restored again needs it again.
+    pub fn deliver_ahead(&self) -> Result<usize, NetworkError> {
+        let mut way_in = self.way_in();
+        let Some(way_in) = &mut *way_in else { return Ok(0) };
+        way_in.is_open = true;
+        let ahead = self.ahead().clone();
+        way_in.deliver(ahead)
+    }
+
+    fn ahead(&self) -> MutexGuard<'_, Vec<HeldFrame>> {
+        self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens the gate as far as can be: not to datagrams whose place is behind some that the source has still to forward (then true), which it will tell
+    /// if they are to be `in_order`. `None` where there is no way in for these.
+    pub fn open_gate(&self, in_order: bool) -> Option<Result<bool, NetworkError>> {
+        Some(self.way_in().as_mut()?.datagrams.open(in_order))
+    }
+
+    /// The source forwards no more datagrams but to groups: the gate is opened to those that come by themselves.
+    pub fn take_over_datagrams(&self, id: &MigrationId) {
+        self.take_over(id, Datagrams::take_over);
+    }
+
+    /// The source forwards no more datagrams at all, or is not waited for: the gate is opened to those that come by themselves.
+    pub fn take_over_groups(&self, id: &MigrationId) {
+        self.take_over(id, Datagrams::take_over_groups);
+    }
+
+    fn take_over(&self, id: &MigrationId, how: fn(&mut Datagrams, &mut Injector) -> Result<(), NetworkError>) {
+        let Some(way_in) = &mut *self.way_in() else { return };
+        if let Err(error) = how(&mut way_in.datagrams, &mut way_in.injector) {
+            tracing::warn!(%id, %error, "datagrams may be lost");
+        }
+        way_in.groups_are_here = !way_in.datagrams.are_awaited();
+    }
+
+    /// Waits until the gate is opened to datagrams, where that is still to be done.
+    pub fn await_datagrams(&self) {
+        let awaited = || self.way_in().as_ref().is_some_and(|way_in| way_in.datagrams.are_awaited());
+        let deadline = Instant::now() + 2 * LAST_DATAGRAMS;
         while awaited() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
         }

@@ -15,7 +15,7 @@ use tranship_criu::front;
 use tranship_engine::{Container, Engine, EngineError, State};
 use tranship_memory::pager::{self, PagerHandle};
 use tranship_memory::receive::Store;
-use tranship_network::{Announcer, Gate, Groups, Injector, NetworkError, cni};
+use tranship_network::{Announcer, Datagrams, Gate, Injector, NetworkError, cni};
 use tranship_storage::carried::{self, Target};
 use tranship_sys::breakpoints;
 use tranship_sys::clock::monotonic_ns;
@@ -66,6 +66,8 @@ pub struct DestinationRun {
     /// When the last task was let go.
     pub resumed_ns: Option<u64>,
     pub drained: Option<pager::Status>,
+    /// What the source's user has to know of how it went here.
+    pub remarks: Vec<String>,
     /// Where it had transparent huge pages on the source.
     pub huge_pages: Vec<HugePages>,
     /// Not READY before every page has come.
@@ -101,6 +103,7 @@ impl DestinationRun {
             spoilt: false,
             resumed_ns: None,
             drained: None,
+            remarks: Vec::new(),
             huge_pages: Vec::new(),
             all_pages: true,
             tidied: false,
@@ -169,7 +172,7 @@ impl DestinationRun {
         self.announcer = Some(Announcer::prepare(path, identity).map_err(failed)?);
         let bound = self.node.config.network.hold_bytes();
         let way_in = Injector::prepare(path, identity)
-            .and_then(|way| Ok(WayIn::new(way, Groups::prepare(path, identity, bound)?)));
+            .and_then(|way| Ok(WayIn::new(way, Datagrams::prepare(path, identity, bound)?)));
         match way_in {
             Ok(way_in) => self.inbox.deliver_by(Some(way_in)),
             Err(error) => {
@@ -179,11 +182,11 @@ impl DestinationRun {
         Ok(())
     }
 
-    /// After a restart of the agent: the one before may have left the gate closed to groups, for which nobody waits any more.
-    pub fn let_groups_in(&self) {
+    /// After a restart of the agent: the one before may have left the gate closed to datagrams, for which nobody waits any more.
+    pub fn let_datagrams_in(&self) {
         let Some((path, identity)) = self.offer.network.as_ref().filter(|(path, _)| path.exists()) else { return };
         if let Err(error) = Gate::prepare(path, &identity.names()).and_then(|mut gate| gate.open()) {
-            tracing::warn!(id = %self.id, %error, "datagrams to groups may be kept out");
+            tracing::warn!(id = %self.id, %error, "datagrams may be kept out");
         }
     }
 
@@ -294,9 +297,10 @@ impl DestinationRun {
     fn tidy(&mut self) -> Result<(), Failure> {
         self.tidied = true;
         self.front = None;
-        self.inbox.await_groups();
+        self.inbox.await_datagrams();
         (self.gate, self.announcer, self.breakpoints) = (None, None, None);
         self.reinstate()?;
+        self.look_for_overlooked()?;
         let targets = trees::targets_left(&*self.engine, &self.id, &self.offer)?;
         targets.iter().try_for_each(Target::settle).map_err(failed)?;
         Note::remove(&self.node, &self.id)?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tranship_coordinator::Failure;
 use tranship_criu::{cpu, preflight};
-use tranship_engine::{Container, Engine, State};
+use tranship_engine::{Container, Engine, Freezer, State};
 use tranship_network::{Conntrack, cni, ruleset};
 use tranship_types::{Blocker, BlockerKind, EngineName, MoveOptions};
 use tranship_wire::message::Offer;
@@ -70,6 +70,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
         stdio_pipes_kept: engine.makes_root(),
         compat: criu.compat,
         limits_answered: true,
+        stopped_can_be_traced: matches!(container.freezer, Freezer::V2(_)),
     };
     let (to, parameters) = match options.to_engine.filter(|to| *to != engine.name()) {
         Some(other) => (other, engine.parameters_for(other, &container).map_err(all_blocked)?),
@@ -153,6 +154,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
         trees,
         streams: STREAMS,
         criu: criu.version,
+        tells_last_datagrams: true,
     };
     blockers.extend(crate::tmpfs::left_behind(&container, &offer));
     Ok(Inspection { container, offer, blockers, findings })

@@ -93,6 +93,11 @@ impl Layout {
         self.root.join("original")
     }
 
+    /// The note of the freezer of the container on the source.
+    pub fn freezer(&self) -> PathBuf {
+        self.root.join("freezer.json")
+    }
+
     /// The note of the original's processes that a signal had stopped before the freeze, if there were any.
     pub fn stopped(&self) -> PathBuf {
         self.root.join("stopped.json")
@@ -118,6 +123,10 @@ impl Layout {
 
     pub fn front_socket(&self, role: Role) -> PathBuf {
         self.root.join(format!("{}.sock", role.name()))
+    }
+
+    fn criu_log(&self, role: Role) -> PathBuf {
+        self.work().join(format!("{}.log", role.name()))
     }
 
     /// Makes the directories: in memory (a tmpfs is mounted if need be), for root alone, the front in place.
@@ -213,6 +222,8 @@ impl Layout {
 
     /// Starts an engine's command and waits until its front is waiting. The engine survives this agent.
     pub fn start_front(&self, role: Role, mut command: Command) -> Result<Front, Failure> {
+        // What criu says is said of this start, not of one before it.
+        let _ = std::fs::remove_file(self.criu_log(role));
         let log = std::fs::File::create(self.work().join("engine.log"));
         let log = log.map_err(|e| Failure::new(format!("the engine's log cannot be made: {e}")))?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
@@ -302,7 +313,7 @@ impl Layout {
 
     /// What criu, or failing that the engine, said last: for error messages.
     pub fn last_words(&self, role: Role) -> String {
-        let log = std::fs::read(self.work().join(format!("{}.log", role.name()))).unwrap_or_default();
+        let log = std::fs::read(self.criu_log(role)).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
         // criu's first error is the cause; those after it tell who was told. Its complaint about RLIMIT_NOFILE is none.
         let error = log.lines().find(|l| l.contains("Error (") && !l.contains("rlimit"));

@@ -162,13 +162,14 @@ fn agent(arguments: &Arguments) -> anyhow::Result<()> {
         std::fs::create_dir_all(directory).with_context(|| format!("{} cannot be made", directory.display()))?;
     }
     let engines: Vec<Arc<dyn Engine>> = vec![Arc::new(runc), Arc::new(docker), Arc::new(podman), Arc::new(containerd)];
-    let node = Node::new(config, engines, Connector::new(identity.clone()), faults, tracking);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let timers = runtime.handle().clone();
+    let node = Node::new(config, engines, Connector::new(identity.clone()), faults, tracking, timers);
     if let Err(blocker) = node.criu() {
         // Not an end: the containers that are here can be listed, and criu may be installed while the agent runs.
         tracing::error!("{blocker}");
     }
 
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let api = patiently(|| runtime.block_on(async { tranship_api::bind(&socket) }))?;
     let listener = Arc::new(patiently(|| Listener::bind(identity.clone(), &listen))?);
     moves::recover(&node);

@@ -9,6 +9,7 @@ use tranship_coordinator::{Failure, FaultPlan};
 use tranship_criu::find::Criu;
 use tranship_engine::{Container, Engine, EngineError};
 use tranship_memory::tracker::Method;
+use tranship_sys::awake::Awake;
 use tranship_sys::mapping_flags::FlagsReader;
 use tranship_transport::{Connection, Connector};
 use tranship_types::{Blocker, BlockerKind, EngineName, GroupReport, MigrationId, NodeName, Report};
@@ -22,6 +23,8 @@ use crate::registry::Registry;
 
 /// How long a peer may take to answer a call.
 const DIAL: Duration = Duration::from_secs(5);
+/// How long processors stay awake when a container runs again: its clients have waited, and each answer of the first ones brings the next request.
+const AWAKE: Duration = Duration::from_millis(50);
 
 /// This node.
 pub struct Node {
@@ -40,6 +43,8 @@ pub struct Node {
     /// Containers that a migration of this node has to do with.
     busy: Mutex<HashMap<String, Holder>>,
     stopping: (Mutex<bool>, Condvar),
+    /// Ends what lasts for some time and nobody waits for.
+    timers: tokio::runtime::Handle,
 }
 
 /// What has a container.
@@ -68,6 +73,7 @@ impl Node {
         connector: Connector,
         faults: FaultPlan,
         tracking: Method,
+        timers: tokio::runtime::Handle,
     ) -> Arc<Self> {
         Arc::new(Self {
             registry: Registry::new(config.state_dir.join("history")),
@@ -86,6 +92,7 @@ impl Node {
             tracking,
             busy: Mutex::default(),
             stopping: (Mutex::new(false), Condvar::new()),
+            timers,
         })
     }
 
@@ -259,6 +266,14 @@ impl Node {
         let (stopping, _) =
             condition.wait_timeout_while(stopping, time, |s| !*s).unwrap_or_else(PoisonError::into_inner);
         !*stopping
+    }
+
+    /// Lets processors sleep again when a container that has just been resumed has served those that waited. Does not wait for that.
+    pub fn sleep_later(&self, awake: Awake) {
+        self.timers.spawn(async move {
+            tokio::time::sleep(AWAKE).await;
+            drop(awake);
+        });
     }
 
     /// Tells everything that waits that the agent is stopping.

@@ -192,8 +192,12 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
                     Err(failure) => failure_response(failure),
                 }
             }
-            (Request::Held { frames, last_to_groups }, Some(id)) => {
-                held(node, id, frames, last_to_groups);
+            (Request::Held { frames, last_datagrams, last_to_groups }, Some(id)) => {
+                let Some(inbox) = node.arrivals.inbox(id) else { continue };
+                held(&inbox, id, frames);
+                if last_datagrams || last_to_groups {
+                    take_over(inbox, id.clone(), last_to_groups);
+                }
                 continue;
             }
             (Request::Ready { all_pages }, Some(id)) => ready(node, id, all_pages),
@@ -412,8 +416,7 @@ pub fn commit(node: &Arc<Node>, id: &MigrationId) -> Response {
 
 /// Packets that reached the source while the container was stopped. They are worth an attempt, and no more: whoever sent them
 /// sends them again, or expected that some are lost.
-fn held(node: &Node, id: &MigrationId, frames: serde_json::Value, last_to_groups: bool) {
-    let Some(inbox) = node.arrivals.inbox(id) else { return };
+fn held(inbox: &Inbox, id: &MigrationId, frames: serde_json::Value) {
     let delivered = serde_json::from_value::<Vec<HeldFrame>>(frames)
         .map_err(|e| e.to_string())
         .and_then(|frames| inbox.deliver(frames).map_err(|e| e.to_string()));
@@ -421,9 +424,17 @@ fn held(node: &Node, id: &MigrationId, frames: serde_json::Value, last_to_groups
         Ok(count) => tracing::debug!(%id, count, "held packets delivered"),
         Err(error) => tracing::warn!(%id, %error, "held packets could not be delivered"),
     }
-    if last_to_groups {
-        inbox.take_over_groups(id);
-    }
+}
+
+/// Opens the gate to datagrams, on a thread of its own: it takes some 20 ms, and what it is late for comes out of order.
+fn take_over(inbox: Arc<Inbox>, id: MigrationId, groups: bool) {
+    std::thread::spawn(move || {
+        schedule::stand(schedule::Standing::Realtime);
+        match groups {
+            true => inbox.take_over_groups(&id),
+            false => inbox.take_over_datagrams(&id),
+        }
+    });
 }
 
 /// After the resume: waits for the last page, however long that takes, without keeping anybody from the arrival.
@@ -444,18 +455,20 @@ fn drain_in_time(node: &Arc<Node>, id: &MigrationId, found: &Mutex<Arrival>) {
             return;
         }
     }
-    drain(node, id, found);
+    // The source hears of a failure when it asks.
+    let _ = drain(node, id, found);
 }
 
 /// Puts it on record that the last page is in place, and removes what only the migration needed.
-fn drain(node: &Arc<Node>, id: &MigrationId, found: &Mutex<Arrival>) {
+fn drain(node: &Arc<Node>, id: &MigrationId, found: &Mutex<Arrival>) -> Result<(), Failure> {
     let mut arrival = lock(found);
     if arrival.standing != Standing::Running {
-        return;
+        return Ok(());
     }
-    let Arrival { run, journal: Some(journal), .. } = &mut *arrival else { return };
+    let Arrival { run, journal: Some(journal), report, .. } = &mut *arrival else { return Ok(()) };
     match coordinator::drain(run, journal, &node.faults) {
         Ok(()) => {
+            report.change(|r| r.ways.extend(run.remarks.clone()));
             arrival.standing = Standing::Drained;
             arrival.claim = None;
             arrival.end(Phase::Done, Outcome::Moved, None);
@@ -468,8 +481,10 @@ fn drain(node: &Arc<Node>, id: &MigrationId, found: &Mutex<Arrival>) {
         }
         Err(failure) => {
             tracing::error!(%id, %failure, "the migration could not be finished; it is tried again when the source asks");
+            return Err(Failure::new(format!("on node {}, {failure}", node.config.node)));
         }
     }
+    Ok(())
 }
 
 /// The container runs, and nobody waits for it: it gets the huge pages again that it had.
@@ -486,7 +501,12 @@ fn drained(node: &Arc<Node>, id: &MigrationId, released: bool) -> Response {
     let found = match arrival(node, id) {
         Ok(found) => found,
         Err(_) if released => {
-            return Response::Drained { faults: 0, remote_faults: Latencies::default(), peak_bytes: 0 };
+            return Response::Drained {
+                faults: 0,
+                remote_faults: Latencies::default(),
+                peak_bytes: 0,
+                remarks: Vec::new(),
+            };
         }
         // Whoever does not know it can have lost every page.
         Err(failure) => return failure_response(failure),
@@ -499,16 +519,21 @@ fn drained(node: &Arc<Node>, id: &MigrationId, released: bool) -> Response {
             remote_faults: status.remote_faults,
         };
     }
-    drain(node, id, &found);
+    let done = drain(node, id, &found);
     let arrival = lock(&found);
     if arrival.standing != Standing::Drained {
-        return failure_response(Failure::new("not every page is in place yet"));
+        return failure_response(done.err().unwrap_or_else(|| Failure::new("not every page is in place yet")));
     }
-    let status = arrival.run.drained.clone().unwrap_or_default();
+    let (status, remarks) = (arrival.run.drained.clone().unwrap_or_default(), arrival.run.remarks.clone());
     if released {
         node.arrivals.forget(id, arrival);
     }
-    Response::Drained { faults: status.faults, remote_faults: status.remote_faults, peak_bytes: status.peak_bytes }
+    Response::Drained {
+        faults: status.faults,
+        remote_faults: status.remote_faults,
+        peak_bytes: status.peak_bytes,
+        remarks,
+    }
 }
 
 /// Goes on draining after a restart.

@@ -94,7 +94,7 @@ pub struct SourceRun {
     backlog: Option<Backlog>,
     /// Has criu set breakpoints without a wait.
     breakpoints: Option<OwnedFd>,
-    /// Nobody waits for a processor to wake up, from the freeze until the skeleton is sent.
+    /// Nobody waits for a processor to wake up, from the freeze until the container runs and a little longer; but while pages are waited for.
     awake: Option<Awake>,
     /// Packets that were held and not delivered yet.
     held: Vec<HeldFrame>,
@@ -204,7 +204,9 @@ impl SourceRun {
 
     /// Takes up a migration of an earlier agent. Whether its offer left, or its word to commit, is not on record.
     pub fn taken_up(node: &Arc<Node>, report: LiveReport) -> Self {
-        Self { offered: true, unanswered: Some(Instant::now()), ..Self::new(node, report, None) }
+        let run = Self { offered: true, unanswered: Some(Instant::now()), ..Self::new(node, report, None) };
+        run.settle_freezer();
+        run
     }
 
     fn inspected(&self) -> Result<&(Container, Offer), Failure> {
@@ -277,6 +279,7 @@ impl SourceRun {
         let criu = self.node.criu().map_err(|b| failed(b.to_string()))?;
         self.layout.make()?;
         std::fs::write(self.layout.original(), &container.created).map_err(failed)?;
+        self.note_freezer(&container.freezer)?;
         self.layout.write_plan(Role::Dump, &offer, &criu, self.node.config.criu.log_level)?;
         let command = self.layout.with_images(Role::Dump, |images| self.engine.dump(&container, images));
         self.front = Some(self.layout.start_front(Role::Dump, command)?);
@@ -322,6 +325,7 @@ impl SourceRun {
     }
 
     fn await_ready(&mut self) -> Result<(), Failure> {
+        self.send_unread();
         match self.hear(FROZEN_PATIENCE)? {
             Response::Ready { parts } => {
                 self.ready_ns = Some(monotonic_ns());
@@ -354,9 +358,10 @@ impl SourceRun {
                 return Err(failure);
             }
         };
+        self.hand_datagrams_over()?;
         self.timeline.note("commit and resume", start, monotonic_ns());
         schedule::stand(Standing::Ordinary);
-        self.forward_held()?;
+        self.awake.take().into_iter().for_each(|awake| self.node.sleep_later(awake));
         self.account(resumed_ns, parts);
         if let Err(failure) = self.hand_groups_over() {
             tracing::info!(id = %self.id, %failure, "the last datagrams to groups were not delivered");
@@ -436,7 +441,7 @@ impl SourcePort for SourceRun {
 
     fn try_again(&mut self, step: SourceStep, failure: &Failure) -> Retry {
         tracing::warn!(id = %self.id, %step, %failure, "will be tried again");
-        self.control = None;
+        (self.control, self.awake) = (None, None);
         self.attempts += 1;
         let waiting = format!("after the commit point, still trying: {failure}");
         self.report.change(|r| r.error = Some(waiting));

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
+use tranship_sys::processors;
 
 /// A thread that is bound to some of the processors that its cgroup has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,14 +28,11 @@ fn all(set: &CpuSet) -> impl Iterator<Item = usize> {
     (0..CpuSet::MAX_CPU).filter(|processor| set.is_set(*processor))
 }
 
-/// A list of processors as the kernel writes it: `0-3,8`.
-fn listed(text: &str) -> Option<CpuSet> {
+/// Those of a list as the kernel writes it; nothing if there are none.
+fn set(list: &str) -> Option<CpuSet> {
     let mut set = CpuSet::new();
-    for range in text.trim().split(',').filter(|range| !range.is_empty()) {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
-        (first..=last).filter(|processor| *processor < CpuSet::MAX_CPU).for_each(|processor| set.set(processor));
-    }
+    let listed = processors::listed(list).into_iter().filter_map(|processor| usize::try_from(processor).ok());
+    listed.filter(|processor| *processor < CpuSet::MAX_CPU).for_each(|processor| set.set(processor));
     (set.count() > 0).then_some(set)
 }
 
@@ -59,8 +57,8 @@ fn unbound(pid: u32) -> Option<CpuSet> {
     let files = ["cpuset.effective_cpus", "cpuset.cpus.effective"];
     let of_cgroup = directories(&cgroups, Path::new("/sys/fs/cgroup"))
         .into_iter()
-        .find_map(|directory| files.iter().find_map(|file| listed(&fs::read_to_string(directory.join(file)).ok()?)));
-    of_cgroup.or_else(|| listed(&fs::read_to_string("/sys/devices/system/cpu/online").ok()?))
+        .find_map(|directory| files.iter().find_map(|file| set(&fs::read_to_string(directory.join(file)).ok()?)));
+    of_cgroup.or_else(|| set(&processors::online().ok()?))
 }
 
 fn threads(pid: u32) -> impl Iterator<Item = u32> {
@@ -123,7 +121,7 @@ pub fn bind<'a>(threads_bound: &'a [BoundThread], tasks: &HashMap<u32, u32>) -> 
 mod tests {
     use super::*;
 
-    fn set(processors: &[usize]) -> CpuSet {
+    fn these(processors: &[usize]) -> CpuSet {
         let mut set = CpuSet::new();
         processors.iter().for_each(|processor| set.set(*processor));
         set
@@ -131,8 +129,8 @@ mod tests {
 
     #[test]
     fn lists_of_processors_are_read() {
-        assert_eq!(listed("0-2,5\n"), Some(set(&[0, 1, 2, 5])));
-        assert_eq!((listed("\n"), listed("x"), listed("3-")), (None, None, None));
+        assert_eq!(set("0-2,5\n"), Some(these(&[0, 1, 2, 5])));
+        assert_eq!((set("\n"), set("x"), set("3-")), (None, None, None));
     }
 
     #[test]
@@ -155,7 +153,7 @@ mod tests {
                 println!("skipped: there is one processor only, to which everything is bound");
                 return;
             }
-            let first = set(&[all(&before).next().unwrap()]);
+            let first = these(&[all(&before).next().unwrap()]);
             sched_setaffinity(None, &first).unwrap();
             tell.send((rustix::thread::gettid(), first, before)).unwrap();
             let _ = ended.recv();

@@ -12,17 +12,16 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::statfs::{CGROUP_SUPER_MAGIC, CGROUP2_SUPER_MAGIC, statfs};
 use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
 use tranship_sys::process;
 
 /// Between two looks at whether all tasks have stopped.
 const LOOK: Duration = Duration::from_micros(50);
-
-/// Where in the kernel a thread waits for a child that it has vforked, as `/proc/PID/wchan` says (kernel/fork.c, `wait_for_vfork_done`; it is part of its
-/// callers where the compiler has put it there).
-const VFORK: [&str; 3] = ["vfork", "kernel_clone", "do_fork"];
+/// How long it is waited for tasks to stop before they are asked once more.
+const AGAIN: Duration = Duration::from_millis(2);
 
 /// The freezer's cgroup of one container.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Freezer {
     /// `freezer.state` below this directory.
     V1(PathBuf),
@@ -65,10 +64,23 @@ impl Freezer {
         }
     }
 
-    /// Stops all tasks; returns when every one of them has stopped.
+    /// Stops all tasks; returns when every one of them has stopped. If that takes too long they run on.
     pub fn freeze(&self, timeout: Duration) -> Result<(), FreezerError> {
         self.switch(true)?;
-        self.wait("stop", timeout, || self.is_frozen())
+        let mut asked = Instant::now();
+        let frozen = self.wait("stop", timeout, || {
+            // On version 1 one that begins to wait for a child that it has vforked, just when it is asked, does not stop before it is asked again.
+            if asked.elapsed() > AGAIN {
+                asked = Instant::now();
+                self.switch(true)?;
+            }
+            self.is_frozen()
+        });
+        if frozen.is_err() {
+            // While some have stopped and others have not, `runc state` waits for ever.
+            let _ = self.thaw();
+        }
+        frozen
     }
 
     /// Lets all tasks run again.
@@ -98,6 +110,11 @@ impl Freezer {
             Freezer::V1(_) => text.trim() == "FROZEN",
             Freezer::V2(_) => text.lines().any(|line| line == "frozen 1"),
         })
+    }
+
+    /// Whether it was asked to stop and has not: some tasks may stand still and others run. As long as that is so, runc waits for it whatever it is asked.
+    pub fn is_half_frozen(&self) -> Result<bool, FreezerError> {
+        Ok(self.is_held()? && !self.is_frozen()?)
     }
 
     /// Whether nobody has asked for its tasks to run since they were stopped.
@@ -145,8 +162,7 @@ impl Freezer {
         let processes = self.processes()?;
         let threads = |pid: &u32| std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
         let waits = |thread: std::fs::DirEntry| {
-            std::fs::read_to_string(thread.path().join("wchan"))
-                .is_ok_and(|place| VFORK.iter().any(|f| place.contains(f)))
+            std::fs::read_to_string(thread.path().join("wchan")).is_ok_and(|place| process::waits_for_vforked(&place))
         };
         // To look at each thread takes 10 µs, and the container stands still.
         Ok(processes.len() > 1 && process::share_memory(&processes) && processes.iter().flat_map(threads).any(waits))
@@ -295,4 +311,21 @@ pub(crate) fn sweep(path: &Path) -> Result<(), FreezerError> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A cgroup of files, none of whose tasks ever stops.
+    #[test]
+    fn what_does_not_stop_in_time_runs_on() {
+        let cgroup = tempfile::tempdir().unwrap();
+        std::fs::write(cgroup.path().join("cgroup.freeze"), "0").unwrap();
+        std::fs::write(cgroup.path().join("cgroup.events"), "populated 1\nfrozen 0\n").unwrap();
+        let freezer = Freezer::V2(cgroup.path().to_owned());
+        let error = freezer.freeze(Duration::from_millis(10)).unwrap_err();
+        assert!(matches!(error, FreezerError::Stuck { what: "stop", .. }), "{error}");
+        assert_eq!(std::fs::read_to_string(cgroup.path().join("cgroup.freeze")).unwrap(), "0");
+    }
 }

@@ -13,7 +13,7 @@ mod freezer;
 mod mark;
 mod mounts;
 mod podman;
-
+mod program;
 mod runc;
 
 use std::collections::BTreeMap;
@@ -378,6 +378,13 @@ pub trait Engine: Send + Sync {
 
     /// Has the engine leave the container alone when its processes end, which are about to be killed.
     fn retire(&self, name: &str) -> Result<(), EngineError>;
+
+    /// Whether the engine takes a container that runs for one that was never started: it was killed when the container had begun to run,
+    /// and before it had noted that.
+    fn overlooks(&self, name: &str) -> Result<bool, EngineError> {
+        let _ = name;
+        Ok(false)
+    }
 
     /// Removes a container from the engine, ending what still runs of it. Removing one that is not there is a success.
     fn remove(&self, name: &str) -> Result<(), EngineError>;

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -10,6 +11,7 @@ use serde_json::Value;
 use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 
 use crate::freezer;
+use crate::program;
 use crate::{Container, Cpu, Engine, EngineError, Freezer, Images, State, Summary};
 
 /// runc as configured on this node.
@@ -25,6 +27,8 @@ pub struct Runc {
     pub is_crun: bool,
 }
 
+/// How long it may take for one command; to end a container takes it ten seconds at most.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// A bundle's configuration. crun also keeps a copy of it among what it knows of the container.
 const CONFIG: &str = "config.json";
 /// What runc knows of a container.
@@ -53,8 +57,8 @@ impl Runc {
 
     /// The program at `path`, with its own default for the state directory where none is given.
     pub fn new(path: PathBuf, root: Option<PathBuf>, cgroup_parent: Option<PathBuf>) -> Self {
-        let said = Command::new(&path).arg("--version").stdin(Stdio::null()).output();
-        let is_crun = said.is_ok_and(|said| said.stdout.starts_with(CRUN.as_bytes()));
+        let said = program::output(Command::new(&path).arg("--version"), PATIENCE);
+        let is_crun = said.ok().flatten().is_some_and(|said| said.stdout.starts_with(CRUN.as_bytes()));
         let root = root.unwrap_or_else(|| if is_crun { "/run/crun" } else { "/run/runc" }.into());
         Self { path, root, cgroup_parent, is_crun }
     }
@@ -67,12 +71,34 @@ impl Runc {
 
     /// Runs to the end; the output on success, else the last line of what it said.
     fn run(&self, command: &mut Command, what: &'static str, name: &str) -> Result<Vec<u8>, EngineError> {
-        let output = command.stdin(Stdio::null()).output();
+        let output = program::output(command, PATIENCE);
         let output = output.map_err(|source| EngineError::Run { program: self.path.clone().into(), source })?;
-        if output.status.success() {
-            return Ok(output.stdout);
+        let why = match output {
+            Some(output) if output.status.success() => return Ok(output.stdout),
+            Some(output) => last_words(&output.stderr),
+            None => self.why_silent(),
+        };
+        Err(EngineError::Refused { engine: Self::NAME, what, name: name.to_owned(), why })
+    }
+
+    /// What it waits for that has not answered in time, as far as that can be seen.
+    fn why_silent(&self) -> String {
+        let seconds = PATIENCE.as_secs();
+        let names = std::fs::read_dir(&self.root).into_iter().flatten().flatten();
+        let cgroups = names.filter_map(|entry| self.freezer(entry.file_name().to_str()?).ok());
+        match cgroups.into_iter().find(|freezer| freezer.is_half_frozen().is_ok_and(|half| half)) {
+            Some(Freezer::V1(path)) => format!(
+                "it did not answer within {seconds} s, since it waits for a container of which some tasks are frozen and others are not; \
+                 write THAWED to {}",
+                path.join("freezer.state").display()
+            ),
+            Some(Freezer::V2(path)) => format!(
+                "it did not answer within {seconds} s, since it waits for a container of which some tasks are frozen and others are not; \
+                 write 0 to {}",
+                path.join("cgroup.freeze").display()
+            ),
+            None => format!("it did not answer within {seconds} s; see what it waits for (`ps -o wchan -C runc`)"),
         }
-        Err(EngineError::Refused { engine: Self::NAME, what, name: name.to_owned(), why: last_words(&output.stderr) })
     }
 
     fn row(&self, name: &str) -> Result<Row, EngineError> {
@@ -100,6 +126,22 @@ impl Runc {
         match status.exists() {
             true => Ok(crun_s_cgroups(&self.json(&status, name)?, Path::new(HIERARCHIES))),
             false => Ok(runc_s_cgroups(&self.json(&state, name)?)),
+        }
+    }
+
+    /// The container's freezer, by what runc has written down: runc itself is not asked.
+    fn freezer(&self, name: &str) -> Result<Freezer, EngineError> {
+        self.freezer_of(name, &self.cgroups(name)?)
+    }
+
+    fn freezer_of(&self, name: &str, cgroups: &HashMap<String, PathBuf>) -> Result<Freezer, EngineError> {
+        match (cgroups.get("freezer"), cgroups.get("")) {
+            (Some(path), _) => Ok(Freezer::V1(path.clone())),
+            (None, Some(path)) => Ok(Freezer::V2(path.clone())),
+            (None, None) => {
+                let why = "it names no cgroup in which the container can be frozen";
+                Err(self.unreadable(self.root.join(name), name, why))
+            }
         }
     }
 
@@ -212,14 +254,8 @@ impl Engine for Runc {
         config["root"]["path"] = root.to_string_lossy().into_owned().into();
         let cgroups = self.cgroups(name)?;
         let cgroup = |controller: &str| cgroups.get(controller).cloned();
-        let (freezer, memory_cgroup) = match (cgroup("freezer"), cgroup("")) {
-            (Some(path), _) => (Freezer::V1(path), cgroup("memory")),
-            (None, Some(path)) => (Freezer::V2(path.clone()), Some(path)),
-            (None, None) => {
-                let why = "it names no cgroup in which the container can be frozen";
-                return Err(self.unreadable(self.root.join(name), name, why));
-            }
-        };
+        let freezer = self.freezer_of(name, &cgroups)?;
+        let memory_cgroup = if matches!(freezer, Freezer::V1(_)) { cgroup("memory") } else { cgroup("") };
         let cpu = match (cgroup("cpu"), cgroup("cpuacct"), cgroup("")) {
             (Some(limits), Some(accounting), _) => Some(Cpu::V1(limits, accounting)),
             (_, _, Some(path)) => Some(Cpu::V2(path)),

@@ -54,6 +54,20 @@ impl Lab {
     /// If Debian's docker.io, which containerd comes with, is not installed, or a daemon does not answer within 30 s; the
     /// error has the end of its log.
     pub fn start_containerd(&self) -> Result<()> {
+        self.start_containerds(None)
+    }
+
+    /// The same, where the daemons find criu on this PATH. In their nodes criu keeps established TCP connections, for which `ctr` has
+    /// no option.
+    ///
+    /// # Errors
+    /// As [`start_containerd`](Lab::start_containerd); or if a node's view of /etc cannot be changed.
+    pub fn start_containerd_with_checkpoints(&self, path: &str) -> Result<()> {
+        self.keep_connections()?;
+        self.start_containerds(Some(path))
+    }
+
+    fn start_containerds(&self, path: Option<&str>) -> Result<()> {
         for needed in [CLIENT, DAEMON] {
             if !Path::new(needed).exists() {
                 return Err(LabError::Refused(format!("{needed} is not installed; run `make setup`")));
@@ -67,7 +81,7 @@ impl Lab {
             self.link_wrapper(node)?;
             let file = self.path(node, CONFIG)?;
             fs::write(&file, configuration()).map_err(LabError::file("write", &file))?;
-            self.launch(node)?;
+            self.launch(node, path)?;
         }
         for (index, node) in nodes.iter().enumerate() {
             self.await_containerd(node)?;
@@ -90,13 +104,17 @@ impl Lab {
     /// If none runs, or it does not answer within 30 s; the error has the end of its log.
     pub fn restart_containerd(&self, node: &str) -> Result<()> {
         self.check(node, &["sh", "-c", &format!("kill -KILL $(cat {PID})")])?;
-        self.launch(node)?;
+        self.launch(node, None)?;
         self.await_containerd(node)
     }
 
-    fn launch(&self, node: &str) -> Result<()> {
-        let daemon = format!("echo $$ > {PID} && exec {DAEMON} --config {CONFIG}");
-        self.start_daemon(node, &["sh", "-c", &daemon], LOG)
+    fn launch(&self, node: &str, path: Option<&str>) -> Result<()> {
+        let path = path.map(|path| format!("PATH={path}"));
+        let script = format!("echo $$ > {PID} && exec {DAEMON} --config {CONFIG}");
+        let mut daemon = vec!["env"];
+        daemon.extend(path.as_deref());
+        daemon.extend(["sh", "-c", &script]);
+        self.start_daemon(node, &daemon, LOG)
     }
 
     fn await_containerd(&self, node: &str) -> Result<()> {

@@ -12,6 +12,10 @@ use crate::state::BIN;
 
 /// The runtime wrapper in a node.
 pub(crate) const WRAPPER: &str = "/run/tranship-runc";
+/// A node's own layer over the host's /etc, with what criu is to do for runc.
+const KEEP_CONNECTIONS: &str = "mkdir /run/etc /run/etc/upper /run/etc/work &&
+    mount -t overlay -o lowerdir=/etc,upperdir=/run/etc/upper,workdir=/run/etc/work overlay /etc &&
+    mkdir /etc/criu && echo tcp-established > /etc/criu/runc.conf";
 const START_LIMIT: Duration = Duration::from_secs(30);
 
 impl Lab {
@@ -22,6 +26,11 @@ impl Lab {
             Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => Err(LabError::file("make", &wrapper)(e)),
             _ => Ok(()),
         }
+    }
+
+    /// Has criu keep established TCP connections whenever a runc of these nodes calls it, for engines that have no option for that.
+    pub(crate) fn keep_connections(&self) -> Result<()> {
+        self.nodes().iter().try_for_each(|node| self.check(node, &["sh", "-c", KEEP_CONNECTIONS]).map(drop))
     }
 
     /// Starts a daemon in a node; what it says goes to the file `log` there.

@@ -15,6 +15,8 @@ use crate::state::ROOTFS;
 const CLIENT: &str = "/usr/bin/docker";
 const DAEMON: &str = "/usr/sbin/dockerd";
 const CONFIG: &str = "/run/docker.json";
+/// Where a node's Docker daemon keeps all that it has.
+pub const DOCKER_DATA: &str = "/run/docker-data";
 const LOG: &str = "/run/dockerd.log";
 const IMAGE: &str = "tranship-lab";
 const NETWORK: &str = "lab";
@@ -32,6 +34,20 @@ impl Lab {
     /// If Debian's docker.io is not installed, or a daemon does not answer within 30 s; the error has the end of its
     /// log.
     pub fn start_docker(&self) -> Result<()> {
+        self.start_dockers("{}", None)
+    }
+
+    /// The same, where the daemons know `docker checkpoint`, and find criu on this PATH. In their nodes criu keeps established TCP
+    /// connections, for which Docker has no option.
+    ///
+    /// # Errors
+    /// As [`start_docker`](Lab::start_docker); or if a node's view of /etc cannot be changed.
+    pub fn start_docker_with_checkpoints(&self, path: &str) -> Result<()> {
+        self.keep_connections()?;
+        self.start_dockers("{\"experimental\": true}", Some(path))
+    }
+
+    fn start_dockers(&self, configuration: &str, path: Option<&str>) -> Result<()> {
         for needed in [CLIENT, DAEMON] {
             if !Path::new(needed).exists() {
                 return Err(LabError::Refused(format!("{needed} is not installed; run `make setup`")));
@@ -41,7 +57,11 @@ impl Lab {
         if nodes.iter().all(|node| self.docker(node, &["version"]).is_ok()) {
             return Ok(());
         }
-        nodes.iter().try_for_each(|node| self.start_dockerd(node))?;
+        for node in &nodes {
+            let file = self.path(node, CONFIG)?;
+            fs::write(&file, configuration).map_err(LabError::file("write", &file))?;
+            self.start_dockerd(node, path)?;
+        }
         let mut image: Option<Vec<u8>> = None;
         for node in &nodes {
             self.await_daemon(node, "Docker", LOG, || self.docker(node, &["version"]).is_ok())?;
@@ -112,9 +132,34 @@ impl Lab {
         options: &[&str],
         command: &[String],
     ) -> Result<()> {
+        self.docker_make(node, &["run", "--detach"], (name, ip, image), options, command)
+    }
+
+    /// Makes the container that [`docker_run`](Lab::docker_run) would start.
+    ///
+    /// # Errors
+    /// Docker's refusal.
+    pub fn docker_create(
+        &self,
+        node: &str,
+        name: &str,
+        ip: Ipv4Addr,
+        options: &[&str],
+        command: &[String],
+    ) -> Result<()> {
+        self.docker_make(node, &["create"], (name, ip, IMAGE), &[&BINDS, options].concat(), command)
+    }
+
+    fn docker_make(
+        &self,
+        node: &str,
+        verb: &[&str],
+        (name, ip, image): (&str, Ipv4Addr, &str),
+        options: &[&str],
+        command: &[String],
+    ) -> Result<()> {
         let ip = ip.to_string();
-        let mut arguments = vec!["run", "--detach", "--name", name, "--network", NETWORK, "--ip", &ip];
-        arguments.extend(options);
+        let mut arguments = [verb, &["--name", name, "--network", NETWORK, "--ip", &ip], options].concat();
         arguments.push(image);
         arguments.extend(command.iter().map(String::as_str));
         self.docker(node, &arguments).map(drop)
@@ -125,23 +170,38 @@ impl Lab {
     /// # Errors
     /// If none runs, or it does not answer within 30 s; the error has the end of its log.
     pub fn restart_docker(&self, node: &str, live_restore: bool) -> Result<()> {
-        // Its containerd dies with it.
-        self.check(node, &["sh", "-c", "kill -KILL $(cat /run/docker.pid) && rm /run/docker.pid"])?;
+        self.kill_docker(node)?;
         let file = self.path(node, CONFIG)?;
         fs::write(&file, format!("{{\"live-restore\": {live_restore}}}")).map_err(LabError::file("write", &file))?;
-        self.start_dockerd(node)?;
+        self.revive_docker(node)
+    }
+
+    /// Kills a node's Docker daemon.
+    ///
+    /// # Errors
+    /// If none runs.
+    pub fn kill_docker(&self, node: &str) -> Result<()> {
+        // Its containerd dies with it.
+        self.check(node, &["sh", "-c", "kill -KILL $(cat /run/docker.pid) && rm /run/docker.pid"]).map(drop)
+    }
+
+    /// Starts a node's Docker daemon again after [`kill_docker`](Lab::kill_docker).
+    ///
+    /// # Errors
+    /// If it does not answer within 30 s; the error has the end of its log.
+    pub fn revive_docker(&self, node: &str) -> Result<()> {
+        self.start_dockerd(node, None)?;
         self.await_daemon(node, "Docker", LOG, || self.docker(node, &["version"]).is_ok())
     }
 
-    fn start_dockerd(&self, node: &str) -> Result<()> {
+    fn start_dockerd(&self, node: &str, path: Option<&str>) -> Result<()> {
         self.link_wrapper(node)?;
-        // The machine's own configuration is not this daemon's.
-        let file = self.path(node, CONFIG)?;
-        if !file.exists() {
-            fs::write(&file, "{}").map_err(LabError::file("write", &file))?;
-        }
         let (parent, runtime) = (cgroup::parent_of(node), format!("tranship={WRAPPER}"));
-        let mut daemon = vec![DAEMON, "--config-file", CONFIG, "--data-root", "/run/docker-data"];
+        let path = path.map(|path| format!("PATH={path}"));
+        let mut daemon = vec!["env"];
+        daemon.extend(path.as_deref());
+        // The machine's own configuration is not this daemon's.
+        daemon.extend([DAEMON, "--config-file", CONFIG, "--data-root", DOCKER_DATA]);
         daemon.extend(["--exec-root", "/run/docker", "--pidfile", "/run/docker.pid"]);
         daemon.extend(["--host", "unix:///run/docker.sock", "--exec-opt", "native.cgroupdriver=cgroupfs"]);
         daemon.extend(["--cgroup-parent", &parent, "--bridge", "none", "--add-runtime", &runtime]);

@@ -52,6 +52,7 @@ pub use agent::report_of;
 pub use amount::{Rate, parse_size};
 pub use container::runc_root;
 pub use counter::{CounterClient, CounterReport, Gap, LISTED_GAP_MS, Window, count};
+pub use docker::DOCKER_DATA;
 pub use error::{LabError, Result};
 pub use hold::hold;
 pub use lab::{Lab, UpOptions, take_down, take_down_own};

@@ -7,8 +7,6 @@ use std::collections::BTreeMap;
 
 use tranship_types::PageRange;
 
-use crate::page_set::PageSet;
-
 /// Pages that are in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
@@ -16,6 +14,13 @@ pub struct Extent {
     pub range: PageRange,
     /// Where in the arena the first one is, in bytes.
     pub offset: u64,
+}
+
+impl Extent {
+    /// Where in the arena they are.
+    pub fn place(&self) -> PageRange {
+        PageRange { start: self.offset, end: self.offset + self.range.len() }
+    }
 }
 
 /// The stored pages of one address space that have not been handed to it yet.
@@ -102,27 +107,6 @@ impl Index {
         taken
     }
 
-    /// The same but for some pages.
-    #[must_use]
-    pub fn without(&self, pages: &PageSet) -> Self {
-        let mut rest = Vec::new();
-        for (&start, &(end, offset)) in &self.extents {
-            let mut at = start;
-            let mut keep = |at: u64, end: u64| {
-                if at < end {
-                    rest.push((at, (end, offset + (at - start))));
-                }
-            };
-            for hole in pages.within(PageRange { start, end }) {
-                keep(at, hole.start);
-                at = hole.end;
-            }
-            keep(at, end);
-        }
-        let bytes = rest.iter().map(|(start, (end, _))| end - start).sum();
-        Self { extents: rest.into_iter().collect(), bytes }
-    }
-
     /// What was at `[from, from + len)` is now at `to`; what was there before is gone (and returned).
     pub fn shift(&mut self, from: u64, to: u64, len: u64) -> Vec<Extent> {
         let (Some(source), Some(target)) =
@@ -152,7 +136,6 @@ mod tests {
     enum Deed {
         Insert(u64, u64),
         Remove(u64, u64),
-        Without(u64, u64),
         Shift(u64, u64, u64),
     }
 
@@ -161,7 +144,6 @@ mod tests {
         prop_oneof![
             3 => (page.clone(), 1..8u64).prop_map(|(at, n)| Deed::Insert(at, n)),
             1 => (page.clone(), 1..8u64).prop_map(|(at, n)| Deed::Remove(at, n)),
-            1 => (page.clone(), 1..8u64).prop_map(|(at, n)| Deed::Without(at, n)),
             1 => (page.clone(), page, 1..8u64).prop_map(|(from, to, n)| Deed::Shift(from, to, n)),
         ]
     }
@@ -191,12 +173,6 @@ mod tests {
                     }
                     Deed::Remove(at, n) => {
                         index.remove(pages(at, n));
-                        (at..at + n).for_each(|p| { model.remove(&p); });
-                    }
-                    Deed::Without(at, n) => {
-                        let mut holes = PageSet::default();
-                        holes.insert(pages(at, n));
-                        index = index.without(&holes);
                         (at..at + n).for_each(|p| { model.remove(&p); });
                     }
                     Deed::Shift(from, to, n) => {

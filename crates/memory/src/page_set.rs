@@ -162,6 +162,11 @@ impl PageSet {
         self.within(PageRange::EVERYTHING)
     }
 
+    /// Takes out the blocks of 2 MiB of which all pages are in it, and returns them in order.
+    pub fn take_blocks(&mut self) -> Vec<PageRange> {
+        std::mem::take(&mut self.whole).within(PageRange::EVERYTHING).into_iter().map(|extent| extent.range).collect()
+    }
+
     /// Bytes of the pages.
     pub fn bytes(&self) -> u64 {
         let parts: u64 = self.parts.values().flatten().map(|word| u64::from(word.count_ones())).sum();
@@ -233,6 +238,16 @@ mod tests {
             all.iter().rev().for_each(|run| again.insert(*run));
             prop_assert_eq!(again, set, "what has the same pages is equal");
         }
+    }
+
+    #[test]
+    fn whole_blocks_are_taken_out_and_parts_stay() {
+        let mut set = PageSet::default();
+        let blocks = PageRange { start: 4 * BLOCK, end: 6 * BLOCK };
+        set.insert(PageRange { start: blocks.start - PAGE_SIZE, end: blocks.end });
+        assert_eq!(set.take_blocks(), [blocks]);
+        assert_eq!(set.all(), [PageRange { start: blocks.start - PAGE_SIZE, end: blocks.start }]);
+        assert!(set.take_blocks().is_empty());
     }
 
     #[test]

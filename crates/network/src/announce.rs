@@ -91,12 +91,15 @@ impl Announcer {
         })
     }
 
-    /// Sends the announcements, after [`Gate::open`](crate::Gate::open), and puts macvlans back into bridge mode. May be
+    /// Puts macvlans back into bridge mode and sends the announcements, after [`Gate::open`](crate::Gate::open). May be
     /// repeated; a recovery that finds the gate open must repeat it.
     ///
     /// # Errors
     /// The first refusal; the rest was tried all the same.
     pub fn announce(&mut self) -> Result<(), NetworkError> {
+        // Before the frames, although it can wait for the kernel's rtnl lock: when a switch has learnt where the container is, it sends what comes from
+        // a neighbour on this node nowhere any more. What goes to the container's old place meanwhile is forwarded.
+        let switched = set_mode(&self.netns, &mut self.rtnl, &self.macvlans, MacVlanMode::Bridge);
         let (joined, mut failure) = match self.joined.read() {
             Ok(joined) => (joined, None),
             Err(error) => (Vec::new(), Some(error)),
@@ -110,8 +113,6 @@ impl Announcer {
                 }
             }
         }
-        // After the frames: it can wait for the kernel's rtnl lock, and only neighbours on this node depend on it.
-        let switched = set_mode(&self.netns, &mut self.rtnl, &self.macvlans, MacVlanMode::Bridge);
         failure.map_or(switched, Err)
     }
 }
@@ -189,6 +190,20 @@ fn frames(mac: [u8; 6], addresses: &[(IpAddr, u8)]) -> Vec<Vec<u8>> {
         frames.push(neighbour_advertisement(mac, link_local(mac)));
     }
     frames
+}
+
+/// The hardware address of a group (RFC 1112, section 6.4; RFC 2464, section 7).
+pub(crate) fn group_mac(group: IpAddr) -> [u8; 6] {
+    match group {
+        IpAddr::V4(group) => {
+            let [_, a, b, c] = group.octets();
+            [1, 0, 0x5e, a & 0x7f, b, c]
+        }
+        IpAddr::V6(group) => {
+            let [.., a, b, c, d] = group.octets();
+            [0x33, 0x33, a, b, c, d]
+        }
+    }
 }
 
 /// The header of a frame.

@@ -32,6 +32,17 @@ pub struct Backlog {
     statistics: Option<File>,
 }
 
+/// A socket with datagrams that no program has read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Receiver {
+    /// What its descriptors are links to, in `/proc/PID/fd`.
+    pub inode: u32,
+    /// The port that they were sent to.
+    pub port: u16,
+    /// The index of the interface that it is bound to, 0 where it is to none.
+    pub interface: u32,
+}
+
 /// What to list.
 #[derive(Clone, Copy)]
 enum Sockets {
@@ -80,13 +91,24 @@ impl Backlog {
         Ok(Self { netns: netns.to_owned(), socket, sequence: 0, statistics })
     }
 
-    /// How many connections wait to be accepted, and how many sockets have datagrams that wait to be read.
+    /// How many connections wait to be accepted.
     ///
     /// # Errors
     /// The system's refusal.
     pub fn waiting(&mut self) -> Result<u32, NetworkError> {
-        let connections = self.count(Sockets::Tcp(1 << LISTEN), queued)?;
-        Ok(connections + self.count(Sockets::Udp(AF_INET), unread)? + self.count(Sockets::Udp(AF_INET6), unread)?)
+        self.count(Sockets::Tcp(1 << LISTEN), queued)
+    }
+
+    /// The sockets that have datagrams which no program has read.
+    ///
+    /// # Errors
+    /// The system's refusal.
+    pub(crate) fn unread(&mut self) -> Result<Vec<Receiver>, NetworkError> {
+        let mut found = Vec::new();
+        for family in [AF_INET, AF_INET6] {
+            self.list(Sockets::Udp(family), |socket| found.extend(unread(socket)))?;
+        }
+        Ok(found)
     }
 
     /// How many connections are in the middle of their handshake: the client has not acknowledged yet that it was let in.
@@ -111,12 +133,17 @@ impl Backlog {
 
     /// The sum of what these sockets count for.
     fn count(&mut self, sockets: Sockets, of: fn(&[u8]) -> u32) -> Result<u32, NetworkError> {
-        self.list(sockets, of).map_err(|e| {
+        let mut count = 0;
+        self.list(sockets, |socket| count += of(socket)).map(|()| count)
+    }
+
+    fn list(&mut self, sockets: Sockets, each: impl FnMut(&[u8])) -> Result<(), NetworkError> {
+        self.ask(sockets, each).map_err(|e| {
             NetworkError::refused(format!("list the sockets of network namespace {}", self.netns.display()), e)
         })
     }
 
-    fn list(&mut self, sockets: Sockets, of: fn(&[u8]) -> u32) -> std::io::Result<u32> {
+    fn ask(&mut self, sockets: Sockets, mut each: impl FnMut(&[u8])) -> std::io::Result<()> {
         self.sequence += 1;
         let (kind, request) = sockets.request();
         let mut message = Vec::with_capacity(16 + request.len());
@@ -127,14 +154,13 @@ impl Backlog {
         message.extend_from_slice(&[0; 4]);
         message.extend_from_slice(&request);
         self.socket.send(&message, 0)?;
-        let mut count = 0;
         loop {
             let (answer, _) = self.socket.recv_from_full()?;
             for m in Messages(&answer).filter(|m| m.sequence == self.sequence) {
                 match (m.kind, m.verdict()) {
-                    (NLMSG_DONE, _) => return Ok(count),
+                    (NLMSG_DONE, _) => return Ok(()),
                     (_, Some(verdict)) => verdict.map_err(|refusal| std::io::Error::other(refusal.to_string()))?,
-                    (answered, None) if answered == kind => count += of(m.payload),
+                    (answered, None) if answered == kind => each(m.payload),
                     _ => {}
                 }
             }
@@ -159,9 +185,11 @@ fn queued(socket: &[u8]) -> u32 {
     }
 }
 
-/// One, if it has datagrams to read.
-fn unread(socket: &[u8]) -> u32 {
-    u32::from(word(socket, 56).is_some_and(|bytes| bytes > 0))
+/// What there is to know of it, if it has datagrams to read.
+fn unread(socket: &[u8]) -> Option<Receiver> {
+    word(socket, 56).filter(|bytes| *bytes > 0)?;
+    let port = u16::from_be_bytes(*socket.get(4..)?.first_chunk()?);
+    Some(Receiver { inode: word(socket, 68)?, port, interface: word(socket, 40)? })
 }
 
 /// One, if it is in the middle of its handshake.
@@ -183,6 +211,7 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
 mod tests {
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream, UdpSocket};
+    use std::os::fd::AsRawFd;
 
     use super::*;
 
@@ -226,13 +255,23 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_wait_until_they_are_read() {
+    fn sockets_are_named_until_their_datagrams_are_read() {
         let mut backlog = Backlog::prepare(Path::new("/proc/thread-self/ns/net")).unwrap();
-        let sockets: Vec<_> = (0..50).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
-        sockets.iter().for_each(|s| assert_eq!(s.send_to(b"x", s.local_addr().unwrap()).unwrap(), 1));
-        assert!(backlog.waiting().unwrap() >= 50);
-        sockets.iter().for_each(|s| assert_eq!(s.recv(&mut [0; 4]).unwrap(), 1));
-        assert!(backlog.waiting().unwrap() < 50);
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let socket = UdpSocket::bind(address).unwrap();
+            let link = std::fs::read_link(format!("/proc/self/fd/{}", socket.as_raw_fd())).unwrap();
+            let mut ports = || {
+                let found = backlog.unread().unwrap().into_iter();
+                let this = found.filter(|found| link.to_str() == Some(&format!("socket:[{}]", found.inode)));
+                this.map(|found| (found.port, found.interface)).collect::<Vec<_>>()
+            };
+            let own = socket.local_addr().unwrap();
+            assert_eq!(ports(), []);
+            assert_eq!(socket.send_to(b"x", own).unwrap(), 1);
+            assert_eq!(ports(), [(own.port(), 0)]);
+            assert_eq!(socket.recv(&mut [0; 4]).unwrap(), 1);
+            assert_eq!(ports(), []);
+        }
     }
 
     #[test]
@@ -258,9 +297,9 @@ mod tests {
 
     #[test]
     fn cut_messages_stand_for_nothing() {
-        assert_eq!((queued(&[2, LISTEN]), unread(&[]), unfinished(&[2, LAST_ACK])), (0, 0, 0));
+        assert_eq!((queued(&[2, LISTEN]), unread(&[]), unfinished(&[2, LAST_ACK])), (0, None, 0));
         let mut request = vec![0; 72];
         request[1] = SYN_RECV;
-        assert_eq!((queued(&request), unread(&request), handshake(&request)), (0, 0, 1));
+        assert_eq!((queued(&request), unread(&request), handshake(&request)), (0, None, 1));
     }
 }

@@ -111,7 +111,7 @@ pub fn attach(netns: &Path, identity: &NetworkIdentity, attachments: &[CniAttach
         }
         let Some(mut cached) = chained::parsed(attachment) else { continue };
         if let Some(interface) = identity.interfaces.iter().find(|i| i.name == attachment.interface) {
-            rename_end(&mut cached, netns, interface)?;
+            adapt(&mut cached, netns, interface)?;
         }
         files::keep_result(attachment, &cached)?;
         chained::call("ADD", netns, attachment, &cached)?;
@@ -119,21 +119,23 @@ pub fn attach(netns: &Path, identity: &NetworkIdentity, attachments: &[CniAttach
     Ok(())
 }
 
-/// The end of a veth on this node has another name than on the source.
-fn rename_end(cached: &mut Value, netns: &Path, interface: &Interface) -> Result<(), NetworkError> {
+/// The bridge on this node and the end of a veth there have other hardware addresses than on the source, and the end has another name.
+fn adapt(cached: &mut Value, netns: &Path, interface: &Interface) -> Result<(), NetworkError> {
     let Attachment::Bridge { bridge } = &interface.attachment else { return Ok(()) };
     let what = || format!("look for the other end of {} in network namespace {}", interface.name, netns.display());
     let refused = |e| NetworkError::refused(what(), e);
     let inner = inside(netns, || link::by_name(&mut open_rtnl(netns)?, &interface.name).map_err(refused))?;
     let Some(below) = inner.and_then(|link| link.below) else { return Ok(()) };
-    let Some(Link { name, mac: Some(mac), .. }) = link::by_index(&mut open_rtnl(netns)?, below).map_err(refused)?
-    else {
-        return Ok(());
-    };
+    let mut rtnl = open_rtnl(netns)?;
+    let end = link::by_index(&mut rtnl, below).map_err(refused)?;
+    let bridged = link::by_name(&mut rtnl, bridge).map_err(refused)?;
     let made = cached["result"]["interfaces"].as_array_mut().into_iter().flatten();
-    for end in made.filter(|i| i["sandbox"].as_str().unwrap_or_default().is_empty() && i["name"] != bridge.as_str()) {
-        end["name"] = Value::from(name.as_str());
-        end["mac"] = Value::from(mac.map(|byte| format!("{byte:02x}")).join(":"));
+    for made in made.filter(|i| i["sandbox"].as_str().unwrap_or_default().is_empty()) {
+        let here = if made["name"] == bridge.as_str() { &bridged } else { &end };
+        if let Some(Link { name, mac: Some(mac), .. }) = here {
+            made["name"] = Value::from(name.as_str());
+            made["mac"] = Value::from(mac.map(|byte| format!("{byte:02x}")).join(":"));
+        }
     }
     Ok(())
 }

@@ -99,7 +99,7 @@ pub fn processes(netns: &Path) -> Result<Vec<u32>, NetworkError> {
     namespace::processes(netns)
 }
 
-/// Has the name `other`, which is another network namespace's until now, mean the network namespace `netns`, too.
+/// Has the name `other`, which is another network namespace's until now, or none's, mean the network namespace `netns`, too.
 ///
 /// # Errors
 /// The kernel's refusal.

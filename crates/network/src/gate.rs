@@ -20,9 +20,10 @@ pub(crate) const TABLE: &str = "tranship";
 /// the namespace; dropping this value, or dying, changes nothing.
 ///
 /// ```text
-///   open ──close_to_newcomers──▶ closed to newcomers ──close──▶ closed ──open_but_to_groups──▶ closed to groups ──open──▶ open
-///                                chain `newcomers-…`            chains `ingress-…`,            chain `groups-…` alone
-///                                                               `egress-…` as well
+///   open ──close_to_newcomers──▶ closed to newcomers ──close──▶ closed ──open_but_to_datagrams──▶ closed to datagrams ──┬──▶ open
+///                                chain `newcomers-…`            chains `ingress-…`,               chain `datagrams-…`   │     ▲
+///                                                               `egress-…` as well      └─open_but_to_groups──▶ closed to groups
+///                                                                                                              chain `groups-…`
 /// ```
 ///
 /// On its way to closed the gate only ever *adds* chains: a frame that another processor carries past the hooks meanwhile never
@@ -142,24 +143,35 @@ impl Gate {
         }
     }
 
-    /// Opens the gate to all but datagrams to groups (and to all), as long as these have to be delivered in their order by
-    /// [`Injector`](crate::Injector), whose frames pass. Success if that is so already.
+    /// Opens the gate to all but datagrams, as long as these have to be delivered in their order by [`Injector`](crate::Injector), whose
+    /// frames pass. Success if that is so already.
+    ///
+    /// # Errors
+    /// The kernel's refusal: then nothing has changed.
+    pub fn open_but_to_datagrams(&mut self) -> Result<(), NetworkError> {
+        self.open_but_to(Place::Datagrams).map_err(|e| self.refused("open the gate but to datagrams", &e))
+    }
+
+    /// The same for datagrams to groups (and to all).
     ///
     /// # Errors
     /// The kernel's refusal: then nothing has changed.
     pub fn open_but_to_groups(&mut self) -> Result<(), NetworkError> {
+        self.open_but_to(Place::Groups).map_err(|e| self.refused("open the gate but to groups", &e))
+    }
+
+    fn open_but_to(&mut self, place: Place) -> Result<(), Refusal> {
         let interfaces = &self.interfaces;
-        let opened = self.nftables.transact(|batch| {
+        self.nftables.transact(|batch| {
             // One that is not there cannot be deleted.
             batch.new_table(TABLE);
             batch.delete_table(TABLE);
             batch.new_table(TABLE);
             for device in interfaces {
-                batch.first_chain(TABLE, device, Place::Groups);
-                batch.drop_datagrams_to_groups(TABLE, device);
+                batch.first_chain(TABLE, device, place);
+                batch.drop_undelivered_datagrams(TABLE, device, place);
             }
-        });
-        opened.map_err(|e| self.refused("open the gate but to groups", &e))
+        })
     }
 
     /// Whether there is anything of a gate. Costs a listing: for diagnosis.

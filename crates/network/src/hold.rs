@@ -8,11 +8,12 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use tranship_sys::packet::{ALL, IPV4, IPV6, OFFLOAD_HEADER, PacketSocket};
+use tranship_sys::packet::{ALL, IPV4, IPV4_PROTOCOL_AT, IPV6, IPV6_PROTOCOL_AT, OFFLOAD_HEADER, PacketSocket};
 use tranship_types::NetworkIdentity;
 
 use crate::NetworkError;
 use crate::capture::open_rtnl;
+use crate::inject::DELIVERED;
 use crate::link;
 use crate::namespace::inside;
 
@@ -39,21 +40,31 @@ pub struct HeldFrame {
 }
 
 impl HeldFrame {
+    /// Whether it carries a datagram.
+    pub fn is_datagram(&self) -> bool {
+        self.bytes.get(OFFLOAD_HEADER..).is_some_and(is_datagram)
+    }
+
     /// Whether it carries a datagram to a group, or to all: one that reaches both places of a container that moves.
     pub fn is_to_group(&self) -> bool {
         self.bytes.get(OFFLOAD_HEADER..).is_some_and(is_to_group)
     }
 }
 
-/// What [`Gate::open_but_to_groups`](crate::Gate::open_but_to_groups) keeps out.
-fn is_to_group(frame: &[u8]) -> bool {
+/// What [`Gate::open_but_to_datagrams`](crate::Gate::open_but_to_datagrams) keeps out.
+pub(crate) fn is_datagram(frame: &[u8]) -> bool {
     const UDP: u8 = 17;
     let protocol = match frame.get(12..14).map(|kind| u16::from_be_bytes([kind[0], kind[1]])) {
-        Some(IPV4) => frame.get(14 + 9),
-        Some(IPV6) => frame.get(14 + 6),
+        Some(IPV4) => frame.get(IPV4_PROTOCOL_AT),
+        Some(IPV6) => frame.get(IPV6_PROTOCOL_AT),
         _ => None,
     };
-    protocol == Some(&UDP) && frame[0] & 1 == 1
+    protocol == Some(&UDP)
+}
+
+/// What [`Gate::open_but_to_groups`](crate::Gate::open_but_to_groups) keeps out.
+fn is_to_group(frame: &[u8]) -> bool {
+    is_datagram(frame) && frame[0] & 1 == 1
 }
 
 impl std::fmt::Debug for HeldFrame {
@@ -112,9 +123,8 @@ pub struct Hold {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Scope {
     All,
-    /// Datagrams to groups.
-    Groups,
-    /// All but these.
+    Datagrams,
+    /// All but datagrams to groups.
     Others,
 }
 
@@ -145,16 +155,16 @@ impl Hold {
         Self::prepare_for(netns, identity, bound, Scope::All)
     }
 
-    /// The same for datagrams to groups alone.
+    /// The same for datagrams alone.
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare).
-    pub(crate) fn prepare_for_groups(
+    pub(crate) fn prepare_for_datagrams(
         netns: &Path,
         identity: &NetworkIdentity,
         bound: usize,
     ) -> Result<Self, NetworkError> {
-        Self::prepare_for(netns, identity, bound, Scope::Groups)
+        Self::prepare_for(netns, identity, bound, Scope::Datagrams)
     }
 
     fn prepare_for(netns: &Path, identity: &NetworkIdentity, bound: usize, scope: Scope) -> Result<Self, NetworkError> {
@@ -170,7 +180,7 @@ impl Hold {
                     .ok_or_else(|| NetworkError::refused(what(), "there is no such interface"))?;
                 let open = |bytes: usize| {
                     let socket = match scope {
-                        Scope::Groups => PacketSocket::open_to_groups()?,
+                        Scope::Datagrams => PacketSocket::open_for_datagrams()?,
                         Scope::All | Scope::Others => PacketSocket::open()?,
                     };
                     socket.receive_buffer(bytes)?;
@@ -247,12 +257,26 @@ impl Hold {
         held
     }
 
-    /// The datagrams to groups among them, for a gate that is [closed to these alone](crate::Gate::open_but_to_groups). Never waits.
+    /// The datagrams among them, for a gate that is [closed to these alone](crate::Gate::open_but_to_datagrams). Never waits.
+    pub(crate) fn take_datagrams(&mut self) -> Vec<HeldFrame> {
+        self.take_if(is_datagram)
+    }
+
+    /// Those of them that are to one host.
+    pub(crate) fn take_to_one(&mut self) -> Vec<HeldFrame> {
+        self.take_if(|frame| is_datagram(frame) && !is_to_group(frame))
+    }
+
+    /// Those to groups, for a gate that is [closed to these alone](crate::Gate::open_but_to_groups). Never waits.
     pub(crate) fn take_groups(&mut self) -> Vec<HeldFrame> {
+        self.take_if(is_to_group)
+    }
+
+    fn take_if(&mut self, is_wanted: fn(&[u8]) -> bool) -> Vec<HeldFrame> {
         self.collect();
         let mut held = Vec::new();
         for line in &mut self.lines {
-            for bytes in line.kept.extract_if(.., |bytes| is_to_group(&bytes[OFFLOAD_HEADER..])) {
+            for bytes in line.kept.extract_if(.., |bytes| is_wanted(&bytes[OFFLOAD_HEADER..])) {
                 line.kept_bytes -= bytes.len();
                 held.push(HeldFrame { interface: line.name.clone(), bytes });
             }
@@ -260,10 +284,10 @@ impl Hold {
         held
     }
 
-    /// Whether any datagrams to groups are held.
-    pub fn has_groups(&mut self) -> bool {
+    /// Whether any datagrams are held.
+    pub fn has_datagrams(&mut self) -> bool {
         self.collect();
-        self.lines.iter().flat_map(|line| &line.kept).any(|bytes| is_to_group(&bytes[OFFLOAD_HEADER..]))
+        self.lines.iter().flat_map(|line| &line.kept).any(|bytes| is_datagram(&bytes[OFFLOAD_HEADER..]))
     }
 
     /// From now on datagrams to groups are not held any more: they reach the container elsewhere.
@@ -364,11 +388,16 @@ impl Line {
 
     /// Whether a frame is for the container, and nothing that its twin says.
     fn wants(&self, frame: &[u8], scope: Scope) -> bool {
-        if scope != Scope::All && (scope == Scope::Groups) != is_to_group(frame) {
+        let is_in_scope = match scope {
+            Scope::All => true,
+            Scope::Datagrams => is_datagram(frame),
+            Scope::Others => !is_to_group(frame),
+        };
+        if !is_in_scope {
             return false;
         }
         let (to, from, protocol) = (&frame[..6], &frame[6..12], [frame[12], frame[13]]);
-        if from == self.mac || (to != self.mac && to[0] & 1 == 0) {
+        if from == self.mac || from == DELIVERED || (to != self.mac && to[0] & 1 == 0) {
             return false;
         }
         match u16::from_be_bytes(protocol) {

@@ -1,14 +1,28 @@
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use nix::libc;
+use nix::sys::socket::{MsgFlags, SockaddrStorage, sendto};
 use tranship_sys::packet::{OFFLOAD_HEADER, PacketSocket, TapDevice};
+use tranship_sys::socket;
 use tranship_types::{Attachment, NetworkIdentity};
 
 use crate::NetworkError;
 use crate::capture::open_rtnl;
-use crate::hold::{HeldFrame, LONGEST};
+use crate::hold::{HeldFrame, LONGEST, is_datagram};
 use crate::link;
 use crate::namespace::{self, inside};
 use crate::redirect;
+
+/// The interface by which a namespace's own addresses reach each other.
+pub(crate) const LOOPBACK: &str = "lo";
+/// Its hardware address.
+pub(crate) const LOOPBACK_MAC: [u8; 6] = [0; 6];
+
+/// The hardware address that delivered datagrams come from: by it they pass a gate that is closed to those that come by themselves. No frame leaves with it.
+pub(crate) const DELIVERED: [u8; 6] = [0x02, b't', b's', b'h', b'i', b'p'];
 
 /// The one flag of the offload header that means something to a receiver that trusts nobody: this checksum is to be
 /// computed. The other vouches for one that was verified.
@@ -21,10 +35,13 @@ const NEEDS_CHECKSUM: u8 = 1;
 ///   receiving side of the macvlan's parent. Nothing is sent there, so nothing can leak to the wire, whether the container
 ///   is there or not. The device vanishes with the injector and with its process.
 ///
-/// Frames to all or to a group go to the container's MAC instead: the parent's other macvlans have had theirs, and they pass a gate
-/// that is still closed to what comes to groups by itself.
+/// - `lo`: what is behind the Ethernet header is sent inside the namespace by a raw socket. The kernel brings to `lo` what is sent to one of
+///   its own addresses, whoever it is said to come from.
 ///
-/// The container's gate must be open, or [closed to groups alone](crate::Gate::open_but_to_groups).
+/// Frames to all or to a group go to the container's MAC instead: the parent's other macvlans have had theirs. Datagrams come from a hardware
+/// address of their own, and so pass a gate that is still closed to those that come by themselves.
+///
+/// The container's gate must be open, or [closed to datagrams alone](crate::Gate::open_but_to_datagrams).
 pub struct Injector {
     netns: PathBuf,
     lines: Vec<Line>,
@@ -40,6 +57,42 @@ struct Line {
 enum Outlet {
     Veth(PacketSocket),
     Macvlan(TapDevice),
+    Loopback(Loopback),
+}
+
+/// Raw sockets of IPv4 and IPv6 that send packets with their headers.
+struct Loopback {
+    v4: OwnedFd,
+    v6: Option<OwnedFd>,
+}
+
+impl Loopback {
+    fn open() -> io::Result<Self> {
+        let raw = |family| socket::new(family, libc::SOCK_RAW | libc::SOCK_NONBLOCK, libc::IPPROTO_RAW);
+        // A kernel without IPv6 has no packets of it.
+        Ok(Self { v4: raw(libc::AF_INET)?, v6: raw(libc::AF_INET6).ok() })
+    }
+
+    /// Sends a packet of IP to where its header says.
+    fn send(&self, packet: &[u8]) -> io::Result<()> {
+        let (socket, to) = match (destination(packet), &self.v6) {
+            (Some(to @ IpAddr::V4(_)), _) => (&self.v4, to),
+            (Some(to @ IpAddr::V6(_)), Some(v6)) => (v6, to),
+            _ => return Err(io::ErrorKind::InvalidInput.into()),
+        };
+        let to = SockaddrStorage::from(SocketAddr::new(to, 0));
+        sendto(socket.as_raw_fd(), packet, &to, MsgFlags::empty())?;
+        Ok(())
+    }
+}
+
+/// Where a packet of IP goes, by its header; `None` if that is cut.
+fn destination(packet: &[u8]) -> Option<IpAddr> {
+    match packet.first()? >> 4 {
+        4 => Some(Ipv4Addr::from(*packet.get(16..)?.first_chunk()?).into()),
+        6 => Some(IpAddr::from(*packet.get(24..)?.first_chunk::<16>()?)),
+        _ => None,
+    }
 }
 
 impl Injector {
@@ -52,7 +105,7 @@ impl Injector {
     /// then wait for their retransmission timeouts.
     pub fn prepare(netns: &Path, identity: &NetworkIdentity) -> Result<Self, NetworkError> {
         let node = namespace::own()?;
-        let below = inside(netns, || {
+        let (below, loopback) = inside(netns, || {
             let mut rtnl = open_rtnl(netns)?;
             let failed = |e| NetworkError::refused(format!("look into network namespace {}", netns.display()), e);
             let node = link::namespace_id(&mut rtnl, &node).map_err(failed)?;
@@ -61,15 +114,18 @@ impl Injector {
                 let link = link::by_name(&mut rtnl, &interface.name).map_err(failed)?;
                 below.push(link.and_then(|l| l.below.filter(|_| l.below_nsid.is_some() && l.below_nsid == node)));
             }
-            Ok(below)
+            let loopback = Loopback::open().map_err(|e| {
+                NetworkError::refused(format!("open a raw socket in network namespace {}", netns.display()), e)
+            })?;
+            Ok((below, loopback))
         })?;
-        let mut lines = Vec::new();
+        let mut lines = vec![Line { name: LOOPBACK.to_owned(), mac: LOOPBACK_MAC, outlet: Outlet::Loopback(loopback) }];
         for (interface, below) in identity.interfaces.iter().zip(below) {
             let what =
                 || format!("prepare to deliver packets to {} of network namespace {}", interface.name, netns.display());
             let below = below
                 .ok_or_else(|| NetworkError::refused(what(), "there is no such interface that hangs on this node"))?;
-            let refused = |e: std::io::Error| NetworkError::refused(what(), e);
+            let refused = |e: io::Error| NetworkError::refused(what(), e);
             let outlet = match interface.attachment {
                 Attachment::Bridge { .. } => {
                     let socket = PacketSocket::open().map_err(refused)?;
@@ -114,9 +170,14 @@ impl Injector {
                 continue;
             }
             to.copy_from_slice(&line.mac);
+            let frame = &mut self.buffer[OFFLOAD_HEADER..];
+            if is_datagram(frame) {
+                frame[6..12].copy_from_slice(&DELIVERED);
+            }
             let sent = match &line.outlet {
                 Outlet::Veth(socket) => socket.send(&self.buffer),
                 Outlet::Macvlan(device) => device.inject(&self.buffer),
+                Outlet::Loopback(raw) => raw.send(&self.buffer[OFFLOAD_HEADER + 14..]),
             };
             match sent {
                 Ok(()) => delivered += 1,
@@ -128,5 +189,21 @@ impl Injector {
             }
         }
         failure.map_or(Ok(delivered), Err)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packet_that_a_peer_has_cut_goes_nowhere() {
+        for (first, length, to) in [(0x45, 20, "7.7.7.7"), (0x60, 40, "707:707:707:707:707:707:707:707")] {
+            let mut packet = vec![7; length];
+            packet[0] = first;
+            assert_eq!(destination(&packet), Some(to.parse().unwrap()));
+            (0..length).for_each(|cut| assert_eq!(destination(&packet[..cut]), None, "{cut} bytes"));
+        }
+        assert_eq!(destination(&[7; 40]), None);
     }
 }

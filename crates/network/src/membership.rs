@@ -5,7 +5,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::announce::{ethernet, fold, icmp_checksum};
+use crate::announce::{ethernet, fold, group_mac, icmp_checksum};
 use crate::multicast::Group;
 
 /// Where reports of version 3 (IGMP) and 2 (MLD) go: all routers, and switches, that know of it.
@@ -75,8 +75,7 @@ impl Reporter {
         header.extend_from_slice(&[0x94, 4, 0, 0]);
         let sum = !fold(&header);
         header[10..12].copy_from_slice(&sum.to_be_bytes());
-        let [_, b, c, d] = to.octets();
-        let frame = ethernet([1, 0, 0x5e, b & 0x7f, c, d], self.mac, 0x0800);
+        let frame = ethernet(group_mac(to.into()), self.mac, 0x0800);
         let mut frame = [frame, header, message].concat();
         frame.resize(frame.len().max(60), 0);
         frame
@@ -87,8 +86,7 @@ impl Reporter {
         let mut message = [&[kind, 0, 0, 0], body].concat();
         let sum = icmp_checksum(self.v6, to, &message);
         message[2..4].copy_from_slice(&sum.to_be_bytes());
-        let [.., a, b, c, d] = to.octets();
-        let mut frame = ethernet([0x33, 0x33, a, b, c, d], self.mac, 0x86dd);
+        let mut frame = ethernet(group_mac(to.into()), self.mac, 0x86dd);
         frame.extend_from_slice(&[0x60, 0, 0, 0]);
         frame.extend_from_slice(&(8 + message.len() as u16).to_be_bytes());
         // Next come the options for every hop; one hop.

@@ -133,12 +133,16 @@ pub(crate) fn share_names(netns: &Path) -> Result<(), NetworkError> {
     shared.map_err(|e| refused(e.desc().to_owned()))
 }
 
-/// Has the name `other`, under which another namespace is mounted, mean `netns`.
+/// Has the name `other`, under which another namespace is mounted, or none any more, mean `netns`.
 pub(crate) fn rename(netns: &Path, other: &Path) -> Result<(), NetworkError> {
+    let what = || format!("bind {} to {}", netns.display(), other.display());
+    match umount2(other, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
+        Ok(()) | Err(Errno::EINVAL) => {}
+        Err(Errno::ENOENT) => drop(File::create_new(other).map_err(|e| NetworkError::refused(what(), e))?),
+        Err(e) => return Err(NetworkError::refused(what(), e.desc())),
+    }
     let nothing = None::<&str>;
-    umount2(other, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW)
-        .and_then(|()| mount(Some(netns), other, nothing, MsFlags::MS_BIND, nothing))
-        .map_err(|e| NetworkError::refused(format!("bind {} to {}", netns.display(), other.display()), e.desc()))
+    mount(Some(netns), other, nothing, MsFlags::MS_BIND, nothing).map_err(|e| NetworkError::refused(what(), e.desc()))
 }
 
 /// Takes the name away: unmounts whatever namespaces are mounted there and deletes the file.

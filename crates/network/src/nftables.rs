@@ -1,10 +1,12 @@
-//! The little of nftables' netlink protocol that the gate needs: one table, base chains of the netdev family, three rules,
+//! The little of nftables' netlink protocol that the gate needs: one table, base chains of the netdev family, a few rules,
 //! and the transaction around them. Formats after the kernel's `include/uapi/linux/netfilter/nf_tables.h` and `nfnetlink.h`.
 
 use std::io;
 
 use netlink_sys::Socket;
+use tranship_sys::packet::{IPV4, IPV4_PROTOCOL_AT, IPV6, IPV6_PROTOCOL_AT};
 
+use crate::inject::DELIVERED;
 use crate::nfnetlink::{
     self, BATCH_BEGIN, BATCH_END, MSG_DONTWAIT, NESTED, NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL,
     NLM_F_REQUEST, NLMSG_DONE, attribute, message, number, string,
@@ -40,11 +42,13 @@ const DATA_VERDICT: u16 = 2;
 const VERDICT_CODE: u16 = 1;
 const META_REGISTER: u16 = 1;
 const META_KEY: u16 = 2;
+const META_PROTOCOL: u32 = 1;
 const META_L4PROTO: u32 = 16;
 const COMPARE_REGISTER: u16 = 1;
 const COMPARE_OPERATION: u16 = 2;
 const COMPARE_DATA: u16 = 3;
 const COMPARE_EQUAL: u32 = 0;
+const COMPARE_UNEQUAL: u32 = 1;
 const PAYLOAD_REGISTER: u16 = 1;
 const PAYLOAD_BASE: u16 = 2;
 const PAYLOAD_OFFSET: u16 = 3;
@@ -76,7 +80,9 @@ pub(crate) enum Place {
     Egress,
     /// What its rules name does not come in.
     Newcomers,
-    /// The same, for datagrams to groups.
+    /// The same, for datagrams that come by themselves.
+    Datagrams,
+    /// The same, for those of them to groups.
     Groups,
 }
 
@@ -87,13 +93,14 @@ impl Place {
             Place::Ingress => format!("ingress-{device}"),
             Place::Egress => format!("egress-{device}"),
             Place::Newcomers => format!("newcomers-{device}"),
+            Place::Datagrams => format!("datagrams-{device}"),
             Place::Groups => format!("groups-{device}"),
         }
     }
 
     fn hook(self) -> u32 {
         match self {
-            Place::Ingress | Place::Newcomers | Place::Groups => 0,
+            Place::Ingress | Place::Newcomers | Place::Datagrams | Place::Groups => 0,
             Place::Egress => 1,
         }
     }
@@ -102,7 +109,7 @@ impl Place {
     fn priority(self) -> i32 {
         match self {
             Place::Ingress | Place::Egress => -1000,
-            Place::Newcomers | Place::Groups => -999,
+            Place::Newcomers | Place::Datagrams | Place::Groups => -999,
         }
     }
 
@@ -110,7 +117,7 @@ impl Place {
     fn policy(self) -> u32 {
         match self {
             Place::Ingress | Place::Egress => DROP,
-            Place::Newcomers | Place::Groups => ACCEPT,
+            Place::Newcomers | Place::Datagrams | Place::Groups => ACCEPT,
         }
     }
 }
@@ -172,41 +179,44 @@ impl Batch {
         const FLAGS_AT: u32 = 13;
         const SYN: u8 = 0x02;
         const ACK: u8 = 0x10;
-        self.drop_of_protocol(table, device, Place::Newcomers, TCP, |b| {
+        self.drop(table, device, Place::Newcomers, |b| {
+            meta(b, META_L4PROTO, &[TCP]);
             masked(b, PAYLOAD_TRANSPORT, FLAGS_AT, SYN | ACK, SYN);
         });
     }
 
     /// Adds a rule to the newcomers' chain of `device` that drops UDP datagrams.
     pub(crate) fn drop_datagrams(&mut self, table: &str, device: &str) {
-        self.drop_of_protocol(table, device, Place::Newcomers, UDP, |_| {});
+        self.drop(table, device, Place::Newcomers, |b| meta(b, META_L4PROTO, &[UDP]));
     }
 
-    /// Adds a rule to the groups' chain of `device` that drops UDP datagrams in frames to a group of hardware addresses, or to all.
-    pub(crate) fn drop_datagrams_to_groups(&mut self, table: &str, device: &str) {
+    /// Adds rules to a chain of `device` that drop frames of UDP which do not come from the hardware address of those that are delivered; in
+    /// the groups' chain those to a group of hardware addresses, or to all. The header of IP itself must say that it carries UDP, as
+    /// [`Hold`](crate::Hold) goes by it.
+    pub(crate) fn drop_undelivered_datagrams(&mut self, table: &str, device: &str, place: Place) {
         // The first bit that is sent of a destination address.
         const TO_GROUP: u8 = 1;
-        self.drop_of_protocol(table, device, Place::Groups, UDP, |b| masked(b, PAYLOAD_LINK, 0, TO_GROUP, TO_GROUP));
+        const SOURCE_AT: u32 = 6;
+        for (protocol, says_udp_at) in [(IPV4, IPV4_PROTOCOL_AT), (IPV6, IPV6_PROTOCOL_AT)] {
+            self.drop(table, device, place, |b| {
+                meta(b, META_PROTOCOL, &protocol.to_be_bytes());
+                if place == Place::Groups {
+                    masked(b, PAYLOAD_LINK, 0, TO_GROUP, TO_GROUP);
+                }
+                payload(b, PAYLOAD_LINK, says_udp_at as u32, 1);
+                expression(b, "cmp", |b| compare(b, COMPARE_EQUAL, &[UDP]));
+                payload(b, PAYLOAD_LINK, SOURCE_AT, DELIVERED.len() as u32);
+                expression(b, "cmp", |b| compare(b, COMPARE_UNEQUAL, &DELIVERED));
+            });
+        }
     }
 
-    /// Adds a rule to a chain of `device` that drops packets of an IP protocol that meet the conditions.
-    fn drop_of_protocol(
-        &mut self,
-        table: &str,
-        device: &str,
-        place: Place,
-        protocol: u8,
-        conditions: impl FnOnce(&mut Vec<u8>),
-    ) {
+    /// Adds a rule to a chain of `device` that drops packets that meet the conditions.
+    fn drop(&mut self, table: &str, device: &str, place: Place, conditions: impl FnOnce(&mut Vec<u8>)) {
         self.message(NEWRULE, NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_APPEND, NFPROTO_NETDEV, 0, |b| {
             string(b, RULE_TABLE, table);
             string(b, RULE_CHAIN, &place.chain(device));
             attribute(b, RULE_EXPRESSIONS | NESTED, |b| {
-                expression(b, "meta", |b| {
-                    number(b, META_REGISTER, REGISTER);
-                    number(b, META_KEY, META_L4PROTO);
-                });
-                expression(b, "cmp", |b| compare(b, &[protocol]));
                 conditions(b);
                 expression(b, "immediate", |b| {
                     number(b, IMMEDIATE_REGISTER, REGISTER_VERDICT);
@@ -238,14 +248,28 @@ fn expression(b: &mut Vec<u8>, name: &str, data: impl FnOnce(&mut Vec<u8>)) {
     });
 }
 
-/// That of the byte at this place of a header the bits of the mask are these.
-fn masked(b: &mut Vec<u8>, header: u32, at: u32, mask: u8, bits: u8) {
+/// That what the kernel knows of a packet is this.
+fn meta(b: &mut Vec<u8>, key: u32, is: &[u8]) {
+    expression(b, "meta", |b| {
+        number(b, META_REGISTER, REGISTER);
+        number(b, META_KEY, key);
+    });
+    expression(b, "cmp", |b| compare(b, COMPARE_EQUAL, is));
+}
+
+/// Puts bytes of a header into the register.
+fn payload(b: &mut Vec<u8>, header: u32, at: u32, length: u32) {
     expression(b, "payload", |b| {
         number(b, PAYLOAD_REGISTER, REGISTER);
         number(b, PAYLOAD_BASE, header);
         number(b, PAYLOAD_OFFSET, at);
-        number(b, PAYLOAD_LENGTH, 1);
+        number(b, PAYLOAD_LENGTH, length);
     });
+}
+
+/// That of the byte at this place of a header the bits of the mask are these.
+fn masked(b: &mut Vec<u8>, header: u32, at: u32, mask: u8, bits: u8) {
+    payload(b, header, at, 1);
     expression(b, "bitwise", |b| {
         number(b, BITWISE_SOURCE, REGISTER);
         number(b, BITWISE_TARGET, REGISTER);
@@ -253,13 +277,13 @@ fn masked(b: &mut Vec<u8>, header: u32, at: u32, mask: u8, bits: u8) {
         attribute(b, BITWISE_MASK | NESTED, |b| attribute(b, DATA_VALUE, |b| b.push(mask)));
         attribute(b, BITWISE_XOR | NESTED, |b| attribute(b, DATA_VALUE, |b| b.push(0)));
     });
-    expression(b, "cmp", |b| compare(b, &[bits]));
+    expression(b, "cmp", |b| compare(b, COMPARE_EQUAL, &[bits]));
 }
 
-/// That the register has this value.
-fn compare(b: &mut Vec<u8>, value: &[u8]) {
+/// That the register has this value, or has not.
+fn compare(b: &mut Vec<u8>, operation: u32, value: &[u8]) {
     number(b, COMPARE_REGISTER, REGISTER);
-    number(b, COMPARE_OPERATION, COMPARE_EQUAL);
+    number(b, COMPARE_OPERATION, operation);
     attribute(b, COMPARE_DATA | NESTED, |b| attribute(b, DATA_VALUE, |b| b.extend_from_slice(value)));
 }
 

@@ -28,7 +28,8 @@ impl Stage {
         let (source, copies) = (dir.path().join("source"), dir.path().join("copies"));
         fs::create_dir(&source).unwrap();
         fs::create_dir(copies).unwrap();
-        mount(Some("orig"), &source, Some("tmpfs"), MsFlags::empty(), Some(options)).unwrap();
+        // A test that looks at what is there changes nothing by it.
+        mount(Some("orig"), &source, Some("tmpfs"), MsFlags::MS_NOATIME, Some(options)).unwrap();
         mount(None::<&str>, &source, None::<&str>, MsFlags::MS_PRIVATE, None::<&str>).unwrap();
         let all = tmpfs::find(std::process::id(), &[]).unwrap();
         let found = all.into_iter().find(|m| Path::new(&m.point) == source).expect("the mount is found");
@@ -249,6 +250,186 @@ fn a_file_that_is_only_open_is_not_read_again() {
     assert!(std::process::Command::new("python3").args(["-c", map]).arg(path).status().unwrap().success());
     let (moved, read) = again(&mut source);
     assert!(moved == 4 << 10 && read >= LENGTH, "{moved} bytes moved, {read} bytes read");
+}
+
+/// A process in a mount namespace of its own, which changes a file of 32 MiB when it is told to, and has threads once it is told so.
+struct Scribe {
+    process: std::process::Child,
+    answers: io::BufReader<std::process::ChildStdout>,
+}
+
+impl Scribe {
+    const LENGTH: u64 = 32 << 20;
+    const CODE: &str = "
+import ctypes, mmap, os, random, sys
+path, threads = sys.argv[1], []
+fd = os.open(path, os.O_RDWR | os.O_CREAT)
+os.pwrite(fd, b'x' * LENGTH, 0)
+def write_there(chance, slot, length):
+    for _ in range(10): os.pwrite(slot, bytes([chance.randrange(256)]) * length, chance.randrange(LENGTH - length))
+def race(seed):
+    import threading
+    other, slot, chance = os.open(path + '.other', os.O_RDWR | os.O_CREAT), os.dup(fd), random.Random(seed)
+    os.ftruncate(other, LENGTH)
+    writers = [threading.Thread(target=write_there, args=(chance, slot, 100000)) for _ in range(2)]
+    for writer in writers: writer.start()
+    while any(writer.is_alive() for writer in writers): os.dup2(chance.choice((fd, other)), slot)
+    for file in (slot, other): os.close(file)
+def fallocate(mode, start, length):
+    ctypes.CDLL(None).fallocate(fd, mode, ctypes.c_long(start), ctypes.c_long(length))
+def at_random(chance):
+    start, data = chance.randrange(LENGTH), bytes([chance.randrange(256)]) * chance.randrange(1, 40000)
+    kind = chance.randrange(40)
+    if kind == 0: os.ftruncate(fd, start)
+    elif kind == 1: fallocate(3, start, len(data))
+    elif kind == 2: fallocate(0x10, start, len(data))
+    elif kind == 3: os.truncate(path, start)
+    elif kind == 4: os.close(os.open(path, os.O_RDWR | os.O_TRUNC))
+    elif kind == 5:
+        with open(path, 'r+b') as file:
+            os.ftruncate(fd, max(start + 1, os.fstat(fd).st_size))
+            mmap.mmap(file.fileno(), 0)[start] = 7
+    elif kind < 12:
+        with open(path, 'ab') as file: file.write(data)
+    elif kind < 20: os.lseek(fd, start, 0); os.write(fd, data)
+    elif kind < 24: os.pwritev(fd, [data, b'end'], start)
+    else: os.pwrite(fd, data, start)
+def serve(word):
+    kind, *numbers = word.split()
+    if kind == 'path': os.pwrite(fd, b'z' * 10, 7000); os.truncate(path, LENGTH)
+    elif kind == 'at': os.pwrite(fd, b'y' * 10, int(numbers[0]))
+    elif kind == 'random':
+        chance = random.Random(int(numbers[0]))
+        for _ in range(chance.randrange(1, int(numbers[1]))): at_random(chance)
+    elif kind == 'race': race(int(numbers[0]))
+    elif kind == 'thread':
+        import threading
+        written, gate = threading.Event(), threading.Event()
+        write = lambda: (os.pwrite(fd, b'z' * 10, int(numbers[0])), written.set(), gate.wait())
+        thread = threading.Thread(target=write)
+        thread.start(); threads.append((thread, gate)); written.wait()
+print('ready', flush=True)
+for word in sys.stdin:
+    serve(word)
+    print('done', flush=True)
+for thread, gate in threads: gate.set()
+";
+
+    fn start(stage: &mut Stage) -> Self {
+        use std::io::BufRead;
+        use std::process::{Command, Stdio};
+        let code = Self::CODE.replace("LENGTH", &Self::LENGTH.to_string());
+        let mut process = Command::new("unshare")
+            .args(["--mount", "--propagation", "unchanged", "python3", "-c", &code])
+            .arg(stage.source().join("file"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut answers = io::BufReader::new(process.stdout.take().unwrap());
+        let mut line = String::new();
+        answers.read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        let all = tmpfs::find(process.id(), &[]).unwrap();
+        stage.found = all.into_iter().find(|m| Path::new(&m.point) == stage.source()).expect("the mount is found");
+        Self { process, answers }
+    }
+
+    fn open(&self, stage: &Stage) -> (Source, Replica) {
+        let replica = tmpfs::make(&stage.dir.path().join("copies"), std::slice::from_ref(&stage.found)).unwrap();
+        (Source::open(self.process.id(), std::slice::from_ref(&stage.found)), replica)
+    }
+
+    fn tell(&mut self, what: &str) {
+        use std::io::{BufRead, Write};
+        writeln!(self.process.stdin.as_mut().unwrap(), "{what}").unwrap();
+        let mut line = String::new();
+        self.answers.read_line(&mut line).unwrap();
+        assert_eq!(line, "done\n", "{what}");
+    }
+
+    /// Bytes that a pass has moved, and those that it has read.
+    fn pass(&self, source: &mut Source, replica: &mut Replica) -> (u64, u64) {
+        let before = read_so_far();
+        let moved = source.pass(&[self.process.id()], &mut Direct { replica, ops: 0 }).unwrap();
+        (moved.bytes, read_so_far() - before)
+    }
+}
+
+impl Drop for Scribe {
+    fn drop(&mut self) {
+        drop(self.process.stdin.take());
+        let _ = self.process.wait();
+    }
+}
+
+fn calls_are_told() -> bool {
+    let log = tranship_sys::call_log::CallLog::start(1);
+    log.inspect_err(|error| eprintln!("skipped: this kernel does not tell what calls write: {error}")).is_ok()
+}
+
+#[test]
+fn of_a_file_that_calls_write_only_those_parts_are_read() {
+    if !calls_are_told() {
+        return;
+    }
+    let mut stage = Stage::new("mode=755");
+    let mut scribe = Scribe::start(&mut stage);
+    let (mut source, mut replica) = scribe.open(&stage);
+    assert_eq!(scribe.pass(&mut source, &mut replica).0, Scribe::LENGTH);
+    for n in 0..5 {
+        scribe.tell(&format!("at {}", (n << 20) + 4090));
+        let (moved, read) = scribe.pass(&mut source, &mut replica);
+        assert_eq!(moved, 8 << 10, "{n}: two pages");
+        assert!(read < 1 << 20, "{n}: {read} bytes read");
+    }
+    assert_same(&stage, "parts");
+    for place in [5000, 6 << 20] {
+        scribe.tell(&format!("thread {place}"));
+        let (moved, read) = scribe.pass(&mut source, &mut replica);
+        assert!(moved == 4 << 10 && read < 1 << 20, "{moved} bytes moved, {read} read");
+    }
+    assert_same(&stage, "a thread");
+    // What is done to a path, nobody knows for sure, so that all is compared.
+    scribe.tell("path");
+    let (moved, read) = scribe.pass(&mut source, &mut replica);
+    assert!(moved == 4 << 10 && read >= Scribe::LENGTH, "{moved} bytes moved, {read} read");
+    assert_same(&stage, "a path");
+    drop(scribe);
+}
+
+/// Has the scribe write what it draws by chance, pass after pass. Returns of how many passes only parts of its file were read; `None` where
+/// this kernel does not tell of calls.
+fn follow_at_random(passes: u64, what: impl Fn(u64) -> String) -> Option<u64> {
+    if !calls_are_told() {
+        return None;
+    }
+    let seed = std::env::var("SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(|| u64::from(std::process::id()));
+    eprintln!("SEED={seed}");
+    let mut stage = Stage::new("mode=755,size=128m");
+    let mut scribe = Scribe::start(&mut stage);
+    let (mut source, mut replica) = scribe.open(&stage);
+    scribe.pass(&mut source, &mut replica);
+    let mut in_parts = 0;
+    for n in 0..passes {
+        scribe.tell(&what(seed + n));
+        let (_, read) = scribe.pass(&mut source, &mut replica);
+        in_parts += u64::from(read < 2 << 20);
+        assert_same(&stage, &format!("seed {seed} pass {n}"));
+    }
+    drop(scribe);
+    Some(in_parts)
+}
+
+#[test]
+fn what_calls_write_at_random_is_followed() {
+    let Some(in_parts) = follow_at_random(60, |seed| format!("random {seed} 6")) else { return };
+    assert!(in_parts >= 20, "{in_parts} of 60 passes read parts alone");
+}
+
+#[test]
+fn what_threads_write_while_others_change_descriptors_is_followed() {
+    follow_at_random(40, |seed| format!("race {seed}"));
 }
 
 #[test]

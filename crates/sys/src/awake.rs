@@ -17,7 +17,7 @@ pub struct Awake {
 
 impl Awake {
     /// Has all processors poll from now on, which costs what they could do otherwise with the power, and nothing else: for
-    /// what takes milliseconds.
+    /// what takes some ten milliseconds.
     ///
     /// # Errors
     /// The kernel cannot be asked for that (it has no idle states to choose from), or not by this process.

@@ -11,7 +11,8 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use crate::perf::{Ring, checked, cpus, online};
+use crate::perf::{Ring, checked};
+use crate::processors::{listed, online};
 use crate::tracepoint::{Event, RECORD_SAMPLE, filter, open, tracing};
 
 const PAGE: u64 = 4096;
@@ -62,7 +63,7 @@ impl DirtyLog {
         let shift = Event::find(&tracing, "syscalls/sys_enter_fallocate", ["mode"])?;
         let online = online()?;
         let mut rings = Vec::new();
-        for cpu in cpus(&online) {
+        for cpu in listed(&online) {
             let first = open(folio.id, cpu)?;
             let shift = open(shift.id, cpu)?;
             filter(&shift, SHIFTS)?;

@@ -6,8 +6,10 @@
 
 pub mod arena;
 pub mod awake;
+mod bpf;
 pub mod breakpoints;
 mod btf;
+pub mod call_log;
 pub mod clock;
 pub mod descriptor;
 pub mod dirty_log;
@@ -19,6 +21,7 @@ pub mod packet;
 pub mod pagemap;
 mod perf;
 pub mod process;
+pub mod processors;
 pub mod remote;
 pub mod schedule;
 mod scratch;

@@ -3,75 +3,14 @@
 //! `/proc/PID/smaps` tells them too, but counts each mapping's pages for that: 10 ms for a GiB, more on a busy machine. A BPF
 //! iterator over mappings (Documentation/bpf/bpf_iterators.rst) tells them in a fraction of a microsecond each.
 
-use std::ffi::c_void;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
+use crate::bpf::{self, Instruction, op};
 use crate::btf::Btf;
 
-const PROG_LOAD: libc::c_int = 5;
-const LINK_CREATE: libc::c_int = 28;
-const ITER_CREATE: libc::c_int = 33;
-const TYPE_TRACING: u32 = 26;
-const ATTACH_ITER: u32 = 28;
 const SEQ_WRITE: i32 = 127;
-
-/// `struct bpf_insn` of linux/bpf.h.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Instruction {
-    code: u8,
-    registers: u8,
-    offset: i16,
-    immediate: i32,
-}
-
-const _: () = assert!(size_of::<Instruction>() == 8);
-
-/// `union bpf_attr` for BPF_PROG_LOAD, as far as it is needed here.
-#[repr(C)]
-#[derive(Default)]
-struct ProgLoad {
-    prog_type: u32,
-    insn_cnt: u32,
-    insns: u64,
-    license: u64,
-    log: [u32; 4],
-    kern_version: u32,
-    prog_flags: u32,
-    prog_name: [u8; 16],
-    prog_ifindex: u32,
-    expected_attach_type: u32,
-    btf_infos: [u32; 9],
-    attach_btf_id: u32,
-    attach_prog_fd: u32,
-    padding: u32,
-}
-
-const _: () = assert!(size_of::<ProgLoad>() == 120);
-const _: () = assert!(std::mem::offset_of!(ProgLoad, attach_btf_id) == 108);
-
-/// The same for BPF_LINK_CREATE.
-#[repr(C)]
-struct LinkCreate {
-    prog_fd: u32,
-    target_fd: u32,
-    attach_type: u32,
-    flags: u32,
-    iter_info: u64,
-    iter_info_len: u32,
-    padding: u32,
-}
-
-/// `union bpf_iter_link_info`, for tasks.
-#[repr(C)]
-struct OneTask {
-    tid: u32,
-    pid: u32,
-    pid_fd: u32,
-    padding: u32,
-}
 
 /// One mapping of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,25 +29,8 @@ pub struct FlagsReader {
     program: OwnedFd,
 }
 
-fn bpf<T>(command: libc::c_int, attribute: &T) -> io::Result<OwnedFd> {
-    let (pointer, size) = (std::ptr::from_ref(attribute).cast::<c_void>(), size_of::<T>());
-    // SAFETY: the attribute is of the size that is stated, and what it points to lives as long as the call.
-    let fd = unsafe { libc::syscall(libc::SYS_bpf, command, pointer, size) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a descriptor that the kernel has just made for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) })
-}
-
 /// Writes `{vm_start, vm_end, vm_flags}` of each mapping that the iterator comes to.
 fn program(vma: [i16; 3], seq: i16) -> Vec<Instruction> {
-    let op = |code, target: u8, source: u8, offset, immediate| Instruction {
-        code,
-        registers: source << 4 | target,
-        offset,
-        immediate,
-    };
     let load = |target, source, offset| op(0x79, target, source, offset, 0);
     let mut code = vec![
         // The context is {meta, task, vma}; at the end of the iteration there is no mapping.
@@ -144,35 +66,13 @@ impl FlagsReader {
         let mapping = |names: &[&str]| offset("vm_area_struct", names);
         let vma = [mapping(&["vm_start"])?, mapping(&["vm_end"])?, mapping(&["vm_flags", "__vm_flags"])?];
         let code = program(vma, offset("bpf_iter_meta", &["seq"])?);
-        let attribute = ProgLoad {
-            prog_type: TYPE_TRACING,
-            insn_cnt: code.len() as u32,
-            insns: code.as_ptr() as u64,
-            // What the kernel asks of a program that calls its helpers; these instructions may be had under either.
-            license: c"Dual MIT/GPL".as_ptr() as u64,
-            expected_attach_type: ATTACH_ITER,
-            attach_btf_id: btf.function("bpf_iter_task_vma").ok_or_else(lacking)?,
-            ..ProgLoad::default()
-        };
-        Ok(Self { program: bpf(PROG_LOAD, &attribute)? })
+        let function = btf.function("bpf_iter_task_vma").ok_or_else(lacking)?;
+        Ok(Self { program: bpf::load_iterator(&code, function)? })
     }
 
     /// The flags of all mappings of a process, in order of addresses; none of one that has ended.
     pub fn read(&self, pid: u32) -> io::Result<Vec<MappingFlags>> {
-        let task = OneTask { tid: 0, pid, pid_fd: 0, padding: 0 };
-        let link = bpf(
-            LINK_CREATE,
-            &LinkCreate {
-                prog_fd: self.program.as_raw_fd() as u32,
-                target_fd: 0,
-                attach_type: ATTACH_ITER,
-                flags: 0,
-                iter_info: &raw const task as u64,
-                iter_info_len: size_of::<OneTask>() as u32,
-                padding: 0,
-            },
-        )?;
-        let mut rows = File::from(bpf(ITER_CREATE, &[link.as_raw_fd() as u32, 0])?);
+        let mut rows = File::from(bpf::iterate(&self.program, pid)?);
         let mut bytes = Vec::with_capacity(16 << 10);
         rows.read_to_end(&mut bytes)?;
         let word = |row: &[u8], at: usize| u64::from_le_bytes(row[at..at + 8].try_into().expect("8 bytes"));

@@ -4,7 +4,8 @@
 
 use std::io;
 
-use crate::perf::{self, Attributes, Ring, cpus, online};
+use crate::perf::{self, Attributes, Ring};
+use crate::processors::{listed, online};
 
 const TYPE_SOFTWARE: u32 = 1;
 /// An event that never happens, so that there is nothing but the records that go with it.
@@ -43,7 +44,7 @@ impl MappingLog {
         let online = online()?;
         let attributes = Attributes::new(TYPE_SOFTWARE, DUMMY, 0, MMAP_DATA | MMAP2);
         let ring = |cpu| Ring::new(perf::open(&attributes, cpu)?, None);
-        let rings = cpus(&online).into_iter().map(ring).collect::<io::Result<_>>()?;
+        let rings = listed(&online).into_iter().map(ring).collect::<io::Result<_>>()?;
         Ok(Self { rings, online })
     }
 

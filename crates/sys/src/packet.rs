@@ -17,6 +17,11 @@ pub const IPV4: u16 = libc::ETH_P_IP as u16;
 /// A protocol of [`PacketSocket::listen`]: IPv6 that has passed the kernel's filters at the device.
 pub const IPV6: u16 = libc::ETH_P_IPV6 as u16;
 
+/// Where in a frame without a VLAN tag the header of IPv4 says what it carries.
+pub const IPV4_PROTOCOL_AT: usize = 14 + 9;
+/// The same of IPv6.
+pub const IPV6_PROTOCOL_AT: usize = 14 + 6;
+
 /// The EtherType that is reserved for all times (IANA, IEEE 802 Numbers).
 const NO_PROTOCOL: u16 = 0xffff;
 
@@ -27,10 +32,13 @@ const PACKET_VNET_HDR: libc::c_int = 15;
 const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
 const SKF_AD_OFF: u32 = 0xffff_f000;
 const SKF_AD_VLAN_TAG_PRESENT: u32 = 48;
-/// In the first byte of a hardware address: it is one of many.
-const GROUP: u32 = 1;
 
 const _: () = assert!(size_of::<libc::sockaddr_ll>() == 20 && size_of::<libc::ifreq>() == 40);
+
+/// A step of a classic BPF program.
+fn filter(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
+    libc::sock_filter { code: code as u16, jt, jf, k }
+}
 
 /// A packet socket of the calling thread's network namespace. It neither waits nor sees what the machine itself sends;
 /// everything it receives or sends begins with [`OFFLOAD_HEADER`] bytes.
@@ -43,34 +51,43 @@ impl PacketSocket {
     /// # Errors
     /// The system's refusal; it needs CAP_NET_RAW and Linux 4.20.
     pub fn open() -> io::Result<Self> {
-        Self::open_for(0)
+        Self::open_with(&[])
     }
 
-    /// The same; it receives only frames to a group of hardware addresses, or to all.
+    /// The same; it receives only frames of UDP: those of which the header of IPv4 or IPv6 says so itself.
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub fn open_to_groups() -> io::Result<Self> {
-        Self::open_for(GROUP)
+    pub fn open_for_datagrams() -> io::Result<Self> {
+        // Where a frame has the kind of what it carries; where IPv4 and IPv6 have that of what they carry.
+        const KIND: u32 = 12;
+        const UDP: u32 = libc::IPPROTO_UDP as u32;
+        Self::open_with(&[
+            filter(libc::BPF_LD | libc::BPF_H | libc::BPF_ABS, 0, 0, KIND),
+            filter(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 2, IPV4.into()),
+            filter(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, 0, 0, IPV4_PROTOCOL_AT as u32),
+            filter(libc::BPF_JMP | libc::BPF_JA, 0, 0, 2),
+            filter(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 2, IPV6.into()),
+            filter(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, 0, 0, IPV6_PROTOCOL_AT as u32),
+            filter(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, 0, UDP),
+            filter(libc::BPF_RET | libc::BPF_K, 0, 0, 0),
+        ])
     }
 
-    /// Frames whose destination has all these bits in its first byte.
-    fn open_for(bits: u32) -> io::Result<Self> {
+    /// One that receives the frames that come to the end of this part of a program.
+    fn open_with(wanted: &[libc::sock_filter]) -> io::Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let this = Self(socket(AddressFamily::Packet, SockType::Raw, flags, None)?);
         this.set(SOL_PACKET, PACKET_VNET_HDR, &1i32)?;
         this.set(SOL_PACKET, PACKET_IGNORE_OUTGOING, &1i32)?;
         // A frame with a VLAN tag is for another network; its tag is not among its bytes.
-        let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
-        let mut program = [
-            step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, SKF_AD_OFF + SKF_AD_VLAN_TAG_PRESENT),
-            step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 4, 0),
-            step(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, 0, 0, 0),
-            step(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0, 0, bits),
-            step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, bits),
-            step(libc::BPF_RET | libc::BPF_K, 0, 0, u32::MAX),
-            step(libc::BPF_RET | libc::BPF_K, 0, 0, 0),
+        let mut program = vec![
+            filter(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, SKF_AD_OFF + SKF_AD_VLAN_TAG_PRESENT),
+            filter(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, 0, 0),
+            filter(libc::BPF_RET | libc::BPF_K, 0, 0, 0),
         ];
+        program.extend(wanted);
+        program.push(filter(libc::BPF_RET | libc::BPF_K, 0, 0, u32::MAX));
         let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
         this.set(libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &filter)?;
         Ok(this)

@@ -64,20 +64,6 @@ pub(crate) fn open(attributes: &Attributes, cpu: i32) -> io::Result<OwnedFd> {
     }
 }
 
-/// The list of processors that are there now.
-pub(crate) fn online() -> io::Result<String> {
-    std::fs::read_to_string("/sys/devices/system/cpu/online")
-}
-
-/// The processors of a list like `0-3,8`.
-pub(crate) fn cpus(list: &str) -> Vec<i32> {
-    let ranges = list.trim().split(',').filter_map(|range| {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        Some(first.parse::<i32>().ok()?..=last.parse().ok()?)
-    });
-    ranges.flatten().collect()
-}
-
 /// What a request answered.
 pub(crate) fn checked(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -166,16 +152,5 @@ impl Drop for Ring {
     fn drop(&mut self) {
         // SAFETY: the mapping was made by `new`, and nobody refers to it any more.
         unsafe { libc::munmap(self.base.cast(), Self::LENGTH) };
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lists_of_processors_are_read() {
-        assert_eq!(cpus("0-2,5\n"), [0, 1, 2, 5]);
-        assert_eq!(cpus("0\n"), [0]);
     }
 }

@@ -3,10 +3,15 @@
 use std::cmp::Ordering;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 /// The pids of a process and of all that descend from it and have not ended, as far as they can be seen now.
 pub fn family(pid: u32) -> Vec<u32> {
@@ -46,6 +51,25 @@ pub fn share_memory(pids: &[u32]) -> bool {
     })
 }
 
+/// Whether a thread that is at this place in the kernel (`/proc/PID/task/TID/wchan`) waits for a child that it has vforked: in `wait_for_vfork_done` of
+/// kernel/fork.c, which is part of its callers where the compiler has put it there.
+pub fn waits_for_vforked(place: &str) -> bool {
+    ["vfork", "kernel_clone", "do_fork"].iter().any(|function| place.contains(function))
+}
+
+/// Where in its memory a process has the arguments and the environment that the kernel tells of it; empty ranges for one without memory.
+///
+/// # Errors
+/// There is no such process.
+pub fn strings(pid: u32) -> io::Result<[Range<u64>; 2]> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // The name may contain anything, so fields are counted from its closing parenthesis: state is the third.
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_ascii_whitespace();
+    let mut places = fields.skip(48 - 3).map(|field| field.parse().unwrap_or(0));
+    let mut range = || places.next().unwrap_or(0)..places.next().unwrap_or(0);
+    Ok([range(), range()])
+}
+
 /// A descriptor that stands for a process, also when another one has got its pid.
 pub(crate) fn descriptor(pid: u32) -> io::Result<OwnedFd> {
     // SAFETY: the call takes numbers only and returns a new descriptor, owned by nobody else, or an error.
@@ -53,6 +77,27 @@ pub(crate) fn descriptor(pid: u32) -> io::Result<OwnedFd> {
         match libc::syscall(libc::SYS_pidfd_open, pid, 0) {
             ..0 => Err(io::Error::last_os_error()),
             fd => Ok(OwnedFd::from_raw_fd(fd as i32)),
+        }
+    }
+}
+
+/// Waits for a child's end, for so long at most; `None` if it has not come.
+///
+/// # Errors
+/// The system's refusal.
+pub fn end_of(child: &mut Child, patience: Duration) -> io::Result<Option<ExitStatus>> {
+    let deadline = Instant::now() + patience;
+    let process = descriptor(child.id())?;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let status = child.try_wait()?;
+        if status.is_some() || left.is_zero() {
+            return Ok(status);
+        }
+        let limit = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+        match poll(&mut [PollFd::new(process.as_fd(), PollFlags::POLLIN)], limit) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
         }
     }
 }
@@ -146,12 +191,23 @@ mod tests {
     #[test]
     fn processes_that_share_memory_are_told() {
         let mut others: Vec<_> = (0..5).map(|_| Command::new("sleep").arg("100").spawn().unwrap()).collect();
-        let mut pids: Vec<u32> = others.iter().map(std::process::Child::id).chain([std::process::id()]).collect();
+        let mut pids: Vec<u32> = others.iter().map(Child::id).chain([std::process::id()]).collect();
         assert!(!share_memory(&pids), "each has its own");
         pids.push(pids[2]);
         assert!(share_memory(&pids), "one has the same as the third");
         others.iter_mut().for_each(|other| other.kill().and_then(|()| other.wait().map(drop)).unwrap());
         assert!(share_memory(&pids[..3]), "the kernel does not say");
+    }
+
+    #[test]
+    fn a_child_s_end_is_waited_for_no_longer_than_told() {
+        let mut child = Command::new("sleep").arg("100").spawn().unwrap();
+        let begin = Instant::now();
+        assert_eq!(end_of(&mut child, Duration::from_millis(20)).unwrap(), None);
+        assert!(begin.elapsed() >= Duration::from_millis(20));
+        child.kill().unwrap();
+        assert!(end_of(&mut child, Duration::from_secs(100)).unwrap().is_some_and(|status| !status.success()));
+        assert!(begin.elapsed() < Duration::from_secs(50));
     }
 
     #[test]

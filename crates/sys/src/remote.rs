@@ -76,8 +76,7 @@ impl Stopped {
         registers.orig_rax = u64::MAX;
         [registers.rdi, registers.rsi, registers.rdx] = arguments;
         ptrace(libc::PTRACE_SETREGS, self.thread, 0, &raw const registers as usize)?;
-        ptrace(libc::PTRACE_SINGLESTEP, self.thread, 0, 0)?;
-        wait_stop(self.thread)?;
+        step(self.thread)?;
         ptrace(libc::PTRACE_GETREGS, self.thread, 0, &raw mut registers as usize)?;
         match registers.rax as i64 {
             error @ -4095..0 => Err(io::Error::from_raw_os_error(-error as i32)),
@@ -117,10 +116,19 @@ impl Stopped {
     }
 }
 
-fn wait_stop(thread: Pid) -> io::Result<()> {
-    match waitpid(thread, Some(WaitPidFlag::__WALL))? {
-        WaitStatus::Exited(..) | WaitStatus::Signaled(..) => Err(io::Error::from_raw_os_error(libc::ESRCH)),
-        _ => Ok(()),
+/// In a wait's status: the stop of a seized thread that was asked for, or that of a process that a signal has stopped.
+const PTRACE_EVENT_STOP: i32 = 128;
+
+/// Has a stopped thread execute one instruction. Where a signal has stopped the process, the thread was in that stop when it was asked for
+/// another one, which comes first.
+fn step(thread: Pid) -> io::Result<()> {
+    loop {
+        ptrace(libc::PTRACE_SINGLESTEP, thread, 0, 0)?;
+        match waitpid(thread, Some(WaitPidFlag::__WALL))? {
+            WaitStatus::PtraceEvent(_, _, PTRACE_EVENT_STOP) => {}
+            WaitStatus::Exited(..) | WaitStatus::Signaled(..) => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
+            _ => return Ok(()),
+        }
     }
 }
 

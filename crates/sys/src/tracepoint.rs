@@ -9,7 +9,7 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, 
 use crate::perf::{self, Attributes, checked};
 
 const TYPE_TRACEPOINT: u32 = 2;
-const SAMPLE_RAW: u64 = 1 << 10;
+pub(crate) const SAMPLE_RAW: u64 = 1 << 10;
 const IOC_SET_FILTER: libc::c_ulong = 0x4008_2406;
 
 /// The kind of a tracepoint's records; what follows their header is the size of the raw bytes (4 bytes), and these.

@@ -5,7 +5,8 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use crate::perf::{Ring, cpus, online};
+use crate::perf::Ring;
+use crate::processors::{listed, online};
 use crate::tracepoint::{Event, RECORD_SAMPLE, open, tracing};
 
 /// A part of a file that a call has written.
@@ -38,7 +39,7 @@ impl WriteLog {
         let wrote = [write("ext4/ext4_da_write_end")?, write("ext4/ext4_write_end")?];
         let online = online()?;
         let mut rings = Vec::new();
-        for cpu in cpus(&online) {
+        for cpu in listed(&online) {
             rings.push(Ring::new(open(wrote[0].id, cpu)?, [open(wrote[1].id, cpu)?])?);
         }
         Ok(Self { rings, online, wrote })

@@ -204,8 +204,11 @@ fn try_shared() -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::sys::signal::{Signal, kill};
+    use nix::unistd::Pid;
     use std::io::{BufRead, BufReader, Write};
     use std::process::{Child, Command, Stdio};
+    use std::time::{Duration, Instant};
 
     /// A process that holds pages and writes to one of them each time it is told to.
     struct Writer {
@@ -295,6 +298,29 @@ for line in sys.stdin:
     }
 
     #[test]
+    fn a_process_that_a_signal_has_stopped_is_watched_and_stays_stopped() {
+        let mut writer = Writer::start();
+        let pid = writer.child.id();
+        let signal = |signal| kill(Pid::from_raw(pid as i32), signal).unwrap();
+        let await_stop = || {
+            let deadline = Instant::now() + Duration::from_secs(5);
+            while !std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") T ") {
+                assert!(Instant::now() < deadline, "it is not stopped");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        for round in 0..20 {
+            signal(Signal::SIGSTOP);
+            await_stop();
+            let watch = WriteWatch::inject(pid).unwrap();
+            assert!(watch.watch(writer.start, writer.start + PAGES * PAGE).unwrap());
+            await_stop();
+            signal(Signal::SIGCONT);
+            writer.write(round);
+        }
+    }
+
+    #[test]
     fn an_address_space_that_was_left_for_another_program_is_an_error() {
         let mut child = Command::new("sh")
             .args(["-c", "read line; exec sleep 60"])
@@ -302,14 +328,14 @@ for line in sys.stdin:
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(10);
         // Its program is being loaded.
         let maps = loop {
             let maps = std::fs::read_to_string(format!("/proc/{}/maps", child.id())).unwrap();
             if maps.contains("[vdso]") {
                 break maps;
             }
-            assert!(std::time::Instant::now() < deadline);
+            assert!(Instant::now() < deadline);
             std::thread::yield_now();
         };
         let watch = WriteWatch::inject(child.id()).unwrap();
@@ -320,7 +346,7 @@ for line in sys.stdin:
         writeln!(child.stdin.as_mut().unwrap()).unwrap();
         let name = format!("/proc/{}/comm", child.id());
         while std::fs::read_to_string(&name).unwrap().trim() != "sleep" {
-            assert!(std::time::Instant::now() < deadline);
+            assert!(Instant::now() < deadline);
             std::thread::yield_now();
         }
         let error = watch.watch(start, end).unwrap_err();

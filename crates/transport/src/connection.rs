@@ -295,6 +295,10 @@ impl Link for Connection {
         self.channel.socket.set_in_flight(bytes)
     }
 
+    fn in_flight(&mut self) -> io::Result<usize> {
+        self.channel.socket.in_flight()
+    }
+
     fn closer(&self) -> Closer {
         self.channel.socket.closer()
     }

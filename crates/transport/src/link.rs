@@ -35,6 +35,12 @@ pub trait Link: Read + Write + Send {
     /// Those of the socket.
     fn set_in_flight(&mut self, bytes: usize) -> io::Result<()>;
 
+    /// Bytes that were written to it and that the peer's host has not got yet.
+    ///
+    /// # Errors
+    /// Those of the socket; what broke the link, if it is broken.
+    fn in_flight(&mut self) -> io::Result<usize>;
+
     /// A handle that breaks the link from any thread.
     fn closer(&self) -> Closer;
 

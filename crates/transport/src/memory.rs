@@ -143,6 +143,14 @@ impl Link for MemoryLink {
         Ok(())
     }
 
+    fn in_flight(&mut self) -> io::Result<usize> {
+        let state = self.shared.lock();
+        if state.is_cut() {
+            return Err(ErrorKind::ConnectionReset.into());
+        }
+        Ok(state.directions[self.side].bytes.len())
+    }
+
     fn closer(&self) -> Closer {
         let shared = Arc::downgrade(&self.shared);
         Closer::new(move || {

@@ -62,6 +62,13 @@ impl Socket {
         Ok(setsockopt(&self.stream, sockopt::SndBuf, &bytes)?)
     }
 
+    pub fn in_flight(&self) -> io::Result<usize> {
+        if let Some(error) = self.stream.take_error()? {
+            return Err(as_timeout(error));
+        }
+        tranship_sys::pacing::unacknowledged(self.stream.as_fd())
+    }
+
     /// All that follows together must be done by then, until a timeout is set instead.
     pub fn set_deadline(&mut self, deadline: Instant) {
         self.deadline = Some(deadline);

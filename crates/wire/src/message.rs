@@ -8,7 +8,7 @@
 //!   ── files of the skeleton, then ──
 //!   Ready? ─▶ Ready │ Failed             the pages come on links of their own meanwhile
 //!   Commit ─▶ Running │ Failed           repeated over new links until it is answered
-//!   Held                                 sent behind Commit without waiting, and again after Running; has no answer
+//!   Held                                 sent before READY is awaited, behind Commit without waiting, and again after Running; has no answer
 //!   Abort ──▶ Aborted                    likewise
 //!   Drained? ▶ Draining │ Drained │ Failed
 //!   Holding? ▶ Holding                   before an operator gives a migration up that was committed
@@ -61,6 +61,9 @@ pub struct Offer {
     pub streams: u8,
     /// Version of the source's criu.
     pub criu: String,
+    /// Whether the source will say which datagrams are the last ones that it forwards ([`Request::Held`]).
+    #[serde(default)]
+    pub tells_last_datagrams: bool,
 }
 
 /// What a source asks.
@@ -103,10 +106,14 @@ pub enum Request {
     },
     /// The decision is that the container runs with you.
     Commit,
-    /// Packets that reached the container while it was stopped, as the source's network wrote them: deliver them. No answer.
+    /// Packets that reached the container while it was stopped, or that it had not read before, as the source's network wrote them: deliver them as soon
+    /// as the gate is open. No answer.
     Held {
         /// The frames, in their order.
         frames: serde_json::Value,
+        /// No datagrams will follow but to groups: those that come to the destination by themselves are behind these.
+        #[serde(default)]
+        last_datagrams: bool,
         /// No datagrams to groups will follow: those that come to the destination by itself are the container's from now on.
         #[serde(default)]
         last_to_groups: bool,
@@ -215,6 +222,9 @@ pub enum Response {
         remote_faults: Latencies,
         /// Most memory that the destination held besides the container, in bytes.
         peak_bytes: u64,
+        /// What the source's user has to know of how it went there.
+        #[serde(default)]
+        remarks: Vec<String>,
     },
     /// No stream of pages has failed; one that has is answered by [`Response::Failed`].
     Streams,

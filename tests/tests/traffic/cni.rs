@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tranship_e2e::{
     Moving, Stage, exactly_one_runs, is_gone, move_container, refused_move, remove, restart_agent, wait_until,
 };
-use tranship_lab::Lab;
+use tranship_lab::{CLIENT, Lab};
 use tranship_types::Mode;
 use tranship_workloads::traffic::{Stream, TRAFFIC_PORT, Way};
 
@@ -44,9 +44,14 @@ fn ports() -> Value {
 
 /// What a plugin says to a verb.
 fn call(lab: &Lab, node: &str, verb: &str, plugin: &str, input: &Value) -> Result<String> {
+    call_for("eth0", lab, node, verb, plugin, input)
+}
+
+/// The same for another interface.
+fn call_for(interface: &str, lab: &Lab, node: &str, verb: &str, plugin: &str, input: &Value) -> Result<String> {
     let script = format!(
-        "printf %s '{input}' | CNI_COMMAND={verb} CNI_CONTAINERID={ID} CNI_IFNAME=eth0 CNI_NETNS=/run/netns/{NAME} \
-         CNI_PATH=/usr/lib/cni /usr/lib/cni/{plugin}"
+        "printf %s '{input}' | CNI_COMMAND={verb} CNI_CONTAINERID={ID} CNI_IFNAME={interface} \
+         CNI_NETNS=/run/netns/{NAME} CNI_PATH=/usr/lib/cni /usr/lib/cni/{plugin}"
     );
     lab.check(node, &["sh", "-c", &script]).with_context(|| format!("{plugin} {verb} on {node}"))
 }
@@ -68,6 +73,12 @@ fn host_local() -> Value {
     json!({"cniVersion": "0.4.0", "name": NETWORK, "ipam": network()["plugins"][0]["ipam"]})
 }
 
+/// In base64, as libcni caches a configuration.
+fn encoded(lab: &Lab, value: &Value) -> Result<String> {
+    let text = lab.check(CLIENT, &["sh", "-c", &format!("printf %s '{value}' | base64 -w 0")])?;
+    Ok(text.trim().to_owned())
+}
+
 /// Attaches the container as libcni does; its interface is there.
 fn attach(lab: &Lab, node: &str) -> Result<()> {
     call(lab, node, "ADD", "host-local", &host_local())?;
@@ -83,10 +94,9 @@ fn attach(lab: &Lab, node: &str) -> Result<()> {
     });
     call(lab, node, "ADD", "portmap", &portmap(&result))?;
     call(lab, node, "ADD", "firewall", &firewall(&result))?;
-    let script = format!("printf %s '{}' | base64 -w 0", network());
-    let config = lab.check(node, &["sh", "-c", &script])?;
+    let config = encoded(lab, &network())?;
     let cached = json!({
-        "kind": "cniCacheV1", "containerId": ID, "config": config.trim(), "ifName": "eth0", "networkName": NETWORK,
+        "kind": "cniCacheV1", "containerId": ID, "config": config, "ifName": "eth0", "networkName": NETWORK,
         "capabilityArgs": {"portMappings": ports()}, "result": result,
     });
     let path = lab.path(node, RESULT)?;
@@ -194,4 +204,83 @@ pub(super) fn attached(stage: &mut Stage) -> Result<()> {
     detach(lab, "a")?;
     ensure!(!knows(lab, "a")?, "the plugins' DEL has left something");
     remove(lab, NAME)
+}
+
+/// The same where iptables keeps its rules as it always has, not in nftables.
+pub(super) fn attached_with_legacy_iptables(stage: &mut Stage) -> Result<()> {
+    const PROGRAMS: [&str; 2] = ["/usr/sbin/xtables-legacy-multi", "/usr/sbin/xtables-nft-multi"];
+    for node in ["a", "b"] {
+        stage.lab.check(node, &["mount", "--bind", PROGRAMS[0], PROGRAMS[1]])?;
+        let version = stage.lab.check(node, &["iptables", "--version"])?;
+        ensure!(version.contains("legacy"), "{version}");
+    }
+    // They may know the one before, at the same address.
+    for node in ["a", "b", CLIENT] {
+        stage.lab.check(node, &["ip", "neigh", "flush", "all"])?;
+    }
+    attached(stage)?;
+    for node in ["a", "b"] {
+        stage.lab.check(node, &["umount", PROGRAMS[1]])?;
+    }
+    Ok(())
+}
+
+/// An interface that a plugin has made itself: at the destination the plugin takes what has come there for its own.
+fn made_by(stage: &mut Stage, plugin: &str, bridge: bool) -> Result<()> {
+    // Those of one scenario are known to the client for a while, with the hardware addresses that they had.
+    let host = if bridge { 54 } else { 55 };
+    let (ip, address) = (Ipv4Addr::new(10, 77, 0, host), Ipv4Addr::new(10, 79, 0, host));
+    let (key, parent) = if bridge { ("bridge", "br0") } else { ("master", "eth0") };
+    const CLIENTS: &str = "10.79.0.100/24";
+    const INTERFACE: &str = "eth1";
+    let lab = &stage.lab;
+    run(lab, "a", NAME, ip, bridge)?;
+    lab.check(CLIENT, &["ip", "addr", "add", CLIENTS, "dev", "eth0"])?;
+    let range =
+        json!([[{"subnet": "10.79.0.0/24", "rangeStart": address.to_string(), "rangeEnd": address.to_string()}]]);
+    let config = json!({
+        "cniVersion": "0.4.0", "name": NETWORK, "type": plugin, key: parent,
+        "ipam": {"type": "host-local", "ranges": range},
+    });
+    let asks = |node: &str, verb: &str, input: &Value| call_for(INTERFACE, lab, node, verb, plugin, input);
+    let result: Value = serde_json::from_str(&asks("a", "ADD", &config)?)?;
+    let cached = json!({
+        "kind": "cniCacheV1", "containerId": ID, "ifName": INTERFACE, "networkName": NETWORK, "result": result,
+        "config": encoded(lab, &json!({"cniVersion": "0.4.0", "name": NETWORK, "plugins": [config]}))?,
+    });
+    let path = |node: &str| lab.path(node, format!("/var/lib/cni/results/{NETWORK}-{ID}-{INTERFACE}"));
+    fs::create_dir_all(path("a")?.parent().context("a file has a directory")?)?;
+    fs::write(path("a")?, cached.to_string())?;
+
+    let stream = lab.connect(CLIENT, (address, TRAFFIC_PORT).into(), Duration::from_secs(2))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let streams = [Stream::begin(stream, Way::Both, Some(RATE), &[])?];
+    go_on(&streams)?;
+    let reserved = |node: &str| Ok::<_, anyhow::Error>(lab.path(node, format!("{RESERVATIONS}/{address}"))?.exists());
+    for (from, to) in [("a", "b"), ("b", "a"), ("a", "b")] {
+        super::moves(lab, NAME, from, to)?;
+        go_on(&streams).with_context(|| format!("after the move to {to}"))?;
+        ensure!(reserved(to)? && !reserved(from)?, "the address is reserved on {to}: {}", reserved(to)?);
+        ensure!(!path(from)?.exists(), "the result is still on {from}");
+        let moved: Value = serde_json::from_slice(&fs::read(path(to)?)?)?;
+        let mut input = config.clone();
+        input["prevResult"] = moved["result"].clone();
+        asks(to, "CHECK", &input).with_context(|| format!("after the move to {to}"))?;
+    }
+    super::places::end(streams.into())?;
+    asks("b", "DEL", &config)?;
+    ensure!(!reserved("b")?, "the plugin's DEL has left the reservation");
+    let links = lab.check("b", &["ip", "-n", NAME, "link"])?;
+    ensure!(!links.contains(INTERFACE), "the plugin's DEL has left {links}");
+    fs::remove_file(path("b")?)?;
+    lab.check(CLIENT, &["ip", "addr", "del", CLIENTS, "dev", "eth0"])?;
+    remove(lab, NAME)
+}
+
+pub(super) fn made_by_macvlan(stage: &mut Stage) -> Result<()> {
+    made_by(stage, "macvlan", false)
+}
+
+pub(super) fn made_by_bridge(stage: &mut Stage) -> Result<()> {
+    made_by(stage, "bridge", true)
 }

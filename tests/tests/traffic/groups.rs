@@ -23,7 +23,7 @@ const GROUPS: [(&str, &str, &str, u16); 2] =
     [("239.77.0.5", "10.77.0.100", "10.77.0.31", 7905), ("ff12::77:5", "fd77::100", "fd77::31", 7906)];
 
 /// Two sockets of the client with one address: one sends to the group, the other one hears the container's answers.
-fn sockets(lab: &Lab, (group, from, to, port): (&str, &str, &str, u16)) -> Result<(UdpSocket, UdpSocket)> {
+pub(super) fn sockets(lab: &Lab, (group, from, to, port): (&str, &str, &str, u16)) -> Result<(UdpSocket, UdpSocket)> {
     let (group, from, to): (IpAddr, IpAddr, IpAddr) = (group.parse()?, from.parse()?, to.parse()?);
     let pair = lab.within(CLIENT, None, move || {
         let open = |to: SocketAddr| {
@@ -45,8 +45,22 @@ fn sockets(lab: &Lab, (group, from, to, port): (&str, &str, &str, u16)) -> Resul
     Ok(pair??)
 }
 
+/// Moves the container there and back while something goes on, each time after a move that fails; with pauses between.
+pub(super) fn failing_and_moving(lab: &Lab, pause: Duration) -> Result<()> {
+    let pause = || std::thread::sleep(pause);
+    pause();
+    [("a", "b"), ("b", "a")].iter().try_for_each(|(from, to)| {
+        fails(lab, from, to).context("a move that fails")?;
+        pause();
+        let report = moves(lab, NAME, from, to)?;
+        eprintln!("{from} → {to}: blackout {:.0} ms", report.blackout_ms.unwrap_or_default());
+        pause();
+        Ok(())
+    })
+}
+
 /// A move that the destination fails when it has restored, so that the container goes on where it was.
-fn fails(lab: &Lab, from: &str, to: &str) -> Result<()> {
+pub(super) fn fails(lab: &Lab, from: &str, to: &str) -> Result<()> {
     restart_agent(lab, to, "destination.restore.after.error")?;
     let ended = Moving::begin(lab, NAME, from, to, Mode::Auto)?.end()?;
     ensure!(!ended.success && exactly_one_runs(lab, NAME)? == from, "the move was to fail: {}", ended.error());
@@ -69,16 +83,7 @@ fn streams_arrive(stage: &mut Stage, listens: bool) -> Result<()> {
     }
     let begin = |group| sockets(lab, group).and_then(|(to, from)| Datagrams::begin_between(to, from, RATE));
     let streams = GROUPS.into_iter().map(begin).collect::<Result<Vec<_>>>()?;
-    let pause = || std::thread::sleep(Duration::from_millis(400));
-    pause();
-    let moved: Result<()> = [("a", "b"), ("b", "a")].iter().try_for_each(|(from, to)| {
-        fails(lab, from, to).context("a move that fails")?;
-        pause();
-        let report = moves(lab, NAME, from, to)?;
-        eprintln!("{from} → {to}: blackout {:.0} ms", report.blackout_ms.unwrap_or_default());
-        pause();
-        Ok(())
-    });
+    let moved = failing_and_moving(lab, Duration::from_millis(400));
     for (stream, (group, ..)) in streams.into_iter().zip(GROUPS) {
         let tally = stream.end()?;
         eprintln!(

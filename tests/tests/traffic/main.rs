@@ -1,12 +1,15 @@
 //! Numbered traffic through moves: of streams not a byte is lost, doubled or out of order, no connection ends, and datagrams
 //! are delivered.
 
+mod bound;
+mod capture;
 mod cni;
 mod firewall;
 mod groups;
 mod kinds;
 mod pause;
 mod places;
+mod unread;
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -56,13 +59,17 @@ fn ask(lab: &Lab, ip: Ipv4Addr, service: Service) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// Moves a container and checks that it is there and nothing else is left of it.
+/// Moves a container and checks that it is there and nothing else is left of it, no gate either.
 fn moves(lab: &Lab, name: &str, from: &str, to: &str) -> Result<Report> {
     let report = move_container(lab, from, name, to).with_context(|| format!("{name} from {from} to {to}"))?;
     ensure!(exactly_one_runs(lab, name)? == to, "{name} is not on {to}");
     if !lab.exec(from, &["test", "-e", &format!("/run/netns/{name}")])?.status.success() {
         nothing_left(lab, from, name)?;
     }
+    wait_until("the gate to be gone", PATIENCE, || {
+        let tables = lab.check(to, &["ip", "netns", "exec", name, "nft", "list", "tables"])?;
+        Ok((!tables.contains("tranship")).then_some(()))
+    })?;
     Ok(report)
 }
 
@@ -79,13 +86,16 @@ fn main() -> ExitCode {
     scenarios(&[
         ("streams_in_all_directions_lose_and_double_nothing", kinds::streams_of_all_directions),
         ("requests_need_no_retransmission", kinds::requests),
+        ("a_capture_shows_neither_resets_nor_retransmissions", capture::of_a_move),
         ("connections_that_are_closed_on_one_side_stay_so", kinds::half_closed),
         ("what_was_sent_before_a_close_arrives", kinds::closed_connections),
         ("unread_and_unsent_data_arrive", kinds::unread_and_unsent_data),
         ("connections_that_wait_to_be_accepted_are_served", kinds::backlog),
         ("whoever_connects_in_the_blackout_is_let_in", kinds::new_connections),
         ("connections_that_are_being_made_are_made_before_the_freeze", kinds::handshakes),
-        ("no_datagram_is_lost", kinds::datagrams),
+        ("no_datagram_is_lost_doubled_or_out_of_order", kinds::datagrams),
+        ("nor_one_that_the_program_has_not_read", unread::by_a_program_that_sleeps),
+        ("datagrams_beyond_the_bound_of_what_is_held_are_counted", bound::is_told),
         ("two_thousand_connections_move_at_once", kinds::many_connections),
         ("peers_go_on_at_once_after_a_pause_of_seconds", pause::peers_go_on_at_once),
         ("a_peer_on_either_node_keeps_its_connection", places::peers_on_both_nodes),
@@ -96,8 +106,11 @@ fn main() -> ExitCode {
         ("no_datagram_to_a_group_is_lost_doubled_or_out_of_order", groups::through_a_switch_that_listens),
         ("nor_where_the_switch_sends_them_everywhere", groups::through_any_other_switch),
         ("a_group_that_something_else_has_joined_is_named_ahead", places::multicast),
+        ("an_interface_that_the_plugin_macvlan_has_made_moves", cni::made_by_macvlan),
         // Last: where a bridge has been, the node's link carries no macvlan any more.
         ("a_bridged_container_keeps_its_connections", places::bridged),
+        ("an_interface_that_the_plugin_bridge_has_made_moves", cni::made_by_bridge),
         ("what_cni_keeps_of_a_container_moves_with_it", cni::attached),
+        ("nor_does_it_matter_which_iptables_there_is", cni::attached_with_legacy_iptables),
     ])
 }

@@ -10,6 +10,7 @@ use tranship_lab::{CLIENT, Lab};
 use tranship_types::Mode;
 use tranship_workloads::traffic::{Service, Stream, TRAFFIC_PORT, Way};
 
+use super::kinds::{begin_datagrams, end_datagrams};
 use super::{IP, NAME, address, connect, moves, run};
 
 const OTHER: &str = "other";
@@ -66,6 +67,17 @@ pub(super) fn peers_on_both_nodes(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
+/// Moves two containers at the same time, each from one node to another one.
+fn move_at_once(lab: &Lab, ways: [(&str, &str, &str); 2]) -> Result<()> {
+    let moving = ways.map(|(name, from, to)| Moving::begin(lab, name, from, to, Mode::Auto));
+    for ((name, _, to), moving) in ways.into_iter().zip(moving) {
+        let ended = moving?.end()?;
+        ensure!(ended.success, "{name} was not moved to {to}: {}", ended.error());
+        ensure!(exactly_one_runs(lab, name)? == to, "{name} is not on {to}");
+    }
+    Ok(())
+}
+
 pub(super) fn both_ends(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     run(lab, "a", NAME, IP, false)?;
@@ -80,15 +92,14 @@ pub(super) fn both_ends(stage: &mut Stage) -> Result<()> {
     }
     // They change places, at the same time, and again.
     for (here, there) in [("a", "b"), ("b", "a")] {
-        let first = Moving::begin(lab, NAME, here, there, Mode::Auto)?;
-        let second = Moving::begin(lab, OTHER, there, here, Mode::Auto)?;
-        for (name, moving, to) in [(NAME, first, there), (OTHER, second, here)] {
-            let ended = moving.end()?;
-            ensure!(ended.success, "{name} was not moved to {to}: {}", ended.error());
-            ensure!(exactly_one_runs(lab, name)? == to, "{name} is not on {to}");
-        }
+        move_at_once(lab, [(NAME, here, there), (OTHER, there, here)])?;
         go_on(&streams).with_context(|| format!("after both have moved, one to {there}"))?;
     }
+    // And both the same way.
+    moves(lab, OTHER, "b", "a")?;
+    go_on(&streams).context("after both are on a again")?;
+    move_at_once(lab, [(NAME, "a", "b"), (OTHER, "a", "b")])?;
+    go_on(&streams).context("after both have moved to b")?;
     end(streams)?;
     let resets = resets.end()?;
     ensure!(resets.is_empty(), "resets were seen: {resets:#?}");
@@ -137,13 +148,23 @@ pub(super) fn bridged(stage: &mut Stage) -> Result<()> {
         let stream = lab.connect(node, address(BRIDGED_IP), Duration::from_secs(2))?;
         streams.push(Stream::begin(stream, Way::Both, Some(RATE), &[])?);
     }
+    let datagrams = begin_datagrams(lab, BRIDGED_IP)?;
     go_on(&streams)?;
     for (from, to) in [("a", "b"), ("b", "a")] {
         moves(lab, NAME, from, to)?;
         go_on(&streams).with_context(|| format!("after the move to {to}"))?;
     }
+    end_datagrams(datagrams, 2)?;
     end(streams)?;
     remove(lab, NAME)
+}
+
+/// What makes up the network identity of the container on a node, as the usual tools show it.
+fn identity(lab: &Lab, node: &str) -> Result<String> {
+    const SHOW: &str = "head /sys/class/net/eth?/address /sys/class/net/eth?/mtu; ip -o addr show up | sed 's/ *valid_lft.*//; s/ brd [^ ]*//; s/ tentative//'; ip route; \
+                        ip -6 route; ip route show table 100; ip neigh show nud permanent; sysctl net.ipv4.tcp_keepalive_time \
+                        net.ipv4.conf.eth1.log_martians net.ipv6.conf.eth1.hop_limit";
+    Ok(lab.check(node, &["ip", "netns", "exec", NAME, "sh", "-c", SHOW])?)
 }
 
 /// Streams over a second interface and over IPv6 on both.
@@ -153,7 +174,7 @@ pub(super) fn several_interfaces(stage: &mut Stage) -> Result<()> {
     let ip =
         |node: &str, words: &str| lab.check(node, &[&["ip"], words.split(' ').collect::<Vec<_>>().as_slice()].concat());
     ip("a", &format!("link add link eth0 name eth1 netns {NAME} type macvlan mode bridge"))?;
-    ip("a", &format!("-n {NAME} link set eth1 up"))?;
+    ip("a", &format!("-n {NAME} link set eth1 mtu 1400 up"))?;
     for (interface, address) in [("eth0", "fd77::31/64"), ("eth1", "10.79.0.31/24"), ("eth1", "fd79::31/64")] {
         let nodad: &[&str] = if address.contains(':') { &["nodad"] } else { &[] };
         let inside = ["ip", "-n", NAME, "addr", "add", address, "dev", interface];
@@ -167,6 +188,16 @@ pub(super) fn several_interfaces(stage: &mut Stage) -> Result<()> {
     ip("a", &format!("-n {NAME} rule add from 10.79.0.32 lookup 100 pref 77"))?;
     ip(CLIENT, "addr add 10.99.0.1/32 dev lo")?;
     ip(CLIENT, "route add 10.79.0.32/32 dev eth0 src 10.99.0.1")?;
+    ip("a", &format!("-n {NAME} route add 10.98.0.0/16 via 10.79.0.100 metric 7"))?;
+    ip("a", &format!("-n {NAME} -6 route add fd98::/64 via fd79::100 metric 7"))?;
+    ip("a", &format!("-n {NAME} neigh add 10.79.0.77 lladdr 02:00:00:00:00:77 dev eth1 nud permanent"))?;
+    const SETTINGS: [&str; 3] =
+        ["net.ipv4.tcp_keepalive_time=1234", "net.ipv4.conf.eth1.log_martians=1", "net.ipv6.conf.eth1.hop_limit=77"];
+    lab.check("a", &[&["ip", "netns", "exec", NAME, "sysctl", "-w"][..], &SETTINGS].concat())?;
+    let identity = identity(lab, "a")?;
+    for own in ["1400", "10.98.0.0/16", "fd98::/64", "lladdr 02:00:00:00:00:77", "= 1234", "hop_limit = 77"] {
+        ensure!(identity.contains(own), "{own} is not in: {identity}");
+    }
     let mut streams = Vec::new();
     for to in ["10.77.0.31", "10.79.0.31", "10.79.0.32", "fd77::31", "fd79::31"] {
         let to: IpAddr = to.parse()?;
@@ -180,6 +211,8 @@ pub(super) fn several_interfaces(stage: &mut Stage) -> Result<()> {
         go_on(&streams).with_context(|| format!("after the move to {to}"))?;
         let rules = ip(to, &format!("-n {NAME} rule"))?;
         ensure!(rules.contains("from 10.79.0.32 lookup 100"), "{rules}");
+        let here = self::identity(lab, to)?;
+        ensure!(here == identity, "on {to} it is\n{here}\nand was\n{identity}");
     }
     end(streams)?;
     ip(CLIENT, "route del 10.79.0.32/32 dev eth0")?;

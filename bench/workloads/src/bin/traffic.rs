@@ -8,6 +8,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{sleep, spawn};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::ifaddrs::getifaddrs;
@@ -64,11 +65,16 @@ fn join(socket: &UdpSocket, group: &str) -> Result<()> {
     Ok(())
 }
 
-/// Sends each datagram back.
+/// Sends each datagram back; one of four bytes has it read no more for so many milliseconds.
 fn reflect(socket: &UdpSocket) {
     let mut bytes = [0; 2048];
     loop {
         if let Ok((length, from)) = socket.recv_from(&mut bytes) {
+            if length == 4 {
+                let pause = bytes.first_chunk().map_or(0, |pause| u32::from_le_bytes(*pause));
+                sleep(Duration::from_millis(pause.into()));
+                continue;
+            }
             // Who sent it may have gone.
             let _ = socket.send_to(&bytes[..length], from);
         }

@@ -4,17 +4,19 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
+use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 use tranship_coordinator::Failure;
 use tranship_criu::front::{Mark, Order};
 use tranship_memory::shared::copies;
-use tranship_memory::survey;
+use tranship_memory::{arguments, survey};
 use tranship_storage::carried::Target;
 use tranship_storage::overlay::Overlay;
 use tranship_sys::awake::Awake;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::process;
+use tranship_sys::schedule::{self, Standing};
 use tranship_wire::message::Offer;
 
 use super::{DestinationRun, RESTORE};
@@ -25,6 +27,8 @@ use crate::{tmpfs, wrapper};
 
 /// How long memory may take to arrive once the skeleton is there and nothing moves.
 const MEMORY: Duration = Duration::from_secs(600);
+/// How long the pages that the kernel reads for others may keep the tasks waiting.
+const ARGUMENTS: Duration = Duration::from_secs(2);
 
 impl DestinationRun {
     /// Waits until it is known of every page whether it has come, comes later or is zero. A task that is restored
@@ -80,9 +84,11 @@ impl DestinationRun {
         };
         // Tasks that have been let on without their pages are of no use.
         self.inbox.failed().map_or(Ok(()), Err)?;
+        let arguments = fetch_arguments(init);
         self.check_shared()?;
         self.place_pages(init)?;
         self.restore_uncarried(init)?;
+        self.await_arguments(&arguments);
         self.remember_engine()?;
         drop(awake);
         let waited = monotonic_ns();
@@ -160,6 +166,20 @@ impl DestinationRun {
         Ok(())
     }
 
+    /// Waits for what the kernel tells of the tasks. They can do without it for a while.
+    fn await_arguments(&mut self, fetched: &Receiver<io::Result<()>>) {
+        let start = monotonic_ns();
+        let failed = match fetched.recv_timeout(ARGUMENTS) {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(_) => Some("their pages do not come".to_owned()),
+        };
+        self.timeline.note("memory: arguments", start, monotonic_ns());
+        if let Some(error) = failed {
+            tracing::warn!(id = %self.id, error, "arguments and environment of processes may not be seen at once");
+        }
+    }
+
     /// Gives the held tasks what criu does not carry.
     fn restore_uncarried(&mut self, init: u32) -> Result<(), Failure> {
         let Some(uncarried) = Uncarried::read(&self.layout.images())? else { return Ok(()) };
@@ -168,6 +188,19 @@ impl DestinationRun {
         self.timeline.note("descriptors: what criu has not carried", start, monotonic_ns());
         restored.map_err(|why| Failure::new(format!("on node {}, {why}", self.node.config.node)))
     }
+}
+
+/// Has what the kernel tells of the held tasks fetched, beside what else is done with them: from the source, where it has not come. A thread that
+/// waits for a page ends with its pager.
+fn fetch_arguments(init: u32) -> Receiver<io::Result<()>> {
+    let (done, fetched) = mpsc::channel();
+    std::thread::spawn(move || {
+        schedule::stand(Standing::Favoured);
+        let all = process::family(init).into_iter().try_for_each(|pid| arguments::fetch(pid).map(drop));
+        // Who waited for it may have given up.
+        let _ = done.send(all);
+    });
+    fetched
 }
 
 /// The pids here of restored tasks, by those that they have in the container.

@@ -24,7 +24,7 @@ use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
 
 use super::{DestinationRun, RESTORE, RESTORE_END, failed};
-use crate::arrivals::LAST_TO_GROUPS;
+use crate::arrivals::LAST_DATAGRAMS;
 use crate::layout::{Front, Role};
 use crate::node;
 
@@ -35,13 +35,6 @@ impl DestinationRun {
     /// Opens the gate before which the copy is held. Not before one is: packets for connections that nobody has would be
     /// answered by resets.
     pub(super) fn open_gate(&mut self) -> Result<(), Failure> {
-        if self.gate.is_none()
-            && let Some((path, identity)) = &self.offer.network
-        {
-            // After a restart of the agent.
-            self.gate = Some(Gate::prepare(path, &identity.names()).map_err(failed)?);
-            self.announcer = Some(Announcer::prepare(path, identity).map_err(failed)?);
-        }
         if self.resumed_ns.is_none() && self.layout.root().exists() && !self.holds() {
             if !self.spoilt && self.runs_by_now()? {
                 self.resumed_ns = Some(monotonic_ns());
@@ -49,26 +42,51 @@ impl DestinationRun {
                 self.restore_again()?;
             }
         }
+        self.find_gate()?;
         let start = monotonic_ns();
         let opened = self.let_packets_in();
         self.timeline.note("network: gate opened", start, monotonic_ns());
         opened
     }
 
-    /// Opens the gate. Datagrams to groups are the source's to deliver, until it says that it does no more.
+    /// Takes the gate of the network that is there, where this agent has none: after a restart of the agent, or after a restore that
+    /// could not be done again.
+    fn find_gate(&mut self) -> Result<(), Failure> {
+        let Some((path, identity)) = self.offer.network.as_ref().filter(|_| self.gate.is_none()) else { return Ok(()) };
+        self.gate = Some(Gate::prepare(path, &identity.names()).map_err(failed)?);
+        self.announcer = Some(Announcer::prepare(path, identity).map_err(failed)?);
+        Ok(())
+    }
+
+    /// Opens the gate, and delivers before anything else what programs had not read at the source.
     fn let_packets_in(&mut self) -> Result<(), Failure> {
-        match self.inbox.open_gate() {
+        self.open_to_packets()?;
+        if self.resumed_ns.is_none()
+            && let Err(error) = self.inbox.deliver_ahead()
+        {
+            tracing::warn!(id = %self.id, %error, "datagrams that no program had read may be lost");
+        }
+        Ok(())
+    }
+
+    /// Opens the gate. Datagrams are the source's to deliver, until it says that it does no more.
+    fn open_to_packets(&mut self) -> Result<(), Failure> {
+        match self.inbox.open_gate(self.offer.tells_last_datagrams) {
             Some(Ok(true)) => {
-                let (inbox, id) = (Arc::clone(&self.inbox), self.id.clone());
+                let (inbox, id) = (Arc::downgrade(&self.inbox), self.id.clone());
                 std::thread::spawn(move || {
                     // It may never say so: it is of another version, or has died.
-                    std::thread::sleep(LAST_TO_GROUPS);
-                    inbox.take_over_groups(&id);
+                    std::thread::sleep(LAST_DATAGRAMS);
+                    if let Some(inbox) = inbox.upgrade() {
+                        inbox.take_over_groups(&id);
+                    }
                 });
                 return Ok(());
             }
             Some(Ok(false)) => return Ok(()),
-            Some(Err(error)) => tracing::warn!(id = %self.id, %error, "datagrams to groups may come twice"),
+            Some(Err(error)) => {
+                tracing::warn!(id = %self.id, %error, "datagrams may come out of order, those to groups twice");
+            }
             None => {}
         }
         self.gate.as_mut().map_or(Ok(()), |gate| gate.open().map_err(failed))
@@ -137,7 +155,14 @@ impl DestinationRun {
             let handle = FrontHandle::connect(&self.layout.front_socket(Role::Restore)).ok().and_then(held);
             self.front = handle.map(|handle| Front { handle, criu: 0, engine: None });
         }
-        !self.spoilt && self.front.as_ref().is_some_and(|front| front.handle.is_quiet()) && self.pager_serves()
+        let quiet = self.front.as_ref().is_some_and(|front| front.handle.is_quiet());
+        !self.spoilt && quiet && self.is_awaited() && self.pager_serves()
+    }
+
+    /// Whether the engine waits for its restore, as far as this agent has started that: a copy whose start it has given up, or that was
+    /// killed, would not be the engine's.
+    fn is_awaited(&mut self) -> bool {
+        self.restoring.as_mut().is_none_or(|restoring| matches!(restoring.try_wait(), Ok(None)))
     }
 
     /// Whether there is a pager that knows of every page.
@@ -152,7 +177,7 @@ impl DestinationRun {
     /// Gives the order, and waits until the last task runs. False: the front is gone, or criu is.
     fn release_held(&mut self) -> bool {
         let Some(front) = &mut self.front else { return false };
-        let _awake = Awake::keep();
+        let awake = Awake::keep();
         if front.criu != 0 {
             // All tasks wait for it.
             schedule::stand_for(front.criu, Standing::Realtime);
@@ -172,6 +197,7 @@ impl DestinationRun {
             match front.handle.next(deadline.saturating_duration_since(Instant::now())) {
                 Ok(Mark::Resumed { at_ns }) => {
                     self.resumed_ns = Some(at_ns);
+                    awake.into_iter().for_each(|awake| self.node.sleep_later(awake));
                     return true;
                 }
                 Ok(Mark::Done { .. }) | Err(_) => return false,
@@ -221,15 +247,41 @@ impl DestinationRun {
         }
     }
 
+    /// An engine that was killed when the container had begun to run, and before it had noted that, has removed its own name for the network
+    /// namespace. It gets that again, so that the container can move on, and it is said.
+    pub(super) fn look_for_overlooked(&mut self) -> Result<(), Failure> {
+        let name = &self.offer.container;
+        if !self.engine.overlooks(name).map_err(failed)? {
+            return Ok(());
+        }
+        let theirs = self.engine.inspect(name).map_err(failed)?.network_namespace();
+        if let (Some((path, _)), Some(theirs)) = (self.offer.network.as_ref().filter(|(path, _)| path.exists()), theirs)
+        {
+            tranship_network::rename(path, &theirs).map_err(failed)?;
+        }
+        let (engine, node) = (self.engine.name(), &self.node.config.node);
+        let remark = format!(
+            "engine: {engine} on node {node} was killed in the moment of the resume, and takes {name}, which runs, for a container that \
+             was never started; move it on, or back: where it goes, it is {engine}'s own again"
+        );
+        tracing::warn!(id = %self.id, "{remark}");
+        self.remarks = vec![remark];
+        Ok(())
+    }
+
     /// Makes the held copy again from the page store and the images, behind a closed gate.
     fn restore_again(&mut self) -> Result<(), Failure> {
         tracing::warn!(id = %self.id, "the held tasks are lost; restoring them again");
         // First of all what can fail for good: until then nothing is ended.
         self.revive_pager()?;
-        if let Some(gate) = &mut self.gate {
+        // An engine that was restarted has removed the interfaces with the lost copy, and then there is no gate.
+        if self.find_gate().is_ok()
+            && let Some(gate) = &mut self.gate
+        {
             gate.close().map_err(failed)?;
         }
-        self.sweep_engine()?;
+        let node = &Arc::clone(&self.node).config.node;
+        self.sweep_engine().map_err(|failure| Failure::new(format!("on node {node}, {failure}")))?;
         if let Some((path, _)) = &self.offer.network {
             // Connections of the lost tasks may linger in it, and would stand in the way of the restored ones.
             (self.gate, self.announcer) = (None, None);

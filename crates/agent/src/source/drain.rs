@@ -125,7 +125,7 @@ impl SourceRun {
                 });
                 Ok(Some(remote_bytes))
             }
-            Ok(Response::Drained { peak_bytes, faults, remote_faults }) => {
+            Ok(Response::Drained { peak_bytes, faults, remote_faults, remarks }) => {
                 self.release_told |= released;
                 if std::mem::replace(&mut self.drain_confirmed, true) {
                     return Ok(None);
@@ -138,6 +138,7 @@ impl SourceRun {
                         r.progress.remote_faults = remote_faults.count();
                         r.remote_faults = Some(remote_faults.into());
                     }
+                    r.ways.extend(remarks);
                     r.ways.push(format!("{faults} pages were asked for before they had been put in place"));
                 });
                 Ok(None)

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tranship_coordinator::Failure;
 use tranship_engine::Freezer;
-use tranship_network::{Backlog, HeldFrame, Hold, Injector, NetworkError};
+use tranship_network::{Backlog, HeldFrame, Hold, Injector, NetworkError, Unread};
 use tranship_sys::clock::monotonic_ns;
 use tranship_wire::message::Request;
 
@@ -14,7 +14,7 @@ use crate::node::failed;
 /// Bytes of packets in one message: as text they are a third longer, and a message holds 1 MiB.
 const HELD_MESSAGE: usize = 512 << 10;
 
-/// How long programs may take to accept the connections, and read the datagrams, that have come before the freeze.
+/// How long programs may take to accept the connections that have come before the freeze.
 const ACCEPT: Duration = Duration::from_millis(50);
 /// How long connections that had been asked for by then may take to be made: a round trip to the client.
 const HANDSHAKE: Duration = Duration::from_millis(200);
@@ -82,8 +82,8 @@ impl SourceRun {
     }
 
     /// Keeps new connections and datagrams waiting at the gate until those connections that have begun are made, and programs
-    /// have taken what is there already: CRIU can carry neither what waits to be accepted, or for its handshake's end, nor unread
-    /// datagrams. An idle container is not kept waiting. Returns whether nothing is left.
+    /// have accepted them: CRIU can carry neither what waits to be accepted nor what waits for its handshake's end. An idle container is not
+    /// kept waiting. Returns whether nothing is left.
     pub(super) fn let_backlog_drain(&mut self) -> bool {
         let (Some(hold), Some(gate), Some(backlog)) = (&mut self.hold, &mut self.gate, &mut self.backlog) else {
             return false;
@@ -120,7 +120,7 @@ impl SourceRun {
                 (handshakes, waiting) == (0, 0)
             }
             Err(error) => {
-                tracing::warn!(id = %self.id, %error, "what waits to be accepted or read is not looked at");
+                tracing::warn!(id = %self.id, %error, "what waits to be accepted is not looked at");
                 false
             }
         }
@@ -175,9 +175,43 @@ impl SourceRun {
     pub(super) fn report_lost(&self, waiting: u32) {
         self.report.change(|r| {
             r.ways.push(format!(
-                "network: {waiting} connections and sockets with datagrams that no program took in time; what waits there is lost"
+                "network: {waiting} connections that no program has accepted in time; what waits there is lost"
             ));
         });
+    }
+
+    /// Sends the destination the datagrams that no program has read, while it restores: CRIU has dumped the sockets without them. Here they stay
+    /// in their queues, in case the container goes on here.
+    pub(super) fn send_unread(&mut self) {
+        let Some((container, offer)) = &self.inspection else { return };
+        let (Some(backlog), Some((_, identity))) = (&mut self.backlog, &offer.network) else { return };
+        let start = monotonic_ns();
+        let pids = container.processes().unwrap_or_default();
+        let Unread { mut frames, left } =
+            match tranship_network::unread(backlog, identity, &pids, self.node.config.network.hold_bytes()) {
+                Ok(unread) => unread,
+                Err(error) => {
+                    tracing::warn!(id = %self.id, %error, "datagrams that no program has read are not looked for");
+                    return;
+                }
+            };
+        if left > 0 {
+            self.report.change(|r| {
+                r.ways.push(format!(
+                    "network: {left} sockets have datagrams that no program has read and that cannot be delivered elsewhere; they are lost"
+                ));
+            });
+        }
+        if frames.is_empty() {
+            return;
+        }
+        let count = frames.len();
+        match self.say_held(&mut frames) {
+            Ok(()) => tracing::debug!(id = %self.id, count, "unread datagrams sent"),
+            // Whoever waits for the answer on the same link will say so.
+            Err(failure) => tracing::warn!(id = %self.id, %failure, count, "unread datagrams were not sent"),
+        }
+        self.timeline.note("network: unread datagrams", start, monotonic_ns());
     }
 
     /// First the survey, then the gate: what is on its way to the container meanwhile is still taken in by its sockets, which
@@ -199,14 +233,13 @@ impl SourceRun {
         Ok(())
     }
 
-    /// Opens the original's gate, which goes on here after all. Datagrams to groups that were held are delivered before those that come
-    /// then.
+    /// Opens the original's gate, which goes on here after all. Datagrams that were held are delivered before those that come then.
     pub(super) fn open_gate_in_order(&mut self) -> Result<(), Failure> {
         self.take_before_opening();
         let Some(gate) = &mut self.gate else { return Ok(()) };
         let network = self.inspection.as_ref().and_then(|(_, offer)| offer.network.as_ref());
         if let (Some(hold), Some((path, identity))) = (&mut self.hold, network)
-            && self.held.iter().any(HeldFrame::is_to_group)
+            && self.held.iter().any(HeldFrame::is_datagram)
             && let Ok(mut way_in) = Injector::prepare(path, identity)
         {
             match tranship_network::reopen(gate, hold, &self.held, &mut way_in) {
@@ -215,17 +248,17 @@ impl SourceRun {
                     self.hold.take().iter().for_each(|hold| self.report_dropped(hold));
                     return Ok(());
                 }
-                Err(error) => tracing::warn!(id = %self.id, %error, "datagrams to groups may be lost, or out of order"),
+                Err(error) => tracing::warn!(id = %self.id, %error, "datagrams may be lost, or out of order"),
             }
         }
         gate.open().map_err(failed)
     }
 
     /// Takes what was held, for the original, right before its gate is opened. What another processor may have been carrying past
-    /// the gate when it closed is left to the hold, which finds out; where it has datagrams to groups, it is waited for.
+    /// the gate when it closed is left to the hold, which finds out; where it has datagrams, it is waited for.
     fn take_before_opening(&mut self) {
         let (Some(hold), Some(closed)) = (&mut self.hold, self.gate_closed) else { return };
-        if hold.has_groups() {
+        if hold.has_datagrams() {
             std::thread::sleep(CARRIED.saturating_sub(closed.elapsed()));
         }
         if closed.elapsed() >= CARRIED {
@@ -262,18 +295,40 @@ impl SourceRun {
         if let Some(hold) = &mut self.hold {
             self.held.extend(hold.take());
         }
-        while !self.held.is_empty() {
+        let mut held = std::mem::take(&mut self.held);
+        let said = self.say_held(&mut held);
+        // What is left is for the next try.
+        self.held = held;
+        said
+    }
+
+    /// Sends packets to where the container is to be delivered, and takes away what was sent.
+    fn say_held(&mut self, held: &mut Vec<HeldFrame>) -> Result<(), Failure> {
+        while !held.is_empty() {
             let mut bytes = 0;
             let fits = |frame: &&HeldFrame| {
                 bytes += frame.bytes.len();
                 bytes <= HELD_MESSAGE
             };
-            let count = self.held.iter().take_while(fits).count().max(1);
-            let frames = serde_json::to_value(&self.held[..count]).unwrap_or_default();
-            self.say(&Request::Held { frames, last_to_groups: false })?;
-            self.held.drain(..count);
+            let count = held.iter().take_while(fits).count().max(1);
+            let frames = serde_json::to_value(&held[..count]).unwrap_or_default();
+            self.say(&Request::Held { frames, last_datagrams: false, last_to_groups: false })?;
+            held.drain(..count);
         }
         Ok(())
+    }
+
+    /// Forwards what came here until the container was announced there. What comes now comes there by itself, and is behind that; but what is
+    /// to groups, or comes from this node.
+    pub(super) fn hand_datagrams_over(&mut self) -> Result<(), Failure> {
+        self.forward_held()?;
+        self.say_last_datagrams(false)
+    }
+
+    /// Says that no datagrams follow any more, or none but those to groups.
+    fn say_last_datagrams(&mut self, last_to_groups: bool) -> Result<(), Failure> {
+        let frames = serde_json::Value::Array(Vec::new());
+        self.say(&Request::Held { frames, last_datagrams: true, last_to_groups })
     }
 
     /// Has the destination hear datagrams to groups by itself: its switch has been told that there is a member now. Until then they
@@ -286,7 +341,7 @@ impl SourceRun {
             std::thread::sleep(HEARD);
             self.forward_held()?;
         }
-        self.say(&Request::Held { frames: serde_json::Value::Array(Vec::new()), last_to_groups: true })?;
+        self.say_last_datagrams(true)?;
         if let Some(hold) = &mut self.hold {
             hold.leave_groups();
         }

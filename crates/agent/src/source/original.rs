@@ -10,14 +10,39 @@ use tranship_sys::clock::monotonic_ns;
 use super::{FREEZE, SourceRun, failed};
 
 impl SourceRun {
-    /// Notes which processes a signal has stopped, which nobody can tell once they are frozen.
+    /// Notes which processes a signal has stopped, which nobody can tell once they are frozen. Refuses where criu cannot dump them.
     pub(super) fn note_stopped(&self, freezer: &Freezer) -> Result<(), Failure> {
         let stopped = freezer.stopped().map_err(failed)?;
-        if stopped.is_empty() {
-            return Ok(());
+        let Some(first) = stopped.first() else { return Ok(()) };
+        if matches!(freezer, Freezer::V1(_)) {
+            // Criu would wait for it until the move is given up.
+            return Err(Failure::new(format!(
+                "process {first} was stopped by a signal, so that criu cannot take hold of it in a frozen cgroup of version 1; continue it \
+                 (SIGCONT) or end it, and try again"
+            )));
         }
         let note = serde_json::to_vec(&stopped).map_err(failed)?;
         std::fs::write(self.layout.stopped(), note).map_err(failed)
+    }
+
+    /// Notes where the container is frozen, for an agent that finds it half frozen and can ask no engine then.
+    pub(super) fn note_freezer(&self, freezer: &Freezer) -> Result<(), Failure> {
+        let note = serde_json::to_vec(freezer).map_err(failed)?;
+        std::fs::write(self.layout.freezer(), note).map_err(failed)
+    }
+
+    /// Lets a container run that an earlier agent was just freezing when it died. Before the decision it is to run anyway; after it, each
+    /// of its processes has a SIGSTOP waiting for it, and it is frozen again.
+    pub(super) fn settle_freezer(&self) {
+        let note = std::fs::read(self.layout.freezer()).ok();
+        let Some(freezer) = note.and_then(|note| serde_json::from_slice::<Freezer>(&note).ok()) else { return };
+        // Where the cgroup is gone there is nothing to settle.
+        if freezer.is_half_frozen().unwrap_or(false) {
+            tracing::warn!(id = %self.id, container = %self.name, "an earlier agent has left it half frozen; it runs on");
+            if let Err(error) = freezer.thaw() {
+                tracing::error!(id = %self.id, %error, "it stays half frozen");
+            }
+        }
     }
 
     /// They stay stopped, whatever becomes of the others.

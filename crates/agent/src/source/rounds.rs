@@ -20,7 +20,7 @@ use tranship_types::RoundReport;
 
 use super::shared::Settling;
 use super::showing::shown_on;
-use super::streams::show_tally;
+use super::streams::{await_arrival, show_tally};
 use super::{SourceRun, failed};
 
 /// For how long it is watched how much CPU time a container uses, before it gets less.
@@ -102,6 +102,7 @@ impl SourceRun {
             let sent = shown_on(to, round.plan.bytes(), &mut self.streams, |streams, counters| {
                 let mut chunks = [&round.plan.first, &round.plan.rest].into_iter();
                 chunks.try_for_each(|chunks| send::send_running(chunks, version, streams, counters, &tracker))?;
+                await_arrival(streams)?;
                 Ok(counters.passed_over.load(Ordering::Relaxed))
             });
             let passed_over = sent.map_err(|error| self.not_sent(&error))?;
@@ -172,7 +173,8 @@ impl SourceRun {
             let round = tracker.round(&container.processes().map_err(failed)?).map_err(failed)?;
             let rest = Plan { first: Vec::new(), rest: round.plan.rest };
             let sent = send::send_running(&round.plan.first, version, &mut self.streams, &Counters::default(), tracker);
-            if let Err(error) = sent.and_then(|()| send::name(&rest, &mut self.streams)) {
+            let named = sent.and_then(|()| send::name(&rest, &mut self.streams));
+            if let Err(error) = named.and_then(|()| await_arrival(&mut self.streams)) {
                 return Err(self.not_sent(&error));
             }
             self.outbox.add(&rest.rest);

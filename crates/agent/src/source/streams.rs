@@ -10,13 +10,30 @@ use tranship_memory::send::{SendError, Stream};
 use tranship_transport::{Connection, Link};
 use tranship_types::{Compress, NodeName, Report};
 use tranship_wire::message::{Offer, Request, Response};
-use tranship_wire::{Codec, Purpose, URGENT_STREAM, Versions};
+use tranship_wire::{Codec, Purpose, URGENT_STREAM, Versions, WriteError};
 
 use super::{FROZEN_PATIENCE, SourceRun, failed};
 use crate::node::sentence;
 
 /// How long the destination may take to say why it gave a stream up: the container may be frozen meanwhile.
 const REASON: Duration = Duration::from_secs(2);
+
+/// Bytes that may still be on their way on each stream when what was sent counts as arrived: a slow link has them through in a few milliseconds,
+/// and the last of them may be acknowledged 40 ms late.
+const ON_THEIR_WAY: usize = 32 << 10;
+/// Between two looks at that.
+const LOOK: Duration = Duration::from_micros(500);
+
+/// Waits until all that was given to the streams has come to the other host. Sockets take megabytes at once; what the container is frozen with
+/// there keeps all that follows waiting, over 1 Gbit/s for more than a tenth of a second.
+pub(super) fn await_arrival(streams: &mut [Stream<Connection>]) -> Result<(), SendError> {
+    streams.iter_mut().try_for_each(|stream| {
+        while stream.link().in_flight().map_err(WriteError::from)? > ON_THEIR_WAY {
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
+    })
+}
 
 impl SourceRun {
     /// Refuses what the destination does not understand, while nothing depends on it yet.

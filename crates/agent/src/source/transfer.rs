@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use tranship_coordinator::Failure;
 use tranship_memory::send::{self, Counters, Outbox, Plan, SendError, Stream, Version};
+use tranship_sys::awake::Awake;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
 use tranship_transport::{Closer, Connection, Link};
@@ -45,18 +46,16 @@ impl SourceRun {
         self.report.change(|r| r.progress.memory_bytes = all);
         plan.first.clear();
         let (mut push, pushing) = self.dump_and_name((plan, outbox), streams, early, start)?;
-        // Pages may still take long.
-        self.awake = None;
-
         let before = self.report.read().progress.moved_bytes;
         let gauge = push.gauge();
         // Where pages may follow the resume, nobody waits for them here. Where not, no thread is started for showing how far they
         // are: its first turn of a processor would be an ordinary thread's, and the container waits.
         if !early {
+            // They may take long.
+            self.awake = None;
             show((&self.report, &self.tally), &gauge, (before, all - before), push.ended());
             push.wait().map_err(|failure| self.reason(failure))?;
-        }
-        if !early {
+            self.awake = Awake::keep().ok();
             self.timeline.note("memory: sent", pushing, monotonic_ns());
         }
         let skeleton_bytes = self.layout.image_bytes();

@@ -73,7 +73,9 @@ pub fn under_way(list: &[Report], now_unix_ms: u64) -> String {
             since(r.started_unix_ms, now_unix_ms),
         ]
     };
-    let lines = |r: &Report| [super::report::depends(r), super::report::in_doubt(r)];
+    let why = |r: &Report| r.error.as_ref().map(|error| format!("{}: {error}\n", r.container));
+    let doubt = |r: &Report| super::report::in_doubt(r).map(|how| why(r).unwrap_or_default() + &how);
+    let lines = |r: &Report| [super::report::depends(r), doubt(r)];
     let below: String = list.iter().flat_map(lines).flatten().collect();
     table("", &columns, running.map(row)) + &below
 }

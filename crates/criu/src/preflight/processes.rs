@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::Read;
 
+use tranship_sys::process::waits_for_vforked;
 use tranship_types::{Blocker, BlockerKind};
 
 use super::container::{Container, Task};
@@ -34,7 +35,7 @@ pub(super) fn check(container: &Container, subject: &Subject, look: &mut Look) {
             look.block(process(task, what, "restart the program, or wait until it has ended"));
             continue;
         }
-        threads(container, task, look);
+        threads(container, task, subject, look);
         namespaces(container, task, look);
         limits(task, subject, look);
         machine(task, subject, look);
@@ -77,7 +78,7 @@ fn session(container: &Container, task: &Task, look: &mut Look) {
     }
 }
 
-fn threads(container: &Container, task: &Task, look: &mut Look) {
+fn threads(container: &Container, task: &Task, subject: &Subject, look: &mut Look) {
     let tids = procfs::numbers(format!("/proc/{}/task", task.pid)).unwrap_or_default();
     let (mut stopped, mut running) = (0, 0);
     for tid in tids {
@@ -102,6 +103,9 @@ fn threads(container: &Container, task: &Task, look: &mut Look) {
         // seize.c, "individually stopped threads".
         let what = "has some threads stopped and others not";
         look.wait(0, process(task, what, "continue it (SIGCONT) or stop all of it (SIGSTOP)"));
+    } else if stopped > 0 && !subject.stopped_can_be_traced {
+        let what = "is stopped by a signal, so that criu cannot take hold of it in a frozen cgroup of version 1";
+        look.wait(0, process(task, what, "continue it (SIGCONT) or end it"));
     }
 }
 
@@ -118,7 +122,7 @@ fn traced(container: &Container, task: &Task, tracer: u32) -> Blocker {
 
 fn stuck(task: &Task, tid: u32) -> Blocker {
     let whereabouts = procfs::lossy(format!("/proc/{}/task/{tid}/wchan", task.pid)).unwrap_or_default();
-    if ["vfork", "kernel_clone", "do_fork"].iter().any(|f| whereabouts.contains(f)) {
+    if waits_for_vforked(&whereabouts) {
         // The child shares its parent's memory until it calls exec (cr-dump.c, KCMP_VM).
         let what = "waits for a child that it has vforked and that shares its memory";
         return process(task, what, "try again when that child has called exec or ended");

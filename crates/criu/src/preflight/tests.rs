@@ -301,6 +301,18 @@ fn servers_as_people_run_them_have_no_blockers() {
 }
 
 #[test]
+fn a_process_that_a_signal_has_stopped_is_named_where_criu_would_wait_for_it() {
+    let script = "pid = os.fork()\nif pid == 0:\n  os.kill(os.getpid(), signal.SIGSTOP)\n  os._exit(0)\n\
+                  os.waitpid(pid, os.WUNTRACED)\nready()\n";
+    let Some(container) = Sandbox::run("stopped", script, None).map(Sandbox::started) else { return };
+    let blockers =
+        |stopped_can_be_traced| inspect(&Subject { stopped_can_be_traced, ..container.subject() }).unwrap().blockers;
+    let [blocker] = &blockers(false)[..] else { panic!("{:?}", blockers(false)) };
+    assert!(blocker.cause.contains("is stopped by a signal") && blocker.pid != Some(container.init), "{blocker}");
+    assert_eq!(blockers(true), []);
+}
+
+#[test]
 fn an_io_uring_is_named() {
     let script =
         "params = ctypes.create_string_buffer(120)\nfd = libc.syscall(425, 4, params)\nassert fd > 0\nready()\n";

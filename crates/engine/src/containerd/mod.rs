@@ -30,6 +30,7 @@ use serde_json::Value;
 use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 
 use crate::described;
+use crate::program;
 use crate::{Container, Engine, EngineError, Images, Mark, MissingImage, Runc, State, Summary, TreePlace};
 use client::Method;
 use messages::{
@@ -175,7 +176,7 @@ impl Containerd {
                 format!("make it there (`ln -s /usr/bin/transhipd {wrapper}`)"),
             );
         }
-        if self.ctr(namespace, &["version"]).stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
+        if program::output(&mut self.ctr(namespace, &["version"]), PATIENCE).is_err() {
             let ctr = self.ctr.display();
             add(
                 BlockerKind::Engine,

@@ -18,6 +18,7 @@
 
 mod http;
 mod parameters;
+mod shim;
 
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -30,7 +31,7 @@ use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 use crate::archive::{self, Known};
 use crate::crossing;
 use crate::described::{self, is_plain};
-use crate::{Container, Engine, EngineError, Images, MissingImage, MountTree, Runc, State, Summary, TreePlace};
+use crate::{Container, Engine, EngineError, Images, Mark, MissingImage, MountTree, Runc, State, Summary, TreePlace};
 use http::Answer;
 use parameters::{Parameters, subnets};
 
@@ -50,6 +51,22 @@ pub struct Docker {
     pub runtime: String,
     /// runc, with Docker's state directory.
     pub runc: Runc,
+}
+
+/// Whether Docker takes a container for one that was never started.
+fn was_never_started(described: &Value) -> bool {
+    described["State"]["Status"] == "created"
+}
+
+/// Ends what containerd keeps of a start that Docker has lost.
+fn end_left(name: &str, id: &str) -> Result<(), EngineError> {
+    let refused = |error: io::Error| EngineError::Refused {
+        engine: Docker::NAME,
+        what: "end",
+        name: name.to_owned(),
+        why: error.to_string(),
+    };
+    shim::end_left(id).map_err(refused)
 }
 
 /// Has Docker start a container, and waits for as long as that takes.
@@ -397,7 +414,13 @@ impl Engine for Docker {
 
     fn end(&self, name: &str, bundle: &Path) -> Result<(), EngineError> {
         let kill = |id: &str| self.order("end", name, "POST", &format!("/containers/{id}/kill"));
-        described::end(Self::NAME, (name, bundle), &self.runc, |id| self.described(id), kill)
+        described::end(Self::NAME, (name, bundle), &self.runc, |id| self.described(id), kill)?;
+        described::noted(bundle).filter(|id| !id.is_empty()).map_or(Ok(()), |id| end_left(name, &id))
+    }
+
+    fn overlooks(&self, name: &str) -> Result<bool, EngineError> {
+        let Some(described) = self.described(name)?.filter(was_never_started) else { return Ok(false) };
+        Ok(self.container(name, &described)?.state == State::Running)
     }
 
     fn retire(&self, name: &str) -> Result<(), EngineError> {
@@ -413,7 +436,11 @@ impl Engine for Docker {
 
     /// Its volumes without a name of their own go with it.
     fn remove(&self, name: &str) -> Result<(), EngineError> {
-        self.order("remove", name, "DELETE", &format!("/containers/{name}?force=1&v=1"))
+        let overlooked = self.described(name)?.filter(was_never_started);
+        self.order("remove", name, "DELETE", &format!("/containers/{name}?force=1&v=1"))?;
+        let Some(id) = overlooked.as_ref().and_then(|described| described["Id"].as_str()) else { return Ok(()) };
+        Mark::take_off(id);
+        end_left(name, id)
     }
 
     fn missing_image(&self, name: &str, parameters: &Value) -> Result<Option<MissingImage>, EngineError> {

@@ -68,6 +68,11 @@ fn texts<'a>(value: &'a Value, key: &str) -> Vec<&'a str> {
     list(value).iter().filter_map(|item| item[key].as_str()).collect()
 }
 
+/// What Docker says there, if anything.
+fn said(value: &Value) -> Option<&str> {
+    value.as_str().filter(|text| !text.is_empty())
+}
+
 /// The subnets of a network, as `GET /networks/ID` tells them.
 pub(super) fn subnets(network: &Value) -> Vec<String> {
     texts(&network["IPAM"]["Config"], "Subnet").into_iter().map(str::to_owned).collect()
@@ -84,9 +89,9 @@ impl Parameters {
         let mut networks = Vec::new();
         let attached = container["NetworkSettings"]["Networks"].as_object();
         for (name, endpoint) in attached.into_iter().flatten() {
-            let network = describe(&format!("/networks/{}", endpoint["NetworkID"].as_str().unwrap_or_default()))?;
-            if name == first {
-                body["MacAddress"] = endpoint["MacAddress"].clone();
+            let network = describe(&format!("/networks/{}", said(&endpoint["NetworkID"]).unwrap_or(name)))?;
+            if let Some(mac) = said(&endpoint["MacAddress"]).filter(|_| name == first) {
+                body["MacAddress"] = mac.into();
             }
             networks.push(Network {
                 name: name.clone(),
@@ -176,7 +181,8 @@ fn named_volumes(container: &Value) -> impl Iterator<Item = (&str, &str)> {
 fn settings(endpoint: &Value, short_id: &str) -> Value {
     let mut fixed = json!({});
     for (from, to) in [("IPAddress", "IPv4Address"), ("GlobalIPv6Address", "IPv6Address")] {
-        if let Some(address) = endpoint[from].as_str().filter(|address| !address.is_empty()) {
+        // Of a container that Docker has never started it knows only what it was made with.
+        if let Some(address) = said(&endpoint[from]).or_else(|| said(&endpoint["IPAMConfig"][to])) {
             fixed[to] = address.into();
         }
     }
@@ -242,6 +248,23 @@ mod tests {
         assert_eq!(endpoint["Aliases"], json!([]), "the old id's beginning is no alias of the new one");
         assert_eq!(parameters.networks[1].endpoint["Aliases"], json!(["db"]));
         assert!(parameters.obstacles("web").is_empty());
+    }
+
+    #[test]
+    fn a_container_that_docker_has_never_started_keeps_the_addresses_that_it_was_made_with() {
+        let mut container = described();
+        container["Config"]["MacAddress"] = json!("02:42:0a:4d:00:0b");
+        let made_with = json!({"IPv4Address": "10.77.0.11"});
+        container["NetworkSettings"]["Networks"]["lab"] =
+            json!({"NetworkID": "", "IPAddress": "", "MacAddress": "", "IPAMConfig": made_with});
+        let parameters = parameters(&container);
+        assert_eq!(
+            (parameters.networks[0].driver.as_str(), &*parameters.networks[0].subnets),
+            ("macvlan", &["10.lab/24".into()][..])
+        );
+        let body = parameters.create_body("lab:1", "tranship");
+        assert_eq!(body["MacAddress"], "02:42:0a:4d:00:0b");
+        assert_eq!(body["NetworkingConfig"]["EndpointsConfig"]["lab"]["IPAMConfig"], made_with);
     }
 
     #[test]

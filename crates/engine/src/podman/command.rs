@@ -2,8 +2,8 @@
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::Value;
@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::Podman;
 use super::parameters::is_word;
 use crate::EngineError;
+use crate::program::{ended, reading};
 
 /// How long Podman may take for one command.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -49,28 +50,6 @@ impl<P: AsFd + Write> Write for Patient<P> {
     fn flush(&mut self) -> io::Result<()> {
         self.0.flush()
     }
-}
-
-/// Waits for the end of a command; `None` if it had to be ended.
-fn ended(child: &mut Child, patience: Duration) -> io::Result<Option<ExitStatus>> {
-    let deadline = Instant::now() + patience;
-    loop {
-        match child.try_wait()? {
-            Some(status) => return Ok(Some(status)),
-            None if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(2)),
-            None => return child.kill().and_then(|()| child.wait()).map(|_| None),
-        }
-    }
-}
-
-/// What a process said, read as it says it.
-fn reading(stream: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<Vec<u8>> {
-    std::thread::spawn(move || {
-        let mut said = Vec::new();
-        // What cannot be read was not said: the status tells whether that matters.
-        let _ = stream.map(|mut stream| stream.read_to_end(&mut said));
-        said
-    })
 }
 
 /// The last line that Podman said; of an archive that it could not load, what was wrong with it as the archive that it is (it tries

@@ -69,7 +69,7 @@ pub struct Status {
     pub restored: bool,
     /// Whether every page is where it belongs.
     pub drained: bool,
-    /// Bytes that still have to be put into the tasks.
+    /// Bytes that still have to be put into the tasks, at most: what is out of date and was not looked at yet counts, too.
     pub pending_bytes: u64,
     /// Bytes put into the tasks so far.
     pub installed_bytes: u64,

@@ -53,6 +53,16 @@ impl Remote {
         Some(Extent { range: PageRange { start: address, end: address + run.len() }, offset: start })
     }
 
+    /// What is missing of `range`; both are the task's addresses.
+    pub fn within(&self, range: PageRange) -> Vec<PageRange> {
+        let missing = |known: Extent| {
+            let here = move |address: u64| known.range.start + (address - known.offset);
+            let runs = self.missing.within(turned(&known).range).into_iter();
+            runs.map(move |run| PageRange { start: here(run.start), end: here(run.end) })
+        };
+        self.here.within(range).into_iter().flat_map(missing).collect()
+    }
+
     /// The task does not need the content of `range` any more.
     pub fn forget(&mut self, range: PageRange) {
         for known in self.here.within(range) {
@@ -156,6 +166,7 @@ mod tests {
                     let follows = |i: &u64| model.get(&(page + i)).copied() == source.map(|source| source + i);
                     let expected = source.map(|source| (page, source, (0..3).take_while(follows).count() as u64));
                     prop_assert_eq!(found, expected, "page {}", page);
+                    prop_assert_eq!(!remote.within(pages(page, 1)).is_empty(), source.is_some(), "page {}", page);
                 }
             }
         }

@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read};
-use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -24,19 +23,27 @@ use super::objects::Objects;
 use super::remote::Remote;
 use super::space::{Space, Work};
 use super::{CONTROL_SOCKET, DRAINED_FILE, LAZY_SOCKET, SHARED_TABLE};
-use crate::index::{Extent, Index};
+use crate::index::Index;
 use crate::page_set::PageSet;
 
 /// CRIU's word for "the restore is finished" on the lazy-pages socket.
 const RESTORE_FINISHED: i32 = 0x5253_5446;
 /// How long may be put in place between two looks for faults; then follows a rest of the same length, in which the tasks that
-/// are on this processor run: a thread whose fault was answered is woken just here. A machine whose memory is cold, or that is
-/// virtual and has given it back to its host, takes 50 times as long for a page as another.
+/// are on this processor run: a thread whose fault was answered is woken just here.
 const FILL_TIME: Duration = Duration::from_micros(100);
-/// Bytes put in place between two looks for faults, at least and at most.
-const FILL_STEP: RangeInclusive<u64> = 16 << 10..=256 << 10;
-/// The most while a thread waits for a page from the source.
-const FILL_WAITING: u64 = 32 << 10;
+/// Bytes put in place between two looks at the clock. A machine whose memory is cold, or that is virtual and has given it back to
+/// its host, takes 50 times as long for a page as another.
+const FILL_PIECE: u64 = 16 << 10;
+/// How long nothing is put in place after an answer that has woken a thread: it runs on the same processor, most likely into its next
+/// fault, and would wait for what is put in place before that.
+const AFTER_FAULT: Duration = Duration::from_micros(100);
+/// But no longer between two steps: to put many pages in place takes a fifth of the time in which the faults on them are answered.
+const LONGEST_REST: Duration = Duration::from_micros(400);
+/// For how long after the resume that is so. By then a program has most of what it works with; and for as long as pages follow it, it depends on
+/// both hosts.
+const BROWNOUT: Duration = Duration::from_millis(200);
+/// Extents that are taken note of between two looks for faults.
+const FEW: usize = 32;
 
 /// How soon is tried again what failed because an address space was changing.
 const RETRY: Duration = Duration::from_millis(1);
@@ -83,16 +90,6 @@ pub fn run(directory: &Path, work: &Path) -> Result<(), PagerError> {
     Ok(())
 }
 
-/// The bytes of the step after one of `bytes` that took so long.
-fn next_step(bytes: u64, took: Duration) -> u64 {
-    let next = match took {
-        took if took > FILL_TIME * 2 => bytes / 2,
-        took if took < FILL_TIME / 2 => bytes * 2,
-        _ => bytes,
-    };
-    next.clamp(*FILL_STEP.start(), *FILL_STEP.end())
-}
-
 struct Pager {
     control: OwnedFd,
     lazy: UnixListener,
@@ -113,14 +110,16 @@ struct Pager {
     /// What came last, the newest at the end: what was written just before the freeze is what the tasks use first.
     newest: Newest,
     filling: bool,
-    /// Bytes to be put in place before the next look for faults.
-    step: u64,
-    /// When the next step may begin.
+    /// When the tasks were let go, as far as that was told.
+    resumed: Option<Instant>,
+    /// When the last step ended.
+    filled: Instant,
+    /// When the next one may begin.
     rested: Instant,
     /// The last attempt to fill put nothing in place: the address space is changing.
     stalled: bool,
-    /// Stored pages that were settled before the tasks ran: given back when they do.
-    freed: Vec<Extent>,
+    /// Places in the store of what is settled, which are to be given back.
+    freed: PageSet,
     /// A forked child shares stored pages with its parent, so that none may be given back before the end.
     forked: bool,
     /// Memory that tasks share.
@@ -146,10 +145,11 @@ impl Pager {
             served: Vec::new(),
             newest: Newest::default(),
             filling: false,
-            step: *FILL_STEP.start(),
+            resumed: None,
+            filled: Instant::now(),
             rested: Instant::now(),
             stalled: false,
-            freed: Vec::new(),
+            freed: PageSet::default(),
             forked: false,
             objects: Objects::default(),
             status: Status::default(),
@@ -211,7 +211,7 @@ impl Pager {
             self.criu = Some(self.lazy.accept()?.0);
             // A restore that is done again starts with nothing in place.
             self.served.clear();
-            self.freed.clear();
+            self.freed = PageSet::default();
             self.status.restored = false;
         }
         if ready[first_other] {
@@ -251,6 +251,10 @@ impl Pager {
     }
 
     fn account(&mut self, work: Work) {
+        let woken = (work.faults > 0 && work.wanted.is_empty()) || !work.waited.is_empty();
+        if woken && self.resumed.is_none_or(|resumed| resumed.elapsed() < BROWNOUT) {
+            self.rested = self.rested.max((Instant::now() + AFTER_FAULT).min(self.filled + LONGEST_REST));
+        }
         self.status.installed_bytes += work.installed;
         self.status.faults += work.faults;
         work.waited.iter().for_each(|waited| self.status.remote_faults.add(*waited));
@@ -259,43 +263,47 @@ impl Pager {
             self.forked = true;
             self.served.push(child);
         }
-        self.freed.extend(work.freed);
-        self.give_back();
+        work.freed.iter().for_each(|extent| self.freed.insert(extent.place()));
     }
 
+    /// Gives memory of the store back, in large pieces: that takes longer than to put a page in place. What is left goes with the pager.
     fn give_back(&mut self) {
         let Some(store) = &self.store else { return };
         if self.filling && !self.forked {
-            for extent in self.freed.drain(..) {
-                // Memory that cannot be given back now goes with the pager.
-                let _ = store.release(extent.offset, extent.range.len());
+            for blocks in self.freed.take_blocks() {
+                // Memory that cannot be given back now goes with the pager, too.
+                let _ = store.release(blocks.start, blocks.len());
             }
         }
     }
 
+    /// Puts in place what nobody has asked for, for a while.
     fn fill(&mut self) -> Result<(), PagerError> {
         let Some(store) = &self.store else { return Ok(()) };
         // Where a thread waits for a page that has not come, it is looked for more often.
         let waited_for = self.served.iter().any(|space| !space.waiting.is_empty());
-        let budget = if waited_for { self.step.min(FILL_WAITING) } else { self.step };
+        let time = if waited_for { FILL_TIME / 4 } else { FILL_TIME };
         let mut work = Work::default();
         let begun = Instant::now();
-        match self.newest.pop() {
-            Some((id, range)) => {
+        while begun.elapsed() < time {
+            if let Some((id, range)) = self.newest.pop() {
                 for space in self.served.iter_mut().filter(|space| space.origin == id) {
                     space.place(range, store, &mut work)?;
                 }
                 self.stalled = false;
+                continue;
             }
-            None => {
-                let Some(space) = self.served.iter_mut().find(|s| !s.pending.is_empty()) else { return Ok(()) };
-                space.fill(budget, store, &mut work)?;
-                self.stalled = work.installed == 0 && work.freed.is_empty();
-                self.step = next_step(budget, begun.elapsed());
+            let space = self.served.iter_mut().find(|s| !s.pending.is_empty());
+            let Some(space) = space.filter(|_| self.filling) else { break };
+            self.stalled = !space.fill(FILL_PIECE, store, &mut work)?;
+            if self.stalled {
+                break;
             }
         }
-        self.rested = begun + begun.elapsed() * 2;
         self.account(work);
+        self.give_back();
+        self.filled = Instant::now();
+        self.rested = self.filled + (self.filled - begun);
         Ok(())
     }
 
@@ -318,7 +326,12 @@ impl Pager {
         };
         match message {
             Message::Arena(file) => self.store = Some(View::new(file)?),
-            Message::Extents(extents) => self.take_in(&extents)?,
+            Message::Extents(extents) => {
+                for few in extents.chunks(FEW) {
+                    self.take_in(few)?;
+                    (0..self.served.len()).try_for_each(|index| self.answer(index))?;
+                }
+            }
             Message::Gone(id, range) => {
                 if let Some(index) = self.stored.get_mut(&id) {
                     index.remove(range);
@@ -327,7 +340,7 @@ impl Pager {
                     later.remove(range);
                 }
                 for space in self.served.iter_mut().filter(|space| space.origin == id) {
-                    space.remote.arrived(range);
+                    space.gone(range);
                 }
                 self.retry(id)?;
             }
@@ -346,8 +359,8 @@ impl Pager {
                     self.status.peak_bytes = self.status.peak_bytes.max(store.resident()? + self.objects.resident());
                 }
                 self.filling = true;
+                self.resumed.get_or_insert_with(Instant::now);
                 (self.stored, self.later) = (HashMap::new(), HashMap::new());
-                self.give_back();
             }
             Message::Status => self.tell(index),
             Message::Subscribe => {
@@ -389,12 +402,11 @@ impl Pager {
             if !needed {
                 // Its tasks are gone, or have everything. What comes twice to one that has not may still be on its way from
                 // just this place, and stays.
-                self.freed.push(*extent);
+                self.freed.insert(extent.place());
             } else if !touched.contains(id) {
                 touched.push(*id);
             }
         }
-        self.give_back();
         touched.into_iter().try_for_each(|id| self.retry(id))
     }
 
@@ -429,8 +441,7 @@ impl Pager {
             };
             let id = AddressSpaceId(word.unsigned_abs());
             let remote = self.later.get(&id).cloned().unwrap_or_default();
-            // The place in the store of what comes later is not given back: the newer version is put there.
-            let pending = self.stored.get(&id).map(|stored| stored.without(&remote)).unwrap_or_default();
+            let pending = self.stored.get(&id).cloned().unwrap_or_default();
             self.served.push(Space::new(id, Userfault::from(fd), pending, Remote::new(remote)));
         }
         Ok(())
@@ -475,20 +486,5 @@ impl Pager {
             }
         }
         let _ = descriptor::send(socket, &control::encode_ranges(AddressSpaceId(0), &[]), &[]);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_step_becomes_as_long_as_it_may_take() {
-        let steps = |per_page: Duration| {
-            (0..20).fold(*FILL_STEP.start(), |bytes, _| next_step(bytes, per_page * (bytes / 4096) as u32))
-        };
-        assert_eq!(steps(Duration::from_nanos(300)), *FILL_STEP.end());
-        assert_eq!(steps(Duration::from_micros(5)) / 4096 * 5, 80, "µs in one step");
-        assert_eq!(steps(Duration::from_millis(1)), *FILL_STEP.start());
     }
 }

@@ -21,7 +21,8 @@ pub(super) struct Space {
     /// The address space of the source whose pages it has: a child's are its parent's.
     pub origin: AddressSpaceId,
     pub userfault: Userfault,
-    /// Stored pages that are not in place yet.
+    /// Stored pages that are not in place yet. Where a newer version is still to come the older one may be among them: what is out
+    /// of date is looked for just before pages are put in place, since to go through all of them takes longer than a restore.
     pub pending: Index,
     /// Pages that have not come yet.
     pub remote: Remote,
@@ -105,6 +106,7 @@ impl Space {
                 work.child = Some(Space::new(self.origin, userfault, self.pending.clone(), self.remote.clone()));
             }
             Change::Remap { from, to, len } => {
+                PageRange::new(to, to.saturating_add(len)).into_iter().for_each(|target| self.sift(target));
                 work.freed = self.pending.shift(from, to, len);
                 self.remote.shift(from, to, len);
                 self.left.extend(PageRange::new(from, from.saturating_add(len)));
@@ -124,8 +126,16 @@ impl Space {
 
     fn forget(&mut self, start: u64, end: u64, work: &mut Work) {
         if let Some(range) = PageRange::new(start, end) {
+            self.sift(range);
             work.freed = self.pending.remove(range);
             self.remote.forget(range);
+        }
+    }
+
+    /// Takes out of the list what of `range` is out of date. (Its place in the store is not given back: the newer version is put there.)
+    fn sift(&mut self, range: PageRange) {
+        if !self.remote.is_empty() {
+            self.remote.within(range).into_iter().for_each(|stale| drop(self.pending.remove(stale)));
         }
     }
 
@@ -134,6 +144,13 @@ impl Space {
         for wanted in self.remote.arrived(extent.range) {
             let offset = extent.offset + (wanted.offset - extent.range.start);
             self.pending.insert(Extent { range: wanted.range, offset });
+        }
+    }
+
+    /// Pages that were to come are no longer there: they read as zeros.
+    pub fn gone(&mut self, range: PageRange) {
+        for missed in self.remote.arrived(range) {
+            self.pending.remove(missed.range);
         }
     }
 
@@ -151,8 +168,9 @@ impl Space {
     /// Supplies the page that a thread waits for.
     fn supply(&mut self, waiter: Waiter, store: &View, named: bool, work: &mut Work) -> io::Result<()> {
         let address = waiter.address;
+        let window = PageRange { start: address, end: address + FAULT_AROUND };
+        self.sift(window);
         if let Some(stored) = self.pending.find(address) {
-            let window = PageRange { start: address, end: address + FAULT_AROUND };
             let range = stored.range.intersection(&window).expect("the extent contains the address");
             let before = work.installed;
             self.install(range, store, work)?;
@@ -192,17 +210,20 @@ impl Space {
         Ok(())
     }
 
-    /// Puts up to `budget` bytes in place, in address order, going round. Returns whether anything is left to do.
+    /// Puts up to `budget` bytes in place, in address order, going round. Returns whether it came any further.
     pub fn fill(&mut self, budget: u64, store: &View, work: &mut Work) -> io::Result<bool> {
-        let Some(stored) = self.pending.next_from(self.sweep) else { return Ok(false) };
-        let end = stored.range.end.min(stored.range.start + budget);
-        self.install(PageRange { start: stored.range.start, end }, store, work)?;
-        self.sweep = end;
-        Ok(!self.pending.is_empty() && !self.gone)
+        let Some(PageRange { start, end }) = self.pending.next_from(self.sweep).map(|stored| stored.range) else {
+            return Ok(false);
+        };
+        let before = self.pending.bytes();
+        self.sweep = end.min(start + budget);
+        self.place(PageRange { start, end: self.sweep }, store, work)?;
+        Ok(self.pending.bytes() < before)
     }
 
-    /// Puts in place what is stored of `range`.
+    /// Puts in place what is stored of `range`, and not out of date.
     pub fn place(&mut self, range: PageRange, store: &View, work: &mut Work) -> io::Result<()> {
+        self.sift(range);
         self.pending.within(range).into_iter().try_for_each(|stored| self.install(stored.range, store, work))
     }
 
@@ -307,5 +328,43 @@ mod tests {
         follow(&mut space, [moved(0, 16, 4), unmapped(0, 4), moved(16, 0, 4), unmapped(16, 4)]);
         assert_eq!(follow(&mut space, [unmapped(0, 4)])[..4], [None; 4]);
         assert!(space.left.is_empty());
+    }
+
+    #[test]
+    fn what_is_out_of_date_is_left_out_until_it_has_come() {
+        let mut space = space();
+        let mut missing = PageSet::default();
+        missing.insert(pages(1, 2));
+        space.remote = Remote::new(missing);
+        follow(&mut space, [moved(0, 16, 4)]);
+        space.sift(pages(16, 4));
+        assert_eq!(follow(&mut space, [])[16..], [Some(0), None, None, Some(3)]);
+        space.arrived(Extent { range: pages(1, 1), offset: 30 * PAGE_SIZE });
+        space.gone(pages(2, 1));
+        space.sift(pages(16, 4));
+        assert_eq!(follow(&mut space, [])[16..], [Some(0), Some(30), None, Some(3)]);
+        assert!(space.remote.is_empty());
+    }
+
+    #[test]
+    fn what_reads_as_zeros_at_the_source_is_not_supplied_from_an_older_version() {
+        let mut space = space();
+        let mut missing = PageSet::default();
+        missing.insert(pages(0, 2));
+        space.remote = Remote::new(missing);
+        space.gone(pages(0, 1));
+        assert_eq!(follow(&mut space, [])[..4], [None, Some(1), Some(2), Some(3)]);
+    }
+
+    #[test]
+    fn the_place_of_what_is_out_of_date_is_not_given_back() {
+        let mut space = space();
+        let mut missing = PageSet::default();
+        missing.insert(pages(1, 1));
+        space.remote = Remote::new(missing);
+        let mut work = Work::default();
+        space.follow(unmapped(0, 4), &mut work);
+        let places: Vec<PageRange> = work.freed.iter().map(Extent::place).collect();
+        assert_eq!(places, [pages(0, 1), pages(2, 2)]);
     }
 }

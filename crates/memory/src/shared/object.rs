@@ -90,6 +90,11 @@ impl Object {
         }
     }
 
+    /// Whether some task of the container was found to have it.
+    pub fn is_there(&self) -> bool {
+        self.mapped || self.open
+    }
+
     pub fn failed(&self, source: impl Into<io::Error>) -> SharedError {
         SharedError::Read { name: self.described.name.clone(), source: source.into() }
     }

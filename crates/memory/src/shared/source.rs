@@ -77,6 +77,8 @@ pub struct SharedMemory {
     device: u64,
     /// By inode.
     objects: BTreeMap<u64, Object>,
+    /// Those whose number one of another kind has got since.
+    replaced: Vec<SharedObject>,
     /// By process.
     copies: BTreeMap<AddressSpaceId, Copies>,
     next: u32,
@@ -93,6 +95,7 @@ impl SharedMemory {
         Ok(Self {
             device: probe.metadata()?.dev(),
             objects: BTreeMap::new(),
+            replaced: Vec::new(),
             copies: BTreeMap::new(),
             next: 0,
             listed: None,
@@ -129,10 +132,10 @@ impl SharedMemory {
                 return Err(SharedError::Find { pid, source });
             }
         }
-        let mut described = Vec::new();
+        let mut described: Vec<_> = self.replaced.drain(..).map(|gone| SharedObject { size: 0, ..gone }).collect();
         self.objects.retain(|inode, object| {
             // A program that runs from a memfd cannot be written to; criu knows how to make one.
-            let stays = (object.mapped || object.open) && !programs.contains(inode);
+            let stays = object.is_there() && !programs.contains(inode);
             if !stays && known.contains(&object.described.space) {
                 // What has its number at the end, and is criu's, must not get what was sent of this one.
                 described.push(SharedObject { size: 0, ..object.described.clone() });
@@ -234,8 +237,8 @@ impl SharedMemory {
 
     /// The object with this inode, opened through `path`. `None`: it is left to criu.
     fn meet(&mut self, inode: u64, kind: SharedKind, path: &Path) -> io::Result<Option<&mut Object>> {
-        let known = self.objects.get(&inode);
-        if let Some(other) = known.filter(|known| known.described.kind != kind) {
+        let of_another_kind = |known: &Object| known.described.kind != kind;
+        if let Some(other) = self.objects.get(&inode).filter(|known| of_another_kind(known) && known.is_there()) {
             return Err(io::Error::other(format!(
                 "a segment and {:?}, which is none, have the same number {inode}, by which criu knows them; try again when one \
                  of them is gone",
@@ -243,19 +246,27 @@ impl SharedMemory {
             )));
         }
         // The number of a segment is its id, which is used again: what is met now may be another one.
+        let known = self.objects.get(&inode).filter(|known| !of_another_kind(known));
         if known.is_some_and(|known| kind == SharedKind::File || known.mapped) {
             return Ok(self.objects.get_mut(&inode));
         }
         let Some((described, file)) = self.open(inode, kind, path)? else { return Ok(None) };
         Ok(Some(match self.objects.entry(inode) {
-            Entry::Occupied(entry) => {
+            Entry::Occupied(entry) if entry.get().described.kind == kind => {
                 let object = entry.into_mut();
                 object.file = file;
                 object
             }
-            Entry::Vacant(entry) => {
+            entry => {
                 self.next += 1;
-                entry.insert(Object::new(described, file))
+                let new = Object::new(described, file);
+                match entry {
+                    Entry::Occupied(mut entry) => {
+                        self.replaced.push(entry.insert(new).described);
+                        entry.into_mut()
+                    }
+                    Entry::Vacant(entry) => entry.insert(new),
+                }
             }
         }))
     }

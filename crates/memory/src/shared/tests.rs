@@ -227,7 +227,7 @@ for line in sys.stdin:
 
 /// Makes, marks and ends System V segments of chosen numbers, in an IPC namespace of its own.
 const SEGMENTS: &str = "
-import ctypes, sys
+import ctypes, os, sys
 c = ctypes.CDLL(None, use_errno=True); c.shmat.restype = ctypes.c_void_p
 c.shmat.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]; c.shmdt.argtypes = [ctypes.c_void_p]
 at = {}
@@ -241,6 +241,8 @@ for line in sys.stdin:
         at[number] = c.shmat(number, None, 0)
         ctypes.memset(at[number], mark, pages * 4096)
     elif deed == 'write': ctypes.memset(at[number], int(rest[0]), 4096)
+    elif deed == 'open': at[number] = os.memfd_create('kept'); os.truncate(at[number], 8 * 4096)
+    elif deed == 'close': os.close(at[number])
     elif deed == 'visit':
         visited = c.shmat(number, None, 0)
         ctypes.memset(visited, int(rest[0]), 4096)
@@ -336,6 +338,12 @@ impl Keeper {
         last.map(|(_, file)| read(file)).unwrap_or_default()
     }
 
+    /// The number of the only file.
+    fn number_of_file(&self) -> u32 {
+        let file = self.destination.files.iter().find(|(object, _)| object.kind == SharedKind::File);
+        file.expect("the file was not found").0.key
+    }
+
     /// Bytes of pages that were files', which are all compared at each look.
     fn copied(&self) -> u64 {
         let mut bytes = 0;
@@ -399,6 +407,29 @@ fn a_segment_that_has_the_number_of_an_older_one_is_told_from_it() {
         keeper.round(Look::Last);
         assert!(keeper.given(number) == [2; 16 * 4096]);
     }
+}
+
+#[test]
+fn a_segment_that_has_the_number_of_a_file_that_is_gone_is_told_from_it() {
+    let mut keeper = Keeper::with_segments();
+    keeper.obeys("open 0");
+    keeper.round(Look::Round);
+    let number = keeper.number_of_file();
+    keeper.obeys("close 0");
+    keeper.obeys(&format!("make {number} 16 2"));
+    keeper.round(Look::Last);
+    assert!(keeper.given(number) == [2; 16 * 4096]);
+}
+
+#[test]
+fn a_segment_and_a_file_of_the_same_number_are_refused() {
+    let mut keeper = Keeper::with_segments();
+    keeper.obeys("open 0");
+    keeper.round(Look::Round);
+    let number = keeper.number_of_file();
+    keeper.obeys(&format!("make {number} 16 2"));
+    let error = keeper.source.find(&[keeper.child.id()], Where::Everywhere).unwrap_err();
+    assert!(std::error::Error::source(&error).is_some_and(|e| e.to_string().contains("the same number")), "{error:?}");
 }
 
 #[test]

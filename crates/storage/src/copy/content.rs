@@ -50,14 +50,23 @@ pub(super) enum Trouble {
     Link(io::Error),
 }
 
-/// Sends what of a file is not as `sent` says, which says so then. Where it is known which chunks were written, `written`, only those
+/// Which parts of a file were written.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Parts<'a> {
+    /// These, and no others.
+    pub chunks: &'a Chunks,
+    /// Those that became holes are among them.
+    pub with_holes: bool,
+}
+
+/// Sends what of a file is not as `sent` says, which says so then. Where it is known which parts were written, `written`, only those
 /// are read; what became a hole is seen all the same.
 pub(super) fn send(
     file: &OwnedFd,
     ino: u64,
     size: u64,
     sent: &mut Sent,
-    written: Option<&Chunks>,
+    written: Option<Parts<'_>>,
     sink: &mut dyn Sink,
 ) -> Result<Outcome, Trouble> {
     let mut writer = Writer { sink, ino, size, begun: false, bytes: 0 };
@@ -66,15 +75,20 @@ pub(super) fn send(
     }
     let mut known = Known { chunks: &mut sent.chunks, more: Vec::new(), has_holes: false };
     let mut buffer = vec![0; READ.min(size.next_multiple_of(CHUNK)) as usize];
+    // To look for holes the kernel goes through all pages.
+    let next_extent = |position| match written {
+        Some(Parts { with_holes: true, .. }) => Ok(Some((position, size)).filter(|_| position < size)),
+        _ => data(file, position, size),
+    };
     // All chunks before this one are dealt with.
     let mut next = 0;
-    'extents: while let Some((start, end)) = data(file, next * CHUNK, size).map_err(Trouble::Read)? {
+    'extents: while let Some((start, end)) = next_extent(next * CHUNK).map_err(Trouble::Read)? {
         let extent = (start / CHUNK).max(next)..end.div_ceil(CHUNK);
         known.clear(next..extent.start, &mut writer).map_err(Trouble::Link)?;
         next = extent.end;
         // Nobody tells that a part of a chunk became a hole: where one begins or ends is compared.
         let edges = [start, end].map(|edge| Some(edge / CHUNK).filter(|_| edge % CHUNK != 0 && edge < size));
-        for run in runs(written, edges, extent) {
+        for run in runs(written.map(|parts| parts.chunks), edges, extent) {
             let (mut position, stop) = (run.start * CHUNK, size.min(run.end * CHUNK));
             while position < stop {
                 let want = (stop - position).min(READ) as usize;

@@ -23,14 +23,16 @@
 //!
 //! **Where in a file?** A file that changed is compared chunk by chunk, which takes time for all of it. Where the kernel says which
 //! parts of files are written ([`Trail`]), only those are read: to the chunk if it is written by calls alone, else to the folio of the
-//! page cache.
+//! page cache. In a tmpfs it says so of calls ([`Calls`]): there those parts are read of a file that has no shared mapping.
 //!
 //! A tmpfs where nothing happened, by that watch, and nobody can write without its notice, is not walked at all.
 
+mod calls;
 mod chunks;
 mod content;
 mod op;
 mod original;
+mod reader;
 mod replica;
 mod suspects;
 mod trail;
@@ -41,6 +43,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub(crate) use calls::Calls;
 pub use op::{Kind, Name, Op, Time};
 pub use original::Moved;
 pub(crate) use original::{Original, Place, extended};

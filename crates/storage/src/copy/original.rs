@@ -9,7 +9,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rustix::fs::{IFlags, OFlags, ioctl_getflags};
 use tranship_sys::dirty_log::write_back;
 
-use super::content::{self, Sent, Trouble};
+use super::calls::Calls;
+use super::content::{self, Parts, Sent, Trouble};
 use super::op::{Kind, Name, Op};
 use super::suspects::{Device, Use};
 use super::trail::{self, Part, Trail};
@@ -48,7 +49,15 @@ pub(crate) struct Place {
 #[derive(Debug)]
 enum Account {
     /// Of a whole tmpfs.
-    Watch(Watch),
+    Memory {
+        watch: Watch,
+        /// What calls write, where the kernel tells.
+        calls: Option<Arc<Calls>>,
+        /// How often that had lost something when it was asked last.
+        losses: u64,
+        /// Files that were last compared only where calls have written.
+        in_parts: HashSet<u64>,
+    },
     /// Of each file on a disk, where the kernel gives it.
     Disk {
         trail: Option<Arc<Trail>>,
@@ -70,6 +79,15 @@ struct Told {
     lost: bool,
     /// What of tracked files was written.
     written: HashMap<u64, trail::Told>,
+    /// That is all that was written to files that are not suspects.
+    is_all: bool,
+}
+
+impl Told {
+    /// Whether a file may have changed anywhere, whatever is told of what was written.
+    fn is_in_doubt(&self, ino: u64) -> bool {
+        self.lost || self.suspects.contains(&ino)
+    }
 }
 
 /// A tree on the node that its container leaves.
@@ -93,7 +111,14 @@ impl Original {
     /// Why it cannot be watched, in words.
     pub fn in_memory(place: Place) -> Result<Self, String> {
         let watch = Watch::start(&place.root).map_err(|e| format!("it cannot be watched: {e}"))?;
-        Self::new(place, Account::Watch(watch))
+        Self::new(place, Account::Memory { watch, calls: None, losses: 0, in_parts: HashSet::new() })
+    }
+
+    /// From now on it is known what calls write to a tmpfs: before the first pass.
+    pub fn follow(&mut self, following: &Arc<Calls>) {
+        if let Account::Memory { calls, .. } = &mut self.account {
+            *calls = Some(Arc::clone(following));
+        }
     }
 
     /// A directory on a disk. A trail is given if it tells of all writes to files there.
@@ -159,7 +184,7 @@ impl Pass<'_> {
     fn run(&mut self, index: usize, found: &Use) -> Result<(), CopyError> {
         // Taken before the look, so that what happens during it counts for the next pass.
         let events = match &self.state.account {
-            Account::Watch(watch) => watch.take(),
+            Account::Memory { watch, .. } => watch.take(),
             Account::Disk { .. } => Events { any: true, ..Events::default() },
         };
         let quiet = !events.any && found.suspects.is_empty() && !found.open_for_writing;
@@ -198,10 +223,18 @@ impl Pass<'_> {
     /// What is known of how files were written since the last pass.
     fn told(&mut self, new: &Tree, found: &Use, events: &Events) -> Told {
         match &mut self.state.account {
-            Account::Watch(_) => {
+            Account::Memory { calls, losses, in_parts, .. } => {
                 let closed = events.closed.iter().filter(|_| !found.all);
-                let suspects = found.suspects.iter().chain(closed).copied().collect();
-                Told { suspects, lost: events.lost, written: HashMap::new() }
+                let mut suspects: HashSet<u64> = found.suspects.iter().chain(closed).copied().collect();
+                let (lost, parts) = calls.as_ref().map_or_else(Default::default, |calls| calls.take(self.state.device));
+                let is_all = calls.is_some() && std::mem::replace(losses, lost) == lost;
+                if !is_all {
+                    // A call that was not told may have begun before they were compared, and changed them afterwards.
+                    suspects.extend(in_parts.drain());
+                }
+                let told = |written| trail::Told { written, to_write_back: false };
+                let written = parts.into_iter().filter(|_| is_all).map(|(ino, part)| (ino, told(part))).collect();
+                Told { suspects, lost: events.lost, written, is_all }
             }
             Account::Disk { trail, tracked, losses, mapped } => {
                 let before = std::mem::replace(mapped, found.mapped.clone());
@@ -218,7 +251,7 @@ impl Pass<'_> {
                     }
                 }
                 let suspects = before.union(mapped).filter(|ino| !tracked.contains(ino)).copied().collect();
-                Told { suspects, lost: false, written }
+                Told { suspects, lost: false, written, is_all: false }
             }
         }
     }
@@ -273,10 +306,13 @@ impl Pass<'_> {
     fn contents(&mut self, old: &Tree, new: &Tree, told: &Told) -> Result<HashSet<u64>, CopyError> {
         let mut due: Vec<u64> = Vec::new();
         for (ino, node) in new.nodes.iter().filter(|(_, node)| node.kind == Kind::File) {
-            let untold = told.lost || told.suspects.contains(ino) || told.written.contains_key(ino);
+            let written = told.is_in_doubt(*ino) || told.written.contains_key(ino);
             let changed = old.nodes.get(ino).is_none_or(|was| was.kind != Kind::File || node.content_differs(was));
-            if untold || changed || self.state.doubted.contains(ino) || !self.state.sent.contains_key(ino) {
+            let doubted = self.state.doubted.contains(ino);
+            if written || changed || (doubted && !told.is_all) || !self.state.sent.contains_key(ino) {
                 due.push(*ino);
+            } else if doubted {
+                self.compared(*ino, true);
             }
         }
         // Those that shrink come first: what they leave may be what others need.
@@ -304,14 +340,17 @@ impl Pass<'_> {
                 self.untrack(ino);
                 continue;
             }
-            let told = told.written.get(&ino);
-            self.track(&file, ino, told.is_some_and(|told| told.to_write_back));
+            let parts = told.written.get(&ino);
+            self.track(&file, ino, parts.is_some_and(|told| told.to_write_back));
             let before = self.state.sent.remove(&ino);
-            // What changed without a word of the trail is compared as a whole.
-            let written = match told.filter(|_| before.is_some()) {
-                Some(trail::Told { written: Part::Chunks(chunks), .. }) => Some(chunks),
+            // What changed without a word of where is compared as a whole.
+            let written = match parts.filter(|_| before.is_some() && !told.is_in_doubt(ino)) {
+                Some(trail::Told { written: Part::Chunks(chunks), .. }) => {
+                    Some(Parts { chunks, with_holes: told.is_all })
+                }
                 _ => None,
             };
+            self.compared(ino, written.is_some());
             let mut sent = before.unwrap_or_default();
             let outcome = content::send(&file, ino, stat.stx_size, &mut sent, written, self.sink).map_err(
                 |trouble| match trouble {
@@ -327,6 +366,16 @@ impl Pass<'_> {
             }
         }
         Ok(touched)
+    }
+
+    /// Notes whether a file was compared only where calls have written.
+    fn compared(&mut self, ino: u64, in_parts: bool) {
+        if let Account::Memory { in_parts: known, .. } = &mut self.state.account {
+            match in_parts {
+                true => known.insert(ino),
+                false => known.remove(&ino),
+            };
+        }
     }
 
     /// What the trail has told of a file was of no use.

@@ -9,22 +9,17 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tranship_sys::dirty_log::{DirtyLog, Written};
 use tranship_sys::write_log::{WriteLog, Wrote};
 
 use super::chunks::Chunks;
 use super::content::CHUNK;
+use super::reader::Reader;
 
 /// Bytes of a part that are too many to be noted: the whole file may have changed then.
 const TOO_MUCH: u64 = 1 << 36;
-/// How often the kernel's rings are emptied, however little is in them, in ms.
-const READ_EVERY: u16 = 100;
 
 /// What the kernel has told of a file.
 #[derive(Debug, Default)]
@@ -133,9 +128,7 @@ impl State {
 #[derive(Debug)]
 pub(crate) struct Trail {
     state: Arc<Mutex<State>>,
-    /// Closing it ends the thread.
-    stop: Option<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
+    _reader: Reader,
 }
 
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
@@ -147,28 +140,15 @@ impl Trail {
     pub fn start() -> io::Result<Self> {
         let log = DirtyLog::start()?;
         let calls = WriteLog::start()?;
-        let events = log.descriptors().chain(calls.descriptors());
-        let events: Vec<OwnedFd> = events.map(|fd| fd.try_clone_to_owned()).collect::<io::Result<_>>()?;
         let state = State { log, calls, files: HashMap::new(), losses: 0, calls_complete: true };
         let state = Arc::new(Mutex::new(state));
-        let (stopped, stop) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)?;
         let shared = Arc::clone(&state);
-        let thread = std::thread::Builder::new().name("file trail".into()).spawn(move || {
-            loop {
-                let mut fds: Vec<PollFd<'_>> = [&stopped]
-                    .into_iter()
-                    .chain(&events)
-                    .map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN))
-                    .collect();
-                match poll(&mut fds, PollTimeout::from(READ_EVERY)) {
-                    Err(Errno::EINTR) => {}
-                    Err(_) => return,
-                    Ok(_) if fds[0].any() != Some(false) => return,
-                    Ok(_) => lock(&shared).read(),
-                }
-            }
-        })?;
-        Ok(Self { state, stop: Some(stop), thread: Some(thread) })
+        let reader = {
+            let state = lock(&state);
+            let events = state.log.descriptors().chain(state.calls.descriptors());
+            Reader::start("file trail", events, move || lock(&shared).read())?
+        };
+        Ok(Self { state, _reader: reader })
     }
 
     /// Looks after these files, too.
@@ -189,14 +169,5 @@ impl Trail {
         let told = files.iter_mut().filter(|(ino, _)| of.contains(ino));
         let told = told.map(|(ino, account)| (*ino, account.take(exact && !mapped(*ino))));
         (*losses, told.filter(|(_, told)| told.written != Part::Chunks(Chunks::default())).collect())
-    }
-}
-
-impl Drop for Trail {
-    fn drop(&mut self) {
-        self.stop = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }

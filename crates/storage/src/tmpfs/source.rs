@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use nix::sched::{CloneFlags, setns, unshare};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
@@ -12,7 +13,10 @@ use tranship_sys::mapping_log::{Mapped, MappingLog};
 
 use super::MAX_FILES;
 use super::find::{TmpfsMount, candidates, table};
-use crate::copy::{CopyError, Device, Moved, Original, Place, Sink, Use, look, look_for_suspects, open_beneath};
+use crate::copy::{Calls, CopyError, Device, Moved, Original, Place, Sink, Use, look, look_for_suspects, open_beneath};
+
+/// Bytes in all mounts from which on it pays to know what calls write, rather than to compare what was written.
+const WORTH_FOLLOWING: u64 = 16 << 20;
 
 /// Which mounts CRIU shall leave alone.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -32,6 +36,8 @@ pub struct Source {
     log: Option<MappingLog>,
     /// Files that had one at the last look.
     mapped: HashMap<Device, HashSet<u64>>,
+    /// Tells what calls write, where the kernel does and it pays.
+    calls: Option<Arc<Calls>>,
     /// How the frozen processes use the filesystems.
     uses: Option<HashMap<Device, Use>>,
 }
@@ -59,7 +65,25 @@ impl Source {
         };
         let mounts = found.iter().cloned().zip(states).map(|(mount, state)| Mounted { mount, state }).collect();
         let log = if found.is_empty() { None } else { MappingLog::start().ok() };
-        Self { init, mounts, log, mapped: HashMap::new(), uses: None }
+        let mut source = Self { init, mounts, log, mapped: HashMap::new(), calls: None, uses: None };
+        if found.iter().map(|mount| mount.bytes).sum::<u64>() >= WORTH_FOLLOWING {
+            source.follow();
+        }
+        source
+    }
+
+    /// Has the kernel tell what calls write.
+    fn follow(&mut self) {
+        match Calls::start(self.init, self.devices().into_iter()) {
+            Ok(calls) => {
+                let calls = Arc::new(calls);
+                self.mounts.iter_mut().filter_map(|m| m.state.as_mut().ok()).for_each(|state| state.follow(&calls));
+                self.calls = Some(calls);
+            }
+            Err(error) => {
+                tracing::info!(%error, "files in tmpfs that are written are compared as a whole in the freeze");
+            }
+        }
     }
 
     /// How the processes use the filesystems, now and since the last look.
@@ -128,7 +152,12 @@ impl Source {
     /// As [`Self::pass`]; and if files change all the same.
     pub fn finish(&mut self, sink: &mut dyn Sink) -> Result<Moved, CopyError> {
         let uses = self.uses.take().unwrap_or_default();
-        self.send(&uses, sink, true)
+        let moved = self.send(&uses, sink, true);
+        // From here on it would only slow down system calls, CRIU's among them.
+        if let Some(calls) = &self.calls {
+            calls.end();
+        }
+        moved
     }
 
     fn devices(&self) -> Vec<Device> {

@@ -52,6 +52,35 @@ pub fn udp(_: &Path) -> Result<Check> {
     }))
 }
 
+/// Sockets with datagrams that they read at the next look only, when others have taken their place.
+pub fn unread(_: &Path) -> Result<Check> {
+    const SIZES: [usize; 4] = [9, 0, 20_000, 10];
+    let pairs = ["127.0.0.1:0", "[::1]:0"].map(|address| -> Result<_> {
+        let (server, client) = (UdpSocket::bind(address)?, UdpSocket::bind(address)?);
+        server.set_nonblocking(true)?;
+        client.connect(server.local_addr()?)?;
+        Ok((server, client))
+    });
+    let pairs = pairs.into_iter().collect::<Result<Vec<_>>>()?;
+    let send = |client: &UdpSocket, n: u8| SIZES.iter().try_for_each(|size| client.send(&vec![n; *size]).map(drop));
+    pairs.iter().try_for_each(|(_, client)| send(client, 0))?;
+    let mut n = 0u8;
+    Ok(Box::new(move || {
+        let mut bytes = vec![0; 1 << 16];
+        for (server, client) in &pairs {
+            for size in SIZES {
+                let (length, from) = server.recv_from(&mut bytes).context("a datagram is gone")?;
+                ensure!(length == size && from == client.local_addr()?, "{length} bytes for {size}, from {from}");
+                ensure!(bytes[..length].iter().all(|byte| *byte == n), "it is another datagram");
+            }
+            ensure!(server.recv_from(&mut bytes).is_err(), "there is one more");
+            send(client, n.wrapping_add(1))?;
+        }
+        n = n.wrapping_add(1);
+        Ok(())
+    }))
+}
+
 /// A socket that has joined two groups, one of them for one source only, and sends to both.
 pub fn multicast(_: &Path) -> Result<Check> {
     let here = Ipv4Addr::LOCALHOST;

@@ -11,7 +11,7 @@ use nix::unistd::{Pid, getpgrp, getpid, getppid, getsid, setpgid, setsid};
 
 use crate::kin::{Answer, Kin};
 use crate::raw::{self, Region, Sharing};
-use crate::species::{Check, pattern, status_line};
+use crate::species::{Check, pattern, read_proc, status_line};
 
 fn place_in_tree() -> Result<String> {
     Ok(format!("pid {} parent {} group {} session {}", getpid(), getppid(), getpgrp(), getsid(None)?))
@@ -126,6 +126,45 @@ pub fn zombies(_: &Path) -> Result<Check> {
         ensure!(found == WaitStatus::Exited(ended, 7), "the one that ended by itself is {found:?}");
         let found = look(killed, WaitPidFlag::WNOHANG)?;
         ensure!(found == WaitStatus::Signaled(killed, Signal::SIGKILL, false), "the one that was killed is {found:?}");
+        Ok(())
+    }))
+}
+
+/// A child that a signal has stopped. Each time that it is continued it looks at its memory, counts, and stops itself again.
+pub fn stopped_child(_: &Path) -> Result<Check> {
+    const PAGES: usize = 64;
+    let turns = Arc::new(Region::anonymous(raw::PAGE, Sharing::Shared)?);
+    let common = Arc::clone(&turns);
+    let child = raw::fork(move || {
+        let lives = || -> Result<()> {
+            nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
+            let own = Region::anonymous(PAGES * raw::PAGE, Sharing::Private)?;
+            own.fill(0..PAGES, pattern);
+            loop {
+                nix::sys::signal::raise(Signal::SIGSTOP)?;
+                (0..PAGES).try_for_each(|page| own.verify(page, pattern))?;
+                common.words()[0].fetch_add(1, Ordering::SeqCst);
+            }
+        };
+        i32::from(lives().is_err())
+    })?;
+    let (mut looks, mut turn) = (0u64, 0u64);
+    Ok(Box::new(move || {
+        if looks % 10 == 0 {
+            // It stops once more.
+            let status = waitid(Id::Pid(child), WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED)?;
+            ensure!(status == WaitStatus::Stopped(child, Signal::SIGSTOP), "the stopped child is {status:?}");
+        }
+        let seen = turns.words()[0].load(Ordering::SeqCst);
+        ensure!(seen == turn, "the stopped child has run {seen} times instead of {turn}");
+        let stat = read_proc(&format!("/proc/{child}/stat"))?;
+        // For an instant a tracer may look at it.
+        ensure!(stat.contains(") T ") || stat.contains(") t "), "the stopped child is not stopped: {stat}");
+        looks += 1;
+        if looks % 10 == 0 {
+            turn += 1;
+            nix::sys::signal::kill(child, Signal::SIGCONT)?;
+        }
         Ok(())
     }))
 }

@@ -1,0 +1,85 @@
+//! Which chunks of files in tmpfs were written by calls, by the kernel's own account ([`CallLog`]).
+
+use std::collections::HashMap;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tranship_sys::call_log::{CallLog, Called};
+
+use super::chunks::Chunks;
+use super::content::CHUNK;
+use super::reader::Reader;
+use super::suspects::Device;
+use super::trail::Part;
+
+/// Files that are too many to be noted between two looks: what was written is lost then.
+const TOO_MANY: usize = 100_000;
+
+#[derive(Debug)]
+struct State {
+    log: CallLog,
+    /// What was written since it was taken last, by filesystem and inode.
+    files: HashMap<Device, HashMap<u64, Part>>,
+    /// How often not everything was told.
+    losses: u64,
+}
+
+impl State {
+    fn read(&mut self) {
+        let Self { log, files, losses } = self;
+        let complete = log.read(|Called { device, ino, start, end }| {
+            let Some(files) = files.get_mut(&device) else { return };
+            let part = files.entry(ino).or_insert_with(|| Part::Chunks(Chunks::default()));
+            match part {
+                _ if end == u64::MAX => *part = Part::Whole,
+                Part::Chunks(chunks) => chunks.add(start / CHUNK..end.div_ceil(CHUNK)),
+                Part::Whole => {}
+            }
+        });
+        let too_many = files.values().any(|files| files.len() > TOO_MANY);
+        if too_many {
+            files.values_mut().for_each(HashMap::clear);
+        }
+        *losses += u64::from(!complete || too_many);
+    }
+}
+
+/// Follows what is written to some filesystems, from its start on.
+#[derive(Debug)]
+pub(crate) struct Calls {
+    state: Arc<Mutex<State>>,
+    _reader: Reader,
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Calls {
+    /// Begins to follow what is written in these filesystems, which are those of the container whose first process is `init`.
+    ///
+    /// # Errors
+    /// If the kernel does not tell, or there is no thread to be had.
+    pub fn start(init: u32, devices: impl Iterator<Item = Device>) -> io::Result<Self> {
+        let namespace = std::fs::metadata(format!("/proc/{init}/ns/mnt"))?.ino();
+        let log = CallLog::start(u32::try_from(namespace).map_err(io::Error::other)?)?;
+        let files = devices.map(|device| (device, HashMap::new())).collect();
+        let state = Arc::new(Mutex::new(State { log, files, losses: 0 }));
+        let shared = Arc::clone(&state);
+        let reader = Reader::start("tmpfs calls", lock(&state).log.descriptors(), move || lock(&shared).read())?;
+        Ok(Self { state, _reader: reader })
+    }
+
+    /// What calls that have ended since it was taken last have written in a filesystem, and how often something was lost so far.
+    pub(super) fn take(&self, device: Device) -> (u64, HashMap<u64, Part>) {
+        let mut state = lock(&self.state);
+        state.read();
+        (state.losses, state.files.get_mut(&device).map(std::mem::take).unwrap_or_default())
+    }
+
+    /// Nothing is followed any more: calls go their usual way.
+    pub(crate) fn end(&self) {
+        lock(&self.state).log.end();
+    }
+}
