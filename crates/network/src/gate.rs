@@ -4,6 +4,7 @@ use nix::errno::Errno;
 
 use crate::NetworkError;
 use crate::capture::open_rtnl;
+use crate::inject::LOOPBACK;
 use crate::link;
 use crate::namespace::inside;
 use crate::nftables::{Batch, Nftables, Place};
@@ -82,9 +83,23 @@ impl Gate {
     /// # Errors
     /// The kernel's refusal: then nothing has changed.
     pub fn close(&mut self) -> Result<(), NetworkError> {
-        let closed = self.add(|batch, device| {
-            batch.new_chain(TABLE, device, Place::Ingress);
-            batch.new_chain(TABLE, device, Place::Egress);
+        let closed = self.add(close);
+        closed.map_err(|e| self.refused("close the gate", &e))
+    }
+
+    /// The same for a container that stands still, in which no segment of TCP comes by the loopback interface any more either: one end
+    /// of a connection would acknowledge to the other, 40 ms late, what that one has in its queue, while CRIU reads it. Whoever has a
+    /// segment lost by this sends it again.
+    ///
+    /// # Errors
+    /// As [`close`](Self::close).
+    pub fn close_still(&mut self) -> Result<(), NetworkError> {
+        let interfaces = &self.interfaces;
+        let closed = self.nftables.transact(|batch| {
+            batch.new_table(TABLE);
+            interfaces.iter().for_each(|device| close(batch, device));
+            batch.new_chain(TABLE, LOOPBACK, Place::Segments);
+            batch.drop_segments(TABLE, LOOPBACK);
         });
         closed.map_err(|e| self.refused("close the gate", &e))
     }
@@ -197,4 +212,9 @@ impl Gate {
         Ok(!self.interfaces.is_empty()
             && self.interfaces.iter().all(|d| shut(Place::Ingress, d) && shut(Place::Egress, d)))
     }
+}
+
+fn close(batch: &mut Batch, device: &str) {
+    batch.new_chain(TABLE, device, Place::Ingress);
+    batch.new_chain(TABLE, device, Place::Egress);
 }

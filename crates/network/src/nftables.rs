@@ -19,6 +19,7 @@ const DELTABLE: u16 = SUBSYSTEM << 8 | 2;
 const NEWCHAIN: u16 = SUBSYSTEM << 8 | 3;
 const GETCHAIN: u16 = SUBSYSTEM << 8 | 4;
 const NEWRULE: u16 = SUBSYSTEM << 8 | 6;
+const DELRULE: u16 = SUBSYSTEM << 8 | 8;
 const NFPROTO_NETDEV: u8 = 5;
 
 const TABLE_NAME: u16 = 1;
@@ -84,6 +85,8 @@ pub(crate) enum Place {
     Datagrams,
     /// The same, for those of them to groups.
     Groups,
+    /// Nothing of TCP comes in.
+    Segments,
 }
 
 impl Place {
@@ -95,12 +98,13 @@ impl Place {
             Place::Newcomers => format!("newcomers-{device}"),
             Place::Datagrams => format!("datagrams-{device}"),
             Place::Groups => format!("groups-{device}"),
+            Place::Segments => format!("segments-{device}"),
         }
     }
 
     fn hook(self) -> u32 {
         match self {
-            Place::Ingress | Place::Newcomers | Place::Datagrams | Place::Groups => 0,
+            Place::Ingress | Place::Newcomers | Place::Datagrams | Place::Groups | Place::Segments => 0,
             Place::Egress => 1,
         }
     }
@@ -109,7 +113,7 @@ impl Place {
     fn priority(self) -> i32 {
         match self {
             Place::Ingress | Place::Egress => -1000,
-            Place::Newcomers | Place::Datagrams | Place::Groups => -999,
+            Place::Newcomers | Place::Datagrams | Place::Groups | Place::Segments => -999,
         }
     }
 
@@ -117,7 +121,7 @@ impl Place {
     fn policy(self) -> u32 {
         match self {
             Place::Ingress | Place::Egress => DROP,
-            Place::Newcomers | Place::Datagrams | Place::Groups => ACCEPT,
+            Place::Newcomers | Place::Datagrams | Place::Groups | Place::Segments => ACCEPT,
         }
     }
 }
@@ -183,6 +187,15 @@ impl Batch {
             meta(b, META_L4PROTO, &[TCP]);
             masked(b, PAYLOAD_TRANSPORT, FLAGS_AT, SYN | ACK, SYN);
         });
+    }
+
+    /// Gives the segments' chain of `device` its one rule, which drops TCP.
+    pub(crate) fn drop_segments(&mut self, table: &str, device: &str) {
+        self.message(DELRULE, NLM_F_REQUEST | NLM_F_ACK, NFPROTO_NETDEV, 0, |b| {
+            string(b, RULE_TABLE, table);
+            string(b, RULE_CHAIN, &Place::Segments.chain(device));
+        });
+        self.drop(table, device, Place::Segments, |b| meta(b, META_L4PROTO, &[TCP]));
     }
 
     /// Adds a rule to the newcomers' chain of `device` that drops UDP datagrams.

@@ -3,6 +3,9 @@
 mod lab;
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::linux::net::TcpStreamExt;
 use std::time::{Duration, Instant};
 
 use lab::{Kind, Lab, MAC, until};
@@ -69,6 +72,46 @@ fn the_gate_is_idempotent_and_outlives_whoever_closed_it() {
     assert!(!wider.is_closed().unwrap());
     wider.close().unwrap();
     assert!(wider.is_closed().unwrap() && gate.is_closed().unwrap());
+}
+
+#[test]
+fn the_queues_of_connections_inside_stay_as_they_are_while_the_gate_of_a_still_container_is_closed() {
+    if !lab::privileged() {
+        return;
+    }
+    let (lab, mut gate) = gated(Kind::Bridge);
+    gate.open().unwrap();
+    lab.inside("d1", || {
+        let mut pairs = ["127.0.0.1:0", "[::1]:0"].map(|address| {
+            let listener = TcpListener::bind(address).unwrap();
+            let writer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let reader = listener.accept().unwrap().0;
+            reader.set_quickack(false).unwrap();
+            (writer, reader)
+        });
+        for (writer, reader) in &mut pairs {
+            writer.write_all(b"8 octets").unwrap();
+            reader.read_exact(&mut [0; 8]).unwrap();
+        }
+        gate.close_still().unwrap();
+        gate.close_still().unwrap();
+        // Acknowledgements are delayed by 40 ms at first, segments are sent again after 200.
+        std::thread::sleep(Duration::from_millis(300));
+        for (writer, _) in &pairs {
+            assert_eq!(unacknowledged(writer), 8, "it was acknowledged behind the closed gate, or at once");
+        }
+        gate.open().unwrap();
+        until("everything is acknowledged", || pairs.iter().all(|(writer, _)| unacknowledged(writer) == 0));
+    });
+}
+
+/// Bytes in a connection's send queue, of the calling thread's namespace.
+fn unacknowledged(writer: &TcpStream) -> usize {
+    let port = format!(":{:04X}", writer.local_addr().unwrap().port());
+    let lists = ["tcp", "tcp6"].map(|list| fs::read_to_string(format!("/proc/thread-self/net/{list}")).unwrap());
+    let mut lines = lists.iter().flat_map(|list| list.lines()).map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let line = lines.find(|fields| fields[1].ends_with(&port) && fields[3] == "01").unwrap();
+    usize::from_str_radix(line[4].split(':').next().unwrap(), 16).unwrap()
 }
 
 #[test]

@@ -228,7 +228,7 @@ impl SourceRun {
             self.hold = None;
         }
         let Some(gate) = &mut self.gate else { return Ok(()) };
-        self.timeline.time("network: gate closed", || gate.close()).map_err(failed)?;
+        self.timeline.time("network: gate closed", || gate.close_still()).map_err(failed)?;
         self.gate_closed = Some(Instant::now());
         Ok(())
     }

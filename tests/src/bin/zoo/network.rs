@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
+use std::os::linux::net::TcpStreamExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -180,6 +181,24 @@ pub fn queued_data(_: &Path) -> Result<Check> {
             a.write_all(&pattern(next + QUEUED).to_le_bytes())?;
             b.write_all(&pattern(!(next + QUEUED)).to_le_bytes())?;
             next += 1;
+        }
+        Ok(())
+    }))
+}
+
+/// Connections whose readers acknowledge what they have read 40 ms later, whatever happens to the program meanwhile.
+pub fn delayed_acknowledgements(_: &Path) -> Result<Check> {
+    const CONNECTIONS: usize = 32;
+    let mut pairs = (0..CONNECTIONS).map(|_| pair()).collect::<Result<Vec<_>>>()?;
+    let mut n = 0u64;
+    Ok(Box::new(move || {
+        n += 1;
+        for (writer, reader) in &mut pairs {
+            reader.set_quickack(false)?;
+            writer.write_all(&n.to_le_bytes())?;
+            let mut bytes = [0; 8];
+            reader.read_exact(&mut bytes)?;
+            ensure!(bytes == n.to_le_bytes(), "what was read is not what was written");
         }
         Ok(())
     }))
