@@ -168,6 +168,23 @@ fn a_containerd_that_is_restarted_at_the_commit_is_survived(stage: &mut Stage) -
     CONTAINERD.remove(lab, "a")
 }
 
+/// containerd is stopped before the decision, and killed when the copy has run for a moment: it has not noted that it does.
+fn a_containerd_that_is_killed_in_the_resume_is_survived(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let mut counter = CONTAINERD.start(lab, 89, &[], &[])?;
+    let stop = |lab: &Lab| Ok(lab.check("b", &["sh", "-c", "kill -STOP $(cat /run/containerd.pid)"]).map(drop)?);
+    let moving = CONTAINERD.begun_from(lab, ("a", "b"), "source.commit.after", stop)?;
+    connection_alive(&mut counter).context("while containerd is stopped")?;
+    lab.restart_containerd("b")?;
+    let ended = moving.end()?;
+    ensure!(ended.success, "the move did not end well: {}", ended.error());
+    ensure!(quiet_under(lab, &CONTAINERD)? == "b", "it is not where it went");
+    connection_alive(&mut counter)?;
+    CONTAINERD.moves(lab, &mut counter, "b", "a").context("back again")?;
+    drop(counter);
+    CONTAINERD.remove(lab, "a")
+}
+
 fn main() -> ExitCode {
     scenarios(&[
         ("containerd_manages_the_moved_container", containerd_manages_the_moved_container),
@@ -189,6 +206,10 @@ fn main() -> ExitCode {
         (
             "a_containerd_that_is_restarted_at_the_commit_is_survived",
             a_containerd_that_is_restarted_at_the_commit_is_survived,
+        ),
+        (
+            "a_containerd_that_is_killed_in_the_resume_is_survived",
+            a_containerd_that_is_killed_in_the_resume_is_survived,
         ),
     ])
 }

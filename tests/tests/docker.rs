@@ -133,6 +133,7 @@ fn a_docker_that_is_killed_in_the_resume(stage: &mut Stage) -> Result<()> {
         let words = "takes cache, which runs, for a container that was never started; move it on";
         ensure!(ways.iter().any(|way| way.contains(words)), "{said}: no word of it among {ways:?}");
         DOCKER.is_gone(lab, "a").context(said)?;
+        lab.check("b", &["tranship", "doctor"])?;
         DOCKER.moves(lab, &mut counter, "b", "a").context("on, to where it is Docker's own again")?;
         drop(counter);
         DOCKER.remove(lab, "a")?;

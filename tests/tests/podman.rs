@@ -151,6 +151,28 @@ fn a_start_that_is_killed_at_the_commit_is_survived(stage: &mut Stage) -> Result
     Ok(())
 }
 
+/// `podman start` there is stopped before the decision, and killed when the copy has run for a moment: nobody has told Podman that it does, and
+/// no other start could be made of what runs. It is said, and the container moves on.
+fn a_start_that_is_killed_in_the_resume_is_survived(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let mut counter = PODMAN.start(lab, 81, &["--restart", "always"], &[])?;
+    let signal = |signal: &str| lab.check("b", &["pkill", signal, "-x", "podman"]).map(drop);
+    let moving = PODMAN.begun_from(lab, ("a", "b"), "source.commit.after", |_| Ok(signal("-STOP")?))?;
+    connection_alive(&mut counter).context("while the start is stopped")?;
+    signal("-KILL")?;
+    let ended = moving.end()?;
+    ensure!(ended.success, "the move did not end well: {}", ended.error());
+    connection_alive(&mut counter)?;
+    let ways = ended.report.map(|report| report.ways).unwrap_or_default();
+    let words = "takes cache, which runs, for a container that was never started; move it on";
+    ensure!(ways.iter().any(|way| way.contains(words)), "no word of it among {ways:?}");
+    PODMAN.is_gone(lab, "a")?;
+    lab.check("b", &["tranship", "doctor"])?;
+    PODMAN.moves(lab, &mut counter, "b", "a").context("on, to where it is Podman's own again")?;
+    drop(counter);
+    PODMAN.remove(lab, "a")
+}
+
 /// Where the lab puts the containers of node a.
 const CGROUP: [&str; 2] = ["--cgroup-parent", "/tranship-lab/a"];
 
@@ -196,6 +218,7 @@ fn main() -> ExitCode {
         ("a_move_that_fails_leaves_the_container_to_its_podman", a_move_that_fails_leaves_the_container_to_its_podman),
         ("a_decided_move_is_finished_whatever_is_killed", a_decided_move_is_finished_whatever_is_killed),
         ("a_start_that_is_killed_at_the_commit_is_survived", a_start_that_is_killed_at_the_commit_is_survived),
+        ("a_start_that_is_killed_in_the_resume_is_survived", a_start_that_is_killed_in_the_resume_is_survived),
         ("an_image_that_is_not_there_is_sent", an_image_that_is_not_there_is_sent),
         ("published_ports_are_published_where_it_goes", published_ports_are_published_where_it_goes),
         ("an_arriving_container_is_listed_at_once", an_arriving_container_is_listed_at_once),

@@ -16,7 +16,7 @@ use serde::Deserialize;
 use tranship_api::{Leftover, LeftoverKind};
 use tranship_coordinator::{Failure, Journal, Record};
 use tranship_criu::front;
-use tranship_engine::{EngineError, Mark, State};
+use tranship_engine::{EngineError, Mark, State, Summary};
 use tranship_memory::pager::{self, PagerHandle};
 use tranship_network::{Gate, cni};
 use tranship_storage::carried::Target;
@@ -239,8 +239,12 @@ fn everything(node: &Node) -> Result<Vec<Thing>, EngineError> {
     all.extend(Note::all(node).into_iter().map(Thing::Copy));
     let mut known = Vec::new();
     for engine in node.engines() {
-        let list = engine.list()?.into_iter().filter(|summary| summary.state != State::Created);
-        known.extend(list.filter_map(|summary| engine.inspect(&summary.name).ok()));
+        // One that its engine takes for one that was never started may run.
+        let there = |summary: Summary| {
+            let container = engine.inspect(&summary.name).ok()?;
+            (summary.state != State::Created || container.state == State::Running).then_some(container)
+        };
+        known.extend(engine.list()?.into_iter().filter_map(there));
     }
     let bundles = entries(&run_dir.join("bundles"));
     all.extend(bundles.filter(|name| known.iter().all(|c| c.name != *name)).map(Thing::Bundle));

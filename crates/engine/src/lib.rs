@@ -379,11 +379,11 @@ pub trait Engine: Send + Sync {
     /// Has the engine leave the container alone when its processes end, which are about to be killed.
     fn retire(&self, name: &str) -> Result<(), EngineError>;
 
-    /// Whether the engine takes a container that runs for one that was never started: it was killed when the container had begun to run,
-    /// and before it had noted that.
-    fn overlooks(&self, name: &str) -> Result<bool, EngineError> {
+    /// Has the engine notice a container that runs and that it takes for one that was never started: it was killed when the container had
+    /// begun to run, and before it had noted that. False: it cannot be brought to.
+    fn notices(&self, name: &str) -> Result<bool, EngineError> {
         let _ = name;
-        Ok(false)
+        Ok(true)
     }
 
     /// Removes a container from the engine, ending what still runs of it. Removing one that is not there is a success.

@@ -247,14 +247,16 @@ impl DestinationRun {
         }
     }
 
-    /// An engine that was killed when the container had begun to run, and before it had noted that, has removed its own name for the network
-    /// namespace. It gets that again, so that the container can move on, and it is said.
+    /// An engine that was killed when the container had begun to run, and before it had noted that, is told. One that takes no word of it
+    /// may have removed its own name for the network namespace: it gets that again, so that the container can move on, and it is said.
     pub(super) fn look_for_overlooked(&mut self) -> Result<(), Failure> {
         let name = &self.offer.container;
-        if !self.engine.overlooks(name).map_err(failed)? {
+        if self.engine.notices(name).map_err(failed)? {
             return Ok(());
         }
-        let theirs = self.engine.inspect(name).map_err(failed)?.network_namespace();
+        let container = self.engine.inspect(name).map_err(failed)?;
+        tranship_engine::Mark::take_off(&container.id);
+        let theirs = container.network_namespace();
         if let (Some((path, _)), Some(theirs)) = (self.offer.network.as_ref().filter(|(path, _)| path.exists()), theirs)
         {
             tranship_network::rename(path, &theirs).map_err(failed)?;

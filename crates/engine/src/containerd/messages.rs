@@ -189,8 +189,16 @@ pub struct OneImage {
 /// What runs of a container.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Task {
+    /// One of `containerd.v1.types.Status`.
+    #[prost(int32, tag = "4")]
+    pub status: i32,
     #[prost(string, tag = "6")]
     pub stdout: String,
+}
+
+impl Task {
+    /// The status of one that was made, and not started.
+    pub const CREATED: i32 = 1;
 }
 
 /// An answer with that.

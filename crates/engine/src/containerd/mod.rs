@@ -34,7 +34,8 @@ use crate::program;
 use crate::{Container, Engine, EngineError, Images, Mark, MissingImage, Runc, State, Summary, TreePlace};
 use client::Method;
 use messages::{
-    Any, Filters, Kill, Mounts, Named, OneRecord, Plugins, Record, Records, RuncOptions, Runtime, Snapshot, Version,
+    Any, Filters, Kill, Mounts, Named, OneRecord, Plugins, Record, Records, RuncOptions, Runtime, Snapshot, Task,
+    Version,
 };
 use parameters::Parameters;
 
@@ -44,6 +45,7 @@ const CREATE: Method = ("/containerd.services.containers.v1.Containers/Create", 
 const DELETE: Method = ("/containerd.services.containers.v1.Containers/Delete", "remove");
 const PREPARE: Method = ("/containerd.services.snapshots.v1.Snapshots/Prepare", "make the snapshot");
 const REMOVE: Method = ("/containerd.services.snapshots.v1.Snapshots/Remove", "remove the snapshot");
+const START: Method = ("/containerd.services.tasks.v1.Tasks/Start", "start");
 const KILL: Method = ("/containerd.services.tasks.v1.Tasks/Kill", "end");
 const END: Method = ("/containerd.services.tasks.v1.Tasks/Delete", "end");
 const PLUGINS: Method = ("/containerd.services.introspection.v1.Introspection/Plugins", "list its plugins");
@@ -416,6 +418,17 @@ impl Engine for Containerd {
 
     fn retire(&self, _: &str) -> Result<(), EngineError> {
         Ok(())
+    }
+
+    /// Its shim has made the task, and waits to be told to start it: there the runtime wrapper has nothing left to do.
+    fn notices(&self, name: &str) -> Result<bool, EngineError> {
+        let Some((namespace, record)) = self.find(name)? else { return Ok(true) };
+        if self.task(&namespace, name)?.is_some_and(|task| task.status == Task::CREATED)
+            && self.container(&namespace, &record)?.state == State::Running
+        {
+            self.call::<_, ()>(&namespace, START, name, Named { name: name.to_owned() })?;
+        }
+        Ok(true)
     }
 
     fn remove(&self, name: &str) -> Result<(), EngineError> {

@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use super::client::Method;
-use super::messages::{Any, Mounts, Named, Namespaces, OneImage, OneRecord, OneSnapshot, OneTask, Record, Snapshot};
+use super::messages::{
+    Any, Mounts, Named, Namespaces, OneImage, OneRecord, OneSnapshot, OneTask, Record, Snapshot, Task,
+};
 use super::parameters::Parameters;
 use super::{Containerd, is_identifier};
 use crate::{EngineError, Mark};
@@ -91,12 +93,14 @@ impl Containerd {
         if Mark::on(name).is_some() {
             return Ok(String::new());
         }
+        let task = self.task(namespace, name)?;
+        Ok(task.map(|task| task.stdout).filter(|to| to.contains("://")).unwrap_or_default())
+    }
+
+    /// What runs of a container.
+    pub(super) fn task(&self, namespace: &str, name: &str) -> Result<Option<Task>, EngineError> {
         let found: Option<OneTask> = self.call(namespace, TASK, name, Named { name: name.to_owned() })?;
-        Ok(found
-            .and_then(|found| found.task)
-            .map(|task| task.stdout)
-            .filter(|to| to.contains("://"))
-            .unwrap_or_default())
+        Ok(found.and_then(|found| found.task))
     }
 
     pub(super) fn parameters(&self, namespace: &str, record: &Record) -> Result<Parameters, EngineError> {

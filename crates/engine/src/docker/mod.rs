@@ -31,7 +31,7 @@ use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 use crate::archive::{self, Known};
 use crate::crossing;
 use crate::described::{self, is_plain};
-use crate::{Container, Engine, EngineError, Images, Mark, MissingImage, MountTree, Runc, State, Summary, TreePlace};
+use crate::{Container, Engine, EngineError, Images, MissingImage, MountTree, Runc, State, Summary, TreePlace};
 use http::Answer;
 use parameters::{Parameters, subnets};
 
@@ -418,9 +418,9 @@ impl Engine for Docker {
         described::noted(bundle).filter(|id| !id.is_empty()).map_or(Ok(()), |id| end_left(name, &id))
     }
 
-    fn overlooks(&self, name: &str) -> Result<bool, EngineError> {
-        let Some(described) = self.described(name)?.filter(was_never_started) else { return Ok(false) };
-        Ok(self.container(name, &described)?.state == State::Running)
+    fn notices(&self, name: &str) -> Result<bool, EngineError> {
+        let Some(described) = self.described(name)?.filter(was_never_started) else { return Ok(true) };
+        Ok(self.container(name, &described)?.state != State::Running)
     }
 
     fn retire(&self, name: &str) -> Result<(), EngineError> {
@@ -439,7 +439,6 @@ impl Engine for Docker {
         let overlooked = self.described(name)?.filter(was_never_started);
         self.order("remove", name, "DELETE", &format!("/containers/{name}?force=1&v=1"))?;
         let Some(id) = overlooked.as_ref().and_then(|described| described["Id"].as_str()) else { return Ok(()) };
-        Mark::take_off(id);
         end_left(name, id)
     }
 

@@ -236,6 +236,11 @@ impl Podman {
     }
 }
 
+/// Whether Podman takes a container for one that was never started.
+fn was_never_started(described: &Value) -> bool {
+    matches!(described["State"]["Status"].as_str(), Some("created" | "configured" | "initialized"))
+}
+
 /// Major and minor number of a version.
 fn version_of(text: &str) -> Option<(u32, u32)> {
     let mut parts = text.split('.');
@@ -411,6 +416,11 @@ impl Engine for Podman {
                 nix::sys::signal::kill(nix::unistd::Pid::from_raw(monitor as i32), nix::sys::signal::Signal::SIGKILL);
         }
         Ok(())
+    }
+
+    fn notices(&self, name: &str) -> Result<bool, EngineError> {
+        let Some(described) = self.described(name)?.filter(was_never_started) else { return Ok(true) };
+        Ok(self.container(name, &described)?.state != State::Running)
     }
 
     fn remove(&self, name: &str) -> Result<(), EngineError> {
