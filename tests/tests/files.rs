@@ -149,6 +149,67 @@ fn a_full_disk_fails_the_move_and_leaves_nothing(stage: &mut Stage) -> Result<()
     end(lab)
 }
 
+/// A filesystem that a program provides, mounted on a directory: it has one file, `word`, with `hello`.
+const FUSE: &str = r#"
+import ctypes, os, struct, sys
+device = os.open("/dev/fuse", os.O_RDWR)
+options = b"fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other" % device
+assert ctypes.CDLL(None).mount(b"shared", sys.argv[1].encode(), b"fuse", 6, options) == 0
+word, ok = b"hello", struct.Struct("IiQ")
+def attributes(node):
+    return struct.pack("6Q10I", node, len(word), 1, *[0] * 6, 0o40755 if node == 1 else 0o100644, 1, *[0] * 3, 4096, 0)
+answers = {
+    1: lambda node: struct.pack("4Q2I", 2, 0, 1, 1, 0, 0) + attributes(2),
+    3: lambda node: struct.pack("Q2I", 1, 0, 0) + attributes(node),
+    14: lambda node: bytes(16), 15: lambda node: word, 17: lambda node: struct.pack("5Q10I", *[9] * 5, 4096, 255, 4096, *[0] * 7),
+    18: lambda node: b"", 25: lambda node: b"", 27: lambda node: bytes(16), 28: lambda node: b"", 29: lambda node: b"",
+    26: lambda node: struct.pack("4I2H2I2H8I", 7, 31, 65536, 0, 0, 0, 65536, 1, *[0] * 10),
+}
+while True:
+    asked = os.read(device, 1 << 18)
+    _, kind, number, node = struct.unpack_from("IIQQ", asked)
+    if kind in (2, 36, 42):
+        continue
+    if kind in answers and (kind != 1 or asked[40:] == b"word\0"):
+        answer, error = answers[kind](node), 0
+    else:
+        answer, error = b"", -2 if kind == 1 else -38
+    os.write(device, ok.pack(16 + len(answer), error, number) + answer)
+"#;
+
+/// A directory on a filesystem that every node has is left where it is, also with `--with-binds`: nothing of it is copied.
+fn what_every_node_has_is_left_alone(stage: &mut Stage) -> Result<()> {
+    const SHARED_DIRECTORY: &str = "/srv/shared";
+    let lab = &stage.lab;
+    let mut servers = Vec::new();
+    for node in ["a", "b"] {
+        fs::create_dir(lab.path(node, SHARED_DIRECTORY)?)?;
+        servers.push(lab.spawn(node, &["python3", "-c", FUSE, SHARED_DIRECTORY])?);
+        wait_until("the filesystem", PATIENCE, || {
+            Ok(lab.exec(node, &["grep", "-q", "hello", "/srv/shared/word"])?.status.success().then_some(()))
+        })?;
+    }
+    let mut options = RunOptions::new(IP, ["sleep", "1000"]);
+    options.volumes.push((SHARED_DIRECTORY.into(), "/mnt".into()));
+    lab.run("a", NAME, &options)?;
+    let plan = lab.check("a", &["tranship", "move", NAME, "--to", "b", "--with-binds", "--dry-run"])?;
+    ensure!(plan.contains("is on FUSE or virtiofs, which other nodes see as well: it is left where it is"), "{plan}");
+    let report = move_with(lab, "a", NAME, "b", &SHARED)?;
+    ensure!(ways(&report).is_empty(), "files were copied: {:?}", ways(&report));
+    ensure!(exactly_one_runs(lab, NAME)? == "b", "{NAME} is not on b");
+    let said = lab.check("b", &["runc", "exec", NAME, "cat", "/mnt/word"])?;
+    ensure!(said == "hello", "the container reads {said:?}");
+    remove(lab, NAME)?;
+    for (node, mut server) in ["a", "b"].into_iter().zip(servers) {
+        lab.check(node, &["umount", SHARED_DIRECTORY])?;
+        let _ = server.kill();
+        server.wait()?;
+        fs::remove_dir(lab.path(node, SHARED_DIRECTORY)?)?;
+        ensure!(names(lab, node)?.is_empty(), "{:?} is left on {node}", names(lab, node)?);
+    }
+    Ok(())
+}
+
 /// Agents that die at chosen moments: the files are where the container is, and right; the other node is clean, or has what it had.
 fn agents_die(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
@@ -192,6 +253,7 @@ fn main() -> ExitCode {
         ("a_directory_moves_to_and_fro_in_every_mode", a_directory_moves_to_and_fro_in_every_mode),
         ("what_is_there_already_is_not_touched", what_is_there_already_is_not_touched),
         ("a_full_disk_fails_the_move_and_leaves_nothing", a_full_disk_fails_the_move_and_leaves_nothing),
+        ("what_every_node_has_is_left_alone", what_every_node_has_is_left_alone),
         ("agents_die", agents_die),
     ])
 }
