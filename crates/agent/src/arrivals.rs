@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tranship_coordinator::{DestinationStep, Failure, Journal};
 use tranship_memory::receive::{Carries, Store};
-use tranship_network::{Datagrams, HELD_BYTES, HeldFrame, Injector, NetworkError};
+use tranship_network::{Datagrams, HeldFrame, Injector, NetworkError, Queue};
 use tranship_types::{MigrationId, NodeName, Outcome, Phase, Progress, Report};
 use tranship_wire::URGENT_STREAM;
 use tranship_wire::message::Offer;
@@ -169,7 +169,7 @@ pub struct Inbox {
     /// The way in for packets that the source has held.
     way_in: Mutex<Option<WayIn>>,
     /// Packets that came from the source before the gate was open: datagrams that no program had read there.
-    ahead: Mutex<Vec<HeldFrame>>,
+    ahead: Mutex<Queue>,
 }
 
 /// The way in for packets that the source has held.
@@ -177,6 +177,8 @@ pub struct WayIn {
     injector: Injector,
     /// Those datagrams that have to wait until the source has forwarded its last ones.
     datagrams: Datagrams,
+    /// How many bytes of them may wait for the gate to be opened.
+    bound: usize,
     /// The source forwards none to groups any more.
     groups_are_here: bool,
     /// The gate is open.
@@ -184,8 +186,8 @@ pub struct WayIn {
 }
 
 impl WayIn {
-    pub fn new(injector: Injector, datagrams: Datagrams) -> Self {
-        Self { injector, datagrams, groups_are_here: false, is_open: false }
+    pub fn new(injector: Injector, datagrams: Datagrams, bound: usize) -> Self {
+        Self { injector, datagrams, bound, groups_are_here: false, is_open: false }
     }
 
     fn deliver(&mut self, mut frames: Vec<HeldFrame>) -> Result<usize, NetworkError> {
@@ -262,13 +264,9 @@ impl Inbox {
     pub fn deliver(&self, frames: Vec<HeldFrame>) -> Result<usize, NetworkError> {
         match &mut *self.way_in() {
             Some(way_in) if way_in.is_open => way_in.deliver(frames),
-            Some(_) => {
+            Some(way_in) => {
                 let mut ahead = self.ahead();
-                let mut bytes: usize = ahead.iter().map(|frame| frame.bytes.len()).sum();
-                ahead.extend(frames.into_iter().take_while(|frame| {
-                    bytes += frame.bytes.len();
-                    bytes <= HELD_BYTES
-                }));
+                frames.into_iter().for_each(|frame| ahead.push(frame, way_in.bound));
                 Ok(0)
             }
             None => Ok(0),
@@ -280,11 +278,11 @@ impl Inbox {
         let mut way_in = self.way_in();
         let Some(way_in) = &mut *way_in else { return Ok(0) };
         way_in.is_open = true;
-        let ahead = self.ahead().clone();
+        let ahead = self.ahead().frames().cloned().collect();
         way_in.deliver(ahead)
     }
 
-    fn ahead(&self) -> MutexGuard<'_, Vec<HeldFrame>> {
+    fn ahead(&self) -> MutexGuard<'_, Queue> {
         self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -310,6 +308,10 @@ impl Inbox {
             tracing::warn!(%id, %error, "datagrams may be lost");
         }
         way_in.groups_are_here = !way_in.datagrams.are_awaited();
+        let dropped = self.ahead().dropped() + way_in.datagrams.dropped();
+        if dropped > 0 {
+            tracing::warn!(%id, dropped, "more datagrams came before the gate was open than can be held; the oldest were dropped");
+        }
     }
 
     /// Waits until the gate is opened to datagrams, where that is still to be done.

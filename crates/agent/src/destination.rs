@@ -172,7 +172,7 @@ impl DestinationRun {
         self.announcer = Some(Announcer::prepare(path, identity).map_err(failed)?);
         let bound = self.node.config.network.hold_bytes();
         let way_in = Injector::prepare(path, identity)
-            .and_then(|way| Ok(WayIn::new(way, Datagrams::prepare(path, identity, bound)?)));
+            .and_then(|way| Ok(WayIn::new(way, Datagrams::prepare(path, identity, bound)?, bound)));
         match way_in {
             Ok(way_in) => self.inbox.deliver_by(Some(way_in)),
             Err(error) => {

@@ -83,6 +83,11 @@ impl Datagrams {
         Ok(self.are_awaited())
     }
 
+    /// How many datagrams that came here by themselves were more than can be held.
+    pub fn dropped(&self) -> u64 {
+        self.hold.dropped()
+    }
+
     /// Whether the source's last ones are waited for.
     pub fn are_awaited(&self) -> bool {
         matches!(self.stage, Stage::Datagrams { .. } | Stage::Groups)

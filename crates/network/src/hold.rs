@@ -1,7 +1,13 @@
+mod line;
+
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr};
+use std::io;
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -11,20 +17,22 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tranship_sys::packet::{ALL, IPV4, IPV4_PROTOCOL_AT, IPV6, IPV6_PROTOCOL_AT, OFFLOAD_HEADER, PacketSocket};
 use tranship_types::NetworkIdentity;
 
+pub(crate) use line::found;
+
 use crate::NetworkError;
 use crate::capture::open_rtnl;
-use crate::inject::DELIVERED;
 use crate::link;
 use crate::namespace::inside;
+use crate::queue::Queue;
+use line::{Line, Scope};
 
 /// [`Hold::prepare`]'s bound where nobody has set another, in bytes for each interface: a full TCP receive window, or some
-/// ten thousand small packets.
+/// hundred thousand small packets.
 pub const HELD_BYTES: usize = 16 << 20;
 /// Kernel memory for frames that passed the gate while it was closing, or after it was opened again.
 const PASSED_BYTES: usize = 4 << 20;
-/// The most that one [`Hold::collect`] takes over from the kernel for each interface; the rest stays for the next one.
-const TAKE_FRAMES: usize = 16 << 10;
-const TAKE_BYTES: usize = 16 << 20;
+/// How often it is looked at how full the kernel's buffers are: half of [`PASSED_BYTES`] comes in that time at 3 Gbit/s.
+const LOOK: Duration = Duration::from_millis(5);
 /// The longest frame without "big TCP": 64 KiB of IP, the Ethernet header, the offload header.
 pub(crate) const LONGEST: usize = OFFLOAD_HEADER + 14 + (64 << 10);
 
@@ -98,9 +106,13 @@ fn from_base64<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D:
 /// What was seen before the gate and not behind it is what the gate has dropped. So the set of held frames is exact
 /// whatever the order of events on other processors was: what the source's own kernel has processed is not held, whether
 /// it came before the gate closed or after it was opened again; what it has not is. A frame that is between the two points
-/// at the very moment of a look is kept until it is seen behind the gate by a later one ([`collect`](Self::collect)). The
+/// at the very moment of a look is kept until it is seen behind the gate by a later one. The
 /// last look after the gate was opened again ([`finish`](Self::finish)) waits until the kernel has nothing between the two
 /// points. In doubt (too much passes at once) a frame is held, thus delivered twice, rather than lost.
+///
+/// The kernel, when its buffers are full, can drop the newest frames only. So a thread looks every few milliseconds how full they are, and collects
+/// what is there before they are; the [`Queue`] that it comes to then loses its oldest ones. A blackout in which no buffer becomes half full
+/// never sees it at work.
 ///
 /// ```text
 ///   prepared ──begin──▶ holding ──take──▶ holding           the gate stays closed here
@@ -111,42 +123,31 @@ fn from_base64<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D:
 /// groups. Before [`begin`](Self::begin) it costs the container's traffic nothing.
 pub struct Hold {
     netns: PathBuf,
+    lines: Arc<Mutex<Lines>>,
+    begun: bool,
+    room: Room,
+}
+
+/// What the hold and the thread that makes room share.
+struct Lines {
     lines: Vec<Line>,
     buffer: Vec<u8>,
     bound: usize,
-    dropped: u64,
-    begun: bool,
     scope: Scope,
 }
 
-/// What is held.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Scope {
-    All,
-    Datagrams,
-    /// All but datagrams to groups.
-    Others,
-}
-
-struct Line {
-    name: String,
-    index: u32,
-    mac: [u8; 6],
-    addresses: Vec<Ipv4Addr>,
-    before: PacketSocket,
-    behind: [(u16, PacketSocket); 2],
-    /// What was seen behind the gate and not yet found among what was seen before it.
-    passed: HashMap<Vec<u8>, u32>,
-    /// What was seen before the gate, is for the container, and was not found behind it so far.
-    kept: Vec<Vec<u8>>,
-    kept_bytes: usize,
+impl Lines {
+    fn collect(&mut self) {
+        for line in &mut self.lines {
+            line.collect(&mut self.buffer, self.bound, self.scope);
+        }
+    }
 }
 
 impl Hold {
-    /// Opens the sockets inside `netns`, which hear nothing yet. `bound` is what the frames held for one interface may occupy,
-    /// in bytes, of kernel memory until they are collected, and of the process's after that. What arrives beyond it is
-    /// dropped, the newest first, as by a switch whose buffer is full: what is kept is then without a gap. The value keeps the namespace alive; dropping it takes
-    /// the kernel some milliseconds, so do it when time is cheap.
+    /// Opens the sockets inside `netns`, which hear nothing yet. `bound` is what the frames held for one interface may occupy, in bytes, of the
+    /// process's memory; while they wait to be collected they may occupy as much of the kernel's. When more comes the oldest are dropped, so that what is
+    /// kept has no gap. The value keeps the namespace alive; dropping it takes the kernel some milliseconds, so do it when time is cheap.
     ///
     /// # Errors
     /// [`NetworkError::Missing`], [`NetworkError::NotANamespace`], an interface of the identity that is not there, the
@@ -186,7 +187,7 @@ impl Hold {
                     socket.receive_buffer(bytes)?;
                     Ok(socket)
                 };
-                let refused = |e: std::io::Error| NetworkError::refused(what(), e);
+                let refused = |e: io::Error| NetworkError::refused(what(), e);
                 lines.push(Line {
                     name: interface.name.clone(),
                     index: link.index,
@@ -205,18 +206,21 @@ impl Hold {
                         (IPV6, open(PASSED_BYTES).map_err(refused)?),
                     ],
                     passed: HashMap::new(),
-                    kept: Vec::new(),
-                    kept_bytes: 0,
+                    kept: Queue::default(),
+                    dropped: 0,
                 });
             }
             Ok(lines)
         })?;
-        Ok(Self { netns: netns.to_owned(), lines, buffer: vec![0; LONGEST], bound, dropped: 0, begun: false, scope })
+        let lines = Arc::new(Mutex::new(Lines { lines, buffer: vec![0; LONGEST], bound, scope }));
+        let room = Room::prepare(Arc::clone(&lines)).map_err(|e| {
+            NetworkError::refused(format!("prepare to hold packets of network namespace {}", netns.display()), e)
+        })?;
+        Ok(Self { netns: netns.to_owned(), lines, begun: false, room })
     }
 
     /// Starts holding, right before [`Gate::close`](crate::Gate::close): what still passes until the gate is closed is
-    /// recognised and left out. Takes microseconds; do not let much time pass between the two without
-    /// [`collect`](Self::collect), which makes room. Once begun, it goes on.
+    /// recognised and left out. Takes microseconds. Once begun, it goes on.
     ///
     /// # Errors
     /// The system's refusal; the container is as it was, and the gate can be closed without a hold.
@@ -224,7 +228,7 @@ impl Hold {
         if self.begun {
             return Ok(());
         }
-        for line in &self.lines {
+        for line in &self.lines().lines {
             // Behind the gate first: whatever is then seen before it and passes is seen behind it too.
             let begun = line.behind.iter().try_for_each(|(protocol, socket)| socket.listen(line.index, *protocol));
             begun.and_then(|()| line.before.listen(line.index, ALL)).map_err(|e| {
@@ -233,73 +237,68 @@ impl Hold {
             })?;
         }
         self.begun = true;
+        self.room.begin();
         Ok(())
     }
 
-    /// Makes room in the kernel: looks through what came since the last time, and keeps what may have to be delivered.
-    /// Never waits.
+    fn lines(&self) -> MutexGuard<'_, Lines> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes room in the kernel where so much passes that this cannot be left to the thread. Never waits.
     pub fn collect(&mut self) {
-        for line in &mut self.lines {
-            line.collect(&mut self.buffer, self.bound, self.scope, &mut self.dropped);
-        }
+        drop(self.collected());
+    }
+
+    /// Looks through what came since the last time, and keeps what may have to be delivered.
+    fn collected(&self) -> MutexGuard<'_, Lines> {
+        let mut lines = self.lines();
+        lines.collect();
+        lines
     }
 
     /// What was held since the last call, for each interface in the order of arrival. Never waits. For a gate that is closed
     /// and was so for some time (milliseconds, where processors are virtual ones): of a frame that another processor is just
     /// carrying past it, it is not known whether it passes.
     pub fn take(&mut self) -> Vec<HeldFrame> {
-        self.collect();
-        let mut held = Vec::new();
-        for line in &mut self.lines {
-            line.kept_bytes = 0;
-            held.extend(line.kept.drain(..).map(|bytes| HeldFrame { interface: line.name.clone(), bytes }));
-        }
-        held
+        self.take_if(|_| true)
     }
 
     /// The datagrams among them, for a gate that is [closed to these alone](crate::Gate::open_but_to_datagrams). Never waits.
     pub(crate) fn take_datagrams(&mut self) -> Vec<HeldFrame> {
-        self.take_if(is_datagram)
+        self.take_if(HeldFrame::is_datagram)
     }
 
     /// Those of them that are to one host.
     pub(crate) fn take_to_one(&mut self) -> Vec<HeldFrame> {
-        self.take_if(|frame| is_datagram(frame) && !is_to_group(frame))
+        self.take_if(|frame| frame.is_datagram() && !frame.is_to_group())
     }
 
     /// Those to groups, for a gate that is [closed to these alone](crate::Gate::open_but_to_groups). Never waits.
     pub(crate) fn take_groups(&mut self) -> Vec<HeldFrame> {
-        self.take_if(is_to_group)
+        self.take_if(HeldFrame::is_to_group)
     }
 
-    fn take_if(&mut self, is_wanted: fn(&[u8]) -> bool) -> Vec<HeldFrame> {
-        self.collect();
-        let mut held = Vec::new();
-        for line in &mut self.lines {
-            for bytes in line.kept.extract_if(.., |bytes| is_wanted(&bytes[OFFLOAD_HEADER..])) {
-                line.kept_bytes -= bytes.len();
-                held.push(HeldFrame { interface: line.name.clone(), bytes });
-            }
-        }
-        held
+    fn take_if(&mut self, is_wanted: fn(&HeldFrame) -> bool) -> Vec<HeldFrame> {
+        self.collected().lines.iter_mut().flat_map(|line| line.kept.take(is_wanted)).collect()
     }
 
     /// Whether any datagrams are held.
     pub fn has_datagrams(&mut self) -> bool {
-        self.collect();
-        self.lines.iter().flat_map(|line| &line.kept).any(|bytes| is_datagram(&bytes[OFFLOAD_HEADER..]))
+        self.collected().lines.iter().any(|line| line.kept.frames().any(HeldFrame::is_datagram))
     }
 
     /// From now on datagrams to groups are not held any more: they reach the container elsewhere.
     pub fn leave_groups(&mut self) {
         self.take_groups();
-        self.scope = Scope::Others;
+        self.lines().scope = Scope::Others;
     }
 
     /// Waits until a frame is seen, at most so long; whether one was.
     pub(crate) fn wait(&self, patience: Duration) -> bool {
+        let lines = self.lines();
         let mut sockets: Vec<_> =
-            self.lines.iter().map(|line| PollFd::new(line.before.as_fd(), PollFlags::POLLIN)).collect();
+            lines.lines.iter().map(|line| PollFd::new(line.before.as_fd(), PollFlags::POLLIN)).collect();
         let patience = PollTimeout::try_from(patience).unwrap_or(PollTimeout::ZERO);
         poll(&mut sockets, patience).is_ok_and(|ready| ready > 0)
     }
@@ -308,103 +307,54 @@ impl Hold {
     /// the kernel has carried on what it had between the two points, some 20 ms.
     pub fn finish(&mut self) -> Vec<HeldFrame> {
         // Makes room for what passes while that is waited for.
-        self.collect();
-        if let Err(error) = self.lines.iter().try_for_each(|line| line.before.listen_no_more(line.index)) {
+        let lines = self.collected();
+        if let Err(error) = lines.lines.iter().try_for_each(|line| line.before.listen_no_more(line.index)) {
             tracing::warn!(netns = %self.netns.display(), %error, "held packets may be delivered twice");
         }
+        drop(lines);
         self.take()
     }
 
     /// How many frames were lost because more came than the bound allows. As of the last look.
     pub fn dropped(&self) -> u64 {
-        self.dropped
+        self.lines().lines.iter().map(Line::dropped).sum()
     }
 }
 
-/// Whether a frame is among those that have passed; then it is so no more.
-pub(crate) fn found(passed: &mut HashMap<Vec<u8>, u32>, bytes: &[u8]) -> bool {
-    let Some(count) = passed.get_mut(bytes) else { return false };
-    *count -= 1;
-    if *count == 0 {
-        passed.remove(bytes);
-    }
-    true
+/// The thread that makes room while there is something to hold; it ends with this value.
+struct Room {
+    /// Says that the holding begins; gone, it ends the thread.
+    begin: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
 }
 
-fn drain(socket: &PacketSocket, buffer: &mut [u8], too_long: &mut u64) -> Vec<Vec<u8>> {
-    let (mut frames, mut bytes) = (Vec::new(), 0);
-    while frames.len() < TAKE_FRAMES && bytes < TAKE_BYTES {
-        match socket.receive(buffer) {
-            Ok(Some(length)) if length > buffer.len() => *too_long += 1,
-            Ok(Some(length)) if length < OFFLOAD_HEADER + 14 => {}
-            Ok(Some(length)) => {
-                bytes += length;
-                frames.push(buffer[..length].to_vec());
+impl Room {
+    fn prepare(lines: Arc<Mutex<Lines>>) -> io::Result<Self> {
+        let (begin, begun) = channel();
+        let thread = std::thread::Builder::new().name("hold".to_owned()).spawn(move || {
+            let mut is_over = begun.recv().is_err();
+            while !is_over {
+                is_over = begun.recv_timeout(LOOK) == Err(RecvTimeoutError::Disconnected);
+                let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
+                if lines.lines.iter().any(Line::is_filling) {
+                    lines.collect();
+                }
             }
-            Ok(None) => break,
-            // Told once, when the interface goes down or away; what came before can still be read.
-            Err(e) if e.raw_os_error() == Some(nix::errno::Errno::ENETDOWN as i32) => {}
-            Err(e) => {
-                tracing::warn!("held packets could not be read: {e}");
-                break;
-            }
+        })?;
+        Ok(Self { begin: Some(begin), thread: Some(thread) })
+    }
+
+    fn begin(&self) {
+        if let Some(begin) = &self.begin {
+            // Without the thread the kernel drops the newest frames, and nothing else is lost.
+            let _ = begin.send(());
         }
     }
-    frames
 }
 
-impl Line {
-    fn collect(&mut self, buffer: &mut [u8], bound: usize, scope: Scope, dropped: &mut u64) {
-        // In this order, so that what was seen before the gate had its chance to be seen behind it.
-        let seen = drain(&self.before, buffer, dropped);
-        for (_, socket) in &self.behind {
-            // A frame that is lost here is not one that the container lost.
-            for frame in drain(socket, buffer, &mut 0) {
-                *self.passed.entry(frame).or_default() += 1;
-            }
-        }
-        for bytes in seen {
-            if found(&mut self.passed, &bytes) || !self.wants(&bytes[OFFLOAD_HEADER..], scope) {
-                continue;
-            }
-            if self.kept_bytes + bytes.len() > bound {
-                *dropped += 1;
-                continue;
-            }
-            self.kept_bytes += bytes.len();
-            self.kept.push(bytes);
-        }
-        // What an earlier look found between the two points.
-        let (passed, kept_bytes) = (&mut self.passed, &mut self.kept_bytes);
-        if !passed.is_empty() {
-            self.kept.retain(|bytes| {
-                let has_passed = found(passed, bytes);
-                *kept_bytes -= if has_passed { bytes.len() } else { 0 };
-                !has_passed
-            });
-        }
-        *dropped += u64::from(self.before.dropped().unwrap_or(0));
-    }
-
-    /// Whether a frame is for the container, and nothing that its twin says.
-    fn wants(&self, frame: &[u8], scope: Scope) -> bool {
-        let is_in_scope = match scope {
-            Scope::All => true,
-            Scope::Datagrams => is_datagram(frame),
-            Scope::Others => !is_to_group(frame),
-        };
-        if !is_in_scope {
-            return false;
-        }
-        let (to, from, protocol) = (&frame[..6], &frame[6..12], [frame[12], frame[13]]);
-        if from == self.mac || from == DELIVERED || (to != self.mac && to[0] & 1 == 0) {
-            return false;
-        }
-        match u16::from_be_bytes(protocol) {
-            IPV4 | IPV6 => true,
-            // The target's address is the last field but padding.
-            0x0806 => frame.get(38..42).is_some_and(|t| self.addresses.iter().any(|a| a.octets() == t)),
-            _ => false,
-        }
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.begin = None;
+        self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
     }
 }

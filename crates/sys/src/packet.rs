@@ -189,6 +189,29 @@ impl PacketSocket {
     }
 }
 
+impl PacketSocket {
+    /// Whether half of the room for what waits to be received is taken.
+    ///
+    /// # Errors
+    /// The system's refusal; it needs Linux 4.12.
+    pub fn is_half_full(&self) -> io::Result<bool> {
+        // The kernel's include/uapi/linux/sock_diag.h, `SK_MEMINFO_…`: what is taken, and the bound. Of the others nothing is asked.
+        let mut sizes = [0u32; 2];
+        let mut length = size_of_val(&sizes) as libc::socklen_t;
+        // SAFETY: `sizes` has room for the `length` bytes that the kernel may write.
+        let result = unsafe {
+            libc::getsockopt(
+                self.0.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_MEMINFO,
+                sizes.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        };
+        if result == 0 { Ok(sizes[0] >= sizes[1] / 2) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
 impl AsFd for PacketSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

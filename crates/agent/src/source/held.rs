@@ -285,19 +285,24 @@ impl SourceRun {
     /// Puts into the report how many packets were more than can be held.
     pub(super) fn report_dropped(&self, hold: &Hold) {
         if hold.dropped() > 0 {
-            let way = format!("network: {} packets more than can be held were dropped", hold.dropped());
+            let way = format!("network: {} packets more than can be held were dropped, the oldest", hold.dropped());
             self.report.change(|r| r.ways.push(way));
         }
     }
 
     /// Sends the packets that were held since the last time to where the container is now.
     pub(super) fn forward_held(&mut self) -> Result<(), Failure> {
+        // What the last try has left is sent first: as long as that fails the rest stays in the hold, which has a bound.
+        self.say_taken()?;
         if let Some(hold) = &mut self.hold {
-            self.held.extend(hold.take());
+            self.held = hold.take();
         }
+        self.say_taken()
+    }
+
+    fn say_taken(&mut self) -> Result<(), Failure> {
         let mut held = std::mem::take(&mut self.held);
         let said = self.say_held(&mut held);
-        // What is left is for the next try.
         self.held = held;
         said
     }
