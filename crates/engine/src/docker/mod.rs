@@ -39,6 +39,8 @@ use parameters::{Parameters, subnets};
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long it may take to pack or unpack a part of an image.
 const UNPACK: Duration = Duration::from_secs(600);
+/// The AppArmor profiles that the kernel has.
+const PROFILES: &str = "/sys/kernel/security/apparmor/profiles";
 /// Where it is noted which volumes were made for a container that is coming.
 const VOLUMES: &str = "volumes";
 
@@ -199,6 +201,15 @@ impl Docker {
                 BlockerKind::Rootfs,
                 format!("the image {image} ({}) of container {name} is in neither Docker any more", parameters.image),
                 "bring it to one of them (`docker pull`)".to_owned(),
+            );
+        }
+        if parameters.lacks_profile(std::fs::read_to_string(PROFILES).ok().as_deref()) {
+            let profile = &parameters.apparmor;
+            add(
+                BlockerKind::Engine,
+                format!("container {name} is confined by the AppArmor profile {profile}, which is not loaded there"),
+                "load it there (`apparmor_parser`), or start the container with --security-opt apparmor=unconfined"
+                    .to_owned(),
             );
         }
         for network in &parameters.networks {

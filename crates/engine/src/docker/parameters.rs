@@ -21,6 +21,9 @@ pub(super) struct Parameters {
     /// Bytes of them all.
     #[serde(default)]
     pub image_bytes: u64,
+    /// The AppArmor profile that confines it; empty where its node has no AppArmor.
+    #[serde(default)]
+    pub apparmor: String,
     /// Its networks, that of its `NetworkMode` first.
     pub networks: Vec<Network>,
     /// Its volumes that have names of their own.
@@ -112,7 +115,8 @@ impl Parameters {
         }
         let image_here = describe(&format!("/images/{image}/json"))?;
         let (layers, image_bytes) = (described::layers(&image_here), image_here["Size"].as_u64().unwrap_or_default());
-        Ok(Self { body, image, layers, image_bytes, networks, volumes })
+        let apparmor = container["AppArmorProfile"].as_str().unwrap_or_default().to_owned();
+        Ok(Self { body, image, layers, image_bytes, apparmor, networks, volumes })
     }
 
     /// The body with which the container is made: `image` is what the image is called there, `runtime` which runtime
@@ -125,6 +129,15 @@ impl Parameters {
             body["NetworkingConfig"] = json!({"EndpointsConfig": {&first.name: first.endpoint}});
         }
         body
+    }
+
+    /// Whether a node lacks its AppArmor profile. `loaded` are the kernel's profiles there, each on a line with its mode in brackets
+    /// (`apparmor/profiles` in securityfs); `None` where it has no AppArmor.
+    pub fn lacks_profile(&self, loaded: Option<&str>) -> bool {
+        let is_loaded = |loaded: &str| {
+            loaded.lines().filter_map(|line| line.rsplit_once(" (")).any(|(name, _)| name == self.apparmor)
+        };
+        !matches!(self.apparmor.as_str(), "" | "unconfined") && !loaded.is_some_and(is_loaded)
     }
 
     /// What there is to say of its published ports.
@@ -265,6 +278,21 @@ mod tests {
         let body = parameters.create_body("lab:1", "tranship");
         assert_eq!(body["MacAddress"], "02:42:0a:4d:00:0b");
         assert_eq!(body["NetworkingConfig"]["EndpointsConfig"]["lab"]["IPAMConfig"], made_with);
+    }
+
+    #[test]
+    fn a_profile_of_apparmor_goes_along_and_is_missed_where_it_is_not_loaded() {
+        let mut container = described();
+        assert!(!parameters(&container).lacks_profile(None), "what is not confined needs no profile");
+        container["HostConfig"]["SecurityOpt"] = json!(["apparmor=strict"]);
+        container["AppArmorProfile"] = "strict".into();
+        let parameters = parameters(&container);
+        assert_eq!(
+            parameters.create_body("lab:1", "tranship")["HostConfig"]["SecurityOpt"],
+            json!(["apparmor=strict"])
+        );
+        assert!(parameters.lacks_profile(None) && parameters.lacks_profile(Some("strict-er (enforce)\n")));
+        assert!(!parameters.lacks_profile(Some("docker-default (enforce)\nstrict (complain)\n")));
     }
 
     #[test]
