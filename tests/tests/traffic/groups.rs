@@ -12,11 +12,12 @@ use tranship_lab::{CLIENT, Lab};
 use tranship_types::Mode;
 use tranship_workloads::traffic::{Datagrams, TRAFFIC_PORT};
 
+use super::kinds::late;
 use super::{IP, NAME, PATIENCE, moves, run_in_groups};
 
 /// Datagrams a second in each of the groups.
 const RATE: u64 = 1000;
-/// How often a gate is opened to groups: one that comes just then is late.
+/// How often a gate is opened to groups.
 const OPENINGS: u64 = 4;
 /// Each with the address that it is sent from, the container's own to which the answers are due, and the sender's port.
 const GROUPS: [(&str, &str, &str, u16); 2] =
@@ -97,7 +98,7 @@ fn streams_arrive(stage: &mut Stage, listens: bool) -> Result<()> {
         );
         let wrong = (tally.lost, tally.doubled, tally.reordered);
         ensure!(
-            wrong.0 + wrong.1 == 0 && wrong.2 <= OPENINGS,
+            wrong.0 + wrong.1 == 0 && wrong.2 <= late(RATE, OPENINGS),
             "to {group}, lost, doubled, out of order: {wrong:?} of {}",
             tally.sent
         );

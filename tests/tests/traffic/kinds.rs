@@ -351,7 +351,13 @@ pub(super) fn begin_datagrams(lab: &Lab, ip: Ipv4Addr) -> Result<Datagrams> {
     Datagrams::begin(socket, RATE)
 }
 
-/// Checks that all came back, once and in their order, but for one each time that the gate was opened: the one that came just then.
+/// How many datagrams may be late at this rate where a gate is opened so often: those that come while it is. That takes 0.1 ms, and a few on a machine that
+/// does something else just then. Without an order some 40 ms of them would be late each time.
+pub(super) fn late(rate: u64, openings: u64) -> u64 {
+    (rate / 200).max(1) * openings
+}
+
+/// Checks that all came back, once and in their order, but for those that came just when the gate was opened.
 pub(super) fn end_datagrams(datagrams: Datagrams, openings: u64) -> Result<()> {
     let tally = datagrams.end()?;
     eprintln!(
@@ -359,7 +365,11 @@ pub(super) fn end_datagrams(datagrams: Datagrams, openings: u64) -> Result<()> {
         tally.sent, tally.lost, tally.lost_range, tally.doubled, tally.reordered
     );
     let wrong = (tally.lost, tally.doubled, tally.reordered);
-    ensure!(wrong.0 + wrong.1 == 0 && wrong.2 <= openings, "lost, doubled, out of order: {wrong:?} of {}", tally.sent);
+    ensure!(
+        wrong.0 + wrong.1 == 0 && wrong.2 <= late(RATE, openings),
+        "lost, doubled, out of order: {wrong:?} of {}",
+        tally.sent
+    );
     Ok(())
 }
 
