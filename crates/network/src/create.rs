@@ -61,7 +61,7 @@ pub fn reserve(netns: &Path, interfaces: &[String]) -> Result<(), NetworkError> 
         let mut rtnl = open_rtnl(netns)?;
         link::set_up(&mut rtnl, 1)
             .map_err(|e| NetworkError::refused(format!("set lo up in network namespace {}", netns.display()), e))?;
-        Gate::ahead(netns, interfaces)?.close()
+        Gate::ahead(netns, interfaces)?.close_still()
     });
     if built.is_err()
         && let Err(e) = remove(netns)
@@ -197,7 +197,7 @@ fn build(netns: &Path, identity: &NetworkIdentity, plans: &[Plan<'_>], node: &mu
         make_interface(&mut rtnl, plan, node).map_err(failed(format!("make interface {}", plan.interface.name)))?;
     }
     let names: Vec<String> = identity.interfaces.iter().map(|i| i.name.clone()).collect();
-    Gate::here(netns, &names)?.close()?;
+    Gate::here(netns, &names)?.close_still()?;
     sysctls::apply(netns, &identity.sysctls)?;
     link::set_up(&mut rtnl, 1).map_err(failed("set lo up".into()))?;
     for plan in plans {

@@ -87,9 +87,9 @@ impl Gate {
         closed.map_err(|e| self.refused("close the gate", &e))
     }
 
-    /// The same for a container that stands still, in which no segment of TCP comes by the loopback interface any more either: one end
-    /// of a connection would acknowledge to the other, 40 ms late, what that one has in its queue, while CRIU reads it. Whoever has a
-    /// segment lost by this sends it again.
+    /// The same for a container that stands still or is being made, in which no segment of TCP comes by the loopback interface any more
+    /// either. While CRIU dumps, one end of a connection would acknowledge to the other, 40 ms late, what that one has in its queue; while
+    /// CRIU restores, the end that is there already would be reset for want of the other. Whoever has a segment lost by this sends it again.
     ///
     /// # Errors
     /// As [`close`](Self::close).

@@ -401,6 +401,8 @@ fn no_datagram_slips_through_between_the_stages_of_a_closing_gate() {
         numbered.send_from(&live.lab);
         numbered.more(100);
         let settle = || std::thread::sleep(Duration::from_millis(2));
+        // On a busy machine the sender is not always given the processor while the gate is closed.
+        let mut rounds_with_any = 0;
         for round in 0..20 {
             live.hold = holding(&live.lab);
             live.hold.begin().unwrap();
@@ -413,10 +415,11 @@ fn no_datagram_slips_through_between_the_stages_of_a_closing_gate() {
             assert_eq!(received(&live.lab, "d1"), before, "{kind:?}, round {round}: passed a gate that was never open");
             live.gate.open().unwrap();
             let held = live.hold.finish();
-            assert!(!held.is_empty());
+            rounds_with_any += u32::from(!held.is_empty());
             live.injector.inject(&held).unwrap();
             assert_eq!(live.hold.dropped(), 0);
         }
+        assert!(rounds_with_any >= 5, "{rounds_with_any}");
         numbered.end(|| {});
     }
 }

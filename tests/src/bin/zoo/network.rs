@@ -1,6 +1,6 @@
 //! Internet sockets on the loopback interface inside the container.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -185,24 +185,78 @@ pub fn queued_data(_: &Path) -> Result<Check> {
     }))
 }
 
-/// Connections whose readers acknowledge what they have read 40 ms later, whatever happens to the program meanwhile.
+/// Connections whose readers acknowledge what they have read 40 ms later, whatever happens to the program meanwhile, while the writers' next
+/// data wait for that (Nagle): of some those that connected write, of others those that accepted.
 pub fn delayed_acknowledgements(_: &Path) -> Result<Check> {
     const CONNECTIONS: usize = 32;
-    let pairs = (0..CONNECTIONS).map(|_| pair()).collect::<Result<Vec<_>>>()?;
+    let mut pairs = both_ways(CONNECTIONS)?;
     let mut n = 0u64;
+    let expect = |mut from: &TcpStream, n: u64| -> Result<()> {
+        let mut bytes = [0; 8];
+        from.read_exact(&mut bytes)?;
+        ensure!(bytes == n.to_le_bytes(), "what was read is not what was written");
+        Ok(())
+    };
+    pairs.iter_mut().try_for_each(|(writer, _)| writer.write_all(&n.to_le_bytes()))?;
     Ok(Box::new(move || {
-        n += 1;
         for (writer, reader) in &pairs {
+            expect(reader, n)?;
             // The kernel delays the acknowledgement of what comes after an answer: it may go with the next one.
-            for (mut from, mut to) in [(writer, reader), (reader, writer), (writer, reader)] {
+            for (mut from, to) in [(writer, reader), (reader, writer), (writer, reader)] {
                 from.write_all(&n.to_le_bytes())?;
-                let mut bytes = [0; 8];
-                to.read_exact(&mut bytes)?;
-                ensure!(bytes == n.to_le_bytes(), "what was read is not what was written");
+                expect(to, n)?;
             }
+        }
+        n += 1;
+        pairs.iter_mut().try_for_each(|(writer, _)| Ok(writer.write_all(&n.to_le_bytes())?))
+    }))
+}
+
+/// Connections whose writers have data that they cannot send, since the reader's window is full.
+pub fn full_window(_: &Path) -> Result<Check> {
+    const BUFFER: usize = 16 << 10;
+    const BYTES: usize = 64;
+    fn expected(at: u64) -> [u8; BYTES] {
+        std::array::from_fn(|i| pattern(at + i as u64) as u8)
+    }
+    fn fill(mut writer: &TcpStream, mut at: u64) -> Result<u64> {
+        loop {
+            match writer.write(&expected(at)) {
+                Ok(length) => at += length as u64,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(at),
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+    let mut pairs = Vec::new();
+    for (writer, reader) in both_ways(4)? {
+        setsockopt(&reader, sockopt::RcvBuf, &BUFFER)?;
+        setsockopt(&writer, sockopt::SndBuf, &BUFFER)?;
+        writer.set_nonblocking(true)?;
+        let written = fill(&writer, 0)?;
+        ensure!(written > BUFFER as u64, "only {written} bytes were taken");
+        pairs.push((writer, reader, 0, written));
+    }
+    Ok(Box::new(move || {
+        for (writer, reader, read, written) in &mut pairs {
+            let mut bytes = [0; BYTES];
+            reader.read_exact(&mut bytes)?;
+            ensure!(bytes == expected(*read), "what was read at {read} is not what was written");
+            *read += BYTES as u64;
+            *written = fill(writer, *written)?;
         }
         Ok(())
     }))
+}
+
+/// Connections whose first end writes and whose other one reads: by turns the client and the server.
+fn both_ways(count: usize) -> Result<Vec<(TcpStream, TcpStream)>> {
+    (0..count)
+        .map(|i| {
+            let (client, server) = pair()?;
+            Ok(if i % 2 == 0 { (client, server) } else { (server, client) })
+        })
+        .collect()
 }
 
 /// A connection of which one side has said that it will send no more.
@@ -243,7 +297,7 @@ pub fn options(_: &Path) -> Result<Check> {
         );
         ensure!(keep == (77, 7, 17), "the keepalive times are {keep:?}");
         let read = (&a).read(&mut [0]).map_err(|e| e.kind());
-        ensure!(read == Err(std::io::ErrorKind::WouldBlock), "reading gave {read:?}");
+        ensure!(read == Err(ErrorKind::WouldBlock), "reading gave {read:?}");
         Ok(())
     }))
 }

@@ -61,6 +61,7 @@ pub const ALL: &[Species] = &[
     species("network", "tcp_queued_data", network::queued_data),
     species("network", "tcp_half_closed", network::half_closed),
     species("network", "tcp_delayed_acknowledgements", network::delayed_acknowledgements),
+    species("network", "tcp_full_window", network::full_window),
     species("network", "tcp_options", network::options),
     species("signals", "signals_pending", signals::pending),
     species("signals", "signal_dispositions", signals::dispositions),
