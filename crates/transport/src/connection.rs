@@ -295,6 +295,10 @@ impl Link for Connection {
         self.channel.socket.set_in_flight(bytes)
     }
 
+    fn give_way(&mut self) -> io::Result<()> {
+        self.channel.socket.give_way()
+    }
+
     fn in_flight(&mut self) -> io::Result<usize> {
         self.channel.socket.in_flight()
     }

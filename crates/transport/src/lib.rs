@@ -20,6 +20,7 @@ mod identity;
 mod link;
 mod listener;
 mod memory;
+mod pacer;
 pub mod pki;
 mod session;
 mod socket;

@@ -35,6 +35,13 @@ pub trait Link: Read + Write + Send {
     /// Those of the socket.
     fn set_in_flight(&mut self, bytes: usize) -> io::Result<()>;
 
+    /// Has it send, from now on, a little less than what the way to the peer carries, so that what others send there does not
+    /// queue behind its own. It finds out by itself how much that is; a pace that was set is kept to.
+    ///
+    /// # Errors
+    /// Those of the socket.
+    fn give_way(&mut self) -> io::Result<()>;
+
     /// Bytes that were written to it and that the peer's host has not got yet.
     ///
     /// # Errors

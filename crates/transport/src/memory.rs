@@ -143,6 +143,10 @@ impl Link for MemoryLink {
         Ok(())
     }
 
+    fn give_way(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
     fn in_flight(&mut self) -> io::Result<usize> {
         let state = self.shared.lock();
         if state.is_cut() {

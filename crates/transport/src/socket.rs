@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send, setsockopt, sockopt};
+use tranship_sys::pacing;
 
+use crate::pacer::{LOOK, Pacer};
 use crate::{Closer, Counters};
 
 /// Wanted size of each socket buffer in bytes.
@@ -22,6 +24,18 @@ pub(crate) struct Socket {
     counters: Counters,
     timeout: Option<Duration>,
     deadline: Option<Instant>,
+    /// Bytes a second that were allowed.
+    pace: Option<u64>,
+    way: Option<Way>,
+}
+
+/// How a socket that gives way has fared since the last look.
+struct Way {
+    pacer: Pacer,
+    acknowledged: u64,
+    looked: Instant,
+    /// When the last write was done.
+    written: Instant,
 }
 
 impl Socket {
@@ -38,7 +52,14 @@ impl Socket {
         // time ends the kernel's own tuning, which goes higher.
         let _ = setsockopt(&stream, sockopt::SndBufForce, &SOCKET_BUFFER);
         let _ = setsockopt(&stream, sockopt::RcvBufForce, &SOCKET_BUFFER);
-        Ok(Self { stream: Arc::new(stream), counters: Counters::default(), timeout: None, deadline: None })
+        Ok(Self {
+            stream: Arc::new(stream),
+            counters: Counters::default(),
+            timeout: None,
+            deadline: None,
+            pace: None,
+            way: None,
+        })
     }
 
     pub fn counters(&self) -> &Counters {
@@ -53,8 +74,45 @@ impl Socket {
         self.stream.set_write_timeout(timeout)
     }
 
-    pub fn set_pace(&self, bytes_a_second: Option<u64>) -> io::Result<()> {
-        tranship_sys::pacing::set_pacing(self.stream.as_fd(), bytes_a_second)
+    pub fn set_pace(&mut self, bytes_a_second: Option<u64>) -> io::Result<()> {
+        self.pace = bytes_a_second;
+        self.apply_pace()
+    }
+
+    /// A kernel that does not tell how a socket fares has it go on as before.
+    pub fn give_way(&mut self) -> io::Result<()> {
+        if let Ok(course) = pacing::course(self.stream.as_fd()) {
+            let now = Instant::now();
+            let acknowledged = course.acknowledged;
+            self.way = Some(Way { pacer: Pacer::new(), acknowledged, looked: now, written: now });
+        }
+        self.apply_pace()
+    }
+
+    fn apply_pace(&self) -> io::Result<()> {
+        let found = self.way.as_ref().map(|way| way.pacer.pace());
+        pacing::set_pacing(self.stream.as_fd(), self.pace.into_iter().chain(found).min())
+    }
+
+    /// Between two writes: looks how it fares if it gives way and the last look is long enough ago.
+    fn look(&mut self, begun: Instant) -> io::Result<()> {
+        let Some(way) = &mut self.way else { return Ok(()) };
+        let now = Instant::now();
+        let rested = begun.duration_since(way.written) > LOOK;
+        way.written = now;
+        let since = now.duration_since(way.looked);
+        if since < LOOK && !rested {
+            return Ok(());
+        }
+        let course = pacing::course(self.stream.as_fd())?;
+        let arrived = course.acknowledged.saturating_sub(way.acknowledged);
+        (way.acknowledged, way.looked) = (course.acknowledged, now);
+        // Where nothing was to be sent for a while, what arrived is not what the link carries.
+        if rested {
+            return Ok(());
+        }
+        way.pacer.look(arrived as f64 / since.as_secs_f64(), course.round_trip.saturating_sub(course.shortest));
+        self.apply_pace()
     }
 
     /// The kernel counts its own bookkeeping too, and doubles what is asked for to make up for that.
@@ -66,7 +124,7 @@ impl Socket {
         if let Some(error) = self.stream.take_error()? {
             return Err(as_timeout(error));
         }
-        tranship_sys::pacing::unacknowledged(self.stream.as_fd())
+        pacing::unacknowledged(self.stream.as_fd())
     }
 
     /// All that follows together must be done by then, until a timeout is set instead.
@@ -109,6 +167,7 @@ impl Socket {
     }
 
     pub fn write_all(&mut self, mut buf: &[u8]) -> io::Result<()> {
+        let begun = self.way.as_ref().map(|_| Instant::now());
         while !buf.is_empty() {
             if let Some(left) = self.left()? {
                 self.stream.set_write_timeout(Some(left))?;
@@ -123,7 +182,7 @@ impl Socket {
                 Err(e) => return Err(as_timeout(e)),
             }
         }
-        Ok(())
+        begun.map_or(Ok(()), |begun| self.look(begun))
     }
 
     /// Writes something, after waiting for room where there is none; only then the clock is read.

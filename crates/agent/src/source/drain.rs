@@ -183,7 +183,10 @@ impl SourceRun {
         let in_flight = (self.clock.error_ns * 2 * 2 * FAST_LINK).clamp(LEAST_IN_FLIGHT, MOST_IN_FLIGHT) as usize;
         for stream in streams {
             let link = stream.link();
-            link.set_pace(pace).and_then(|()| link.set_in_flight(in_flight)).map_err(failed)?;
+            link.set_pace(pace)
+                .and_then(|()| link.set_in_flight(in_flight))
+                .and_then(|()| link.give_way())
+                .map_err(failed)?;
         }
         Ok(())
     }

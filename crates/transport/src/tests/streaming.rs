@@ -172,6 +172,22 @@ fn a_read_that_times_out_can_be_repeated() {
 }
 
 #[test]
+fn a_link_that_gives_way_keeps_to_the_pace_that_was_set() {
+    const BYTES: u64 = 8_000_000;
+    let (mut a, mut b) = pair();
+    a.set_pace(Some(BYTES)).unwrap();
+    a.give_way().unwrap();
+    let start = Instant::now();
+    let reader = thread::spawn(move || io::copy(&mut (&mut b).take(BYTES), &mut io::sink()).unwrap());
+    // Long enough that it looks several times how it fares, and rises.
+    a.write_all(&vec![7; BYTES as usize]).unwrap();
+    a.flush().unwrap();
+    assert_eq!(reader.join().unwrap(), BYTES);
+    // A second at that pace; the first bytes go at once.
+    assert!(start.elapsed() > Duration::from_millis(500), "{:?}", start.elapsed());
+}
+
+#[test]
 fn a_closer_wakes_whoever_waits_and_both_ends_get_an_error() {
     let (mut a, mut b) = pair();
     let closer = a.closer();
