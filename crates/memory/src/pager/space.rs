@@ -12,7 +12,7 @@ use crate::index::{Extent, Index};
 
 /// Bytes supplied around a fault: the neighbours of a page are likely to be touched next.
 const FAULT_AROUND: u64 = 16 * PAGE_SIZE;
-/// Bytes asked for around a fault on a page that is still at the source: more would keep the first one waiting.
+/// Bytes asked for around a fault on a page that is still at the source: more would keep the next one waiting.
 const WANT_AROUND: u64 = 8 * PAGE_SIZE;
 
 /// An address space whose missing pages are supplied from the store.

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tranship_types::{AddressSpaceId, PageRange};
+use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange};
 use tranship_wire::WriteError;
 
 use super::{CHUNK, Chunk, Counters, SendError, Stream, Version};
@@ -125,7 +125,8 @@ impl Outbox {
         Ok(tranship_wire::write_end(&mut stream.outlet.link, stream.outlet.sent)?)
     }
 
-    /// Sends what is left or on its way of pages that the other side waits for.
+    /// Sends what is left or on its way of pages that the other side waits for, and of those around them. The first of each range, which
+    /// somebody waits for, leaves by itself: over a slow link those around it take many times as long.
     pub fn send_wanted<W: Write>(
         &self,
         space: AddressSpaceId,
@@ -135,16 +136,15 @@ impl Outbox {
     ) -> Result<(), SendError> {
         for range in ranges {
             self.hint.store(range.start & !(CHUNK - 1), Ordering::Relaxed);
-            let mut at = range.start;
-            while at < range.end {
-                let piece = PageRange { start: at, end: range.end.min(at + CHUNK) };
+            let second = range.end.min(range.start + PAGE_SIZE);
+            let around = PageRange { start: second, end: range.end };
+            for piece in [PageRange { end: second, ..*range }].into_iter().chain(around.cut(CHUNK)) {
                 for chunk in self.take_wanted(space, piece) {
                     stream.send(&chunk, Version::Later, counters, None)?;
                 }
-                at = piece.end;
+                stream.link().flush().map_err(WriteError::from)?;
             }
         }
-        stream.link().flush().map_err(WriteError::from)?;
         Ok(())
     }
 }

@@ -82,3 +82,37 @@ fn a_page_that_is_waited_for_while_it_is_on_its_way_is_sent_once_more() {
     assert_eq!((ask(pages(4, 4)), ask(pages(4, 4))), (2, 0));
     assert_eq!(outbox.bytes(), 0);
 }
+
+/// What was written, cut where it was flushed.
+#[derive(Default)]
+struct Flushed {
+    written: Vec<u8>,
+    flushed: Vec<Vec<u8>>,
+}
+
+impl Write for Flushed {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.written.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.flushed.push(std::mem::take(&mut self.written));
+        Ok(())
+    }
+}
+
+#[test]
+fn the_page_that_is_waited_for_leaves_before_those_around_it() {
+    let memory = vec![7u8; 9 * PAGE_SIZE as usize];
+    let start = (memory.as_ptr() as u64).next_multiple_of(PAGE_SIZE);
+    let (space, range) = (AddressSpaceId(1), PageRange { start, end: start + 8 * PAGE_SIZE });
+    let outbox = Outbox::default();
+    outbox.add(&[Chunk { space, pid: std::process::id(), range }]);
+    let mut stream = Stream::new(Flushed::default(), None);
+    outbox.send_wanted(space, &[range], &mut stream, &Counters::default()).unwrap();
+    let frames = stream.link().flushed.iter().map(|bytes| tranship_wire::read_header(&mut bytes.as_slice()).unwrap());
+    let second = start + PAGE_SIZE;
+    let parts = [PageRange { start, end: second }, PageRange { start: second, end: range.end }];
+    assert!(frames.eq(parts.map(|range| FrameHeader::Pages { space, range })));
+    assert_eq!(outbox.bytes(), 0);
+}
