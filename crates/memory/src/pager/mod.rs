@@ -24,6 +24,7 @@
 //! A pager that cannot go on does not end: its userfaultfds would close with it, and the tasks would read zeros where there
 //! was content. It stays, and lets them wait.
 
+mod around;
 mod control;
 mod newest;
 mod objects;

@@ -7,13 +7,12 @@ use tranship_sys::arena::View;
 use tranship_sys::userfault::{Change, Event, Filled, Userfault};
 use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange};
 
+use super::around::{Around, WANT_BESIDE};
 use super::remote::Remote;
 use crate::index::{Extent, Index};
 
 /// Bytes supplied around a fault: the neighbours of a page are likely to be touched next.
 const FAULT_AROUND: u64 = 16 * PAGE_SIZE;
-/// Bytes asked for around a fault on a page that is still at the source: more would keep the next one waiting.
-const WANT_AROUND: u64 = 8 * PAGE_SIZE;
 
 /// An address space whose missing pages are supplied from the store.
 #[derive(Debug)]
@@ -26,6 +25,7 @@ pub(super) struct Space {
     pub pending: Index,
     /// Pages that have not come yet.
     pub remote: Remote,
+    around: Around,
     /// Faults that cannot be answered yet.
     pub waiting: Vec<Waiter>,
     /// One of them only because the address space was changing. It goes on changing for a moment after the event has been read,
@@ -70,6 +70,7 @@ impl Space {
             userfault,
             pending,
             remote,
+            around: Around::default(),
             waiting: Vec::new(),
             changing: false,
             left: Vec::new(),
@@ -183,10 +184,11 @@ impl Space {
             }
             return Ok(());
         }
-        if let Some(missing) = self.remote.find(address, WANT_AROUND) {
+        if let Some(missing) = self.remote.find(address, WANT_BESIDE) {
             if !waiter.remote {
                 let start = missing.offset;
-                work.wanted.push((self.origin, PageRange { start, end: start + missing.range.len() }));
+                let len = self.around.wanted(missing.range).len();
+                work.wanted.push((self.origin, PageRange { start, end: start + len }));
             }
             self.waiting.push(Waiter { remote: true, ..waiter });
             return Ok(());
