@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tranship_coordinator::{DestinationStep, Failure, Journal};
 use tranship_memory::receive::{Carries, Store};
-use tranship_network::{Datagrams, HeldFrame, Injector, NetworkError, Queue};
+use tranship_network::{HeldFrame, Injector, NetworkError, Queue, Takeover};
 use tranship_types::{MigrationId, NodeName, Outcome, Phase, Progress, Report};
 use tranship_wire::URGENT_STREAM;
 use tranship_wire::message::Offer;
@@ -17,8 +17,8 @@ use crate::destination::DestinationRun;
 use crate::node::{Claim, Node};
 use crate::registry::{LiveReport, unix_ms};
 
-/// How long the source may take to forward its last datagrams, from when the gate is opened.
-pub const LAST_DATAGRAMS: Duration = Duration::from_secs(1);
+/// How long the source may take to forward its last packets, from the resume: as long as peers whose packets are lost wait anyway.
+pub const LAST_PACKETS: Duration = Duration::from_millis(500);
 
 /// Where an arrival stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -175,8 +175,8 @@ pub struct Inbox {
 /// The way in for packets that the source has held.
 pub struct WayIn {
     injector: Injector,
-    /// Those datagrams that have to wait until the source has forwarded its last ones.
-    datagrams: Datagrams,
+    /// What comes by itself, and has to wait until the source has forwarded its last packets.
+    takeover: Takeover,
     /// How many bytes of them may wait for the gate to be opened.
     bound: usize,
     /// The source forwards none to groups any more.
@@ -186,15 +186,15 @@ pub struct WayIn {
 }
 
 impl WayIn {
-    pub fn new(injector: Injector, datagrams: Datagrams, bound: usize) -> Self {
-        Self { injector, datagrams, bound, groups_are_here: false, is_open: false }
+    pub fn new(injector: Injector, takeover: Takeover, bound: usize) -> Self {
+        Self { injector, takeover, bound, groups_are_here: false, is_open: false }
     }
 
     fn deliver(&mut self, mut frames: Vec<HeldFrame>) -> Result<usize, NetworkError> {
         if self.groups_are_here {
             frames.retain(|frame| !frame.is_to_group());
         }
-        self.datagrams.note(&frames);
+        self.takeover.note(&frames);
         self.injector.inject(&frames)
     }
 }
@@ -286,39 +286,43 @@ impl Inbox {
         self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens the gate as far as can be: not to datagrams whose place is behind some that the source has still to forward (then true), which it will tell
+    /// Opens the gate as far as can be: not to packets whose place is behind some that the source has still to forward (then true), which it will tell
     /// if they are to be `in_order`. `None` where there is no way in for these.
     pub fn open_gate(&self, in_order: bool) -> Option<Result<bool, NetworkError>> {
-        Some(self.way_in().as_mut()?.datagrams.open(in_order))
+        Some(self.way_in().as_mut()?.takeover.open(in_order))
     }
 
-    /// The source forwards no more datagrams but to groups: the gate is opened to those that come by themselves.
-    pub fn take_over_datagrams(&self, id: &MigrationId) {
-        self.take_over(id, Datagrams::take_over);
+    /// The source forwards no more but datagrams to groups: the gate is opened to what else comes by itself.
+    pub fn take_over_packets(&self, id: &MigrationId) {
+        self.take_over(id, Takeover::take_over);
     }
 
-    /// The source forwards no more datagrams at all, or is not waited for: the gate is opened to those that come by themselves.
+    /// The source forwards no more at all, or is not waited for: the gate is opened.
     pub fn take_over_groups(&self, id: &MigrationId) {
-        self.take_over(id, Datagrams::take_over_groups);
+        self.take_over(id, Takeover::take_over_groups);
     }
 
-    fn take_over(&self, id: &MigrationId, how: fn(&mut Datagrams, &mut Injector) -> Result<(), NetworkError>) {
+    fn take_over(&self, id: &MigrationId, how: fn(&mut Takeover, &mut Injector) -> Result<(), NetworkError>) {
         let Some(way_in) = &mut *self.way_in() else { return };
-        if let Err(error) = how(&mut way_in.datagrams, &mut way_in.injector) {
-            tracing::warn!(%id, %error, "datagrams may be lost");
+        if let Err(error) = how(&mut way_in.takeover, &mut way_in.injector) {
+            tracing::warn!(%id, %error, "packets may be lost");
         }
-        way_in.groups_are_here = !way_in.datagrams.are_awaited();
-        let dropped = self.ahead().dropped() + way_in.datagrams.dropped();
+        way_in.groups_are_here = !way_in.takeover.are_awaited();
+        let dropped = self.ahead().dropped() + way_in.takeover.dropped();
         if dropped > 0 {
-            tracing::warn!(%id, dropped, "more datagrams came before the gate was open than can be held; the oldest were dropped");
+            tracing::warn!(%id, dropped, "more packets came before the gate was open than can be held; the oldest were dropped");
         }
     }
 
-    /// Waits until the gate is opened to datagrams, where that is still to be done.
-    pub fn await_datagrams(&self) {
-        let awaited = || self.way_in().as_ref().is_some_and(|way_in| way_in.datagrams.are_awaited());
-        let deadline = Instant::now() + 2 * LAST_DATAGRAMS;
-        while awaited() && Instant::now() < deadline {
+    /// Whether the gate is still to be opened, when the source has forwarded its last packets.
+    pub fn awaits_last_packets(&self) -> bool {
+        self.way_in().as_ref().is_some_and(|way_in| way_in.takeover.are_awaited())
+    }
+
+    /// Waits until the gate is opened, where that is still to be done.
+    pub fn await_takeover(&self) {
+        let deadline = Instant::now() + 2 * LAST_PACKETS;
+        while self.awaits_last_packets() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
         }
     }

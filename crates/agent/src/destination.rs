@@ -15,7 +15,7 @@ use tranship_criu::front;
 use tranship_engine::{Container, Engine, EngineError, State};
 use tranship_memory::pager::{self, PagerHandle};
 use tranship_memory::receive::Store;
-use tranship_network::{Announcer, Datagrams, Gate, Injector, NetworkError, cni};
+use tranship_network::{Announcer, Gate, Injector, NetworkError, Takeover, cni};
 use tranship_storage::carried::{self, Target};
 use tranship_sys::breakpoints;
 use tranship_sys::clock::monotonic_ns;
@@ -172,7 +172,7 @@ impl DestinationRun {
         self.announcer = Some(Announcer::prepare(path, identity).map_err(failed)?);
         let bound = self.node.config.network.hold_bytes();
         let way_in = Injector::prepare(path, identity)
-            .and_then(|way| Ok(WayIn::new(way, Datagrams::prepare(path, identity, bound)?, bound)));
+            .and_then(|way| Ok(WayIn::new(way, Takeover::prepare(path, identity, bound)?, bound)));
         match way_in {
             Ok(way_in) => self.inbox.deliver_by(Some(way_in)),
             Err(error) => {
@@ -182,7 +182,7 @@ impl DestinationRun {
         Ok(())
     }
 
-    /// After a restart of the agent: the one before may have left the gate closed to datagrams, for which nobody waits any more.
+    /// After a restart of the agent: the one before may have left the gate closed to packets, for whose order nobody cares any more.
     pub fn let_datagrams_in(&self) {
         let Some((path, identity)) = self.offer.network.as_ref().filter(|(path, _)| path.exists()) else { return };
         if let Err(error) = Gate::prepare(path, &identity.names()).and_then(|mut gate| gate.open()) {
@@ -297,7 +297,7 @@ impl DestinationRun {
     fn tidy(&mut self) -> Result<(), Failure> {
         self.tidied = true;
         self.front = None;
-        self.inbox.await_datagrams();
+        self.inbox.await_takeover();
         (self.gate, self.announcer, self.breakpoints) = (None, None, None);
         self.reinstate()?;
         self.look_for_overlooked()?;

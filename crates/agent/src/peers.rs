@@ -163,7 +163,7 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
         return tranship_wire::write_message(&mut link, &failure_response(failure))
             .map_err(|e| ReadError::Io(io::Error::other(e.to_string())));
     }
-    let mut probed = Probed::default();
+    let (mut probed, mut committed) = (Probed::default(), false);
     let ended = loop {
         let request: Request = match tranship_wire::read_message(&mut link) {
             Ok(request) => request,
@@ -201,7 +201,10 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
                 continue;
             }
             (Request::Ready { all_pages }, Some(id)) => ready(node, id, all_pages),
-            (Request::Commit, Some(id)) => commit(node, id),
+            (Request::Commit, Some(id)) => {
+                committed = true;
+                commit(node, id)
+            }
             (Request::Abort, Some(id)) => undoing::called_off(node, id),
             (Request::Drained { released }, Some(id)) => drained(node, id, released),
             (Request::Holding, Some(id)) => undoing::holding(node, id),
@@ -220,6 +223,12 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
             break Err(ReadError::Io(io::Error::other(error.to_string())));
         }
     };
+    // Whoever has forwarded packets on it does so no more.
+    if let Some(id) = id.filter(|_| committed)
+        && let Some(inbox) = node.arrivals.inbox(id)
+    {
+        take_over(inbox, id.clone(), true);
+    }
     // Whoever is READY waits for the word, over whatever link it comes. Everybody else is undone.
     if let Some(id) = id
         && let Some(arrival) = node.arrivals.get(id)
@@ -426,13 +435,13 @@ fn held(inbox: &Inbox, id: &MigrationId, frames: serde_json::Value) {
     }
 }
 
-/// Opens the gate to datagrams, on a thread of its own: it takes some 20 ms, and what it is late for comes out of order.
+/// Opens the gate to packets, on a thread of its own: it takes some 20 ms, and what it is late for comes out of order.
 fn take_over(inbox: Arc<Inbox>, id: MigrationId, groups: bool) {
     std::thread::spawn(move || {
         schedule::stand(schedule::Standing::Realtime);
         match groups {
             true => inbox.take_over_groups(&id),
-            false => inbox.take_over_datagrams(&id),
+            false => inbox.take_over_packets(&id),
         }
     });
 }

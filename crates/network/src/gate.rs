@@ -21,8 +21,8 @@ pub(crate) const TABLE: &str = "tranship";
 /// the namespace; dropping this value, or dying, changes nothing.
 ///
 /// ```text
-///   open ──close_to_newcomers──▶ closed to newcomers ──close──▶ closed ──open_but_to_datagrams──▶ closed to datagrams ──┬──▶ open
-///                                chain `newcomers-…`            chains `ingress-…`,               chain `datagrams-…`   │     ▲
+///   open ──close_to_newcomers──▶ closed to newcomers ──close──▶ closed ──open_but_to_packets──▶ closed to packets ──┬──▶ open
+///                                chain `newcomers-…`            chains `ingress-…`,             chain `packets-…`   │     ▲
 ///                                                               `egress-…` as well      └─open_but_to_groups──▶ closed to groups
 ///                                                                                                              chain `groups-…`
 /// ```
@@ -158,24 +158,26 @@ impl Gate {
         }
     }
 
-    /// Opens the gate to all but datagrams, as long as these have to be delivered in their order by [`Injector`](crate::Injector), whose
-    /// frames pass. Success if that is so already.
+    /// Opens the gate to what leaves, to ARP and to neighbour discovery: not to packets of IP that come by themselves, as long as these have to be
+    /// delivered in their order by [`Injector`](crate::Injector), whose frames pass. Success if that is so already.
     ///
     /// # Errors
     /// The kernel's refusal: then nothing has changed.
-    pub fn open_but_to_datagrams(&mut self) -> Result<(), NetworkError> {
-        self.open_but_to(Place::Datagrams).map_err(|e| self.refused("open the gate but to datagrams", &e))
+    pub fn open_but_to_packets(&mut self) -> Result<(), NetworkError> {
+        let opened = self.open_but_to(Place::Packets, |batch, device| batch.drop_undelivered(TABLE, device));
+        opened.map_err(|e| self.refused("open the gate but to packets", &e))
     }
 
-    /// The same for datagrams to groups (and to all).
+    /// The same, but to datagrams to groups (and to all) that come by themselves.
     ///
     /// # Errors
     /// The kernel's refusal: then nothing has changed.
     pub fn open_but_to_groups(&mut self) -> Result<(), NetworkError> {
-        self.open_but_to(Place::Groups).map_err(|e| self.refused("open the gate but to groups", &e))
+        let opened = self.open_but_to(Place::Groups, |batch, device| batch.drop_undelivered_to_groups(TABLE, device));
+        opened.map_err(|e| self.refused("open the gate but to groups", &e))
     }
 
-    fn open_but_to(&mut self, place: Place) -> Result<(), Refusal> {
+    fn open_but_to(&mut self, place: Place, rules: impl Fn(&mut Batch, &str)) -> Result<(), Refusal> {
         let interfaces = &self.interfaces;
         self.nftables.transact(|batch| {
             // One that is not there cannot be deleted.
@@ -184,7 +186,7 @@ impl Gate {
             batch.new_table(TABLE);
             for device in interfaces {
                 batch.first_chain(TABLE, device, place);
-                batch.drop_undelivered_datagrams(TABLE, device, place);
+                rules(batch, device);
             }
         })
     }

@@ -3,6 +3,7 @@ mod line;
 use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -48,6 +49,11 @@ pub struct HeldFrame {
 }
 
 impl HeldFrame {
+    /// Whether it carries a packet of IP, and not one of neighbour discovery.
+    fn is_packet(&self) -> bool {
+        self.bytes.get(OFFLOAD_HEADER..).is_some_and(is_packet)
+    }
+
     /// Whether it carries a datagram.
     pub fn is_datagram(&self) -> bool {
         self.bytes.get(OFFLOAD_HEADER..).is_some_and(is_datagram)
@@ -59,15 +65,42 @@ impl HeldFrame {
     }
 }
 
-/// What [`Gate::open_but_to_datagrams`](crate::Gate::open_but_to_datagrams) keeps out.
+/// What ICMP of IPv6 is to IP.
+pub(crate) const ICMP6: u8 = 58;
+/// Where in a frame it says what it is for, if no other header is before it.
+pub(crate) const ICMP6_TYPE_AT: usize = 14 + 40;
+/// What it says then in neighbour discovery (RFC 4861).
+pub(crate) const NEIGHBOUR_DISCOVERY: RangeInclusive<u8> = 133..=137;
+
+/// What [`Gate::open_but_to_packets`](crate::Gate::open_but_to_packets) keeps out.
+pub(crate) fn is_packet(frame: &[u8]) -> bool {
+    let discovers = |frame: &[u8]| {
+        protocol(frame) == Some(ICMP6)
+            && frame.get(ICMP6_TYPE_AT).is_some_and(|kind| NEIGHBOUR_DISCOVERY.contains(kind))
+    };
+    match kind(frame) {
+        Some(IPV4) => true,
+        Some(IPV6) => !discovers(frame),
+        _ => false,
+    }
+}
+
 pub(crate) fn is_datagram(frame: &[u8]) -> bool {
     const UDP: u8 = 17;
-    let protocol = match frame.get(12..14).map(|kind| u16::from_be_bytes([kind[0], kind[1]])) {
-        Some(IPV4) => frame.get(IPV4_PROTOCOL_AT),
-        Some(IPV6) => frame.get(IPV6_PROTOCOL_AT),
+    protocol(frame) == Some(UDP)
+}
+
+fn kind(frame: &[u8]) -> Option<u16> {
+    frame.get(12..14).map(|kind| u16::from_be_bytes([kind[0], kind[1]]))
+}
+
+/// What IP says that it carries.
+fn protocol(frame: &[u8]) -> Option<u8> {
+    match kind(frame)? {
+        IPV4 => frame.get(IPV4_PROTOCOL_AT).copied(),
+        IPV6 => frame.get(IPV6_PROTOCOL_AT).copied(),
         _ => None,
-    };
-    protocol == Some(&UDP)
+    }
 }
 
 /// What [`Gate::open_but_to_groups`](crate::Gate::open_but_to_groups) keeps out.
@@ -142,6 +175,10 @@ impl Lines {
             line.collect(&mut self.buffer, self.bound, self.scope);
         }
     }
+
+    fn take(&mut self, is_wanted: fn(&HeldFrame) -> bool) -> Vec<HeldFrame> {
+        self.lines.iter_mut().flat_map(|line| line.kept.take(is_wanted)).collect()
+    }
 }
 
 impl Hold {
@@ -156,16 +193,16 @@ impl Hold {
         Self::prepare_for(netns, identity, bound, Scope::All)
     }
 
-    /// The same for datagrams alone.
+    /// The same for a gate that is to be [closed to packets of IP alone](crate::Gate::open_but_to_packets).
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare).
-    pub(crate) fn prepare_for_datagrams(
+    pub(crate) fn prepare_for_packets(
         netns: &Path,
         identity: &NetworkIdentity,
         bound: usize,
     ) -> Result<Self, NetworkError> {
-        Self::prepare_for(netns, identity, bound, Scope::Datagrams)
+        Self::prepare_for(netns, identity, bound, Scope::Packets)
     }
 
     fn prepare_for(netns: &Path, identity: &NetworkIdentity, bound: usize, scope: Scope) -> Result<Self, NetworkError> {
@@ -180,10 +217,7 @@ impl Hold {
                     .map_err(|e| NetworkError::refused(what(), e))?
                     .ok_or_else(|| NetworkError::refused(what(), "there is no such interface"))?;
                 let open = |bytes: usize| {
-                    let socket = match scope {
-                        Scope::Datagrams => PacketSocket::open_for_datagrams()?,
-                        Scope::All | Scope::Others => PacketSocket::open()?,
-                    };
+                    let socket = PacketSocket::open()?;
                     socket.receive_buffer(bytes)?;
                     Ok(socket)
                 };
@@ -264,28 +298,47 @@ impl Hold {
         self.take_if(|_| true)
     }
 
-    /// The datagrams among them, for a gate that is [closed to these alone](crate::Gate::open_but_to_datagrams). Never waits.
-    pub(crate) fn take_datagrams(&mut self) -> Vec<HeldFrame> {
-        self.take_if(HeldFrame::is_datagram)
+    /// The packets of IP among them, for a gate that is [closed to these alone](crate::Gate::open_but_to_packets). Never waits.
+    pub(crate) fn take_packets(&mut self) -> Vec<HeldFrame> {
+        self.take_if(HeldFrame::is_packet)
     }
 
-    /// Those of them that are to one host.
+    /// Those of them that are no datagrams to groups.
     pub(crate) fn take_to_one(&mut self) -> Vec<HeldFrame> {
-        self.take_if(|frame| frame.is_datagram() && !frame.is_to_group())
+        self.take_if(|frame| frame.is_packet() && !frame.is_to_group())
     }
 
-    /// Those to groups, for a gate that is [closed to these alone](crate::Gate::open_but_to_groups). Never waits.
+    /// Datagrams to groups, for a gate that is [closed to these alone](crate::Gate::open_but_to_groups). Never waits.
     pub(crate) fn take_groups(&mut self) -> Vec<HeldFrame> {
         self.take_if(HeldFrame::is_to_group)
     }
 
     fn take_if(&mut self, is_wanted: fn(&HeldFrame) -> bool) -> Vec<HeldFrame> {
-        self.collected().lines.iter_mut().flat_map(|line| line.kept.take(is_wanted)).collect()
+        self.collected().take(is_wanted)
     }
 
     /// Whether any datagrams are held.
     pub fn has_datagrams(&mut self) -> bool {
         self.collected().lines.iter().any(|line| line.kept.frames().any(HeldFrame::is_datagram))
+    }
+
+    /// From now on nothing but datagrams is held: the gate has been opened to all else. What else was held since the last call, without waiting for
+    /// what another processor carries between the two points: it is better delivered twice than late.
+    pub(crate) fn leave_all_but_datagrams(&mut self) -> Vec<HeldFrame> {
+        let narrow = |sockets: fn(&Line) -> Vec<&PacketSocket>| {
+            let lines = self.lines();
+            for socket in lines.lines.iter().flat_map(sockets) {
+                if let Err(error) = socket.only_datagrams() {
+                    tracing::warn!(netns = %self.netns.display(), %error, "more than datagrams is looked through");
+                }
+            }
+        };
+        // In this order: what was seen before the gate has its chance to be seen behind it.
+        narrow(|line| vec![&line.before]);
+        let others = self.collected().take(|frame| !frame.is_datagram());
+        narrow(|line| line.behind.iter().map(|(_, socket)| socket).collect());
+        self.lines().scope = Scope::Datagrams;
+        others
     }
 
     /// From now on datagrams to groups are not held any more: they reach the container elsewhere.

@@ -11,7 +11,7 @@ use tranship_types::{Attachment, NetworkIdentity};
 
 use crate::NetworkError;
 use crate::capture::open_rtnl;
-use crate::hold::{HeldFrame, LONGEST, is_datagram};
+use crate::hold::{HeldFrame, LONGEST, is_packet};
 use crate::link;
 use crate::namespace::{self, inside};
 use crate::redirect;
@@ -21,7 +21,7 @@ pub(crate) const LOOPBACK: &str = "lo";
 /// Its hardware address.
 pub(crate) const LOOPBACK_MAC: [u8; 6] = [0; 6];
 
-/// The hardware address that delivered datagrams come from: by it they pass a gate that is closed to those that come by themselves. No frame leaves with it.
+/// The hardware address that delivered packets come from: by it they pass a gate that is closed to those that come by themselves. No frame leaves with it.
 pub(crate) const DELIVERED: [u8; 6] = [0x02, b't', b's', b'h', b'i', b'p'];
 
 /// The one flag of the offload header that means something to a receiver that trusts nobody: this checksum is to be
@@ -38,10 +38,10 @@ const NEEDS_CHECKSUM: u8 = 1;
 /// - `lo`: what is behind the Ethernet header is sent inside the namespace by a raw socket. The kernel brings to `lo` what is sent to one of
 ///   its own addresses, whoever it is said to come from.
 ///
-/// Frames to all or to a group go to the container's MAC instead: the parent's other macvlans have had theirs. Datagrams come from a hardware
+/// Frames to all or to a group go to the container's MAC instead: the parent's other macvlans have had theirs. Packets of IP come from a hardware
 /// address of their own, and so pass a gate that is still closed to those that come by themselves.
 ///
-/// The container's gate must be open, or [closed to datagrams alone](crate::Gate::open_but_to_datagrams).
+/// The container's gate must be open, or [closed to what comes by itself alone](crate::Gate::open_but_to_packets).
 pub struct Injector {
     netns: PathBuf,
     lines: Vec<Line>,
@@ -171,7 +171,7 @@ impl Injector {
             }
             to.copy_from_slice(&line.mac);
             let frame = &mut self.buffer[OFFLOAD_HEADER..];
-            if is_datagram(frame) {
+            if is_packet(frame) {
                 frame[6..12].copy_from_slice(&DELIVERED);
             }
             let sent = match &line.outlet {

@@ -6,6 +6,7 @@ use std::io;
 use netlink_sys::Socket;
 use tranship_sys::packet::{IPV4, IPV4_PROTOCOL_AT, IPV6, IPV6_PROTOCOL_AT};
 
+use crate::hold::{ICMP6, ICMP6_TYPE_AT, NEIGHBOUR_DISCOVERY};
 use crate::inject::DELIVERED;
 use crate::nfnetlink::{
     self, BATCH_BEGIN, BATCH_END, MSG_DONTWAIT, NESTED, NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL,
@@ -50,6 +51,8 @@ const COMPARE_OPERATION: u16 = 2;
 const COMPARE_DATA: u16 = 3;
 const COMPARE_EQUAL: u32 = 0;
 const COMPARE_UNEQUAL: u32 = 1;
+const COMPARE_AT_MOST: u32 = 3;
+const COMPARE_AT_LEAST: u32 = 5;
 const PAYLOAD_REGISTER: u16 = 1;
 const PAYLOAD_BASE: u16 = 2;
 const PAYLOAD_OFFSET: u16 = 3;
@@ -81,9 +84,9 @@ pub(crate) enum Place {
     Egress,
     /// What its rules name does not come in.
     Newcomers,
-    /// The same, for datagrams that come by themselves.
-    Datagrams,
-    /// The same, for those of them to groups.
+    /// The same, for packets that come by themselves.
+    Packets,
+    /// The same, for datagrams to groups.
     Groups,
     /// Nothing of TCP comes in.
     Segments,
@@ -96,7 +99,7 @@ impl Place {
             Place::Ingress => format!("ingress-{device}"),
             Place::Egress => format!("egress-{device}"),
             Place::Newcomers => format!("newcomers-{device}"),
-            Place::Datagrams => format!("datagrams-{device}"),
+            Place::Packets => format!("packets-{device}"),
             Place::Groups => format!("groups-{device}"),
             Place::Segments => format!("segments-{device}"),
         }
@@ -104,7 +107,7 @@ impl Place {
 
     fn hook(self) -> u32 {
         match self {
-            Place::Ingress | Place::Newcomers | Place::Datagrams | Place::Groups | Place::Segments => 0,
+            Place::Ingress | Place::Newcomers | Place::Packets | Place::Groups | Place::Segments => 0,
             Place::Egress => 1,
         }
     }
@@ -113,7 +116,7 @@ impl Place {
     fn priority(self) -> i32 {
         match self {
             Place::Ingress | Place::Egress => -1000,
-            Place::Newcomers | Place::Datagrams | Place::Groups | Place::Segments => -999,
+            Place::Newcomers | Place::Packets | Place::Groups | Place::Segments => -999,
         }
     }
 
@@ -121,7 +124,7 @@ impl Place {
     fn policy(self) -> u32 {
         match self {
             Place::Ingress | Place::Egress => DROP,
-            Place::Newcomers | Place::Datagrams | Place::Groups | Place::Segments => ACCEPT,
+            Place::Newcomers | Place::Packets | Place::Groups | Place::Segments => ACCEPT,
         }
     }
 }
@@ -203,29 +206,48 @@ impl Batch {
         self.drop(table, device, Place::Newcomers, |b| meta(b, META_L4PROTO, &[UDP]));
     }
 
-    /// Adds rules to a chain of `device` that drop frames of UDP which do not come from the hardware address of those that are delivered; in
-    /// the groups' chain those to a group of hardware addresses, or to all. The header of IP itself must say that it carries UDP, as
-    /// [`Hold`](crate::Hold) goes by it.
-    pub(crate) fn drop_undelivered_datagrams(&mut self, table: &str, device: &str, place: Place) {
+    /// Adds rules to the packets' chain of `device` that drop IP, but for neighbour discovery, which does not come from the hardware address of
+    /// what is delivered.
+    pub(crate) fn drop_undelivered(&mut self, table: &str, device: &str) {
+        self.rule(table, device, Place::Packets, ACCEPT, |b| {
+            meta(b, META_PROTOCOL, &IPV6.to_be_bytes());
+            payload(b, PAYLOAD_LINK, IPV6_PROTOCOL_AT as u32, 1);
+            expression(b, "cmp", |b| compare(b, COMPARE_EQUAL, &[ICMP6]));
+            payload(b, PAYLOAD_LINK, ICMP6_TYPE_AT as u32, 1);
+            expression(b, "cmp", |b| compare(b, COMPARE_AT_LEAST, &[*NEIGHBOUR_DISCOVERY.start()]));
+            expression(b, "cmp", |b| compare(b, COMPARE_AT_MOST, &[*NEIGHBOUR_DISCOVERY.end()]));
+        });
+        for protocol in [IPV4, IPV6] {
+            self.drop(table, device, Place::Packets, |b| {
+                meta(b, META_PROTOCOL, &protocol.to_be_bytes());
+                undelivered(b);
+            });
+        }
+    }
+
+    /// Adds rules to the groups' chain of `device` that drop frames of UDP to a group of hardware addresses, or to all, which do not come from the
+    /// hardware address of those that are delivered. The header of IP itself must say that it carries UDP, as [`Hold`](crate::Hold) goes by it.
+    pub(crate) fn drop_undelivered_to_groups(&mut self, table: &str, device: &str) {
         // The first bit that is sent of a destination address.
         const TO_GROUP: u8 = 1;
-        const SOURCE_AT: u32 = 6;
         for (protocol, says_udp_at) in [(IPV4, IPV4_PROTOCOL_AT), (IPV6, IPV6_PROTOCOL_AT)] {
-            self.drop(table, device, place, |b| {
+            self.drop(table, device, Place::Groups, |b| {
                 meta(b, META_PROTOCOL, &protocol.to_be_bytes());
-                if place == Place::Groups {
-                    masked(b, PAYLOAD_LINK, 0, TO_GROUP, TO_GROUP);
-                }
+                masked(b, PAYLOAD_LINK, 0, TO_GROUP, TO_GROUP);
                 payload(b, PAYLOAD_LINK, says_udp_at as u32, 1);
                 expression(b, "cmp", |b| compare(b, COMPARE_EQUAL, &[UDP]));
-                payload(b, PAYLOAD_LINK, SOURCE_AT, DELIVERED.len() as u32);
-                expression(b, "cmp", |b| compare(b, COMPARE_UNEQUAL, &DELIVERED));
+                undelivered(b);
             });
         }
     }
 
     /// Adds a rule to a chain of `device` that drops packets that meet the conditions.
     fn drop(&mut self, table: &str, device: &str, place: Place, conditions: impl FnOnce(&mut Vec<u8>)) {
+        self.rule(table, device, place, DROP, conditions);
+    }
+
+    /// Adds a rule to a chain of `device` with a verdict on packets that meet the conditions.
+    fn rule(&mut self, table: &str, device: &str, place: Place, verdict: u32, conditions: impl FnOnce(&mut Vec<u8>)) {
         self.message(NEWRULE, NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_APPEND, NFPROTO_NETDEV, 0, |b| {
             string(b, RULE_TABLE, table);
             string(b, RULE_CHAIN, &place.chain(device));
@@ -234,7 +256,7 @@ impl Batch {
                 expression(b, "immediate", |b| {
                     number(b, IMMEDIATE_REGISTER, REGISTER_VERDICT);
                     attribute(b, IMMEDIATE_DATA | NESTED, |b| {
-                        attribute(b, DATA_VERDICT | NESTED, |b| number(b, VERDICT_CODE, DROP));
+                        attribute(b, DATA_VERDICT | NESTED, |b| number(b, VERDICT_CODE, verdict));
                     });
                 });
             });
@@ -270,6 +292,13 @@ fn meta(b: &mut Vec<u8>, key: u32, is: &[u8]) {
     expression(b, "cmp", |b| compare(b, COMPARE_EQUAL, is));
 }
 
+/// That a frame's source is not the hardware address of what is delivered.
+fn undelivered(b: &mut Vec<u8>) {
+    const SOURCE_AT: u32 = 6;
+    payload(b, PAYLOAD_LINK, SOURCE_AT, DELIVERED.len() as u32);
+    expression(b, "cmp", |b| compare(b, COMPARE_UNEQUAL, &DELIVERED));
+}
+
 /// Puts bytes of a header into the register.
 fn payload(b: &mut Vec<u8>, header: u32, at: u32, length: u32) {
     expression(b, "payload", |b| {
@@ -293,7 +322,7 @@ fn masked(b: &mut Vec<u8>, header: u32, at: u32, mask: u8, bits: u8) {
     expression(b, "cmp", |b| compare(b, COMPARE_EQUAL, &[bits]));
 }
 
-/// That the register has this value, or has not.
+/// How the register compares to this value.
 fn compare(b: &mut Vec<u8>, operation: u32, value: &[u8]) {
     number(b, COMPARE_REGISTER, REGISTER);
     number(b, COMPARE_OPERATION, operation);

@@ -121,6 +121,42 @@ fn a_connection_goes_on_at_the_source_without_a_retransmission() {
 }
 
 #[test]
+fn a_gate_that_is_closed_to_packets_lets_pass_what_is_delivered_and_lets_neighbours_be_found() {
+    if !lab::privileged() {
+        return;
+    }
+    for kind in KINDS {
+        let mut live = live(kind);
+        live.lab.echo_server("d1", 7000);
+        for address in [V4, V6] {
+            let mut stream = live.lab.connect(address, 7000).unwrap();
+            echo(&mut stream, b"before").unwrap();
+            live.hold = holding(&live.lab);
+            live.hold.begin().unwrap();
+            live.gate.open_but_to_packets().unwrap();
+            live.lab.ip(&format!("-n {} neigh flush dev eth0", live.lab.name("c")));
+            // It leaves the client only when the container has said where it is.
+            stream.write_all(b"kept").unwrap();
+            let mut held = Vec::new();
+            until("the segment is held", || {
+                held.extend(live.hold.take());
+                held.iter().any(|f| f.bytes.ends_with(b"kept"))
+            });
+            stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+            stream.read(&mut [0; 4]).unwrap_err();
+            stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            live.inject(&held);
+            let mut answer = [0; 4];
+            stream.read_exact(&mut answer).unwrap();
+            assert_eq!(&answer, b"kept");
+            live.gate.open().unwrap();
+            echo(&mut stream, b"after").unwrap();
+        }
+        assert_nothing_leaked(&live.lab);
+    }
+}
+
+#[test]
 fn large_frames_with_unfinished_checksums_arrive_whole() {
     if !lab::privileged() {
         return;

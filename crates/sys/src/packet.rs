@@ -51,18 +51,23 @@ impl PacketSocket {
     /// # Errors
     /// The system's refusal; it needs CAP_NET_RAW and Linux 4.20.
     pub fn open() -> io::Result<Self> {
-        Self::open_with(&[])
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let this = Self(socket(AddressFamily::Packet, SockType::Raw, flags, None)?);
+        this.set(SOL_PACKET, PACKET_VNET_HDR, &1i32)?;
+        this.set(SOL_PACKET, PACKET_IGNORE_OUTGOING, &1i32)?;
+        this.filter(&[])?;
+        Ok(this)
     }
 
-    /// The same; it receives only frames of UDP: those of which the header of IPv4 or IPv6 says so itself.
+    /// From now on it receives only frames of UDP: those of which the header of IPv4 or IPv6 says so itself.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
-    pub fn open_for_datagrams() -> io::Result<Self> {
+    /// The system's refusal.
+    pub fn only_datagrams(&self) -> io::Result<()> {
         // Where a frame has the kind of what it carries; where IPv4 and IPv6 have that of what they carry.
         const KIND: u32 = 12;
         const UDP: u32 = libc::IPPROTO_UDP as u32;
-        Self::open_with(&[
+        self.filter(&[
             filter(libc::BPF_LD | libc::BPF_H | libc::BPF_ABS, 0, 0, KIND),
             filter(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 2, IPV4.into()),
             filter(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, 0, 0, IPV4_PROTOCOL_AT as u32),
@@ -74,12 +79,8 @@ impl PacketSocket {
         ])
     }
 
-    /// One that receives the frames that come to the end of this part of a program.
-    fn open_with(wanted: &[libc::sock_filter]) -> io::Result<Self> {
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let this = Self(socket(AddressFamily::Packet, SockType::Raw, flags, None)?);
-        this.set(SOL_PACKET, PACKET_VNET_HDR, &1i32)?;
-        this.set(SOL_PACKET, PACKET_IGNORE_OUTGOING, &1i32)?;
+    /// From now on it receives the frames that come to the end of this part of a program.
+    fn filter(&self, wanted: &[libc::sock_filter]) -> io::Result<()> {
         // A frame with a VLAN tag is for another network; its tag is not among its bytes.
         let mut program = vec![
             filter(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, SKF_AD_OFF + SKF_AD_VLAN_TAG_PRESENT),
@@ -89,8 +90,7 @@ impl PacketSocket {
         program.extend(wanted);
         program.push(filter(libc::BPF_RET | libc::BPF_K, 0, 0, u32::MAX));
         let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-        this.set(libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &filter)?;
-        Ok(this)
+        self.set(libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &filter)
     }
 
     fn set<T>(&self, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {

@@ -61,7 +61,7 @@ pub struct Offer {
     pub streams: u8,
     /// Version of the source's criu.
     pub criu: String,
-    /// Whether the source will say which datagrams are the last ones that it forwards ([`Request::Held`]).
+    /// Whether the source will say which packets are the last ones that it forwards ([`Request::Held`]).
     #[serde(default)]
     pub tells_last_datagrams: bool,
 }
@@ -111,7 +111,7 @@ pub enum Request {
     Held {
         /// The frames, in their order.
         frames: serde_json::Value,
-        /// No datagrams will follow but to groups: those that come to the destination by themselves are behind these.
+        /// No packets will follow but datagrams to groups: those that come to the destination by themselves are behind these.
         #[serde(default)]
         last_datagrams: bool,
         /// No datagrams to groups will follow: those that come to the destination by itself are the container's from now on.

@@ -144,7 +144,7 @@ pub(super) fn unread_and_unsent_data(stage: &mut Stage) -> Result<()> {
         }
     }
     to_server.set_nonblocking(false)?;
-    let from_server = ask(lab, IP, Service::Output)?;
+    let from_server = ask(lab, IP, Service::Output(None))?;
     std::thread::sleep(Duration::from_millis(500));
     to_and_fro(lab, || Ok(()))?;
 
@@ -326,7 +326,7 @@ pub(super) fn closed_connections(stage: &mut Stage) -> Result<()> {
 fn farewell() -> Result<()> {
     let mut stream = TcpStream::connect_timeout(&address(IP), PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
-    stream.write_all(&Service::Output.to_bytes())?;
+    stream.write_all(&Service::Output(None).to_bytes())?;
     let (mut numbers, mut piece) = (Numbers::default(), vec![0; 64 << 10]);
     loop {
         match stream.read(&mut piece)? {

@@ -11,7 +11,7 @@ use tranship_workloads::traffic::{Course, Service, Stream, Way};
 use super::{IP, NAME, ask, connect, echoes, moves, run};
 
 /// Bytes a second of what the client sends: more in the pause than buffers take.
-const RATE: u64 = 8 << 20;
+const RATE: u32 = 8 << 20;
 const PAUSE_MS: f64 = 3000.0;
 /// How long after the resume a stream may stand still. Timers that nobody stops wait for two to three seconds more.
 const STANDSTILL_MS: f64 = 1000.0;

@@ -17,7 +17,7 @@ const OTHER: &str = "other";
 const BRIDGED_IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 35);
 const OTHER_IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 32);
 /// Bytes a second of each stream.
-pub(super) const RATE: u64 = 4 << 20;
+pub(super) const RATE: u32 = 4 << 20;
 
 /// A stream from the client through the container at `by` to the one at `to` and back the same way.
 fn chain(lab: &Lab, by: Ipv4Addr, to: Ipv4Addr) -> Result<Stream> {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{sleep, spawn};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use nix::net::if_::if_nametoindex;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{setsockopt, sockopt};
-use tranship_workloads::traffic::{Numbers, Service, TRAFFIC_PORT};
+use tranship_workloads::traffic::{Numbers, Service, TRAFFIC_PORT, give_out};
 
 const PIECE: usize = 64 << 10;
 /// Room for datagrams that arrive together: what is held in a second, at 10,000 a second.
@@ -93,7 +93,7 @@ fn serve(stream: &TcpStream, service: Service) -> io::Result<()> {
             let mut to = stream;
             to.write_all(&count.to_le_bytes())
         }
-        Service::Output => give_out(stream),
+        Service::Output(rate) => give_out_to(stream, rate),
         Service::Mute => {
             stream.shutdown(Shutdown::Write)?;
             TOTAL.fetch_add(take_in(stream)?, Ordering::SeqCst);
@@ -142,20 +142,14 @@ fn take_in(mut from: &TcpStream) -> io::Result<u64> {
 }
 
 /// Sends numbers until the other side ends its direction.
-fn give_out(stream: &TcpStream) -> io::Result<()> {
-    let ended = Arc::new(AtomicU64::new(0));
+fn give_out_to(stream: &TcpStream, rate: Option<u32>) -> io::Result<()> {
+    let ended = Arc::new(AtomicBool::new(false));
     let (mut from, flag) = (stream.try_clone()?, Arc::clone(&ended));
     spawn(move || {
         let _ = from.read(&mut [0]);
-        flag.store(1, Ordering::SeqCst);
+        flag.store(true, Ordering::SeqCst);
     });
-    let (mut numbers, mut piece, mut to) = (Numbers::default(), vec![0; PIECE], stream);
-    while ended.load(Ordering::SeqCst) == 0 {
-        numbers.write(&mut piece);
-        to.write_all(&piece)?;
-        numbers.pass(PIECE);
-    }
-    stream.shutdown(Shutdown::Write)
+    give_out(stream, rate, &ended, |_| ()).map(drop)
 }
 
 /// Connections whose every byte is sent back, by one thread, however many they are.

@@ -16,7 +16,7 @@ use std::time::Duration;
 pub use course::{Course, now};
 pub use datagrams::{Datagrams, Tally};
 pub use numbers::{Mismatch, Numbers};
-pub use stream::{Stream, Way};
+pub use stream::{Stream, Way, give_out};
 
 /// The port of `bench-traffic`, TCP and UDP.
 pub const TRAFFIC_PORT: u16 = 7070;
@@ -30,8 +30,8 @@ pub enum Service {
     Later(Duration),
     /// Takes numbers in; at the end says how many bytes they were (u64), or resets the connection if one was wrong.
     Intake,
-    /// Sends numbers until the client ends its direction, then ends the other one.
-    Output,
+    /// Sends numbers until the client ends its direction, then ends the other one: at most so many bytes a second, or as much as goes.
+    Output(Option<u32>),
     /// Ends its own direction at once, takes numbers in.
     Mute,
     /// Says how many right bytes the connections of [`Mute`](Self::Mute) have brought up to their end (u64).
@@ -52,7 +52,7 @@ impl Service {
             Self::Echo => (b'e', [0; 4], 0),
             Self::Later(delay) => (b'l', ms(delay), 0),
             Self::Intake => (b'i', [0; 4], 0),
-            Self::Output => (b'o', [0; 4], 0),
+            Self::Output(rate) => (b'o', rate.unwrap_or(0).to_be_bytes(), 0),
             Self::Mute => (b'm', [0; 4], 0),
             Self::Total => (b't', [0; 4], 0),
             Self::Relay(to) => (b'r', to.ip().octets(), to.port()),
@@ -70,12 +70,13 @@ impl Service {
         let mut bytes = [0; Self::LENGTH];
         from.read_exact(&mut bytes)?;
         let [kind, a, b, c, d, e, f] = bytes;
-        let delay = Duration::from_millis(u32::from_be_bytes([a, b, c, d]).into());
+        let number = u32::from_be_bytes([a, b, c, d]);
+        let delay = Duration::from_millis(number.into());
         Ok(match kind {
             b'e' => Self::Echo,
             b'l' => Self::Later(delay),
             b'i' => Self::Intake,
-            b'o' => Self::Output,
+            b'o' => Self::Output((number > 0).then_some(number)),
             b'm' => Self::Mute,
             b't' => Self::Total,
             b'r' => Self::Relay(SocketAddrV4::new(Ipv4Addr::new(a, b, c, d), u16::from_be_bytes([e, f]))),
@@ -96,7 +97,8 @@ mod tests {
             Service::Echo,
             Service::Later(delay),
             Service::Intake,
-            Service::Output,
+            Service::Output(None),
+            Service::Output(Some(1_000_000)),
             Service::Mute,
             Service::Total,
             Service::Relay(SocketAddrV4::new(Ipv4Addr::new(10, 77, 0, 11), 7070)),

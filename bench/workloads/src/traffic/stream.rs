@@ -37,17 +37,17 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Begins. `rate` in bytes a second bounds what is sent; without one it is as much as goes. `through` are the services
+    /// Begins. `rate` in bytes a second bounds what is sent, by the server if only that does; without one it is as much as goes. `through` are the services
     /// that the connection passes before it reaches the server.
     ///
     /// # Errors
     /// The connection's.
-    pub fn begin(stream: TcpStream, way: Way, rate: Option<u64>, through: &[Service]) -> Result<Self> {
+    pub fn begin(stream: TcpStream, way: Way, rate: Option<u32>, through: &[Service]) -> Result<Self> {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         let service = match way {
             Way::Out => Service::Intake,
-            Way::In => Service::Output,
+            Way::In => Service::Output(rate),
             Way::Both => Service::Echo,
         };
         for service in through.iter().chain([&service]) {
@@ -111,24 +111,38 @@ impl Stream {
     }
 }
 
-/// Sends numbers until it is to stop, then ends this direction.
-fn send(mut to: &TcpStream, rate: Option<u64>, stop: &AtomicBool) -> Result<(Numbers, Course)> {
-    let (mut numbers, mut course, begun) = (Numbers::default(), Course::begin(), Instant::now());
-    let mut piece = vec![0; PIECE];
+fn send(to: &TcpStream, rate: Option<u32>, stop: &AtomicBool) -> Result<(Numbers, Course)> {
+    let mut course = Course::begin();
+    let numbers = give_out(to, rate, stop, |sent| course.note(sent))?;
+    Ok((numbers, course))
+}
+
+/// Sends numbers until it is to stop, then ends this direction: at most `rate` bytes a second, in small pieces, or as much as goes. `sent` hears of
+/// each piece, in bytes.
+///
+/// # Errors
+/// The connection's.
+pub fn give_out(
+    mut to: &TcpStream,
+    rate: Option<u32>,
+    stop: &AtomicBool,
+    mut sent: impl FnMut(u64),
+) -> io::Result<Numbers> {
+    let (mut numbers, mut piece, begun) = (Numbers::default(), vec![0; PIECE], Instant::now());
     while !stop.load(Ordering::SeqCst) {
         let mut length = PIECE;
         if let Some(rate) = rate {
             sleep(TICK);
-            let due = (begun.elapsed().as_secs_f64() * rate as f64) as u64;
+            let due = (begun.elapsed().as_secs_f64() * f64::from(rate)) as u64;
             length = length.min(due.saturating_sub(numbers.at()) as usize);
         }
         numbers.write(&mut piece[..length]);
-        let sent = to.write(&piece[..length])?;
-        numbers.pass(sent);
-        course.note(sent as u64);
+        to.write_all(&piece[..length])?;
+        numbers.pass(length);
+        sent(length as u64);
     }
     to.shutdown(Shutdown::Write)?;
-    Ok((numbers, course))
+    Ok(numbers)
 }
 
 /// Receives numbers to the end of the other direction.

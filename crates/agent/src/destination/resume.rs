@@ -24,7 +24,7 @@ use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
 
 use super::{DestinationRun, RESTORE, RESTORE_END, failed};
-use crate::arrivals::LAST_DATAGRAMS;
+use crate::arrivals::LAST_PACKETS;
 use crate::layout::{Front, Role};
 use crate::node;
 
@@ -69,23 +69,12 @@ impl DestinationRun {
         Ok(())
     }
 
-    /// Opens the gate. Datagrams are the source's to deliver, until it says that it does no more.
+    /// Opens the gate. Packets are the source's to deliver, until it says that it does no more.
     fn open_to_packets(&mut self) -> Result<(), Failure> {
         match self.inbox.open_gate(self.offer.tells_last_datagrams) {
-            Some(Ok(true)) => {
-                let (inbox, id) = (Arc::downgrade(&self.inbox), self.id.clone());
-                std::thread::spawn(move || {
-                    // It may never say so: it is of another version, or has died.
-                    std::thread::sleep(LAST_DATAGRAMS);
-                    if let Some(inbox) = inbox.upgrade() {
-                        inbox.take_over_groups(&id);
-                    }
-                });
-                return Ok(());
-            }
-            Some(Ok(false)) => return Ok(()),
+            Some(Ok(_)) => return Ok(()),
             Some(Err(error)) => {
-                tracing::warn!(id = %self.id, %error, "datagrams may come out of order, those to groups twice");
+                tracing::warn!(id = %self.id, %error, "packets may come out of order, datagrams to groups twice");
             }
             None => {}
         }
@@ -108,6 +97,7 @@ impl DestinationRun {
         if self.resumed_ns.is_none() {
             self.let_go()?;
         }
+        self.await_last_packets();
         // From now on pages are put in place and given back; until here everything could have been done again.
         let told = match self.inbox.store() {
             Ok(store) => store.pager().fill(),
@@ -123,6 +113,20 @@ impl DestinationRun {
             }
             Ok(()) => Ok(()),
         }
+    }
+
+    /// Has the gate opened in time, if the source does not say that it has forwarded its last packets: it may have died.
+    fn await_last_packets(&self) {
+        if !self.inbox.awaits_last_packets() {
+            return;
+        }
+        let (inbox, id) = (Arc::downgrade(&self.inbox), self.id.clone());
+        std::thread::spawn(move || {
+            std::thread::sleep(LAST_PACKETS);
+            if let Some(inbox) = inbox.upgrade() {
+                inbox.take_over_groups(&id);
+            }
+        });
     }
 
     fn let_go(&mut self) -> Result<(), Failure> {

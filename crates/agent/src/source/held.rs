@@ -233,7 +233,7 @@ impl SourceRun {
         Ok(())
     }
 
-    /// Opens the original's gate, which goes on here after all. Datagrams that were held are delivered before those that come then.
+    /// Opens the original's gate, which goes on here after all. Where datagrams were held, what was held is delivered before what comes then.
     pub(super) fn open_gate_in_order(&mut self) -> Result<(), Failure> {
         self.take_before_opening();
         let Some(gate) = &mut self.gate else { return Ok(()) };

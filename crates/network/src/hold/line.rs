@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 
 use tranship_sys::packet::{IPV4, IPV6, OFFLOAD_HEADER, PacketSocket};
 
-use super::{HeldFrame, is_datagram, is_to_group};
+use super::{HeldFrame, is_datagram, is_packet, is_to_group};
 use crate::inject::DELIVERED;
 use crate::queue::Queue;
 
@@ -17,6 +17,8 @@ const TAKE_BYTES: usize = 16 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scope {
     All,
+    /// IP, but for neighbour discovery.
+    Packets,
     Datagrams,
     /// All but datagrams to groups.
     Others,
@@ -107,6 +109,7 @@ impl Line {
     fn wants(&self, frame: &[u8], scope: Scope) -> bool {
         let is_in_scope = match scope {
             Scope::All => true,
+            Scope::Packets => is_packet(frame),
             Scope::Datagrams => is_datagram(frame),
             Scope::Others => !is_to_group(frame),
         };

@@ -1,8 +1,8 @@
-//! Datagrams while a container changes its place: they come by two ways, and those to groups (and to all) by both.
+//! Packets while a container changes its place: they come by two ways, and datagrams to groups (and to all) by both.
 //!
 //! ```text
 //! source       ──── held ──────────────▶ forwarded ──── the last ones ─────── those to groups, forwarded ──── the last ones
-//! destination        gate closed to datagrams: held, and kept ─┐  │                                            │
+//! destination        gate closed to packets: held, and kept ───┐  │                                            │
 //!                    what is forwarded is delivered ◀──────────┼──┘                                            │
 //!                              kept ──▶ delivered, gate closed to those to groups: held, and kept              │
 //!                                                              kept, but what came from the source ──▶ delivered, gate open
@@ -20,22 +20,22 @@ use crate::multicast::Joined;
 use crate::namespace::inside;
 use crate::{Gate, HeldFrame, Hold, Injector, NetworkError};
 
-/// How long the next datagram is waited for before the gate is opened.
+/// How long the next packet is waited for before the gate is opened.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Delivers datagrams at the place that a container comes to, in their order, and those to groups once each.
+/// Delivers packets at the place that a container comes to, in their order, and datagrams to groups once each.
 ///
-/// From the takeover on, datagrams come to the destination by themselves, while the source still forwards those that it has held. If the gate
-/// were open to both, those would come behind later ones. So it stays closed to datagrams at first ([`Gate::open_but_to_datagrams`]): what is
-/// forwarded is delivered at once, and what comes by itself is kept. When the source has forwarded its last ones, what was kept is
-/// delivered, and the gate opened.
+/// From the takeover on, packets come to the destination by themselves, while the source still forwards those that it has held. If the gate
+/// were open to both, those would come behind later ones, and a peer's TCP take them for lost. So it stays closed to packets at first
+/// ([`Gate::open_but_to_packets`]): what is forwarded is delivered at once, and what comes by itself is kept. When the source has forwarded its last
+/// ones, what was kept is delivered, and the gate opened.
 ///
-/// A frame to a group reaches every place that the switch knows a member at, or all: from the takeover on the destination, and until the
+/// A datagram to a group reaches every place that the switch knows a member at, or all: from the takeover on the destination, and until the
 /// switch has heard of that, and longer, the source. If both were let in, many would come twice. So where programs have joined groups
 /// the gate stays closed to those for some milliseconds more ([`Gate::open_but_to_groups`]), and of what was kept only that is
 /// delivered which has not come from the source. Frames are told by their bytes: of datagrams that are alike in these
 /// milliseconds one may be taken for another.
-pub struct Datagrams {
+pub struct Takeover {
     gate: Gate,
     hold: Hold,
     joined: Joined,
@@ -48,24 +48,24 @@ pub struct Datagrams {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     All,
-    Datagrams { groups: bool },
+    Packets { groups: bool },
     Groups,
     Nothing,
 }
 
-impl Datagrams {
+impl Takeover {
     /// Opens what is needed in `netns`, which stays alive as long as the value is. `bound` is that of [`Hold::prepare`].
     ///
     /// # Errors
     /// As [`Hold::prepare`] and [`Gate::prepare`].
     pub fn prepare(netns: &Path, identity: &NetworkIdentity, bound: usize) -> Result<Self, NetworkError> {
         let gate = Gate::prepare(netns, &identity.names())?;
-        let hold = Hold::prepare_for_datagrams(netns, identity, bound)?;
+        let hold = Hold::prepare_for_packets(netns, identity, bound)?;
         let joined = inside(netns, || Joined::here(netns))?;
         Ok(Self { gate, hold, joined, stage: Stage::All, delivered: HashMap::new() })
     }
 
-    /// Opens the gate but to datagrams, if the source says which ones are its last (`in_order`); else but to those to groups, if programs have joined any.
+    /// Opens the gate but to packets, if the source says which ones are its last (`in_order`); else but to those to groups, if programs have joined any.
     /// Returns whether anything is kept: then [`take_over`](Self::take_over) or [`take_over_groups`](Self::take_over_groups) has to follow.
     ///
     /// # Errors
@@ -76,21 +76,21 @@ impl Datagrams {
             self.hold.begin()?;
         }
         self.stage = match (in_order, groups) {
-            (true, groups) => self.gate.open_but_to_datagrams().map(|()| Stage::Datagrams { groups }),
+            (true, groups) => self.gate.open_but_to_packets().map(|()| Stage::Packets { groups }),
             (false, true) => self.gate.open_but_to_groups().map(|()| Stage::Groups),
             (false, false) => self.gate.open().map(|()| Stage::Nothing),
         }?;
         Ok(self.are_awaited())
     }
 
-    /// How many datagrams that came here by themselves were more than can be held.
+    /// How many packets that came here by themselves were more than can be held.
     pub fn dropped(&self) -> u64 {
         self.hold.dropped()
     }
 
     /// Whether the source's last ones are waited for.
     pub fn are_awaited(&self) -> bool {
-        matches!(self.stage, Stage::Datagrams { .. } | Stage::Groups)
+        matches!(self.stage, Stage::Packets { .. } | Stage::Groups)
     }
 
     /// Takes note of what the source has held and is delivered now.
@@ -108,13 +108,15 @@ impl Datagrams {
     /// # Errors
     /// The first refusal of the system; the rest was tried all the same.
     pub fn take_over(&mut self, injector: &mut Injector) -> Result<(), NetworkError> {
-        let Stage::Datagrams { groups } = self.stage else { return Ok(()) };
+        let Stage::Packets { groups } = self.stage else { return Ok(()) };
         if !groups {
             return self.take_over_groups(injector);
         }
         self.stage = Stage::Groups;
-        let inject = |frames: Vec<HeldFrame>| injector.inject(&frames).map(drop);
-        deliver_behind(&mut self.hold, Hold::take_to_one, inject).and(self.gate.open_but_to_groups())
+        let mut inject = |frames: Vec<HeldFrame>| injector.inject(&frames).map(drop);
+        let delivered = deliver_behind(&mut self.hold, Hold::take_to_one, &mut inject);
+        let opened = self.gate.open_but_to_groups();
+        delivered.and(inject(self.hold.leave_all_but_datagrams())).and(opened)
     }
 
     /// The source forwards no more at all: delivers what came here by itself and not from the source, and opens the gate.
@@ -125,7 +127,7 @@ impl Datagrams {
         if !self.are_awaited() {
             return Ok(());
         }
-        let take = if self.stage == Stage::Groups { Hold::take_groups } else { Hold::take_datagrams };
+        let take = if self.stage == Stage::Groups { Hold::take_groups } else { Hold::take_packets };
         self.stage = Stage::Nothing;
         let delivered = &mut self.delivered;
         let mut is_new = |frame: &HeldFrame| {
@@ -150,13 +152,13 @@ pub fn reopen(
     held: &[HeldFrame],
     injector: &mut Injector,
 ) -> Result<(), NetworkError> {
-    gate.open_but_to_datagrams()?;
+    gate.open_but_to_packets()?;
     let delivered = injector.inject(held).map(drop);
-    delivered.and(open_behind(gate, hold, Hold::take_datagrams, |frames| injector.inject(&frames).map(drop)))
+    delivered.and(open_behind(gate, hold, Hold::take_packets, |frames| injector.inject(&frames).map(drop)))
 }
 
-/// Opens a gate that is closed to the datagrams that `take` takes, with `inject` for what was held. One that comes while the gate is being
-/// opened is delivered late.
+/// Opens a gate that is closed to what `take` takes, with `inject` for what was held. A datagram that comes while the gate is being opened is
+/// delivered late; a packet that is none at once, and at times twice.
 fn open_behind(
     gate: &mut Gate,
     hold: &mut Hold,
@@ -165,10 +167,10 @@ fn open_behind(
 ) -> Result<(), NetworkError> {
     let delivered = deliver_behind(hold, take, &mut inject);
     let opened = gate.open();
-    delivered.and(inject(hold.finish())).and(opened)
+    delivered.and(inject(hold.leave_all_but_datagrams())).and(inject(hold.finish())).and(opened)
 }
 
-/// Has what is held delivered, and returns right behind a datagram, since the next one is then as far away as it can be.
+/// Has what is held delivered, and returns right behind a packet, since the next one is then as far away as it can be.
 fn deliver_behind(
     hold: &mut Hold,
     take: fn(&mut Hold) -> Vec<HeldFrame>,
