@@ -311,7 +311,7 @@ fn freeze_by_half(state: &Path) -> Result<()> {
     wait_until("the container to be half frozen", Duration::from_secs(60), || {
         fs::write(state, "FROZEN")?;
         let now = || -> Result<String> { Ok(fs::read_to_string(state)?.trim().to_owned()) };
-        let frozen = wait_until("it to stop", Duration::from_millis(100), || Ok((now()? == "FROZEN").then_some(())));
+        let frozen = wait_until("it to stop", Duration::from_secs(2), || Ok((now()? == "FROZEN").then_some(())));
         if frozen.is_err() && now()? == "FREEZING" {
             return Ok(Some(()));
         }

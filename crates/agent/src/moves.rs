@@ -242,7 +242,7 @@ fn recover_source(
     let live = node.registry.begin(node.registry.report(&report.id).unwrap_or(report));
     let node = Arc::clone(node);
     std::thread::spawn(move || {
-        let mut port = SourceRun::taken_up(&node, live.clone());
+        let mut port = SourceRun::taken_up(&node, live.clone(), records.contains(&Record::Commit));
         let ending = coordinator::recover(&mut port, &mut journal, &records);
         conclude(&node, claim, &live, &mut port, journal, ending, Instant::now());
     });

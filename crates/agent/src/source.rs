@@ -143,6 +143,8 @@ pub struct SourceRun {
     drain_confirmed: bool,
     /// The destination has been told that the original is no more.
     release_told: bool,
+    /// Whether datagrams may be sent to the destination before it is ready.
+    peer_keeps_datagrams: bool,
     attempts: u32,
 }
 
@@ -198,14 +200,15 @@ impl SourceRun {
             stray_removed: false,
             drain_confirmed: false,
             release_told: false,
+            peer_keeps_datagrams: false,
             attempts: 0,
         }
     }
 
-    /// Takes up a migration of an earlier agent. Whether its offer left, or its word to commit, is not on record.
-    pub fn taken_up(node: &Arc<Node>, report: LiveReport) -> Self {
+    /// Takes up a migration of an earlier agent, which was decided or not. Whether its offer left, or its word to commit, is not on record.
+    pub fn taken_up(node: &Arc<Node>, report: LiveReport, decided: bool) -> Self {
         let run = Self { offered: true, unanswered: Some(Instant::now()), ..Self::new(node, report, None) };
-        run.settle_freezer();
+        run.settle_freezer(decided);
         run
     }
 
@@ -269,7 +272,10 @@ impl SourceRun {
         let offer = Box::new(self.inspected()?.1.clone());
         self.offered = true;
         match self.ask(&Request::Offer(offer), PREPARE)? {
-            Response::Prepared { shared } => self.arm_shared(shared),
+            Response::Prepared { shared, keeps_datagrams } => {
+                self.peer_keeps_datagrams = keeps_datagrams;
+                self.arm_shared(shared)
+            }
             other => Err(self.unexpected(&other)),
         }
     }

@@ -1,10 +1,14 @@
 //! Programs of engines: none is waited for without end.
 
-use std::io::{self, Read};
+use std::io::{self, ErrorKind, Read};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::time::Duration;
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
 
 use tranship_sys::process;
+
+/// How long after a process's end its last words may come.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Waits for the end of a command; `None` if it had to be ended.
 pub(crate) fn ended(child: &mut Child, patience: Duration) -> io::Result<Option<ExitStatus>> {
@@ -14,22 +18,43 @@ pub(crate) fn ended(child: &mut Child, patience: Duration) -> io::Result<Option<
     }
 }
 
-/// What a process said, read as it says it.
-pub(crate) fn reading(stream: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<Vec<u8>> {
+/// What a process says.
+pub(crate) struct Reading(Receiver<Vec<u8>>);
+
+/// Reads what a process says as it says it.
+pub(crate) fn reading(stream: Option<impl Read + Send + 'static>) -> Reading {
+    let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
+        let Some(mut stream) = stream else { return };
+        let mut piece = [0; 16 << 10];
+        loop {
+            match stream.read(&mut piece) {
+                Ok(length @ 1..) if sender.send(piece[..length].to_vec()).is_ok() => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // What cannot be read was not said: the status tells whether that matters.
+                _ => return,
+            }
+        }
+    });
+    Reading(receiver)
+}
+
+impl Reading {
+    /// What it has said, when it has ended. A descendant that has the pipe open still is not waited for.
+    pub(crate) fn said(self) -> Vec<u8> {
+        let deadline = Instant::now() + LAST_WORDS;
         let mut said = Vec::new();
-        // What cannot be read was not said: the status tells whether that matters.
-        let _ = stream.map(|mut stream| stream.read_to_end(&mut said));
+        while let Ok(piece) = self.0.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            said.extend(piece);
+        }
         said
-    })
+    }
 }
 
 /// Runs a command without input to its end; `None` if it had to be ended.
 pub(crate) fn output(command: &mut Command, patience: Duration) -> io::Result<Option<Output>> {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let (stdout, stderr) = (reading(child.stdout.take()), reading(child.stderr.take()));
-    // Of one that was ended a descendant may have the pipes open still.
     let Some(status) = ended(&mut child, patience)? else { return Ok(None) };
-    let said = |reader: std::thread::JoinHandle<Vec<u8>>| reader.join().unwrap_or_default();
-    Ok(Some(Output { status, stdout: said(stdout), stderr: said(stderr) }))
+    Ok(Some(Output { status, stdout: stdout.said(), stderr: stderr.said() }))
 }

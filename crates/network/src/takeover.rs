@@ -184,7 +184,7 @@ fn deliver_behind(
         result = result.and(inject(frames));
         match (none, has_waited) {
             // What came while others were delivered is delivered first.
-            (true, _) if hold.wait(left) => has_waited = true,
+            (true, _) if !left.is_zero() && hold.wait(left) => has_waited = true,
             (false, false) if !left.is_zero() => {}
             _ => return result,
         }

@@ -155,7 +155,7 @@ fn what_no_program_has_read_is_delivered_elsewhere_and_stays_where_it_is() {
         }
         send(&lab, "d1");
         until("all have come", || sockets[0].first().iter().all(Option::is_some));
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(200));
         gates[0].close().unwrap();
         let first = sockets[0].first();
         let found = to_find(&lab, "d1");
@@ -178,7 +178,7 @@ fn what_no_program_has_read_is_delivered_elsewhere_and_stays_where_it_is() {
         let mut injector = lab.inside("b", || Injector::prepare(&lab.path("d2"), &identity)).unwrap();
         assert_eq!(injector.inject(&found.frames).unwrap(), found.frames.len());
         until("all have come to the other place", || sockets[1].first().iter().all(Option::is_some));
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(200));
         let [here, there] = sockets.map(|sockets| pieces(sockets.receive()));
         let counts: Vec<_> = here.iter().map(|(name, received)| (*name, received.len())).collect();
         println!("{kind:?}: {counts:?}");

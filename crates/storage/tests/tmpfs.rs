@@ -5,7 +5,7 @@ mod playground;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use nix::mount::{MsFlags, mount};
@@ -298,6 +298,7 @@ def serve(word):
     kind, *numbers = word.split()
     if kind == 'path': os.pwrite(fd, b'z' * 10, 7000); os.truncate(path, LENGTH)
     elif kind == 'at': os.pwrite(fd, b'y' * 10, int(numbers[0]))
+    elif kind == 'fill': os.pwrite(fd, b'x' * LENGTH, 0)
     elif kind == 'random':
         chance = random.Random(int(numbers[0]))
         for _ in range(chance.randrange(1, int(numbers[1]))): at_random(chance)
@@ -412,9 +413,14 @@ fn follow_at_random(passes: u64, what: impl Fn(u64) -> String) -> Option<u64> {
     scribe.pass(&mut source, &mut replica);
     let mut in_parts = 0;
     for n in 0..passes {
+        if n % 4 == 0 {
+            scribe.tell("fill");
+            scribe.pass(&mut source, &mut replica);
+        }
         scribe.tell(&what(seed + n));
+        let data = fs::metadata(stage.source().join("file")).unwrap().blocks() * 512;
         let (_, read) = scribe.pass(&mut source, &mut replica);
-        in_parts += u64::from(read < 2 << 20);
+        in_parts += u64::from(read < data / 4);
         assert_same(&stage, &format!("seed {seed} pass {n}"));
     }
     drop(scribe);

@@ -265,7 +265,7 @@ try:
     while True: os.write(number, b'x' * 65536)
 except BlockingIOError: client.setblocking(True)
 threading.Thread(target=client.close, daemon=True).start()
-time.sleep(0.3)
+while os.path.exists(f'/proc/self/fd/{number}'): time.sleep(0.01)
 ";
 
     #[test]

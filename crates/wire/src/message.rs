@@ -168,6 +168,9 @@ pub enum Response {
     Prepared {
         /// Whether shared memory may come as [`Request::Shared`]; otherwise it must be in the skeleton.
         shared: bool,
+        /// Whether datagrams that come before READY are kept until the container runs.
+        #[serde(default)]
+        keeps_datagrams: bool,
     },
     /// The destination's CLOCK_MONOTONIC in ns.
     Clock {

@@ -14,7 +14,7 @@ use super::{IP, NAME, moves, run_in_groups};
 /// Datagrams a second of each client: what comes in two moves has room in the sockets.
 const RATE: u64 = 20;
 /// For how long it does not read: longer than a move that fails and one that does not.
-const PAUSE: Duration = Duration::from_secs(6);
+const PAUSE: Duration = Duration::from_secs(12);
 const GROUP: (&str, &str, &str, u16) = ("239.77.0.6", "10.77.0.100", "10.77.0.31", 7907);
 const V6: [&str; 4] = ["fd77::100/64", "dev", "eth0", "nodad"];
 

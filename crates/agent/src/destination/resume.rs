@@ -30,6 +30,10 @@ use crate::node;
 
 /// How long a pager or a front may take to say how it stands.
 const ANSWER: Duration = Duration::from_secs(2);
+/// How long an engine may take to note that a container runs.
+const STARTING: Duration = Duration::from_secs(3);
+/// How often it is asked meanwhile.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 impl DestinationRun {
     /// Opens the gate before which the copy is held. Not before one is: packets for connections that nobody has would be
@@ -255,9 +259,21 @@ impl DestinationRun {
     /// may have removed its own name for the network namespace: it gets that again, so that the container can move on, and it is said.
     pub(super) fn look_for_overlooked(&mut self) -> Result<(), Failure> {
         let name = &self.offer.container;
-        if self.engine.notices(name).map_err(failed)? {
-            return Ok(());
+        // One that an earlier agent had asked to start it may be at that still.
+        let deadline = Instant::now() + STARTING;
+        while !self.engine.notices(name).map_err(failed)? {
+            if Instant::now() < deadline {
+                std::thread::sleep(LOOK_AGAIN);
+                continue;
+            }
+            return self.overlooked();
         }
+        Ok(())
+    }
+
+    /// The engine does not know that the container runs, and will not hear of it.
+    fn overlooked(&mut self) -> Result<(), Failure> {
+        let name = &self.offer.container;
         let container = self.engine.inspect(name).map_err(failed)?;
         tranship_engine::Mark::take_off(&container.id);
         let theirs = container.network_namespace();

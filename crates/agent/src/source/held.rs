@@ -206,6 +206,15 @@ impl SourceRun {
             return;
         }
         let count = frames.len();
+        if !self.peer_keeps_datagrams {
+            let peer = &self.peer;
+            self.report.change(|r| {
+                r.ways.push(format!(
+                    "network: {count} datagrams that no program has read; the agent of node {peer} is too old to keep them, they are lost"
+                ));
+            });
+            return;
+        }
         match self.say_held(&mut frames) {
             Ok(()) => tracing::debug!(id = %self.id, count, "unread datagrams sent"),
             // Whoever waits for the answer on the same link will say so.

@@ -32,14 +32,15 @@ impl SourceRun {
     }
 
     /// Lets a container run that an earlier agent was just freezing when it died. Before the decision it is to run anyway; after it, each
-    /// of its processes has a SIGSTOP waiting for it, and it is frozen again.
-    pub(super) fn settle_freezer(&self) {
+    /// of its processes gets a SIGSTOP first, and it is frozen again.
+    pub(super) fn settle_freezer(&self, decided: bool) {
         let note = std::fs::read(self.layout.freezer()).ok();
         let Some(freezer) = note.and_then(|note| serde_json::from_slice::<Freezer>(&note).ok()) else { return };
         // Where the cgroup is gone there is nothing to settle.
         if freezer.is_half_frozen().unwrap_or(false) {
-            tracing::warn!(id = %self.id, container = %self.name, "an earlier agent has left it half frozen; it runs on");
-            if let Err(error) = freezer.thaw() {
+            tracing::warn!(id = %self.id, container = %self.name, decided, "an earlier agent has left it half frozen");
+            let stopped = if decided { freezer.stop_beneath(&self.stopped_before()) } else { Ok(()) };
+            if let Err(error) = stopped.and_then(|()| freezer.thaw()) {
                 tracing::error!(id = %self.id, %error, "it stays half frozen");
             }
         }

@@ -80,7 +80,7 @@ impl Podman {
         let mut child = self.begin(arguments, Stdio::null(), Stdio::piped())?;
         let output = reading(child.stdout.take());
         self.conclude(&mut child, PATIENCE, what, name)?;
-        Ok(output.join().unwrap_or_default())
+        Ok(output.said())
     }
 
     /// Runs a command whose output `take` reads as it comes.
@@ -153,7 +153,7 @@ impl Podman {
             let why = format!("it was not done within {seconds} s; end the command that has it locked");
             return Err(Self::refused(what, name, why));
         };
-        let errors = errors.join().unwrap_or_default();
+        let errors = errors.said();
         if status.success() { Ok(()) } else { Err(Self::refused(what, name, last_words(&errors))) }
     }
 
