@@ -393,6 +393,18 @@ fn a_move_is_under_way_already(stage: &mut Stage) -> Result<()> {
     remove(lab, NAME)
 }
 
+/// While runc restores a container it mounts that one's binds on the node, in a root filesystem that others may have as well.
+fn a_restore_beside_mounts_in_the_same_root(stage: &mut Stage) -> Result<()> {
+    const MOUNTED: &str = "/run/tranship-lab/rootfs/usr";
+    let lab = &stage.lab;
+    lab.run("a", NAME, &redis())?;
+    lab.check("b", &["mount", "--bind", "/usr", MOUNTED])?;
+    let moved = second_move_succeeds(lab, NAME);
+    lab.check("b", &["umount", MOUNTED])?;
+    moved?;
+    remove(lab, NAME)
+}
+
 /// After all of this the nodes are as good as new.
 fn then_the_right_use_succeeds(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
@@ -423,6 +435,7 @@ fn main() -> ExitCode {
         ("agent_is_not_running", agent_is_not_running),
         ("an_agent_that_hangs_is_said_to_hang", an_agent_that_hangs_is_said_to_hang),
         ("a_move_is_under_way_already", a_move_is_under_way_already),
+        ("a_restore_beside_mounts_in_the_same_root", a_restore_beside_mounts_in_the_same_root),
         ("then_the_right_use_succeeds", then_the_right_use_succeeds),
     ])
 }

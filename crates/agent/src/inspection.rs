@@ -123,7 +123,8 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
     let rootfs = match engine.makes_root() {
         true => serde_json::Value::Null,
         false => {
-            let digest = tranship_storage::digest(&container.rootfs(), &[]).map_err(|e| Failure::new(e.to_string()))?;
+            let digest = tranship_storage::digest(&container.rootfs(), &mount_points(&container.config));
+            let digest = digest.map_err(|e| Failure::new(e.to_string()))?;
             serde_json::to_value(&digest).unwrap_or_default()
         }
     };
@@ -158,6 +159,13 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
     };
     blockers.extend(crate::tmpfs::left_behind(&container, &offer));
     Ok(Inspection { container, offer, blockers, findings })
+}
+
+/// What the container has something mounted on, by its OCI configuration. It sees nothing of what its root filesystem has there; and while
+/// runc restores another container from the same root filesystem, it mounts that one's binds there on the node.
+pub fn mount_points(config: &serde_json::Value) -> Vec<PathBuf> {
+    let mounts = config["mounts"].as_array().map(Vec::as_slice).unwrap_or_default();
+    mounts.iter().filter_map(|mount| Some(mount["destination"].as_str()?.into())).collect()
 }
 
 /// What the first process's stdin, stdout and stderr are.

@@ -9,6 +9,7 @@ use tranship_storage::TreeDigest;
 use tranship_types::{Blocker, BlockerKind};
 use tranship_wire::message::Offer;
 
+use crate::inspection::mount_points;
 use crate::node::Node;
 use crate::{tmpfs, trees};
 
@@ -131,7 +132,7 @@ fn check_rootfs(node: &Node, offer: &Offer, blockers: &mut Vec<Blocker>) {
         return add(cause, "copy it there, times and owners included (`rsync -aHAX`)".to_owned());
     }
     let theirs: Result<TreeDigest, _> = serde_json::from_value(offer.rootfs.clone());
-    match (theirs, tranship_storage::digest(&root, &[])) {
+    match (theirs, tranship_storage::digest(&root, &mount_points(&offer.config))) {
         (Ok(theirs), Ok(ours)) => {
             if let Some(difference) = theirs.difference(&ours) {
                 let cause = format!("the root filesystem {} differs on node {here}: {difference}", root.display());
