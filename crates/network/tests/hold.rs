@@ -57,6 +57,16 @@ impl Live {
         println!("{:?}: begin {begun:?}, and the gate closed {:?}", self.lab.kind, start.elapsed());
     }
 
+    /// What is held, as soon as a segment that ends with this is.
+    fn held_with(&mut self, end: &[u8]) -> Vec<HeldFrame> {
+        let mut held = Vec::new();
+        until("the segment is held", || {
+            held.extend(self.hold.take());
+            held.iter().any(|f| f.bytes.ends_with(end))
+        });
+        held
+    }
+
     fn inject(&mut self, frames: &[HeldFrame]) {
         let start = Instant::now();
         assert_eq!(self.injector.inject(frames).unwrap(), frames.len());
@@ -99,11 +109,7 @@ fn a_connection_goes_on_at_the_source_without_a_retransmission() {
             live.hold = holding(&live.lab);
             live.close();
             stream.write_all(b"while it is closed").unwrap();
-            let mut held = Vec::new();
-            until("the segment is held", || {
-                held.extend(live.hold.take());
-                held.iter().any(|f| f.bytes.ends_with(b"while it is closed"))
-            });
+            let mut held = live.held_with(b"while it is closed");
             live.gate.open().unwrap();
             held.extend(live.hold.take());
             // As it travels from agent to agent.
@@ -137,11 +143,7 @@ fn a_gate_that_is_closed_to_packets_lets_pass_what_is_delivered_and_lets_neighbo
             live.lab.ip(&format!("-n {} neigh flush dev eth0", live.lab.name("c")));
             // It leaves the client only when the container has said where it is.
             stream.write_all(b"kept").unwrap();
-            let mut held = Vec::new();
-            until("the segment is held", || {
-                held.extend(live.hold.take());
-                held.iter().any(|f| f.bytes.ends_with(b"kept"))
-            });
+            let held = live.held_with(b"kept");
             stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
             stream.read(&mut [0; 4]).unwrap_err();
             stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
