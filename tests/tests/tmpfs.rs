@@ -100,7 +100,7 @@ fn a_gigabyte_in_tmp_does_not_lengthen_the_blackout(stage: &mut Stage) -> Result
         );
     }
     spent.sort_by(f64::total_cmp);
-    ensure!(spent[0] < 15.0, "{spent:?} ms");
+    ensure!(spent[1] < 15.0, "{spent:?} ms");
     let content =
         lab.check("a", &["runc", "exec", NAME, "sh", "-c", "tr -d x < /tmp/big | wc -c; wc -c < /tmp/big"])?;
     ensure!(content == "0\n1073741824\n", "{content}");
@@ -130,7 +130,7 @@ fn a_large_file_that_is_written_all_the_time_does_not_lengthen_the_blackout(stag
     }
     spent.sort_by(f64::total_cmp);
     // To compare all of it takes three times as long.
-    ensure!(spent[0] < 30.0, "{spent:?} ms");
+    ensure!(spent[1] < 30.0, "{spent:?} ms");
     inside("a", "touch /tmp/stop")?;
     tranship_e2e::wait_until("its end", PATIENCE, || is_there("a", "/tmp/stopped"))?;
     let is = inside("a", "tr -d x < /tmp/big | md5sum; wc -l < /tmp/log; wc -c < /tmp/big")?;

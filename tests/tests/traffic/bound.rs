@@ -12,7 +12,7 @@ use super::{IP, NAME, moves, run};
 /// For how long the restore is delayed: more comes in that time than 1 MiB holds.
 const PAUSE_MS: u64 = 3000;
 /// More than a program has unread when it is frozen, and fewer than are held.
-const FEW: u64 = 2000;
+const FEW: u64 = 1000;
 
 pub(super) fn is_told(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
