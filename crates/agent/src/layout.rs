@@ -64,6 +64,11 @@ impl Layout {
         self.images().join("conntrack")
     }
 
+    /// What the source's node has tracked of them; comes with criu's images.
+    pub fn node_conntrack(&self) -> PathBuf {
+        self.images().join("conntrack-node")
+    }
+
     pub fn work(&self) -> PathBuf {
         self.root.join("work")
     }

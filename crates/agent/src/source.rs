@@ -12,7 +12,7 @@ use tranship_memory::policy::Limits;
 use tranship_memory::send::{Outbox, Stream};
 use tranship_memory::shared::source::{SharedMemory, Where};
 use tranship_memory::tracker::{Round, Tracker};
-use tranship_network::{Backlog, Conntrack, Gate, HeldFrame, Hold};
+use tranship_network::{Backlog, Conntrack, Gate, HeldFrame, Hold, NodeConntrack};
 use tranship_sys::awake::Awake;
 use tranship_sys::breakpoints;
 use tranship_sys::clock::monotonic_ns;
@@ -84,6 +84,7 @@ pub struct SourceRun {
     gate: Option<Gate>,
     /// Tells what the kernel tracks of the container's connections.
     conntrack: Option<Conntrack>,
+    node_conntrack: Option<NodeConntrack>,
     /// Keeps the packets that reach the closed gate.
     hold: Option<Hold>,
     /// Whether programs in it have joined groups.
@@ -168,6 +169,7 @@ impl SourceRun {
             front: None,
             gate: None,
             conntrack: None,
+            node_conntrack: None,
             hold: None,
             has_groups: false,
             gate_closed: None,
@@ -307,6 +309,7 @@ impl SourceRun {
             if !self.engine.attaches_network() {
                 self.conntrack = Some(Conntrack::prepare(path).map_err(failed)?);
             }
+            self.node_conntrack = NodeConntrack::prepare(path, identity).ok();
             match Hold::prepare(path, identity, self.node.config.network.hold_bytes()) {
                 Ok(hold) => self.hold = Some(hold),
                 Err(error) => self.report.change(|r| r.ways.push(format!("network: packets are not held, {error}"))),

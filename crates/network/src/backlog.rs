@@ -1,8 +1,9 @@
 use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_SOCK_DIAG};
+use netlink_sys::{Socket, protocols::NETLINK_SOCK_DIAG};
 
 use crate::NetworkError;
 use crate::namespace::inside;
@@ -14,10 +15,15 @@ const NLMSG_DONE: u16 = 3;
 const REQUEST_AND_DUMP: u16 = 0x301;
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
+const TCP: u8 = 6;
 const UDP: u8 = 17;
 // net/tcp_states.h
+const ESTABLISHED: u8 = 1;
+const SYN_SENT: u8 = 2;
 const SYN_RECV: u8 = 3;
 const FIN_WAIT1: u8 = 4;
+const FIN_WAIT2: u8 = 5;
+const CLOSE_WAIT: u8 = 8;
 const LAST_ACK: u8 = 9;
 const LISTEN: u8 = 10;
 const CLOSING: u8 = 11;
@@ -41,6 +47,17 @@ pub(crate) struct Receiver {
     pub port: u16,
     /// The index of the interface that it is bound to, 0 where it is to none.
     pub interface: u32,
+}
+
+/// A connection that a socket has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Connection {
+    /// The number of its protocol.
+    pub protocol: u8,
+    /// Its own end.
+    pub local: SocketAddr,
+    /// The peer's.
+    pub remote: SocketAddr,
 }
 
 /// What to list.
@@ -80,7 +97,7 @@ impl Backlog {
             let open = || {
                 let mut socket = Socket::new(NETLINK_SOCK_DIAG)?;
                 socket.bind_auto()?;
-                socket.connect(&SocketAddr::new(0, 0))?;
+                socket.connect(&netlink_sys::SocketAddr::new(0, 0))?;
                 Ok(socket)
             };
             open().map_err(|e: std::io::Error| {
@@ -107,6 +124,21 @@ impl Backlog {
         let mut found = Vec::new();
         for family in [AF_INET, AF_INET6] {
             self.list(Sockets::Udp(family), |socket| found.extend(unread(socket)))?;
+        }
+        Ok(found)
+    }
+
+    /// The connections of TCP that a program can have, and those of connected sockets of UDP.
+    ///
+    /// # Errors
+    /// The system's refusal.
+    pub(crate) fn connections(&mut self) -> Result<Vec<Connection>, NetworkError> {
+        let states = [ESTABLISHED, SYN_SENT, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK, CLOSING];
+        let states = states.iter().fold(0, |all, state| all | 1 << state);
+        let mut found = Vec::new();
+        self.list(Sockets::Tcp(states), |socket| found.extend(connection(TCP, socket)))?;
+        for family in [AF_INET, AF_INET6] {
+            self.list(Sockets::Udp(family), |socket| found.extend(connection(UDP, socket)))?;
         }
         Ok(found)
     }
@@ -190,6 +222,20 @@ fn unread(socket: &[u8]) -> Option<Receiver> {
     word(socket, 56).filter(|bytes| *bytes > 0)?;
     let port = u16::from_be_bytes(*socket.get(4..)?.first_chunk()?);
     Some(Receiver { inode: word(socket, 68)?, port, interface: word(socket, 40)? })
+}
+
+/// Where it leads, if it is connected. A socket for both address families can be connected by either.
+fn connection(protocol: u8, socket: &[u8]) -> Option<Connection> {
+    let end = |port: usize, address: usize| {
+        let bytes: &[u8; 16] = socket.get(address..)?.first_chunk()?;
+        let address = match socket[0] {
+            AF_INET => IpAddr::V4(Ipv4Addr::from(*bytes.first_chunk::<4>()?)),
+            _ => Ipv6Addr::from(*bytes).to_canonical(),
+        };
+        Some(SocketAddr::new(address, u16::from_be_bytes(*socket.get(port..)?.first_chunk()?)))
+    };
+    let (local, remote) = (end(4, 8)?, end(6, 24)?);
+    (remote.port() != 0).then_some(Connection { protocol, local, remote })
 }
 
 /// One, if it is in the middle of its handshake.
@@ -296,8 +342,29 @@ mod tests {
     }
 
     #[test]
+    fn connections_of_both_protocols_and_families_are_told_as_the_network_sees_them() {
+        let mut backlog = Backlog::prepare(Path::new("/proc/thread-self/ns/net")).unwrap();
+        let wildcard = TcpListener::bind("[::]:0").unwrap();
+        let mapped = TcpStream::connect(("127.0.0.1", wildcard.local_addr().unwrap().port())).unwrap();
+        let mapped = (wildcard.accept().unwrap().0, mapped);
+        let (one, other) = (UdpSocket::bind("[::1]:0").unwrap(), UdpSocket::bind("[::1]:0").unwrap());
+        one.connect(other.local_addr().unwrap()).unwrap();
+        let (local, remote) = (mapped.1.peer_addr().unwrap(), mapped.1.local_addr().unwrap());
+        let expected = [
+            Connection { protocol: TCP, local, remote },
+            Connection { protocol: TCP, local: remote, remote: local },
+            Connection { protocol: UDP, local: one.local_addr().unwrap(), remote: other.local_addr().unwrap() },
+        ];
+        let found = backlog.connections().unwrap();
+        assert!(expected.iter().all(|one| found.contains(one)), "{expected:?} of {found:?}");
+        let listening = [wildcard.local_addr().unwrap().port(), other.local_addr().unwrap().port()];
+        assert!(!found.iter().any(|one| listening.contains(&one.local.port()) && one.remote.port() == 0));
+    }
+
+    #[test]
     fn cut_messages_stand_for_nothing() {
         assert_eq!((queued(&[2, LISTEN]), unread(&[]), unfinished(&[2, LAST_ACK])), (0, None, 0));
+        assert_eq!((connection(TCP, &[]), connection(TCP, &[2; 30])), (None, None));
         let mut request = vec![0; 72];
         request[1] = SYN_RECV;
         assert_eq!((queued(&request), unread(&request), handshake(&request)), (0, None, 1));

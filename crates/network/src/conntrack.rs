@@ -1,6 +1,6 @@
 //! The kernel's notes of the connections that pass a container's network namespace (conntrack): a rule there that lets through what
 //! belongs to an established connection, or translates addresses, goes by them. Formats after the kernel's
-//! `include/uapi/linux/netfilter/nfnetlink_conntrack.h`.
+//! `include/uapi/linux/netfilter/nfnetlink_conntrack.h`. Those of the node that a container is on: [`node`].
 
 use std::path::{Path, PathBuf};
 
@@ -12,6 +12,8 @@ use crate::nfnetlink::{
     self, CONNTRACK, GENERAL, Listed, NESTED, NLM_F_ACK, NLM_F_CREATE, NLM_F_REQUEST, attribute, message, number,
 };
 use crate::reply::{Messages, Pieces, Refusal, value};
+
+pub(crate) mod node;
 
 /// More than these are not carried: they travel while the container is frozen.
 const MOST: u32 = 65536;
@@ -82,7 +84,7 @@ impl Conntrack {
     /// # Errors
     /// The kernel's refusal; more than can be carried.
     pub fn count(&mut self) -> Result<u32, NetworkError> {
-        let count = self.ask_count().map_err(|e| unreadable(&self.netns, &e))?;
+        let count = ask_count(&self.socket, &mut self.sequence).map_err(|e| unreadable(&self.netns, &e))?;
         if count <= MOST {
             return Ok(count);
         }
@@ -93,21 +95,6 @@ impl Conntrack {
         })
     }
 
-    fn ask_count(&mut self) -> Result<u32, Refusal> {
-        self.sequence += 1;
-        let mut question = Vec::new();
-        message(&mut question, GET_STATS, NLM_F_REQUEST, self.sequence, 0, 0, |_| {});
-        self.socket.send(&question, 0)?;
-        loop {
-            let (answer, _) = self.socket.recv_from_full()?;
-            let Some(m) = Messages(&answer).find(|m| m.sequence == self.sequence) else { continue };
-            m.verdict().map_or(Ok(()), |verdict| verdict)?;
-            let count =
-                value(m.payload.get(GENERAL..).unwrap_or_default(), STATS_ENTRIES).and_then(|v| v.first_chunk());
-            return count.map(|v| u32::from_be_bytes(*v)).ok_or_else(|| Refusal::nonsense("no number"));
-        }
-    }
-
     /// What is noted of connections over TCP, UDP and SCTP, for [`track`].
     ///
     /// # Errors
@@ -116,10 +103,25 @@ impl Conntrack {
         let listed = nfnetlink::list(&self.socket, &mut self.sequence, GET, 0, |_| {});
         let listed = listed.map_err(|e| unreadable(&self.netns, &e))?;
         let mut bytes = Vec::new();
-        for one in &listed {
-            entry(&mut bytes, one);
+        for entry in listed.iter().filter_map(Entry::read) {
+            entry.write(&mut bytes, &[TUPLE_ORIGINAL, TIMEOUT, MARK, ZONE, LABELS]);
         }
         Ok(bytes)
+    }
+}
+
+/// How many connections are noted in the namespace that the socket was opened in.
+fn ask_count(socket: &Socket, sequence: &mut u32) -> Result<u32, Refusal> {
+    *sequence += 1;
+    let mut question = Vec::new();
+    message(&mut question, GET_STATS, NLM_F_REQUEST, *sequence, 0, 0, |_| {});
+    socket.send(&question, 0)?;
+    loop {
+        let (answer, _) = socket.recv_from_full()?;
+        let Some(m) = Messages(&answer).find(|m| m.sequence == *sequence) else { continue };
+        m.verdict().map_or(Ok(()), |verdict| verdict)?;
+        let count = value(m.payload.get(GENERAL..).unwrap_or_default(), STATS_ENTRIES).and_then(|v| v.first_chunk());
+        return count.map(|v| u32::from_be_bytes(*v)).ok_or_else(|| Refusal::nonsense("no number"));
     }
 }
 
@@ -149,55 +151,85 @@ impl<'a> Tuple<'a> {
         })
     }
 
-    /// Writes the tuple of the packets that come back.
-    fn write_inverted(&self, b: &mut Vec<u8>, ipv6: bool) {
-        let (source, destination) = if ipv6 { (3, 4) } else { (1, 2) };
-        attribute(b, TUPLE_REPLY | NESTED, |b| {
+    /// That of the packets that come back.
+    fn inverted(&self) -> Self {
+        Self {
+            source: self.destination,
+            destination: self.source,
+            protocol: self.protocol,
+            source_port: self.destination_port,
+            destination_port: self.source_port,
+        }
+    }
+
+    fn has_end(&self, address: &[u8]) -> bool {
+        [self.source, self.destination].contains(&address)
+    }
+
+    fn write(&self, b: &mut Vec<u8>, kind: u16) {
+        let (source, destination) = if self.source.len() == 16 { (3, 4) } else { (1, 2) };
+        attribute(b, kind | NESTED, |b| {
             attribute(b, TUPLE_IP | NESTED, |b| {
-                attribute(b, source, |b| b.extend_from_slice(self.destination));
-                attribute(b, destination, |b| b.extend_from_slice(self.source));
+                attribute(b, source, |b| b.extend_from_slice(self.source));
+                attribute(b, destination, |b| b.extend_from_slice(self.destination));
             });
             attribute(b, TUPLE_PROTOCOL | NESTED, |b| {
                 attribute(b, PROTOCOL_NUMBER, |b| b.push(self.protocol));
-                attribute(b, PROTOCOL_SOURCE, |b| b.extend_from_slice(self.destination_port));
-                attribute(b, PROTOCOL_DESTINATION, |b| b.extend_from_slice(self.source_port));
+                attribute(b, PROTOCOL_SOURCE, |b| b.extend_from_slice(self.source_port));
+                attribute(b, PROTOCOL_DESTINATION, |b| b.extend_from_slice(self.destination_port));
             });
         });
     }
 }
 
-/// Appends what makes an entry again, unless it is of a protocol that has no lasting connections.
-///
-/// Of a connection whose addresses are translated the kernel lists where the answers come from, and takes what they are to be translated
-/// to: the answers' tuple becomes the plain inverse, and the translation is told beside it.
-fn entry(bytes: &mut Vec<u8>, one: &Listed) {
-    let ipv6 = one.family == 10;
-    let tuple = |kind| Tuple::read(value(&one.attributes, kind)?, ipv6);
-    let (Some(original), Some(reply)) = (tuple(TUPLE_ORIGINAL), tuple(TUPLE_REPLY)) else { return };
-    if !PROTOCOLS.contains(&original.protocol) {
-        return;
+/// A connection that lasts, as the kernel lists it.
+struct Entry<'a> {
+    family: u8,
+    attributes: &'a [u8],
+    original: Tuple<'a>,
+    reply: Tuple<'a>,
+    status: u32,
+}
+
+impl<'a> Entry<'a> {
+    /// `None` for one of another protocol, which has no lasting connections.
+    fn read(one: &'a Listed) -> Option<Self> {
+        Self::of(one.family, &one.attributes)
     }
-    let status = value(&one.attributes, STATUS).and_then(|v| v.first_chunk()).map_or(0, |v| u32::from_be_bytes(*v));
-    message(bytes, NEW, 0, 0, one.family, 0, |b| {
-        for (kind, piece) in Pieces(&one.attributes) {
-            match kind {
-                TUPLE_ORIGINAL | TIMEOUT | MARK | ZONE | LABELS => b.extend_from_slice(piece),
-                PROTOINFO => protocol_state(b, piece),
-                _ => {}
+
+    fn of(family: u8, attributes: &'a [u8]) -> Option<Self> {
+        let tuple = |kind| Tuple::read(value(attributes, kind)?, family == 10);
+        let (original, reply) = (tuple(TUPLE_ORIGINAL)?, tuple(TUPLE_REPLY)?);
+        let status = value(attributes, STATUS).and_then(|v| v.first_chunk()).map_or(0, |v| u32::from_be_bytes(*v));
+        PROTOCOLS.contains(&original.protocol).then_some(Self { family, attributes, original, reply, status })
+    }
+
+    /// Appends what makes it again, with these of its attributes as they are.
+    ///
+    /// Of a connection whose addresses are translated the kernel lists where the answers come from, and takes what they are to be
+    /// translated to: the answers' tuple becomes the plain inverse, and the translation is told beside it.
+    fn write(&self, bytes: &mut Vec<u8>, kept: &[u16]) {
+        message(bytes, NEW, 0, 0, self.family, 0, |b| {
+            for (kind, piece) in Pieces(self.attributes) {
+                match kind {
+                    PROTOINFO => protocol_state(b, piece),
+                    kind if kept.contains(&kind) => b.extend_from_slice(piece),
+                    _ => {}
+                }
             }
-        }
-        original.write_inverted(b, ipv6);
-        number(b, STATUS, status & (SEEN_REPLY | ASSURED) | CONFIRMED);
-        if value(&one.attributes, TIMEOUT).is_none() {
-            number(b, TIMEOUT, OFFLOADED);
-        }
-        if status & SOURCE_TRANSLATED != 0 {
-            translation(b, NAT_SOURCE, reply.destination, reply.destination_port);
-        }
-        if status & DESTINATION_TRANSLATED != 0 {
-            translation(b, NAT_DESTINATION, reply.source, reply.source_port);
-        }
-    });
+            self.original.inverted().write(b, TUPLE_REPLY);
+            number(b, STATUS, self.status & (SEEN_REPLY | ASSURED) | CONFIRMED);
+            if value(self.attributes, TIMEOUT).is_none() {
+                number(b, TIMEOUT, OFFLOADED);
+            }
+            if self.status & SOURCE_TRANSLATED != 0 {
+                translation(b, NAT_SOURCE, self.reply.destination, self.reply.destination_port);
+            }
+            if self.status & DESTINATION_TRANSLATED != 0 {
+                translation(b, NAT_DESTINATION, self.reply.source, self.reply.source_port);
+            }
+        });
+    }
 }
 
 /// The state of a protocol. The kernel tells TCP's flags without a mask, and takes those that the mask covers. It does not tell how far
@@ -283,7 +315,9 @@ mod tests {
     proptest! {
         #[test]
         fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..256), family: u8) {
-            entry(&mut Vec::new(), &Listed { kind: NEW, family, attributes: bytes.clone() });
+            if let Some(entry) = Entry::of(family, &bytes) {
+                entry.write(&mut Vec::new(), &[TUPLE_ORIGINAL]);
+            }
             let _ = chunks(&bytes);
         }
     }

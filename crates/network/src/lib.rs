@@ -47,6 +47,7 @@ mod unread;
 pub use announce::{Announcer, stand_aside, step_forward};
 pub use backlog::Backlog;
 pub use capture::capture;
+pub use conntrack::node::{NodeConntrack, track as track_on_node};
 pub use conntrack::{Conntrack, track};
 pub use create::{configure, create, processes, remove, rename, reserve, unname};
 pub use error::NetworkError;

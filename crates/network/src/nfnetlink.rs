@@ -5,7 +5,7 @@ use std::io;
 
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
 
-use crate::reply::{Messages, Refusal};
+use crate::reply::{Message, Messages, Refusal};
 
 pub(crate) const NLM_F_REQUEST: u16 = 1;
 pub(crate) const NLM_F_ACK: u16 = 4;
@@ -141,26 +141,27 @@ pub(crate) fn tell(socket: &Socket, messages: &[u8], last: u32) -> Result<(), Re
     socket.send(messages, 0)?;
     let mut acknowledged = false;
     let mut refusal = None;
-    let mut buffer = Vec::with_capacity(64 << 10);
-    // Every answer is queued by the time that send returns.
-    loop {
-        buffer.clear();
-        match socket.recv(&mut buffer, MSG_DONTWAIT) {
-            Ok(_) => {}
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-            Err(e) => return Err(e.into()),
-        }
-        for m in Messages(&buffer) {
-            match m.verdict() {
-                Some(Ok(())) => acknowledged |= m.sequence == last,
-                Some(Err(e)) => drop(refusal.get_or_insert(e)),
-                None => {}
-            }
-        }
-    }
+    answers(socket, |m| match m.verdict() {
+        Some(Ok(())) => acknowledged |= m.sequence == last,
+        Some(Err(e)) => drop(refusal.get_or_insert(e)),
+        None => {}
+    })?;
     match refusal {
         Some(refusal) => Err(refusal),
         None if !acknowledged => Err(Refusal::nonsense("no answer")),
         None => Ok(()),
+    }
+}
+
+/// Takes the answers to what has just been sent: all of them are queued by the time that send returns.
+pub(crate) fn answers(socket: &Socket, mut each: impl FnMut(Message<'_>)) -> Result<(), Refusal> {
+    let mut buffer = Vec::with_capacity(64 << 10);
+    loop {
+        buffer.clear();
+        match socket.recv(&mut buffer, MSG_DONTWAIT) {
+            Ok(_) => Messages(&buffer).for_each(&mut each),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(e) => return Err(e.into()),
+        }
     }
 }

@@ -3,12 +3,12 @@
 mod lab;
 
 use std::io::Write;
-use std::net::UdpSocket;
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use lab::{Kind, Lab, V4, echo};
-use tranship_network::{Announcer, Conntrack, Gate, create, ruleset, stand_aside, track};
+use tranship_network::{Announcer, Conntrack, Gate, NodeConntrack, create, ruleset, stand_aside, track, track_on_node};
 
 /// One of each kind of thing that there is.
 const RULES: &str = r#"
@@ -210,4 +210,47 @@ fn thousands_of_tracked_connections_are_made_known() {
     );
     assert_eq!(count, COUNT);
     assert_eq!(Conntrack::prepare(&lab.path("d2")).unwrap().count().unwrap() as usize, COUNT);
+}
+
+/// The node's own notes are found by the container's sockets, the translated ones are left alone, and they are made known to another node.
+#[test]
+fn what_a_node_tracks_of_a_containers_connections_is_made_known_to_another() {
+    const COUNT: usize = 2000;
+    if !lab::privileged() {
+        return;
+    }
+    let lab = Lab::new(Kind::Macvlan);
+    let mut identity = lab.identity();
+    let loopback = std::net::Ipv4Addr::LOCALHOST;
+    identity.interfaces[0].addresses = vec![(loopback.into(), 8)];
+    // The node's namespace is the container's, too: so it sees its connections.
+    let node = lab.path("a");
+    let count = |short| Conntrack::prepare(&lab.path(short)).unwrap().count().unwrap() as usize;
+    for short in ["a", "b"] {
+        lab.ip(&format!("-n {} link set lo up", lab.name(short)));
+    }
+    let notes = || NodeConntrack::prepare(&node, &identity).unwrap();
+    assert!(!lab.inside("a", || notes().any().unwrap()), "without rules nothing is tracked");
+    let rules = "table ip t { chain c { type filter hook input priority 0; ct state new counter accept; }; \
+                 chain n { type nat hook output priority -100; tcp dport 7200 redirect to :7100; }; }";
+    inside(&lab, "a", &["nft", "-f", "-"], rules);
+    let (entries, took, _connections) = lab.inside("a", || {
+        let listener = TcpListener::bind((loopback, 7100)).unwrap();
+        let mut pairs = Vec::new();
+        for port in std::iter::repeat_n(7100, COUNT).chain([7200]) {
+            pairs.push((TcpStream::connect((loopback, port)).unwrap(), listener.accept().unwrap()));
+        }
+        let mut notes = notes();
+        assert!(notes.any().unwrap());
+        let begun = Instant::now();
+        (notes.entries().unwrap(), begun.elapsed(), pairs)
+    });
+    assert_eq!(count("a"), COUNT + 1);
+    let begun = Instant::now();
+    // Each was found by both of its ends.
+    assert_eq!(lab.inside("b", || track_on_node(&identity, &entries)).unwrap(), 2 * COUNT);
+    println!("{COUNT} connections, asked for twice: {took:?}, made known in {:?}", begun.elapsed());
+    assert_eq!(count("b"), COUNT);
+    let listed = inside(&lab, "b", &["cat", "/proc/self/net/nf_conntrack"], "");
+    assert!(listed.lines().all(|line| line.contains("ESTABLISHED") && !line.contains("dport=7200")), "{listed}");
 }

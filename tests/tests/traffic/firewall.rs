@@ -1,16 +1,17 @@
-//! A firewall inside a container's own network namespace.
+//! Firewalls that go by states: inside a container's own network namespace, and on the nodes that forward to it.
 
 use std::io::Write;
-use std::net::TcpStream;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream};
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tranship_e2e::{Stage, remove};
 use tranship_lab::{CLIENT, Lab};
-use tranship_workloads::traffic::{Service, TRAFFIC_PORT};
+use tranship_workloads::traffic::{Service, Stream, TRAFFIC_PORT, Way};
 
-use super::{IP, NAME, echoes, moves, run};
+use super::places::{BRIDGED_IP, end, go_on};
+use super::{IP, NAME, PATIENCE, echoes, moves, run};
 
 /// Leads to the container's own port.
 const REDIRECTED: u16 = TRAFFIC_PORT + 1;
@@ -23,8 +24,9 @@ fn inside(lab: &Lab, node: &str, words: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-fn connect(lab: &Lab, port: u16, patience: Duration) -> Result<TcpStream> {
-    Ok(lab.within(CLIENT, None, move || TcpStream::connect_timeout(&(IP, port).into(), patience))??)
+fn connect(lab: &Lab, to: impl Into<IpAddr>, port: u16, patience: Duration) -> Result<TcpStream> {
+    let to = SocketAddr::new(to.into(), port);
+    lab.within(CLIENT, None, move || TcpStream::connect_timeout(&to, patience))?.with_context(|| format!("to {to}"))
 }
 
 /// Whoever is connected goes on because the kernel knows the connection, and nobody else is let in.
@@ -44,7 +46,7 @@ pub(super) fn rules_and_what_they_know(stage: &mut Stage) -> Result<()> {
     inside(lab, "a", &["nft", &first.join("; ")])?;
     let mut streams = Vec::new();
     for port in [TRAFFIC_PORT, REDIRECTED] {
-        let mut stream = connect(lab, port, Duration::from_secs(2)).with_context(|| format!("to port {port}"))?;
+        let mut stream = connect(lab, IP, port, PATIENCE)?;
         stream.set_read_timeout(Some(Duration::from_secs(3)))?;
         stream.write_all(&Service::Echo.to_bytes())?;
         streams.push(stream);
@@ -70,7 +72,73 @@ pub(super) fn rules_and_what_they_know(stage: &mut Stage) -> Result<()> {
         eprintln!("to {to}: blackout {:.0} ms", report.blackout_ms.unwrap_or_default());
         let rules = inside(lab, to, &["nft", "list", "ruleset"])?;
         ensure!(rules.contains("policy drop") && rules.contains(&format!("redirect to :{TRAFFIC_PORT}")), "{rules}");
-        ensure!(connect(lab, TRAFFIC_PORT, Duration::from_millis(300)).is_err(), "somebody was let in on {to}");
+        ensure!(connect(lab, IP, TRAFFIC_PORT, Duration::from_millis(300)).is_err(), "somebody was let in on {to}");
     }
+    remove(lab, NAME)
+}
+
+/// Nodes that let through what belongs to connections that they know, and nothing else but neighbours' questions.
+const KNOWN_ALONE: &str = "flush chain inet wall pass; add rule inet wall pass meta l4proto ipv6-icmp accept; \
+                           add rule inet wall pass ct state established counter accept";
+
+/// Connections over either address family, some that the client asks on and some on which the container sends by itself, through nodes that have no other rule for them than that they are known.
+pub(super) fn what_nodes_know_that_filter_what_they_forward(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    const IPV6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 0x35);
+    run(lab, "a", NAME, BRIDGED_IP, true)?;
+    for (node, words) in [
+        ("a", format!("ip -n {NAME} addr add {IPV6}/64 dev eth0 nodad")),
+        (CLIENT, "ip addr add fd77::100/64 dev eth0 nodad".to_owned()),
+    ] {
+        lab.check(node, &words.split(' ').collect::<Vec<_>>())?;
+    }
+    for node in ["a", "b"] {
+        for family in ["iptables", "ip6tables"] {
+            lab.check(node, &["sysctl", "-qw", &format!("net.bridge.bridge-nf-call-{family}=1")])?;
+        }
+        let pass = "add chain inet wall pass { type filter hook forward priority 0; policy drop; }";
+        lab.check(node, &["nft", &format!("add table inet wall; {pass}; {KNOWN_ALONE}")])?;
+    }
+    lab.check("a", &["nft", "add rule inet wall pass ct state new accept"])?;
+    let mut echo = Vec::new();
+    let mut streams = Vec::new();
+    for address in [IpAddr::from(BRIDGED_IP), IPV6.into()] {
+        let mut stream = connect(lab, address, TRAFFIC_PORT, PATIENCE)?;
+        stream.set_read_timeout(Some(Duration::from_secs(3)))?;
+        stream.write_all(&Service::Echo.to_bytes())?;
+        echo.push(stream);
+        streams.push(Stream::begin(connect(lab, address, TRAFFIC_PORT, PATIENCE)?, Way::In, None, &[])?);
+    }
+    let mut word = 0;
+    let mut all_echo = || {
+        echo.iter().try_for_each(|stream| {
+            word += 1;
+            echoes(stream, word)
+        })
+    };
+    all_echo()?;
+    go_on(&streams)?;
+    lab.check("a", &["nft", KNOWN_ALONE])?;
+    for (from, to) in [("a", "b"), ("b", "a"), ("a", "b")] {
+        let report = moves(lab, NAME, from, to)?;
+        eprintln!("to {to}: blackout {:.0} ms", report.blackout_ms.unwrap_or_default());
+        go_on(&streams).with_context(|| format!("after the move to {to}"))?;
+        all_echo().with_context(|| format!("after the move to {to}"))?;
+        let let_through = lab.check(to, &["nft", "list", "ruleset"])?;
+        ensure!(
+            let_through.contains("established counter packets") && !let_through.contains("packets 0"),
+            "{let_through}"
+        );
+        let stranger = connect(lab, BRIDGED_IP, TRAFFIC_PORT, Duration::from_millis(300));
+        ensure!(stranger.is_err(), "somebody was let in on {to}");
+    }
+    end(streams)?;
+    for node in ["a", "b"] {
+        lab.check(node, &["nft", "delete table inet wall"])?;
+        for family in ["iptables", "ip6tables"] {
+            lab.check(node, &["sysctl", "-qw", &format!("net.bridge.bridge-nf-call-{family}=0")])?;
+        }
+    }
+    lab.check(CLIENT, &["ip", "addr", "del", "fd77::100/64", "dev", "eth0"])?;
     remove(lab, NAME)
 }

@@ -109,6 +109,10 @@ fn main() -> ExitCode {
         ("an_interface_that_the_plugin_macvlan_has_made_moves", cni::made_by_macvlan),
         // Last: where a bridge has been, the node's link carries no macvlan any more.
         ("a_bridged_container_keeps_its_connections", places::bridged),
+        (
+            "so_it_does_where_nodes_let_through_only_what_they_know",
+            firewall::what_nodes_know_that_filter_what_they_forward,
+        ),
         ("an_interface_that_the_plugin_bridge_has_made_moves", cni::made_by_bridge),
         ("what_cni_keeps_of_a_container_moves_with_it", cni::attached),
         ("nor_does_it_matter_which_iptables_there_is", cni::attached_with_legacy_iptables),

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
@@ -211,10 +211,22 @@ fn tasks(init: u32) -> Result<HashMap<u32, u32>, Failure> {
 
 /// Has the kernel know the connections that the source's kernel has tracked, while criu makes their sockets.
 fn track_connections(layout: &Layout, offer: &Offer) -> Result<(), Failure> {
-    let Some((path, _)) = &offer.network else { return Ok(()) };
-    match std::fs::read(layout.conntrack()) {
-        Ok(entries) => tranship_network::track(path, &entries).map(drop).map_err(failed),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+    let Some((path, identity)) = &offer.network else { return Ok(()) };
+    if let Some(entries) = tracked(&layout.conntrack())? {
+        tranship_network::track(path, &entries).map_err(failed)?;
+    }
+    if let Some(entries) = tracked(&layout.node_conntrack())?
+        && let Err(error) = tranship_network::track_on_node(identity, &entries)
+    {
+        tracing::warn!(%error, "a firewall of this node that goes by states may stop connections of the container");
+    }
+    Ok(())
+}
+
+fn tracked(path: &Path) -> Result<Option<Vec<u8>>, Failure> {
+    match std::fs::read(path) {
+        Ok(entries) => Ok(Some(entries)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(failed(error)),
     }
 }

@@ -13,7 +13,7 @@ use tranship_coordinator::Failure;
 use tranship_criu::front::{Mark, Order};
 use tranship_criu::rpc::ExternalMount;
 use tranship_engine::Container;
-use tranship_network::Conntrack;
+use tranship_network::{Conntrack, NodeConntrack};
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
 use tranship_transport::Link;
@@ -90,17 +90,27 @@ struct Found {
     uncarried: Uncarried,
     /// From when to when that was looked for.
     times: (u64, u64),
-    /// What the kernel tracks of its connections.
+    /// What the kernel tracks of its connections inside its namespace.
     tracked: Option<Vec<u8>>,
+    /// And outside of it, on the node.
+    tracked_by_node: Vec<u8>,
 }
 
-fn look(container: &Container, tracked: Option<Conntrack>) -> Result<Found, Failure> {
+/// Where the kernel tracks any connections, what tells which.
+type Trackers = (Option<Conntrack>, Option<NodeConntrack>);
+
+fn look(container: &Container, (inside, node): Trackers) -> Result<Found, Failure> {
     // Beside the dump, which takes longer.
     schedule::stand(Standing::Favoured);
     let begun = monotonic_ns();
     let uncarried = uncarried::look(container, container.network_namespace().as_deref())?;
-    let tracked = tracked.map(|mut conntrack| conntrack.entries()).transpose().map_err(failed)?;
-    Ok(Found { uncarried, times: (begun, monotonic_ns()), tracked })
+    let tracked = inside.map(|mut conntrack| conntrack.entries()).transpose().map_err(failed)?;
+    let tracked_by_node = node.map_or(Ok(Vec::new()), |mut conntrack| conntrack.entries()).unwrap_or_else(|error| {
+        // Most nodes let packets pass without.
+        tracing::warn!(%error, "what this node tracks of the container's connections is not carried");
+        Vec::new()
+    });
+    Ok(Found { uncarried, times: (begun, monotonic_ns()), tracked, tracked_by_node })
 }
 
 fn changed(path: &Path) -> Failure {
@@ -118,21 +128,26 @@ impl SourceRun {
         self.control()?.set_timeout(Some(FROZEN_PATIENCE)).map_err(failed)?;
         let mut written = Written::watch(self.layout.images())?;
         self.front()?.handle.order(&Order::Go { external }).map_err(failed)?;
-        let tracked = self.tracked()?;
+        let trackers = self.trackers()?;
         let container = self.inspected()?.0.clone();
         std::thread::scope(|scope| {
-            let found = scope.spawn(|| look(&container, tracked));
+            let found = scope.spawn(|| look(&container, trackers));
             while !self.dumped(&written)? {
                 let images = written.take()?;
                 if !images.is_empty() {
                     self.send_images(&images, true, false)?;
                 }
             }
-            let Found { uncarried, times, tracked } = found.join().expect("to look at descriptors does not panic")?;
+            let Found { uncarried, times, tracked, tracked_by_node } =
+                found.join().expect("to look at descriptors does not panic")?;
             self.timeline.note("descriptors: what criu does not carry", times.0, times.1);
             self.has_groups = uncarried.has_groups();
             uncarried.write(&self.layout.images())?;
-            tracked.map_or(Ok(()), |entries| std::fs::write(self.layout.conntrack(), entries).map_err(failed))
+            tracked.map_or(Ok(()), |entries| std::fs::write(self.layout.conntrack(), entries)).map_err(failed)?;
+            match tracked_by_node.is_empty() {
+                true => Ok(()),
+                false => std::fs::write(self.layout.node_conntrack(), tracked_by_node).map_err(failed),
+            }
         })?;
         let dumped = monotonic_ns();
         self.timeline.note("skeleton: dump", start, dumped);
@@ -142,11 +157,13 @@ impl SourceRun {
         self.say(&Request::Ready { all_pages })
     }
 
-    /// Where the kernel tracks any of the container's connections, what tells which. Nothing passes the gate meanwhile.
-    fn tracked(&mut self) -> Result<Option<Conntrack>, Failure> {
-        let Some(mut conntrack) = self.conntrack.take() else { return Ok(None) };
-        let any = conntrack.count().map_err(failed)? > 0;
-        Ok(any.then_some(conntrack))
+    /// Asks whether there is anything to ask for. Nothing passes the gate meanwhile.
+    fn trackers(&mut self) -> Result<Trackers, Failure> {
+        let mut inside = self.conntrack.take();
+        let any = inside.as_mut().map_or(Ok(0), Conntrack::count).map_err(failed)? > 0;
+        let mut node = self.node_conntrack.take();
+        let any_by_node = node.as_mut().is_some_and(|conntrack| conntrack.any().unwrap_or(false));
+        Ok((inside.filter(|_| any), node.filter(|_| any_by_node)))
     }
 
     /// Waits until the dump is done (then true), or there are more images.
