@@ -183,10 +183,10 @@ impl DestinationRun {
     }
 
     /// After a restart of the agent: the one before may have left the gate closed to packets, for whose order nobody cares any more.
-    pub fn let_datagrams_in(&self) {
+    pub fn open_left_gate(&self) {
         let Some((path, identity)) = self.offer.network.as_ref().filter(|(path, _)| path.exists()) else { return };
         if let Err(error) = Gate::prepare(path, &identity.names()).and_then(|mut gate| gate.open()) {
-            tracing::warn!(id = %self.id, %error, "datagrams may be kept out");
+            tracing::warn!(id = %self.id, %error, "packets may be kept out");
         }
     }
 

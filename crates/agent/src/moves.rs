@@ -275,7 +275,7 @@ fn recover_destination(
         coordinator::Standing::Drained | coordinator::Standing::Ended => return close(journal, id),
     };
     if at == Standing::Running {
-        run.let_datagrams_in();
+        run.open_left_gate();
     }
     if at != Standing::Open {
         // Its pager serves a container: an abort that comes now must not end it as one whose pages never came.

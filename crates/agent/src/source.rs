@@ -367,7 +367,7 @@ impl SourceRun {
                 return Err(failure);
             }
         };
-        self.hand_datagrams_over()?;
+        self.hand_packets_over()?;
         self.timeline.note("commit and resume", start, monotonic_ns());
         schedule::stand(Standing::Ordinary);
         self.awake.take().into_iter().for_each(|awake| self.node.sleep_later(awake));

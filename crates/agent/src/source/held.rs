@@ -334,13 +334,13 @@ impl SourceRun {
 
     /// Forwards what came here until the container was announced there. What comes now comes there by itself, and is behind that; but what is
     /// to groups, or comes from this node.
-    pub(super) fn hand_datagrams_over(&mut self) -> Result<(), Failure> {
+    pub(super) fn hand_packets_over(&mut self) -> Result<(), Failure> {
         self.forward_held()?;
-        self.say_last_datagrams(false)
+        self.say_last_packets(false)
     }
 
-    /// Says that no datagrams follow any more, or none but those to groups.
-    fn say_last_datagrams(&mut self, last_to_groups: bool) -> Result<(), Failure> {
+    /// Says that no packets follow any more, or none but datagrams to groups.
+    fn say_last_packets(&mut self, last_to_groups: bool) -> Result<(), Failure> {
         let frames = serde_json::Value::Array(Vec::new());
         self.say(&Request::Held { frames, last_datagrams: true, last_to_groups })
     }
@@ -355,7 +355,7 @@ impl SourceRun {
             std::thread::sleep(HEARD);
             self.forward_held()?;
         }
-        self.say_last_datagrams(true)?;
+        self.say_last_packets(true)?;
         if let Some(hold) = &mut self.hold {
             hold.leave_groups();
         }
