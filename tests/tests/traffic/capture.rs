@@ -178,7 +178,8 @@ pub(super) fn of_a_move(stage: &mut Stage) -> Result<()> {
         }
     }
     ensure!(short > 0, "none of {} blackouts was shorter than {SHORT_MS} ms", MOVES.len());
-    // Once in a great while a server sends a few again; why is not known. Without an order at the takeover no move is clean.
+    // Once in a great while two processors transpose what a server sends in its first millisecond, and what was late is sent again. Without an order at
+    // the takeover no move is clean.
     ensure!(clean == short.min(2), "of {short} moves only {clean} had nothing sent again by one-way streams");
     // That such segments would have been seen.
     let (from, to) = if exactly_one_runs(lab, NAME)? == "a" { ("a", "b") } else { ("b", "a") };
