@@ -1,7 +1,7 @@
 //! Firewalls that go by states: inside a container's own network namespace, and on the nodes that forward to it.
 
 use std::io::Write;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::process::Command;
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tranship_e2e::{Stage, remove};
 use tranship_lab::{CLIENT, Lab};
 use tranship_workloads::traffic::{Service, Stream, TRAFFIC_PORT, Way};
 
-use super::places::{BRIDGED_IP, end, go_on};
+use super::places::{end, go_on};
 use super::{IP, NAME, PATIENCE, echoes, moves, run};
 
 /// Leads to the container's own port.
@@ -84,8 +84,10 @@ const KNOWN_ALONE: &str = "flush chain inet wall pass; add rule inet wall pass m
 /// Connections over either address family, some that the client asks on and some on which the container sends by itself, through nodes that have no other rule for them than that they are known.
 pub(super) fn what_nodes_know_that_filter_what_they_forward(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
-    const IPV6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 0x35);
-    run(lab, "a", NAME, BRIDGED_IP, true)?;
+    // One of its own: the client still knows the hardware addresses of those before.
+    const FILTERED_IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 38);
+    const IPV6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 0x38);
+    run(lab, "a", NAME, FILTERED_IP, true)?;
     for (node, words) in [
         ("a", format!("ip -n {NAME} addr add {IPV6}/64 dev eth0 nodad")),
         (CLIENT, "ip addr add fd77::100/64 dev eth0 nodad".to_owned()),
@@ -102,7 +104,7 @@ pub(super) fn what_nodes_know_that_filter_what_they_forward(stage: &mut Stage) -
     lab.check("a", &["nft", "add rule inet wall pass ct state new accept"])?;
     let mut echo = Vec::new();
     let mut streams = Vec::new();
-    for address in [IpAddr::from(BRIDGED_IP), IPV6.into()] {
+    for address in [IpAddr::from(FILTERED_IP), IPV6.into()] {
         let mut stream = connect(lab, address, TRAFFIC_PORT, PATIENCE)?;
         stream.set_read_timeout(Some(Duration::from_secs(3)))?;
         stream.write_all(&Service::Echo.to_bytes())?;
@@ -129,7 +131,7 @@ pub(super) fn what_nodes_know_that_filter_what_they_forward(stage: &mut Stage) -
             let_through.contains("established counter packets") && !let_through.contains("packets 0"),
             "{let_through}"
         );
-        let stranger = connect(lab, BRIDGED_IP, TRAFFIC_PORT, Duration::from_millis(300));
+        let stranger = connect(lab, FILTERED_IP, TRAFFIC_PORT, Duration::from_millis(300));
         ensure!(stranger.is_err(), "somebody was let in on {to}");
     }
     end(streams)?;

@@ -110,7 +110,7 @@ fn main() -> ExitCode {
         // Last: where a bridge has been, the node's link carries no macvlan any more.
         ("a_bridged_container_keeps_its_connections", places::bridged),
         (
-            "so_it_does_where_nodes_let_through_only_what_they_know",
+            "a_bridged_container_keeps_them_where_nodes_let_through_only_what_they_know",
             firewall::what_nodes_know_that_filter_what_they_forward,
         ),
         ("an_interface_that_the_plugin_bridge_has_made_moves", cni::made_by_bridge),

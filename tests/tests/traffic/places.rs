@@ -14,7 +14,7 @@ use super::kinds::{begin_datagrams, end_datagrams};
 use super::{IP, NAME, address, connect, moves, run};
 
 const OTHER: &str = "other";
-pub(super) const BRIDGED_IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 35);
+const BRIDGED_IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 35);
 const OTHER_IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 32);
 /// Bytes a second of each stream.
 pub(super) const RATE: u32 = 4 << 20;
