@@ -399,6 +399,50 @@ fn of_a_file_that_calls_write_only_those_parts_are_read() {
     drop(scribe);
 }
 
+/// Overwrites a page of a file for each line that it reads, in a way of which fanotify has no events (io_submit(2)).
+const STRANGER: &str = "
+import ctypes, os, struct, sys
+libc, fd, context = ctypes.CDLL(None), os.open(sys.argv[1], os.O_WRONLY), ctypes.c_ulong()
+assert libc.syscall(206, 1, ctypes.byref(context)) == 0
+for line in sys.stdin:
+    page, place = ctypes.create_string_buffer(b'w' * 4096, 4096), int(line)
+    fields = (0, 0, 0, 1, 0, fd, ctypes.addressof(page), 4096, place, 0, 0, 0)
+    order = ctypes.create_string_buffer(struct.pack('<QIIHhIQQqQII', *fields))
+    assert libc.syscall(209, context, ctypes.c_long(1), (ctypes.c_void_p * 1)(ctypes.addressof(order))) == 1
+    print('done', flush=True)
+";
+
+#[test]
+fn what_is_written_from_elsewhere_without_an_event_is_found() {
+    use std::io::{BufRead, Write};
+    use std::process::{Command, Stdio};
+    if !calls_are_told() {
+        return;
+    }
+    let mut stage = Stage::new("mode=755");
+    let scribe = Scribe::start(&mut stage);
+    let (mut source, mut replica) = scribe.open(&stage);
+    for _ in 0..2 {
+        pass(&mut source, &mut replica);
+        std::thread::sleep(2 * GRAIN);
+    }
+    // In this mount namespace, which is not the scribe's.
+    let mut command = Command::new("python3");
+    command.args(["-c", STRANGER]).arg(stage.source().join("file")).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut stranger = command.spawn().unwrap();
+    let (mut orders, answers) = (stranger.stdin.take().unwrap(), io::BufReader::new(stranger.stdout.take().unwrap()));
+    let mut answers = answers.lines();
+    for place in [5 << 12, 9 << 20] {
+        writeln!(orders, "{place}").unwrap();
+        assert_eq!(answers.next().unwrap().unwrap(), "done");
+        assert_eq!(pass(&mut source, &mut replica).0.bytes, 4 << 10);
+        assert_same(&stage, "written from elsewhere");
+    }
+    drop(orders);
+    assert!(stranger.wait().unwrap().success());
+    drop(scribe);
+}
+
 /// Has the scribe write what it draws by chance, pass after pass. Returns of how many passes only parts of its file were read; `None` where
 /// this kernel does not tell of calls.
 fn follow_at_random(passes: u64, what: impl Fn(u64) -> String) -> Option<u64> {

@@ -11,7 +11,8 @@
 //! **What is not.** Some calls may change files that the program cannot tell: those whose descriptor another thread takes away meanwhile, those that
 //! take a path, io_uring, aio, and calls of 32-bit programs. Where a task in the container's mount namespace makes
 //! one, [`CallLog::read`] says that not all was told. Of tasks elsewhere, also the kernel's own, it is told instead whenever they
-//! change a file's times. Mappings are a matter of [`crate::mapping_log`]. (Two calls that were under way already when a thread's first write began, and both
+//! change a file's times ([`Called::begins`]): they do so before they write, and may write long afterwards; and before Linux 6.13 only once in a tick of the
+//! clock, so that who writes to a file in such a way only in ticks in which others have written there just before is not told of. Mappings are a matter of [`crate::mapping_log`]. (Two calls that were under way already when a thread's first write began, and both
 //! take its file away and put it back in the course of that write, would not be noticed.)
 
 mod programs;
@@ -46,6 +47,8 @@ pub struct Called {
     pub start: u64,
     /// To before this one; [`u64::MAX`]: all of the file may have changed.
     pub end: u64,
+    /// A task outside of the namespace may only just begin to change it; that it has done so may not be told.
+    pub begins: bool,
 }
 
 /// The log of a whole machine.
@@ -143,7 +146,11 @@ impl Called {
         let word = |at: usize| Some(u64::from_ne_bytes(raw.get(at * 8..at * 8 + 8)?.try_into().ok()?));
         let device = word(0)? as u32;
         // MINORBITS of linux/kdev_t.h.
-        Some(Self { device: (device >> 20, device & 0xf_ffff), ino: word(1)?, start: word(2)?, end: word(3)? })
+        let (start, begins) = match word(2)? {
+            u64::MAX => (0, true),
+            start => (start, false),
+        };
+        Some(Self { device: (device >> 20, device & 0xf_ffff), ino: word(1)?, start, end: word(3)?, begins })
     }
 }
 

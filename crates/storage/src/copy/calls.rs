@@ -1,6 +1,6 @@
 //! Which chunks of files in tmpfs were written by calls, by the kernel's own account ([`CallLog`]).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,11 +16,20 @@ use super::trail::Part;
 /// Files that are too many to be noted between two looks: what was written is lost then.
 const TOO_MANY: usize = 100_000;
 
+/// What is known of one filesystem.
+#[derive(Debug, Default)]
+pub(super) struct Written {
+    /// What of each file calls have written.
+    pub parts: HashMap<u64, Part>,
+    /// Files that tasks outside of the container have begun to change; nobody tells when they have done so.
+    pub begun: HashSet<u64>,
+}
+
 #[derive(Debug)]
 struct State {
     log: CallLog,
-    /// What was written since it was taken last, by filesystem and inode.
-    files: HashMap<Device, HashMap<u64, Part>>,
+    /// Since it was taken last.
+    files: HashMap<Device, Written>,
     /// How often not everything was told.
     losses: u64,
 }
@@ -28,18 +37,21 @@ struct State {
 impl State {
     fn read(&mut self) {
         let Self { log, files, losses } = self;
-        let complete = log.read(|Called { device, ino, start, end }| {
-            let Some(files) = files.get_mut(&device) else { return };
-            let part = files.entry(ino).or_insert_with(|| Part::Chunks(Chunks::default()));
+        let complete = log.read(|Called { device, ino, start, end, begins }| {
+            let Some(Written { parts, begun }) = files.get_mut(&device) else { return };
+            if begins {
+                begun.insert(ino);
+            }
+            let part = parts.entry(ino).or_insert_with(|| Part::Chunks(Chunks::default()));
             match part {
                 _ if end == u64::MAX => *part = Part::Whole,
                 Part::Chunks(chunks) => chunks.add(start / CHUNK..end.div_ceil(CHUNK)),
                 Part::Whole => {}
             }
         });
-        let too_many = files.values().any(|files| files.len() > TOO_MANY);
+        let too_many = files.values().any(|written| written.parts.len() > TOO_MANY);
         if too_many {
-            files.values_mut().for_each(HashMap::clear);
+            files.values_mut().for_each(|written| written.parts.clear());
         }
         *losses += u64::from(!complete || too_many);
     }
@@ -64,15 +76,22 @@ impl Calls {
     pub fn start(init: u32, devices: impl Iterator<Item = Device>) -> io::Result<Self> {
         let namespace = std::fs::metadata(format!("/proc/{init}/ns/mnt"))?.ino();
         let log = CallLog::start(u32::try_from(namespace).map_err(io::Error::other)?)?;
-        let files = devices.map(|device| (device, HashMap::new())).collect();
+        let files = devices.map(|device| (device, Written::default())).collect();
         let state = Arc::new(Mutex::new(State { log, files, losses: 0 }));
         let shared = Arc::clone(&state);
         let reader = Reader::start("tmpfs calls", lock(&state).log.descriptors(), move || lock(&shared).read())?;
         Ok(Self { state, _reader: reader })
     }
 
+    /// Whether there is nothing to take of a filesystem, if nothing more was lost than so often.
+    pub(super) fn is_quiet(&self, device: Device, losses: u64) -> bool {
+        let mut state = lock(&self.state);
+        state.read();
+        state.losses == losses && state.files.get(&device).is_none_or(|written| written.parts.is_empty())
+    }
+
     /// What calls that have ended since it was taken last have written in a filesystem, and how often something was lost so far.
-    pub(super) fn take(&self, device: Device) -> (u64, HashMap<u64, Part>) {
+    pub(super) fn take(&self, device: Device) -> (u64, Written) {
         let mut state = lock(&self.state);
         state.read();
         (state.losses, state.files.get_mut(&device).map(std::mem::take).unwrap_or_default())

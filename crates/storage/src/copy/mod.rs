@@ -25,7 +25,7 @@
 //! parts of files are written ([`Trail`]), only those are read: to the chunk if it is written by calls alone, else to the folio of the
 //! page cache. In a tmpfs it says so of calls ([`Calls`]): there those parts are read of a file that has no shared mapping.
 //!
-//! A tmpfs where nothing happened, by that watch, and nobody can write without its notice, is not walked at all.
+//! A tmpfs where nothing happened, by that watch and what is told of calls, and nobody can write without notice, is not walked at all.
 
 mod calls;
 mod chunks;

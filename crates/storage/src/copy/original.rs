@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rustix::fs::{IFlags, OFlags, ioctl_getflags};
 use tranship_sys::dirty_log::write_back;
 
-use super::calls::Calls;
+use super::calls::{Calls, Written};
 use super::content::{self, Parts, Sent, Trouble};
 use super::op::{Kind, Name, Op};
 use super::suspects::{Device, Use};
@@ -57,6 +57,9 @@ enum Account {
         losses: u64,
         /// Files that were last compared only where calls have written.
         in_parts: HashSet<u64>,
+        /// Files that tasks outside of the container have begun to change, once. Nobody tells when they have done so, and before Linux 6.13 not
+        /// of each time that they begin.
+        changed_elsewhere: HashSet<u64>,
     },
     /// Of each file on a disk, where the kernel gives it.
     Disk {
@@ -111,7 +114,8 @@ impl Original {
     /// Why it cannot be watched, in words.
     pub fn in_memory(place: Place) -> Result<Self, String> {
         let watch = Watch::start(&place.root).map_err(|e| format!("it cannot be watched: {e}"))?;
-        Self::new(place, Account::Memory { watch, calls: None, losses: 0, in_parts: HashSet::new() })
+        let (in_parts, changed_elsewhere) = Default::default();
+        Self::new(place, Account::Memory { watch, calls: None, losses: 0, in_parts, changed_elsewhere })
     }
 
     /// From now on it is known what calls write to a tmpfs: before the first pass.
@@ -187,7 +191,7 @@ impl Pass<'_> {
             Account::Memory { watch, .. } => watch.take(),
             Account::Disk { .. } => Events { any: true, ..Events::default() },
         };
-        let quiet = !events.any && found.suspects.is_empty() && !found.open_for_writing;
+        let quiet = !events.any && found.suspects.is_empty() && !found.open_for_writing && self.is_quiet_elsewhere();
         if quiet && let Some(tree) = &self.state.tree {
             let root = tree.root;
             if self.last {
@@ -220,13 +224,27 @@ impl Pass<'_> {
         Ok(())
     }
 
+    /// Whether nobody outside of the container changes files, also in ways of which the watch has no events (io_submit(2)), as far as calls are followed.
+    fn is_quiet_elsewhere(&self) -> bool {
+        match &self.state.account {
+            Account::Memory { calls: Some(calls), losses, changed_elsewhere, .. } => {
+                changed_elsewhere.is_empty() && calls.is_quiet(self.state.device, *losses)
+            }
+            _ => true,
+        }
+    }
+
     /// What is known of how files were written since the last pass.
     fn told(&mut self, new: &Tree, found: &Use, events: &Events) -> Told {
         match &mut self.state.account {
-            Account::Memory { calls, losses, in_parts, .. } => {
+            Account::Memory { calls, losses, in_parts, changed_elsewhere, .. } => {
                 let closed = events.closed.iter().filter(|_| !found.all);
                 let mut suspects: HashSet<u64> = found.suspects.iter().chain(closed).copied().collect();
-                let (lost, parts) = calls.as_ref().map_or_else(Default::default, |calls| calls.take(self.state.device));
+                let (lost, Written { parts, begun }) =
+                    calls.as_ref().map_or_else(Default::default, |calls| calls.take(self.state.device));
+                changed_elsewhere.retain(|ino| new.nodes.contains_key(ino));
+                changed_elsewhere.extend(begun);
+                suspects.extend(&*changed_elsewhere);
                 let is_all = calls.is_some() && std::mem::replace(losses, lost) == lost;
                 if !is_all {
                     // A call that was not told may have begun before they were compared, and changed them afterwards.
@@ -308,6 +326,7 @@ impl Pass<'_> {
         for (ino, node) in new.nodes.iter().filter(|(_, node)| node.kind == Kind::File) {
             let written = told.is_in_doubt(*ino) || told.written.contains_key(ino);
             let changed = old.nodes.get(ino).is_none_or(|was| was.kind != Kind::File || node.content_differs(was));
+            // What the container's calls write is told whatever the times say; what others do, by the times, has made suspects.
             let doubted = self.state.doubted.contains(ino);
             if written || changed || (doubted && !told.is_all) || !self.state.sent.contains_key(ino) {
                 due.push(*ino);

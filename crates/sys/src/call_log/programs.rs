@@ -105,7 +105,7 @@ const DESCRIPTOR: i16 = -24;
 const FILES: i16 = -32;
 const FILE: i16 = -40;
 const WAY: i16 = -48;
-/// The record that is sent: device, inode, start and end.
+/// The record that is sent: device, inode, start (-1: a change of all of it begins) and end.
 const DEVICE: i16 = -80;
 const INODE: i16 = -72;
 const START: i16 = -64;
@@ -524,13 +524,14 @@ impl Writer<'_> {
         self.ends(code, (false, true))
     }
 
-    /// Where a file's times are changed: by tasks of other namespaces that is told.
+    /// Where a file's times are changed: by tasks of other namespaces that is told. What they change follows.
     pub fn times(&self) -> Vec<Instruction> {
         let mut code = Assembler::default();
         code.copy(R6, 1);
         code.argument(R9, R6, 0);
         self.inode(&mut code);
         self.task(&mut code);
+        code.store_number(START, -1);
         self.only_own(&mut code, "send");
         code.go("out");
         self.ends(code, (true, false))
