@@ -3,14 +3,44 @@
 //! these pages are in place before the process runs.
 
 use std::io::{self, IoSliceMut};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use nix::errno::Errno;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 use tranship_sys::process;
+use tranship_sys::schedule::{self, Standing};
 
 /// Bytes that are read at a time.
 const CHUNK: usize = 64 << 10;
+/// Most processes that are waited for at the same time.
+const AT_ONCE: usize = 32;
+
+/// Has these stopped processes get them, many at the same time: where a page has to come from the source each waits for a round trip.
+///
+/// # Errors
+/// The first of those of [`fetch`]; the other processes have theirs all the same.
+pub fn fetch_all(pids: &[u32]) -> io::Result<()> {
+    for_each(pids, fetch)
+}
+
+fn for_each(pids: &[u32], fetch: impl Fn(u32) -> io::Result<u64> + Sync) -> io::Result<()> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        schedule::stand(Standing::Favoured);
+        let mut result = Ok(());
+        while let Some(pid) = pids.get(next.fetch_add(1, Ordering::Relaxed)) {
+            result = result.and(fetch(*pid).map(drop));
+        }
+        result
+    };
+    thread::scope(|scope| {
+        let others: Vec<_> = (1..pids.len().min(AT_ONCE)).map(|_| scope.spawn(work)).collect();
+        let own = work();
+        others.into_iter().fold(own, |result, other| result.and(other.join().expect("to fetch does not panic")))
+    })
+}
 
 /// Has a stopped process get these pages, by reading them as another process may, who waits for what is missing. Returns their bytes:
 /// what the process has unmapped has none.
@@ -39,11 +69,30 @@ pub fn fetch(pid: u32) -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::{Condvar, Mutex};
+    use std::time::Duration;
 
     #[test]
     fn all_that_the_kernel_tells_is_read() {
         let told = |file| std::fs::read(format!("/proc/self/{file}")).unwrap().len() as u64;
         assert_eq!(fetch(std::process::id()).unwrap(), told("cmdline") + told("environ"));
         assert!(fetch(u32::MAX / 2).is_err());
+    }
+
+    #[test]
+    fn no_process_waits_for_another_ones() {
+        let pids: Vec<u32> = (1..=AT_ONCE as u32 + 5).collect();
+        let (asked, others) = (Mutex::new(0), Condvar::new());
+        let fetched = for_each(&pids, |pid| {
+            let mut asked = asked.lock().unwrap();
+            *asked += 1;
+            others.notify_all();
+            let alone = |asked: &mut usize| *asked < AT_ONCE;
+            let waited = others.wait_timeout_while(asked, Duration::from_secs(20), alone).unwrap().1;
+            assert!(!waited.timed_out(), "{pid} waits alone");
+            if pid == 3 { Err(io::ErrorKind::NotFound.into()) } else { Ok(0) }
+        });
+        assert_eq!(fetched.unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(*asked.lock().unwrap(), pids.len(), "what fails keeps no other from being asked for");
     }
 }

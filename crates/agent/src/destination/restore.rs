@@ -16,7 +16,6 @@ use tranship_storage::overlay::Overlay;
 use tranship_sys::awake::Awake;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::process;
-use tranship_sys::schedule::{self, Standing};
 use tranship_wire::message::Offer;
 
 use super::{DestinationRun, RESTORE};
@@ -28,7 +27,7 @@ use crate::{tmpfs, wrapper};
 /// How long memory may take to arrive once the skeleton is there and nothing moves.
 const MEMORY: Duration = Duration::from_secs(600);
 /// How long the pages that the kernel reads for others may keep the tasks waiting.
-const ARGUMENTS: Duration = Duration::from_secs(2);
+const ARGUMENTS: Duration = Duration::from_secs(1);
 
 impl DestinationRun {
     /// Waits until it is known of every page whether it has come, comes later or is zero. A task that is restored
@@ -195,10 +194,8 @@ impl DestinationRun {
 fn fetch_arguments(init: u32) -> Receiver<io::Result<()>> {
     let (done, fetched) = mpsc::channel();
     std::thread::spawn(move || {
-        schedule::stand(Standing::Favoured);
-        let all = process::family(init).into_iter().try_for_each(|pid| arguments::fetch(pid).map(drop));
         // Who waited for it may have given up.
-        let _ = done.send(all);
+        let _ = done.send(arguments::fetch_all(&process::family(init)));
     });
     fetched
 }
