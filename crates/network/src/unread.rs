@@ -50,6 +50,21 @@ pub struct Unread {
     pub left: u32,
 }
 
+impl Unread {
+    /// Takes out what may also be delivered when the container runs already, ahead of what comes later: what is beyond `bound` bytes, but nothing before the last
+    /// that its own programs have sent it. They may send more as soon as they run, and nothing holds that.
+    pub fn split_off(&mut self, bound: usize) -> Vec<HeldFrame> {
+        let mut bytes = 0;
+        let fits = |frame: &&HeldFrame| {
+            bytes += frame.bytes.len();
+            bytes <= bound
+        };
+        let fitting = self.frames.iter().take_while(fits).count();
+        let own = self.frames.iter().rposition(|frame| frame.interface == LOOPBACK).map_or(0, |last| last + 1);
+        self.frames.split_off(fitting.max(own))
+    }
+}
+
 /// Datagrams of one socket.
 struct Datagram {
     from: SocketAddr,
@@ -355,4 +370,24 @@ fn packet(datagram: &Datagram, port: u16, mtu: u32) -> Option<Packet> {
     udp[6..8].copy_from_slice(&sum.to_be_bytes());
     header.extend(udp);
     Some((note, header))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_beyond_the_bound_may_come_later_unless_it_is_from_the_container_itself() {
+        let frame = |(n, interface): (u8, &str)| HeldFrame { interface: interface.to_owned(), bytes: vec![n; 100] };
+        let split = |interfaces: [&str; 4], bound| {
+            let mut unread = Unread { frames: (0..).zip(interfaces).map(frame).collect(), left: 0 };
+            let later = unread.split_off(bound);
+            let numbers = |frames: &[HeldFrame]| frames.iter().map(|frame| frame.bytes[0]).collect::<Vec<_>>();
+            (numbers(&unread.frames), numbers(&later))
+        };
+        assert_eq!(split(["eth0"; 4], 1000), (vec![0, 1, 2, 3], vec![]));
+        assert_eq!(split(["eth0"; 4], 250), (vec![0, 1], vec![2, 3]));
+        assert_eq!(split(["lo", "eth0", "lo", "eth0"], 100), (vec![0, 1, 2], vec![3]));
+        assert_eq!(split(["lo", "eth0", "eth0", "eth0"], 200), (vec![0, 1], vec![2, 3]));
+    }
 }
