@@ -7,7 +7,7 @@ use crate::row::{Row, Spread};
 const MS: f64 = 1.0;
 const MB: f64 = 1e6;
 /// Column, quantity, unit in the quantity's own.
-const COLUMNS: [(&str, &str, f64); 20] = [
+const COLUMNS: [(&str, &str, f64); 21] = [
     ("client gap ms", "client_gap_ms", MS),
     ("blackout ms", "blackout_ms", MS),
     ("gap beyond it ms", "gap_beyond_blackout_ms", MS),
@@ -28,6 +28,7 @@ const COLUMNS: [(&str, &str, f64); 20] = [
     ("remote fault p99 µs", "fault_p99_us", 1.0),
     ("tracking costs %", "tracking_cost_share", 1e-2),
     ("by CPU time %", "tracking_cpu_share", 1e-2),
+    ("rounds cost %", "rounds_cost_share", 1e-2),
 ];
 
 /// The table: medians, below them the range. It has the columns that some row has a figure for.

@@ -1,25 +1,37 @@
 //! What it costs a container that its writes are tracked: its throughput in stretches of time with and without, in turns.
 //!
-//! The tracker is the one of pre-copy, and its rounds are those of pre-copy without the sending, so that nothing else takes
-//! time. Before each stretch with it a first round arms the whole memory; that is not in the stretch, what it
-//! causes is: every page's first write traps once more after each round.
+//! While nothing moves, writes are tracked for `tranship plan`: that is the cost that is judged, arming and the end of it included. For comparison
+//! there are rounds of pre-copy without the sending. Before such a stretch a first round arms the whole memory; that is not in the stretch,
+//! what it causes is: every page's first write traps once more after each round.
 
 use std::fs;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use tranship_memory::sample::sample;
 use tranship_memory::tracker::{Method, Tracker};
 
 use crate::row::Spread;
 use crate::run::Figures;
 use crate::workload::Workload;
 
-/// How long each stretch is: short, so that what drifts hits both kinds alike.
-const STRETCH: Duration = Duration::from_secs(2);
+/// How long each stretch is, as long as a plan samples unless it is told otherwise.
+const STRETCH: Duration = Duration::from_secs(3);
 /// From round to round. A round of a GB takes about that long on a fast link.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Pairs of stretches.
-const PAIRS: usize = 8;
+/// Stretches of each kind.
+const TURNS: usize = 8;
+
+/// What is done beside the workload.
+#[derive(Debug, Clone, Copy)]
+enum Beside {
+    Nothing,
+    /// What a plan does.
+    Sampling,
+    /// What pre-copy does.
+    Rounds,
+}
 
 /// What a workload does, on average over a stretch of time.
 #[derive(Debug, Clone, Copy)]
@@ -38,27 +50,25 @@ pub fn measure(node: &str, name: &str, workload: &mut dyn Workload) -> Result<Fi
         bail!("no process of container {name} was found");
     }
     // The first stretch of all is not like the others: caches are cold.
-    stretch(workload, &pids, None)?;
-    let (mut untracked, mut tracked) = (Vec::new(), Vec::new());
-    for pair in 0..PAIRS {
-        // In turns.
-        for with in [pair % 2 == 0, pair % 2 != 0] {
-            if with {
-                let mut tracker = Tracker::new(Method::best());
-                tracker.round(&pids).context("the first round of tracking")?;
-                tracked.push(stretch(workload, &pids, Some(&mut tracker))?);
-            } else {
-                untracked.push(stretch(workload, &pids, None)?);
-            }
+    stretch(workload, &pids, Beside::Nothing)?;
+    let mut kinds = [Beside::Nothing, Beside::Sampling, Beside::Rounds].map(|beside| (beside, Vec::new()));
+    for turn in 0..TURNS {
+        // Each of them goes first, in its turn.
+        for at in 0..kinds.len() {
+            let at = (turn + at) % kinds.len();
+            let (beside, paces) = &mut kinds[at];
+            paces.push(stretch(workload, &pids, *beside)?);
         }
     }
-    let (without, with) = (median(&untracked, |p| p.wall), median(&tracked, |p| p.wall));
-    let (cpu_without, cpu_with) = (median(&untracked, |p| p.cpu), median(&tracked, |p| p.cpu));
+    let [untracked, sampled, rounds] = kinds.map(|(_, paces)| paces);
+    let share = |paces: &[Pace], of| cost(median(&untracked, of), median(paces, of));
     Ok(vec![
-        ("untracked_per_s", without),
-        ("tracked_per_s", with),
-        ("tracking_cost_share", cost(without, with)),
-        ("tracking_cpu_share", cost(cpu_without, cpu_with)),
+        ("untracked_per_s", median(&untracked, |p| p.wall)),
+        ("tracked_per_s", median(&sampled, |p| p.wall)),
+        ("tracking_cost_share", share(&sampled, |p| p.wall)),
+        ("tracking_cpu_share", share(&sampled, |p| p.cpu)),
+        ("rounds_cost_share", share(&rounds, |p| p.wall)),
+        ("rounds_cpu_share", share(&rounds, |p| p.cpu)),
     ])
 }
 
@@ -71,13 +81,27 @@ fn cost(without: f64, with: f64) -> f64 {
     1.0 - with / without
 }
 
-/// What the workload does, with rounds of tracking or without.
-fn stretch(workload: &mut dyn Workload, pids: &[u32], mut tracker: Option<&mut Tracker>) -> Result<Pace> {
+/// What the workload does in one stretch.
+fn stretch(workload: &mut dyn Workload, pids: &[u32], beside: Beside) -> Result<Pace> {
+    let mut tracker = Tracker::new(Method::best());
+    if let Beside::Rounds = beside {
+        tracker.round(pids).context("the first round of tracking")?;
+    }
     let (start, cpu, before) = (Instant::now(), cpu_seconds(pids)?, workload.progress()?);
-    while start.elapsed() < STRETCH {
-        std::thread::sleep(PERIOD.min(STRETCH.saturating_sub(start.elapsed())));
-        if let Some(tracker) = &mut tracker {
-            tracker.round(pids).context("a round of tracking")?;
+    match beside {
+        Beside::Nothing => sleep(STRETCH),
+        Beside::Sampling => {
+            let pause = |time| {
+                sleep(time);
+                true
+            };
+            sample::<anyhow::Error>(Method::best(), STRETCH, || Ok(pids.to_vec()), pause).context("sampling")?;
+        }
+        Beside::Rounds => {
+            while start.elapsed() < STRETCH {
+                sleep(PERIOD.min(STRETCH.saturating_sub(start.elapsed())));
+                tracker.round(pids).context("a round of tracking")?;
+            }
         }
     }
     let done = (workload.progress()? - before) as f64;

@@ -1,15 +1,15 @@
-//! How much a running container writes to in how much time: rounds that send nothing.
+//! How much a running container writes to in how much time.
 //!
-//! The first look arms the watch, and each one after it waits twice as long as the one before; what it finds was written
-//! meanwhile. The container runs all the time, but for the instants that the method takes for itself: in which each of its
-//! processes opens a descriptor (0.3 ms), say. When the watch is dropped nothing is left in the tasks.
+//! The first look arms the watch, and each one after it is twice as far away from that as the one before; what it finds was written
+//! since. Nothing is armed again: so a page traps its first write and no more, however often it is looked at. The container runs all the time, but for the
+//! instants that the method takes for itself: in which each of its processes opens a descriptor (0.3 ms), say. When the watch is dropped nothing is left in the tasks.
 
 use std::time::{Duration, Instant};
 
 use crate::predict::Look;
 use crate::tracker::{Method, TrackError, Tracker};
 
-/// The first look's distance.
+/// The first look's distance from the arming.
 const SHORTEST: Duration = Duration::from_millis(5);
 
 /// What sampling has found.
@@ -39,18 +39,17 @@ pub fn sample<E: From<TrackError>>(
     let mut tracker = Tracker::new(method);
     let began = Instant::now();
     let mut sample = Sample { memory: tracker.round(&pids()?)?.plan.bytes(), ..Sample::default() };
-    let (mut before, mut wait, mut looking) = (Instant::now(), SHORTEST, Duration::ZERO);
-    while began.elapsed() < time && pause(wait.min(time.saturating_sub(began.elapsed()))) {
+    let (armed, mut window, mut looking) = (Instant::now(), SHORTEST, Duration::ZERO);
+    let left = |of: Duration, since: Instant| of.saturating_sub(since.elapsed());
+    while began.elapsed() < time && pause(left(window, armed).min(left(time, began))) {
         let look = Instant::now();
-        let bytes = tracker.round(&pids()?)?.plan.bytes();
-        sample.looks.push(Look { window: before.elapsed(), bytes });
-        before = Instant::now();
+        let bytes = tracker.left(&pids()?);
+        sample.looks.push(Look { window: armed.elapsed(), bytes });
         looking += look.elapsed();
-        wait *= 2;
+        // Some methods read all memory in a look.
+        window = 2 * window.max(armed.elapsed());
     }
     sample.looking = looking / u32::try_from(sample.looks.len().max(1)).unwrap_or(u32::MAX);
     sample.sampled = began.elapsed();
-    // The last one may have been cut short.
-    sample.looks.sort_by_key(|look| look.window);
     Ok(sample)
 }
