@@ -11,8 +11,9 @@
 //! **What is not.** Some calls may change files that the program cannot tell: those whose descriptor another thread takes away meanwhile, those that
 //! take a path, io_uring, aio, and calls of 32-bit programs. Where a task in the container's mount namespace makes
 //! one, [`CallLog::read`] says that not all was told. Of tasks elsewhere, also the kernel's own, it is told instead whenever they
-//! change a file's times ([`Called::begins`]): they do so before they write, and may write long afterwards; and before Linux 6.13 only once in a tick of the
-//! clock, so that who writes to a file in such a way only in ticks in which others have written there just before is not told of. Mappings are a matter of [`crate::mapping_log`]. (Two calls that were under way already when a thread's first write began, and both
+//! change a file's times ([`Called::begins`]), also when they read it: they do so before they write, and may write long afterwards; and only once in a tick
+//! of the clock, or since Linux 6.13 once more when somebody has looked at the times since. So who writes to a file in such a way only in ticks in which others
+//! have written there just before is not told of. Mappings are a matter of [`crate::mapping_log`]. (Two calls that were under way already when a thread's first write began, and both
 //! take its file away and put it back in the course of that write, would not be noticed.)
 
 mod programs;
@@ -47,7 +48,7 @@ pub struct Called {
     pub start: u64,
     /// To before this one; [`u64::MAX`]: all of the file may have changed.
     pub end: u64,
-    /// A task outside of the namespace may only just begin to change it; that it has done so may not be told.
+    /// A task outside of the namespace may only just begin to change it, and that it has done so may not be told; or it reads it.
     pub begins: bool,
 }
 
