@@ -299,6 +299,10 @@ impl Link for Connection {
         self.channel.socket.give_way()
     }
 
+    fn is_narrow(&self) -> bool {
+        self.channel.socket.is_narrow()
+    }
+
     fn in_flight(&mut self) -> io::Result<usize> {
         self.channel.socket.in_flight()
     }

@@ -42,6 +42,10 @@ pub trait Link: Read + Write + Send {
     /// Those of the socket.
     fn give_way(&mut self) -> io::Result<()>;
 
+    /// Whether it gives way, and has found the way to be so narrow that one link fills it: a second one that gives way would only take this one's
+    /// queue for somebody else's. Not where a pace was set.
+    fn is_narrow(&self) -> bool;
+
     /// Bytes that were written to it and that the peer's host has not got yet.
     ///
     /// # Errors

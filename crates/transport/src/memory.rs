@@ -147,6 +147,10 @@ impl Link for MemoryLink {
         Ok(())
     }
 
+    fn is_narrow(&self) -> bool {
+        false
+    }
+
     fn in_flight(&mut self) -> io::Result<usize> {
         let state = self.shared.lock();
         if state.is_cut() {

@@ -1,4 +1,4 @@
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send, setsockopt, sockopt};
 use tranship_sys::pacing;
 
-use crate::pacer::{LOOK, Pacer};
+use crate::pacer::{self, LOOK, Pacer};
 use crate::{Closer, Counters};
 
 /// Wanted size of each socket buffer in bytes.
@@ -89,9 +89,19 @@ impl Socket {
         self.apply_pace()
     }
 
+    /// Whether one link fills the way, as far as that is known.
+    pub fn is_narrow(&self) -> bool {
+        self.pace.is_none() && self.way.as_ref().is_some_and(|way| way.pacer.is_narrow())
+    }
+
     fn apply_pace(&self) -> io::Result<()> {
+        pacing::set_pacing(self.stream.as_fd(), self.kept_pace())
+    }
+
+    /// The pace that is kept to, in bytes a second.
+    fn kept_pace(&self) -> Option<u64> {
         let found = self.way.as_ref().map(|way| way.pacer.pace());
-        pacing::set_pacing(self.stream.as_fd(), self.pace.into_iter().chain(found).min())
+        self.pace.into_iter().chain(found).min()
     }
 
     /// Between two writes: looks how it fares if it gives way and the last look is long enough ago.
@@ -101,17 +111,19 @@ impl Socket {
         let rested = begun.duration_since(way.written) > LOOK;
         way.written = now;
         let since = now.duration_since(way.looked);
+        let course = pacing::course(self.stream.as_fd())?;
+        way.pacer.note(course.round_trip.saturating_sub(course.shortest));
         if since < LOOK && !rested {
             return Ok(());
         }
-        let course = pacing::course(self.stream.as_fd())?;
         let arrived = course.acknowledged.saturating_sub(way.acknowledged);
         (way.acknowledged, way.looked) = (course.acknowledged, now);
         // Where nothing was to be sent for a while, what arrived is not what the link carries.
         if rested {
+            way.pacer.rest();
             return Ok(());
         }
-        way.pacer.look(arrived as f64 / since.as_secs_f64(), course.round_trip.saturating_sub(course.shortest));
+        way.pacer.look(arrived as f64 / since.as_secs_f64());
         self.apply_pace()
     }
 
@@ -177,24 +189,31 @@ impl Socket {
                 Ok(n) => {
                     self.counters.add_sent(n);
                     buf = &buf[n..];
+                    begun.map_or(Ok(()), |begun| self.look(begun))?;
                 }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => return Err(as_timeout(e)),
             }
         }
-        begun.map_or(Ok(()), |begun| self.look(begun))
+        Ok(())
     }
 
-    /// Writes something, after waiting for room where there is none; only then the clock is read.
-    fn write(&self, buf: &[u8]) -> io::Result<usize> {
-        let at_once = send(self.stream.as_raw_fd(), buf, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
+    /// Writes something, after waiting for room where there is none; only then the clock is read. Where it gives way, that may become a segment, to
+    /// which the kernel adds nothing.
+    fn write(&self, mut buf: &[u8]) -> io::Result<usize> {
+        let mut flags = MsgFlags::MSG_NOSIGNAL;
+        if let Some(most) = self.way.as_ref().and_then(|_| pacer::segment(self.kept_pace()?)) {
+            buf = &buf[..buf.len().min(most)];
+            flags |= MsgFlags::MSG_EOR;
+        }
+        let at_once = send(self.stream.as_raw_fd(), buf, flags | MsgFlags::MSG_DONTWAIT);
         if at_once != Err(Errno::EAGAIN) {
             return Ok(at_once?);
         }
         let start = Instant::now();
-        let written = (&*self.stream).write(buf);
+        let written = send(self.stream.as_raw_fd(), buf, flags);
         self.counters.add_blocked(start.elapsed());
-        written
+        Ok(written?)
     }
 
     fn left(&self) -> io::Result<Option<Duration>> {

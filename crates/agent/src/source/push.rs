@@ -92,7 +92,7 @@ impl Push {
             let (start, going) = (Arc::clone(&start), going.clone());
             threads.push(std::thread::spawn(move || {
                 schedule::stand(start.wait());
-                let sent = outbox.send((number, count), &mut stream, &counters);
+                let sent = outbox.send((number, count), &mut stream, &counters, Link::is_narrow);
                 drop(going);
                 sent
             }));

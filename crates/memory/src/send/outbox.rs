@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange};
 use tranship_wire::WriteError;
@@ -22,6 +22,9 @@ pub struct Outbox {
     unsent: Mutex<HashMap<AddressSpaceId, Unsent>>,
     /// Where the other side waited last: what follows is likely to be touched next.
     hint: AtomicU64,
+    /// Whether the first stream is to send all of it while the others rest.
+    alone: Mutex<bool>,
+    changed: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -102,27 +105,70 @@ impl Outbox {
     }
 
     /// Sends over one of `count` streams what belongs to it, beginning behind where the other side waited last, and ends the
-    /// stream.
+    /// stream. While the first one's link is `narrow`, it sends what belongs to the others as well, and they rest.
     pub fn send<W: Write>(
         &self,
         (number, count): (usize, usize),
         stream: &mut Stream<W>,
         counters: &Counters,
+        narrow: impl Fn(&W) -> bool,
+    ) -> Result<(), SendError> {
+        let sent = self.send_own((number, count), stream, counters, narrow);
+        if number == 0 {
+            self.set_alone(false);
+        }
+        sent?;
+        stream.link().flush().map_err(WriteError::from)?;
+        Ok(tranship_wire::write_end(&mut stream.outlet.link, stream.outlet.sent)?)
+    }
+
+    fn send_own<W: Write>(
+        &self,
+        (number, count): (usize, usize),
+        stream: &mut Stream<W>,
+        counters: &Counters,
+        narrow: impl Fn(&W) -> bool,
     ) -> Result<(), SendError> {
         let mut own = self.places(number, count);
+        let mut alone = false;
         loop {
             let hint = self.hint.load(Ordering::Relaxed);
             let next = own.range((hint, AddressSpaceId(0))..).next().or_else(|| own.iter().next());
-            let Some(&(start, space)) = next else { break };
+            let Some(&(start, space)) = next else { return Ok(()) };
             own.remove(&(start, space));
             for piece in (PageRange { start, end: start + CHUNK }).cut(PIECE) {
+                if number > 0 {
+                    self.rest(stream)?;
+                } else if narrow(stream.link()) != alone {
+                    alone = !alone;
+                    self.set_alone(alone);
+                    if alone {
+                        own = self.places(0, 1);
+                    }
+                }
                 for chunk in self.take(space, piece) {
                     stream.send(&chunk, Version::Later, counters, None)?;
                 }
             }
         }
-        stream.link().flush().map_err(WriteError::from)?;
-        Ok(tranship_wire::write_end(&mut stream.outlet.link, stream.outlet.sent)?)
+    }
+
+    fn set_alone(&self, alone: bool) {
+        *self.alone.lock().unwrap_or_else(PoisonError::into_inner) = alone;
+        self.changed.notify_all();
+    }
+
+    /// Waits for as long as the first stream is alone.
+    fn rest<W: Write>(&self, stream: &mut Stream<W>) -> Result<(), WriteError> {
+        let alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
+        if *alone {
+            // What it has taken is not to wait with it.
+            drop(alone);
+            stream.link().flush()?;
+            let alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
+            drop(self.changed.wait_while(alone, |alone| *alone));
+        }
+        Ok(())
     }
 
     /// Sends what is left or on its way of pages that the other side waits for, and of those around them. The first of each range, which

@@ -77,7 +77,7 @@ fn a_page_that_is_waited_for_while_it_is_on_its_way_is_sent_once_more() {
     assert_eq!(ask(pages(6, 2)), 2, "asked for before it was taken");
     assert_eq!(ask(pages(6, 2)), 0, "it is on the fastest way there is");
     let (mut stream, counters) = (Stream::new(Vec::new(), None), Counters::default());
-    outbox.send((0, 1), &mut stream, &counters).unwrap();
+    outbox.send((0, 1), &mut stream, &counters, |_| false).unwrap();
     assert_eq!(counters.sent.into_inner(), 6 * PAGE_SIZE);
     assert_eq!((ask(pages(4, 4)), ask(pages(4, 4))), (2, 0));
     assert_eq!(outbox.bytes(), 0);
@@ -115,4 +115,72 @@ fn the_page_that_is_waited_for_leaves_before_those_around_it() {
     let parts = [PageRange { start, end: second }, PageRange { start: second, end: range.end }];
     assert!(frames.eq(parts.map(|range| FrameHeader::Pages { space, range })));
     assert_eq!(outbox.bytes(), 0);
+}
+
+/// Memory of three chunks' places, of which the second one is the second stream's if there are two, and what is to be sent of it: all.
+fn three_chunks() -> (Vec<u8>, Outbox) {
+    let memory = vec![7u8; 5 * CHUNK as usize];
+    let start = (memory.as_ptr() as u64).next_multiple_of(2 * CHUNK);
+    let outbox = Outbox::default();
+    let chunk = |range| Chunk { space: AddressSpaceId(1), pid: std::process::id(), range };
+    let all = PageRange { start, end: start + 3 * CHUNK };
+    outbox.add(&all.cut(CHUNK).map(chunk).collect::<Vec<_>>());
+    (memory, outbox)
+}
+
+#[test]
+fn on_a_narrow_link_the_first_stream_sends_alone_while_the_others_rest() {
+    let (_memory, outbox) = three_chunks();
+    let (mut first, counters) = (Stream::new(Vec::new(), None), [Counters::default(), Counters::default()]);
+    let sent = |number: usize| counters[number].sent.load(Ordering::Relaxed);
+    let looks = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        let second = Mutex::new(None);
+        let narrow = |_: &Vec<u8>| match looks.fetch_add(1, Ordering::Relaxed) {
+            0 => true,
+            1 => {
+                let other = scope.spawn(|| {
+                    let mut second = Stream::new(Vec::new(), None);
+                    outbox.send((1, 2), &mut second, &counters[1], |_| true).unwrap();
+                });
+                *second.lock().unwrap() = Some(other);
+                std::thread::sleep(std::time::Duration::from_millis(50));
+                assert_eq!(sent(1), 0, "it rests");
+                false
+            }
+            2 => {
+                second.lock().unwrap().take().unwrap().join().unwrap();
+                assert_eq!(sent(1), CHUNK, "it goes on");
+                false
+            }
+            _ => false,
+        };
+        outbox.send((0, 2), &mut first, &counters[0], narrow).unwrap();
+    });
+    assert_eq!((sent(0), outbox.bytes()), (2 * CHUNK, 0));
+
+    let (_memory, outbox) = three_chunks();
+    let counters = [Counters::default(), Counters::default()];
+    for (number, counters) in counters.iter().enumerate() {
+        outbox.send((number, 2), &mut Stream::new(Vec::new(), None), counters, |_| true).unwrap();
+    }
+    assert_eq!(counters.map(|counters| counters.sent.into_inner()), [3 * CHUNK, 0]);
+}
+
+#[test]
+fn the_others_do_not_rest_any_more_when_the_first_stream_is_broken() {
+    struct Broken;
+    impl Write for Broken {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(io::ErrorKind::BrokenPipe.into())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let (_memory, outbox) = three_chunks();
+    let counters = Counters::default();
+    outbox.send((0, 2), &mut Stream::new(Broken, None), &counters, |_| true).unwrap_err();
+    outbox.send((1, 2), &mut Stream::new(Vec::new(), None), &counters, |_| true).unwrap();
+    assert_eq!(counters.sent.into_inner(), CHUNK);
 }
