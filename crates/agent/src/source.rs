@@ -97,8 +97,6 @@ pub struct SourceRun {
     breakpoints: Option<OwnedFd>,
     /// Nobody waits for a processor to wake up, from the freeze until the container runs and a little longer; but while pages are waited for.
     awake: Option<Awake>,
-    /// Datagrams that no program has read, and that are to follow the word to commit. The original still has them.
-    unread: Vec<HeldFrame>,
     /// Packets that were held and not delivered yet.
     held: Vec<HeldFrame>,
     clock: ClockOffset,
@@ -178,7 +176,6 @@ impl SourceRun {
             backlog: None,
             breakpoints: None,
             awake: None,
-            unread: Vec::new(),
             held: Vec::new(),
             clock: ClockOffset::default(),
             timeline: Timeline::default(),

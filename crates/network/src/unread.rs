@@ -50,21 +50,6 @@ pub struct Unread {
     pub left: u32,
 }
 
-impl Unread {
-    /// Takes out what may also be delivered when the container runs already, ahead of what comes later: what is beyond `bound` bytes, but nothing before the last
-    /// that its own programs have sent it. They may send more as soon as they run, and nothing holds that.
-    pub fn split_off(&mut self, bound: usize) -> Vec<HeldFrame> {
-        let mut bytes = 0;
-        let fits = |frame: &&HeldFrame| {
-            bytes += frame.bytes.len();
-            bytes <= bound
-        };
-        let fitting = self.frames.iter().take_while(fits).count();
-        let own = self.frames.iter().rposition(|frame| frame.interface == LOOPBACK).map_or(0, |last| last + 1);
-        self.frames.split_off(fitting.max(own))
-    }
-}
-
 /// Datagrams of one socket.
 struct Datagram {
     from: SocketAddr,
@@ -102,12 +87,12 @@ pub fn unread(
     // A datagram to a group is delivered to all sockets that are in it, however many have a copy.
     let (mut to_groups, mut bytes) = (HashMap::<HeldFrame, u32>::new(), 0);
     for receiver in &receivers {
-        let peeked = sockets.get(&receiver.inode).map(|socket| peek(socket.as_fd()));
-        let Some(Ok(datagrams)) = peeked else {
+        let peeked = sockets.get(&receiver.inode).map(|socket| peek(socket.as_fd(), bound - bytes));
+        let Some(Ok((datagrams, mut complete))) = peeked else {
             all.left += 1;
             continue;
         };
-        let (mut of_this, mut complete) = (HashMap::<HeldFrame, u32>::new(), true);
+        let mut of_this = HashMap::<HeldFrame, u32>::new();
         for datagram in &datagrams {
             let frame = frame(datagram, receiver, identity).filter(|frame| bytes + frame.bytes.len() <= bound);
             let Some(frame) = frame else {
@@ -202,17 +187,18 @@ impl Drop for Asked<'_> {
     }
 }
 
-/// All datagrams in a socket's queue, which stay there.
-fn peek(socket: BorrowedFd<'_>) -> io::Result<Vec<Datagram>> {
+/// The datagrams in a socket's queue, which stay there: all, or the first ones up to `room` bytes; and whether it is all. The kernel begins with the first
+/// one each time, so that the time grows with the square of their number.
+fn peek(socket: BorrowedFd<'_>, room: usize) -> io::Result<(Vec<Datagram>, bool)> {
     let _asked = Asked::all(socket)?;
     let (mut buffer, mut control) = (vec![0; LONGEST], vec![0; CONTROL]);
     let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
-    let (mut found, mut errors) = (Vec::new(), 0);
-    loop {
+    let (mut found, mut bytes, mut errors) = (Vec::new(), 0, 0);
+    while bytes <= room {
         let mut parts = [IoSliceMut::new(&mut buffer)];
         let message = match recvmsg::<SockaddrStorage>(socket.as_raw_fd(), &mut parts, Some(&mut control), flags) {
             Ok(message) => message,
-            Err(Errno::EAGAIN) => return Ok(found),
+            Err(Errno::EAGAIN) => return Ok((found, true)),
             // What became of an earlier send.
             Err(_) if errors < ERRORS => {
                 errors += 1;
@@ -223,6 +209,7 @@ fn peek(socket: BorrowedFd<'_>) -> io::Result<Vec<Datagram>> {
         let from = message.address.as_ref().and_then(sender).ok_or(io::ErrorKind::InvalidData)?;
         let about = about(message.cmsgs()?);
         let length = message.bytes;
+        bytes += length;
         let to = about.to.ok_or(io::ErrorKind::InvalidData)?;
         // A merged one is as many as it was merged from.
         let payload = &buffer[..length];
@@ -241,6 +228,7 @@ fn peek(socket: BorrowedFd<'_>) -> io::Result<Vec<Datagram>> {
             payload: piece.to_vec(),
         }));
     }
+    Ok((found, false))
 }
 
 /// What the kernel tells besides a datagram.
@@ -370,24 +358,4 @@ fn packet(datagram: &Datagram, port: u16, mtu: u32) -> Option<Packet> {
     udp[6..8].copy_from_slice(&sum.to_be_bytes());
     header.extend(udp);
     Some((note, header))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_beyond_the_bound_may_come_later_unless_it_is_from_the_container_itself() {
-        let frame = |(n, interface): (u8, &str)| HeldFrame { interface: interface.to_owned(), bytes: vec![n; 100] };
-        let split = |interfaces: [&str; 4], bound| {
-            let mut unread = Unread { frames: (0..).zip(interfaces).map(frame).collect(), left: 0 };
-            let later = unread.split_off(bound);
-            let numbers = |frames: &[HeldFrame]| frames.iter().map(|frame| frame.bytes[0]).collect::<Vec<_>>();
-            (numbers(&unread.frames), numbers(&later))
-        };
-        assert_eq!(split(["eth0"; 4], 1000), (vec![0, 1, 2, 3], vec![]));
-        assert_eq!(split(["eth0"; 4], 250), (vec![0, 1], vec![2, 3]));
-        assert_eq!(split(["lo", "eth0", "lo", "eth0"], 100), (vec![0, 1, 2], vec![3]));
-        assert_eq!(split(["lo", "eth0", "eth0", "eth0"], 200), (vec![0, 1], vec![2, 3]));
-    }
 }

@@ -87,7 +87,7 @@ const MANY: u64 = 4000;
 /// Those that come when the container has moved, and still does not read.
 const LATER: u64 = 200;
 
-pub(super) fn more_than_goes_ahead(stage: &mut Stage) -> Result<()> {
+pub(super) fn of_thousands(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     let mut options = RunOptions::new(IP, ["python3", "-c", ECHO]);
     options.capabilities.push("CAP_NET_ADMIN".to_owned());

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tranship_coordinator::Failure;
 use tranship_engine::Freezer;
-use tranship_network::{Backlog, HeldFrame, Hold, Injector, NetworkError};
+use tranship_network::{Backlog, HeldFrame, Hold, Injector, NetworkError, Unread};
 use tranship_sys::clock::monotonic_ns;
 use tranship_wire::message::Request;
 
@@ -13,9 +13,6 @@ use crate::node::failed;
 
 /// Bytes of packets in one message: as text they are a third longer, and a message holds 1 MiB.
 const HELD_MESSAGE: usize = 512 << 10;
-
-/// Bytes of unread datagrams that may keep the container standing still: some 10 ms on a link of 1 Gbit/s.
-const AHEAD: usize = 1 << 20;
 
 /// How long programs may take to accept the connections that have come before the freeze.
 const ACCEPT: Duration = Duration::from_millis(50);
@@ -184,21 +181,20 @@ impl SourceRun {
     }
 
     /// Sends the destination the datagrams that no program has read, while it restores: CRIU has dumped the sockets without them. Here they stay
-    /// in their queues, in case the container goes on here. What is much is sent behind the word to commit ([`Self::forward_held`]).
+    /// in their queues, in case the container goes on here.
     pub(super) fn send_unread(&mut self) {
         let Some((container, offer)) = &self.inspection else { return };
         let (Some(backlog), Some((_, identity))) = (&mut self.backlog, &offer.network) else { return };
         let start = monotonic_ns();
         let pids = container.processes().unwrap_or_default();
-        let mut unread = match tranship_network::unread(backlog, identity, &pids, self.node.config.network.hold_bytes())
-        {
-            Ok(unread) => unread,
-            Err(error) => {
-                tracing::warn!(id = %self.id, %error, "datagrams that no program has read are not looked for");
-                return;
-            }
-        };
-        let left = unread.left;
+        let Unread { mut frames, left } =
+            match tranship_network::unread(backlog, identity, &pids, self.node.config.network.hold_bytes()) {
+                Ok(unread) => unread,
+                Err(error) => {
+                    tracing::warn!(id = %self.id, %error, "datagrams that no program has read are not looked for");
+                    return;
+                }
+            };
         if left > 0 {
             self.report.change(|r| {
                 r.ways.push(format!(
@@ -206,10 +202,10 @@ impl SourceRun {
                 ));
             });
         }
-        if unread.frames.is_empty() {
+        if frames.is_empty() {
             return;
         }
-        let count = unread.frames.len();
+        let count = frames.len();
         if !self.peer_keeps_datagrams {
             let peer = &self.peer;
             self.report.change(|r| {
@@ -219,10 +215,8 @@ impl SourceRun {
             });
             return;
         }
-        self.unread = unread.split_off(AHEAD);
-        let later = self.unread.len();
-        match self.say_held(&mut unread.frames) {
-            Ok(()) => tracing::debug!(id = %self.id, count, later, "unread datagrams sent"),
+        match self.say_held(&mut frames) {
+            Ok(()) => tracing::debug!(id = %self.id, count, "unread datagrams sent"),
             // Whoever waits for the answer on the same link will say so.
             Err(failure) => tracing::warn!(id = %self.id, %failure, count, "unread datagrams were not sent"),
         }
@@ -305,12 +299,8 @@ impl SourceRun {
         }
     }
 
-    /// Sends the packets that were held since the last time to where the container is now, behind the rest of what had not been read here.
+    /// Sends the packets that were held since the last time to where the container is now.
     pub(super) fn forward_held(&mut self) -> Result<(), Failure> {
-        let mut unread = std::mem::take(&mut self.unread);
-        let said = self.say_held(&mut unread);
-        self.unread = unread;
-        said?;
         // What the last try has left is sent first: as long as that fails the rest stays in the hold, which has a bound.
         self.say_taken()?;
         if let Some(hold) = &mut self.hold {
