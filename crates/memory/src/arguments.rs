@@ -18,6 +18,7 @@ const CHUNK: usize = 64 << 10;
 const AT_ONCE: usize = 32;
 
 /// Has these stopped processes get them, many at the same time: where a page has to come from the source each waits for a round trip.
+/// The calling thread is one of those that wait, and favoured from then on.
 ///
 /// # Errors
 /// The first of those of [`fetch`]; the other processes have theirs all the same.

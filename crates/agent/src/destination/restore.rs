@@ -16,6 +16,7 @@ use tranship_storage::overlay::Overlay;
 use tranship_sys::awake::Awake;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::process;
+use tranship_sys::schedule::{self, Standing};
 use tranship_wire::message::Offer;
 
 use super::{DestinationRun, RESTORE};
@@ -194,6 +195,7 @@ impl DestinationRun {
 fn fetch_arguments(init: u32) -> Receiver<io::Result<()>> {
     let (done, fetched) = mpsc::channel();
     std::thread::spawn(move || {
+        schedule::stand(Standing::Favoured);
         // Who waited for it may have given up.
         let _ = done.send(arguments::fetch_all(&process::family(init)));
     });
