@@ -443,6 +443,33 @@ fn what_is_written_from_elsewhere_without_an_event_is_found() {
     drop(scribe);
 }
 
+#[test]
+fn a_file_that_is_only_read_from_elsewhere_is_not_compared() {
+    if !calls_are_told() {
+        return;
+    }
+    let mut stage = Stage::new("mode=755");
+    let relatime = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RELATIME;
+    mount(None::<&str>, &stage.source(), None::<&str>, relatime, None::<&str>).unwrap();
+    let mut scribe = Scribe::start(&mut stage);
+    let (mut source, mut replica) = scribe.open(&stage);
+    std::thread::sleep(2 * GRAIN);
+    scribe.pass(&mut source, &mut replica);
+    let file = stage.source().join("file");
+    let accessed = || fs::metadata(&file).unwrap().accessed().unwrap();
+    let before = accessed();
+    fs::read(&file).unwrap();
+    assert_ne!(accessed(), before, "it is told of");
+    for pages in [0, 0, 2] {
+        if pages > 0 {
+            scribe.tell("at 4090");
+        }
+        let (moved, read) = scribe.pass(&mut source, &mut replica);
+        assert!(moved == pages << 12 && read < 1 << 20, "{moved} bytes moved, {read} read");
+    }
+    drop(scribe);
+}
+
 /// Has the scribe write what it draws by chance, pass after pass. Returns of how many passes only parts of its file were read; `None` where
 /// this kernel does not tell of calls.
 fn follow_at_random(passes: u64, what: impl Fn(u64) -> String) -> Option<u64> {

@@ -21,8 +21,43 @@ const TOO_MANY: usize = 100_000;
 pub(super) struct Written {
     /// What of each file calls have written.
     pub parts: HashMap<u64, Part>,
-    /// Files that tasks outside of the container have begun to change; nobody tells when they have done so.
+    /// Files whose times tasks outside of the container have changed: they have begun to change the file, and nobody tells when they have done
+    /// so, or have only read it.
     pub begun: HashSet<u64>,
+    /// That could be any file.
+    pub all_begun: bool,
+}
+
+impl Written {
+    fn is_empty(&self) -> bool {
+        self.parts.is_empty() && self.begun.is_empty() && !self.all_begun
+    }
+
+    fn add(&mut self, Called { ino, start, end, begins, .. }: Called) {
+        if begins {
+            self.begun.insert(ino);
+            return;
+        }
+        let part = self.parts.entry(ino).or_insert_with(|| Part::Chunks(Chunks::default()));
+        match part {
+            _ if end == u64::MAX => *part = Part::Whole,
+            Part::Chunks(chunks) => chunks.add(start / CHUNK..end.div_ceil(CHUNK)),
+            Part::Whole => {}
+        }
+    }
+
+    /// Notes no more than it has room for. False: what of files was written is lost.
+    fn limit(&mut self) -> bool {
+        if self.begun.len() > TOO_MANY {
+            self.begun.clear();
+            self.all_begun = true;
+        }
+        let all = self.parts.len() <= TOO_MANY;
+        if !all {
+            self.parts.clear();
+        }
+        all
+    }
 }
 
 #[derive(Debug)]
@@ -37,23 +72,15 @@ struct State {
 impl State {
     fn read(&mut self) {
         let Self { log, files, losses } = self;
-        let complete = log.read(|Called { device, ino, start, end, begins }| {
-            let Some(Written { parts, begun }) = files.get_mut(&device) else { return };
-            if begins {
-                begun.insert(ino);
-            }
-            let part = parts.entry(ino).or_insert_with(|| Part::Chunks(Chunks::default()));
-            match part {
-                _ if end == u64::MAX => *part = Part::Whole,
-                Part::Chunks(chunks) => chunks.add(start / CHUNK..end.div_ceil(CHUNK)),
-                Part::Whole => {}
+        let mut complete = log.read(|called| {
+            if let Some(written) = files.get_mut(&called.device) {
+                written.add(called);
             }
         });
-        let too_many = files.values().any(|written| written.parts.len() > TOO_MANY);
-        if too_many {
-            files.values_mut().for_each(|written| written.parts.clear());
+        for written in files.values_mut() {
+            complete &= written.limit();
         }
-        *losses += u64::from(!complete || too_many);
+        *losses += u64::from(!complete);
     }
 }
 
@@ -87,7 +114,7 @@ impl Calls {
     pub(super) fn is_quiet(&self, device: Device, losses: u64) -> bool {
         let mut state = lock(&self.state);
         state.read();
-        state.losses == losses && state.files.get(&device).is_none_or(|written| written.parts.is_empty())
+        state.losses == losses && state.files.get(&device).is_none_or(Written::is_empty)
     }
 
     /// What calls that have ended since it was taken last have written in a filesystem, and how often something was lost so far.
@@ -100,5 +127,25 @@ impl Calls {
     /// Nothing is followed any more: calls go their usual way.
     pub(crate) fn end(&self) {
         lock(&self.state).log.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_is_noted_than_there_is_room_for() {
+        let (mut begun, mut written) = <(Written, Written)>::default();
+        for ino in 0..=TOO_MANY as u64 {
+            assert!(begun.limit() && written.limit() && !begun.all_begun);
+            let called = Called { device: (0, 1), ino, start: 0, end: u64::MAX, begins: true };
+            begun.add(called);
+            written.add(Called { begins: false, ..called });
+        }
+        assert!(begun.limit(), "what calls have written is known");
+        assert!(begun.begun.is_empty() && begun.all_begun && !begun.is_empty());
+        assert!(!written.limit());
+        assert!(written.is_empty());
     }
 }

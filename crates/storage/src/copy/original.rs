@@ -57,9 +57,11 @@ enum Account {
         losses: u64,
         /// Files that were last compared only where calls have written.
         in_parts: HashSet<u64>,
-        /// Files that tasks outside of the container have begun to change, once. Nobody tells when they have done so, and before Linux 6.13 not
-        /// of each time that they begin.
+        /// Files that tasks outside of the container have begun to change, once. Nobody tells when they have done so, nor of each time that
+        /// they begin.
         changed_elsewhere: HashSet<u64>,
+        /// Files of which the last pass was told so, but not by the times: they have been read only, or changed after it looked.
+        read_elsewhere: HashSet<u64>,
     },
     /// Of each file on a disk, where the kernel gives it.
     Disk {
@@ -114,8 +116,8 @@ impl Original {
     /// Why it cannot be watched, in words.
     pub fn in_memory(place: Place) -> Result<Self, String> {
         let watch = Watch::start(&place.root).map_err(|e| format!("it cannot be watched: {e}"))?;
-        let (in_parts, changed_elsewhere) = Default::default();
-        Self::new(place, Account::Memory { watch, calls: None, losses: 0, in_parts, changed_elsewhere })
+        let (in_parts, changed_elsewhere, read_elsewhere) = Default::default();
+        Self::new(place, Account::Memory { watch, calls: None, losses: 0, in_parts, changed_elsewhere, read_elsewhere })
     }
 
     /// From now on it is known what calls write to a tmpfs: before the first pass.
@@ -205,7 +207,7 @@ impl Pass<'_> {
         let old = self.state.tree.take().unwrap_or_else(|| Tree { root: new.root, ..Tree::default() });
         self.op(&Op::Mount { index, root: new.root })?;
         let parked = self.names(&old, &new)?;
-        let told = self.told(&new, found, &events);
+        let told = self.told(&old, &new, found, &events);
         let touched = self.contents(&old, &new, &told)?;
         for (ino, node) in &new.nodes {
             let changed = old.nodes.get(ino).is_none_or(|was| was.kind != node.kind || node.differs(was));
@@ -227,23 +229,33 @@ impl Pass<'_> {
     /// Whether nobody outside of the container changes files, also in ways of which the watch has no events (io_submit(2)), as far as calls are followed.
     fn is_quiet_elsewhere(&self) -> bool {
         match &self.state.account {
-            Account::Memory { calls: Some(calls), losses, changed_elsewhere, .. } => {
-                changed_elsewhere.is_empty() && calls.is_quiet(self.state.device, *losses)
+            Account::Memory { calls: Some(calls), losses, changed_elsewhere, read_elsewhere, .. } => {
+                changed_elsewhere.is_empty() && read_elsewhere.is_empty() && calls.is_quiet(self.state.device, *losses)
             }
             _ => true,
         }
     }
 
     /// What is known of how files were written since the last pass.
-    fn told(&mut self, new: &Tree, found: &Use, events: &Events) -> Told {
+    fn told(&mut self, old: &Tree, new: &Tree, found: &Use, events: &Events) -> Told {
         match &mut self.state.account {
-            Account::Memory { calls, losses, in_parts, changed_elsewhere, .. } => {
+            Account::Memory { calls, losses, in_parts, changed_elsewhere, read_elsewhere, .. } => {
                 let closed = events.closed.iter().filter(|_| !found.all);
                 let mut suspects: HashSet<u64> = found.suspects.iter().chain(closed).copied().collect();
-                let (lost, Written { parts, begun }) =
+                let (lost, Written { parts, begun, all_begun }) =
                     calls.as_ref().map_or_else(Default::default, |calls| calls.take(self.state.device));
                 changed_elsewhere.retain(|ino| new.nodes.contains_key(ino));
-                changed_elsewhere.extend(begun);
+                let begun = if all_begun { new.nodes.keys().copied().collect() } else { begun };
+                // Who only reads leaves these times alone. Who writes has changed them before that is told: it is seen now, in the next look if it came after this
+                // one, or was in the one before, where it was young.
+                let is_changed = |ino: &u64| {
+                    let same = |(was, is): (&Node, &Node)| !is.content_differs(was);
+                    !old.nodes.get(ino).zip(new.nodes.get(ino)).is_some_and(same) || self.state.doubted.contains(ino)
+                };
+                changed_elsewhere.extend(read_elsewhere.drain().filter(is_changed));
+                let (changed, read): (HashSet<u64>, _) = begun.into_iter().partition(is_changed);
+                changed_elsewhere.extend(changed);
+                *read_elsewhere = read;
                 suspects.extend(&*changed_elsewhere);
                 let is_all = calls.is_some() && std::mem::replace(losses, lost) == lost;
                 if !is_all {
