@@ -10,7 +10,7 @@ use tranship_e2e::{Stage, remove};
 use tranship_lab::{CLIENT, Lab};
 use tranship_workloads::traffic::{Service, Stream, TRAFFIC_PORT, Way};
 
-use super::places::{end, go_on};
+use super::places::go_on;
 use super::{IP, NAME, PATIENCE, echoes, moves, run};
 
 /// Leads to the container's own port.
@@ -77,6 +77,9 @@ pub(super) fn rules_and_what_they_know(stage: &mut Stage) -> Result<()> {
     remove(lab, NAME)
 }
 
+/// Of what the container sends through a node that knows the connection.
+const LONGEST_GAP: Duration = Duration::from_secs(1);
+
 /// Nodes that let through what belongs to connections that they know, and nothing else but neighbours' questions.
 const KNOWN_ALONE: &str = "flush chain inet wall pass; add rule inet wall pass meta l4proto ipv6-icmp accept; \
                            add rule inet wall pass ct state established counter accept";
@@ -122,6 +125,8 @@ pub(super) fn what_nodes_know_that_filter_what_they_forward(stage: &mut Stage) -
     go_on(&streams)?;
     lab.check("a", &["nft", KNOWN_ALONE])?;
     for (from, to) in [("a", "b"), ("b", "a"), ("a", "b")] {
+        // Its counters begin anew.
+        lab.check(to, &["nft", KNOWN_ALONE])?;
         let report = moves(lab, NAME, from, to)?;
         eprintln!("to {to}: blackout {:.0} ms", report.blackout_ms.unwrap_or_default());
         go_on(&streams).with_context(|| format!("after the move to {to}"))?;
@@ -134,7 +139,11 @@ pub(super) fn what_nodes_know_that_filter_what_they_forward(stage: &mut Stage) -
         let stranger = connect(lab, FILTERED_IP, TRAFFIC_PORT, Duration::from_millis(300));
         ensure!(stranger.is_err(), "somebody was let in on {to}");
     }
-    end(streams)?;
+    for (n, stream) in streams.into_iter().enumerate() {
+        let gap = Duration::from_millis(stream.end().with_context(|| format!("stream {n}"))?.longest_gap_ms() as u64);
+        eprintln!("stream {n}: longest gap {gap:?}");
+        ensure!(gap < LONGEST_GAP, "stream {n}: nothing came for {gap:?}");
+    }
     for node in ["a", "b"] {
         lab.check(node, &["nft", "delete table inet wall"])?;
         for family in ["iptables", "ip6tables"] {
