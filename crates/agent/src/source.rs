@@ -309,7 +309,7 @@ impl SourceRun {
             if !self.engine.attaches_network() {
                 self.conntrack = Some(Conntrack::prepare(path).map_err(failed)?);
             }
-            self.node_conntrack = NodeConntrack::prepare(path, identity).ok();
+            self.node_conntrack = NodeConntrack::prepare(path, identity).inspect_err(skeleton::not_carried).ok();
             match Hold::prepare(path, identity, self.node.config.network.hold_bytes()) {
                 Ok(hold) => self.hold = Some(hold),
                 Err(error) => self.report.change(|r| r.ways.push(format!("network: packets are not held, {error}"))),

@@ -13,7 +13,7 @@ use tranship_coordinator::Failure;
 use tranship_criu::front::{Mark, Order};
 use tranship_criu::rpc::ExternalMount;
 use tranship_engine::Container;
-use tranship_network::{Conntrack, NodeConntrack};
+use tranship_network::{Conntrack, NetworkError, NodeConntrack};
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
 use tranship_transport::Link;
@@ -105,12 +105,16 @@ fn look(container: &Container, (inside, node): Trackers) -> Result<Found, Failur
     let begun = monotonic_ns();
     let uncarried = uncarried::look(container, container.network_namespace().as_deref())?;
     let tracked = inside.map(|mut conntrack| conntrack.entries()).transpose().map_err(failed)?;
-    let tracked_by_node = node.map_or(Ok(Vec::new()), |mut conntrack| conntrack.entries()).unwrap_or_else(|error| {
-        // Most nodes let packets pass without.
-        tracing::warn!(%error, "what this node tracks of the container's connections is not carried");
-        Vec::new()
-    });
+    let mut tracked_by_node = Vec::new();
+    if let Some(mut conntrack) = node {
+        let _ = conntrack.entries(&mut tracked_by_node).inspect_err(not_carried);
+    }
     Ok(Found { uncarried, times: (begun, monotonic_ns()), tracked, tracked_by_node })
+}
+
+/// Not all that this node tracks of the container's connections. Most nodes let packets pass without.
+pub(super) fn not_carried(error: &NetworkError) {
+    tracing::warn!(%error, "what this node tracks of the container's connections is not carried");
 }
 
 fn changed(path: &Path) -> Failure {
@@ -162,7 +166,8 @@ impl SourceRun {
         let mut inside = self.conntrack.take();
         let any = inside.as_mut().map_or(Ok(0), Conntrack::count).map_err(failed)? > 0;
         let mut node = self.node_conntrack.take();
-        let any_by_node = node.as_mut().is_some_and(|conntrack| conntrack.any().unwrap_or(false));
+        let any_by_node =
+            node.as_mut().is_some_and(|conntrack| conntrack.any().inspect_err(not_carried).unwrap_or(false));
         Ok((inside.filter(|_| any), node.filter(|_| any_by_node)))
     }
 

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use netlink_sys::Socket;
+use nix::errno::Errno;
 use tranship_types::NetworkIdentity;
 
 use super::{
@@ -12,7 +13,7 @@ use super::{
 use crate::NetworkError;
 use crate::backlog::{Backlog, Connection};
 use crate::nfnetlink::{self, GENERAL, NLM_F_REQUEST, message};
-use crate::reply::{Messages, Refusal, value};
+use crate::reply::{Message, Messages, Refusal, value};
 
 /// Connections that are asked for at once: their answers have to fit into a socket's buffer.
 const AT_ONCE: usize = 64;
@@ -50,18 +51,15 @@ impl NodeConntrack {
         ask_count(&self.socket, &mut self.sequence).map(|count| count > 0).map_err(|e| unreadable(&e))
     }
 
-    /// What is noted, for [`track`]; empty where nothing is.
+    /// Appends what is noted, for [`track`].
     ///
     /// # Errors
-    /// The kernel's refusal.
-    pub fn entries(&mut self) -> Result<Vec<u8>, NetworkError> {
+    /// The kernel's first refusal, with all that it tells appended all the same.
+    pub fn entries(&mut self, bytes: &mut Vec<u8>) -> Result<(), NetworkError> {
         let mut connections = self.sockets.connections()?;
         connections.retain(|one| self.addresses.contains(&one.local.ip()));
-        let mut bytes = Vec::new();
-        for some in connections.chunks(AT_ONCE) {
-            self.look_up(some, &mut bytes).map_err(|e| unreadable(&e))?;
-        }
-        Ok(bytes)
+        let told = connections.chunks(AT_ONCE).map(|some| self.look_up(some, bytes));
+        told.fold(Ok(()), Result::and).map_err(|e| unreadable(&e))
     }
 
     fn look_up(&mut self, connections: &[Connection], bytes: &mut Vec<u8>) -> Result<(), Refusal> {
@@ -71,15 +69,15 @@ impl NodeConntrack {
             ask(&mut questions, self.sequence, connection);
         }
         self.socket.send(&questions, 0)?;
-        // Those that are not noted are refused.
+        let mut refusal = None;
         nfnetlink::answers(&self.socket, |m| {
-            if m.kind != NEW || m.sequence <= before {
-                return;
+            if m.sequence > before
+                && let Err(e) = take(&m, bytes)
+            {
+                refusal.get_or_insert(e);
             }
-            if let Some(entry) = plain(m.payload) {
-                entry.write(bytes, KEPT);
-            }
-        })
+        })?;
+        refusal.map_or(Ok(()), Err)
     }
 }
 
@@ -126,6 +124,21 @@ fn ask(questions: &mut Vec<u8>, sequence: u32, connection: &Connection) {
     };
     let family = if source.len() == 16 { 10 } else { 2 };
     message(questions, GET, NLM_F_REQUEST, sequence, family, 0, |b| tuple.write(b, TUPLE_ORIGINAL));
+}
+
+/// Appends the connection that an answer tells of.
+fn take(answer: &Message<'_>, bytes: &mut Vec<u8>) -> Result<(), Refusal> {
+    match answer.verdict() {
+        // It is not noted.
+        Some(Err(refusal)) if refusal.errno == Errno::ENOENT => Ok(()),
+        Some(verdict) => verdict,
+        None => {
+            if let Some(entry) = plain(answer.payload).filter(|_| answer.kind == NEW) {
+                entry.write(bytes, KEPT);
+            }
+            Ok(())
+        }
+    }
 }
 
 /// The connection that a message tells of, if its addresses are not translated and it is in no zone.
@@ -196,6 +209,22 @@ mod tests {
             assert!(!is_plain(&|b| number(b, STATUS, ASSURED | bit)));
         }
         assert!(!is_plain(&|b| attribute(b, ZONE, |b| b.extend_from_slice(&[0, 7]))));
+    }
+
+    #[test]
+    fn what_is_not_noted_is_no_refusal_and_all_else_is() {
+        // NLMSG_ERROR of linux/netlink.h.
+        let answer = |errno: Errno| -> Vec<u8> {
+            let mut bytes = Vec::new();
+            message(&mut bytes, 2, 0, 1, 0, 0, |_| {});
+            bytes[HEADER..].copy_from_slice(&(-(errno as i32)).to_ne_bytes());
+            bytes
+        };
+        let mut bytes = Vec::new();
+        let all = [answer(Errno::ENOENT), answer(Errno::EPERM), entry(|_| {})].concat();
+        let taken: Vec<_> = Messages(&all).map(|m| take(&m, &mut bytes).map_err(|e| e.errno)).collect();
+        assert_eq!(taken, [Ok(()), Err(Errno::EPERM), Ok(())]);
+        assert_eq!(Messages(&bytes).count(), 1);
     }
 
     proptest! {
