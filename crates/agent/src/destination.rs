@@ -220,7 +220,8 @@ impl DestinationRun {
         let capacity = Store::capacity_for(self.offer.memory_bytes, available_memory()).map_err(failed)?;
         let store = Store::new(capacity, handle).map_err(failed)?;
         // Shared memory has files of its own.
-        store.populate(self.offer.memory_bytes.saturating_sub(self.offer.shared_bytes)).map_err(|e| {
+        let bytes = self.offer.memory_bytes.saturating_sub(self.offer.shared_bytes);
+        store.populate(bytes, self.offer.mode.has_rounds()).map_err(|e| {
             Failure::new(format!(
                 "node {} has not enough memory for the {} MiB of container {}: {e}; free some, or choose another node",
                 self.node.config.node,

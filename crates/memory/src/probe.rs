@@ -123,7 +123,7 @@ impl Sink {
     pub fn new() -> std::io::Result<Self> {
         let arena = Arena::new(SCRATCH)?;
         arena.populate(SCRATCH)?;
-        drop(arena.allocate(SCRATCH as usize));
+        arena.allocate(SCRATCH as usize)?;
         Ok(Self(arena))
     }
 

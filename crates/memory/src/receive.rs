@@ -35,6 +35,9 @@ pub enum ReceiveError {
         /// Its size.
         capacity: u64,
     },
+    /// There is less memory than it seemed.
+    #[error("there is not enough memory for the container's pages: {0}; free some, or choose another node")]
+    NoMemory(#[source] io::Error),
     /// Pages that are said to be as others, which have not come.
     #[error(
         "the pages of process {space} at {address:#x} are said to be as those of process {other}, which have not come; the peer \
@@ -160,9 +163,10 @@ impl Store {
         })
     }
 
-    /// Takes the memory for so many bytes now, before the freeze.
-    pub fn populate(&self, bytes: u64) -> io::Result<()> {
-        self.arena.populate(bytes)
+    /// Takes the memory for so many bytes before the freeze: now, or, if `rounds` bring all of it before that, as they come where that would take
+    /// long, so that the link is not idle meanwhile.
+    pub fn populate(&self, bytes: u64, rounds: bool) -> io::Result<()> {
+        if rounds { self.arena.populate_beside(bytes) } else { self.arena.populate(bytes) }
     }
 
     /// Bytes of pages received so far.
@@ -387,8 +391,10 @@ impl Store {
 
     /// Receives pages to a new place.
     fn read_anew<R: Read>(&self, pages: Arriving<'_, R>, range: PageRange) -> Result<u64, ReceiveError> {
-        let full = || ReceiveError::Full { capacity: self.arena.capacity() };
-        let mut slice = self.arena.allocate(range.len() as usize).ok_or_else(full)?;
+        let mut slice = self.arena.allocate(range.len() as usize).map_err(|error| match error.kind() {
+            io::ErrorKind::StorageFull => ReceiveError::Full { capacity: self.arena.capacity() },
+            _ => ReceiveError::NoMemory(error),
+        })?;
         pages.read(&mut slice)?;
         Ok(slice.offset())
     }

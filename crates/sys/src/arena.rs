@@ -8,13 +8,25 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
+use self::ahead::Ahead;
+
+mod ahead;
+
 const PAGE: u64 = 4096;
+/// Threads that take memory ahead.
+const TAKERS: usize = 4;
+/// Memory that comes faster than so many bytes in that time is waited for, at most so long.
+const FAST: u64 = 50_000_000;
+const LOOK: Duration = Duration::from_millis(50);
+const MOST: Duration = Duration::from_secs(3);
 /// How much longer an arena's file is than what it can hold at a time.
 const SPAN: u64 = 16;
 
@@ -62,6 +74,7 @@ pub struct Arena {
     next: AtomicU64,
     /// Bytes in use.
     live: AtomicU64,
+    ahead: Ahead,
     /// Held while bytes that were written before are replaced.
     replacing: Mutex<()>,
 }
@@ -85,7 +98,7 @@ impl Arena {
     fn over(file: OwnedFd, span: u64, capacity: u64, used: u64) -> io::Result<Arc<Self>> {
         let mapping = Mapping::new(file.as_fd(), span, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE)?;
         let (next, live) = (AtomicU64::new(used), AtomicU64::new(0));
-        Ok(Arc::new(Self { file, mapping, capacity, next, live, replacing: Mutex::new(()) }))
+        Ok(Arc::new(Self { file, mapping, capacity, next, live, ahead: Ahead::default(), replacing: Mutex::new(()) }))
     }
 
     /// The file, to be passed to the reading process.
@@ -105,10 +118,43 @@ impl Arena {
 
     /// Takes the memory for the first `len` bytes now, so that writing them later neither waits for it nor fails for want
     /// of it. Fails with `OutOfMemory` where there is not enough.
-    pub fn populate(&self, len: u64) -> io::Result<()> {
-        let len = len.min(self.capacity).next_multiple_of(PAGE) as usize;
+    pub fn populate(self: &Arc<Self>, len: u64) -> io::Result<()> {
+        self.populate_beside(len)?;
+        self.ahead.wait(len, None).map(drop)
+    }
+
+    /// The same, but goes on with it after three seconds at the latest, or at once where the memory comes slowly: beside the
+    /// caller, for whom [`allocate`](Self::allocate) waits until there is some. It ends with the arena.
+    pub fn populate_beside(self: &Arc<Self>, len: u64) -> io::Result<()> {
+        let len = len.min(self.capacity).next_multiple_of(PAGE);
+        self.ahead.want(len);
+        let takers = thread::available_parallelism().map_or(1, |most| most.get().min(TAKERS));
+        for taker in 0..takers {
+            let arena = Arc::downgrade(self);
+            match thread::Builder::new().name("populate".into()).spawn(move || take_ahead(&arena)) {
+                Err(error) if taker == 0 => return Err(error),
+                _ => {}
+            }
+        }
+        let (began, mut before) = (Instant::now(), 0);
+        while !self.ahead.wait(len, Some(Instant::now() + LOOK))? {
+            let there = self.ahead.there();
+            if began.elapsed() >= MOST || there - before < FAST {
+                break;
+            }
+            before = there;
+        }
+        Ok(())
+    }
+
+    /// Takes the memory for a part of the file.
+    fn take(&self, offset: u64, len: u64) -> io::Result<()> {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.mapping.len as u64), "beyond the end");
         // SAFETY: the range lies within the mapping; populating changes no content.
-        let done = unsafe { libc::madvise(self.mapping.start.as_ptr(), len, libc::MADV_POPULATE_WRITE) };
+        let done = unsafe {
+            let start = self.mapping.start.as_ptr().cast::<u8>().add(offset as usize);
+            libc::madvise(start.cast(), len as usize, libc::MADV_POPULATE_WRITE)
+        };
         if done == 0 {
             return Ok(());
         }
@@ -161,14 +207,30 @@ impl Arena {
         Ok(())
     }
 
-    /// A slice of `len` bytes (rounded up to pages) for the caller alone, or `None` when the arena is full.
-    pub fn allocate(self: &Arc<Self>, len: usize) -> Option<Slice> {
+    /// A slice of `len` bytes (rounded up to pages) for the caller alone. Waits for its memory if that is being taken.
+    ///
+    /// # Errors
+    /// `StorageFull` when the arena is full, `OutOfMemory` if the memory could not be taken.
+    pub fn allocate(self: &Arc<Self>, len: usize) -> io::Result<Slice> {
         let size = (len as u64).next_multiple_of(PAGE);
         let fits = |most: u64| move |now: u64| now.checked_add(size).filter(|end| *end <= most);
-        let update = |of: &AtomicU64, most| of.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits(most)).ok();
+        let update = |of: &AtomicU64, most| {
+            let before = of.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits(most));
+            before.map_err(|_| io::Error::from(io::ErrorKind::StorageFull))
+        };
         update(&self.live, self.capacity)?;
         let offset = update(&self.next, self.mapping.len as u64)?;
-        Some(Slice { arena: Arc::clone(self), offset, len })
+        self.ahead.wait(offset + size, None)?;
+        Ok(Slice { arena: Arc::clone(self), offset, len })
+    }
+}
+
+/// Takes memory ahead, one of several threads, until there is enough or nobody has the arena any more.
+fn take_ahead(arena: &Weak<Arena>) {
+    while let Some(arena) = arena.upgrade()
+        && let Some((offset, len)) = arena.ahead.next()
+    {
+        arena.ahead.done(offset, &arena.take(offset, len));
     }
 }
 
@@ -291,13 +353,25 @@ mod tests {
     #[test]
     fn a_full_arena_refuses_and_says_so() {
         let arena = Arena::new(8192).unwrap();
-        assert!(arena.allocate(4097).is_some());
-        assert!(arena.allocate(1).is_none());
+        arena.allocate(4097).unwrap();
+        assert_eq!(arena.allocate(1).unwrap_err().kind(), io::ErrorKind::StorageFull);
         assert_eq!(arena.used(), 8192);
         arena.release(0, 4096).unwrap();
         assert_eq!(arena.allocate(1).unwrap().offset(), 8192);
 
         let again = Arena::attach(arena.file().try_clone_to_owned().unwrap(), arena.used()).unwrap();
         assert_eq!((again.capacity(), again.allocate(1).unwrap().offset()), (8192, 12288));
+    }
+
+    #[test]
+    fn memory_that_is_taken_ahead_is_there_when_it_is_allocated() {
+        const LEN: u64 = 64 << 20;
+        let arena = Arena::new(LEN).unwrap();
+        arena.populate_beside(LEN).unwrap();
+        let view = View::new(arena.file().try_clone_to_owned().unwrap()).unwrap();
+        arena.allocate((LEN / 2) as usize).unwrap();
+        assert!(view.resident().unwrap() >= LEN / 2);
+        arena.populate(LEN).unwrap();
+        assert_eq!(view.resident().unwrap(), LEN);
     }
 }

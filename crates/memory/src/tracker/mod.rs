@@ -44,6 +44,13 @@ trait DirtyTracker: std::fmt::Debug + Send + Sync {
     /// Finds all pages, and whether a look would find them now. Changes nothing.
     fn peek(&self, space: &Space, there: &mut dyn FnMut(&PageRange, PageRange, bool)) -> io::Result<()>;
 
+    /// How many bytes a look would find now. Changes nothing.
+    fn left(&self, space: &Space) -> io::Result<u64> {
+        let mut left = 0;
+        self.peek(space, &mut |_, run, written| left += if written { run.len() } else { 0 })?;
+        Ok(left)
+    }
+
     /// Finds, if that takes little time, the pages of a process's range that were written since the last look, which has found all
     /// of them. Changes nothing: the next look finds them.
     fn again(&self, _pid: u32, _range: PageRange, _found: &mut dyn FnMut(PageRange)) -> io::Result<()> {
@@ -87,6 +94,8 @@ struct Watched {
 #[derive(Debug)]
 pub struct Tracker {
     method: Method,
+    /// One of so many pieces of the memory is watched.
+    every: u64,
     /// Some process's writes had to be found by another method.
     also: Option<Method>,
     spaces: HashMap<AddressSpaceId, Watched>,
@@ -101,6 +110,8 @@ pub struct Round {
     pub stale: Vec<(AddressSpaceId, PageRange)>,
     /// The address spaces.
     pub spaces: Vec<Space>,
+    /// What any of the processes writes from now on is found.
+    pub complete: bool,
 }
 
 /// What is sent while the tasks run is taken down here. If pages that could not be read are there at the end they are sent
@@ -142,7 +153,13 @@ impl Witness for Tracker {
 impl Tracker {
     /// Nothing is watched yet. The method must be [available](Method::available).
     pub fn new(method: Method) -> Self {
-        Self { method, also: None, spaces: HashMap::new() }
+        Self { method, every: 1, also: None, spaces: HashMap::new() }
+    }
+
+    /// Watches one of `every` pieces of the memory only, where that is what a method costs least by: to know how much is [left](Self::left), and for nothing
+    /// else. Each round begins anew.
+    pub fn of_sample(method: Method, every: u64) -> Self {
+        Self { every, ..Self::new(method) }
     }
 
     /// How writes are found, for people.
@@ -180,6 +197,7 @@ impl Tracker {
                 Err(source) => failure = Some(TrackError::Watch { pid, source }),
             }
         }
+        round.complete = rearm && failure.is_none();
         match failure {
             Some(error) if watched == 0 => Err(error),
             _ => Ok(round),
@@ -189,7 +207,7 @@ impl Tracker {
     fn look(&mut self, space: &Space, rearm: bool, plan: &mut Plan) -> io::Result<()> {
         // The same id with another pid is a new process: what was sent for the old one is replaced or stale.
         if self.spaces.get(&space.id).is_none_or(|watched| watched.pid != space.pid) {
-            let (tracker, method) = self.method.begin(space.pid)?;
+            let (tracker, method) = self.method.begin(space.pid, self.every)?;
             self.also = self.also.or((method != self.method).then_some(method));
             let sent = self.spaces.remove(&space.id).map(|w| w.sent).unwrap_or_default();
             self.spaces.insert(space.id, Watched { pid: space.pid, tracker, sent, missed: Mutex::default() });
@@ -211,19 +229,26 @@ impl Tracker {
         })
     }
 
-    /// Bytes that a round would find now. Nothing is re-armed, so that the round finds them all the same.
+    /// Bytes that a round would find now, of a sample as many as it stands for. Nothing is re-armed, so that the round finds them all the same.
     pub fn left(&self, pids: &[u32]) -> u64 {
-        let mut left = 0;
-        for space in pids.iter().flat_map(|pid| survey(&[*pid]).unwrap_or_default()) {
-            // What ends or goes meanwhile is not left.
-            let _ = self.peek(&space, &mut |_, run, written| left += if written { run.len() } else { 0 });
-        }
-        left
+        let left = |space: Space| {
+            if let Some(watched) = self.watched(&space) {
+                return watched.tracker.left(&space);
+            }
+            let mut there = 0;
+            self.peek(&space, &mut |_, run, _| there += run.len()).map(|()| there)
+        };
+        // What ends or goes meanwhile is not left.
+        pids.iter().flat_map(|pid| survey(&[*pid]).unwrap_or_default()).filter_map(|space| left(space).ok()).sum()
+    }
+
+    fn watched(&self, space: &Space) -> Option<&Watched> {
+        self.spaces.get(&space.id).filter(|watched| watched.pid == space.pid)
     }
 
     /// Finds all pages, and whether they were written since they were looked at; of a process at which nobody has looked, all.
     fn peek(&self, space: &Space, there: &mut dyn FnMut(&PageRange, PageRange, bool)) -> io::Result<()> {
-        if let Some(watched) = self.spaces.get(&space.id).filter(|watched| watched.pid == space.pid) {
+        if let Some(watched) = self.watched(space) {
             return watched.tracker.peek(space, there);
         }
         let mut pagemap = Pagemap::open(space.pid)?;

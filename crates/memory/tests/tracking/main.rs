@@ -17,7 +17,7 @@ use nix::sys::ptrace;
 use nix::sys::uio::{RemoteIoVec, process_vm_writev};
 use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
-use tranship_memory::tracker::Method;
+use tranship_memory::tracker::{Method, Tracker};
 
 use mirror::{Mirror, found};
 use raw::PAGE;
@@ -25,9 +25,10 @@ use subject::Subject;
 
 type Case = fn(Method);
 
-const CASES: [(&str, Case); 19] = [
+const CASES: [(&str, Case); 20] = [
     ("just_what_was_written_is_found", just_what_was_written_is_found),
     ("what_is_left_is_told_and_found_all_the_same", what_is_left_is_told_and_found_all_the_same),
+    ("a_sample_tells_how_much_is_written", a_sample_tells_how_much_is_written),
     ("old_content_that_comes_back_is_not_taken_for_what_was_sent", old_content_that_comes_back),
     ("what_is_written_again_before_its_turn_is_sent_later", written_again_before_its_turn),
     ("what_is_written_again_and_moved_before_its_turn_is_sent_later", written_again_and_moved),
@@ -73,6 +74,28 @@ fn main() -> ExitCode {
         }
     }
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
+/// Of a large container not every page is watched.
+fn a_sample_tells_how_much_is_written(method: Method) {
+    const PAGES: usize = 8192;
+    let mut subject = Subject::start();
+    let (pids, start) = ([subject.pid()], subject.fills(PAGES, 1));
+    let mut sample = Tracker::of_sample(method, 8);
+    assert!(sample.round(&pids).unwrap().complete);
+    let pages = |sample: &Tracker| sample.left(&pids) as usize / PAGE;
+    let few = pages(&sample);
+    assert!(few < PAGES / 16, "{few}");
+    for value in [2, 3] {
+        subject.writes(start, PAGES / 2, value);
+        let written = pages(&sample);
+        assert!(written.abs_diff(PAGES / 2) < PAGES / 8, "{written} for {}", PAGES / 2);
+    }
+    // What there was not before is written, all of it.
+    let before = pages(&sample);
+    subject.fills(PAGES, 1);
+    let new = pages(&sample) - before;
+    assert!(new.abs_diff(PAGES) < PAGES / 8, "{new}");
 }
 
 fn just_what_was_written_is_found(method: Method) {

@@ -1,0 +1,129 @@
+//! Memory that is taken before it is needed: by several threads, piece by piece from the beginning.
+
+use std::io;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// What is taken in one go, in bytes. The process's list of mappings is locked meanwhile: 1 ms, where the host has to find the memory first 10.
+const PIECE: u64 = 2 << 20;
+
+/// How far it has got.
+#[derive(Debug, Default)]
+pub(super) struct Ahead {
+    state: Mutex<State>,
+    progress: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Where the next piece begins that nobody has begun with, in bytes.
+    next: u64,
+    /// How much is to be taken in all, in bytes.
+    end: u64,
+    /// Where the pieces begin that somebody has begun with.
+    under_way: Vec<u64>,
+    /// It ended there, with this.
+    failed: Option<io::ErrorKind>,
+}
+
+impl State {
+    /// Up to where all has been taken.
+    fn there(&self) -> u64 {
+        self.under_way.iter().copied().min().unwrap_or(self.next)
+    }
+}
+
+impl Ahead {
+    /// The first `end` bytes are to be taken.
+    pub fn want(&self, end: u64) {
+        let mut state = self.state();
+        state.end = state.end.max(end);
+    }
+
+    /// The next piece, `(offset, length)`, to be taken by the caller: `None` if there is none, or another one could not be taken.
+    pub fn next(&self) -> Option<(u64, u64)> {
+        let mut state = self.state();
+        let (start, end) = (state.next, state.end.min(state.next + PIECE));
+        if start >= end || state.failed.is_some() {
+            return None;
+        }
+        state.under_way.push(start);
+        state.next = end;
+        Some((start, end - start))
+    }
+
+    /// How it went with the piece that begins at `start`.
+    pub fn done(&self, start: u64, taken: &io::Result<()>) {
+        let mut state = self.state();
+        match taken {
+            Ok(()) => state.under_way.retain(|piece| *piece != start),
+            Err(error) => state.failed = Some(error.kind()),
+        }
+        self.progress.notify_all();
+    }
+
+    /// Waits, at most until then, for what is to be taken below `end`: whether it is there.
+    pub fn wait(&self, end: u64, until: Option<Instant>) -> io::Result<bool> {
+        let mut state = self.state();
+        loop {
+            if state.there() >= end.min(state.end) {
+                return Ok(true);
+            }
+            if let Some(kind) = state.failed {
+                return Err(kind.into());
+            }
+            state = match until.map(|until| until.saturating_duration_since(Instant::now())) {
+                None => self.progress.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(left) if left.is_zero() => return Ok(false),
+                Some(left) => self.progress.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
+            };
+        }
+    }
+
+    /// Bytes from the beginning that have been taken.
+    pub fn there(&self) -> u64 {
+        self.state().there()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn who_needs_memory_waits_until_all_before_it_is_there() {
+        let ahead = Ahead::default();
+        assert!(ahead.wait(u64::MAX, None).unwrap(), "nothing is to be taken");
+        ahead.want(PIECE + 4096);
+        let (first, second) = (ahead.next().unwrap(), ahead.next().unwrap());
+        assert_eq!((first, second, ahead.next()), ((0, PIECE), (PIECE, 4096), None));
+        ahead.done(second.0, &Ok(()));
+        let now = || Some(Instant::now());
+        assert!(!ahead.wait(1, now()).unwrap() && ahead.there() == 0);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| ahead.wait(u64::MAX, None));
+            std::thread::sleep(Duration::from_millis(10));
+            ahead.done(first.0, &Ok(()));
+            assert!(waiting.join().unwrap().unwrap());
+        });
+        assert_eq!(ahead.there(), PIECE + 4096);
+    }
+
+    #[test]
+    fn what_cannot_be_taken_is_told_to_who_needs_it_and_to_nobody_else() {
+        let ahead = Ahead::default();
+        ahead.want(3 * PIECE);
+        let (first, second) = (ahead.next().unwrap(), ahead.next().unwrap());
+        ahead.done(first.0, &Ok(()));
+        ahead.done(second.0, &Err(io::ErrorKind::OutOfMemory.into()));
+        assert!(ahead.next().is_none());
+        assert!(ahead.wait(PIECE, None).unwrap());
+        assert_eq!(ahead.wait(PIECE + 1, None).unwrap_err().kind(), io::ErrorKind::OutOfMemory);
+    }
+}
