@@ -170,6 +170,7 @@ impl Stand {
     /// Watches nodes and workload while the container is moved.
     fn across(&mut self, perform: impl FnOnce(&Lab) -> Result<Moved>) -> Result<Sample> {
         let [source, destination] = self.way;
+        machine::touch_memory(self.case.load.memory());
         let hogs = if self.case.loaded { hogs::start(&self.lab, NODES)? } else { Vec::new() };
         self.workload.mark()?;
         let wire = Wire::now(&self.lab, NODES)?;
