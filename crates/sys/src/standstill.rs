@@ -137,8 +137,10 @@ mod tests {
 
     #[test]
     fn signals_that_come_meanwhile_are_not_lost() {
-        let code = "import signal, sys\nn = 0\ndef count(*_):\n global n; n += 1\n print(n, flush=True)\n\
-                    signal.signal(signal.SIGUSR1, count)\nprint(0, flush=True)\nwhile True: signal.pause()";
+        // Each one writes a byte at once; pause(2) would sleep on if it came right before that.
+        let code = "import os, signal\nread, write = os.pipe()\nos.set_blocking(write, False)\n\
+                    signal.set_wakeup_fd(write)\nsignal.signal(signal.SIGUSR1, lambda *_: None)\nprint(0, flush=True)\n\
+                    for n in range(1, 1000):\n os.read(read, 1)\n print(n, flush=True)";
         let mut child = Command::new("python3").args(["-c", code]).stdout(Stdio::piped()).spawn().unwrap();
         let pid = child.id();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
