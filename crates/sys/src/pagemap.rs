@@ -86,6 +86,20 @@ impl Pagemap {
         self.scan(start, end, &arg, &mut found)
     }
 
+    /// Whether there is a page in `[start, end)`, a part of one mapping, that has a mark: as if it had not been written since a watch over it was armed.
+    pub fn is_marked(&self, start: u64, end: u64) -> io::Result<bool> {
+        let arg = ScanArg {
+            category_inverted: PAGE_IS_WRITTEN,
+            category_mask: PAGE_IS_WRITTEN,
+            category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+            return_mask: PAGE_IS_WRITTEN,
+            ..ScanArg::default()
+        };
+        let mut marked = false;
+        self.regions(start, end, &arg, |_| marked = true)?;
+        Ok(marked)
+    }
+
     /// Whether the mapping `[start, end)`, one line of `maps`, is being watched. The kernel forgets the watch over a mapping that
     /// `mremap` has merged with its neighbour, but not the marks of its pages, which then tell of no write any more.
     pub fn is_watched(&self, start: u64, end: u64) -> bool {

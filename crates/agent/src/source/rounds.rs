@@ -16,7 +16,7 @@ use tranship_sys::clock::monotonic_ns;
 use tranship_sys::mapping_flags::FlagsReader;
 use tranship_sys::schedule::{self, Standing};
 use tranship_transport::Link;
-use tranship_types::RoundReport;
+use tranship_types::{MigrationId, RoundReport};
 
 use super::shared::Settling;
 use super::showing::shown_on;
@@ -40,27 +40,14 @@ impl SourceRun {
         if verdict.is_none() || unfinished {
             self.settle()?;
         }
-        self.learn_mappings()?;
+        let pids = self.inspected()?.0.processes().map_err(failed)?;
+        learn_mappings(&self.id, &mut self.smaps, self.node.mapping_flags.as_ref(), &pids);
         // Memory may have taken long.
         self.settle_trees()?;
         if unfinished {
             self.name_rest()?;
         }
         self.set_pace(None)
-    }
-
-    /// Has the flags of all mappings known before the freeze. The first look costs time for each page, a later one only where
-    /// something is new: so that as little as possible happens between the last round and the freeze.
-    fn learn_mappings(&mut self) -> Result<(), Failure> {
-        let Some(reader) = &self.node.mapping_flags else { return Ok(()) };
-        for pid in self.inspected()?.0.processes().map_err(failed)? {
-            if self.smaps.text(reader, pid).is_none()
-                && let Err(error) = self.smaps.learn(reader, pid)
-            {
-                tracing::debug!(id = %self.id, pid, %error, "the flags of its mappings stay unknown");
-            }
-        }
-        Ok(())
     }
 
     fn set_pace(&mut self, pace: Option<u64>) -> Result<(), Failure> {
@@ -92,18 +79,21 @@ impl SourceRun {
             }
             let start = Instant::now();
             let others = self.send_files()? + self.send_shared()?;
-            let round = tracker.round(&pids()?).map_err(failed)?;
-            // The watch has left its mark on the flags by now, and what is written meanwhile is in the next round.
-            self.learn_mappings()?;
+            let processes = pids()?;
+            let round = tracker.round(&processes).map_err(failed)?;
             let since = looked.replace(Instant::now()).map(|before| before.elapsed().as_secs_f64());
             let version = if seen.is_empty() { Version::First } else { Version::Later };
             let (moved_before, spared_before) = (self.report.read().progress.moved_bytes, self.tally.deduplicated());
-            let to = (&self.report, &*self.tally);
-            let sent = shown_on(to, round.plan.bytes(), &mut self.streams, |streams, counters| {
-                let mut chunks = [&round.plan.first, &round.plan.rest].into_iter();
-                chunks.try_for_each(|chunks| send::send_running(chunks, version, streams, counters, &tracker))?;
-                await_arrival(streams)?;
-                Ok(counters.passed_over.load(Ordering::Relaxed))
+            let Self { id, node, report, tally, streams, smaps, .. } = &mut *self;
+            let sent = std::thread::scope(|scope| {
+                // The watch has left its mark on the flags by now.
+                scope.spawn(|| learn_mappings(id, smaps, node.mapping_flags.as_ref(), &processes));
+                shown_on((report, tally), round.plan.bytes(), streams, |streams, counters| {
+                    let mut chunks = [&round.plan.first, &round.plan.rest].into_iter();
+                    chunks.try_for_each(|chunks| send::send_running(chunks, version, streams, counters, &tracker))?;
+                    await_arrival(streams)?;
+                    Ok(counters.passed_over.load(Ordering::Relaxed))
+                })
             });
             let passed_over = sent.map_err(|error| self.not_sent(&error))?;
             let (bytes, took) = (round.plan.bytes() + others, start.elapsed());
@@ -276,6 +266,19 @@ impl SourceRun {
             self.report.change(|r| r.ways.extend(ways));
         }
         Ok(())
+    }
+}
+
+/// Has the flags of all mappings known before the freeze. The first look costs time for each page, a later one only where
+/// something is new: so that as little as possible happens between the last round and the freeze.
+fn learn_mappings(id: &MigrationId, smaps: &mut Smaps, reader: Option<&FlagsReader>, pids: &[u32]) {
+    let Some(reader) = reader else { return };
+    for &pid in pids {
+        if smaps.text(reader, pid).is_none()
+            && let Err(error) = smaps.learn(reader, pid)
+        {
+            tracing::debug!(%id, pid, %error, "the flags of its mappings stay unknown");
+        }
     }
 }
 

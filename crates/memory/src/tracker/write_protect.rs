@@ -53,6 +53,15 @@ impl WriteProtect {
         }
     }
 
+    /// Frees a mapping that is armed now of the marks of an earlier watch, if there are any: whether there are none now. To take them away costs the kernel
+    /// far more time than to find that there are none.
+    fn has_no_marks(&self, pagemap: &Pagemap, range: &PageRange) -> bool {
+        match pagemap.is_marked(range.start, range.end) {
+            Ok(false) => true,
+            _ => self.watch.forget(range.start, range.end).is_ok(),
+        }
+    }
+
     /// Whether the marks of a mapping tell all that was written since they were set.
     fn tells(&self, pagemap: &Pagemap, range: &PageRange) -> bool {
         pagemap.is_watched(range.start, range.end) && self.doubtful.within(*range).is_empty()
@@ -71,7 +80,7 @@ impl WriteProtect {
         let mut sample = Sample { every, ..Sample::default() };
         for range in &space.ranges {
             // What cannot be watched counts as written.
-            if !self.arm(space.pid, range)? || self.watch.forget(range.start, range.end).is_err() {
+            if !self.arm(space.pid, range)? || !self.has_no_marks(&pagemap, range) {
                 continue;
             }
             let (mut runs, mut huge) = (Vec::new(), PageSet::default());
@@ -122,14 +131,14 @@ impl DirtyTracker for WriteProtect {
             let watched_all_along = self.tells(&pagemap, range);
             let armed = self.arm(space.pid, range)?;
             let found = |start, end| found(range, PageRange { start, end });
-            if watched_all_along {
+            if watched_all_along || armed && self.has_no_marks(&pagemap, range) {
+                // What has no mark counts as written, and gets one in the instant in which it is found.
+                self.doubtful.remove(*range);
                 pagemap.written(range.start, range.end, armed, found)?;
             } else {
                 // Armed first: what is written after that is found by the next look. Until here no mark tells anything, and
                 // what cannot be freed of them (it changes just now) tells nothing in the next look either.
-                if self.watch.forget(range.start, range.end).is_ok() {
-                    self.doubtful.remove(*range);
-                } else if armed {
+                if armed {
                     self.doubtful.insert(*range);
                 }
                 pagemap.written(range.start, range.end, armed, |_, _| {})?;

@@ -25,7 +25,7 @@ use subject::Subject;
 
 type Case = fn(Method);
 
-const CASES: [(&str, Case); 20] = [
+const CASES: [(&str, Case); 21] = [
     ("just_what_was_written_is_found", just_what_was_written_is_found),
     ("what_is_left_is_told_and_found_all_the_same", what_is_left_is_told_and_found_all_the_same),
     ("a_sample_tells_how_much_is_written", a_sample_tells_how_much_is_written),
@@ -38,6 +38,7 @@ const CASES: [(&str, Case); 20] = [
     ("mappings_come_and_go_at_the_same_place", mappings_come_and_go_at_the_same_place),
     ("mappings_move_and_grow", mappings_move_and_grow),
     ("a_mapping_that_was_not_watched_joins_one_that_was", a_mapping_joins_another),
+    ("a_part_of_a_mapping_comes_back", a_part_of_a_mapping_comes_back),
     ("content_is_thrown_away", content_is_thrown_away),
     ("pages_that_their_own_task_may_not_read", pages_that_their_own_task_may_not_read),
     ("others_write", others_write),
@@ -284,6 +285,25 @@ fn a_mapping_joins_another(method: Method) {
     // More than fits into the gap.
     let new = subject.fills(128, 2);
     subject.does(&format!("remap {new} 64 64 {}", start + 64 * PAGE));
+    subject.writes(start + 60 * PAGE, 8, 3);
+    mirror.round(&pids);
+    subject.writes(start + 62 * PAGE, 4, 4);
+    subject.writes(start + 126 * PAGE, 4, 5);
+    mirror.finish(&pids);
+}
+
+/// When a part of a mapping comes back to its place the kernel makes one of all three, and ends the watch over them. Marks stay, and pages become writable
+/// under them.
+fn a_part_of_a_mapping_comes_back(method: Method) {
+    let mut subject = Subject::start();
+    let pids = pids_of(&subject);
+    let (start, away) = (subject.fills(192, 1), subject.fills(64, 7));
+    let middle = start + 64 * PAGE;
+    let mut mirror = Mirror::new(method);
+    mirror.round(&pids);
+    subject.does(&format!("remap {middle} 64 64 {away}"));
+    mirror.round(&pids);
+    subject.does(&format!("remap {away} 64 64 {middle}"));
     subject.writes(start + 60 * PAGE, 8, 3);
     mirror.round(&pids);
     subject.writes(start + 62 * PAGE, 4, 4);
