@@ -221,16 +221,18 @@ impl DestinationRun {
         let store = Store::new(capacity, handle).map_err(failed)?;
         // Shared memory has files of its own.
         let bytes = self.offer.memory_bytes.saturating_sub(self.offer.shared_bytes);
-        store.populate(bytes, self.offer.mode.has_rounds()).map_err(|e| {
-            Failure::new(format!(
-                "node {} has not enough memory for the {} MiB of container {}: {e}; free some, or choose another node",
-                self.node.config.node,
-                self.offer.memory_bytes >> 20,
-                self.offer.container
-            ))
-        })?;
+        store.populate(bytes).map_err(|e| self.no_memory(&e))?;
         self.inbox.open(store, &self.peer, self.offer.streams);
         Ok(())
+    }
+
+    fn no_memory(&self, error: &std::io::Error) -> Failure {
+        Failure::new(format!(
+            "node {} has not enough memory for the {} MiB of container {}: {error}; free some, or choose another node",
+            self.node.config.node,
+            self.offer.memory_bytes >> 20,
+            self.offer.container
+        ))
     }
 
     fn start_engine(&mut self) -> Result<(), Failure> {
@@ -254,7 +256,8 @@ impl DestinationRun {
             self.take_attached()?;
         }
         self.breakpoints = breakpoints::prepare().ok();
-        Ok(())
+        // It was taken beside the engine's start.
+        self.inbox.store()?.populated(self.offer.mode.has_rounds()).map_err(|e| self.no_memory(&e))
     }
 
     fn drain(&mut self) -> Result<(), Failure> {

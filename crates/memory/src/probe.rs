@@ -123,6 +123,7 @@ impl Sink {
     pub fn new() -> std::io::Result<Self> {
         let arena = Arena::new(SCRATCH)?;
         arena.populate(SCRATCH)?;
+        arena.populated()?;
         arena.allocate(SCRATCH as usize)?;
         Ok(Self(arena))
     }

@@ -163,10 +163,15 @@ impl Store {
         })
     }
 
-    /// Takes the memory for so many bytes before the freeze: now, or, if `rounds` bring all of it before that, as they come where that would take
-    /// long, so that the link is not idle meanwhile.
-    pub fn populate(&self, bytes: u64, rounds: bool) -> io::Result<()> {
-        if rounds { self.arena.populate_beside(bytes) } else { self.arena.populate(bytes) }
+    /// Begins to take the memory for so many bytes.
+    pub fn populate(&self, bytes: u64) -> io::Result<()> {
+        self.arena.populate(bytes)
+    }
+
+    /// Waits until the memory has been taken; or, if `rounds` bring all of it before the freeze, no longer than it comes fast, so that the link is not idle
+    /// meanwhile.
+    pub fn populated(&self, rounds: bool) -> io::Result<()> {
+        if rounds { self.arena.populated_or_slow() } else { self.arena.populated() }
     }
 
     /// Bytes of pages received so far.

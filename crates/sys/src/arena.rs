@@ -116,18 +116,10 @@ impl Arena {
         self.next.load(Ordering::Relaxed)
     }
 
-    /// Takes the memory for the first `len` bytes now, so that writing them later neither waits for it nor fails for want
-    /// of it. Fails with `OutOfMemory` where there is not enough.
+    /// Begins to take the memory for the first `len` bytes, beside the caller, so that writing them later neither waits for it nor fails for want
+    /// of it. [`Self::allocate`] waits until there is some. It ends with the arena.
     pub fn populate(self: &Arc<Self>, len: u64) -> io::Result<()> {
-        self.populate_beside(len)?;
-        self.ahead.wait(len, None).map(drop)
-    }
-
-    /// The same, but goes on with it after three seconds at the latest, or at once where the memory comes slowly: beside the
-    /// caller, for whom [`allocate`](Self::allocate) waits until there is some. It ends with the arena.
-    pub fn populate_beside(self: &Arc<Self>, len: u64) -> io::Result<()> {
-        let len = len.min(self.capacity).next_multiple_of(PAGE);
-        self.ahead.want(len);
+        self.ahead.want(len.min(self.capacity).next_multiple_of(PAGE));
         let takers = thread::available_parallelism().map_or(1, |most| most.get().min(TAKERS));
         for taker in 0..takers {
             let arena = Arc::downgrade(self);
@@ -136,8 +128,18 @@ impl Arena {
                 _ => {}
             }
         }
-        let (began, mut before) = (Instant::now(), 0);
-        while !self.ahead.wait(len, Some(Instant::now() + LOOK))? {
+        Ok(())
+    }
+
+    /// Waits until all the memory that was to be taken is there. Fails with `OutOfMemory` where there is not enough.
+    pub fn populated(&self) -> io::Result<()> {
+        self.ahead.wait(u64::MAX, None).map(drop)
+    }
+
+    /// The same, but for three seconds at the most, and only while the memory comes fast.
+    pub fn populated_or_slow(&self) -> io::Result<()> {
+        let (began, mut before) = (Instant::now(), self.ahead.there());
+        while !self.ahead.wait(u64::MAX, Some(Instant::now() + LOOK))? {
             let there = self.ahead.there();
             if began.elapsed() >= MOST || there - before < FAST {
                 break;
@@ -367,11 +369,12 @@ mod tests {
     fn memory_that_is_taken_ahead_is_there_when_it_is_allocated() {
         const LEN: u64 = 64 << 20;
         let arena = Arena::new(LEN).unwrap();
-        arena.populate_beside(LEN).unwrap();
+        arena.populate(LEN).unwrap();
+        arena.populated_or_slow().unwrap();
         let view = View::new(arena.file().try_clone_to_owned().unwrap()).unwrap();
         arena.allocate((LEN / 2) as usize).unwrap();
         assert!(view.resident().unwrap() >= LEN / 2);
-        arena.populate(LEN).unwrap();
+        arena.populated().unwrap();
         assert_eq!(view.resident().unwrap(), LEN);
     }
 }
