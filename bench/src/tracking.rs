@@ -20,8 +20,10 @@ use crate::workload::Workload;
 const STRETCH: Duration = Duration::from_secs(3);
 /// From round to round. A round of a GB takes about that long on a fast link.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Stretches of each kind.
-const TURNS: usize = 8;
+/// Stretches with and without. Of one alone a shared machine's speed differs from that of the next by a tenth and more.
+const TURNS: usize = 24;
+/// Of which so many are followed by one with rounds.
+const ROUNDS: usize = 4;
 
 /// What is done beside the workload.
 #[derive(Debug, Clone, Copy)]
@@ -51,16 +53,20 @@ pub fn measure(node: &str, name: &str, workload: &mut dyn Workload) -> Result<Fi
     }
     // The first stretch of all is not like the others: caches are cold.
     stretch(workload, &pids, Beside::Nothing)?;
-    let mut kinds = [Beside::Nothing, Beside::Sampling, Beside::Rounds].map(|beside| (beside, Vec::new()));
+    let (mut untracked, mut sampled, mut rounds) = (Vec::new(), Vec::new(), Vec::new());
     for turn in 0..TURNS {
-        // Each of them goes first, in its turn.
-        for at in 0..kinds.len() {
-            let at = (turn + at) % kinds.len();
-            let (beside, paces) = &mut kinds[at];
-            paces.push(stretch(workload, &pids, *beside)?);
+        // Each of the two goes first, in its turn.
+        if turn % 2 == 0 {
+            untracked.push(stretch(workload, &pids, Beside::Nothing)?);
+            sampled.push(stretch(workload, &pids, Beside::Sampling)?);
+        } else {
+            sampled.push(stretch(workload, &pids, Beside::Sampling)?);
+            untracked.push(stretch(workload, &pids, Beside::Nothing)?);
+        }
+        if turn % ROUNDS == 0 {
+            rounds.push(stretch(workload, &pids, Beside::Rounds)?);
         }
     }
-    let [untracked, sampled, rounds] = kinds.map(|(_, paces)| paces);
     let share = |paces: &[Pace], of| cost(median(&untracked, of), median(paces, of));
     Ok(vec![
         ("untracked_per_s", median(&untracked, |p| p.wall)),

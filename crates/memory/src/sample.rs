@@ -12,8 +12,8 @@ use crate::tracker::{Method, TrackError, Tracker};
 
 /// The first look's distance from the arming.
 const SHORTEST: Duration = Duration::from_millis(5);
-/// So many bytes of a container are watched, about: 32,768 pages, which trap for some 40 ms in all.
-const WATCHED: u64 = 128 << 20;
+/// So many bytes of a container are watched, about: 16,384 pages, which trap for some 20 ms in all.
+const WATCHED: u64 = 64 << 20;
 /// How many times it is tried to have every process watched, since one may be executing another program just then, and the pause between two.
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(10);
