@@ -164,6 +164,8 @@ impl Pacer {
             (State::Holding { looks }, false) if looks < HOLD => State::Holding { looks: looks + 1 },
             (State::Holding { .. }, false) => State::Rising { step: GENTLY },
             (State::Rising { step }, false) => {
+                // Nothing queues, at more than a narrow link carries.
+                self.narrow &= self.pace < NARROW;
                 self.pace *= 1.0 + step;
                 State::Rising { step: (step + GENTLY).min(QUICKLY) }
             }
@@ -428,5 +430,17 @@ mod tests {
         };
         let (fair, paced) = (part(false), part(true));
         assert!(paced > 0.7 * fair, "{paced:e} of {fair:e}");
+    }
+
+    #[test]
+    fn a_sender_that_is_slow_itself_does_not_make_the_link_narrow_for_good() {
+        let mut pacer = Pacer::new();
+        let mut look = |wait| {
+            pacer.note(wait);
+            pacer.look(80.0 * MICRO);
+            pacer.is_narrow()
+        };
+        assert!(look(Duration::from_millis(5)), "what looks like a queue");
+        assert!((0..60).any(|_| !look(Duration::ZERO)));
     }
 }
