@@ -22,7 +22,7 @@ const STRETCH: Duration = Duration::from_secs(3);
 const PERIOD: Duration = Duration::from_secs(1);
 /// Stretches with and without. Of one alone a shared machine's speed differs from that of the next by a tenth and more.
 const TURNS: usize = 24;
-/// Of which so many are followed by one with rounds.
+/// One of so many is followed by one with rounds.
 const ROUNDS: usize = 4;
 
 /// What is done beside the workload.

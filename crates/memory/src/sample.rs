@@ -46,8 +46,13 @@ pub fn sample<E: From<TrackError>>(
     let memory = Tracker::new(method).left(&pids()?);
     let all = began.elapsed();
     let mut tracker = Tracker::of_sample(method, memory.div_ceil(WATCHED));
-    for _ in 1..TRIES {
-        if tracker.round(&pids()?)?.complete || !pause(PAUSE) {
+    for left in (0..TRIES).rev() {
+        match tracker.round(&pids()?) {
+            Ok(round) if round.complete => break,
+            Err(error) if left == 0 => return Err(error.into()),
+            _ => {}
+        }
+        if !pause(PAUSE) {
             break;
         }
     }

@@ -25,6 +25,7 @@ pub fn map(address: usize, pages: usize, huge: bool) -> io::Result<usize> {
         return Err(io::Error::last_os_error());
     }
     if !huge {
+        advise(start as usize, pages, libc::MADV_NOHUGEPAGE)?;
         return Ok(start as usize);
     }
     let start = (start as usize).next_multiple_of(HUGE);
