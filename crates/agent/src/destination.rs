@@ -221,12 +221,13 @@ impl DestinationRun {
         let store = Store::new(capacity, handle).map_err(failed)?;
         // Shared memory has files of its own.
         let bytes = self.offer.memory_bytes.saturating_sub(self.offer.shared_bytes);
-        store.populate(bytes).map_err(|e| self.no_memory(&e))?;
+        store.populate(bytes).map_err(failed)?;
         self.inbox.open(store, &self.peer, self.offer.streams);
         Ok(())
     }
 
-    fn no_memory(&self, error: &std::io::Error) -> Failure {
+    /// The memory for the pages cannot be taken.
+    pub fn no_memory(&self, error: &std::io::Error) -> Failure {
         Failure::new(format!(
             "node {} has not enough memory for the {} MiB of container {}: {error}; free some, or choose another node",
             self.node.config.node,

@@ -209,9 +209,9 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
             (Request::Drained { released }, Some(id)) => drained(node, id, released),
             (Request::Holding, Some(id)) => undoing::holding(node, id),
             (Request::Void, Some(id)) => undoing::void(node, id),
-            (Request::Streams, Some(id)) => match node.arrivals.inbox(id).and_then(|inbox| inbox.failed()) {
-                Some(failure) => failure_response(failure),
-                None => Response::Streams,
+            (Request::Streams, Some(id)) => match streams(node, id) {
+                Err(failure) => failure_response(failure),
+                Ok(()) => Response::Streams,
             },
             (Request::Probe { bytes }, _) => match probed.receive(&mut link, bytes) {
                 Ok(()) => Response::Probed,
@@ -355,6 +355,17 @@ fn skeleton(
         lock(&arrival).run.timeline.note("skeleton: received", start, monotonic_ns());
     }
     Ok(())
+}
+
+/// Whether pages can be received: all streams stand, and there is memory for what will come, which may still be being taken.
+fn streams(node: &Node, id: &MigrationId) -> Result<(), Failure> {
+    let Some(inbox) = node.arrivals.inbox(id) else { return Ok(()) };
+    inbox.failed().map_or(Ok(()), Err)?;
+    let Ok(store) = inbox.store() else { return Ok(()) };
+    store.populated(false).map_err(|error| match arrival(node, id) {
+        Ok(found) => lock(&found).run.no_memory(&error),
+        Err(failure) => failure,
+    })
 }
 
 fn ready(node: &Arc<Node>, id: &MigrationId, all_pages: bool) -> Response {

@@ -54,7 +54,7 @@ use crate::trees;
 
 /// How long tasks may take to stop.
 const FREEZE: Duration = Duration::from_secs(5);
-/// How long the destination may take to check and prepare: it may have to read a large tree.
+/// How long the destination may take to check and prepare: it may have to read a large tree, or to take much memory.
 const PREPARE: Duration = Duration::from_secs(120);
 /// How long a silent destination is waited for while the container is frozen.
 const FROZEN_PATIENCE: Duration = Duration::from_secs(75);

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tranship_sys::arena::Arena;
+pub use tranship_sys::arena::promised;
 use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange, SharedObject};
 use tranship_wire::packed::Unpacker;
 use tranship_wire::{Codec, FrameHeader, Kind, ReadError};
@@ -163,7 +164,7 @@ impl Store {
         })
     }
 
-    /// Begins to take the memory for so many bytes.
+    /// Begins to take the memory for so many bytes ([`promised`]).
     pub fn populate(&self, bytes: u64) -> io::Result<()> {
         self.arena.populate(bytes)
     }

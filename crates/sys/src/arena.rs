@@ -209,7 +209,8 @@ impl Arena {
         Ok(())
     }
 
-    /// A slice of `len` bytes (rounded up to pages) for the caller alone. Waits for its memory if that is being taken.
+    /// A slice of `len` bytes (rounded up to pages) for the caller alone. Waits for its memory if that is being taken; where that has failed, it is
+    /// tried once more, since there may be some again.
     ///
     /// # Errors
     /// `StorageFull` when the arena is full, `OutOfMemory` if the memory could not be taken.
@@ -222,9 +223,16 @@ impl Arena {
         };
         update(&self.live, self.capacity)?;
         let offset = update(&self.next, self.mapping.len as u64)?;
-        self.ahead.wait(offset + size, None)?;
+        if self.ahead.wait(offset + size, None).is_err() {
+            self.take(offset, size)?;
+        }
         Ok(Slice { arena: Arc::clone(self), offset, len })
     }
+}
+
+/// Memory that is still to be taken, by all arenas of this process, in bytes: the system counts it as free.
+pub fn promised() -> u64 {
+    ahead::promised()
 }
 
 /// Takes memory ahead, one of several threads, until there is enough or nobody has the arena any more.

@@ -16,12 +16,12 @@ use crate::{tmpfs, trees};
 /// Memory that a node keeps for itself.
 const SPARE_MEMORY: u64 = 64 << 20;
 
-/// Bytes of memory that this node could give to a container.
+/// Bytes of memory that this node could give to a container: without what others that come have been promised.
 pub fn available_memory() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let kib =
         text.lines().find_map(|l| l.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    (kib.unwrap_or(0) << 10).saturating_sub(SPARE_MEMORY)
+    (kib.unwrap_or(0) << 10).saturating_sub(SPARE_MEMORY + tranship_memory::receive::promised())
 }
 
 /// What stands in the way of this container on this node.

@@ -101,6 +101,9 @@ impl SourceRun {
             let dirty_rate = since.map_or(0.0, |seconds| bytes as f64 / seconds.max(1e-6));
             let spared = self.tally.deduplicated() - spared_before + passed_over;
             seen.push(RoundSeen { bytes, spared, took });
+            if seen.len() == 1 {
+                self.await_memory()?;
+            }
             let settled = rest.is_settled(others);
             used_up = policy::used_up(&seen, self.report.read().options.max_rounds);
             let verdict = match self.may_be_early() {

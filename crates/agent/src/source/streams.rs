@@ -12,7 +12,7 @@ use tranship_types::{Compress, NodeName, Report};
 use tranship_wire::message::{Offer, Request, Response};
 use tranship_wire::{Codec, Purpose, URGENT_STREAM, Versions, WriteError};
 
-use super::{FROZEN_PATIENCE, SourceRun, failed};
+use super::{FROZEN_PATIENCE, PREPARE, SourceRun, failed};
 use crate::node::sentence;
 
 /// How long the destination may take to say why it gave a stream up: the container may be frozen meanwhile.
@@ -82,6 +82,18 @@ impl SourceRun {
     /// The destination's reason for giving a stream up, if it has one; else what was seen here.
     pub(super) fn reason(&self, seen: Failure) -> Failure {
         self.ask_reason().map_or(seen, Failure::new)
+    }
+
+    /// Waits until the destination has the memory for all pages that are to come, so that none is lacking when the container is frozen.
+    pub(super) fn await_memory(&mut self) -> Result<(), Failure> {
+        if self.control()?.version() < Versions::PACKED {
+            return Ok(());
+        }
+        self.say(&Request::Streams)?;
+        match self.hear(PREPARE)? {
+            Response::Streams => Ok(()),
+            other => Err(self.unexpected(&other)),
+        }
     }
 
     /// Over a link of its own: on the control link an answer may be due that takes longer.

@@ -1,11 +1,15 @@
 //! Memory that is taken before it is needed: by several threads, piece by piece from the beginning.
 
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// What is taken in one go, in bytes. The process's list of mappings is locked meanwhile: 1 ms, where the host has to find the memory first 10.
 const PIECE: u64 = 2 << 20;
+
+/// Bytes that are to be taken in all of this process's arenas, and have not been yet.
+static PROMISED: AtomicU64 = AtomicU64::new(0);
 
 /// How far it has got.
 #[derive(Debug, Default)]
@@ -20,8 +24,10 @@ struct State {
     next: u64,
     /// How much is to be taken in all, in bytes.
     end: u64,
-    /// Where the pieces begin that somebody has begun with.
-    under_way: Vec<u64>,
+    /// Where the pieces begin that somebody has begun with, and their lengths.
+    under_way: Vec<(u64, u64)>,
+    /// This one's part of what is promised.
+    promised: u64,
     /// It ended there, with this.
     failed: Option<io::ErrorKind>,
 }
@@ -29,15 +35,39 @@ struct State {
 impl State {
     /// Up to where all has been taken.
     fn there(&self) -> u64 {
-        self.under_way.iter().copied().min().unwrap_or(self.next)
+        self.under_way.iter().map(|(start, _)| *start).min().unwrap_or(self.next)
     }
+
+    fn promise(&mut self, bytes: u64) {
+        self.promised += bytes;
+        PROMISED.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn keep(&mut self, bytes: u64) {
+        let bytes = bytes.min(self.promised);
+        self.promised -= bytes;
+        PROMISED.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        self.keep(u64::MAX);
+    }
+}
+
+/// Memory that arenas of this process are still to take, in bytes: the system counts it as free.
+pub(super) fn promised() -> u64 {
+    PROMISED.load(Ordering::Relaxed)
 }
 
 impl Ahead {
     /// The first `end` bytes are to be taken.
     pub fn want(&self, end: u64) {
         let mut state = self.state();
-        state.end = state.end.max(end);
+        let more = end.saturating_sub(state.end);
+        state.end += more;
+        state.promise(more);
     }
 
     /// The next piece, `(offset, length)`, to be taken by the caller: `None` if there is none, or another one could not be taken.
@@ -47,7 +77,7 @@ impl Ahead {
         if start >= end || state.failed.is_some() {
             return None;
         }
-        state.under_way.push(start);
+        state.under_way.push((start, end - start));
         state.next = end;
         Some((start, end - start))
     }
@@ -56,8 +86,19 @@ impl Ahead {
     pub fn done(&self, start: u64, taken: &io::Result<()>) {
         let mut state = self.state();
         match taken {
-            Ok(()) => state.under_way.retain(|piece| *piece != start),
-            Err(error) => state.failed = Some(error.kind()),
+            Ok(()) => {
+                let piece = state
+                    .under_way
+                    .iter()
+                    .position(|(begins, _)| *begins == start)
+                    .map(|at| state.under_way.swap_remove(at));
+                piece.into_iter().for_each(|(_, len)| state.keep(len));
+            }
+            // Nobody takes the rest.
+            Err(error) => {
+                state.failed = Some(error.kind());
+                state.keep(u64::MAX);
+            }
         }
         self.progress.notify_all();
     }
@@ -113,6 +154,25 @@ mod tests {
             assert!(waiting.join().unwrap().unwrap());
         });
         assert_eq!(ahead.there(), PIECE + 4096);
+    }
+
+    #[test]
+    fn what_is_promised_is_not_promised_to_others() {
+        // Other tests have arenas, too, but none as large as this one.
+        const LARGE: u64 = 1 << 50;
+        let ahead = Ahead::default();
+        ahead.want(LARGE);
+        assert!(promised() >= LARGE);
+        let (start, len) = ahead.next().unwrap();
+        ahead.done(start, &Ok(()));
+        assert_eq!(ahead.state().promised, LARGE - len);
+        let (start, _) = ahead.next().unwrap();
+        ahead.done(start, &Err(io::ErrorKind::OutOfMemory.into()));
+        assert!(promised() < LARGE, "nobody takes the rest");
+        let another = Ahead::default();
+        another.want(LARGE);
+        drop(another);
+        assert!(promised() < LARGE);
     }
 
     #[test]
