@@ -128,18 +128,13 @@ impl DirtyTracker for WriteProtect {
         }
         let mut pagemap = Pagemap::open_writable(space.pid)?;
         for range in &space.ranges {
-            let found = |start, end| found(range, PageRange { start, end });
-            if self.tells(&pagemap, range) {
-                // It is not armed again. If the kernel has ended the watch since it was asked, it passes over the mapping now, and the next look
-                // finds all of it; armed, it would be believed all its marks.
-                pagemap.written(range.start, range.end, true, found)?;
-                continue;
-            }
+            let watched_all_along = self.tells(&pagemap, range);
             let armed = self.arm(space.pid, range)?;
-            if armed && self.has_no_marks(&pagemap, range) {
+            let found = |start, end| found(range, PageRange { start, end });
+            if watched_all_along || armed && self.has_no_marks(&pagemap, range) {
                 // What has no mark counts as written, and gets one in the instant in which it is found.
                 self.doubtful.remove(*range);
-                pagemap.written(range.start, range.end, true, found)?;
+                pagemap.written(range.start, range.end, armed, found)?;
             } else {
                 // Armed first: what is written after that is found by the next look. Until here no mark tells anything, and
                 // what cannot be freed of them (it changes just now) tells nothing in the next look either.
