@@ -43,16 +43,11 @@ pub enum Verdict {
 /// A round must leave at most this share of what the one before left, or it was of little use.
 const USEFUL: f64 = 0.8;
 
-/// Rounds of fewer bytes disappear in buffers.
-const TELLING: u64 = 16_000_000;
-
-/// What the link carries, in bytes a second: the most that a round has found of those that are large enough to tell, or else the largest. The first one may have waited for
-/// the memory for its pages.
+/// What the link carries, in bytes a second: as the largest round found it, since small ones disappear in buffers.
 pub fn link_rate(rounds: &[RoundSeen]) -> f64 {
     let travelled = |round: &RoundSeen| round.bytes.saturating_sub(round.spared);
-    let rate = |round: &RoundSeen| travelled(round) as f64 / round.took.as_secs_f64().max(1e-6);
-    let telling = rounds.iter().filter(|round| travelled(round) >= TELLING).map(rate).max_by(f64::total_cmp);
-    telling.unwrap_or_else(|| rounds.iter().max_by_key(|round| travelled(round)).map_or(0.0, rate))
+    let largest = rounds.iter().max_by_key(|round| travelled(round));
+    largest.map_or(0.0, |round| travelled(round) as f64 / round.took.as_secs_f64().max(1e-6))
 }
 
 /// Decides after a round.
@@ -129,13 +124,6 @@ mod tests {
         let round =
             |mb: u64, spared: u64| RoundSeen { bytes: mb * MB, spared: spared * MB, took: Duration::from_secs(1) };
         assert_eq!(link_rate(&[round(180, 140), round(60, 0), round(5, 0)]), 60.0 * MB as f64);
-        assert_eq!(link_rate(&[round(12, 0), round(5, 0)]), 12.0 * MB as f64, "what there is, if none is large");
-    }
-
-    #[test]
-    fn a_first_round_that_waited_for_memory_tells_nothing_of_the_link() {
-        let round = |mb: u64, ms: u64| RoundSeen { bytes: mb * MB, spared: 0, took: Duration::from_millis(ms) };
-        assert_eq!(link_rate(&[round(4000, 8000), round(1000, 1000), round(10, 1)]), 1000.0 * MB as f64);
     }
 
     #[test]
