@@ -131,7 +131,9 @@ impl DirtyTracker for WriteProtect {
             let watched_all_along = self.tells(&pagemap, range);
             let armed = self.arm(space.pid, range)?;
             let found = |start, end| found(range, PageRange { start, end });
-            if watched_all_along || armed && self.has_no_marks(&pagemap, range) {
+            // A child that shared its parent's memory when it was made to open the descriptor has armed that of its parent.
+            let is_watched = || pagemap.is_watched(range.start, range.end);
+            if watched_all_along || armed && is_watched() && self.has_no_marks(&pagemap, range) {
                 // What has no mark counts as written, and gets one in the instant in which it is found.
                 self.doubtful.remove(*range);
                 pagemap.written(range.start, range.end, armed, found)?;
