@@ -217,7 +217,8 @@ impl DestinationRun {
     fn start_pager(&mut self) -> Result<(), Failure> {
         self.pager = Some(self.layout.start_pager()?);
         let handle = PagerHandle::connect(self.layout.root()).map_err(failed)?;
-        let capacity = Store::capacity_for(self.offer.memory_bytes, available_memory()).map_err(failed)?;
+        let capacity =
+            Store::capacity_for(self.offer.memory_bytes, available_memory()).map_err(|e| self.no_memory(&e))?;
         let store = Store::new(capacity, handle).map_err(failed)?;
         // Shared memory has files of its own.
         let bytes = self.offer.memory_bytes.saturating_sub(self.offer.shared_bytes);

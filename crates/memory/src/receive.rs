@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io::{self, Read};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tranship_sys::arena::Arena;
 pub use tranship_sys::arena::promised;
@@ -173,6 +173,11 @@ impl Store {
     /// meanwhile.
     pub fn populated(&self, rounds: bool) -> io::Result<()> {
         if rounds { self.arena.populated_or_slow() } else { self.arena.populated() }
+    }
+
+    /// Waits for it until then: whether it is there.
+    pub fn populated_until(&self, deadline: Instant) -> io::Result<bool> {
+        self.arena.populated_until(deadline)
     }
 
     /// Bytes of pages received so far.

@@ -136,7 +136,12 @@ impl Arena {
         self.ahead.wait(u64::MAX, None).map(drop)
     }
 
-    /// The same, but for three seconds at the most, and only while the memory comes fast.
+    /// Waits for it until then: whether it is there.
+    pub fn populated_until(&self, deadline: Instant) -> io::Result<bool> {
+        self.ahead.wait(u64::MAX, Some(deadline))
+    }
+
+    /// The same as [`Self::populated`], but for three seconds at the most, and only while the memory comes fast.
     pub fn populated_or_slow(&self) -> io::Result<()> {
         let (began, mut before) = (Instant::now(), self.ahead.there());
         while !self.ahead.wait(u64::MAX, Some(Instant::now() + LOOK))? {

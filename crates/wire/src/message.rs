@@ -129,7 +129,7 @@ pub enum Request {
     Holding,
     /// The migration was given up after the decision, the original runs again: remove the copy, even if it runs.
     Void,
-    /// Has a stream of pages failed with you, and why? The answer comes when there is memory for all pages that are to come. From version
+    /// Has a stream of pages failed with you, and why? The answer comes when there is memory for all pages that are to come, or after half a minute. From version
     /// [`crate::Versions::PACKED`] on.
     Streams,
     /// So many bytes of noise follow, in frames of pages: say when they are in memory. They belong to nothing.
