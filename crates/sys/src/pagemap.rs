@@ -88,15 +88,8 @@ impl Pagemap {
 
     /// Whether there is a page in `[start, end)`, a part of one mapping, that has a mark: as if it had not been written since a watch over it was armed.
     pub fn is_marked(&self, start: u64, end: u64) -> io::Result<bool> {
-        let arg = ScanArg {
-            category_inverted: PAGE_IS_WRITTEN,
-            category_mask: PAGE_IS_WRITTEN,
-            category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
-            return_mask: PAGE_IS_WRITTEN,
-            ..ScanArg::default()
-        };
         let mut marked = false;
-        self.regions(start, end, &arg, |_| marked = true)?;
+        self.scan_holding(start, end, PAGE_IS_WRITTEN, &mut |_, _| marked = true)?;
         Ok(marked)
     }
 
