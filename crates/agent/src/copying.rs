@@ -19,6 +19,7 @@ use tranship_coordinator::Failure;
 use tranship_storage::carried::{self, Digests};
 use tranship_storage::copy::{CopyError, Moved, Op, Replica, Sink};
 use tranship_sys::clock::monotonic_ns;
+use tranship_sys::promise::Promise;
 use tranship_transport::{Connection, Link};
 use tranship_types::NodeName;
 use tranship_wire::{FrameHeader, ReadError};
@@ -109,6 +110,8 @@ pub struct Arriving {
     changed: Condvar,
     /// The trees, for as long as they are wanted. Whoever works on them holds the lock.
     replica: Mutex<Option<Replica>>,
+    /// Memory that what is still to come will take.
+    to_come: Promise,
 }
 
 impl Arriving {
@@ -116,9 +119,10 @@ impl Arriving {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets the link come that fills these trees. `expected`: the restore depends on it in any case.
-    pub fn open(&self, replica: Replica, peer: &NodeName, expected: bool) {
+    /// Lets the link come that fills these trees, for which so many bytes of memory are needed. `expected`: the restore depends on it in any case.
+    pub fn open(&self, replica: Replica, memory: u64, peer: &NodeName, expected: bool) {
         *self.replica() = Some(replica);
+        self.to_come.add(memory);
         *self.state() = State { peer: Some(peer.clone()), expected, ended: None };
     }
 
@@ -129,6 +133,7 @@ impl Arriving {
     /// Nothing more is wanted, and nothing is written any more.
     pub fn close(&self) {
         *self.replica() = None;
+        self.to_come.end();
         self.fail(&Failure::new("the migration was undone"));
     }
 
@@ -170,6 +175,7 @@ impl Arriving {
             return Err(Failure::new(format!("node {} has no files to send, or has a link for them", link.peer())));
         }
         let result = self.apply(link, here);
+        self.to_come.end();
         self.state().ended.get_or_insert_with(|| result.clone());
         self.changed.notify_all();
         result
@@ -186,6 +192,7 @@ impl Arriving {
                 FrameHeader::FileData { length, .. } => {
                     buffer.resize(length as usize, 0);
                     link.read_exact(&mut buffer).map_err(|e| failed(ReadError::Io(e)))?;
+                    self.to_come.keep(length.into());
                     None
                 }
                 other => return Err(Failure::new(format!("a frame of kind {} on the link for files", other.kind()))),
@@ -223,5 +230,29 @@ fn verify(replica: &Replica, index: usize, theirs: &Digests) -> Result<(), Failu
         Some(name) => Err(Failure::new(format!(
             "the files that arrived are not those that left: {name} differs; move again, and report this as a bug"
         ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+
+    use super::*;
+
+    #[test]
+    fn memory_is_promised_for_what_has_not_come() {
+        let arriving = Arriving::default();
+        let open = || {
+            let replica = tranship_storage::tmpfs::make(&std::env::temp_dir(), &[]).unwrap();
+            arriving.open(replica, 10_000, &"node-a".parse().unwrap(), true);
+        };
+        open();
+        let mut wire = Vec::new();
+        tranship_wire::write_file_data(&mut wire, 0, &[1; 3000]).unwrap();
+        // Then the link breaks.
+        assert!(arriving.apply(&mut Cursor::new(wire), &"node-b".parse().unwrap()).is_err());
+        assert_eq!(arriving.to_come.left(), 7000);
+        arriving.close();
+        assert_eq!(arriving.to_come.left(), 0);
     }
 }

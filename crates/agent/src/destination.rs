@@ -220,9 +220,8 @@ impl DestinationRun {
         let capacity =
             Store::capacity_for(self.offer.memory_bytes, available_memory()).map_err(|e| self.no_memory(&e))?;
         let store = Store::new(capacity, handle).map_err(failed)?;
-        // Shared memory has files of its own.
-        let bytes = self.offer.memory_bytes.saturating_sub(self.offer.shared_bytes);
-        store.populate(bytes).map_err(failed)?;
+        let shared = self.offer.shared_bytes.min(self.offer.memory_bytes);
+        store.populate(self.offer.memory_bytes - shared, shared).map_err(failed)?;
         self.inbox.open(store, &self.peer, self.offer.streams);
         Ok(())
     }

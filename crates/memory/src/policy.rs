@@ -43,11 +43,17 @@ pub enum Verdict {
 /// A round must leave at most this share of what the one before left, or it was of little use.
 const USEFUL: f64 = 0.8;
 
-/// What the link carries, in bytes a second: as the largest round found it, since small ones disappear in buffers.
+/// Rounds of fewer bytes disappear in buffers: how long they took tells nothing.
+const TELLING: u64 = 16_000_000;
+
+/// What the link carries, in bytes a second: as the largest round found it that came after the first. The first one may have waited for the destination's memory,
+/// and has sent pages of zeros that nobody will write; it tells if no other one does.
 pub fn link_rate(rounds: &[RoundSeen]) -> f64 {
     let travelled = |round: &RoundSeen| round.bytes.saturating_sub(round.spared);
-    let largest = rounds.iter().max_by_key(|round| travelled(round));
-    largest.map_or(0.0, |round| travelled(round) as f64 / round.took.as_secs_f64().max(1e-6))
+    let largest = |rounds: &[RoundSeen]| rounds.iter().copied().max_by_key(travelled);
+    let later = largest(rounds.get(1..).unwrap_or_default()).filter(|round| travelled(round) >= TELLING);
+    let rate = |round: RoundSeen| travelled(&round) as f64 / round.took.as_secs_f64().max(1e-6);
+    later.or_else(|| largest(rounds)).map_or(0.0, rate)
 }
 
 /// Decides after a round.
@@ -124,6 +130,14 @@ mod tests {
         let round =
             |mb: u64, spared: u64| RoundSeen { bytes: mb * MB, spared: spared * MB, took: Duration::from_secs(1) };
         assert_eq!(link_rate(&[round(180, 140), round(60, 0), round(5, 0)]), 60.0 * MB as f64);
+    }
+
+    #[test]
+    fn a_first_round_that_waited_for_memory_tells_nothing_of_the_link_if_another_does() {
+        let round = |mb: u64, ms: u64| RoundSeen { bytes: mb * MB, spared: 0, took: Duration::from_millis(ms) };
+        let slow = round(4000, 8000);
+        assert_eq!(link_rate(&[slow, round(1000, 1000), round(500, 100)]), 1000.0 * MB as f64);
+        assert_eq!(link_rate(&[slow, round(10, 1)]), 500.0 * MB as f64, "what is small tells nothing");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tranship_sys::arena::Arena;
-pub use tranship_sys::arena::promised;
+use tranship_sys::promise::Promise;
 use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange, SharedObject};
 use tranship_wire::packed::Unpacker;
 use tranship_wire::{Codec, FrameHeader, Kind, ReadError};
@@ -73,6 +73,8 @@ pub struct Store {
     shared: SharedStore,
     /// Bytes that it occupies.
     shared_bytes: AtomicI64,
+    /// Bytes of it that are still to come.
+    shared_to_come: Promise,
 }
 
 /// What a stream carries from its beginning.
@@ -161,11 +163,14 @@ impl Store {
             held: Mutex::default(),
             shared: SharedStore::default(),
             shared_bytes: AtomicI64::new(0),
+            shared_to_come: Promise::default(),
         })
     }
 
-    /// Begins to take the memory for so many bytes ([`promised`]).
-    pub fn populate(&self, bytes: u64) -> io::Result<()> {
+    /// Begins to take the memory for so many bytes of pages. So many of shared memory, which has files of its own, are taken as they come; until
+    /// then all are [promised](tranship_sys::promise::promised).
+    pub fn populate(&self, bytes: u64, shared: u64) -> io::Result<()> {
+        self.shared_to_come.add(shared);
         self.arena.populate(bytes)
     }
 
@@ -232,6 +237,7 @@ impl Store {
         buffer.resize(range.len() as usize, 0);
         pages.read(buffer)?;
         let grown = self.shared.write(space, range, buffer)?;
+        self.shared_to_come.keep(grown.max(0).cast_unsigned());
         let occupied = self.shared_bytes.fetch_add(grown, Ordering::Relaxed) + grown;
         if self.arena.used() + occupied.max(0).cast_unsigned() > self.arena.capacity() {
             return Err(ReceiveError::Full { capacity: self.arena.capacity() });

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use tranship_sys::process;
 use tranship_types::{AddressSpaceId, PageRange};
 
 use crate::maps::{self, Mapping};
@@ -54,13 +55,17 @@ pub fn id_of(pid: u32) -> Result<AddressSpaceId, SurveyError> {
     id_in(&status(pid)?, pid)
 }
 
-/// Surveys the processes of a container, given by their pids on this node. Zombies have no memory and are left out.
+/// Surveys the processes of a container, given by their pids on this node. Zombies have no memory and are left out; so are those that still have their
+/// parent's, as one has that was vforked: two watches over one memory would each take from the other what was written.
 pub fn survey(pids: &[u32]) -> Result<Vec<Space>, SurveyError> {
     let mut spaces = Vec::with_capacity(pids.len());
     for &pid in pids {
         let failed = |source| SurveyError { pid, source };
         let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}"));
         let status = status(pid)?;
+        if field(&status, "PPid").parse().is_ok_and(|parent| process::has_memory_of(pid, parent)) {
+            continue;
+        }
         let maps = read("maps").map_err(failed)?;
         if maps.is_empty() {
             continue;

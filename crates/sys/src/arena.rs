@@ -235,11 +235,6 @@ impl Arena {
     }
 }
 
-/// Memory that is still to be taken, by all arenas of this process, in bytes: the system counts it as free.
-pub fn promised() -> u64 {
-    ahead::promised()
-}
-
 /// Takes memory ahead, one of several threads, until there is enough or nobody has the arena any more.
 fn take_ahead(arena: &Weak<Arena>) {
     while let Some(arena) = arena.upgrade()

@@ -22,6 +22,7 @@ pub mod pagemap;
 mod perf;
 pub mod process;
 pub mod processors;
+pub mod promise;
 pub mod remote;
 pub mod schedule;
 mod scratch;

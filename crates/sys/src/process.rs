@@ -28,21 +28,30 @@ pub fn family(pid: u32) -> Vec<u32> {
     found
 }
 
-/// Whether any two of these processes have their memory in common, as one has that was vforked with its parent; also if the kernel does not
-/// say (a process has ended, or there is no kcmp(2)).
-pub fn share_memory(pids: &[u32]) -> bool {
+/// How the kernel orders the memory of two processes, in an order of its own: equal if they have it in common. `None`: it does not say, because one
+/// of them has ended or there is no kcmp(2).
+fn compare_memory(one: u32, other: u32) -> Option<Ordering> {
     const KCMP_VM: libc::c_int = 1;
-    let compare = |a: u32, b: u32| {
-        // SAFETY: the call takes numbers only.
-        match unsafe { libc::syscall(libc::SYS_kcmp, a, b, KCMP_VM, 0, 0) } {
-            1 => Ordering::Less,
-            2 => Ordering::Greater,
-            _ => Ordering::Equal,
-        }
-    };
+    // SAFETY: the call takes numbers only.
+    match unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) } {
+        0 => Some(Ordering::Equal),
+        1 => Some(Ordering::Less),
+        2 => Some(Ordering::Greater),
+        _ => None,
+    }
+}
+
+/// Whether it is sure that a process has another one's memory, as one has that was vforked until it calls exec. Once it has not it never will again.
+pub fn has_memory_of(process: u32, other: u32) -> bool {
+    compare_memory(process, other) == Some(Ordering::Equal)
+}
+
+/// Whether any two of these processes have their memory in common; also if the kernel does not say.
+pub fn share_memory(pids: &[u32]) -> bool {
     // By an order of the kernel's own, so that not each has to be compared with each.
     let mut sorted: Vec<u32> = Vec::with_capacity(pids.len());
-    pids.iter().any(|pid| match sorted.binary_search_by(|other| compare(*other, *pid)) {
+    let order = |one: u32, other: u32| compare_memory(one, other).unwrap_or(Ordering::Equal);
+    pids.iter().any(|pid| match sorted.binary_search_by(|other| order(*other, *pid)) {
         Ok(_) => true,
         Err(place) => {
             sorted.insert(place, *pid);

@@ -6,6 +6,7 @@ use tranship_criu::cpu::{self, CpuFeatures};
 use tranship_engine::{Engine, EngineError};
 use tranship_network::cni;
 use tranship_storage::TreeDigest;
+use tranship_sys::promise::promised;
 use tranship_types::{Blocker, BlockerKind};
 use tranship_wire::message::Offer;
 
@@ -21,7 +22,7 @@ pub fn available_memory() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let kib =
         text.lines().find_map(|l| l.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    (kib.unwrap_or(0) << 10).saturating_sub(SPARE_MEMORY + tranship_memory::receive::promised())
+    (kib.unwrap_or(0) << 10).saturating_sub(promised().saturating_add(SPARE_MEMORY))
 }
 
 /// What stands in the way of this container on this node.

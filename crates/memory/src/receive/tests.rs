@@ -3,6 +3,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use proptest::prelude::*;
+use tranship_sys::promise::promised;
+use tranship_types::SharedKind;
 use tranship_wire::WireError;
 use tranship_wire::packed::Packer;
 
@@ -290,4 +292,26 @@ fn pages_that_nobody_has_named_to_a_restarted_agent_are_kept() {
         assert_eq!(store.held()[&SPACE].places.within(range(0..2)), places, "what the pager may be using stays");
         assert_eq!(content(store, 6 * PAGE_SIZE as usize), numbered(0..6, 1));
     });
+}
+
+#[test]
+fn memory_is_promised_for_shared_pages_that_have_not_come() {
+    // Other tests promise, too, but nothing as large.
+    const LARGE: u64 = 1 << 50;
+    with_store("promised", |store| {
+        let space = AddressSpaceId::object(1).unwrap();
+        let object =
+            SharedObject { space, key: 7, kind: SharedKind::File, name: "seven".into(), size: 1 << 20, sealable: true };
+        store.describe_shared(&[object]).unwrap();
+        store.populate(0, LARGE).unwrap();
+        assert!(promised() >= LARGE);
+        for version in 1..3 {
+            let mut wire = Vec::new();
+            tranship_wire::write_pages(&mut wire, space, 0, &numbered(0..3, version)).unwrap();
+            tranship_wire::write_end(&mut wire, 3 * PAGE_SIZE).unwrap();
+            store.receive(&mut wire.as_slice(), Carries::Versions, || ()).unwrap();
+            assert_eq!(store.shared_to_come.left(), LARGE - 3 * PAGE_SIZE);
+        }
+    });
+    assert!(promised() < LARGE);
 }

@@ -20,7 +20,7 @@ const PIECE: u64 = 64 << 10;
 #[derive(Debug)]
 pub(super) struct WriteProtect {
     watch: WriteWatch,
-    /// Where marks of an earlier watch may stand: nothing is known of these mappings, though they are watched.
+    /// Where marks of another watch may stand: nothing is known of these mappings, though they may be watched.
     doubtful: PageSet,
     /// Where it is only to be known how much is written.
     sample: Option<Sample>,
@@ -128,21 +128,23 @@ impl DirtyTracker for WriteProtect {
         }
         let mut pagemap = Pagemap::open_writable(space.pid)?;
         for range in &space.ranges {
-            let watched_all_along = self.tells(&pagemap, range);
-            let armed = self.arm(space.pid, range)?;
             let found = |start, end| found(range, PageRange { start, end });
-            // A child that shared its parent's memory when it was made to open the descriptor has armed that of its parent.
-            let is_watched = || pagemap.is_watched(range.start, range.end);
-            if watched_all_along || armed && is_watched() && self.has_no_marks(&pagemap, range) {
+            if self.tells(&pagemap, range) {
+                // It is not armed again: if the kernel has ended its watch since it was asked, the marks are passed over now, and the next look finds
+                // that it is not watched. Armed, it would be believed all that it has kept.
+                pagemap.written(range.start, range.end, true, found)?;
+                continue;
+            }
+            let armed = self.arm(space.pid, range)?;
+            let is_watched = armed && pagemap.is_watched(range.start, range.end);
+            if is_watched && self.has_no_marks(&pagemap, range) {
                 // What has no mark counts as written, and gets one in the instant in which it is found.
                 self.doubtful.remove(*range);
-                pagemap.written(range.start, range.end, armed, found)?;
+                pagemap.written(range.start, range.end, true, found)?;
             } else {
                 // Armed first: what is written after that is found by the next look. Until here no mark tells anything, and
-                // what cannot be freed of them (it changes just now) tells nothing in the next look either.
-                if armed {
-                    self.doubtful.insert(*range);
-                }
+                // what cannot be freed of them (it changes just now), or is watched by somebody else, tells nothing in the next look either.
+                self.doubtful.insert(*range);
                 pagemap.written(range.start, range.end, armed, |_, _| {})?;
                 pagemap.populated(range.start, range.end, found)?;
             }

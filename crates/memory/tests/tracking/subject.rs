@@ -56,6 +56,7 @@ fn obey(line: &str) -> io::Result<usize> {
         .map(|child| child.as_raw() as usize),
         ("fork-briefly", [ms]) => raw::fork(true, || std::thread::sleep(Duration::from_millis(*ms as u64)))
             .map(|child| child.as_raw() as usize),
+        ("share", []) => raw::share().map(|child| child.as_raw() as usize),
         ("reap", [pid]) => {
             let child = Pid::from_raw(*pid as i32);
             let _ = kill(child, Signal::SIGKILL);

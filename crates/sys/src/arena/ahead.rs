@@ -1,15 +1,13 @@
 //! Memory that is taken before it is needed: by several threads, piece by piece from the beginning.
 
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use crate::promise::Promise;
+
 /// What is taken in one go, in bytes. The process's list of mappings is locked meanwhile: 1 ms, where the host has to find the memory first 10.
 const PIECE: u64 = 2 << 20;
-
-/// Bytes that are to be taken in all of this process's arenas, and have not been yet.
-static PROMISED: AtomicU64 = AtomicU64::new(0);
 
 /// How far it has got.
 #[derive(Debug, Default)]
@@ -26,8 +24,8 @@ struct State {
     end: u64,
     /// Where the pieces begin that somebody has begun with, and their lengths.
     under_way: Vec<(u64, u64)>,
-    /// This one's part of what is promised.
-    promised: u64,
+    /// What is still to be taken.
+    promise: Promise,
     /// It ended there, with this.
     failed: Option<io::ErrorKind>,
 }
@@ -37,28 +35,6 @@ impl State {
     fn there(&self) -> u64 {
         self.under_way.iter().map(|(start, _)| *start).min().unwrap_or(self.next)
     }
-
-    fn promise(&mut self, bytes: u64) {
-        self.promised += bytes;
-        PROMISED.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    fn keep(&mut self, bytes: u64) {
-        let bytes = bytes.min(self.promised);
-        self.promised -= bytes;
-        PROMISED.fetch_sub(bytes, Ordering::Relaxed);
-    }
-}
-
-impl Drop for State {
-    fn drop(&mut self) {
-        self.keep(u64::MAX);
-    }
-}
-
-/// Memory that arenas of this process are still to take, in bytes: the system counts it as free.
-pub(super) fn promised() -> u64 {
-    PROMISED.load(Ordering::Relaxed)
 }
 
 impl Ahead {
@@ -67,7 +43,7 @@ impl Ahead {
         let mut state = self.state();
         let more = end.saturating_sub(state.end);
         state.end += more;
-        state.promise(more);
+        state.promise.add(more);
     }
 
     /// The next piece, `(offset, length)`, to be taken by the caller: `None` if there is none, or another one could not be taken.
@@ -92,12 +68,12 @@ impl Ahead {
                     .iter()
                     .position(|(begins, _)| *begins == start)
                     .map(|at| state.under_way.swap_remove(at));
-                piece.into_iter().for_each(|(_, len)| state.keep(len));
+                piece.into_iter().for_each(|(_, len)| state.promise.keep(len));
             }
             // Nobody takes the rest.
             Err(error) => {
                 state.failed = Some(error.kind());
-                state.keep(u64::MAX);
+                state.promise.end();
             }
         }
         self.progress.notify_all();
@@ -136,6 +112,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::promise::promised;
 
     #[test]
     fn who_needs_memory_waits_until_all_before_it_is_there() {
@@ -157,31 +134,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_promised_is_not_promised_to_others() {
+    fn what_cannot_be_taken_is_told_to_who_needs_it_and_to_nobody_else() {
         // Other tests have arenas, too, but none as large as this one.
-        const LARGE: u64 = 1 << 50;
+        const LARGE: u64 = 1 << 51;
         let ahead = Ahead::default();
         ahead.want(LARGE);
         assert!(promised() >= LARGE);
-        let (start, len) = ahead.next().unwrap();
-        ahead.done(start, &Ok(()));
-        assert_eq!(ahead.state().promised, LARGE - len);
-        let (start, _) = ahead.next().unwrap();
-        ahead.done(start, &Err(io::ErrorKind::OutOfMemory.into()));
-        assert!(promised() < LARGE, "nobody takes the rest");
-        let another = Ahead::default();
-        another.want(LARGE);
-        drop(another);
-        assert!(promised() < LARGE);
-    }
-
-    #[test]
-    fn what_cannot_be_taken_is_told_to_who_needs_it_and_to_nobody_else() {
-        let ahead = Ahead::default();
-        ahead.want(3 * PIECE);
         let (first, second) = (ahead.next().unwrap(), ahead.next().unwrap());
         ahead.done(first.0, &Ok(()));
         ahead.done(second.0, &Err(io::ErrorKind::OutOfMemory.into()));
+        assert!(promised() < LARGE, "nobody takes the rest");
         assert!(ahead.next().is_none());
         assert!(ahead.wait(PIECE, None).unwrap());
         assert_eq!(ahead.wait(PIECE + 1, None).unwrap_err().kind(), io::ErrorKind::OutOfMemory);
