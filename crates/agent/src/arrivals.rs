@@ -247,7 +247,15 @@ impl Inbox {
 
     /// No more pages are wanted.
     pub fn close(&self) {
+        self.need_no_memory();
         self.streams().store = None;
+    }
+
+    /// Lets whoever waits for the memory for the pages wait no longer.
+    pub fn need_no_memory(&self) {
+        if let Some(store) = &self.streams().store {
+            store.stop_populating();
+        }
     }
 
     fn way_in(&self) -> MutexGuard<'_, Option<WayIn>> {

@@ -258,7 +258,8 @@ impl DestinationRun {
         }
         self.breakpoints = breakpoints::prepare().ok();
         // It was taken beside the engine's start.
-        self.inbox.store()?.populated(self.offer.mode.has_rounds()).map_err(|e| self.no_memory(&e))
+        let there = self.inbox.store()?.populated(self.offer.mode.has_rounds());
+        there.map_err(|e| self.inbox.failed().unwrap_or_else(|| self.no_memory(&e)))
     }
 
     fn drain(&mut self) -> Result<(), Failure> {

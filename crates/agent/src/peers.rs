@@ -30,9 +30,8 @@ use crate::undoing::{self, abort};
 const SAY_DRAINING: Duration = Duration::from_millis(250);
 /// How often that is put on record.
 const SLOW_DRAIN: Duration = Duration::from_secs(5);
-/// How long the memory for pages may still be being taken when the source asks; and for how long of that nothing else is looked at.
+/// How long the memory for pages may still be being taken when the source asks.
 const MEMORY: Duration = Duration::from_secs(30);
-const MEMORY_LOOK: Duration = Duration::from_millis(100);
 /// How long a caller may take to say who it is.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How long a source may be silent before its link counts as dead: longer than anything that it does in between.
@@ -363,21 +362,14 @@ fn skeleton(
 /// Whether pages can be received: no stream has failed, and there is memory for what will come. That may still be being taken, which is waited for; what is
 /// left then is hardly needed, since pages of zeros take none.
 fn streams(node: &Node, id: &MigrationId) -> Result<(), Failure> {
-    let deadline = Instant::now() + MEMORY;
-    // Asked again and again, lest an undone migration's memory is held by who waits for it.
-    loop {
-        let Some(inbox) = node.arrivals.inbox(id) else { return Ok(()) };
-        inbox.failed().map_or(Ok(()), Err)?;
-        let Ok(store) = inbox.store() else { return Ok(()) };
-        let there = store.populated_until(Instant::now() + MEMORY_LOOK);
-        let there = there.map_err(|error| match arrival(node, id) {
-            Ok(found) => lock(&found).run.no_memory(&error),
-            Err(failure) => failure,
-        })?;
-        if there || Instant::now() > deadline {
-            return Ok(());
-        }
-    }
+    let Some(inbox) = node.arrivals.inbox(id) else { return Ok(()) };
+    inbox.failed().map_or(Ok(()), Err)?;
+    let Ok(store) = inbox.store() else { return Ok(()) };
+    let there = store.populated_until(Instant::now() + MEMORY);
+    there.map(drop).map_err(|error| match (inbox.failed(), arrival(node, id)) {
+        (Some(failure), _) | (None, Err(failure)) => failure,
+        (None, Ok(found)) => lock(&found).run.no_memory(&error),
+    })
 }
 
 fn ready(node: &Arc<Node>, id: &MigrationId, all_pages: bool) -> Response {

@@ -20,6 +20,7 @@ fn interrupt(node: &Node, id: &MigrationId, failure: &Failure) {
         inbox.tmpfs.fail(failure);
         inbox.trees.fail(failure);
         inbox.ended(Err(failure.clone()));
+        inbox.need_no_memory();
         if !inbox.is_ready() {
             demand::give_up(node, id);
         }

@@ -185,6 +185,12 @@ impl Store {
         self.arena.populated_until(deadline)
     }
 
+    /// Nobody needs the memory any more: those who wait for it are told `Interrupted`.
+    pub fn stop_populating(&self) {
+        self.shared_to_come.end();
+        self.arena.stop_populating();
+    }
+
     /// Bytes of pages received so far.
     pub fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)

@@ -141,6 +141,11 @@ impl Arena {
         self.ahead.wait(u64::MAX, Some(deadline))
     }
 
+    /// Nobody needs the memory that is being taken: no more is, and those who wait for it are told `Interrupted`.
+    pub fn stop_populating(&self) {
+        self.ahead.cancel();
+    }
+
     /// The same as [`Self::populated`], but for three seconds at the most, and only while the memory comes fast.
     pub fn populated_or_slow(&self) -> io::Result<()> {
         let (began, mut before) = (Instant::now(), self.ahead.there());

@@ -117,11 +117,16 @@ pub(super) fn not_carried(error: &NetworkError) {
     tracing::warn!(%error, "what this node tracks of the container's connections is not carried");
 }
 
+/// Of shared memory an image has its number for a name, and a System V segment's id may be the number of a file in memory.
 fn changed(path: &Path) -> Failure {
-    Failure::new(format!(
-        "criu wrote to its image {} again when it had been sent; this version of criu needs another one of Tranship",
-        path.display()
-    ))
+    let path = path.display().to_string();
+    let cause = match path.contains("-shmem-") {
+        true => {
+            "two of the container's shared memories have the same number, by which criu knows them; try again when one of them is gone"
+        }
+        false => "this version of criu needs another one of Tranship",
+    };
+    Failure::new(format!("criu wrote to its image {path} again when it had been sent: {cause}"))
 }
 
 impl SourceRun {

@@ -77,6 +77,8 @@ pub struct SharedMemory {
     device: u64,
     /// By inode.
     objects: BTreeMap<u64, Object>,
+    /// What is left to criu, by inode.
+    left: HashMap<u64, SharedKind>,
     /// Those whose number one of another kind has got since.
     replaced: Vec<SharedObject>,
     /// By process.
@@ -95,6 +97,7 @@ impl SharedMemory {
         Ok(Self {
             device: probe.metadata()?.dev(),
             objects: BTreeMap::new(),
+            left: HashMap::new(),
             replaced: Vec::new(),
             copies: BTreeMap::new(),
             next: 0,
@@ -111,6 +114,9 @@ impl SharedMemory {
             (object.mapped, object.executable) = (false, false);
             object.views.clear();
             object.open &= places == Where::Mappings;
+        }
+        if places == Where::Everywhere {
+            self.left.clear();
         }
         self.copies.values_mut().for_each(|copies| copies.object.mapped = false);
         let mut known: HashSet<AddressSpaceId> = self.all().map(|o| o.described.space).collect();
@@ -238,11 +244,11 @@ impl SharedMemory {
     /// The object with this inode, opened through `path`. `None`: it is left to criu.
     fn meet(&mut self, inode: u64, kind: SharedKind, path: &Path) -> io::Result<Option<&mut Object>> {
         let of_another_kind = |known: &Object| known.described.kind != kind;
-        if let Some(other) = self.objects.get(&inode).filter(|known| of_another_kind(known) && known.is_there()) {
+        let other = self.objects.get(&inode).is_some_and(|known| of_another_kind(known) && known.is_there());
+        if other || self.left.get(&inode).is_some_and(|left| *left != kind) {
             return Err(io::Error::other(format!(
-                "a segment and {:?}, which is none, have the same number {inode}, by which criu knows them; try again when one \
-                 of them is gone",
-                other.described.name
+                "a segment and another file in memory have the same number {inode}, by which criu knows them; try again when one \
+                 of them is gone"
             )));
         }
         // The number of a segment is its id, which is used again: what is met now may be another one.
@@ -250,7 +256,10 @@ impl SharedMemory {
         if known.is_some_and(|known| kind == SharedKind::File || known.mapped) {
             return Ok(self.objects.get_mut(&inode));
         }
-        let Some((described, file)) = self.open(inode, kind, path)? else { return Ok(None) };
+        let Some((described, file)) = self.open(inode, kind, path)? else {
+            self.left.insert(inode, kind);
+            return Ok(None);
+        };
         Ok(Some(match self.objects.entry(inode) {
             Entry::Occupied(entry) if entry.get().described.kind == kind => {
                 let object = entry.into_mut();

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Cursor, Read, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -241,7 +241,7 @@ for line in sys.stdin:
         at[number] = c.shmat(number, None, 0)
         ctypes.memset(at[number], mark, pages * 4096)
     elif deed == 'write': ctypes.memset(at[number], int(rest[0]), 4096)
-    elif deed == 'open': at[number] = os.memfd_create('kept'); os.truncate(at[number], 8 * 4096)
+    elif deed == 'open': at[number] = os.memfd_create('kept'); os.truncate(at[number], int(rest[0]))
     elif deed == 'close': os.close(at[number])
     elif deed == 'visit':
         visited = c.shmat(number, None, 0)
@@ -412,7 +412,7 @@ fn a_segment_that_has_the_number_of_an_older_one_is_told_from_it() {
 #[test]
 fn a_segment_that_has_the_number_of_a_file_that_is_gone_is_told_from_it() {
     let mut keeper = Keeper::with_segments();
-    keeper.obeys("open 0");
+    keeper.obeys("open 0 32768");
     keeper.round(Look::Round);
     let number = keeper.number_of_file();
     keeper.obeys("close 0");
@@ -423,13 +423,21 @@ fn a_segment_that_has_the_number_of_a_file_that_is_gone_is_told_from_it() {
 
 #[test]
 fn a_segment_and_a_file_of_the_same_number_are_refused() {
-    let mut keeper = Keeper::with_segments();
-    keeper.obeys("open 0");
-    keeper.round(Look::Round);
-    let number = keeper.number_of_file();
-    keeper.obeys(&format!("make {number} 16 2"));
-    let error = keeper.source.find(&[keeper.child.id()], Where::Everywhere).unwrap_err();
-    assert!(std::error::Error::source(&error).is_some_and(|e| e.to_string().contains("the same number")), "{error:?}");
+    // The second one is left to criu.
+    for length in [8 * 4096, 5000] {
+        let mut keeper = Keeper::with_segments();
+        keeper.obeys(&format!("open 0 {length}"));
+        keeper.round(Look::Round);
+        let inode = std::fs::metadata(format!("/proc/{}/fd/3", keeper.child.id())).unwrap().ino();
+        keeper.obeys(&format!("make {inode} 16 2"));
+        // Also where no descriptors are looked at any more.
+        for places in [Where::Mappings, Where::Everywhere] {
+            let error = keeper.source.find(&[keeper.child.id()], places).unwrap_err();
+            assert!(error.to_string().contains("the same number"), "{error}");
+        }
+        keeper.obeys("close 0");
+        keeper.source.find(&[keeper.child.id()], Where::Everywhere).unwrap();
+    }
 }
 
 #[test]

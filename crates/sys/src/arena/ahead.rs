@@ -79,6 +79,14 @@ impl Ahead {
         self.progress.notify_all();
     }
 
+    /// Nobody needs more: those who take memory stop, and those who wait for it are told `Interrupted`.
+    pub fn cancel(&self) {
+        let mut state = self.state();
+        state.failed.get_or_insert(io::ErrorKind::Interrupted);
+        state.promise.end();
+        self.progress.notify_all();
+    }
+
     /// Waits, at most until then, for what is to be taken below `end`: whether it is there.
     pub fn wait(&self, end: u64, until: Option<Instant>) -> io::Result<bool> {
         let mut state = self.state();
@@ -109,8 +117,6 @@ impl Ahead {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::promise::promised;
 
@@ -126,11 +132,26 @@ mod tests {
         assert!(!ahead.wait(1, now()).unwrap() && ahead.there() == 0);
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| ahead.wait(u64::MAX, None));
-            std::thread::sleep(Duration::from_millis(10));
             ahead.done(first.0, &Ok(()));
             assert!(waiting.join().unwrap().unwrap());
         });
         assert_eq!(ahead.there(), PIECE + 4096);
+    }
+
+    #[test]
+    fn who_waits_for_memory_that_nobody_needs_any_more_is_told() {
+        let ahead = Ahead::default();
+        ahead.want(2 * PIECE);
+        let (first, _) = ahead.next().unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| ahead.wait(u64::MAX, None));
+            ahead.cancel();
+            assert_eq!(waiting.join().unwrap().unwrap_err().kind(), io::ErrorKind::Interrupted);
+        });
+        assert!(ahead.next().is_none() && ahead.state().promise.left() == 0);
+        // What was under way then.
+        ahead.done(first, &Ok(()));
+        assert!(ahead.wait(PIECE, None).unwrap());
     }
 
     #[test]
