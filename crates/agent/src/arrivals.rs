@@ -208,7 +208,13 @@ impl Inbox {
     pub fn open(&self, store: Store, peer: &NodeName, streams: u8) {
         let (store, peer) = (Some(Arc::new(store)), Some(peer.clone()));
         let (unnamed, open) = (usize::from(streams), usize::from(streams));
-        *self.streams() = Streams { store, peer, unnamed, open, expected: numbers(streams), ..Streams::default() };
+        let mut now = self.streams();
+        // The migration may have been called off already.
+        let failure = now.failure.take();
+        *now = Streams { store, peer, unnamed, open, expected: numbers(streams), failure, ..Streams::default() };
+        if let (Some(store), Some(_)) = (&now.store, &now.failure) {
+            store.stop_populating();
+        }
     }
 
     /// The source begins again, after links broke or this agent was restarted; `store` is then made anew.

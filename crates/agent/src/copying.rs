@@ -119,10 +119,9 @@ impl Arriving {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets the link come that fills these trees, for which so many bytes of memory are needed. `expected`: the restore depends on it in any case.
-    pub fn open(&self, replica: Replica, memory: u64, peer: &NodeName, expected: bool) {
+    /// Lets the link come that fills these trees. `expected`: the restore depends on it in any case.
+    pub fn open(&self, replica: Replica, peer: &NodeName, expected: bool) {
         *self.replica() = Some(replica);
-        self.to_come.add(memory);
         *self.state() = State { peer: Some(peer.clone()), expected, ended: None };
     }
 
@@ -135,6 +134,11 @@ impl Arriving {
         *self.replica() = None;
         self.to_come.end();
         self.fail(&Failure::new("the migration was undone"));
+    }
+
+    /// So many bytes of memory are promised for what is to come.
+    pub fn promise(&self, memory: u64) {
+        self.to_come.add(memory);
     }
 
     /// The restore depends on it.
@@ -154,6 +158,8 @@ impl Arriving {
         let deadline = Instant::now() + timeout;
         let mut state = self.state();
         if !state.expected {
+            // Nothing will come.
+            self.to_come.end();
             return Ok(());
         }
         loop {
@@ -242,17 +248,18 @@ mod tests {
     #[test]
     fn memory_is_promised_for_what_has_not_come() {
         let arriving = Arriving::default();
-        let open = || {
-            let replica = tranship_storage::tmpfs::make(&std::env::temp_dir(), &[]).unwrap();
-            arriving.open(replica, 10_000, &"node-a".parse().unwrap(), true);
-        };
-        open();
+        arriving.open(
+            tranship_storage::tmpfs::make(&std::env::temp_dir(), &[]).unwrap(),
+            &"node-a".parse().unwrap(),
+            false,
+        );
+        arriving.promise(10_000);
         let mut wire = Vec::new();
         tranship_wire::write_file_data(&mut wire, 0, &[1; 3000]).unwrap();
         // Then the link breaks.
         assert!(arriving.apply(&mut Cursor::new(wire), &"node-b".parse().unwrap()).is_err());
         assert_eq!(arriving.to_come.left(), 7000);
-        arriving.close();
+        arriving.wait("tmpfs", Duration::ZERO, &mut Timeline::default()).unwrap();
         assert_eq!(arriving.to_come.left(), 0);
     }
 }

@@ -7,7 +7,7 @@ mod resume;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Child;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tranship_coordinator::{DestinationPort, DestinationStep, Failure, Fault};
@@ -36,6 +36,8 @@ const RESTORE: Duration = Duration::from_secs(60);
 const RESTORE_END: Duration = Duration::from_secs(20);
 /// How long the last page may take to be put in place.
 const DRAIN: Duration = Duration::from_secs(600);
+/// Held from when it is looked how much memory there is until some of it is promised.
+static PROMISING: Mutex<()> = Mutex::new(());
 
 /// One migration on the node that the container goes to.
 pub struct DestinationRun {
@@ -217,11 +219,14 @@ impl DestinationRun {
     fn start_pager(&mut self) -> Result<(), Failure> {
         self.pager = Some(self.layout.start_pager()?);
         let handle = PagerHandle::connect(self.layout.root()).map_err(failed)?;
-        let capacity =
-            Store::capacity_for(self.offer.memory_bytes, available_memory()).map_err(|e| self.no_memory(&e))?;
-        let store = Store::new(capacity, handle).map_err(failed)?;
-        let shared = self.offer.shared_bytes.min(self.offer.memory_bytes);
-        store.populate(self.offer.memory_bytes - shared, shared).map_err(failed)?;
+        // Two arrivals at once must not both find the same memory.
+        let _one_at_a_time = PROMISING.lock().unwrap_or_else(PoisonError::into_inner);
+        let (memory, files) = (self.offer.memory_bytes, tmpfs::bytes(&self.offer));
+        let capacity = Store::capacity_for(memory, available_memory().saturating_sub(files));
+        let store = Store::new(capacity.map_err(|e| self.no_memory(&e))?, handle).map_err(failed)?;
+        let shared = self.offer.shared_bytes.min(memory);
+        store.populate(memory - shared, shared).map_err(failed)?;
+        self.inbox.tmpfs.promise(files);
         self.inbox.open(store, &self.peer, self.offer.streams);
         Ok(())
     }

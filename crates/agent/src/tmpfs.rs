@@ -199,7 +199,7 @@ impl Leaving {
 pub fn open(arriving: &Arriving, layout: &Layout, offer: &Offer, peer: &NodeName) -> Result<(), Failure> {
     let mounts = mounts(offer)?;
     if !mounts.is_empty() {
-        arriving.open(tmpfs::make(&layout.tmpfs(), &mounts).map_err(failed)?, bytes(offer), peer, false);
+        arriving.open(tmpfs::make(&layout.tmpfs(), &mounts).map_err(failed)?, peer, false);
     }
     Ok(())
 }

@@ -227,7 +227,7 @@ impl Note {
 /// Lets the link come, once the engine has begun with the container.
 pub fn open(arriving: &Arriving, targets: &[Target], offer: &Offer, peer: &NodeName) -> Result<(), Failure> {
     if !targets.is_empty() {
-        arriving.open(Target::open_all(targets, &offer.trees).map_err(failed)?, 0, peer, true);
+        arriving.open(Target::open_all(targets, &offer.trees).map_err(failed)?, peer, true);
     }
     Ok(())
 }

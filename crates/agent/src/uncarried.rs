@@ -1,4 +1,4 @@
-//! What criu does not carry of a container's descriptors and threads: looked for beside its dump, and put right in the held tasks.
+//! What criu does not carry of a container's descriptors, threads and shared memory segments: looked for beside its dump, and put right in the held tasks.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -16,6 +16,7 @@ use tranship_criu::timers::{self, PeriodicTimer};
 use tranship_engine::Container;
 use tranship_memory::survey;
 use tranship_network::{NetworkError, OpenSocket, SocketState};
+use tranship_sys::segment;
 use tranship_types::{Blocker, BlockerKind};
 
 use crate::node::failed;
@@ -32,6 +33,9 @@ pub struct Uncarried {
     threads: Vec<BoundThread>,
     #[serde(default)]
     pipes: Vec<OwnedPipe>,
+    /// Segments that were removed while they were attached: CRIU makes ones that stay.
+    #[serde(default)]
+    removed_segments: Vec<i32>,
 }
 
 /// A pipe that others than root may open by `/proc/PID/fd` (`/dev/stdout`): runc gives those of a container's standard streams to its user. CRIU
@@ -47,15 +51,24 @@ struct OwnedPipe {
     mode: u32,
 }
 
-/// Looks at all descriptors and threads of a frozen container's processes, whose network namespace is at `netns`. What stands in the
+/// Looks at all descriptors, threads and segments of a frozen container's processes, whose network namespace is at `netns`. What stands in the
 /// way is a failure: groups that something else has joined.
 pub fn look(container: &Container, netns: Option<&Path>) -> Result<Uncarried, Failure> {
     let Descriptors { sockets, timers, pipes } = descriptors(container);
     let states = netns.map(|netns| tranship_network::socket_states(netns, &sockets)).transpose().map_err(failed)?;
     let states = states.unwrap_or_default();
     let blockers = states.unclaimed.iter().map(|group| joined_by_others(&container.name, group)).collect();
-    let threads = bound_threads(container);
-    Failure::blocked(blockers).map_or(Ok(Uncarried { sockets: states.sockets, timers, threads, pipes }), Err)
+    Failure::blocked(blockers).map_or(Ok(()), Err)?;
+    Ok(Uncarried {
+        sockets: states.sockets,
+        timers,
+        threads: bound_threads(container),
+        pipes,
+        removed_segments: match container.has_namespace("ipc") {
+            true => segment::removed(container.init).map_err(failed)?,
+            false => Vec::new(),
+        },
+    })
 }
 
 /// What will stand in the way of it, as far as can be told while the container runs.
@@ -192,6 +205,11 @@ impl Uncarried {
             let pid = tasks.get(task).ok_or_else(|| refused(&"there is no such process"))?;
             pipe.give(*pid).map_err(|error| refused(&error))?;
         }
-        Ok(())
+        if self.removed_segments.is_empty() {
+            return Ok(());
+        }
+        segment::remove(init, &self.removed_segments).map_err(|error| {
+            format!("a shared memory segment that was removed already cannot be removed again: {error}")
+        })
     }
 }

@@ -5,12 +5,14 @@ use std::time::Duration;
 /// What one round has shown.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RoundSeen {
-    /// Bytes that it found to be sent.
+    /// Bytes that it found to be sent: pages, and what else moves with them.
     pub bytes: u64,
-    /// Those of them that did not travel: because another task has the same (what is sent after a freeze travels, all of it), or because
-    /// they were written again before it was their turn (the next round finds them).
-    pub spared: u64,
-    /// How long sending the others took.
+    /// Bytes of those pages that were sent; not of those that did not travel, because another task has the same (what is sent after a freeze travels, all of
+    /// it), or because they were written again before it was their turn (the next round finds them).
+    pub pages: u64,
+    /// Bytes of those that are not zeros.
+    pub content: u64,
+    /// How long it took to send them.
     pub took: Duration,
 }
 
@@ -43,17 +45,16 @@ pub enum Verdict {
 /// A round must leave at most this share of what the one before left, or it was of little use.
 const USEFUL: f64 = 0.8;
 
-/// Rounds of fewer bytes disappear in buffers: how long they took tells nothing.
+/// Less content disappears in buffers: how long it took tells nothing.
 const TELLING: u64 = 16_000_000;
 
-/// What the link carries, in bytes a second: as the largest round found it that came after the first. The first one may have waited for the destination's memory,
-/// and has sent pages of zeros that nobody will write; it tells if no other one does.
+/// What the link carries, in bytes a second: as the largest round found it; or more, if another one's content came faster, since the largest is mostly the first,
+/// which may have waited for the destination's memory.
 pub fn link_rate(rounds: &[RoundSeen]) -> f64 {
-    let travelled = |round: &RoundSeen| round.bytes.saturating_sub(round.spared);
-    let largest = |rounds: &[RoundSeen]| rounds.iter().copied().max_by_key(travelled);
-    let later = largest(rounds.get(1..).unwrap_or_default()).filter(|round| travelled(round) >= TELLING);
-    let rate = |round: RoundSeen| travelled(&round) as f64 / round.took.as_secs_f64().max(1e-6);
-    later.or_else(|| largest(rounds)).map_or(0.0, rate)
+    let rate = |bytes: u64, round: &RoundSeen| bytes as f64 / round.took.as_secs_f64().max(1e-6);
+    let largest = rounds.iter().max_by_key(|round| round.pages).map_or(0.0, |round| rate(round.pages, round));
+    let telling = rounds.iter().filter(|round| round.content >= TELLING).map(|round| rate(round.content, round));
+    telling.fold(largest, f64::max)
 }
 
 /// Decides after a round.
@@ -111,13 +112,17 @@ mod tests {
 
     const MB: u64 = 1_000_000;
 
+    fn seen(bytes: u64, pages: u64, took: Duration) -> RoundSeen {
+        RoundSeen { bytes, pages, content: pages, took }
+    }
+
     /// A container that writes `dirty` bytes a second over `working` bytes, moved over a link of `link` bytes a second.
     fn simulate(total: u64, working: u64, dirty: f64, link: f64, limits: Limits) -> (Vec<RoundSeen>, Verdict) {
         let mut rounds = Vec::new();
         let mut bytes = total;
         loop {
             let took = bytes as f64 / link;
-            rounds.push(RoundSeen { bytes, spared: 0, took: Duration::from_secs_f64(took) });
+            rounds.push(seen(bytes, bytes, Duration::from_secs_f64(took)));
             match decide(&rounds, limits) {
                 Verdict::Another => bytes = ((dirty * took) as u64).min(working),
                 verdict => return (rounds, verdict),
@@ -127,17 +132,18 @@ mod tests {
 
     #[test]
     fn what_did_not_travel_tells_nothing_of_the_link() {
-        let round =
-            |mb: u64, spared: u64| RoundSeen { bytes: mb * MB, spared: spared * MB, took: Duration::from_secs(1) };
-        assert_eq!(link_rate(&[round(180, 140), round(60, 0), round(5, 0)]), 60.0 * MB as f64);
+        let round = |mb: u64, pages: u64| seen(mb * MB, pages * MB, Duration::from_secs(1));
+        assert_eq!(link_rate(&[round(180, 40), round(60, 60), round(5, 5)]), 60.0 * MB as f64);
     }
 
     #[test]
-    fn a_first_round_that_waited_for_memory_tells_nothing_of_the_link_if_another_does() {
-        let round = |mb: u64, ms: u64| RoundSeen { bytes: mb * MB, spared: 0, took: Duration::from_millis(ms) };
-        let slow = round(4000, 8000);
-        assert_eq!(link_rate(&[slow, round(1000, 1000), round(500, 100)]), 1000.0 * MB as f64);
-        assert_eq!(link_rate(&[slow, round(10, 1)]), 500.0 * MB as f64, "what is small tells nothing");
+    fn the_link_carries_what_the_fastest_round_of_much_content_found() {
+        let round = |mb: u64, ms: u64| seen(mb * MB, mb * MB, Duration::from_millis(ms));
+        let (waited, fast, small) = (round(4000, 8000), round(1000, 1000), round(10, 1));
+        assert_eq!(link_rate(&[waited, fast, round(500, 900)]), 1000.0 * MB as f64);
+        assert_eq!(link_rate(&[waited, small]), 500.0 * MB as f64);
+        let zeros = RoundSeen { content: 10 * MB, ..round(3000, 1000) };
+        assert_eq!(link_rate(&[waited, fast, zeros]), 1000.0 * MB as f64);
     }
 
     #[test]
@@ -161,7 +167,7 @@ mod tests {
 
     #[test]
     fn where_pages_may_follow_one_round_of_little_use_is_enough() {
-        let seen = |mb: u64, s: f64| RoundSeen { bytes: mb * MB, spared: 0, took: Duration::from_secs_f64(s) };
+        let seen = |mb: u64, s: f64| seen(mb * MB, mb * MB, Duration::from_secs_f64(s));
         let limits = Limits::default();
         assert_eq!(decide_early(&[], 7, limits), Verdict::Another);
         assert_eq!(decide_early(&[seen(4000, 32.0)], 3900 * MB, limits), Verdict::Diverging);

@@ -144,7 +144,8 @@ pub fn predict(observed: &Observed, options: &MoveOptions, limits: Limits) -> Pr
         let mut counted = 0;
         loop {
             let (sent, took) = observed.round(left, observed.link_rate.min(pace));
-            seen.push(RoundSeen { bytes: left, spared: left - sent, took: Duration::from_secs_f64(took.min(1e9)) });
+            let within = Duration::from_secs_f64(took.min(1e9));
+            seen.push(RoundSeen { bytes: left, pages: sent, content: sent, took: within });
             rounds.push(RoundReport { bytes: sent, ms: took * 1e3, dirty_rate });
             let between = took + observed.looking.as_secs_f64();
             // With less of the processors the container gets as far as it would in less time.

@@ -230,6 +230,7 @@ impl Store {
 
     /// Gives shared memory its final length, when every stream has named what comes later.
     pub fn settle_shared(&self) -> Result<(), ReceiveError> {
+        self.shared_to_come.end();
         Ok(self.shared.settle()?)
     }
 

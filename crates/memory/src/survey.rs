@@ -56,7 +56,7 @@ pub fn id_of(pid: u32) -> Result<AddressSpaceId, SurveyError> {
 }
 
 /// Surveys the processes of a container, given by their pids on this node. Zombies have no memory and are left out; so are those that still have their
-/// parent's, as one has that was vforked: two watches over one memory would each take from the other what was written.
+/// parent's, as one has that was vforked.
 pub fn survey(pids: &[u32]) -> Result<Vec<Space>, SurveyError> {
     let mut spaces = Vec::with_capacity(pids.len());
     for &pid in pids {

@@ -26,6 +26,7 @@ pub mod promise;
 pub mod remote;
 pub mod schedule;
 mod scratch;
+pub mod segment;
 pub mod socket;
 pub mod soft_dirty;
 pub mod standstill;

@@ -46,18 +46,25 @@ pub fn has_memory_of(process: u32, other: u32) -> bool {
     compare_memory(process, other) == Some(Ordering::Equal)
 }
 
-/// Whether any two of these processes have their memory in common; also if the kernel does not say.
-pub fn share_memory(pids: &[u32]) -> bool {
+/// The processes without those that have their memory in common with one before them; `unsure` is how two compare of which the kernel does not say.
+fn distinct_unless(pids: &[u32], unsure: Ordering) -> Vec<u32> {
     // By an order of the kernel's own, so that not each has to be compared with each.
     let mut sorted: Vec<u32> = Vec::with_capacity(pids.len());
-    let order = |one: u32, other: u32| compare_memory(one, other).unwrap_or(Ordering::Equal);
-    pids.iter().any(|pid| match sorted.binary_search_by(|other| order(*other, *pid)) {
-        Ok(_) => true,
-        Err(place) => {
-            sorted.insert(place, *pid);
-            false
-        }
-    })
+    let mut is_new = |pid: &u32| {
+        let place = sorted.binary_search_by(|other| compare_memory(*other, *pid).unwrap_or(unsure));
+        place.map_err(|place| sorted.insert(place, *pid)).is_err()
+    };
+    pids.iter().copied().filter(|pid| is_new(pid)).collect()
+}
+
+/// Whether any two of these processes have their memory in common; also if the kernel does not say.
+pub fn share_memory(pids: &[u32]) -> bool {
+    distinct_unless(pids, Ordering::Equal).len() < pids.len()
+}
+
+/// Of those of these processes that have their memory in common for sure only the first.
+pub fn distinct(pids: &[u32]) -> Vec<u32> {
+    distinct_unless(pids, Ordering::Less)
 }
 
 /// Whether a thread that is at this place in the kernel (`/proc/PID/task/TID/wchan`) waits for a child that it has vforked: in `wait_for_vfork_done` of
@@ -204,6 +211,8 @@ mod tests {
         assert!(!share_memory(&pids), "each has its own");
         pids.push(pids[2]);
         assert!(share_memory(&pids), "one has the same as the third");
+        assert!(has_memory_of(pids[6], pids[2]) && !has_memory_of(pids[1], pids[2]));
+        assert_eq!(distinct(&pids), pids[..6]);
         others.iter_mut().for_each(|other| other.kill().and_then(|()| other.wait().map(drop)).unwrap());
         assert!(share_memory(&pids[..3]), "the kernel does not say");
     }

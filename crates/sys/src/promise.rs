@@ -17,8 +17,9 @@ pub struct Promise(AtomicU64);
 impl Promise {
     /// Promises so many bytes more.
     pub fn add(&self, bytes: u64) {
-        self.0.fetch_add(bytes, Ordering::Relaxed);
+        // Never less than the parts.
         PROMISED.fetch_add(bytes, Ordering::Relaxed);
+        self.0.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// So many bytes of it have been taken: at most what is left of it.

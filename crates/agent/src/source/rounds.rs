@@ -83,7 +83,8 @@ impl SourceRun {
             let round = tracker.round(&processes).map_err(failed)?;
             let since = looked.replace(Instant::now()).map(|before| before.elapsed().as_secs_f64());
             let version = if seen.is_empty() { Version::First } else { Version::Later };
-            let (moved_before, spared_before) = (self.report.read().progress.moved_bytes, self.tally.deduplicated());
+            let (moved_before, same_before) = (self.report.read().progress.moved_bytes, self.tally.deduplicated());
+            let sending = Instant::now();
             let Self { id, node, report, tally, streams, smaps, .. } = &mut *self;
             let sent = std::thread::scope(|scope| {
                 // The watch has left its mark on the flags by now.
@@ -92,15 +93,18 @@ impl SourceRun {
                     let mut chunks = [&round.plan.first, &round.plan.rest].into_iter();
                     chunks.try_for_each(|chunks| send::send_running(chunks, version, streams, counters, &tracker))?;
                     await_arrival(streams)?;
-                    Ok(counters.passed_over.load(Ordering::Relaxed))
+                    let [passed_over, content] =
+                        [&counters.passed_over, &counters.sent].map(|counter| counter.load(Ordering::Relaxed));
+                    Ok((passed_over, content, sending.elapsed()))
                 })
             });
-            let passed_over = sent.map_err(|error| self.not_sent(&error))?;
+            let (passed_over, content, sending) = sent.map_err(|error| self.not_sent(&error))?;
             let (bytes, took) = (round.plan.bytes() + others, start.elapsed());
             let sent = bytes - passed_over;
             let dirty_rate = since.map_or(0.0, |seconds| bytes as f64 / seconds.max(1e-6));
-            let spared = self.tally.deduplicated() - spared_before + passed_over;
-            seen.push(RoundSeen { bytes, spared, took });
+            let same = self.tally.deduplicated() - same_before;
+            let pages = round.plan.bytes().saturating_sub(passed_over + same);
+            seen.push(RoundSeen { bytes, pages, content, took: sending });
             if seen.len() == 1 {
                 self.await_memory()?;
             }

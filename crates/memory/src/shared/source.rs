@@ -115,9 +115,7 @@ impl SharedMemory {
             object.views.clear();
             object.open &= places == Where::Mappings;
         }
-        if places == Where::Everywhere {
-            self.left.clear();
-        }
+        self.left.retain(|_, kind| places == Where::Mappings && *kind == SharedKind::File);
         self.copies.values_mut().for_each(|copies| copies.object.mapped = false);
         let mut known: HashSet<AddressSpaceId> = self.all().map(|o| o.described.space).collect();
         let mut programs = HashSet::new();
@@ -256,10 +254,7 @@ impl SharedMemory {
         if known.is_some_and(|known| kind == SharedKind::File || known.mapped) {
             return Ok(self.objects.get_mut(&inode));
         }
-        let Some((described, file)) = self.open(inode, kind, path)? else {
-            self.left.insert(inode, kind);
-            return Ok(None);
-        };
+        let Some((described, file)) = self.open(inode, kind, path)? else { return Ok(None) };
         Ok(Some(match self.objects.entry(inode) {
             Entry::Occupied(entry) if entry.get().described.kind == kind => {
                 let object = entry.into_mut();
@@ -281,7 +276,7 @@ impl SharedMemory {
     }
 
     /// Opens what is behind `path`, and describes it. `None`: it is left to criu, or is another object by now.
-    fn open(&self, inode: u64, kind: SharedKind, path: &Path) -> io::Result<Option<(SharedObject, File)>> {
+    fn open(&mut self, inode: u64, kind: SharedKind, path: &Path) -> io::Result<Option<(SharedObject, File)>> {
         let (Ok(key), Some(space)) = (u32::try_from(inode), AddressSpaceId::object(self.next)) else {
             return Ok(None);
         };
@@ -291,8 +286,11 @@ impl SharedMemory {
         // Reading it shall not look as if it was used.
         let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NOATIME.bits()).open(path)?;
         let found = file.metadata()?;
-        let small = !found.len().is_multiple_of(PAGE_SIZE) && found.len() < SMALL;
-        if found.dev() != self.device || found.ino() != inode || small {
+        if found.dev() != self.device || found.ino() != inode {
+            return Ok(None);
+        }
+        if !found.len().is_multiple_of(PAGE_SIZE) && found.len() < SMALL {
+            self.left.insert(inode, kind);
             return Ok(None);
         }
         let seals = SealFlag::from_bits_retain(fcntl(&file, FcntlArg::F_GET_SEALS)?);

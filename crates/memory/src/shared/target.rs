@@ -53,6 +53,8 @@ pub enum StoreError {
 struct Target {
     object: Mutex<SharedObject>,
     file: File,
+    /// How much memory it occupied when that was looked at last, in blocks.
+    blocks: Mutex<u64>,
     /// What there is, of [`SharedKind::Pages`]: to be told from holes, which the file may not have where it could.
     pages: Mutex<PageSet>,
 }
@@ -65,7 +67,8 @@ impl Target {
             flags |= MFdFlags::MFD_ALLOW_SEALING;
         }
         let file = File::from(memfd_create(name.as_c_str(), flags)?);
-        let target = Self { object: Mutex::new(object.clone()), file, pages: Mutex::default() };
+        let target =
+            Self { object: Mutex::new(object.clone()), file, blocks: Mutex::default(), pages: Mutex::default() };
         target.settle()?;
         Ok(target)
     }
@@ -99,24 +102,25 @@ impl Target {
 
     /// Writes pages. Returns by how many bytes the file occupies more memory now.
     fn write(&self, range: PageRange, pages: &[u8]) -> io::Result<i64> {
-        let before = self.file.metadata()?.blocks();
         self.file.write_all_at(pages, range.start)?;
         if self.is_pages() {
             self.pages().insert(range);
         }
-        self.grown(before)
+        self.grown()
     }
 
     fn zero(&self, range: PageRange) -> io::Result<i64> {
-        let before = self.file.metadata()?.blocks();
         let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         fallocate(&self.file, mode, range.start.cast_signed(), range.len().cast_signed())?;
         self.pages().remove(range);
-        self.grown(before)
+        self.grown()
     }
 
-    fn grown(&self, before: u64) -> io::Result<i64> {
-        Ok((self.file.metadata()?.blocks().cast_signed() - before.cast_signed()) * 512)
+    /// By how many bytes the file occupies more memory than when this was asked last; other streams may write to it, too.
+    fn grown(&self) -> io::Result<i64> {
+        let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.file.metadata()?.blocks();
+        Ok((now.cast_signed() - std::mem::replace(&mut *blocks, now).cast_signed()) * 512)
     }
 }
 

@@ -12,8 +12,8 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
-use nix::sched::{CloneFlags, setns};
 use nix::time::{ClockId, clock_gettime};
+use tranship_sys::segment;
 
 /// How late the clock may be that these times are taken from, in nanoseconds: it goes on when the timer interrupts, at the
 /// least each 10 ms.
@@ -53,16 +53,8 @@ impl Uses {
 
     /// Those of the segments in a process's IPC namespace, with their numbers.
     pub fn of_segments(pid: u32, since: Moment) -> io::Result<Vec<(u64, Self)>> {
-        let namespace = File::open(format!("/proc/{pid}/ns/ipc"))?;
         let since = since.0 - since.0.rem_euclid(SECOND);
-        let list = std::thread::scope(|scope| {
-            // The list is that of the namespace of who asks, here a thread that ends with the answer.
-            let asked = scope.spawn(|| {
-                setns(&namespace, CloneFlags::CLONE_NEWIPC)?;
-                std::fs::read_to_string("/proc/sysvipc/shm")
-            });
-            asked.join().expect("a thread that reads a file does not panic")
-        })?;
+        let list = segment::list(pid)?;
         let read = |line: &str| {
             let fields: Vec<&str> = line.split_whitespace().collect();
             let field = |number: usize| fields.get(number)?.parse::<i64>().ok();

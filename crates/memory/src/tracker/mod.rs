@@ -7,13 +7,13 @@
 //!
 //! How writes are found out differs between kernels: [`DirtyTracker`] is what a [`Method`] has to do for one address space.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tranship_sys::pagemap::Pagemap;
-use tranship_sys::standstill;
+use tranship_sys::{process, standstill};
 use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange};
 
 use crate::page_set::PageSet;
@@ -180,10 +180,19 @@ impl Tracker {
         }
     }
 
+    /// One of those processes that have their memory in common, as one that was vforked has with its parent: two watches over one memory would each take
+    /// from the other what was written. If one is watched, that one.
+    fn distinct(&self, pids: &[u32]) -> Vec<u32> {
+        let watched: HashSet<u32> = self.spaces.values().map(|watched| watched.pid).collect();
+        let mut pids = pids.to_vec();
+        pids.sort_by_key(|pid| !watched.contains(pid));
+        process::distinct(&pids)
+    }
+
     fn look_at(&mut self, pids: &[u32], rearm: bool) -> Result<Round, TrackError> {
         let mut round = Round::default();
         let (mut watched, mut failure) = (0, None);
-        for &pid in pids {
+        for pid in self.distinct(pids) {
             // A process may end at any time; the next round does not see it.
             match survey(&[pid]) {
                 Ok(spaces) => round.spaces.extend(spaces),
@@ -239,7 +248,8 @@ impl Tracker {
             self.peek(&space, &mut |_, run, _| there += run.len()).map(|()| there)
         };
         // What ends or goes meanwhile is not left.
-        pids.iter().flat_map(|pid| survey(&[*pid]).unwrap_or_default()).filter_map(|space| left(space).ok()).sum()
+        let spaces = self.distinct(pids).into_iter().flat_map(|pid| survey(&[pid]).unwrap_or_default());
+        spaces.filter_map(|space| left(space).ok()).sum()
     }
 
     fn watched(&self, space: &Space) -> Option<&Watched> {

@@ -20,6 +20,8 @@ const PIECE: u64 = 64 << 10;
 #[derive(Debug)]
 pub(super) struct WriteProtect {
     watch: WriteWatch,
+    /// There was a look: what is watched now may be watched by this one.
+    has_looked: bool,
     /// Where marks of another watch may stand: nothing is known of these mappings, though they may be watched.
     doubtful: PageSet,
     /// Where it is only to be known how much is written.
@@ -39,7 +41,7 @@ impl WriteProtect {
     /// Watches one of `every` pieces of the memory. Fails with `Unsupported` for a process that cannot be made to open a userfaultfd.
     pub fn begin(pid: u32, every: u64) -> io::Result<Self> {
         let sample = (every > 1).then(|| Sample { every, ..Sample::default() });
-        Ok(Self { watch: WriteWatch::inject(pid)?, doubtful: PageSet::default(), sample })
+        Ok(Self { watch: WriteWatch::inject(pid)?, has_looked: false, doubtful: PageSet::default(), sample })
     }
 
     fn arm(&mut self, pid: u32, range: &PageRange) -> io::Result<bool> {
@@ -64,7 +66,7 @@ impl WriteProtect {
 
     /// Whether the marks of a mapping tell all that was written since they were set.
     fn tells(&self, pagemap: &Pagemap, range: &PageRange) -> bool {
-        pagemap.is_watched(range.start, range.end) && self.doubtful.within(*range).is_empty()
+        self.has_looked && pagemap.is_watched(range.start, range.end) && self.doubtful.within(*range).is_empty()
     }
 }
 
@@ -124,6 +126,7 @@ impl DirtyTracker for WriteProtect {
     fn look(&mut self, space: &Space, found: &mut dyn FnMut(&PageRange, PageRange)) -> io::Result<()> {
         if let Some(every) = self.sample.as_ref().map(|sample| sample.every) {
             self.sample = Some(self.look_at_sample(space, every, found)?);
+            self.has_looked = true;
             return Ok(());
         }
         let mut pagemap = Pagemap::open_writable(space.pid)?;
@@ -149,6 +152,7 @@ impl DirtyTracker for WriteProtect {
                 pagemap.populated(range.start, range.end, found)?;
             }
         }
+        self.has_looked = true;
         Ok(())
     }
 

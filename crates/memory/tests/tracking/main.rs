@@ -14,6 +14,7 @@ use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Trial};
 use nix::sys::ptrace;
+use nix::sys::signal::{Signal, kill};
 use nix::sys::uio::{RemoteIoVec, process_vm_writev};
 use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
@@ -34,7 +35,7 @@ const CASES: [(&str, Case); 22] = [
     ("what_is_written_again_and_moved_before_its_turn_is_sent_later", written_again_and_moved),
     ("threads_write_all_the_time", threads_write_all_the_time),
     ("a_process_forks_between_rounds", a_process_forks_between_rounds),
-    ("a_child_has_its_parents_memory", a_child_has_its_parents_memory),
+    ("two_processes_have_one_memory", two_processes_have_one_memory),
     ("a_process_executes_a_program_between_rounds", a_process_executes_a_program),
     ("mappings_come_and_go_at_the_same_place", mappings_come_and_go_at_the_same_place),
     ("mappings_move_and_grow", mappings_move_and_grow),
@@ -210,29 +211,39 @@ fn a_process_forks_between_rounds(method: Method) {
     mirror.finish(&[subject.pid(), first, second, third]);
 }
 
-/// As one has that was vforked. What it looks like from there is not taken from its parent.
-fn a_child_has_its_parents_memory(method: Method) {
-    let mut subject = Subject::start();
-    let (start, away) = (subject.fills(64, 1), subject.fills(64, 7));
-    let mut mirror = Mirror::new(method);
-    mirror.round(&[subject.pid()]);
-    let child = subject.does("share") as u32;
-    // The child comes first, as a pid that was given again does.
-    let both = [child, subject.pid()];
-    for value in [2, 3] {
-        // Nobody watches what has come back; and new memory has come where other memory was.
-        subject.does(&format!("remap {start} 64 64 {away}"));
-        subject.does(&format!("remap {away} 64 64 {start}"));
-        subject.does(&format!("map {away} 64"));
-        subject.writes(start, 64, value);
-        subject.writes(away, 64, value + 10);
-        let round = mirror.round(&both);
-        assert_eq!(round.spaces.iter().map(|space| space.pid).collect::<Vec<_>>(), [subject.pid()]);
-        assert!(mirror.left(&both) < 4 << 20);
+/// As one has that was vforked. What it looks like from there is not taken from the other.
+fn two_processes_have_one_memory(method: Method) {
+    for sibling in [false, true] {
+        let mut subject = Subject::start();
+        let (start, away) = (subject.fills(64, 1), subject.fills(64, 7));
+        let mut mirror = Mirror::new(method);
+        mirror.round(&[subject.pid()]);
+        let other = subject.does(&format!("share {}", u8::from(sibling))) as u32;
+        // The new one comes first, as a pid that was given again does.
+        let both = [other, subject.pid()];
+        for value in [2, 3] {
+            // Nobody watches what has come back; and new memory has come where other memory was.
+            subject.does(&format!("remap {start} 64 64 {away}"));
+            subject.does(&format!("remap {away} 64 64 {start}"));
+            subject.does(&format!("map {away} 64"));
+            subject.writes(start, 64, value);
+            subject.writes(away, 64, value + 10);
+            let round = mirror.round(&both);
+            assert_eq!(round.spaces.iter().map(|space| space.pid).collect::<Vec<_>>(), [subject.pid()]);
+            assert!(mirror.left(&both) < 4 << 20);
+        }
+        match sibling {
+            // It is this process's child.
+            true => {
+                let other = Pid::from_raw(other as i32);
+                kill(other, Signal::SIGKILL).unwrap();
+                waitpid(other, None).unwrap();
+            }
+            false => drop(subject.does(&format!("reap {other}"))),
+        }
+        subject.writes(start + 8 * PAGE, 2, 5);
+        mirror.finish(&[subject.pid()]);
     }
-    subject.does(&format!("reap {child}"));
-    subject.writes(start + 8 * PAGE, 2, 5);
-    mirror.finish(&[subject.pid()]);
 }
 
 fn a_process_executes_a_program(method: Method) {

@@ -90,8 +90,8 @@ pub fn fork(wait: bool, child: impl FnOnce()) -> io::Result<Pid> {
     }
 }
 
-/// A child that has this process's memory, as one has that was vforked, and does nothing.
-pub fn share() -> io::Result<Pid> {
+/// A process that has this one's memory, as one has that was vforked, and does nothing: a child, or a sibling.
+pub fn share(sibling: bool) -> io::Result<Pid> {
     const STACK: usize = 4;
     extern "C" fn idle(_: *mut c_void) -> c_int {
         // SAFETY: numbers only; it ends with its parent.
@@ -103,8 +103,9 @@ pub fn share() -> io::Result<Pid> {
         }
     }
     let stack = map(ANYWHERE, STACK, false)? + STACK * PAGE;
+    let flags = libc::CLONE_VM | libc::SIGCHLD | if sibling { libc::CLONE_PARENT } else { 0 };
     // SAFETY: it runs on a stack of its own, which nobody else uses, and calls nothing but the kernel.
-    let pid = unsafe { libc::clone(idle, stack as *mut c_void, libc::CLONE_VM | libc::SIGCHLD, std::ptr::null_mut()) };
+    let pid = unsafe { libc::clone(idle, stack as *mut c_void, flags, std::ptr::null_mut()) };
     check(pid.into()).map(|pid| Pid::from_raw(pid as i32))
 }
 

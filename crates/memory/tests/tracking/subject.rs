@@ -56,7 +56,7 @@ fn obey(line: &str) -> io::Result<usize> {
         .map(|child| child.as_raw() as usize),
         ("fork-briefly", [ms]) => raw::fork(true, || std::thread::sleep(Duration::from_millis(*ms as u64)))
             .map(|child| child.as_raw() as usize),
-        ("share", []) => raw::share().map(|child| child.as_raw() as usize),
+        ("share", [sibling]) => raw::share(*sibling != 0).map(|child| child.as_raw() as usize),
         ("reap", [pid]) => {
             let child = Pid::from_raw(*pid as i32);
             let _ = kill(child, Signal::SIGKILL);
@@ -129,7 +129,10 @@ impl Subject {
 
 impl Drop for Subject {
     fn drop(&mut self) {
-        let _ = self.child.kill();
+        // Its children, too: one that was stopped before it said that it ends with its parent would stay.
+        for pid in tranship_sys::process::family(self.pid()) {
+            let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
+        }
         let _ = self.child.wait();
     }
 }

@@ -185,6 +185,7 @@ fn a_link_that_gives_way_keeps_to_the_pace_that_was_set() {
     assert_eq!(reader.join().unwrap(), BYTES);
     // A second at that pace; the first bytes go at once.
     assert!(start.elapsed() > Duration::from_millis(500), "{:?}", start.elapsed());
+    assert!(!a.is_narrow());
 }
 
 #[test]

@@ -284,6 +284,25 @@ pub fn shm_attach(id: c_int, length: usize) -> Result<&'static [AtomicU64]> {
     Ok(unsafe { std::slice::from_raw_parts(start.cast(), length / 8) })
 }
 
+/// Has a segment go away when nobody has it attached any more.
+pub fn shm_remove(id: c_int) -> Result<()> {
+    // SAFETY: IPC_RMID touches no memory.
+    check(unsafe { libc::shmctl(id, libc::IPC_RMID, null_mut()) })?;
+    Ok(())
+}
+
+/// Whether it will.
+pub fn shm_is_removed(id: c_int) -> Result<bool> {
+    const SHM_DEST: u32 = 0o1000;
+    // SAFETY: zeros are a valid shmid_ds; IPC_STAT writes one.
+    let info = unsafe {
+        let mut info: libc::shmid_ds = zeroed();
+        check(libc::shmctl(id, libc::IPC_STAT, &raw mut info))?;
+        info
+    };
+    Ok(u32::from(info.shm_perm.mode) & SHM_DEST != 0)
+}
+
 /// A new set of SysV semaphores with these values.
 pub fn sem_create(values: &[u16]) -> Result<c_int> {
     // SAFETY: semget touches no memory.

@@ -78,6 +78,7 @@ pub const ALL: &[Species] = &[
     species("processes", "seccomp", processes::seccomp),
     species("processes", "capabilities", processes::capabilities),
     species("sysv", "sysv_shm", sysv::shared_memory),
+    species("sysv", "sysv_shm_transient", sysv::transient),
     species("sysv", "sysv_sem", sysv::semaphores),
     species("sysv", "sysv_msg", sysv::messages),
     species("limits", "rlimits", limits::resource_limits),

@@ -40,6 +40,21 @@ pub fn shared_memory(_: &Path) -> Result<Check> {
     }))
 }
 
+/// A segment that goes away with its last user, as one does that was removed while it was attached.
+pub fn transient(_: &Path) -> Result<Check> {
+    const LENGTH: usize = 64 << 10;
+    let id = raw::shm_create(LENGTH)?;
+    let words = raw::shm_attach(id, LENGTH)?;
+    raw::shm_remove(id)?;
+    (0..words.len()).for_each(|i| words[i].store(pattern(i as u64), Ordering::Relaxed));
+    Ok(Box::new(move || {
+        let wrong = (0..words.len()).find(|i| words[*i].load(Ordering::Relaxed) != pattern(*i as u64));
+        ensure!(wrong.is_none(), "word {wrong:?} is wrong");
+        ensure!(raw::shm_is_removed(id)?, "the segment would stay when nobody uses it any more");
+        Ok(())
+    }))
+}
+
 /// A set of semaphores with values.
 pub fn semaphores(_: &Path) -> Result<Check> {
     const VALUES: [u16; 3] = [3, 1, 0];

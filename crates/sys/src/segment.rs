@@ -1,0 +1,94 @@
+//! System V shared memory segments, as the IPC namespace of a process has them.
+
+use std::fs::File;
+use std::io;
+use std::ptr::null_mut;
+
+use nix::sched::{CloneFlags, setns};
+
+/// Of the mode of a segment: it goes away when nobody has it attached any more.
+const SHM_DEST: u32 = 0o1000;
+
+/// Has a thread of its own do something in the IPC namespace of a process.
+fn inside<T: Send>(pid: u32, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    let namespace = File::open(format!("/proc/{pid}/ns/ipc"))?;
+    std::thread::scope(|scope| {
+        let done = scope.spawn(|| {
+            setns(&namespace, CloneFlags::CLONE_NEWIPC)?;
+            work()
+        });
+        done.join().expect("a thread that makes system calls does not panic")
+    })
+}
+
+/// The kernel's list of the segments (`/proc/sysvipc/shm`): the namespace in it is that of who asks.
+pub fn list(pid: u32) -> io::Result<String> {
+    inside(pid, || std::fs::read_to_string("/proc/sysvipc/shm"))
+}
+
+/// The ids of those that were removed while they were attached: they go away with their last user.
+pub fn removed(pid: u32) -> io::Result<Vec<i32>> {
+    let removed = |line: &str| {
+        let mut fields = line.split_whitespace().skip(1);
+        let (id, mode) = (fields.next()?.parse().ok()?, u32::from_str_radix(fields.next()?, 8).ok()?);
+        (mode & SHM_DEST != 0).then_some(id)
+    };
+    Ok(list(pid)?.lines().filter_map(removed).collect())
+}
+
+/// Removes segments: each goes away when nobody has it attached any more.
+pub fn remove(pid: u32, ids: &[i32]) -> io::Result<()> {
+    let remove = |id: &i32| {
+        // SAFETY: IPC_RMID touches no memory.
+        match unsafe { libc::shmctl(*id, libc::IPC_RMID, null_mut()) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    };
+    inside(pid, || ids.iter().try_for_each(remove))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    /// Makes two segments and attaches them; removes the second one, and later detaches both.
+    const USER: &str = "
+import ctypes, sys
+c = ctypes.CDLL(None); c.shmat.restype = ctypes.c_void_p; c.shmat.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+c.shmdt.argtypes = [ctypes.c_void_p]
+ids = [c.shmget(0, 4096, 0o600) for _ in range(2)]; at = [c.shmat(i, None, 0) for i in ids]
+assert c.shmctl(ids[1], 0, None) == 0
+print(*ids, flush=True); sys.stdin.readline()
+for a in at: assert c.shmdt(a) == 0
+print('done', flush=True); sys.stdin.readline()
+";
+
+    #[test]
+    fn what_was_removed_goes_away_with_its_last_user() {
+        let mut user = Command::new("unshare")
+            .args(["--ipc", "python3", "-c", USER])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (pid, mut output) = (user.id(), BufReader::new(user.stdout.take().unwrap()));
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        let ids: Vec<i32> = line.split_whitespace().map(|id| id.parse().unwrap()).collect();
+        assert_eq!(removed(pid).unwrap(), ids[1..]);
+        remove(pid, &ids[..1]).unwrap();
+        assert_eq!(removed(pid).unwrap(), ids);
+        assert_eq!(list(pid).unwrap().lines().count(), 3, "a line above both");
+        let mut input = user.stdin.take().unwrap();
+        writeln!(input).unwrap();
+        output.read_line(&mut line).unwrap();
+        assert_eq!(list(pid).unwrap().lines().count(), 1);
+        assert!(remove(pid, &ids).is_err());
+        drop(input);
+        user.wait().unwrap();
+    }
+}
