@@ -257,6 +257,11 @@ impl Inbox {
         self.streams().store = None;
     }
 
+    /// Bytes of memory that were promised for files in memory and have not come: what criu carries of them is among its images.
+    pub fn files_to_come(&self) -> u64 {
+        self.tmpfs.to_come() + self.streams().store.as_ref().map_or(0, |store| store.shared_to_come())
+    }
+
     /// Lets whoever waits for the memory for the pages wait no longer.
     pub fn need_no_memory(&self) {
         if let Some(store) = &self.streams().store {

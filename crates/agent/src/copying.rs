@@ -141,6 +141,11 @@ impl Arriving {
         self.to_come.add(memory);
     }
 
+    /// Bytes of that which have not come.
+    pub fn to_come(&self) -> u64 {
+        self.to_come.left()
+    }
+
     /// The restore depends on it.
     pub fn expect(&self) {
         self.state().expected = true;

@@ -346,7 +346,8 @@ fn skeleton(
         let _ = std::fs::remove_file(images.join("descriptors.json"));
     }
     // The images are in memory.
-    let (start, mut room) = (monotonic_ns(), destination::available_memory());
+    let own = node.arrivals.inbox(id).map_or(0, |inbox| inbox.files_to_come());
+    let (start, mut room) = (monotonic_ns(), destination::available_memory().saturating_add(own));
     for _ in 0..files {
         let file = tranship_wire::receive_file(link, &images, room).map_err(|e| {
             Failure::new(format!("the skeleton cannot be received on node {}: {}", node.config.node, sentence(&e)))

@@ -48,13 +48,17 @@ const USEFUL: f64 = 0.8;
 /// Less content disappears in buffers: how long it took tells nothing.
 const TELLING: u64 = 16_000_000;
 
-/// What the link carries, in bytes a second: as the largest round found it; or more, if another one's content came faster, since the largest is mostly the first,
-/// which may have waited for the destination's memory.
+/// What the link carries, in bytes a second: as the round found it that had the most content of those after the first, which may have waited for the destination's
+/// memory; as the first one did, if no other one tells; and if none does, as the largest did, pages of zeros included.
 pub fn link_rate(rounds: &[RoundSeen]) -> f64 {
     let rate = |bytes: u64, round: &RoundSeen| bytes as f64 / round.took.as_secs_f64().max(1e-6);
-    let largest = rounds.iter().max_by_key(|round| round.pages).map_or(0.0, |round| rate(round.pages, round));
-    let telling = rounds.iter().filter(|round| round.content >= TELLING).map(|round| rate(round.content, round));
-    telling.fold(largest, f64::max)
+    let telling = |rounds: &[RoundSeen]| {
+        let most = rounds.iter().filter(|round| round.content >= TELLING).max_by_key(|round| round.content);
+        most.map(|round| rate(round.content, round))
+    };
+    let largest = || rounds.iter().max_by_key(|round| round.pages).map(|round| rate(round.pages, round));
+    let later = telling(rounds.get(1..).unwrap_or_default());
+    later.or_else(|| telling(rounds)).or_else(largest).unwrap_or_default()
 }
 
 /// Decides after a round.
@@ -132,18 +136,21 @@ mod tests {
 
     #[test]
     fn what_did_not_travel_tells_nothing_of_the_link() {
-        let round = |mb: u64, pages: u64| seen(mb * MB, pages * MB, Duration::from_secs(1));
-        assert_eq!(link_rate(&[round(180, 40), round(60, 60), round(5, 5)]), 60.0 * MB as f64);
+        let round = |mb: u64, content: u64| RoundSeen {
+            content: content * MB,
+            ..seen(mb * MB, mb * MB, Duration::from_secs(1))
+        };
+        assert_eq!(link_rate(&[round(8000, 40), round(5, 5)]), 40.0 * MB as f64);
+        assert_eq!(link_rate(&[round(40, 40), round(8000, 60)]), 60.0 * MB as f64);
+        assert_eq!(link_rate(&[round(12, 3), round(5, 5)]), 12.0 * MB as f64, "none has much content");
     }
 
     #[test]
-    fn the_link_carries_what_the_fastest_round_of_much_content_found() {
+    fn a_first_round_that_waited_for_memory_tells_nothing_of_the_link_if_another_does() {
         let round = |mb: u64, ms: u64| seen(mb * MB, mb * MB, Duration::from_millis(ms));
-        let (waited, fast, small) = (round(4000, 8000), round(1000, 1000), round(10, 1));
-        assert_eq!(link_rate(&[waited, fast, round(500, 900)]), 1000.0 * MB as f64);
-        assert_eq!(link_rate(&[waited, small]), 500.0 * MB as f64);
-        let zeros = RoundSeen { content: 10 * MB, ..round(3000, 1000) };
-        assert_eq!(link_rate(&[waited, fast, zeros]), 1000.0 * MB as f64);
+        let waited = round(4000, 8000);
+        assert_eq!(link_rate(&[waited, round(1000, 1000), round(500, 100)]), 1000.0 * MB as f64);
+        assert_eq!(link_rate(&[waited, round(10, 1)]), 500.0 * MB as f64, "what is small tells nothing");
     }
 
     #[test]

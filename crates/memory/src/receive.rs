@@ -174,6 +174,11 @@ impl Store {
         self.arena.populate(bytes)
     }
 
+    /// Bytes of shared memory that have not come.
+    pub fn shared_to_come(&self) -> u64 {
+        self.shared_to_come.left()
+    }
+
     /// Waits until the memory has been taken; or, if `rounds` bring all of it before the freeze, no longer than it comes fast, so that the link is not idle
     /// meanwhile.
     pub fn populated(&self, rounds: bool) -> io::Result<()> {

@@ -46,25 +46,43 @@ pub fn has_memory_of(process: u32, other: u32) -> bool {
     compare_memory(process, other) == Some(Ordering::Equal)
 }
 
-/// The processes without those that have their memory in common with one before them; `unsure` is how two compare of which the kernel does not say.
-fn distinct_unless(pids: &[u32], unsure: Ordering) -> Vec<u32> {
-    // By an order of the kernel's own, so that not each has to be compared with each.
-    let mut sorted: Vec<u32> = Vec::with_capacity(pids.len());
-    let mut is_new = |pid: &u32| {
-        let place = sorted.binary_search_by(|other| compare_memory(*other, *pid).unwrap_or(unsure));
-        place.map_err(|place| sorted.insert(place, *pid)).is_err()
-    };
-    pids.iter().copied().filter(|pid| is_new(pid)).collect()
+/// Processes each of which has another memory.
+#[derive(Debug, Default)]
+pub struct Memories {
+    /// By an order of the kernel's own, so that not each has to be compared with each.
+    sorted: Vec<u32>,
+}
+
+impl Memories {
+    /// Adds a process, if it has another memory than those that are there: whether it has. `None`: the kernel does not say, and nothing is added.
+    pub fn add(&mut self, pid: u32) -> Option<bool> {
+        let lives = |pid: &u32| compare_memory(*pid, *pid).is_some();
+        match self.find(pid) {
+            // Perhaps one of the others has ended.
+            None if lives(&pid) => self.sorted.retain(lives),
+            None => return None,
+            Some(_) => {}
+        }
+        let place = self.find(pid)?;
+        Some(place.map_err(|place| self.sorted.insert(place, pid)).is_err())
+    }
+
+    /// Where it is, or would be.
+    fn find(&self, pid: u32) -> Option<Result<usize, usize>> {
+        let mut said = true;
+        let place = self.sorted.binary_search_by(|other| {
+            let order = compare_memory(*other, pid);
+            said &= order.is_some();
+            order.unwrap_or(Ordering::Less)
+        });
+        said.then_some(place)
+    }
 }
 
 /// Whether any two of these processes have their memory in common; also if the kernel does not say.
 pub fn share_memory(pids: &[u32]) -> bool {
-    distinct_unless(pids, Ordering::Equal).len() < pids.len()
-}
-
-/// Of those of these processes that have their memory in common for sure only the first.
-pub fn distinct(pids: &[u32]) -> Vec<u32> {
-    distinct_unless(pids, Ordering::Less)
+    let mut memories = Memories::default();
+    pids.iter().any(|pid| memories.add(*pid) != Some(true))
 }
 
 /// Whether a thread that is at this place in the kernel (`/proc/PID/task/TID/wchan`) waits for a child that it has vforked: in `wait_for_vfork_done` of
@@ -212,9 +230,14 @@ mod tests {
         pids.push(pids[2]);
         assert!(share_memory(&pids), "one has the same as the third");
         assert!(has_memory_of(pids[6], pids[2]) && !has_memory_of(pids[1], pids[2]));
-        assert_eq!(distinct(&pids), pids[..6]);
+        let mut memories = Memories::default();
+        let added: Vec<_> = pids.iter().map(|pid| memories.add(*pid)).collect();
+        assert_eq!(added, [Some(true), Some(true), Some(true), Some(true), Some(true), Some(true), Some(false)]);
+        let ended = [None, None, None, None, None, Some(false), None];
         others.iter_mut().for_each(|other| other.kill().and_then(|()| other.wait().map(drop)).unwrap());
         assert!(share_memory(&pids[..3]), "the kernel does not say");
+        // Those that have ended are in nobody's way.
+        assert_eq!(pids.iter().map(|pid| memories.add(*pid)).collect::<Vec<_>>(), ended);
     }
 
     #[test]

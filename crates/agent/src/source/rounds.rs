@@ -84,6 +84,10 @@ impl SourceRun {
             let since = looked.replace(Instant::now()).map(|before| before.elapsed().as_secs_f64());
             let version = if seen.is_empty() { Version::First } else { Version::Later };
             let (moved_before, same_before) = (self.report.read().progress.moved_bytes, self.tally.deduplicated());
+            if others > 0 {
+                // What is still on its way of them is no matter of the pages.
+                await_arrival(&mut self.streams).map_err(|error| self.not_sent(&error))?;
+            }
             let sending = Instant::now();
             let Self { id, node, report, tally, streams, smaps, .. } = &mut *self;
             let sent = std::thread::scope(|scope| {

@@ -13,7 +13,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tranship_sys::pagemap::Pagemap;
-use tranship_sys::{process, standstill};
+use tranship_sys::process::Memories;
+use tranship_sys::standstill;
 use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange};
 
 use crate::page_set::PageSet;
@@ -180,31 +181,29 @@ impl Tracker {
         }
     }
 
-    /// One of those processes that have their memory in common, as one that was vforked has with its parent: two watches over one memory would each take
-    /// from the other what was written. If one is watched, that one.
-    fn distinct(&self, pids: &[u32]) -> Vec<u32> {
+    /// The address spaces of the processes, one of each memory: two watches over one, as of a process and a child that it has vforked, would each take from the
+    /// other what was written. If one is watched already, that one.
+    fn each_space(&self, pids: &[u32]) -> impl Iterator<Item = Space> + use<> {
         let watched: HashSet<u32> = self.spaces.values().map(|watched| watched.pid).collect();
         let mut pids = pids.to_vec();
         pids.sort_by_key(|pid| !watched.contains(pid));
-        process::distinct(&pids)
+        let mut memories = Memories::default();
+        // A process may end at any time; the next round does not see it.
+        let spaces = pids.into_iter().flat_map(|pid| survey(&[pid]).unwrap_or_default());
+        spaces.filter(move |space| memories.add(space.pid) != Some(false))
     }
 
     fn look_at(&mut self, pids: &[u32], rearm: bool) -> Result<Round, TrackError> {
         let mut round = Round::default();
         let (mut watched, mut failure) = (0, None);
-        for pid in self.distinct(pids) {
-            // A process may end at any time; the next round does not see it.
-            match survey(&[pid]) {
-                Ok(spaces) => round.spaces.extend(spaces),
-                Err(_) => continue,
-            }
-            let Some(space) = round.spaces.last().filter(|s| s.pid == pid) else { continue };
-            match self.look(space, rearm, &mut round.plan) {
+        for space in self.each_space(pids) {
+            match self.look(&space, rearm, &mut round.plan) {
                 Ok(()) => watched += 1,
                 // It is ending, or executing another program at just this moment, or somebody else traces it: the next round
                 // tries again, and what is not watched at the end is sent as a whole.
-                Err(source) => failure = Some(TrackError::Watch { pid, source }),
+                Err(source) => failure = Some(TrackError::Watch { pid: space.pid, source }),
             }
+            round.spaces.push(space);
         }
         round.complete = rearm && failure.is_none();
         match failure {
@@ -248,8 +247,7 @@ impl Tracker {
             self.peek(&space, &mut |_, run, _| there += run.len()).map(|()| there)
         };
         // What ends or goes meanwhile is not left.
-        let spaces = self.distinct(pids).into_iter().flat_map(|pid| survey(&[pid]).unwrap_or_default());
-        spaces.filter_map(|space| left(space).ok()).sum()
+        self.each_space(pids).filter_map(|space| left(space).ok()).sum()
     }
 
     fn watched(&self, space: &Space) -> Option<&Watched> {

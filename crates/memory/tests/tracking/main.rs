@@ -26,7 +26,7 @@ use subject::Subject;
 
 type Case = fn(Method);
 
-const CASES: [(&str, Case); 22] = [
+const CASES: [(&str, Case); 23] = [
     ("just_what_was_written_is_found", just_what_was_written_is_found),
     ("what_is_left_is_told_and_found_all_the_same", what_is_left_is_told_and_found_all_the_same),
     ("a_sample_tells_how_much_is_written", a_sample_tells_how_much_is_written),
@@ -36,6 +36,7 @@ const CASES: [(&str, Case); 22] = [
     ("threads_write_all_the_time", threads_write_all_the_time),
     ("a_process_forks_between_rounds", a_process_forks_between_rounds),
     ("two_processes_have_one_memory", two_processes_have_one_memory),
+    ("a_process_is_met_after_its_child", a_process_is_met_after_its_child),
     ("a_process_executes_a_program_between_rounds", a_process_executes_a_program),
     ("mappings_come_and_go_at_the_same_place", mappings_come_and_go_at_the_same_place),
     ("mappings_move_and_grow", mappings_move_and_grow),
@@ -244,6 +245,20 @@ fn two_processes_have_one_memory(method: Method) {
         subject.writes(start + 8 * PAGE, 2, 5);
         mirror.finish(&[subject.pid()]);
     }
+}
+
+/// Nor is what has it left out with it.
+fn a_process_is_met_after_its_child(method: Method) {
+    let mut subject = Subject::start();
+    let start = subject.fills(64, 1);
+    let child = subject.does("share 0") as u32;
+    let mut mirror = Mirror::new(method);
+    let both = [child, subject.pid()];
+    assert!(mirror.left(&both) >= 64 * PAGE as u64);
+    assert_eq!(found(&mirror.round(&both), start, 64).len(), 64);
+    subject.writes(start, 64, 2);
+    subject.does(&format!("reap {child}"));
+    mirror.finish(&[subject.pid()]);
 }
 
 fn a_process_executes_a_program(method: Method) {
