@@ -57,13 +57,15 @@ impl Memories {
     /// Adds a process, if it has another memory than those that are there: whether it has. `None`: the kernel does not say, and nothing is added.
     pub fn add(&mut self, pid: u32) -> Option<bool> {
         let lives = |pid: &u32| compare_memory(*pid, *pid).is_some();
-        match self.find(pid) {
+        let place = match self.find(pid) {
+            Some(place) => place,
             // Perhaps one of the others has ended.
-            None if lives(&pid) => self.sorted.retain(lives),
+            None if lives(&pid) => {
+                self.sorted.retain(lives);
+                self.find(pid)?
+            }
             None => return None,
-            Some(_) => {}
-        }
-        let place = self.find(pid)?;
+        };
         Some(place.map_err(|place| self.sorted.insert(place, pid)).is_err())
     }
 
