@@ -152,6 +152,15 @@ struct Streams {
     ready: bool,
 }
 
+impl Streams {
+    /// Lets whoever waits for the memory for the pages wait no longer.
+    fn need_no_memory(&self) {
+        if let Some(store) = &self.store {
+            store.stop_populating();
+        }
+    }
+}
+
 /// The streams that may begin.
 fn numbers(streams: u8) -> Vec<u8> {
     (0..streams).chain([URGENT_STREAM]).collect()
@@ -212,8 +221,8 @@ impl Inbox {
         // The migration may have been called off already.
         let failure = now.failure.take();
         *now = Streams { store, peer, unnamed, open, expected: numbers(streams), failure, ..Streams::default() };
-        if let (Some(store), Some(_)) = (&now.store, &now.failure) {
-            store.stop_populating();
+        if now.failure.is_some() {
+            now.need_no_memory();
         }
     }
 
@@ -253,8 +262,9 @@ impl Inbox {
 
     /// No more pages are wanted.
     pub fn close(&self) {
-        self.need_no_memory();
-        self.streams().store = None;
+        let mut streams = self.streams();
+        streams.need_no_memory();
+        streams.store = None;
     }
 
     /// Bytes of memory that were promised for files in memory and have not come: what criu carries of them is among its images.
@@ -264,9 +274,7 @@ impl Inbox {
 
     /// Lets whoever waits for the memory for the pages wait no longer.
     pub fn need_no_memory(&self) {
-        if let Some(store) = &self.streams().store {
-            store.stop_populating();
-        }
+        self.streams().need_no_memory();
     }
 
     fn way_in(&self) -> MutexGuard<'_, Option<WayIn>> {

@@ -273,12 +273,7 @@ pub fn shm_attach(id: c_int, length: usize) -> Result<&'static [AtomicU64]> {
     // SAFETY: the kernel chooses a free place.
     let start = unsafe { libc::shmat(id, null(), 0) };
     ensure!(start as isize != -1, "shmat: {}", io::Error::last_os_error());
-    // SAFETY: zeros are a valid shmid_ds; IPC_STAT writes one.
-    let size = unsafe {
-        let mut info: libc::shmid_ds = zeroed();
-        check(libc::shmctl(id, libc::IPC_STAT, &raw mut info))?;
-        info.shm_segsz
-    };
+    let size = shm_info(id)?.shm_segsz;
     ensure!(size >= length, "the segment has {size} bytes");
     // SAFETY: the range is mapped and never detached; atomics may be shared with other processes.
     Ok(unsafe { std::slice::from_raw_parts(start.cast(), length / 8) })
@@ -294,13 +289,17 @@ pub fn shm_remove(id: c_int) -> Result<()> {
 /// Whether it will.
 pub fn shm_is_removed(id: c_int) -> Result<bool> {
     const SHM_DEST: u32 = 0o1000;
+    Ok(u32::from(shm_info(id)?.shm_perm.mode) & SHM_DEST != 0)
+}
+
+/// What the kernel knows of a segment.
+fn shm_info(id: c_int) -> Result<libc::shmid_ds> {
     // SAFETY: zeros are a valid shmid_ds; IPC_STAT writes one.
-    let info = unsafe {
+    unsafe {
         let mut info: libc::shmid_ds = zeroed();
         check(libc::shmctl(id, libc::IPC_STAT, &raw mut info))?;
-        info
-    };
-    Ok(u32::from(info.shm_perm.mode) & SHM_DEST != 0)
+        Ok(info)
+    }
 }
 
 /// A new set of SysV semaphores with these values.
