@@ -353,7 +353,10 @@ impl DestinationRun {
 
     fn perform(&mut self, step: DestinationStep) -> Result<(), Failure> {
         match step {
-            DestinationStep::Check => Failure::blocked(check(&self.node, &self.offer)).map_or(Ok(()), Err),
+            DestinationStep::Check => {
+                let (blockers, _) = self.offer.allow.part(check(&self.node, &self.offer));
+                Failure::blocked(blockers).map_or(Ok(()), Err)
+            }
             DestinationStep::Network => self.make_network(),
             DestinationStep::Bundle => self.make_bundle(),
             DestinationStep::Directory => {

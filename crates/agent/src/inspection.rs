@@ -22,6 +22,8 @@ pub struct Inspection {
     pub offer: Offer,
     /// What stands in the way on this node.
     pub blockers: Vec<Blocker>,
+    /// What the move would lose, as the user allowed it.
+    pub allowed: Vec<Blocker>,
     pub findings: preflight::Findings,
 }
 
@@ -156,9 +158,11 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
         streams: STREAMS,
         criu: criu.version,
         tells_last_datagrams: true,
+        allow: options.allow,
     };
     blockers.extend(crate::tmpfs::left_behind(&container, &offer));
-    Ok(Inspection { container, offer, blockers, findings })
+    let (blockers, allowed) = options.allow.part(blockers);
+    Ok(Inspection { container, offer, blockers, allowed, findings })
 }
 
 /// What the container has something mounted on, by its OCI configuration. It sees nothing of what its root filesystem has there; and while

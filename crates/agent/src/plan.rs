@@ -92,11 +92,14 @@ fn look(
     }
     let found = inspection::inspect(node, name, options).map_err(|f| refused(f, name))?;
     let mut blockers = found.blockers.clone();
+    let mut allowed = found.allowed.clone();
     let mut notes = found.findings.notes.clone();
     if node.config.peers.contains_key(to) {
         match source::check(node, to, &found.offer) {
             Ok((there, said)) => {
+                let (there, allowed_there) = options.allow.part(there);
                 blockers.extend(there);
+                allowed.extend(allowed_there);
                 notes.extend(said);
             }
             Err(failure) if !failure.blockers.is_empty() => blockers.extend(failure.blockers),
@@ -119,6 +122,7 @@ fn look(
         estimated_total_ms: None,
         prediction: None,
         blockers,
+        allowed,
         notes,
     };
     Ok((plan, found))

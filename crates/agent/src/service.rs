@@ -123,7 +123,7 @@ impl AgentService for Service {
         let node = &self.0;
         options::check(&request.options)?;
         if request.dry_run {
-            return plan::dry_run(node, &request).map(Begun::Planned);
+            return plan::dry_run(node, &request).map(|plan| Begun::Planned(Box::new(plan)));
         }
         moves::begin(node, &request, None).map(|report| Begun::Started(Box::new(report)))
     }

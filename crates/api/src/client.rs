@@ -132,7 +132,7 @@ impl Client {
         if answer.status() == StatusCode::ACCEPTED {
             return Ok(Begun::Started(Box::new(read::<Report>(&call, answer).await?)));
         }
-        Ok(Begun::Planned(read::<Plan>(&call, answer).await?))
+        Ok(Begun::Planned(Box::new(read(&call, answer).await?)))
     }
 
     /// `POST /v1/plans`. Waits for as long as the agent watches, looks and probes.

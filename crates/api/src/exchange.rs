@@ -212,6 +212,10 @@ pub struct Plan {
     pub prediction: Option<Box<Prediction>>,
     /// What stands in the way; empty where the move would be tried.
     pub blockers: Vec<Blocker>,
+    /// State that the move would lose, as the user allowed it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    pub allowed: Vec<Blocker>,
     /// What else the user should know, one sentence each.
     pub notes: Vec<String>,
 }
@@ -222,7 +226,7 @@ pub enum Begun {
     /// The migration is under way; its first report.
     Started(Box<Report>),
     /// It was a dry run.
-    Planned(Plan),
+    Planned(Box<Plan>),
 }
 
 /// The body of every answer that is not a success.

@@ -180,7 +180,7 @@ pub(crate) async fn begin_move(
     let request = body(request)?;
     Ok(match ask(service, |s| s.begin_move(request)).await? {
         Begun::Started(report) => (StatusCode::ACCEPTED, Json(report)).into_response(),
-        Begun::Planned(plan) => Json(plan).into_response(),
+        Begun::Planned(plan) => Json(*plan).into_response(),
     })
 }
 

@@ -81,7 +81,7 @@ impl AgentService for Script {
             "stdout" => blocked(BlockerKind::Descriptor),
             "no-criu" => Err(ServiceError::new(ErrorKind::Unusable, "criu is missing", "install it")),
             "panic" => panic!("on purpose"),
-            _ if request.dry_run => Ok(Begun::Planned(Plan {
+            _ if request.dry_run => Ok(Begun::Planned(Box::new(Plan {
                 container: request.container,
                 from: "a".parse().unwrap(),
                 to: request.to,
@@ -93,8 +93,9 @@ impl AgentService for Script {
                 estimated_total_ms: None,
                 prediction: None,
                 blockers: vec![],
+                allowed: vec![],
                 notes: vec![],
-            })),
+            }))),
             _ => Ok(Begun::Started(Box::new(running("m-1")))),
         }
     }
@@ -103,7 +104,7 @@ impl AgentService for Script {
         let request =
             MoveRequest { dry_run: true, options: request.options, ..MoveRequest::new(request.container, request.to) };
         match self.begin_move(request)? {
-            Begun::Planned(plan) => Ok(plan),
+            Begun::Planned(plan) => Ok(*plan),
             Begun::Started(report) => panic!("a plan has begun {report:?}"),
         }
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use tranship_types::{Bandwidth, EngineName};
+use tranship_types::{ALLOWABLE, Allowances, Bandwidth, EngineName};
 
 use crate::units;
 
@@ -180,6 +180,17 @@ pub struct How {
     /// Compare all carried files on both nodes in the freeze, which lengthens it
     #[arg(long)]
     pub verify_files: bool,
+    /// Let the move lose state of this kind, which otherwise stands in its way; may be given several times
+    #[arg(long, value_name = "KIND", long_help = allow_help())]
+    pub allow: Vec<Allowances>,
+}
+
+/// The help of `--allow`, with all kinds.
+fn allow_help() -> String {
+    let kinds: String = ALLOWABLE.iter().map(|kind| format!("\n- {}: {}", kind.name, kind.meaning)).collect();
+    format!(
+        "Let the move lose state of this kind, which otherwise stands in its way; may be given several times\n\nKinds:{kinds}"
+    )
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]

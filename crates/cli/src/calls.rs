@@ -122,7 +122,7 @@ impl Calls<'_> {
         };
         match begun {
             Ok(Begun::Started(report)) => self.see_through(*report, json).await.0,
-            Ok(Begun::Planned(plan)) => self.planned(plan, json),
+            Ok(Begun::Planned(plan)) => self.planned(*plan, json),
             Err(e) => self.not_begun(&e, json),
         }
     }

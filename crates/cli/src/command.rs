@@ -179,6 +179,7 @@ fn options(how: &args::How) -> Result<MoveOptions, String> {
         },
         with_binds: how.with_binds,
         verify_files: how.verify_files,
+        allow: how.allow.iter().copied().collect(),
     };
     options.check().map_err(|e| in_words_of_the_command_line(&e.to_string()))?;
     Ok(options)
@@ -239,7 +240,8 @@ mod tests {
     #[test]
     fn the_options_of_a_move_are_understood() {
         let line = "tranship move redis --to b --mode auto --blackout-budget 0.1s --safe --max-rounds 7 --no-throttle \
-                    --bandwidth 500mbit --compress zstd --engine docker --to-engine podman --with-binds --verify-files";
+                    --bandwidth 500mbit --compress zstd --engine docker --to-engine podman --with-binds --verify-files \
+                    --allow eventfd-semaphore --allow deadline-scheduling";
         let Command::Move { request, .. } = parse(line).unwrap() else { panic!("not a move") };
         let expected = MoveOptions {
             mode: Mode::Auto,
@@ -253,8 +255,21 @@ mod tests {
             compress: Compress::Zstd,
             with_binds: true,
             verify_files: true,
+            allow: ["deadline-scheduling", "eventfd-semaphore"].map(|kind| kind.parse().unwrap()).into_iter().collect(),
         };
         assert_eq!(request.options, expected);
+    }
+
+    #[test]
+    fn the_help_and_the_manual_list_what_can_be_allowed() {
+        let mut command = Arguments::command();
+        let help = command.find_subcommand_mut("move").unwrap().render_long_help().to_string();
+        let manual = include_str!("../../../docs/cli.md");
+        for kind in tranship_types::ALLOWABLE {
+            assert!(help.contains(&format!("- {}: ", kind.name)), "{help}");
+            let row = format!("| `{}` | {} |", kind.name, kind.meaning);
+            assert!(manual.contains(&row), "docs/cli.md lacks the row {row}");
+        }
     }
 
     #[test]
@@ -308,6 +323,7 @@ mod tests {
             ("tranship move redis --to b --mode precopy --blackout-budget 2min", "2min"),
             ("tranship move redis --to b --mode precopy --blackout-budget 61s", "--blackout-budget of 61000"),
             ("tranship move redis --to b --bandwidth fast", "500mbit"),
+            ("tranship move redis --to b --allow everything", "use one of: deadline-scheduling, eventfd-semaphore"),
             ("tranship move redis --to b --compress gzip", "gzip"),
             ("tranship move-group --to b", "required"),
             ("tranship move-group --label tier --to b", "KEY=VALUE"),

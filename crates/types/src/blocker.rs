@@ -2,6 +2,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::ALLOWABLE;
+
 /// What kind of thing stands in the way of a move; stable names for programs, the texts are for people.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -63,18 +65,28 @@ pub struct Blocker {
     /// Descriptor at fault, in that process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fd: Option<i32>,
+    /// The kind under which a user may allow the move to lose this state (`--allow`), if that is possible.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allow: Option<String>,
 }
 
 impl Blocker {
     /// A blocker that is not about one process.
     pub fn new(kind: BlockerKind, cause: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { kind, cause: cause.into(), remedy: remedy.into(), pid: None, fd: None }
+        Self { kind, cause: cause.into(), remedy: remedy.into(), pid: None, fd: None, allow: None }
     }
 
     /// The same, naming the process and, if there is one, the descriptor.
     #[must_use]
     pub fn at(self, pid: u32, fd: Option<i32>) -> Self {
         Self { pid: Some(pid), fd, ..self }
+    }
+
+    /// The same, for state that the move may lose where the user gives `--allow KIND`; `kind` is one of [`ALLOWABLE`].
+    #[must_use]
+    pub fn allowable(self, kind: &'static str) -> Self {
+        debug_assert!(ALLOWABLE.iter().any(|known| known.name == kind), "{kind} is no kind of ALLOWABLE");
+        Self { remedy: format!("{}, or give --allow {kind}", self.remedy), allow: Some(kind.to_owned()), ..self }
     }
 }
 

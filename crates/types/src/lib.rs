@@ -2,6 +2,7 @@
 //!
 //! Everything here is plain data that serialises with serde; the JSON forms are part of the API.
 
+mod allow;
 mod blocker;
 mod engine;
 mod group;
@@ -18,6 +19,7 @@ mod report;
 mod shared;
 mod tree;
 
+pub use allow::{ALLOWABLE, Allowable, Allowances, UnknownAllowable};
 pub use blocker::{Blocker, BlockerKind};
 pub use engine::EngineName;
 pub use group::{GroupMember, GroupOrder, GroupReport, MemberOutcome, Span};

@@ -3,7 +3,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{EngineName, Mode};
+use crate::{Allowances, EngineName, Mode};
 
 /// How a user wants a container to be moved. Every field has a default, under which the agents choose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -49,6 +49,10 @@ pub struct MoveOptions {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     #[cfg_attr(feature = "openapi", schema(required = false))]
     pub verify_files: bool,
+    /// State that the move may lose, by the names that blockers have in `allow`.
+    #[serde(default, skip_serializing_if = "Allowances::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(required = false, value_type = Vec<String>))]
+    pub allow: Allowances,
 }
 
 /// Options that contradict each other, or have no meaning together; the text says which, why, and what to do.

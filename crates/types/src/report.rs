@@ -168,6 +168,10 @@ pub struct Report {
     pub ways: Vec<String>,
     /// Blockers, where they were the reason.
     pub blockers: Vec<Blocker>,
+    /// State that the user allowed the move to lose.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(required = false))]
+    pub allowed: Vec<Blocker>,
     /// The one sentence for the user, where it failed.
     pub error: Option<String>,
     /// What could not be tidied up, and what to do about it.
@@ -209,6 +213,7 @@ impl Report {
             destination_extra_bytes: 0,
             ways: Vec::new(),
             blockers: Vec::new(),
+            allowed: Vec::new(),
             error: None,
             leftovers: Vec::new(),
         }

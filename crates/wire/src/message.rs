@@ -20,7 +20,9 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use tranship_types::{Blocker, CarriedTree, HugePages, Latencies, Mode, NetworkIdentity, Part, SharedObject};
+use tranship_types::{
+    Allowances, Blocker, CarriedTree, HugePages, Latencies, Mode, NetworkIdentity, Part, SharedObject,
+};
 
 /// What a source offers: everything that the destination must know before the freeze.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -64,6 +66,9 @@ pub struct Offer {
     /// Whether the source will say which packets are the last ones that it forwards ([`Request::Held`]).
     #[serde(default)]
     pub tells_last_datagrams: bool,
+    /// State that the user allowed the move to lose.
+    #[serde(default, skip_serializing_if = "Allowances::is_empty")]
+    pub allow: Allowances,
 }
 
 /// What a source asks.

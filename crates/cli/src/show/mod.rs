@@ -26,3 +26,11 @@ pub fn blockers(blockers: &[Blocker]) -> String {
     };
     blockers.iter().map(line).collect()
 }
+
+/// State that a move loses, as the user allowed it: `CAUSE (KIND)`.
+pub fn allowed(allowed: &Blocker) -> String {
+    match &allowed.allow {
+        Some(kind) => format!("{} ({kind})", allowed.cause),
+        None => allowed.cause.clone(),
+    }
+}

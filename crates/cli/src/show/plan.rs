@@ -34,6 +34,9 @@ pub fn plan(p: &Plan, paint: Paint) -> String {
     if let Some(seen) = &p.prediction {
         prediction(seen, to, &mut line);
     }
+    for allowed in &p.allowed {
+        line("allowed", super::allowed(allowed));
+    }
     for note in &p.notes {
         line("note", note.clone());
     }
@@ -124,6 +127,7 @@ mod tests {
             estimated_total_ms: Some(2000.0),
             prediction: None,
             blockers: vec![],
+            allowed: vec![],
             notes: vec!["the root filesystem is the same on both nodes".into()],
         };
         assert_eq!(
@@ -174,6 +178,11 @@ redis can be moved from a to b (cold); nothing was touched
             "{}",
             plan(&p, Paint(false))
         );
+        p.allowed =
+            vec![Blocker::new(BlockerKind::Descriptor, "fd 8 is odd", "close it").allowable("eventfd-semaphore")];
+        let text = plan(&p, Paint(false));
+        assert!(text.contains("\n  allowed        fd 8 is odd (eventfd-semaphore)\n"), "{text}");
+        p.allowed.clear();
         let blocker = Blocker::new(BlockerKind::Descriptor, "fd 7 is an io_uring", "turn io_uring off in redis");
         let member = |container: &str, level, blockers: Vec<Blocker>, plan| {
             let (container, to) = (container.to_owned(), "b".parse().unwrap());

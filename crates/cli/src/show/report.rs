@@ -155,6 +155,9 @@ pub fn details(r: &Report, zone: &TimeZone) -> String {
     for way in &r.ways {
         line("way", way.clone());
     }
+    for allowed in &r.allowed {
+        line("allowed", super::allowed(allowed));
+    }
     for leftover in &r.leftovers {
         line("left over", leftover.clone());
     }

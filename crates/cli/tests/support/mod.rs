@@ -61,7 +61,7 @@ impl AgentService for Service {
                 let blocker = Blocker::new(BlockerKind::NoSuchContainer, cause, "see `tranship ls`");
                 Err(ServiceError::blocked("nobody", vec![blocker]))
             }
-            container if request.dry_run => Ok(Begun::Planned(Plan {
+            container if request.dry_run => Ok(Begun::Planned(Box::new(Plan {
                 container: container.into(),
                 from: "a".parse().unwrap(),
                 to: request.to,
@@ -73,8 +73,9 @@ impl AgentService for Service {
                 estimated_total_ms: None,
                 prediction: None,
                 blockers: if container == "plan-blocked" { vec![blocker] } else { vec![] },
+                allowed: vec![],
                 notes: vec![],
-            })),
+            }))),
             _ => {
                 let report = begun();
                 self.migrations.lock().unwrap().insert(report.id.clone(), watch::Sender::new(report.clone()));
@@ -87,7 +88,7 @@ impl AgentService for Service {
         let request =
             MoveRequest { dry_run: true, options: request.options, ..MoveRequest::new(request.container, request.to) };
         match self.begin_move(request)? {
-            Begun::Planned(plan) => Ok(plan),
+            Begun::Planned(plan) => Ok(*plan),
             Begun::Started(report) => panic!("a plan has begun {report:?}"),
         }
     }

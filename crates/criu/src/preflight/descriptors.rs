@@ -135,6 +135,14 @@ pub(super) const WITHOUT_IO_URING: &str = "turn io_uring off in the program's se
 fn anonymous(container: &Container, d: &Descriptor<'_>) -> Option<Blocker> {
     let kind = d.link.strip_prefix("anon_inode:").unwrap_or(&d.link).trim_matches(['[', ']']);
     match kind {
+        // eventfd.c makes the eventfd with the flags of the open file, among which this one is not.
+        "eventfd" if d.info.number("eventfd-semaphore").is_some_and(|n| n != 0) => {
+            let what = "is an eventfd that counts as a semaphore (EFD_SEMAPHORE), which CRIU does not carry";
+            Some(
+                blocker(d, what, "let the program make its eventfds without EFD_SEMAPHORE")
+                    .allowable("eventfd-semaphore"),
+            )
+        }
         "eventfd" | "signalfd" | "timerfd" | "inotify" | "fanotify" => None,
         "pidfd" => pidfd(container, d),
         "io_uring" => Some(blocker(d, "is an io_uring, which CRIU does not support", WITHOUT_IO_URING)),

@@ -95,8 +95,11 @@ fn threads(container: &Container, task: &Task, subject: &Subject, look: &mut Loo
         // 6 = SCHED_DEADLINE: the restorer sets a policy without the parameters that this one needs (pie/restorer.c).
         let stat = procfs::lossy(format!("/proc/{}/task/{tid}/stat", task.pid)).unwrap_or_default();
         if procfs::policy(&stat) == Some(6) {
-            let name = task.name();
-            look.note(format!("thread {tid} of {name} uses deadline scheduling, which it loses by the move"));
+            let thread = if tid == task.pid { String::new() } else { format!("has a thread ({tid}) that ") };
+            let what =
+                format!("{thread}uses deadline scheduling (SCHED_DEADLINE), whose parameters CRIU does not carry");
+            let remedy = "give it another scheduling policy (chrt)";
+            look.block(process(task, &what, remedy).allowable("deadline-scheduling"));
         }
     }
     if stopped > 0 && running > 0 {
