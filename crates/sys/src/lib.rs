@@ -14,8 +14,11 @@ pub mod clock;
 pub mod descriptor;
 pub mod dirty_log;
 pub mod huge;
+mod interrupted;
 pub mod mapping_flags;
 pub mod mapping_log;
+#[cfg(target_arch = "x86_64")]
+mod own_process;
 pub mod pacing;
 pub mod packet;
 pub mod pagemap;
@@ -23,14 +26,22 @@ mod perf;
 pub mod process;
 pub mod processors;
 pub mod promise;
-pub mod remote;
+#[cfg(target_arch = "x86_64")]
+mod remote;
+#[cfg(target_arch = "x86_64")]
+mod rseq;
 pub mod schedule;
 mod scratch;
 pub mod segment;
+#[cfg(target_arch = "x86_64")]
+mod siblings;
 pub mod socket;
 pub mod soft_dirty;
 pub mod standstill;
+mod tracee;
 mod tracepoint;
 pub mod userfault;
+#[cfg(target_arch = "x86_64")]
+mod vdso;
 pub mod write_log;
 pub mod writes;

@@ -172,6 +172,24 @@ pub fn take_descriptor(process: u32, number: i32) -> io::Result<OwnedFd> {
     OpenFiles::of(process)?.take(number)
 }
 
+/// What the kernel calls the file that one of this process's descriptors refers to. (The name of a file that has a path begins with `/`.)
+fn kind_of(number: RawFd) -> Option<PathBuf> {
+    std::fs::read_link(format!("/proc/self/fd/{number}")).ok()
+}
+
+/// Whether one of this process's descriptors is a userfaultfd.
+pub(crate) fn is_userfaultfd(number: RawFd) -> bool {
+    kind_of(number).is_some_and(|kind| kind.as_os_str() == "anon_inode:[userfaultfd]")
+}
+
+/// Whether a process has the same open file under a number as this one under a descriptor: kcmp(2).
+pub(crate) fn has_open(process: u32, number: i32, descriptor: &OwnedFd) -> bool {
+    const KCMP_FILE: libc::c_int = 0;
+    let own = std::process::id();
+    // SAFETY: the call takes numbers only.
+    unsafe { libc::syscall(libc::SYS_kcmp, own, process, KCMP_FILE, descriptor.as_raw_fd(), number) == 0 }
+}
+
 /// Makes the command's process the leader of a session of its own, so that neither a terminal's signals nor the end of
 /// its parent's session reach it.
 pub fn detach(command: &mut Command) -> &mut Command {

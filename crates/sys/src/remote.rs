@@ -1,185 +1,299 @@
-//! System calls made in another process: the process is stopped for an instant with ptrace, made to execute one `syscall`
-//! instruction that its own vdso contains, and let go as if nothing had happened. Nothing of its memory is written.
+//! System calls made in another process: one of its threads is stopped with ptrace, given registers with which it executes a `syscall`
+//! instruction of its vdso, and given its own registers back. Nothing of its memory is written.
 //!
-//! While it is stopped all its signals are blocked, so that none is delivered in between, and its seccomp filters are
-//! suspended (PTRACE_O_SUSPEND_SECCOMP). A system call that the stop interrupted is restarted by the kernel, from the
-//! registers that are put back.
+//! ```text
+//!           the thread                                     its registers
+//!  seized, interrupted                                     its own
+//!    │ trap: in the kernel, where signals are delivered    its own, kept here
+//!    │ SETREGS, PTRACE_SYSCALL                             redirected ┐
+//!    ├─ a signal is due: SETREGS, the signal, trap, again  its own    │ the process that
+//!    │ enters the system call, PTRACE_SYSCALL              redirected │ traces it stays
+//!    │ leaves the system call, SETREGS                     its own    ┘
+//!    │ INTERRUPT, PTRACE_CONT
+//!    │ trap: in the same place as the first one            its own
+//!  detached
+//! ```
+//!
+//! The thread is stopped and let go at the same place, with the same registers, `orig_rax` among them. So the kernel does there what it
+//! would have done without all this: it delivers the signals that came meanwhile, in their order and with what was sent along, and it
+//! goes on with the system call that the stop interrupted. No signal is raised for it, none is blocked, and no handler ever runs on
+//! foreign registers. What the kernel would do differently is made up for:
+//!
+//! - A thread inside of a restartable sequence is sent to its abort handler ([`crate::rseq`]).
+//! - A system call that fails with EINTR because of the stop begins again ([`crate::interrupted`]).
+//! - Seccomp filters are suspended (PTRACE_O_SUSPEND_SECCOMP); a thread whose system calls are dispatched to itself (prctl(2),
+//!   PR_SET_SYSCALL_USER_DISPATCH) is left alone; TF is not set while it is redirected.
+//! - A child that another thread forks between the two system calls inherits the descriptor, and is made to close it
+//!   ([`crate::siblings`]).
+//!
+//! **If the tracer dies**, the kernel lets the thread go on with the registers that it has. While they are its own nothing is lost but
+//! perhaps a descriptor that stays open, which `tranship doctor` finds. While they are redirected (some tens of microseconds in each
+//! system call) the thread would go on in the vdso and crash. No order of steps avoids that, since the kernel offers no way to change
+//! both at once. So this runs in a process that does nothing else ([`crate::own_process`]), which does not end in between, whoever has
+//! started it.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-/// One thread of another process, stopped until this is dropped.
+use crate::interrupted::{Disturbance, begin_again, disturbance, is_64_bit, let_go};
+use crate::own_process::{self, nap};
+use crate::process::{OpenFiles, is_userfaultfd};
+use crate::rseq;
+use crate::siblings::Siblings;
+use crate::tracee::{Registers, Stop, Tracee, state, threads};
+use crate::vdso::syscall_instruction;
+
+/// How long it may take until a thread of the process stands still.
+const TO_STOP: Duration = Duration::from_secs(3);
+/// How long one thread may take. One that waits in the kernel without being interruptible takes as long as that wait.
+const ONE_TO_STOP: Duration = Duration::from_millis(100);
+/// How long is waited for a thread that notices nothing of it.
+const CHOOSY: Duration = Duration::from_secs(1);
+/// How long a redirected thread may take to its system call before it is given its own registers back: its cgroup may be frozen.
+const TO_CALL: Duration = Duration::from_millis(500);
+/// How often a signal may come just before the system call.
+const ATTEMPTS: u32 = 1000;
+/// The trap flag: an exception after each instruction.
+const TRAP_FLAG: u64 = 1 << 8;
+
+/// Has a process open a userfaultfd of its own address space, and takes that over: the process itself keeps none.
+///
+/// # Errors
+/// `Unsupported`: this process cannot be made to do that, whenever it is tried. `TimedOut`: none of its threads could be stopped in
+/// time, as while they all wait for children that they have vforked. All else: it has ended, or another process traces it.
+pub(crate) fn open_userfaultfd(process: u32, flags: u64) -> io::Result<OwnedFd> {
+    own_process::run(c"tranship-inject", move || {
+        let files = OpenFiles::of(process)?;
+        let mut stopped = StoppedThread::stop(process)?;
+        let siblings = Siblings::of(process, stopped.tracee.thread());
+        let taken = take(&mut stopped, &files, flags);
+        let instruction = stopped.instruction;
+        stopped.release();
+        // If nothing was taken, the siblings go on when this process ends.
+        let (fd, number) = taken?;
+        siblings.let_go(&fd, number, |child| {
+            let mut stopped = StoppedThread { tracee: child, own: own_registers(child)?, instruction };
+            let closed = stopped.call(libc::SYS_close, [number as u64, 0, 0]).map(drop);
+            closed.and(child.set_registers(&stopped.own))
+        });
+        Ok(fd)
+    })
+}
+
+fn take(stopped: &mut StoppedThread, files: &OpenFiles, flags: u64) -> io::Result<(OwnedFd, i32)> {
+    let opened = stopped.call(libc::SYS_userfaultfd, [flags, 0, 0]).map_err(|error| match error.raw_os_error() {
+        // Its descriptors are used up, or it may not have one of these.
+        Some(errno @ (libc::EMFILE | libc::ENFILE | libc::EPERM | libc::ENOSYS)) => {
+            let why = io::Error::from_raw_os_error(errno);
+            io::Error::new(io::ErrorKind::Unsupported, format!("the process cannot open a userfaultfd: {why}"))
+        }
+        _ => error,
+    })?;
+    let number = i32::try_from(opened).map_err(|_| io::Error::other("the process opened an impossible descriptor"))?;
+    let taken = files.take(number);
+    // What is not ours is left open.
+    if taken.as_ref().is_ok_and(|fd| !is_userfaultfd(fd.as_raw_fd())) {
+        return Err(io::Error::other(format!("descriptor {number}, which the process opened, is no userfaultfd")));
+    }
+    stopped.call(libc::SYS_close, [opened, 0, 0])?;
+    Ok((taken?, number))
+}
+
+/// One thread of another process, stopped. Only the thread that stopped it may deal with it, and if it is not [released](Self::release)
+/// it goes on when that one ends.
 #[derive(Debug)]
-pub struct Stopped {
-    /// The process (thread group).
-    process: u32,
-    thread: Pid,
-    #[cfg(target_arch = "x86_64")]
-    saved: libc::user_regs_struct,
-    mask: u64,
+struct StoppedThread {
+    tracee: Tracee,
+    /// Its registers.
+    own: Registers,
+    /// Address of a `syscall` instruction.
     instruction: u64,
-    /// Only the thread that stopped it may deal with it: ptrace(2).
-    of_this_thread: std::marker::PhantomData<*const ()>,
 }
 
-#[cfg(target_arch = "x86_64")]
-const SYSCALL: &[u8] = &[0x0f, 0x05];
+impl StoppedThread {
+    /// Stops the thread of a process that notices the least of it.
+    fn stop(process: u32) -> io::Result<Self> {
+        let instruction = syscall_instruction(process)?;
+        let begin = Instant::now();
+        let (mut tried, mut refusal) = (Vec::new(), None);
+        while begin.elapsed() < TO_STOP {
+            let mut candidates = Vec::new();
+            let threads = threads(process)?;
+            if threads.is_empty() {
+                return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            }
+            for thread in threads {
+                // One that waits in the kernel without being interruptible would not stop. Most wait for a moment only.
+                if !tried.contains(&thread) && state(process, thread) != Some(b'D') {
+                    let text = std::fs::read_to_string(format!("/proc/{process}/task/{thread}/syscall"));
+                    candidates.push((disturbance(&text.unwrap_or_default()), thread));
+                }
+            }
+            candidates.retain(|(disturbance, _)| *disturbance < Disturbance::Part || begin.elapsed() > CHOOSY);
+            let Some((_, thread)) = candidates.into_iter().min() else {
+                if let Some(error) = refusal {
+                    return Err(error);
+                }
+                nap(Duration::from_millis(1));
+                continue;
+            };
+            match Self::stop_one(process, thread, instruction) {
+                Ok(stopped) => return Ok(stopped),
+                // It has ended, and so may the process have.
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => tried.push(thread),
+                Err(error) => {
+                    tried.push(thread);
+                    refusal = Some(error);
+                }
+            }
+        }
+        Err(io::Error::new(io::ErrorKind::TimedOut, "no thread of the process stops: each waits in the kernel"))
+    }
 
-pub(crate) fn ptrace(request: libc::c_uint, thread: Pid, address: usize, data: usize) -> io::Result<()> {
-    // SAFETY: the callers pass pointers to live values of the type that the request wants, or plain numbers.
-    let done = unsafe { libc::ptrace(request, thread.as_raw(), address, data) };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-#[cfg(target_arch = "x86_64")]
-impl Stopped {
-    /// Stops one thread of a process. Fails for a process that another one traces already, and for one that is gone.
-    pub fn stop(process: u32) -> io::Result<Self> {
-        let instruction = instruction_of(process)?;
-        let thread = live_thread(process)?;
-        ptrace(libc::PTRACE_SEIZE, thread, 0, libc::PTRACE_O_SUSPEND_SECCOMP as usize)
-            // A tracer that is confined itself may not suspend filters; most processes have none.
-            .or_else(|_| ptrace(libc::PTRACE_SEIZE, thread, 0, 0))?;
-        let prepared = || -> io::Result<(libc::user_regs_struct, u64)> {
-            ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0)?;
-            resume_to_stop(thread, WaitPidFlag::empty())?;
-            let mut mask = 0u64;
-            ptrace(libc::PTRACE_GETSIGMASK, thread, 8, &raw mut mask as usize)?;
-            // SAFETY: plain integers; all zeros is a value.
-            let mut saved: libc::user_regs_struct = unsafe { std::mem::zeroed() };
-            ptrace(libc::PTRACE_GETREGS, thread, 0, &raw mut saved as usize)?;
-            let all = u64::MAX;
-            ptrace(libc::PTRACE_SETSIGMASK, thread, 8, &raw const all as usize)?;
-            Ok((saved, mask))
+    fn stop_one(process: u32, thread: Pid, instruction: u64) -> io::Result<Self> {
+        let tracee = Tracee::seize(thread, 0)?;
+        tracee.interrupt()?;
+        let begin = Instant::now();
+        while !tracee.wait_for_trap(Some(Instant::now() + ONE_TO_STOP), nap)? {
+            // One that only waits for a processor stops when it gets one.
+            if state(process, thread) != Some(b'R') || begin.elapsed() > TO_STOP {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+        // Suspended while it stands still, so that it makes no system call unseen but ours. A tracer that is confined itself may not do
+        // that; most processes have no filters.
+        let prepared = if tracee.set_options(Tracee::SUSPEND_SECCOMP).is_ok() || !is_filtered(process, thread) {
+            own_registers(tracee).map(|own| Self { tracee, own, instruction })
+        } else {
+            Err(unsupported("a seccomp filter sees the process's system calls"))
         };
-        match prepared() {
-            Ok((saved, mask)) => {
-                Ok(Self { process, thread, saved, mask, instruction, of_this_thread: std::marker::PhantomData })
-            }
-            Err(error) => {
-                let _ = ptrace(libc::PTRACE_DETACH, thread, 0, 0);
-                Err(error)
-            }
+        if prepared.is_err() {
+            let_go(tracee);
         }
+        prepared
     }
 
-    /// Has the thread make a system call; what it returns, errors as errors.
-    pub fn call(&mut self, number: libc::c_long, arguments: [u64; 3]) -> io::Result<u64> {
-        let mut registers = self.saved;
-        registers.rip = self.instruction;
-        registers.rax = number as u64;
-        // No system call to be restarted.
+    /// Has the thread, which is in a trap, make a system call, and be in a trap again: what it returns, errors as errors.
+    fn call(&mut self, number: libc::c_long, arguments: [u64; 3]) -> io::Result<u64> {
+        for _ in 0..ATTEMPTS {
+            let mut redirected = self.own;
+            redirected.rip = self.instruction;
+            redirected.rax = number as u64;
+            // No system call to be begun again.
+            redirected.orig_rax = u64::MAX;
+            redirected.eflags &= !TRAP_FLAG;
+            [redirected.rdi, redirected.rsi, redirected.rdx] = arguments;
+            self.tracee.set_registers(&redirected)?;
+            if self.enters(number)? {
+                return match self.leaves()? as i64 {
+                    error @ -4095..0 => Err(io::Error::from_raw_os_error(-error as i32)),
+                    value => Ok(value as u64),
+                };
+            }
+        }
+        self.tracee.set_registers(&self.own)?;
+        Err(io::Error::new(io::ErrorKind::TimedOut, "signals come to the process without a pause"))
+    }
+
+    /// Lets the redirected thread run until it enters the system call. `false`: it got a signal first, and is in a trap, with registers
+    /// of its own.
+    fn enters(&mut self, number: libc::c_long) -> io::Result<bool> {
+        let mut deadline = Some(Instant::now() + TO_CALL);
+        self.tracee.resume_to_syscall()?;
+        loop {
+            match self.tracee.wait(deadline, nap)? {
+                Some(Stop::Syscall) => break,
+                Some(Stop::Signal(signal)) => {
+                    self.tracee.set_registers(&self.own)?;
+                    self.tracee.interrupt()?;
+                    self.tracee.resume(signal)?;
+                    self.tracee.wait_for_trap(None, nap)?;
+                    self.own = own_registers(self.tracee)?;
+                    return Ok(false);
+                }
+                // Its process was stopped, or continued. Such a stop also is what it was interrupted for.
+                Some(Stop::Trap | Stop::Event(_)) if deadline.is_some_and(|deadline| Instant::now() < deadline) => {
+                    self.tracee.resume_to_syscall()?;
+                }
+                Some(Stop::Trap | Stop::Event(_)) => {
+                    self.tracee.set_registers(&self.own)?;
+                    return Err(io::Error::new(io::ErrorKind::TimedOut, "the process is kept from running"));
+                }
+                // However long it takes: it must not run with these registers.
+                None => {
+                    deadline = None;
+                    self.tracee.interrupt()?;
+                }
+            }
+        }
+        let mut registers = self.tracee.registers()?;
+        if registers.orig_rax == number as u64 && registers.rip == self.instruction + 2 {
+            return Ok(true);
+        }
+        // The program has changed its vdso. The kernel skips this one.
         registers.orig_rax = u64::MAX;
-        [registers.rdi, registers.rsi, registers.rdx] = arguments;
-        ptrace(libc::PTRACE_SETREGS, self.thread, 0, &raw const registers as usize)?;
-        step(self.thread)?;
-        ptrace(libc::PTRACE_GETREGS, self.thread, 0, &raw mut registers as usize)?;
-        match registers.rax as i64 {
-            error @ -4095..0 => Err(io::Error::from_raw_os_error(-error as i32)),
-            value => Ok(value as u64),
+        self.tracee.set_registers(&registers)?;
+        self.leaves()?;
+        Err(unsupported("the process has a vdso of its own making"))
+    }
+
+    /// Lets the thread, which enters a system call, leave it, and gives it its own registers back: what the call returns.
+    fn leaves(&mut self) -> io::Result<u64> {
+        self.tracee.resume_to_syscall()?;
+        // Nothing else comes before that, but it may come late: the process's cgroup may be frozen.
+        while self.tracee.wait(None, nap)? != Some(Stop::Syscall) {
+            self.tracee.resume_to_syscall()?;
         }
+        let returned = self.tracee.registers()?.rax;
+        self.tracee.set_registers(&self.own)?;
+        self.tracee.interrupt()?;
+        self.tracee.resume(0)?;
+        self.tracee.wait_for_trap(None, nap)?;
+        // A signal may have come before the trap.
+        self.own = self.tracee.registers()?;
+        Ok(returned)
     }
 
-    /// Has the process open a descriptor by a system call, and takes that over: the process itself keeps none.
-    pub fn open(&mut self, number: libc::c_long, arguments: [u64; 3]) -> io::Result<OwnedFd> {
-        let theirs = self.call(number, arguments)?;
-        let taken = crate::process::take_descriptor(self.process, theirs as i32);
-        self.call(libc::SYS_close, [theirs, 0, 0])?;
-        taken
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        // If any of these fails the thread has died, and there is nothing to put back.
-        let _ = ptrace(libc::PTRACE_SETREGS, self.thread, 0, &raw const self.saved as usize);
-        let _ = ptrace(libc::PTRACE_SETSIGMASK, self.thread, 8, &raw const self.mask as usize);
-        let _ = ptrace(libc::PTRACE_DETACH, self.thread, 0, 0);
+    /// Lets it go.
+    fn release(self) {
+        // If it has died there is nothing to let go. What it is to go on with was not given to it where nothing was called.
+        let _ = self.tracee.set_registers(&self.own);
+        self.tracee.detach();
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
-impl Stopped {
-    /// System calls in other processes are made on x86-64 only.
-    pub fn stop(_process: u32) -> io::Result<Self> {
-        Err(io::ErrorKind::Unsupported.into())
+/// The registers with which a thread, which is in a trap, is to go on.
+fn own_registers(tracee: Tracee) -> io::Result<Registers> {
+    let mut own = tracee.registers()?;
+    if !is_64_bit(&own) {
+        return Err(unsupported("the process runs 32-bit code"));
     }
-
-    /// See [`Stopped::stop`].
-    pub fn open(&mut self, _number: libc::c_long, _arguments: [u64; 3]) -> io::Result<OwnedFd> {
-        Err(io::ErrorKind::Unsupported.into())
+    if dispatches_to_itself(tracee) {
+        return Err(unsupported("the process dispatches its system calls to itself"));
     }
+    begin_again(&mut own);
+    own.rip = rseq::resumption(tracee, own.rip)?;
+    Ok(own)
 }
 
-/// In a wait's status: the stop of a seized thread that was asked for, or that of a process that a signal has stopped.
-const PTRACE_EVENT_STOP: i32 = 128;
-
-/// Has a stopped thread execute one instruction. Where a signal has stopped the process, the thread was in that stop when it was asked for
-/// another one, which comes first.
-fn step(thread: Pid) -> io::Result<()> {
-    loop {
-        ptrace(libc::PTRACE_SINGLESTEP, thread, 0, 0)?;
-        match waitpid(thread, Some(WaitPidFlag::__WALL))? {
-            WaitStatus::PtraceEvent(_, _, PTRACE_EVENT_STOP) => {}
-            WaitStatus::Exited(..) | WaitStatus::Signaled(..) => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
-            _ => return Ok(()),
-        }
-    }
+fn unsupported(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, what)
 }
 
-/// Waits for the stop that a seized thread was asked for. A signal may have come between seizing and asking, and stops it first:
-/// the thread gets that signal, and stops then, before its handler runs. False: it has not stopped yet, where `flags` has
-/// `WNOHANG`. A thread that has died has stopped.
-pub(crate) fn resume_to_stop(thread: Pid, flags: WaitPidFlag) -> io::Result<bool> {
-    loop {
-        match waitpid(thread, Some(WaitPidFlag::__WALL | flags)) {
-            Ok(WaitStatus::StillAlive) => return Ok(false),
-            // If it dies instead, it has done so at the next look.
-            Ok(WaitStatus::Stopped(_, signal)) => drop(ptrace(libc::PTRACE_CONT, thread, 0, signal as usize)),
-            Ok(_) | Err(Errno::ECHILD) => return Ok(true),
-            Err(error) => return Err(error.into()),
-        }
-    }
+/// Whether a thread has seccomp filters, or may have.
+fn is_filtered(process: u32, thread: Pid) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/task/{thread}/status")).unwrap_or_default();
+    !status.lines().any(|line| line == "Seccomp:\t0")
 }
 
-/// Whether a thread is gone or a zombie.
-pub(crate) fn is_dead(thread: Pid) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{thread}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
-}
-
-/// A thread that has not exited; the first one may have, while others go on.
-fn live_thread(process: u32) -> io::Result<Pid> {
-    for entry in std::fs::read_dir(format!("/proc/{process}/task"))?.flatten() {
-        let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
-        let state = stat.rsplit_once(") ").map(|(_, rest)| rest.as_bytes()[0]);
-        if let (Some(b'R' | b'S' | b'D' | b'T' | b'I'), Some(tid)) =
-            (state, entry.file_name().to_str().and_then(|n| n.parse().ok()))
-        {
-            return Ok(Pid::from_raw(tid));
-        }
-    }
-    Err(io::Error::from_raw_os_error(libc::ESRCH))
-}
-
-/// Address of a system call instruction in the process's vdso.
-#[cfg(target_arch = "x86_64")]
-fn instruction_of(process: u32) -> io::Result<u64> {
-    use std::os::unix::fs::FileExt;
-    let maps = std::fs::read_to_string(format!("/proc/{process}/maps"))?;
-    let range = maps.lines().find(|l| l.ends_with("[vdso]")).and_then(|l| l.split_once(' ')?.0.split_once('-'));
-    let parse = |text: &str| u64::from_str_radix(text, 16).ok();
-    let (start, end) = range
-        .and_then(|(start, end)| Some((parse(start)?, parse(end)?)))
-        .ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "the process has no vdso"))?;
-    let mut code = vec![0; (end - start) as usize];
-    std::fs::File::open(format!("/proc/{process}/mem"))?.read_exact_at(&mut code, start)?;
-    let at = code.windows(SYSCALL.len()).position(|w| w == SYSCALL);
-    let at = at.ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "its vdso makes no system calls"))?;
-    Ok(start + at as u64)
+/// Whether the kernel turns system calls of the thread into signals (prctl(2), PR_SET_SYSCALL_USER_DISPATCH).
+fn dispatches_to_itself(tracee: Tracee) -> bool {
+    const GET_CONFIGURATION: libc::c_uint = 0x4211;
+    // Mode, selector, offset, length; older kernels do not tell.
+    let mut configuration = [0u64; 4];
+    tracee.describe(GET_CONFIGURATION, &mut configuration).is_ok() && configuration[0] != 0
 }

@@ -7,10 +7,10 @@ use std::collections::HashSet;
 use std::io;
 use std::time::{Duration, Instant};
 
-use nix::sys::wait::WaitPidFlag;
 use nix::unistd::Pid;
 
-use crate::remote::{is_dead, ptrace, resume_to_stop};
+use crate::interrupted::let_go;
+use crate::tracee::{Tracee, state, threads};
 
 /// How often it is looked whether a thread has stopped.
 const TICK: Duration = Duration::from_micros(50);
@@ -21,14 +21,19 @@ const TICK: Duration = Duration::from_micros(50);
 pub fn during<R: Send>(processes: &[u32], patience: Duration, work: impl FnOnce(io::Result<()>) -> R + Send) -> R {
     std::thread::scope(|scope| {
         // One that has failed ends, and with it the stop; the work is done by another.
-        let tracer = scope.spawn(move || match stop(processes, Instant::now() + patience) {
-            Ok(stopped) => {
-                let result = work(Ok(()));
-                // If a thread has died there is nothing to let go.
-                stopped.iter().for_each(|thread| drop(ptrace(libc::PTRACE_DETACH, *thread, 0, 0)));
-                Ok(result)
+        let tracer = scope.spawn(move || {
+            let mut stopped = HashSet::new();
+            match stop(processes, Instant::now() + patience, &mut stopped) {
+                Ok(()) => {
+                    let result = work(Ok(()));
+                    stopped.into_iter().for_each(let_go);
+                    Ok(result)
+                }
+                Err(error) => {
+                    stopped.into_iter().for_each(let_go);
+                    Err((error, work))
+                }
             }
-            Err(error) => Err((error, work)),
         });
         match tracer.join().expect("what stops processes does not panic") {
             Ok(result) => result,
@@ -38,43 +43,52 @@ pub fn during<R: Send>(processes: &[u32], patience: Duration, work: impl FnOnce(
 }
 
 /// Stops every thread, also those that are started meanwhile by threads which still run.
-fn stop(processes: &[u32], deadline: Instant) -> io::Result<HashSet<Pid>> {
-    let mut stopped = HashSet::new();
+fn stop(processes: &[u32], deadline: Instant, stopped: &mut HashSet<Tracee>) -> io::Result<()> {
+    let late = |thread| io::Error::new(io::ErrorKind::TimedOut, format!("thread {thread} does not stop"));
+    let mut seen = HashSet::new();
     loop {
         let mut asked = Vec::new();
         for process in processes {
             // One that is gone stands still.
-            let Ok(threads) = std::fs::read_dir(format!("/proc/{process}/task")) else { continue };
-            for entry in threads.flatten() {
-                let Some(thread) = entry.file_name().to_str().and_then(|n| n.parse().ok()).map(Pid::from_raw) else {
-                    continue;
-                };
-                if !stopped.contains(&thread) && ask(thread)? {
-                    asked.push(thread);
+            for thread in threads(*process).unwrap_or_default() {
+                if seen.insert(thread)
+                    && let Some(tracee) = ask(*process, thread)?
+                {
+                    asked.push(tracee);
                 }
             }
         }
         if asked.is_empty() {
-            return Ok(stopped);
+            return Ok(());
         }
-        for thread in asked {
-            stopped.insert(thread);
-            while !resume_to_stop(thread, WaitPidFlag::WNOHANG)? {
-                if Instant::now() > deadline {
-                    return Err(io::Error::new(io::ErrorKind::TimedOut, format!("thread {thread} does not stop")));
-                }
-                std::thread::sleep(TICK);
+        let wait = |tracee: &Tracee, until| tracee.wait_for_trap(Some(until), |_| std::thread::sleep(TICK));
+        let mut failure = None;
+        for tracee in asked {
+            // After a failure, those that have stopped are only taken down, to be let go.
+            match wait(&tracee, failure.as_ref().map_or(deadline, |_| Instant::now())) {
+                Ok(true) => drop(stopped.insert(tracee)),
+                Ok(false) => failure = failure.or_else(|| Some(late(tracee.thread()))),
+                // It has ended.
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                Err(error) => failure = failure.or(Some(error)),
             }
+            // Those that are asked start others, and could go on with that.
+            if failure.is_none() && Instant::now() > deadline {
+                failure = Some(late(tracee.thread()));
+            }
+        }
+        if let Some(error) = failure {
+            return Err(error);
         }
     }
 }
 
-/// Asks a thread to stop; false if it is dead.
-fn ask(thread: Pid) -> io::Result<bool> {
-    let seized = ptrace(libc::PTRACE_SEIZE, thread, 0, 0).and_then(|()| ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0));
-    match seized {
-        Ok(()) => Ok(true),
-        Err(error) if error.raw_os_error() == Some(libc::ESRCH) || is_dead(thread) => Ok(false),
+/// Asks a thread to stop; `None` if it has ended.
+fn ask(process: u32, thread: Pid) -> io::Result<Option<Tracee>> {
+    match Tracee::seize(thread, 0).and_then(|tracee| tracee.interrupt().map(|()| tracee)) {
+        Ok(tracee) => Ok(Some(tracee)),
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),
+        Err(_) if matches!(state(process, thread), None | Some(b'Z' | b'X')) => Ok(None),
         Err(error) => Err(error),
     }
 }

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::arena::View;
+use crate::process::is_userfaultfd;
 
 #[repr(C)]
 struct CopyArg {
@@ -143,14 +144,26 @@ impl Userfault {
         let [a, b, c] = message.arg;
         let change = match message.event {
             EVENT_PAGEFAULT => return Ok(Some(Event::Fault { address: b })),
-            // SAFETY: the kernel has just installed this descriptor in our table, for us alone.
-            EVENT_FORK => Change::Fork(Self { fd: unsafe { OwnedFd::from_raw_fd(a as u32 as RawFd) } }),
+            EVENT_FORK => Change::Fork(self.of_child(a)?),
             EVENT_REMAP => Change::Remap { from: a, to: b, len: c },
             EVENT_REMOVE => Change::Remove { start: a, end: b },
             EVENT_UNMAP => Change::Unmap { start: a, end: b },
             other => return Err(io::Error::other(format!("userfaultfd event {other:#x} is unknown"))),
         };
         Ok(Some(Event::Changed(change)))
+    }
+
+    /// The descriptor of a child that the task has forked, which the kernel tells by its number.
+    fn of_child(&self, number: u64) -> io::Result<Self> {
+        // What is read from another kind of file is not the kernel's word.
+        let number = RawFd::try_from(number).ok().filter(|number| is_userfaultfd(*number));
+        match number {
+            Some(number) if is_userfaultfd(self.fd.as_raw_fd()) => {
+                // SAFETY: this is a userfaultfd, so that the kernel has just installed that one in our table, for us alone.
+                Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(number) } })
+            }
+            _ => Err(io::Error::other("a fork was told without the child's userfaultfd")),
+        }
     }
 
     /// Fills `[address, address + len)` with `[offset, offset + len)` of `source`, and wakes who waits for it.
@@ -220,6 +233,19 @@ mod tests {
     use crate::arena::Arena;
     use crate::scratch::Scratch;
     use crate::writes::{UFFD_API, UFFDIO_API, UFFDIO_REGISTER};
+
+    #[test]
+    fn a_file_that_tells_of_a_fork_is_not_believed() {
+        use std::io::Write;
+        let (read, mut write) = io::pipe().unwrap();
+        let another = own();
+        let message = [u64::from(EVENT_FORK), another.fd.as_raw_fd() as u64, 0, 0];
+        write.write_all(&message.map(u64::to_ne_bytes).concat()).unwrap();
+        assert!(Userfault::from(OwnedFd::from(read)).next_event().is_err());
+        assert!(another.of_child(write.as_raw_fd() as u64).is_err(), "what it tells is no userfaultfd");
+        assert!(another.of_child(u64::MAX).is_err());
+        assert!(another.next_event().unwrap().is_none(), "it is still open");
+    }
 
     const PAGE: u64 = 4096;
     const FEATURE_EVENT_REMAP: u64 = 1 << 2;

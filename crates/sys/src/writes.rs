@@ -9,7 +9,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::OnceLock;
 
 use crate::pagemap::Pagemap;
-use crate::remote::Stopped;
 use crate::scratch::Scratch;
 use crate::userfault::{Event, Userfault};
 
@@ -71,19 +70,26 @@ impl AsFd for WriteWatch {
 }
 
 impl WriteWatch {
-    /// Has a process open a userfaultfd of its own address space, and takes that over. The process is stopped for about
-    /// 0.3 ms. Fails with `Unsupported` on kernels before 6.7 and on other machines than x86-64.
+    /// Has a process open a userfaultfd of its own address space, and takes that over. One of its threads is stopped for about
+    /// 0.3 ms. Fails with `Unsupported` on kernels before 6.7, on other machines than x86-64, and for a process that cannot do that.
     pub fn inject(process: u32) -> io::Result<Self> {
-        Self::over(Stopped::stop(process)?.open(libc::SYS_userfaultfd, [FLAGS, 0, 0])?, 0)
+        Self::over(Self::open_in(process)?, 0)
     }
 
     /// The same, and [`Self::next_event`] tells each time the process forks, and each time it throws away pages or their
     /// content. Until that has been read, the process waits.
     pub fn inject_telling_events(process: u32) -> io::Result<Self> {
-        Self::over(
-            Stopped::stop(process)?.open(libc::SYS_userfaultfd, [FLAGS, 0, 0])?,
-            FEATURE_EVENT_FORK | FEATURE_EVENT_REMOVE,
-        )
+        Self::over(Self::open_in(process)?, FEATURE_EVENT_FORK | FEATURE_EVENT_REMOVE)
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn open_in(process: u32) -> io::Result<OwnedFd> {
+        crate::remote::open_userfaultfd(process, FLAGS)
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn open_in(_process: u32) -> io::Result<OwnedFd> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 
     fn over(fd: OwnedFd, more: u64) -> io::Result<Self> {

@@ -1,0 +1,168 @@
+//! Work in a short-lived process of its own, which a death of this process does not interrupt.
+//!
+//! The process is forked, not executed: it begins within a millisecond and needs no program of its own. It leads a session, blocks all
+//! signals, closes all descriptors of its parent, and ends itself when its work is done. It is in its parent's cgroup, so that only what
+//! ends all of that (`systemctl kill`, `KillMode=control-group`, an out-of-memory killer that ends whole groups) or names its pid ends it.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, sigaction, sigprocmask};
+use nix::sys::wait::waitpid;
+use nix::unistd::{ForkResult, Pid, fork};
+
+use crate::descriptor;
+
+/// How long the result is waited for: more than any work takes that the kernel does not keep from going on.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest text of an error.
+const LONGEST: usize = 500;
+
+/// Has a process of this name (15 bytes at most) do the work, and waits for what it has opened.
+///
+/// `work` must not panic, log, or take a lock that another thread may hold. (It may allocate: glibc's fork(3) sees to that.)
+///
+/// # Errors
+/// The work's. `TimedOut`: it takes longer than some seconds; it is still done to its end, for nobody. `BrokenPipe`: its process was
+/// killed.
+pub(crate) fn run(name: &CStr, work: impl FnOnce() -> io::Result<OwnedFd>) -> io::Result<OwnedFd> {
+    let (ours, theirs) = descriptor::seqpacket_pair()?;
+    // SAFETY: the child calls nothing that needs another thread of this process, and never returns.
+    let child = match unsafe { fork() }? {
+        ForkResult::Parent { child } => child,
+        ForkResult::Child => {
+            detach(name, theirs.as_raw_fd());
+            send(theirs.as_fd(), work());
+            // SAFETY: the call ends the process, without what its parent has registered for its own end.
+            unsafe { libc::_exit(0) }
+        }
+    };
+    drop(theirs);
+    let result = receive(ours.as_fd());
+    if matches!(&result, Err(error) if error.kind() == io::ErrorKind::TimedOut) {
+        // It ends some time. If no thread can be started it stays a zombie, until this process ends.
+        let _ = std::thread::Builder::new().name("reaper".into()).spawn(move || reap(child));
+    } else {
+        reap(child);
+    }
+    result
+}
+
+fn reap(child: Pid) {
+    while waitpid(child, None) == Err(Errno::EINTR) {}
+}
+
+/// Makes the process independent of its parent, of which it keeps one descriptor.
+fn detach(name: &CStr, kept: RawFd) {
+    let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
+    // SAFETY: async-signal-safe calls, which touch no memory but the arguments.
+    unsafe {
+        libc::prctl(libc::PR_SET_NAME, name.as_ptr());
+        libc::setsid();
+        // `nap` waits for this signal, which the kernel would not send if it were ignored.
+        let _ = sigaction(Signal::SIGCHLD, &default);
+        let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), None);
+        // Nothing is closed by that, as the parent has it open, and if it has died, all this should close.
+        libc::syscall(libc::SYS_close_range, 3, kept - 1, 0);
+        libc::syscall(libc::SYS_close_range, kept + 1, libc::c_uint::MAX, 0);
+    }
+    // Not the first to be ended where memory is short. Its parent may be allowed to set less.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
+}
+
+/// In a process that [`run`] has started: passes a moment, at most so long, or until a tracee stops.
+pub(crate) fn nap(longest: Duration) {
+    let limit = libc::timespec {
+        tv_sec: longest.as_secs() as libc::time_t,
+        tv_nsec: libc::c_long::from(longest.subsec_nanos() as i32),
+    };
+    let mut set = SigSet::empty();
+    set.add(Signal::SIGCHLD);
+    // SAFETY: the call reads its arguments, and writes no siginfo.
+    unsafe { libc::sigtimedwait(set.as_ref(), std::ptr::null_mut(), &raw const limit) };
+}
+
+/// What kind of error a message tells of.
+const KINDS: [io::ErrorKind; 3] = [io::ErrorKind::Unsupported, io::ErrorKind::TimedOut, io::ErrorKind::Other];
+
+fn send(socket: BorrowedFd<'_>, result: io::Result<OwnedFd>) {
+    // If nobody receives it, the descriptor is closed, and all is as it was.
+    let _ = match result {
+        Ok(fd) => descriptor::send(socket, &[0; 5], &[fd.as_fd()]),
+        Err(error) => {
+            let kind = KINDS.iter().position(|kind| *kind == error.kind()).unwrap_or(KINDS.len() - 1);
+            let mut message = vec![kind as u8];
+            message.extend(error.raw_os_error().unwrap_or(0).to_ne_bytes());
+            message.extend(error.to_string().bytes().take(LONGEST));
+            descriptor::send(socket, &message, &[])
+        }
+    };
+}
+
+fn receive(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut ready = [PollFd::new(socket, PollFlags::POLLIN)];
+    let limit = PollTimeout::try_from(PATIENCE).unwrap_or(PollTimeout::MAX);
+    while match poll(&mut ready, limit) {
+        Ok(0) => {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "the process is kept from running: is it frozen?"));
+        }
+        Ok(_) => false,
+        Err(Errno::EINTR) => true,
+        Err(error) => return Err(error.into()),
+    } {}
+    let mut message = [0; 5 + LONGEST];
+    let (length, descriptors) = descriptor::receive(socket, &mut message)?;
+    if let Some(fd) = descriptors.into_iter().next() {
+        return Ok(fd);
+    }
+    let Some((head, text)) = message[..length].split_first_chunk::<5>() else {
+        return Err(io::Error::new(io::ErrorKind::BrokenPipe, "the process that does this work has ended"));
+    };
+    let [kind, errno @ ..] = *head;
+    Err(match i32::from_ne_bytes(errno) {
+        0 => {
+            let kind = KINDS.get(usize::from(kind)).copied().unwrap_or(io::ErrorKind::Other);
+            io::Error::new(kind, String::from_utf8_lossy(text).into_owned())
+        }
+        errno => io::Error::from_raw_os_error(errno),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::io::Read;
+
+    #[test]
+    fn what_it_opens_comes_back() {
+        let fd = run(c"tranship-test", || {
+            let own = std::fs::read_to_string("/proc/self/comm")?;
+            assert_eq!(own.trim(), "tranship-test");
+            Ok(File::open("/proc/sys/kernel/ostype")?.into())
+        });
+        let mut text = String::new();
+        File::from(fd.unwrap()).read_to_string(&mut text).unwrap();
+        assert_eq!(text.trim(), "Linux");
+    }
+
+    #[test]
+    fn errors_keep_what_they_are() {
+        let error = run(c"tranship-test", || Err(io::Error::from_raw_os_error(libc::EPERM))).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EPERM));
+        let why = "for this reason";
+        let error = run(c"tranship-test", || Err(io::Error::new(io::ErrorKind::Unsupported, why))).unwrap_err();
+        assert_eq!((error.kind(), error.to_string().as_str()), (io::ErrorKind::Unsupported, why));
+    }
+
+    #[test]
+    fn its_end_before_it_is_done_is_an_error() {
+        // SAFETY: the call ends the process.
+        let error = run(c"tranship-test", || unsafe { libc::_exit(1) }).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+    }
+}
