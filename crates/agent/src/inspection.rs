@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tranship_coordinator::Failure;
 use tranship_criu::{cpu, preflight};
 use tranship_engine::{Container, Engine, Freezer, State};
+use tranship_memory::{survey::survey, unreadable};
 use tranship_network::{Conntrack, cni, ruleset};
 use tranship_types::{Blocker, BlockerKind, EngineName, MoveOptions};
 use tranship_wire::message::Offer;
@@ -81,6 +82,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
     let mut findings = preflight::inspect(&subject).map_err(|e| Failure::new(e.to_string()))?;
     let mut blockers = findings.blockers.clone();
     blockers.extend(engine.obstacles(&container));
+    blockers.extend(subject.pids.iter().filter_map(|pid| unreadable_memory(*pid)));
     findings.notes.extend(engine.remarks(&container));
 
     let network = match container.network_namespace() {
@@ -163,6 +165,17 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
     blockers.extend(crate::tmpfs::left_behind(&container, &offer));
     let (blockers, allowed) = options.allow.part(blockers);
     Ok(Inspection { container, offer, blockers, allowed, findings })
+}
+
+/// Memory of a process that cannot be read, and so cannot be sent.
+fn unreadable_memory(pid: u32) -> Option<Blocker> {
+    let page = survey(&[pid]).ok()?.iter().find_map(unreadable::find)?;
+    let name = std::fs::read(format!("/proc/{pid}/comm")).ok()?;
+    let (name, address) = (String::from_utf8_lossy(name.trim_ascii_end()).into_owned(), page.address);
+    let cause = format!(
+        "{name} (pid {pid}) has memory at {address:#x} that cannot be read: it was poisoned, or is kept from others"
+    );
+    Some(Blocker::new(BlockerKind::Process, cause, "restart the program").at(pid, None))
 }
 
 /// What the container has something mounted on, by its OCI configuration. It sees nothing of what its root filesystem has there; and while

@@ -25,3 +25,4 @@ pub mod send;
 pub mod shared;
 pub mod survey;
 pub mod tracker;
+pub mod unreadable;

@@ -7,6 +7,8 @@ use tranship_types::PageRange;
 pub struct Mapping {
     /// Addresses.
     pub range: PageRange,
+    /// Whether the process itself may read it.
+    pub readable: bool,
     /// Whether code may run there.
     pub executable: bool,
     /// Whether writes stay in this address space.
@@ -36,6 +38,7 @@ impl Mapping {
         let name = columns.collect::<Vec<_>>().join(" ");
         Some(Self {
             range: PageRange::new(u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?)?,
+            readable: *permissions.first()? == b'r',
             executable: *permissions.get(2)? == b'x',
             private: *permissions.get(3)? == b'p',
             offset,

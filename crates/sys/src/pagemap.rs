@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::sync::OnceLock;
 
 const PAGE: u64 = 4096;
 
@@ -50,6 +51,18 @@ const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
 const PAGE_IS_PFNZERO: u64 = 1 << 5;
 const PAGE_IS_HUGE: u64 = 1 << 6;
+const PAGE_IS_GUARD: u64 = 1 << 8;
+
+/// [`PAGE_IS_GUARD`] where the kernel has that category (since 6.15), else 0. A guard page (`MADV_GUARD_INSTALL`) has an entry like one that is
+/// swapped out, but no content: nobody can read it.
+fn guards() -> u64 {
+    static GUARDS: OnceLock<u64> = OnceLock::new();
+    *GUARDS.get_or_init(|| {
+        let question = ScanArg { return_mask: PAGE_IS_GUARD, category_mask: PAGE_IS_GUARD, ..ScanArg::default() };
+        let known = Pagemap::open(std::process::id()).and_then(|own| own.regions(0, PAGE, &question, |_| {}));
+        if known.is_ok() { PAGE_IS_GUARD } else { 0 }
+    })
+}
 
 /// The page table of one task. Of anonymous mappings it is not asked whether a page is one of a file, because the kernel would
 /// have to look at each page's own record for that, which takes ten times as long.
@@ -75,10 +88,11 @@ impl Pagemap {
     /// the watch over them ([`crate::writes::WriteWatch`]) was armed; what is not watched counts as written. With `rearm`
     /// the runs are armed again in the same instant, so that no write falls in between.
     pub fn written(&self, start: u64, end: u64, rearm: bool, mut found: impl FnMut(u64, u64)) -> io::Result<()> {
+        let but = PAGE_IS_PFNZERO | guards();
         let arg = ScanArg {
             flags: if rearm { WP_MATCHING } else { 0 },
-            category_inverted: PAGE_IS_PFNZERO,
-            category_mask: PAGE_IS_PFNZERO | PAGE_IS_WRITTEN,
+            category_inverted: but,
+            category_mask: but | PAGE_IS_WRITTEN,
             category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
             return_mask: PAGE_IS_WRITTEN,
             ..ScanArg::default()
@@ -114,7 +128,7 @@ impl Pagemap {
         let arg = ScanArg {
             category_inverted: PAGE_IS_PRESENT,
             category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_WRITTEN | PAGE_IS_PFNZERO,
-            return_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED | PAGE_IS_WRITTEN | PAGE_IS_PFNZERO,
+            return_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED | PAGE_IS_WRITTEN | PAGE_IS_PFNZERO | guards(),
             ..ScanArg::default()
         };
         let mut at = start;
@@ -123,7 +137,7 @@ impl Pagemap {
                 found(at, region.start, false);
             }
             let is = |category| region.categories & category != 0;
-            if is(PAGE_IS_PRESENT | PAGE_IS_SWAPPED) && !is(PAGE_IS_PFNZERO) {
+            if is(PAGE_IS_PRESENT | PAGE_IS_SWAPPED) && !is(PAGE_IS_PFNZERO | PAGE_IS_GUARD) {
                 found(region.start, region.end, is(PAGE_IS_WRITTEN));
             }
             at = region.end;
@@ -159,6 +173,66 @@ impl Pagemap {
         self.scan(start, end, &arg, &mut found)
     }
 
+    /// Calls `found` with every page in `[start, end)` that has an entry which is neither a page nor a place in swap space nor a guard: a mark, as of a
+    /// page that was poisoned. (An entry that says in which of 16 and more swap areas a page is counts, too.)
+    pub fn marks(&self, start: u64, end: u64, mut found: impl FnMut(u64)) -> io::Result<()> {
+        const MARK: u64 = 16;
+        const TYPE: u64 = 0b1_1111;
+        let but = guards() | PAGE_IS_PRESENT;
+        let question = ScanArg {
+            category_inverted: but,
+            category_mask: but | PAGE_IS_SWAPPED,
+            return_mask: PAGE_IS_SWAPPED,
+            ..ScanArg::default()
+        };
+        let mut runs = Vec::new();
+        self.scan(start, end, &question, &mut |start, end| runs.push((start, end)))?;
+        let mut entries = [0u8; 8 * 512];
+        for (start, end) in runs {
+            for at in (start..end).step_by(512 * PAGE as usize) {
+                let want = (((end - at) / PAGE * 8) as usize).min(entries.len());
+                self.file.read_exact_at(&mut entries[..want], at / PAGE * 8)?;
+                for (page, entry) in entries[..want].chunks_exact(8).enumerate() {
+                    if u64::from_le_bytes(entry.try_into().expect("chunks of 8")) & TYPE >= MARK {
+                        found(at + page as u64 * PAGE);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The first page in `[start, end)` that [`Self::populated`] would find.
+    pub fn first_populated(&mut self, start: u64, end: u64) -> io::Result<Option<u64>> {
+        if !self.scan {
+            let mut first = None;
+            self.populated(start, end, |at, _| first = first.or(Some(at)))?;
+            return Ok(first);
+        }
+        let but = PAGE_IS_PFNZERO | guards();
+        let mut region = PageRegion::default();
+        let mut arg = ScanArg {
+            size: size_of::<ScanArg>() as u64,
+            start,
+            end,
+            vec: &raw mut region as u64,
+            vec_len: 1,
+            max_pages: 1,
+            category_inverted: but,
+            category_mask: but,
+            category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+            return_mask: PAGE_IS_PRESENT,
+            ..ScanArg::default()
+        };
+        // SAFETY: the kernel writes at most one region to `vec`, which points to one, and the argument has the size that the
+        // request number states.
+        match unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) } {
+            0 => Ok(None),
+            1 => Ok(Some(region.start)),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
     fn holding(&mut self, start: u64, end: u64, but: u64, mut found: impl FnMut(u64, u64)) -> io::Result<()> {
         if self.scan {
             match self.scan_holding(start, end, but, &mut found) {
@@ -170,6 +244,7 @@ impl Pagemap {
     }
 
     fn scan_holding(&self, start: u64, end: u64, but: u64, found: &mut impl FnMut(u64, u64)) -> io::Result<()> {
+        let but = but | guards();
         let arg = ScanArg {
             category_inverted: but,
             category_mask: but,
@@ -224,6 +299,7 @@ impl Pagemap {
     fn entries(&self, start: u64, end: u64, bit: u64, mut found: impl FnMut(u64, u64, bool)) -> io::Result<()> {
         const PRESENT_OR_SWAPPED: u64 = 0b11 << 62;
         const FILE_OR_SHARED: u64 = 1 << 61;
+        const GUARD: u64 = 1 << 58;
         let mut entries = [0u8; 8 * 4096];
         let mut run: Option<(u64, u64, bool)> = None;
         let mut at = start;
@@ -232,7 +308,7 @@ impl Pagemap {
             self.file.read_exact_at(&mut entries[..want], at / PAGE * 8)?;
             for entry in entries[..want].chunks_exact(8) {
                 let entry = u64::from_le_bytes(entry.try_into().expect("chunks of 8"));
-                if entry & PRESENT_OR_SWAPPED != 0 && entry & FILE_OR_SHARED == 0 {
+                if entry & PRESENT_OR_SWAPPED != 0 && entry & (FILE_OR_SHARED | GUARD) == 0 {
                     let has = entry & bit != 0;
                     run = match run {
                         Some((from, to, same)) if to == at && same == has => Some((from, at + PAGE, has)),
@@ -257,6 +333,7 @@ impl Pagemap {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scratch::Scratch;
 
     fn collect(map: &mut Pagemap, start: u64, len: u64) -> Vec<(u64, u64)> {
         let mut out = Vec::new();
@@ -311,5 +388,33 @@ mod tests {
         }
         // SAFETY: exactly the mapping made above.
         unsafe { libc::munmap(memory, 8 * PAGE as usize) };
+    }
+
+    #[test]
+    fn guard_pages_hold_nothing() {
+        const GUARD_INSTALL: i32 = 102;
+        let scratch = Scratch::map(8, libc::MAP_PRIVATE).unwrap();
+        let start = scratch.start();
+        for page in 0..8 {
+            // SAFETY: within the scratch mapping.
+            unsafe { std::ptr::with_exposed_provenance_mut::<u8>((start + page * PAGE) as usize).write_volatile(1) };
+        }
+        let guard = std::ptr::with_exposed_provenance_mut::<libc::c_void>((start + 2 * PAGE) as usize);
+        // SAFETY: within the scratch mapping, to which nobody has a reference.
+        if unsafe { libc::madvise(guard, PAGE as usize, GUARD_INSTALL) } != 0 || guards() == 0 {
+            println!("skipped: this kernel has no guard pages, or does not tell of them");
+            return;
+        }
+        let mut map = Pagemap::open(std::process::id()).unwrap();
+        let expected = [(0, 2 * PAGE), (3 * PAGE, 8 * PAGE)];
+        assert_eq!(collect(&mut map, start, 8 * PAGE), expected);
+        let (mut written, mut either) = (Vec::new(), Vec::new());
+        map.written(start, start + 8 * PAGE, false, |s, e| written.push((s - start, e - start))).unwrap();
+        map.populated_or_written(start, start + 8 * PAGE, |s, e, _| either.push((s - start, e - start))).unwrap();
+        assert_eq!((written.as_slice(), either.as_slice()), (&expected[..], &expected[..]));
+        map.marks(start, start + 8 * PAGE, |address| panic!("{address:#x} is a guard page")).unwrap();
+        assert_eq!(map.first_populated(start + 2 * PAGE, start + 8 * PAGE).unwrap(), Some(start + 3 * PAGE));
+        map.scan = false;
+        assert_eq!(collect(&mut map, start, 8 * PAGE), expected);
     }
 }

@@ -30,6 +30,8 @@ pub struct Push {
     wire: Vec<tranship_transport::Counters>,
     start: Arc<Start>,
     broken: Option<String>,
+    /// What broke first is memory that cannot be read here.
+    unreadable: bool,
 }
 
 /// Keeps the streams back until they shall begin, and tells them how urgent they are then.
@@ -103,7 +105,7 @@ impl Push {
             let (outbox, counters) = (Arc::clone(&outbox), Arc::clone(&counters));
             std::thread::spawn(move || answer(wants, urgent, &outbox, &counters))
         });
-        Self { counters, streams: threads, ended, demand, closers, wire, start, broken: None }
+        Self { counters, streams: threads, ended, demand, closers, wire, start, broken: None, unreadable: false }
     }
 
     /// Lets the streams begin: where the container runs elsewhere already, as ordinary threads; where it waits for them, before
@@ -149,6 +151,11 @@ impl Push {
         self.broken.clone()
     }
 
+    /// Whether it does not go on because memory cannot be read here: then the destination has nothing to add.
+    pub fn is_unreadable(&self) -> bool {
+        self.unreadable
+    }
+
     /// Breaks all links at once.
     pub fn cut(&self) {
         self.closers.iter().for_each(Closer::close);
@@ -156,6 +163,7 @@ impl Push {
 
     fn joined(&mut self, stream: JoinHandle<Result<(), SendError>>) {
         if let Err(error) = stream.join().expect("a sender does not panic") {
+            self.unreadable |= self.broken.is_none() && !matches!(error, SendError::Send(_));
             self.broken.get_or_insert_with(|| error.to_string());
         }
     }

@@ -4,6 +4,8 @@ use std::sync::atomic::Ordering;
 
 use tranship_coordinator::Failure;
 use tranship_memory::send::{self, Counters, Outbox, Plan, SendError, Stream, Version};
+use tranship_memory::survey::Space;
+use tranship_memory::unreadable;
 use tranship_sys::awake::Awake;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
@@ -45,7 +47,7 @@ impl SourceRun {
         let all = before + counters.read.load(Ordering::Relaxed) + outbox.bytes();
         self.report.change(|r| r.progress.memory_bytes = all);
         plan.first.clear();
-        let (mut push, pushing) = self.dump_and_name((plan, outbox), streams, early, start)?;
+        let (mut push, pushing) = self.dump_and_name((plan, outbox), streams, early.then_some(&round.spaces), start)?;
         let before = self.report.read().progress.moved_bytes;
         let gauge = push.gauge();
         // Where pages may follow the resume, nobody waits for them here. Where not, no thread is started for showing how far they
@@ -54,7 +56,7 @@ impl SourceRun {
             // They may take long.
             self.awake = None;
             show((&self.report, &self.tally), &gauge, (before, all - before), push.ended());
-            push.wait().map_err(|failure| self.reason(failure))?;
+            push.wait().map_err(|failure| if push.is_unreadable() { failure } else { self.reason(failure) })?;
             self.awake = Awake::keep().ok();
             self.timeline.note("memory: sent", pushing, monotonic_ns());
         }
@@ -84,12 +86,13 @@ impl SourceRun {
 
     /// Sends the skeleton, and meanwhile the rest of the shared memory; then the other pages are named, and begin to be sent
     /// unless they may follow the resume. What was named is complete on the other side but for the pages that were named:
-    /// so shared memory, which is all there before the tasks run, goes before. Returns the pages on their way, and since when.
+    /// so shared memory, which is all there before the tasks run, goes before. Where pages of these spaces may follow the resume (`early`), it is made
+    /// sure meanwhile that all of them can be read: after the commit that would be too late. Returns the pages on their way, and since when.
     fn dump_and_name(
         &mut self,
         (plan, outbox): (Plan, Outbox),
         mut streams: Vec<Stream<Connection>>,
-        early: bool,
+        early: Option<&Vec<Space>>,
         start: u64,
     ) -> Result<(Push, u64), Failure> {
         let closers: Vec<_> = streams.iter_mut().map(|stream| stream.link().closer()).collect();
@@ -108,7 +111,7 @@ impl SourceRun {
                 send::named(&mut streams)?;
                 let named = monotonic_ns();
                 let push = Push::start(outbox, streams, demand);
-                if !early {
+                if early.is_none() {
                     push.begin(Standing::Favoured);
                 }
                 Ok((push, named))
@@ -120,13 +123,16 @@ impl SourceRun {
                     trees.finish(&pids)
                 })
             });
-            let skeleton = self.skeleton(external, !early);
+            let readable = early.map(|spaces| scope.spawn(|| spaces.iter().find_map(unreadable::find)));
+            let skeleton = self.skeleton(external, early.is_none());
             if skeleton.is_err() {
                 // The memory is of no use any more; whoever waits for it shall not go on waiting.
                 closers.iter().for_each(Closer::close);
             }
             let files = files.map(|files| files.join().expect("the copying of files does not panic"));
             let trees = trees.map(|trees| trees.join().expect("the copying of files does not panic"));
+            let unreadable = readable.and_then(|looked| looked.join().expect("a look at memory does not panic"));
+            let skeleton = skeleton.and_then(|()| unreadable.map_or(Ok(()), |page| Err(failed(page))));
             (skeleton, files, trees, named.join().expect("a sender does not panic"))
         });
         (self.shared, self.files, self.trees) = (shared, leaving, trees);

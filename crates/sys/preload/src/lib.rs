@@ -45,6 +45,8 @@ struct ScanArg {
 }
 
 const PAGEMAP_SCAN: c_ulong = 0xc060_6610;
+/// Guard pages have no content that could move: criu asks for them by themselves, and makes them anew.
+const PAGE_IS_GUARD: u64 = 1 << 8;
 const REGION_BYTES: u64 = 24;
 const PAGE: u64 = 4096;
 const _: () = assert!(size_of::<ScanArg>() == 96);
@@ -207,6 +209,8 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
     let real: Ioctl = unsafe { std::mem::transmute(*REAL.get_or_init(|| next(c"ioctl") as usize)) };
     if request == PAGEMAP_SCAN
         && !table().is_empty()
+        // SAFETY: for this request the argument is a pm_scan_arg.
+        && unsafe { (*argument.cast::<ScanArg>()).category_mask } != PAGE_IS_GUARD
         && let Some(pid) = pagemap_pid(fd)
     {
         // SAFETY: for this request the argument is a pm_scan_arg.

@@ -1,0 +1,169 @@
+//! A program that has memory of kinds that few programs have, named as arguments, and checks all of it. Tells everybody who connects, every
+//! 20 ms: `ok TICK`, or `bad TICK: WHAT`.
+
+mod raw;
+
+use std::fs::File;
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use raw::{HUGE, Memory, PAGE};
+
+const PORT: u16 = 7003;
+/// Pages of a mapping with guards.
+const PAGES: usize = 256;
+
+/// Finds what is not as it was; the tick's number comes with it.
+type Check = Box<dyn FnMut(u64) -> Result<()>>;
+
+/// The content of a page.
+fn word(page: usize, version: u64) -> u64 {
+    (page as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ version
+}
+
+/// Pages with content, between them guards: the first page, a run in the middle, the last one. One page more becomes a guard and a page again.
+fn guards(file: Option<BorrowedFd<'_>>, shared: bool) -> Result<Check> {
+    let memory = Memory::map(PAGES * PAGE, file, shared, 0)?;
+    let guards: Vec<usize> = [0, PAGES - 1].into_iter().chain(100..140).collect();
+    (0..PAGES).for_each(|page| memory.write(page * PAGE, word(page, 0)));
+    guards.iter().try_for_each(|page| memory.guard(*page, true))?;
+    Ok(Box::new(move |tick| {
+        for page in 0..PAGES - 2 {
+            match (guards.contains(&page), memory.read_checked(page * PAGE)) {
+                (true, None) => {}
+                (true, Some(found)) => bail!("guard page {page} can be read: {found:#x}"),
+                (false, None) => bail!("page {page} cannot be read"),
+                (false, Some(found)) => ensure!(found == word(page, 0), "page {page} has {found:#x}"),
+            }
+        }
+        memory.guard(PAGES - 2, true)?;
+        ensure!(memory.read_checked((PAGES - 2) * PAGE).is_none(), "the new guard page can be read");
+        memory.guard(PAGES - 2, false)?;
+        memory.write((PAGES - 2) * PAGE, tick);
+        Ok(())
+    }))
+}
+
+/// A file with the content of its pages, which is opened anew each time so that it has no name in the end.
+fn file() -> Result<File> {
+    let path = "/tmp/guarded";
+    let file = File::options().read(true).write(true).create(true).truncate(true).open(path)?;
+    file.set_len((PAGES * PAGE) as u64)?;
+    Ok(file)
+}
+
+/// Memory in huge pages, some of which is rewritten all the time.
+fn huge(memory: Memory) -> Result<Check> {
+    let pages = memory.len() / PAGE;
+    (0..pages).for_each(|page| memory.write(page * PAGE, word(page, 0)));
+    let mut version = vec![0; pages];
+    Ok(Box::new(move |tick| {
+        for (page, version) in version.iter().enumerate() {
+            let found = memory.read(page * PAGE);
+            ensure!(found == word(page, *version), "page {page} of {pages} in huge pages has {found:#x}");
+        }
+        for page in (tick as usize % 7..pages).step_by(61) {
+            version[page] = tick;
+            memory.write(page * PAGE, word(page, tick));
+        }
+        Ok(())
+    }))
+}
+
+/// Pages that keep their content, pages that change all the time, and children that check both: they were forked while pages were missing.
+fn forks() -> Result<Check> {
+    const BYTES: usize = 48 << 20;
+    let memory = Memory::map(BYTES, None, false, 0)?;
+    let pages = BYTES / PAGE;
+    (0..pages).for_each(|page| memory.write(page * PAGE, word(page, 0)));
+    let mut version = vec![0; pages];
+    let mut moved = Memory::map(64 * PAGE, None, false, 0)?;
+    (0..64).for_each(|page| moved.write(page * PAGE, word(page, 3)));
+    Ok(Box::new(move |tick| {
+        let at = |step: u64| (tick.wrapping_mul(step) as usize).wrapping_mul(7919) % pages;
+        for page in (0..40).map(|n| at(41 + n)) {
+            let found = memory.read(page * PAGE);
+            ensure!(found == word(page, version[page]), "page {page} has {found:#x}, version {}", version[page]);
+        }
+        for page in (0..8).map(|n| at(91 + n)) {
+            version[page] = tick;
+            memory.write(page * PAGE, word(page, tick));
+        }
+        if tick.is_multiple_of(3) {
+            let (memory, version) = (&memory, &version);
+            raw::in_child(|| {
+                (0..20).map(|n| at(200 + n)).all(|page| memory.read(page * PAGE) == word(page, version[page]))
+            })
+            .context("in a child")?;
+        }
+        if tick.is_multiple_of(5) {
+            moved.move_away()?;
+        }
+        let page = tick as usize % 64;
+        ensure!(moved.read(page * PAGE) == word(page, 3), "page {page} of what is moved has another content");
+        Ok(())
+    }))
+}
+
+fn kind(name: &str) -> Result<Check> {
+    let huge_bytes = 8 * HUGE;
+    match name {
+        "guard-anon" => guards(None, false),
+        "guard-shared" => guards(None, true),
+        "guard-file" => guards(Some(file()?.as_fd()), false),
+        "guard-file-shared" => guards(Some(file()?.as_fd()), true),
+        "guard-memfd" => {
+            let memory = File::from(memfd_create(c"guarded", MFdFlags::empty())?);
+            memory.set_len((PAGES * PAGE) as u64)?;
+            guards(Some(memory.as_fd()), true)
+        }
+        "poisoned" => {
+            let memory = Memory::map(4 * PAGE, None, false, 0)?;
+            memory.poison(PAGE)?;
+            Ok(Box::new(move |_| {
+                ensure!(memory.read_checked(PAGE).is_none(), "the poisoned page can be read");
+                Ok(())
+            }))
+        }
+        "huge-private" => huge(Memory::map(huge_bytes, None, false, libc::MAP_HUGETLB)?),
+        "huge-shared" => huge(Memory::map(huge_bytes, None, true, libc::MAP_HUGETLB)?),
+        "huge-memfd" => {
+            let memory = File::from(memfd_create(c"huge", MFdFlags::MFD_HUGETLB)?);
+            memory.set_len(huge_bytes as u64)?;
+            huge(Memory::map(huge_bytes, Some(memory.as_fd()), true, libc::MAP_HUGETLB)?)
+        }
+        "huge-segment" => huge(Memory::segment(huge_bytes)?),
+        "forks" => forks(),
+        other => bail!("{other} is no kind of memory"),
+    }
+}
+
+fn main() -> Result<()> {
+    let mut checks = Vec::new();
+    for name in std::env::args().skip(1) {
+        checks.push((kind(&name).with_context(|| name.clone())?, name));
+    }
+    let guests = TcpListener::bind(("0.0.0.0", PORT))?;
+    guests.set_nonblocking(true)?;
+    let mut connections: Vec<TcpStream> = Vec::new();
+    let mut complaint: Option<String> = None;
+    for tick in 1.. {
+        if complaint.is_none() {
+            // Never taken back.
+            let found = checks.iter_mut().try_for_each(|(check, name)| check(tick).with_context(|| name.clone()));
+            complaint = found.err().map(|error| format!("{error:#}"));
+        }
+        let line = match &complaint {
+            None => format!("ok {tick}\n"),
+            Some(why) => format!("bad {tick}: {why}\n"),
+        };
+        connections.extend(guests.accept().ok().map(|(stream, _)| stream));
+        connections.retain_mut(|stream| stream.write_all(line.as_bytes()).is_ok());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
