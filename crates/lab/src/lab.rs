@@ -1,4 +1,3 @@
-use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -10,8 +9,9 @@ use std::time::Duration;
 use nix::sched::{CloneFlags, setns};
 
 use crate::amount::Rate;
+use crate::down::take_down;
 use crate::error::{LabError, Result};
-use crate::process::{NAMESPACES, Process, arguments, inhabitants, namespace, pids, wait_for};
+use crate::process::{Process, wait_for};
 use crate::spec::network_namespace;
 use crate::state::{BIN, DIRECTORY, Lock, Node, ROOTFS, STAGE, SWITCH, State};
 use crate::{agent, cgroup, program, rootfs, switch};
@@ -21,7 +21,8 @@ pub(crate) const MARK: &str = "TRANSHIP_LAB_NODE";
 const TOOLS: [&str; 7] = ["ip", "tc", "unshare", "nsenter", "setsid", "setpriv", "runc"];
 /// How long a command in a node may take: nobody waits for ever for one that hangs.
 const COMMAND_LIMIT: Duration = Duration::from_secs(180);
-const LOCK_LIMIT: Duration = Duration::from_secs(20);
+/// How long another program may take to bring a lab up or down.
+pub(crate) const LOCK_LIMIT: Duration = Duration::from_secs(150);
 
 /// What kind of lab to bring up.
 #[derive(Debug, Clone)]
@@ -351,100 +352,4 @@ fn ready(name: &str, mut child: Child) -> Result<Process> {
         status: "no namespace".into(),
         output: said.trim().to_owned(),
     })
-}
-
-/// The init processes of this machine's lab: those written down, and those that an `up` started that was then killed.
-fn init_processes() -> Vec<Process> {
-    let state = State::load().ok().flatten().unwrap_or_default();
-    let mut found: Vec<_> = state.nodes.iter().map(|n| n.init).filter(|p| p.is_alive()).collect();
-    for pid in pids() {
-        let arguments = arguments(pid);
-        let [program, verb, ..] = arguments.as_slice() else { continue };
-        if verb == "hold" && Path::new(program).file_name().is_some_and(|n| n == "tranship-lab") {
-            found.extend(Process::of(pid).filter(|p| !found.contains(p)));
-        }
-    }
-    found
-}
-
-/// Takes down the lab that this process brought up, if it is still there; for when its [`Lab`] is out of reach, as in
-/// the handler of a signal. Waits for an `up` that is under way.
-///
-/// # Errors
-/// [`LabError::Leftovers`] names what could not be removed.
-pub fn take_down_own() -> Result<()> {
-    let lock = Lock::acquire(LOCK_LIMIT)?;
-    let owner = State::load()?.and_then(|state| state.owner);
-    drop(lock);
-    if owner.is_some() && owner == Process::of(std::process::id()) { take_down().map(drop) } else { Ok(()) }
-}
-
-/// Takes down whatever lab there is on this machine, also one that is only half there. Returns whether there was one.
-///
-/// # Errors
-/// [`LabError::Leftovers`] names what could not be removed.
-pub fn take_down() -> Result<bool> {
-    let lock = Lock::acquire(LOCK_LIMIT)?;
-    let inits = init_processes();
-    let mut leftovers = Vec::new();
-    let existed = lock.is_some() || !inits.is_empty();
-
-    let own: BTreeSet<_> = NAMESPACES.iter().filter_map(|kind| namespace(std::process::id(), kind)).collect();
-    let spaces: BTreeSet<_> = inits
-        .iter()
-        .flat_map(|init| NAMESPACES.iter().filter_map(|kind| namespace(init.pid, kind)))
-        .filter(|space| !own.contains(space))
-        .collect();
-    // Whom to ask afterwards: the kernel gives the number of a namespace that is gone to the next one at once.
-    let inside = inhabitants(&spaces);
-    cgroup::thaw();
-    // With process 1 of a pid namespace the kernel kills all others in it, and ends it only when they are gone.
-    inits.iter().for_each(|init| init.kill());
-    let gone = wait_for(Duration::from_secs(10), || {
-        cgroup::thaw();
-        inits.iter().all(|p| !p.is_alive()).then_some(())
-    });
-    if gone.is_none() {
-        let alive = inits.iter().filter(|p| p.is_alive());
-        leftovers.extend(alive.map(|p| format!("process {}, the init process of a node, does not die", p.pid)));
-    }
-    let staying = || inside.iter().filter(|p| p.is_alive() && !inits.contains(p)).map(|p| p.pid);
-    if wait_for(Duration::from_secs(3), || staying().next().is_none().then_some(())).is_none() {
-        let describe = |pid| format!("process {pid} ({}) is still in a node's namespaces", arguments(pid).join(" "));
-        leftovers.extend(staying().map(describe));
-    }
-    if wait_for(Duration::from_secs(5), || cgroup::remove().is_empty().then_some(())).is_none() {
-        leftovers.extend(cgroup::remove().iter().map(|c| format!("cgroup {} is busy", c.display())));
-    }
-    let state = State::load().ok().flatten().unwrap_or_default();
-    for directory in &state.made {
-        match fs::remove_dir(directory) {
-            Err(e) if e.kind() != ErrorKind::NotFound => leftovers.push(format!("{}: {e}", directory.display())),
-            _ => {}
-        }
-    }
-    // Nothing is mounted there but in the nodes, which are gone.
-    if let Some(Err(e)) = state.disk.map(fs::remove_dir_all).filter(|r| !is_missing(r)) {
-        leftovers.push(format!("the nodes' files on disk: {e}"));
-    }
-    leftovers.extend(remove_directory());
-    drop(lock);
-    if leftovers.is_empty() { Ok(existed) } else { Err(LabError::Leftovers(leftovers)) }
-}
-
-fn is_missing(result: &io::Result<()>) -> bool {
-    result.as_ref().is_err_and(|e| e.kind() == ErrorKind::NotFound)
-}
-
-/// Removes the lab's directory, if nothing is mounted below it: nothing is ever deleted across a mount.
-fn remove_directory() -> Option<String> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
-    if let Some(point) = points.into_iter().find(|p| Path::new(p).starts_with(DIRECTORY)) {
-        return Some(format!("something is mounted on {point}; unmount it and say `tranship-lab down` again"));
-    }
-    match fs::remove_dir_all(DIRECTORY) {
-        Err(e) if e.kind() != ErrorKind::NotFound => Some(format!("{DIRECTORY}: {e}")),
-        _ => None,
-    }
 }

@@ -31,6 +31,11 @@ impl Process {
         Self::of(self.pid) == Some(self)
     }
 
+    /// Whether it is in a pid namespace, and in none of these.
+    pub fn pid_space_is_none_of(self, spaces: &BTreeSet<String>) -> bool {
+        namespace(self.pid, "pid").is_some_and(|space| !spaces.contains(&space))
+    }
+
     /// Sends SIGKILL, unless the process is gone already.
     pub fn kill(self) {
         if self.is_alive() {
@@ -69,6 +74,36 @@ pub(crate) fn has_variable(pid: u32, name: &str) -> bool {
 /// The namespace of a kind (`net`, `mnt`, `pid` …) that a process is in, as `net:[4026531840]`.
 pub(crate) fn namespace(pid: u32, kind: &str) -> Option<String> {
     Some(fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok()?.to_str()?.to_owned())
+}
+
+/// In how many pid namespaces, from this process's own one inwards, a process has a pid; 0 if it is gone.
+pub(crate) fn depth(pid: u32) -> usize {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    pids.map_or(0, |pids| pids.split_whitespace().count())
+}
+
+/// What there is to know of a process that does not end: its state, where it waits, and its parent.
+pub(crate) fn describe(pid: u32) -> String {
+    let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default().trim().to_owned();
+    let status = read("status");
+    let field = |name: &str| {
+        let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        value.map_or("?", str::trim).to_owned()
+    };
+    let parent = field("PPid");
+    let parents = fs::read_to_string(format!("/proc/{parent}/comm")).unwrap_or_default();
+    let parent_state = fs::read_to_string(format!("/proc/{parent}/stat")).ok().and_then(|stat| parse_stat(&stat));
+    format!(
+        "process {pid} ({}), state {}, threads {}, waiting in {}, stack [{}], parent {parent} ({}, state {})",
+        field("Name"),
+        field("State"),
+        field("Threads"),
+        read("wchan"),
+        read("stack").replace('\n', ", "),
+        parents.trim(),
+        parent_state.map_or('?', |(state, _)| state)
+    )
 }
 
 /// The processes that are in one of these namespaces now.

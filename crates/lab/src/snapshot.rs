@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::cgroup;
 use crate::lab::MARK;
-use crate::process::{arguments, has_variable, pids, wait_for};
+use crate::process::{arguments, depth, has_variable, pids, wait_for};
 use crate::program::on_path;
 
 /// Where Tranship, the engine, CRIU or the plugins could leave files, and parts of the names that they would have.
@@ -77,15 +77,16 @@ fn names_in(directory: &str) -> BTreeSet<String> {
     entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// All cgroups but those that systemd makes and removes as it pleases.
+/// All cgroups but those that systemd makes and removes as it pleases, and those of test suites in namespaces of their own.
 fn cgroups() -> BTreeSet<String> {
-    let systemd = |path: &Path| {
+    let of_others = |path: &Path| {
         path.components().filter_map(|c| c.as_os_str().to_str()).any(|part| {
-            [".slice", ".scope", ".service", ".socket", ".mount", ".swap"].iter().any(|end| part.ends_with(end))
+            part.starts_with("tranship-suite-")
+                || [".slice", ".scope", ".service", ".socket", ".mount", ".swap"].iter().any(|end| part.ends_with(end))
         })
     };
     let all = cgroup::hierarchies().into_iter().flat_map(|root| cgroup::tree(&root));
-    all.filter(|path| !systemd(path)).map(|path| path.display().to_string()).collect()
+    all.filter(|path| !of_others(path)).map(|path| path.display().to_string()).collect()
 }
 
 fn firewall() -> BTreeSet<String> {
@@ -132,9 +133,13 @@ fn rules_of(text: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// Processes that a lab started, or that run Tranship's programs; without this one.
+/// Processes that a lab started, or that run Tranship's programs; without this one, and without those in other pid
+/// namespaces: the kernel ends them with their node, and other labs have theirs.
 fn processes() -> BTreeSet<String> {
     let ours = |pid: &u32| {
+        if depth(*pid) != 1 {
+            return false;
+        }
         let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
         let name = program.file_name().and_then(|n| n.to_str()).unwrap_or_default();
         has_variable(*pid, MARK) || PROGRAMS.contains(&name.trim_end_matches(" (deleted)"))
@@ -145,7 +150,9 @@ fn processes() -> BTreeSet<String> {
 
 fn files() -> BTreeSet<String> {
     let in_place = |place: &'static str| {
-        let named = |name: &String| NAMES.iter().any(|part| name.contains(part));
+        // Labs in other namespaces have directories on the same disk; a lab that goes down reports its own that stays.
+        let of_a_lab = move |name: &str| place == "/var/lib" && name.starts_with("tranship-lab-");
+        let named = move |name: &String| NAMES.iter().any(|part| name.contains(part)) && !of_a_lab(name);
         names_in(place).into_iter().filter(named).map(move |name| format!("{place}/{name}"))
     };
     PLACES.into_iter().flat_map(in_place).collect()
