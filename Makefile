@@ -1,19 +1,27 @@
 # The only commands one has to know. All need root on a Debian machine, but build and lint.
-.PHONY: demo test test-engines test-trackers soak bench lint setup build clean
+.PHONY: demo test test-all test-engines test-trackers soak bench lint setup build clean
 
 # Moves a busy Redis between two nodes on this machine under a connected client, and shows what the client noticed.
 demo: setup build
 	target/release/tranship-lab demo
 
-# Unit tests and end-to-end tests with real containers; some of them again where version 2 of cgroups is mounted alone.
+# Unit tests, and one pass through each end-to-end suite with real containers, side by side in namespaces of their own; see
+# docs/testing.md. make test [SUITES="zoo redis"] [JOBS=N]
+JOBS ?= 2
 test: setup build
-	cargo test --release --workspace
-	scripts/with-cgroup2 cargo test --release -p tranship-e2e --test redis --test engine
+	target/release/suites run --jobs $(JOBS) $(SUITES)
+
+# The same with every case of every matrix, all engines and all servers; then the trackers under an older kernel, and the soak.
+# An hour or two.
+test-all: export TRANSHIP_ENGINES = all
+test-all: setup build
+	target/release/suites run --all --jobs $(JOBS) $(SUITES)
+	$(MAKE) --no-print-directory test-trackers soak
 
 # The suites of all engines besides runc, with their real daemons and programs; with what takes too long for `make test`.
 test-engines: export TRANSHIP_ENGINES = all
 test-engines: setup build
-	cargo test --release -p tranship-e2e --test docker --test podman --test crossing --test containerd --test servers --test obstacles
+	target/release/suites run --all --jobs $(JOBS) docker podman crossing containerd servers obstacles
 	cargo test --release -p tranship-e2e --test faults -- docker
 
 # The ways to track writes under a kernel that has soft-dirty bits, in a virtual machine: a minute, and 60 MB of downloads the

@@ -1,4 +1,5 @@
 use std::env;
+use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +13,9 @@ use tranship_lab::{Lab, Snapshot, UpOptions, find_program};
 const LAB_PATIENCE: Duration = Duration::from_secs(600);
 /// How long one scenario may take: several times what the longest one does on a busy machine.
 const SCENARIO: Duration = Duration::from_secs(600);
-const PROGRAMS: [&str; 4] = ["tranship", "transhipd", "tranship-lab", "zoo"];
+const PROGRAMS: [&str; 5] = ["tranship", "transhipd", "tranship-lab", "zoo", "suites"];
+/// In the environment of what runs in namespaces of its own.
+const ISOLATED: &str = "TRANSHIP_ISOLATED";
 
 /// What a scenario plays on: a lab with two nodes whose agents run.
 #[derive(Debug)]
@@ -28,10 +31,16 @@ pub type Scenario = fn(&mut Stage) -> Result<()>;
 /// down afterwards; a scenario that fails gets the lab taken down, and the next one a new one. Finally the machine is
 /// compared with what it was before.
 ///
+/// All that happens in namespaces of their own (`suites isolate`), so that other labs can be up on this machine.
+///
 /// Where tests cannot run (not root, programs not built) each is counted as ignored, with the reason; where `CI` is set,
 /// it fails instead.
 pub fn scenarios(list: &[(&'static str, Scenario)]) -> ExitCode {
     let mut arguments = Arguments::from_args();
+    if !arguments.list && hindrance().is_none() && env::var_os(ISOLATED).is_none() {
+        eprintln!("{:#}", isolate());
+        return ExitCode::FAILURE;
+    }
     // The lab is the machine's only one.
     arguments.test_threads = Some(1);
     let stage = Arc::new(Mutex::new(None));
@@ -63,6 +72,20 @@ pub fn scenarios(list: &[(&'static str, Scenario)]) -> ExitCode {
         return ExitCode::FAILURE;
     }
     conclusion.exit_code()
+}
+
+/// Executes this program again in namespaces of its own; returns only if that fails.
+fn isolate() -> anyhow::Error {
+    let attempt = || -> Result<std::convert::Infallible> {
+        let own = env::current_exe().context("cannot find this program")?;
+        let mut command = Command::new(find_program("suites")?);
+        command.args(["isolate", "test", "--"]).arg(own).args(env::args_os().skip(1));
+        Err(command.exec()).context("cannot execute suites")
+    };
+    match attempt() {
+        Ok(never) => match never {},
+        Err(error) => error,
+    }
 }
 
 fn take_down(stage: &Mutex<Option<Stage>>) -> Result<()> {
