@@ -1,8 +1,5 @@
 //! Rules about processes and threads.
 
-use std::fs::File;
-use std::io::Read;
-
 use tranship_sys::process::waits_for_vforked;
 use tranship_types::{Blocker, BlockerKind};
 
@@ -182,10 +179,10 @@ pub(super) fn has_sys_resource() -> bool {
 
 /// The kind of machine that a program was built for.
 fn machine(task: &Task, subject: &Subject, look: &mut Look) {
-    let mut head = [0u8; 5];
-    let exe = File::open(format!("/proc/{}/exe", task.pid)).and_then(|mut f| f.read_exact(&mut head));
+    // Not the executable itself, which may be watched.
+    let vector = std::fs::read(format!("/proc/{}/auxv", task.pid)).unwrap_or_default();
     // infect.c of compel: "running in 32-bit mode", where criu was built without support for it.
-    if exe.is_ok() && head[..4] == *b"\x7fELF" && head[4] == 1 && !subject.compat {
+    if !subject.compat && procfs::is_32_bit(&vector) {
         let what = "is a 32-bit program, which the criu in use cannot dump";
         look.block(process(task, what, "use a 64-bit build of it, or a criu that was built with compat support"));
     }

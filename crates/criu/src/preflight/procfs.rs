@@ -200,6 +200,14 @@ pub(super) fn policy(stat: &str) -> Option<u32> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(38)?.parse().ok()
 }
 
+/// Whether an auxiliary vector (proc_pid_auxv(5)) is that of a 32-bit program: by the size of its program headers.
+pub(super) fn is_32_bit(vector: &[u8]) -> bool {
+    const AT_PHENT: u32 = 4;
+    const ELF32_PHDR: u32 = 32;
+    let word = |bytes: &[u8]| bytes.try_into().map_or(0, u32::from_ne_bytes);
+    vector.chunks_exact(8).any(|pair| (word(&pair[..4]), word(&pair[4..])) == (AT_PHENT, ELF32_PHDR))
+}
+
 /// The inode in a link such as `socket:[123]`, `pipe:[7]`, `net:[4026531840]`.
 pub(super) fn bracketed(link: &str, kind: &str) -> Option<u64> {
     link.strip_prefix(kind)?.strip_prefix(":[")?.strip_suffix(']')?.parse().ok()
@@ -286,6 +294,14 @@ mod tests {
         fields[41 - 4] = "6".into();
         assert_eq!(policy(&format!("12 (a) b (c) S {}", fields.join(" "))), Some(6));
         assert_eq!(policy("12 (a"), None);
+    }
+
+    #[test]
+    fn a_32_bit_program_is_known_by_its_auxiliary_vector() {
+        let narrow: Vec<u8> = [32u32, 7, 4, 32, 0, 0].iter().flat_map(|w| w.to_ne_bytes()).collect();
+        let wide: Vec<u8> = [33u64, 32, 4, 56, 0, 0].iter().flat_map(|w| w.to_ne_bytes()).collect();
+        assert!(is_32_bit(&narrow) && !is_32_bit(&wide) && !is_32_bit(&[]));
+        assert!(!is_32_bit(&fs::read("/proc/self/auxv").unwrap()));
     }
 
     #[test]
