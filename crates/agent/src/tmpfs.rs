@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use tranship_coordinator::Failure;
 use tranship_criu::rpc::ExternalMount;
 use tranship_engine::Container;
-use tranship_storage::copy::Moved;
+use tranship_storage::copy::{CopyError, Moved};
 use tranship_storage::tmpfs::{self, Source, TmpfsMount};
 use tranship_sys::clock::monotonic_ns;
 use tranship_transport::{Connection, Link};
@@ -137,9 +137,21 @@ impl Leaving {
 
     /// Copies what the destination does not have yet, while the processes `pids` run. Returns how many bytes of content that
     /// was: none, too, if it failed, which leaves the mounts to criu.
-    pub fn pass(&mut self, pids: &[u32]) -> u64 {
-        let Ok((source, link)) = &mut self.at_work else { return 0 };
-        match synced(link, |sink| source.pass(pids, sink)) {
+    ///
+    /// # Errors
+    /// A lease that criu would break as well.
+    pub fn pass(&mut self, pids: &[u32]) -> Result<u64, Failure> {
+        let Ok((source, link)) = &mut self.at_work else { return Ok(0) };
+        let mut leased = None;
+        let passed = synced(link, |sink| {
+            source.pass(pids, sink).inspect_err(|error| {
+                leased = matches!(error, CopyError::Leased { .. }).then(|| error.to_string());
+            })
+        });
+        if let Some(why) = leased {
+            return Err(Failure::new(why));
+        }
+        Ok(match passed {
             Ok(moved) => {
                 self.ahead += moved;
                 moved.bytes
@@ -149,7 +161,7 @@ impl Leaving {
                 self.at_work = Err(why);
                 0
             }
-        }
+        })
     }
 
     /// Decides which mounts criu leaves alone, with the processes `pids` frozen. Returns the other ones, for the report.

@@ -7,12 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use nix::dir::Dir;
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, open, openat, readlinkat};
+use nix::fcntl::{AtFlags, OFlag, open, readlinkat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat};
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::error::DEPTH_LIMIT;
-use crate::{StorageError, mounts};
+use crate::{Root, StorageError, mounts};
 
 /// Names that a [`TreeDigest`] carries at most, so that it stays small on the wire.
 const NAMES: usize = 4096;
@@ -97,10 +98,13 @@ fn first_difference<'a, T: PartialEq>(
 /// # Errors
 /// The system's refusal; [`StorageError::TooDeep`]. Entries that vanish meanwhile do not count.
 pub fn digest(root: &Path, ignore: &[PathBuf]) -> Result<TreeDigest, StorageError> {
-    let flags = OFlag::O_DIRECTORY | OFlag::O_RDONLY | OFlag::O_CLOEXEC;
-    let root_fd = open(root, flags, Mode::empty()).map_err(|e| StorageError::refused("open the directory", root, e))?;
+    let flags = OFlag::O_DIRECTORY | OFlag::O_PATH | OFlag::O_CLOEXEC;
+    let seen = open(root, flags, Mode::empty()).map_err(|e| StorageError::refused("open the directory", root, e))?;
+    let clone = Root::clone_of(&seen).map_err(|e| StorageError::refused("look at the mount of", root, e))?;
+    let root_fd = clone.open(".", OFlags::DIRECTORY);
+    let root_fd = root_fd.map_err(|e| StorageError::refused("open the directory", root, e))?;
     let stat = fstat(&root_fd).map_err(|e| StorageError::refused("look at", root, e))?;
-    let walk = Walk::new(root, ignore)?;
+    let walk = Walk::new(clone, root, ignore)?;
 
     // The upper two levels are read here, all trees below them by several threads; then they are put together.
     let mut level_one = Vec::new();
@@ -192,6 +196,7 @@ impl Entry {
 }
 
 struct Walk {
+    clone: Root,
     root: PathBuf,
     mounts: HashSet<PathBuf>,
     ignore: HashSet<PathBuf>,
@@ -200,7 +205,7 @@ struct Walk {
 }
 
 impl Walk {
-    fn new(root: &Path, ignore: &[PathBuf]) -> Result<Self, StorageError> {
+    fn new(clone: Root, root: &Path, ignore: &[PathBuf]) -> Result<Self, StorageError> {
         let real = root.canonicalize().map_err(|e| StorageError::refused("find", root, e))?;
         let mounts = mounts::below(&real)?;
         let mounts = mounts.iter().filter_map(|m| Some(m.strip_prefix(&real).ok()?.to_owned())).collect();
@@ -208,7 +213,7 @@ impl Walk {
             |path: &PathBuf| -> PathBuf { path.components().filter(|c| matches!(c, Component::Normal(_))).collect() };
         let ignore: HashSet<PathBuf> = ignore.iter().map(relative).collect();
         let timeless = ignore.iter().filter_map(|p| p.parent().map(Path::to_owned)).collect();
-        Ok(Self { root: real, mounts, ignore, timeless })
+        Ok(Self { clone, root: real, mounts, ignore, timeless })
     }
 
     fn refused(&self, what: &'static str, path: &Path, e: Errno) -> StorageError {
@@ -217,11 +222,10 @@ impl Walk {
 
     /// Opens a directory; `None` if it has vanished.
     fn open(&self, parent: &impl AsFd, name: &CStr, path: &Path) -> Result<Option<OwnedFd>, StorageError> {
-        let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_RDONLY | OFlag::O_CLOEXEC;
-        match openat(parent, name, flags, Mode::empty()) {
+        match self.clone.open_in(parent, name, OFlags::DIRECTORY) {
             Ok(fd) => Ok(Some(fd)),
-            Err(Errno::ENOENT) => Ok(None),
-            Err(e) => Err(self.refused("open the directory", path, e)),
+            Err(rustix::io::Errno::NOENT) => Ok(None),
+            Err(e) => Err(self.refused("open the directory", path, Errno::from_raw(e.raw_os_error()))),
         }
     }
 

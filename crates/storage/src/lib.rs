@@ -9,10 +9,12 @@ pub mod carried;
 pub mod copy;
 mod digest;
 mod error;
+mod leases;
 mod memory;
 mod mounts;
 pub mod overlay;
 mod remove;
+mod root;
 pub mod tmpfs;
 
 pub use digest::{Subtree, TreeDigest, digest};
@@ -20,3 +22,4 @@ pub use error::StorageError;
 pub use memory::ensure_tmpfs;
 pub use mounts::unmount_below;
 pub use remove::remove_tree;
+pub use root::Root;

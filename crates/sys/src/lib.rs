@@ -17,6 +17,7 @@ pub mod huge;
 mod interrupted;
 pub mod mapping_flags;
 pub mod mapping_log;
+pub mod mount;
 #[cfg(target_arch = "x86_64")]
 mod own_process;
 pub mod pacing;

@@ -34,7 +34,7 @@ impl SourceRun {
     /// bytes that was.
     pub(super) fn send_files(&mut self) -> Result<u64, Failure> {
         let pids = self.inspected()?.0.processes().map_err(failed)?;
-        let sent = self.files.as_mut().map_or(0, |files| files.pass(&pids));
+        let sent = self.files.as_mut().map_or(Ok(0), |files| files.pass(&pids))?;
         self.report.change(|r| r.progress.moved_bytes += sent);
         Ok(sent + self.send_trees()?)
     }

@@ -7,15 +7,13 @@ use std::sync::Arc;
 
 use nix::sys::statfs::{EXT4_SUPER_MAGIC, TMPFS_MAGIC, fstatfs};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
-use rustix::mount::{OpenTreeFlags, open_tree};
 use tranship_sys::mapping_log::MappingLog;
 use tranship_types::{CarriedTree, TreeKind};
 
 use super::MAX_FILES;
 use super::verify::{Digests, digests};
-use crate::copy::{
-    CopyError, Device, Layer, Moved, Original, Place, Sink, Trail, Use, look, look_for_suspects, open_beneath,
-};
+use crate::Root;
+use crate::copy::{CopyError, Device, Layer, Moved, Original, Place, Sink, Trail, Use, look, look_for_suspects};
 
 /// CRIU would give such a file a name of its own, in the directory, for the time of the dump alone.
 const RENAMED: &str = "or another directory on its disk has a file that a process of the container has open by a name which is \
@@ -153,16 +151,19 @@ fn everybody() -> Vec<u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
+/// Opens the directory of a copy without following a symlink, in a clone of its mount on which nothing else is mounted.
+pub(super) fn open_copy(path: &Path) -> Result<OwnedFd, CopyError> {
+    open(path)?.open(".", OFlags::DIRECTORY).map_err(|e| CopyError::refused("open the directory", path, e))
+}
+
 /// Opens a directory without following a symlink, in a clone of its mount on which nothing else is mounted.
 ///
 /// # Errors
 /// If that is refused.
-pub fn open(path: &Path) -> Result<OwnedFd, CopyError> {
+pub fn open(path: &Path) -> Result<Root, CopyError> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
     openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
-        .and_then(|seen| open_tree(&seen, "", clone))
-        .and_then(|clone| open_beneath(&clone, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOATIME))
+        .and_then(Root::clone_of)
         .map_err(|e| CopyError::refused("open the directory", path, e))
 }
 
@@ -182,7 +183,7 @@ fn original(tree: &CarriedTree, trail: Option<&Arc<Trail>>) -> Result<Original, 
 }
 
 /// Whether the filesystem of an open file is mounted with one of these options; also if that cannot be told.
-fn has_option(file: &OwnedFd, options: &[&str]) -> bool {
+fn has_option(file: &Root, options: &[&str]) -> bool {
     let (Ok(stat), Ok(table)) = (look(file, b""), std::fs::read_to_string("/proc/self/mountinfo")) else { return true };
     let device = format!("{}:{}", stat.stx_dev_major, stat.stx_dev_minor);
     let line = table.lines().find(|line| line.split(' ').nth(2) == Some(&device));

@@ -21,7 +21,7 @@ use rustix::fs::{CWD, RenameFlags, XattrFlags, lgetxattr, lremovexattr, lsetxatt
 use rustix::io::Errno;
 use tranship_types::{CarriedTree, TreeKind};
 
-use super::source::open;
+use super::source::{open, open_copy};
 use super::{MARK, MAX_FILES};
 use crate::copy::{Copy, CopyError, Replica, Tree};
 use crate::{StorageError, remove_tree};
@@ -114,7 +114,7 @@ impl Target {
             crate::remove::empty(&self.path).map_err(|e| storage(&self.path, e))?;
         }
         let directory = self.staging.as_ref().unwrap_or(&self.path);
-        Ok(Copy::new(open(directory)?, point.to_owned(), MAX_FILES, None))
+        Ok(Copy::new(open_copy(directory)?, point.to_owned(), MAX_FILES, None))
     }
 
     /// Lets `trees` arrive in the directories that were made for them, one for each of `targets`. An engine must have begun with

@@ -10,7 +10,8 @@ use std::path::Path;
 use rustix::fs::OFlags;
 
 use super::MAX_FILES;
-use crate::copy::{CopyError, Kind, Tree, extended, open_beneath};
+use crate::Root;
+use crate::copy::{CopyError, Kind, Tree, extended};
 
 /// Names that are told of a tree at most; with more, they are summed up in groups.
 const NAMES: usize = 4096;
@@ -22,7 +23,7 @@ pub type Digests = BTreeMap<String, String>;
 ///
 /// # Errors
 /// If something cannot be read.
-pub fn digests(root: &OwnedFd, point: &Path) -> Result<Digests, CopyError> {
+pub fn digests(root: &Root, point: &Path) -> Result<Digests, CopyError> {
     let tree = Tree::read(root, point, MAX_FILES)?;
     let mut paths: HashMap<u64, Vec<u8>> = HashMap::from([(tree.root, b".".to_vec())]);
     let mut all = BTreeMap::from([(b".".to_vec(), tree.root)]);
@@ -46,8 +47,7 @@ pub fn digests(root: &OwnedFd, point: &Path) -> Result<Digests, CopyError> {
         sum.update(format!("{record:?}").as_bytes());
         if linked == path && matches!(node.kind, Kind::File | Kind::Directory) {
             let refused = |what, e: std::io::Error| CopyError::refused(what, &point.join(OsStr::from_bytes(path)), e);
-            let file = open_beneath(root, path.as_slice(), OFlags::RDONLY | OFlags::NOATIME)
-                .map_err(|e| refused("open", e.into()))?;
+            let file = root.open(path.as_slice(), OFlags::empty()).map_err(|e| refused("open", e.into()))?;
             let mut attributes = extended(&file).map_err(|e| refused("read the attributes of", e.into()))?;
             attributes.sort();
             sum.update(format!("{attributes:?}").as_bytes());

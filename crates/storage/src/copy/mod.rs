@@ -112,6 +112,18 @@ pub enum CopyError {
         /// The file.
         path: PathBuf,
     },
+    /// To open a file would break the lease of a process.
+    #[error(
+        "process {holder} holds a write lease on {} (fcntl F_SETLEASE), which reading the file would break; have the program give it \
+         up, or keep the file where both nodes see it",
+        path.display()
+    )]
+    Leased {
+        /// The file.
+        path: PathBuf,
+        /// Pid of the process on this node.
+        holder: u32,
+    },
     /// The link to the peer broke.
     #[error("files cannot be sent: {0}")]
     Link(#[source] io::Error),

@@ -1,7 +1,7 @@
 //! The source's half of one tree: what is there, what of it has changed, and the operations that tell the destination.
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -14,9 +14,11 @@ use super::content::{self, Parts, Sent, Trouble};
 use super::op::{Kind, Name, Op};
 use super::suspects::{Device, Use};
 use super::trail::{self, Part, Trail};
-use super::tree::{Entry, Node, Tree, look, open_beneath};
+use super::tree::{Before, Entry, Node, Tree, look, open_beneath};
 use super::watch::{Events, Watch};
 use super::{CopyError, GRAIN, OWN_ATTRIBUTES, Sink};
+use crate::Root;
+use crate::leases::write_leases;
 
 /// What a pass has moved.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -37,8 +39,8 @@ impl std::ops::AddAssign for Moved {
 /// Where a tree is.
 #[derive(Debug)]
 pub(crate) struct Place {
-    /// Its root, in a clone of its mount on which nothing else is mounted, and that nobody else sees.
-    pub root: OwnedFd,
+    /// Its root.
+    pub root: Root,
     /// How people call it.
     pub point: PathBuf,
     /// Most files that it may have.
@@ -150,7 +152,7 @@ impl Original {
     }
 
     /// Its root.
-    pub fn root(&self) -> &OwnedFd {
+    pub fn root(&self) -> &Root {
         &self.place.root
     }
 
@@ -203,7 +205,8 @@ impl Pass<'_> {
             return Ok(());
         }
         let start = SystemTime::now();
-        let new = Tree::read(&self.state.place.root, self.point, self.state.place.limit)?;
+        let before = self.state.tree.as_ref().map(|tree| Before { tree, doubted: &self.state.doubted });
+        let new = Tree::read_again(&self.state.place.root, self.point, self.state.place.limit, before.as_ref())?;
         let old = self.state.tree.take().unwrap_or_else(|| Tree { root: new.root, ..Tree::default() });
         self.op(&Op::Mount { index, root: new.root })?;
         let parked = self.names(&old, &new)?;
@@ -351,10 +354,14 @@ impl Pass<'_> {
             |ino: &u64| new.nodes[ino].size.cast_signed() - old.nodes.get(ino).map_or(0, |n| n.size).cast_signed();
         due.sort_by_key(|ino| (grown(ino), *ino));
         let mut touched = HashSet::new();
+        let leases = if due.is_empty() { HashMap::new() } else { write_leases() };
         for ino in due {
             let path = new.path(ino);
             let full = || self.point.join(&path);
-            let file = match open_beneath(&self.state.place.root, &path, OFlags::RDONLY | OFlags::NOATIME) {
+            if let Some(&holder) = leases.get(&(new.device, ino)) {
+                return Err(CopyError::Leased { path: full(), holder });
+            }
+            let file = match self.state.place.root.open(&path, OFlags::empty()) {
                 Ok(file) => file,
                 Err(_) if !self.last => {
                     self.untrack(ino);
@@ -436,7 +443,7 @@ impl Pass<'_> {
         if matches!(node.kind, Kind::File | Kind::Directory) {
             let path = tree.path(ino);
             let full = || self.point.join(&path);
-            match open_beneath(&self.state.place.root, &path, OFlags::RDONLY | OFlags::NOATIME) {
+            match open_beneath(&self.state.place.root, &path, OFlags::PATH) {
                 Ok(file) => {
                     let all = extended(&file).map_err(|e| CopyError::refused("read the attributes of", &full(), e))?;
                     if !all.is_empty() || self.state.attributed.contains(&ino) {
@@ -453,18 +460,20 @@ impl Pass<'_> {
     }
 }
 
-/// The extended attributes of an open file that are its own.
+/// The extended attributes of a file that are its own. `O_PATH` is enough.
 pub(crate) fn extended(file: &OwnedFd) -> rustix::io::Result<Vec<(Name, Name)>> {
-    use rustix::fs::{fgetxattr, flistxattr, flistxattr_query};
-    if matches!(flistxattr_query(file), Ok(0) | Err(rustix::io::Errno::OPNOTSUPP)) {
+    use rustix::fs::{getxattr, listxattr, listxattr_query};
+    let file = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
+    let file = file.as_str();
+    if matches!(listxattr_query(file), Ok(0) | Err(rustix::io::Errno::OPNOTSUPP)) {
         return Ok(Vec::new());
     }
     let mut list = vec![0; 64 << 10];
-    let length = flistxattr(file, list.as_mut_slice())?;
+    let length = listxattr(file, list.as_mut_slice())?;
     let mut all = Vec::new();
     for name in list[..length].split(|b| *b == 0).filter(|n| !n.is_empty() && !OWN_ATTRIBUTES.contains(n)) {
         let mut value = vec![0; 64 << 10];
-        match fgetxattr(file, name, value.as_mut_slice()) {
+        match getxattr(file, name, value.as_mut_slice()) {
             Ok(length) => all.push((Name(name.to_vec()), Name(value[..length].to_vec()))),
             // It was removed just now.
             Err(rustix::io::Errno::NODATA) => {}

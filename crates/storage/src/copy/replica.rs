@@ -24,6 +24,7 @@ use tranship_sys::dirty_log::write_back;
 use super::op::{Kind, Name, Op, Time};
 use super::tree::open_beneath;
 use super::{CopyError, OWN_ATTRIBUTES, nonsense};
+use crate::Root;
 use crate::carried::{Digests, digests};
 use crate::error::DEPTH_LIMIT;
 
@@ -55,7 +56,8 @@ impl Replica {
     /// If something cannot be read, or there is no such tree.
     pub fn digests(&self, index: usize) -> Result<Digests, CopyError> {
         let copy = self.copies.get(index).ok_or_else(|| nonsense("a tree that was not offered"))?;
-        digests(&copy.root, &copy.point)
+        let root = copy.root.try_clone().map_err(|e| CopyError::refused("open", &copy.point, e))?;
+        digests(&Root::of_copy(root), &copy.point)
     }
 
     /// Does one operation.

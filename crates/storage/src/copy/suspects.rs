@@ -1,13 +1,13 @@
 //! Which files processes may change without a trace in the files' times, and which CRIU will give names of its own.
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use rustix::fs::{AtFlags, CWD, OFlags, StatxFlags, statx};
 
 use super::tree;
+use crate::Root;
 
 /// A filesystem, by its device numbers.
 pub(crate) type Device = (u32, u32);
@@ -41,7 +41,7 @@ impl Use {
 
 /// The upper directory of an overlay, through which its files are known.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Layer<'a>(pub &'a OwnedFd);
+pub(crate) struct Layer<'a>(pub &'a Root);
 
 impl Layer<'_> {
     /// The file that is `path` in the container, which is where the overlay is mounted as the root.

@@ -1,17 +1,18 @@
 //! A filesystem's names and inodes, as they are at one moment, or nearly so where it is in use.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Statx, StatxFlags, openat2, readlinkat, statx};
-use rustix::io::Errno;
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 use super::CopyError;
 use super::op::{Kind, Name, Time};
 use super::suspects::Device;
+use crate::Root;
 use crate::error::DEPTH_LIMIT;
 
 /// Longest path that the kernel takes in one call, with some room.
@@ -51,6 +52,48 @@ impl Node {
 /// A name in a directory.
 pub(crate) type Entry = (u64, Vec<u8>);
 
+/// What is known from an earlier look.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Before<'a> {
+    pub tree: &'a Tree,
+    /// Inodes whose ctime was too young to be believed then.
+    pub doubted: &'a HashSet<u64>,
+}
+
+impl Before<'_> {
+    /// The names in a directory, if they cannot have changed: whoever makes or removes one changes the directory's ctime.
+    fn names(&self, now: &Node, ino: u64) -> Option<Vec<Vec<u8>>> {
+        let was = self.tree.nodes.get(&ino)?;
+        if was.kind != Kind::Directory || was.content_differs(now) || self.doubted.contains(&ino) {
+            return None;
+        }
+        let first = (ino, Vec::new());
+        let names = self.tree.names.range(first..).take_while(|((directory, _), _)| *directory == ino);
+        Some(names.map(|((_, name), _)| name.clone()).collect())
+    }
+}
+
+/// How a tree is looked at.
+struct Walk<'a> {
+    root: &'a Root,
+    before: Option<&'a Before<'a>>,
+}
+
+/// The names in an open directory.
+fn listed(directory: OwnedFd) -> rustix::io::Result<(OwnedFd, Vec<Vec<u8>>)> {
+    // Not `Dir::read_from`, which opens the directory again.
+    let copy = fcntl_dupfd_cloexec(&directory, 0)?;
+    let mut names = Vec::new();
+    for entry in Dir::new(copy)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if !matches!(name, b"." | b"..") {
+            names.push(name.to_vec());
+        }
+    }
+    Ok((directory, names))
+}
+
 /// All of it.
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
@@ -78,7 +121,12 @@ pub(crate) fn open_beneath(
     path: impl rustix::path::Arg,
     flags: OFlags,
 ) -> rustix::io::Result<OwnedFd> {
-    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    // openat2(2) takes nothing else with O_PATH.
+    let never_waits = match flags.contains(OFlags::PATH) {
+        true => OFlags::empty(),
+        false => OFlags::NONBLOCK | OFlags::NOCTTY,
+    };
+    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | never_waits;
     let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
     openat2(root, path, flags, Mode::empty(), within)
 }
@@ -86,44 +134,63 @@ pub(crate) fn open_beneath(
 impl Tree {
     /// Looks at everything below `root`, the root of a filesystem's clone, on which nothing is mounted. `point` is for messages.
     /// Entries that come, go or move meanwhile may be missed; a later look finds them.
-    pub fn read(root: &OwnedFd, point: &Path, limit: usize) -> Result<Self, CopyError> {
+    pub fn read(root: &Root, point: &Path, limit: usize) -> Result<Self, CopyError> {
+        Self::read_again(root, point, limit, None)
+    }
+
+    /// The same, where some is known from before: a directory that has not changed since is not opened.
+    pub fn read_again(root: &Root, point: &Path, limit: usize, before: Option<&Before<'_>>) -> Result<Self, CopyError> {
         let mut tree = Self { limit, ..Self::default() };
         let stat = look(root, b"").map_err(|e| CopyError::refused("look at", point, e))?;
         tree.root = stat.stx_ino;
         tree.device = (stat.stx_dev_major, stat.stx_dev_minor);
         tree.nodes.insert(tree.root, node(&stat, Kind::Directory, (0, Vec::new())));
-        let directory = open_beneath(root, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOATIME)
-            .map_err(|e| CopyError::refused("open", point, e))?;
         let mut at = point.to_owned();
-        tree.descend(&directory, stat.stx_ino, &mut at, 0)?;
+        tree.descend(&Walk { root, before }, root.as_fd(), (b".", stat.stx_ino), &mut at, 0)?;
         Ok(tree)
     }
 
-    fn descend(&mut self, directory: &OwnedFd, ino: u64, at: &mut PathBuf, depth: usize) -> Result<(), CopyError> {
+    /// Looks at what is in the directory `name` of `parent`, whose number is `ino` and which is called `at`.
+    fn descend(
+        &mut self,
+        walk: &Walk<'_>,
+        parent: BorrowedFd<'_>,
+        (name, ino): (&[u8], u64),
+        at: &mut PathBuf,
+        depth: usize,
+    ) -> Result<(), CopyError> {
         let too_much = |what: String| CopyError::TooMuch { point: at.clone(), what };
         if depth == DEPTH_LIMIT || at.as_os_str().len() > PATH_LIMIT {
             return Err(too_much(format!("is nested deeper than {DEPTH_LIMIT} levels or {PATH_LIMIT} bytes")));
         }
-        let entries = Dir::read_from(directory).map_err(|e| CopyError::refused("read the directory", at, e))?;
+        let known = walk.before.and_then(|before| before.names(&self.nodes[&ino], ino));
+        let opened = match known {
+            Some(_) => open_beneath(parent, name, OFlags::PATH | OFlags::DIRECTORY),
+            None => walk.root.open_in(parent, name, OFlags::DIRECTORY),
+        };
+        let directory = match opened {
+            Ok(directory) => directory,
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) if depth > 0 => return Ok(()),
+            Err(e) => return Err(CopyError::refused("open", at, e)),
+        };
+        let (directory, names) = match known {
+            Some(names) => (directory, names),
+            None => listed(directory).map_err(|e| CopyError::refused("read the directory", at, e))?,
+        };
         let mut below = Vec::new();
-        for entry in entries {
-            let entry = entry.map_err(|e| CopyError::refused("read the directory", at, e))?;
-            let name = entry.file_name().to_bytes();
-            if matches!(name, b"." | b"..") {
-                continue;
-            }
-            let stat = match look(directory, name) {
+        for name in names {
+            let stat = match look(&directory, &name) {
                 Ok(stat) => stat,
                 Err(Errno::NOENT) => continue,
-                Err(e) => return Err(CopyError::refused("look at", &at.join(OsStr::from_bytes(name)), e)),
+                Err(e) => return Err(CopyError::refused("look at", &at.join(OsStr::from_bytes(&name)), e)),
             };
             if (stat.stx_dev_major, stat.stx_dev_minor) != self.device {
-                return Err(CopyError::Unfit { path: at.join(OsStr::from_bytes(name)), why: SUBVOLUME });
+                return Err(CopyError::Unfit { path: at.join(OsStr::from_bytes(&name)), why: SUBVOLUME });
             }
-            let kind = match kind(directory, name, &stat) {
+            let kind = match kind(&directory, &name, &stat) {
                 Ok(kind) => kind,
                 Err(Errno::NOENT | Errno::INVAL) => continue,
-                Err(e) => return Err(CopyError::refused("read", &at.join(OsStr::from_bytes(name)), e)),
+                Err(e) => return Err(CopyError::refused("read", &at.join(OsStr::from_bytes(&name)), e)),
             };
             let number = stat.stx_ino;
             let is_directory = kind == Kind::Directory;
@@ -131,7 +198,7 @@ impl Tree {
                 // It was moved meanwhile, and has been seen where it was.
                 continue;
             }
-            let entry = (ino, name.to_vec());
+            let entry = (ino, name);
             self.nodes.entry(number).or_insert_with(|| {
                 self.bytes += stat.stx_blocks * 512;
                 node(&stat, kind, entry.clone())
@@ -149,16 +216,9 @@ impl Tree {
             }
         }
         for (name, number) in below {
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOATIME;
-            match open_beneath(directory, name.as_slice(), flags) {
-                Ok(child) => {
-                    at.push(OsStr::from_bytes(&name));
-                    self.descend(&child, number, at, depth + 1)?;
-                    at.pop();
-                }
-                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
-                Err(e) => return Err(CopyError::refused("open", &at.join(OsStr::from_bytes(&name)), e)),
-            }
+            at.push(OsStr::from_bytes(&name));
+            self.descend(walk, directory.as_fd(), (&name, number), at, depth + 1)?;
+            at.pop();
         }
         Ok(())
     }
@@ -201,7 +261,7 @@ fn node(stat: &Statx, kind: Kind, first: Entry) -> Node {
     }
 }
 
-fn kind(directory: &OwnedFd, name: &[u8], stat: &Statx) -> rustix::io::Result<Kind> {
+fn kind(directory: impl AsFd, name: &[u8], stat: &Statx) -> rustix::io::Result<Kind> {
     let (major, minor) = (stat.stx_rdev_major, stat.stx_rdev_minor);
     Ok(match FileType::from_raw_mode(stat.stx_mode.into()) {
         FileType::Directory => Kind::Directory,

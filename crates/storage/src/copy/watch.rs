@@ -85,7 +85,7 @@ impl Shared {
 
 impl Watch {
     /// Watches the filesystem that `directory` is on.
-    pub fn start(directory: &OwnedFd) -> io::Result<Self> {
+    pub fn start(directory: impl AsFd) -> io::Result<Self> {
         let flags = InitFlags::FAN_CLASS_NOTIF
             | InitFlags::from_bits_retain(FAN_REPORT_FID)
             | InitFlags::FAN_UNLIMITED_QUEUE
@@ -101,7 +101,7 @@ impl Watch {
             | MaskFlags::FAN_MOVED_TO
             | MaskFlags::FAN_ONDIR;
         let mark = MarkFlags::FAN_MARK_ADD | MarkFlags::FAN_MARK_FILESYSTEM;
-        group.mark(mark, mask, directory, None::<&std::path::Path>)?;
+        group.mark(mark, mask, directory, Some("."))?;
         let shared = Arc::new(Shared { group, events: Mutex::default() });
         let (stopped, stop) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)?;
         let at_work = Arc::clone(&shared);

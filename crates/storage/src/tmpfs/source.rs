@@ -2,18 +2,17 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use nix::sched::{CloneFlags, setns, unshare};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
-use rustix::mount::{OpenTreeFlags, open_tree};
 use tranship_sys::mapping_log::{Mapped, MappingLog};
 
 use super::MAX_FILES;
 use super::find::{TmpfsMount, candidates, table};
-use crate::copy::{Calls, CopyError, Device, Moved, Original, Place, Sink, Use, look, look_for_suspects, open_beneath};
+use crate::Root;
+use crate::copy::{Calls, CopyError, Device, Moved, Original, Place, Sink, Use, look, look_for_suspects};
 
 /// Bytes in all mounts from which on it pays to know what calls write, rather than to compare what was written.
 const WORTH_FOLLOWING: u64 = 16 << 20;
@@ -175,7 +174,7 @@ impl Source {
     }
 }
 
-fn original(root: OwnedFd, mount: &TmpfsMount) -> Result<Original, String> {
+fn original(root: Root, mount: &TmpfsMount) -> Result<Original, String> {
     Original::in_memory(Place { root, point: PathBuf::from(&mount.point), limit: MAX_FILES })
 }
 
@@ -192,10 +191,10 @@ fn has_other_mounts(pid: u32, init: u32) -> bool {
 
 /// Clones each mount without what is mounted on it, so that also what lies below other mounts is seen. This takes a thread that
 /// is in the container's mount namespace.
-fn clone_roots(init: u32, found: &[TmpfsMount]) -> Result<Vec<Result<OwnedFd, String>>, String> {
+fn clone_roots(init: u32, found: &[TmpfsMount]) -> Result<Vec<Result<Root, String>>, String> {
     let namespace =
         File::open(format!("/proc/{init}/ns/mnt")).map_err(|e| format!("its namespace cannot be opened: {e}"))?;
-    let enter = || -> Result<Vec<Result<OwnedFd, String>>, String> {
+    let enter = || -> Result<Vec<Result<Root, String>>, String> {
         unshare(CloneFlags::CLONE_FS)
             .and_then(|()| setns(&namespace, CloneFlags::CLONE_NEWNS))
             .map_err(|e| format!("its namespace cannot be entered: {e}"))?;
@@ -210,15 +209,12 @@ fn clone_roots(init: u32, found: &[TmpfsMount]) -> Result<Vec<Result<OwnedFd, St
     })
 }
 
-fn clone_root(mount: &TmpfsMount) -> rustix::io::Result<OwnedFd> {
+fn clone_root(mount: &TmpfsMount) -> rustix::io::Result<Root> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let seen = openat2(CWD, mount.point.as_str(), flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)?;
     if look(&seen, b"")?.stx_mnt_id != mount.id {
         // Something else is mounted over it.
         return Err(rustix::io::Errno::STALE);
     }
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
-    let clone = open_tree(&seen, "", flags)?;
-    // Holds the clone for as long as it is open.
-    open_beneath(&clone, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOATIME)
+    Root::clone_of(seen)
 }
