@@ -12,7 +12,7 @@ use tranship_types::{Blocker, BlockerKind, EngineName, MoveOptions};
 use tranship_wire::message::Offer;
 
 use crate::node::Node;
-use crate::{trees, uncarried};
+use crate::{neighbours, trees, uncarried};
 
 /// Links that carry pages. Two keep both ends' encryption busy; more bring nothing on one flow's worth of cores.
 pub const STREAMS: u8 = 2;
@@ -26,6 +26,8 @@ pub struct Inspection {
     /// What the move would lose, as the user allowed it.
     pub allowed: Vec<Blocker>,
     pub findings: preflight::Findings,
+    /// The container's namespaces, for a last look at who else is in them.
+    pub namespaces: preflight::Namespaces,
 }
 
 fn blocked(blocker: Blocker) -> Failure {
@@ -79,13 +81,22 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
         Some(other) => (other, engine.parameters_for(other, &container).map_err(all_blocked)?),
         None => (engine.name(), container.parameters.clone()),
     };
+    let namespaces = neighbours::namespaces(&container);
+    // They come first, as the cause of others: of a connection to a neighbour, of a group that it has joined.
+    let mut blockers = neighbours::obstacles(node, &container, &namespaces, preflight::Depth::Threads);
+    let of_engine = engine.obstacles(&container);
+    // Else the engine knows by which option it is.
+    if of_engine.is_empty() {
+        blockers.extend(neighbours::of_node(&container, &namespaces));
+    }
     let mut findings = preflight::inspect(&subject).map_err(|e| Failure::new(e.to_string()))?;
-    let mut blockers = findings.blockers.clone();
-    blockers.extend(engine.obstacles(&container));
+    blockers.extend(findings.blockers.iter().cloned());
+    blockers.extend(of_engine);
     blockers.extend(subject.pids.iter().filter_map(|pid| unreadable_memory(*pid)));
     findings.notes.extend(engine.remarks(&container));
 
-    let network = match container.network_namespace() {
+    let own_network = container.network_namespace().filter(|_| !namespaces.is_node_s("net"));
+    let network = match own_network {
         Some(path) => {
             let captured = uncarried::obstacles(&container, &path).and_then(|obstacles| {
                 let mut identity = tranship_network::capture(&path)?;
@@ -112,16 +123,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
                 }
             }
         }
-        None => {
-            if !container.has_namespace("network") {
-                blockers.push(Blocker::new(
-                    BlockerKind::Network,
-                    format!("container {name} uses the network of its node, which cannot move with it"),
-                    "give it a network namespace of its own",
-                ));
-            }
-            None
-        }
+        None => None,
     };
     // An image is the same wherever its digest is.
     let rootfs = match engine.makes_root() {
@@ -164,7 +166,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
     };
     blockers.extend(crate::tmpfs::left_behind(&container, &offer));
     let (blockers, allowed) = options.allow.part(blockers);
-    Ok(Inspection { container, offer, blockers, allowed, findings })
+    Ok(Inspection { container, offer, blockers, allowed, findings, namespaces })
 }
 
 /// Memory of a process that cannot be read, and so cannot be sent.

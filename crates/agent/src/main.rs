@@ -19,6 +19,7 @@ mod images;
 mod inspection;
 mod layout;
 mod moves;
+mod neighbours;
 mod netavark;
 mod node;
 mod options;

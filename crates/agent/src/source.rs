@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tranship_coordinator::{Failure, Fault, Retry, SourcePort, SourceStep};
+use tranship_criu::preflight::{Depth, Namespaces};
 use tranship_criu::smaps::Smaps;
 use tranship_engine::{Container, Engine};
 use tranship_memory::compress::Tally;
@@ -45,6 +46,7 @@ use push::{Demand, Push};
 use crate::groups::Turn;
 use crate::inspection;
 use crate::layout::{Front, Layout, Role};
+use crate::neighbours;
 use crate::node::{self, Node, failed};
 use crate::options;
 use crate::registry::LiveReport;
@@ -76,6 +78,8 @@ pub struct SourceRun {
     poised: bool,
     layout: Layout,
     inspection: Option<(Container, Offer)>,
+    /// The container's namespaces.
+    namespaces: Namespaces,
     control: Option<Connection>,
     streams: Vec<Stream<Connection>>,
     /// What of their pages did not travel as it is.
@@ -163,6 +167,7 @@ impl SourceRun {
             turn,
             poised: false,
             inspection: None,
+            namespaces: Namespaces::default(),
             control: None,
             streams: Vec::new(),
             tally: Arc::default(),
@@ -251,6 +256,7 @@ impl SourceRun {
             return Err(failure);
         }
         self.inspection = Some((found.container, found.offer));
+        self.namespaces = found.namespaces;
         Ok(())
     }
 
@@ -320,7 +326,14 @@ impl SourceRun {
     }
 
     fn freeze(&mut self) -> Result<(), Failure> {
+        let (node, namespaces, container) =
+            (Arc::clone(&self.node), self.namespaces.clone(), self.inspected()?.0.clone());
+        // Beside what is waited for anyway.
+        let joined =
+            std::thread::spawn(move || neighbours::obstacles(&node, &container, &namespaces, Depth::Processes));
         self.let_closed_connections_finish();
+        let joined = joined.join().map_err(|_| failed("the node's processes could not be looked at"))?;
+        Failure::blocked(joined).map_or(Ok(()), Err)?;
         let drained = self.let_backlog_drain();
         let freezer = self.inspected()?.0.freezer.clone();
         self.unthrottle()?;

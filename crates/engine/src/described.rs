@@ -80,6 +80,45 @@ pub(crate) fn tree_directory(
     here.map(|here| here.path).ok_or_else(|| not_made(engine, name, why()))
 }
 
+/// What of a container others use by a mode of theirs (`container:ID`).
+const MODES: [(&str, &str); 5] = [
+    ("NetworkMode", "network"),
+    ("PidMode", "PID namespace"),
+    ("IpcMode", "IPC namespace"),
+    ("UTSMode", "UTS namespace"),
+    ("UsernsMode", "user namespace"),
+];
+
+/// Containers that the engine would have to start again from this one, which leaves: those among `others`, as it describes them, that use
+/// its namespaces and do not run (those that run are found by their processes), take their volumes from it, or are made to depend on it.
+pub(crate) fn dependants<'a>(container: &Container, others: impl IntoIterator<Item = &'a Value>) -> Vec<Blocker> {
+    let (id, name) = (container.id.as_str(), container.name.as_str());
+    let is_it = |word: &str| word == name || (word.len() >= 12 && id.starts_with(word));
+    let mut found = Vec::new();
+    for other in others.into_iter().filter(|other| other["Id"] != id) {
+        let (host, runs) = (&other["HostConfig"], other["State"]["Running"] == true);
+        let joined = |mode: &Value| mode.as_str().and_then(|mode| mode.strip_prefix("container:")).is_some_and(is_it);
+        let mode = MODES.iter().find(|(key, _)| joined(&host[key])).map(|(_, what)| *what);
+        let any = |list: &Value| {
+            let words = list.as_array().into_iter().flatten().filter_map(Value::as_str);
+            words.into_iter().any(|word| is_it(word.split(':').next().unwrap_or_default()))
+        };
+        let uses = match mode {
+            _ if any(&host["VolumesFrom"]) => format!("takes its volumes from container {name}"),
+            Some(_) if runs => continue,
+            Some(what) => {
+                format!("does not run, and uses the {what} of container {name}, without which it cannot start")
+            }
+            None if any(&other["Dependencies"]) => format!("depends on container {name}"),
+            None => continue,
+        };
+        let other = other["Name"].as_str().unwrap_or_default().trim_start_matches('/');
+        let remedy = format!("remove container {other} first, or make it without that");
+        found.push(Blocker::new(BlockerKind::Engine, format!("container {other} {uses}"), remedy));
+    }
+    found
+}
+
 /// The error of a container that an engine could not make.
 pub(crate) fn not_made(engine: &'static str, name: &str, why: impl Into<String>) -> EngineError {
     EngineError::Refused { engine, what: "make", name: name.to_owned(), why: why.into() }
@@ -234,5 +273,34 @@ mod tests {
     fn a_name_cannot_leave_its_part_of_the_path() {
         assert!(is_plain("redis") && is_plain("registry:5000/a/b@sha256:0f"));
         assert!(!is_plain("a?b") && !is_plain("../x") && !is_plain("a b") && !is_plain(""));
+    }
+
+    #[test]
+    fn containers_that_cannot_do_without_one_are_named() {
+        let id = "a9dd338bbeec8892";
+        let container = Container { name: "web".into(), id: id.into(), ..Container::at_rest(id, State::Running) };
+        let other = |name: &str, runs: bool, host: Value| json!({"Id": name, "Name": format!("/{name}"), "State": {"Running": runs}, "HostConfig": host});
+        let mode = |key: &str, of: &str| json!({key: format!("container:{of}")});
+        let mut required = other("tail", true, json!({}));
+        required["Dependencies"] = json!([id]);
+        let mut itself = other("web", false, mode("PidMode", id));
+        itself["Id"] = id.into();
+        let all = [
+            other("one", false, mode("NetworkMode", id)),
+            other("two", false, mode("IpcMode", "web")),
+            other("three", false, mode("PidMode", "a9dd338bbeec")),
+            other("four", true, json!({"VolumesFrom": ["web:ro"]})),
+            required,
+            // Those that run are found by their processes.
+            other("five", true, mode("NetworkMode", id)),
+            other("six", false, mode("NetworkMode", "webs")),
+            other("seven", false, json!({"NetworkMode": "web", "PidMode": ""})),
+            itself,
+        ];
+        let found: Vec<String> = dependants(&container, &all).iter().map(ToString::to_string).collect();
+        let words =
+            ["one does not run, and uses the network", "two does not", "three does not", "four takes", "tail depends"];
+        assert_eq!(found.len(), words.len(), "{found:#?}");
+        assert!(found.iter().zip(words).all(|(said, words)| said.contains(words)), "{found:#?}");
     }
 }

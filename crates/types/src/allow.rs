@@ -22,6 +22,14 @@ pub const ALLOWABLE: &[Allowable] = &[
         meaning: "threads with SCHED_DEADLINE lose their runtime, deadline and period",
     },
     Allowable { name: "eventfd-semaphore", meaning: "eventfds made with EFD_SEMAPHORE count as ordinary ones" },
+    Allowable {
+        name: "node-host-name",
+        meaning: "a container in the UTS namespace of its node gets another host name",
+    },
+    Allowable {
+        name: "node-ipc",
+        meaning: "a container in the IPC namespace of its node loses the SysV objects there",
+    },
 ];
 
 /// The kinds that a user allows a move to lose. As JSON, a list of names.

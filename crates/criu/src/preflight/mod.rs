@@ -11,6 +11,7 @@ mod diag;
 mod files;
 mod mappings;
 mod mounts;
+mod neighbours;
 mod processes;
 mod procfs;
 mod sockets;
@@ -24,6 +25,7 @@ use std::time::{Duration, Instant};
 use tranship_types::Blocker;
 
 use container::Container;
+pub use neighbours::{Depth, Namespaces, Neighbour};
 
 /// How long a state that usually passes (a task in uninterruptible sleep, data in a queue that CRIU cannot carry) may
 /// last before it counts as a blocker.

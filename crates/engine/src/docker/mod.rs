@@ -258,7 +258,7 @@ impl Docker {
         Ok(rows.as_array().into_iter().flatten().filter_map(name).collect())
     }
 
-    /// Whoever else uses the container's volumes, and stays behind; and a storage that has no layers of their own.
+    /// Whoever else uses the container's volumes or namespaces, and stays behind; and a storage that has no layers of their own.
     fn hindrances(&self, container: &Container, parameters: &Parameters) -> Result<Vec<Blocker>, EngineError> {
         let mut found = Vec::new();
         let mut add = |cause: String, remedy: &str| found.push(Blocker::new(BlockerKind::Mount, cause, remedy));
@@ -275,7 +275,16 @@ impl Docker {
             let cause = format!("Docker keeps no directory of what container {} writes over its image", container.name);
             add(cause, "have Docker use the storage driver overlay2");
         }
+        found.extend(described::dependants(container, &self.all_described()?));
         Ok(found)
+    }
+
+    /// Docker's descriptions of all containers.
+    fn all_described(&self) -> Result<Vec<Value>, EngineError> {
+        let rows = self.get("/containers/json?all=1")?.unwrap_or_default();
+        let ids = rows.as_array().into_iter().flatten().filter_map(|row| row["Id"].as_str());
+        // One that has gone meanwhile has none.
+        ids.filter_map(|id| self.get(&format!("/containers/{id}/json")).transpose()).collect()
     }
 
     /// Puts what Docker and runc know of a container together.

@@ -180,6 +180,44 @@ impl Podman {
         })
     }
 
+    /// Podman's descriptions of all containers but those whose restore is under way.
+    pub(super) fn all_described(&self) -> Result<Vec<Value>, EngineError> {
+        let mut found = Vec::new();
+        for rows in self.rows()? {
+            let ids: Vec<&str> = rows.as_array().into_iter().flatten().filter_map(|row| row["Id"].as_str()).collect();
+            if ids.is_empty() {
+                continue;
+            }
+            let arguments = [&["container", "inspect"], ids.as_slice()].concat();
+            let described = match self.json(&arguments, "show the containers", "") {
+                // One of them has gone meanwhile.
+                Err(error) if is_unknown(&error) => {
+                    let one = |id: &&str| self.json(&["container", "inspect", id], "show", id).ok();
+                    ids.iter().filter_map(one).filter_map(|mut one| Some(one.get_mut(0)?.take())).collect()
+                }
+                other => other?.as_array().cloned().unwrap_or_default(),
+            };
+            found.extend(described);
+        }
+        Ok(found)
+    }
+
+    /// Podman's lists of its containers, but for those whose restore is under way: while one is, it is locked.
+    pub(super) fn rows(&self) -> Result<Vec<Value>, EngineError> {
+        let arriving = Self::arriving();
+        let ids: Vec<&str> = arriving.iter().filter_map(|container| container["Id"].as_str()).collect();
+        // Those that are older than the first that is locked, those between it and the next …
+        let between = |after: usize| {
+            let bound = |word: &str, id: Option<&&str>| id.map(|id| format!("--filter={word}={id}"));
+            let before = bound("before", ids.get(after));
+            let since = bound("since", after.checked_sub(1).and_then(|at| ids.get(at)));
+            let mut arguments: Vec<String> = ["ps", "--all", "--no-trunc", "--format=json"].map(str::to_owned).to_vec();
+            arguments.extend(since.into_iter().chain(before));
+            self.json(&arguments, "list containers in", "")
+        };
+        (0..=ids.len()).map(between).collect()
+    }
+
     /// A network as Podman describes it; null if there is none of this name.
     pub(super) fn network(&self, name: &str) -> Value {
         let found = self.json(&["network", "inspect", name], "show the network", name);

@@ -271,16 +271,8 @@ impl Engine for Podman {
 
     fn list(&self) -> Result<Vec<Summary>, EngineError> {
         let arriving = Self::arriving();
-        let ids: Vec<&str> = arriving.iter().filter_map(|container| container["Id"].as_str()).collect();
         let mut found = Vec::new();
-        // Those that are older than the first that is locked, those between it and the next …
-        for after in 0..=ids.len() {
-            let bound = |word: &str, id: Option<&&str>| id.map(|id| format!("--filter={word}={id}"));
-            let before = bound("before", ids.get(after));
-            let since = bound("since", after.checked_sub(1).and_then(|at| ids.get(at)));
-            let mut arguments: Vec<String> = ["ps", "--all", "--no-trunc", "--format=json"].map(str::to_owned).to_vec();
-            arguments.extend(since.into_iter().chain(before));
-            let rows = self.json(&arguments, "list containers in", "")?;
+        for rows in self.rows()? {
             found.extend(rows.as_array().into_iter().flatten().filter_map(|row| {
                 let state = match row["State"].as_str()? {
                     "created" | "configured" | "initialized" => State::Created,
@@ -311,6 +303,7 @@ impl Engine for Podman {
             described::parameters::<Parameters>(&container.name, &container.parameters).and_then(|parameters| {
                 let mut found = parameters.obstacles(&container.name);
                 found.extend(self.sharers(container, &parameters)?);
+                found.extend(described::dependants(container, &self.all_described()?));
                 Ok(found)
             });
         described::or_mend(found)
