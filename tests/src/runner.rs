@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use libtest_mimic::{Arguments, Completion, Trial};
-use tranship_lab::{Lab, Snapshot, UpOptions, find_program};
+use tranship_lab::{Lab, Snapshot, UpOptions, find_program, patience};
 
 /// How long to wait for another test's lab on this machine to be taken down.
 const LAB_PATIENCE: Duration = Duration::from_secs(600);
@@ -207,18 +207,20 @@ fn hindrance() -> Option<String> {
     PROGRAMS.iter().find_map(|name| find_program(name).err()).map(|e| e.to_string())
 }
 
-/// Waits until `probe` finds something, looking every 10 ms, at most for `limit`; `what` completes "waited for …".
+/// Waits until `probe` finds something, looking every 10 ms, at most for `limit`, and [longer](patience) on a busy machine;
+/// `what` completes "waited for …".
 ///
 /// # Errors
 /// If it does not in time, or the probe fails.
 pub fn wait_until<T>(what: &str, limit: Duration, mut probe: impl FnMut() -> Result<Option<T>>) -> Result<T> {
-    let deadline = Instant::now() + limit;
+    let begun = Instant::now();
     loop {
         if let Some(found) = probe().with_context(|| format!("while waiting for {what}"))? {
             return Ok(found);
         }
-        if Instant::now() >= deadline {
-            bail!("waited for {what} for {} s", limit.as_secs());
+        let waited = begun.elapsed();
+        if waited >= limit && waited >= patience(limit) {
+            bail!("waited for {what} for {} s", waited.as_secs());
         }
         std::thread::sleep(Duration::from_millis(10));
     }

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::error::{LabError, Result};
 use crate::lab::Lab;
-use crate::process::{Process, arguments, namespace, pids, wait_for};
+use crate::process::{Process, arguments, namespace, patience, pids, wait_for};
 use crate::program;
 use crate::state::{DIRECTORY, Node};
 
@@ -118,7 +118,7 @@ impl Lab {
             // An agent that was seen and is gone has given up, and so has one that nobody saw for long: a busy machine takes its
             // time to start one.
             let gave_up = seen && !runs;
-            seen |= runs || begin.elapsed() > UNSEEN;
+            seen |= runs || begin.elapsed() > patience(UNSEEN);
             if gave_up { Some(false) } else { answers(&socket).then_some(true) }
         });
         if answered == Some(true) {

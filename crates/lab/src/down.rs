@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use crate::cgroup;
 use crate::error::{LabError, Result};
 use crate::lab::LOCK_LIMIT;
-use crate::process::{NAMESPACES, Process, arguments, depth, describe, inhabitants, namespace, pids, wait_for};
+use crate::process::{
+    NAMESPACES, Process, arguments, depth, describe, inhabitants, namespace, patience, pids, wait_for,
+};
 use crate::state::{DIRECTORY, Lock, State};
 
 /// How long the kernel may take to end a node while nothing changes in it.
@@ -67,7 +69,7 @@ pub fn take_down() -> Result<bool> {
     let inside = inhabitants(&spaces);
     // With process 1 of a pid namespace the kernel kills all others in it, and ends it when they are gone and reaped.
     inits.iter().for_each(|init| init.kill());
-    leftovers.extend(await_end(&inits, &inside));
+    leftovers.extend(await_end(&inits, &inside, &spaces));
     if wait_for(NODE_LIMIT, || cgroup::remove().is_empty().then_some(())).is_none() {
         leftovers.extend(cgroup::remove().iter().map(|c| format!("cgroup {} is busy", c.display())));
     }
@@ -88,8 +90,7 @@ pub fn take_down() -> Result<bool> {
 }
 
 /// Waits until the nodes have ended, and all that was in their namespaces; returns what stays.
-fn await_end(inits: &[Process], inside: &[Process]) -> Vec<String> {
-    let spaces: BTreeSet<_> = inits.iter().filter_map(|init| namespace(init.pid, "pid")).collect();
+fn await_end(inits: &[Process], inside: &[Process], spaces: &BTreeSet<String>) -> Vec<String> {
     let begun = Instant::now();
     let (mut left, mut changed) = (usize::MAX, begun);
     loop {
@@ -102,13 +103,13 @@ fn await_end(inits: &[Process], inside: &[Process]) -> Vec<String> {
         // A process that was started from outside (nsenter) stays until its parent has reaped it, which a stopped one does not:
         // whoever inherits the process does.
         if changed.elapsed() > UNREAPED {
-            alive.iter().filter(|process| process.pid_space_is_none_of(&spaces)).for_each(|process| process.kill());
+            alive.iter().filter(|process| process.pid_space_is_none_of(spaces)).for_each(|process| process.kill());
         }
         let now = alive.len();
         if now < left {
             (left, changed) = (now, Instant::now());
         }
-        if changed.elapsed() > NODE_LIMIT || begun.elapsed() > NODES_LIMIT {
+        if changed.elapsed() > patience(NODE_LIMIT) || begun.elapsed() > NODES_LIMIT {
             break;
         }
         std::thread::sleep(Duration::from_millis(4));

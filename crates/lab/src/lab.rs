@@ -11,7 +11,7 @@ use nix::sched::{CloneFlags, setns};
 use crate::amount::Rate;
 use crate::down::take_down;
 use crate::error::{LabError, Result};
-use crate::process::{Process, wait_for};
+use crate::process::{Process, patience, wait_for};
 use crate::spec::network_namespace;
 use crate::state::{BIN, DIRECTORY, Lock, Node, ROOTFS, STAGE, SWITCH, State};
 use crate::{agent, cgroup, program, rootfs, switch};
@@ -192,7 +192,7 @@ impl Lab {
     /// # Errors
     /// If there is no such node, or the command cannot be started, or has not ended after three minutes; not if it fails.
     pub fn exec<S: AsRef<std::ffi::OsStr>>(&self, node: &str, arguments: &[S]) -> Result<Output> {
-        program::output_within(COMMAND_LIMIT, &mut self.command(node, arguments)?)
+        program::output_within(patience(COMMAND_LIMIT), &mut self.command(node, arguments)?)
     }
 
     /// The same, taking a failure for an error, and returning what the command printed.

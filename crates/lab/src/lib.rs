@@ -58,6 +58,7 @@ pub use down::{take_down, take_down_own};
 pub use error::{LabError, Result};
 pub use hold::hold;
 pub use lab::{Lab, UpOptions};
+pub use process::patience;
 pub use program::{find_program, program_directory};
 pub use redis::{REDIS_PORT, Redis, redis_command};
 pub use snapshot::Snapshot;

@@ -4,6 +4,8 @@ use std::net::Ipv4Addr;
 use std::process::Command;
 use std::time::Duration;
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use tranship_lab::{CLIENT, CounterClient, Lab, LabError, REDIS_PORT, Redis, RunOptions, UpOptions, redis_command};
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 10);
@@ -68,6 +70,16 @@ fn a_lab_runs_containers_measures_gaps_and_leaves_nothing() {
     assert!(!counter.stop().unwrap().same_connection);
     assert!(refusal(lab.stop("a", "redis")).contains("it has none"));
     assert!(lab.exec(CLIENT, &["true"]).unwrap().status.success());
+
+    // The kernel ends a node when all of its processes have been reaped: here the parent of one, outside of it, is stopped.
+    let mut parent = lab.spawn("a", &["sleep", "1000"]).unwrap();
+    let pid = parent.id();
+    let children = format!("/proc/{pid}/task/{pid}/children");
+    while std::fs::read_to_string(&children).unwrap().is_empty() {
+        std::thread::yield_now();
+    }
+    kill(Pid::from_raw(pid.try_into().unwrap()), Signal::SIGSTOP).unwrap();
     lab.down().unwrap();
     assert!(!std::path::Path::new("/run/tranship-lab").exists());
+    parent.wait().unwrap();
 }

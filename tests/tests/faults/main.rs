@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 use tranship_e2e::{
     DOCKER, Log, MODES, Managed, Moving, Scenario, Stage, is_gone, restart_agent, scenarios, wait_until,
 };
-use tranship_lab::{Lab, UpOptions};
+use tranship_lab::{Lab, UpOptions, patience};
 use tranship_types::Side;
 
 use cases::Case;
@@ -123,7 +123,8 @@ fn inject(lab: &Lab, play: &mut Play, case: &Case) -> Result<()> {
 fn await_death(agent: u32, moving: &mut Moving) -> Result<()> {
     let mut after_end = None;
     while !is_gone(agent) {
-        if !moving.goes_on()? && after_end.get_or_insert_with(Instant::now).elapsed() > Duration::from_secs(5) {
+        if !moving.goes_on()? && after_end.get_or_insert_with(Instant::now).elapsed() > patience(Duration::from_secs(5))
+        {
             bail!("the agent, pid {agent}, did not die");
         }
         std::thread::sleep(Duration::from_millis(5));

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{LabError, Result};
 use crate::lab::Lab;
+use crate::process::patience;
 use crate::state::CLIENT;
 pub use worker::count;
 
@@ -168,10 +169,10 @@ impl CounterClient {
     /// Waits until `more` further replies have come, so that a gap that is not over is seen whole.
     ///
     /// # Errors
-    /// If they do not come within `limit`, or the counter has ended with an error.
+    /// If they do not come within `limit` (later on a [busy machine](crate::patience)), or the counter has ended with an error.
     pub fn wait_replies(&mut self, more: u64, limit: Duration) -> Result<CounterReport> {
         let begin = self.report()?;
-        let deadline = Instant::now() + limit;
+        let begun = Instant::now();
         loop {
             let report = self.report()?;
             if let Some(error) = &report.error {
@@ -180,10 +181,11 @@ impl CounterClient {
             if report.total.replies >= begin.total.replies + more {
                 return Ok(report);
             }
-            if Instant::now() >= deadline {
+            let waited = begun.elapsed();
+            if waited >= limit && waited >= patience(limit) {
                 return Err(LabError::Deadline {
                     what: format!("the counter did not get {more} further replies"),
-                    seconds: limit.as_secs(),
+                    seconds: waited.as_secs(),
                     detail: format!("; it has been waiting for {:.0} ms", report.waiting_ms),
                 });
             }
@@ -196,7 +198,7 @@ impl CounterClient {
         line.push(b'\n');
         let written = self.stdin.write_all(&line).and_then(|()| self.stdin.flush());
         written.map_err(LabError::file("write to", "the counter's stdin"))?;
-        self.answers.recv_timeout(ANSWER_LIMIT).map_err(|e| match e {
+        self.answers.recv_timeout(patience(ANSWER_LIMIT)).map_err(|e| match e {
             RecvTimeoutError::Timeout => LabError::Deadline {
                 what: "the counter did not answer".into(),
                 seconds: ANSWER_LIMIT.as_secs(),
