@@ -27,7 +27,7 @@
 //!   ([`crate::siblings`]).
 //!
 //! **If the tracer dies**, the kernel lets the thread go on with the registers that it has. While they are its own nothing is lost but
-//! perhaps a descriptor that stays open, which `tranship doctor` finds. While they are redirected (some tens of microseconds in each
+//! perhaps a descriptor that stays open. While they are redirected (some tens of microseconds in each
 //! system call) the thread would go on in the vdso and crash. No order of steps avoids that, since the kernel offers no way to change
 //! both at once. So this runs in a process that does nothing else ([`crate::own_process`]), which does not end in between, whoever has
 //! started it.
