@@ -8,6 +8,7 @@
 mod container;
 mod descriptors;
 mod diag;
+mod directories;
 mod files;
 mod mappings;
 mod mounts;
@@ -32,6 +33,7 @@ use std::time::{Duration, Instant};
 use tranship_types::{Blocker, BlockerKind};
 
 use container::Container;
+pub use directories::{Sharer, sharers};
 pub use neighbours::{Depth, Namespaces, Neighbour};
 
 /// How long a state that usually passes (a task in uninterruptible sleep, data in a queue that CRIU cannot carry) may
