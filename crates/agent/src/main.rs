@@ -11,7 +11,6 @@ mod absent;
 mod arrivals;
 mod config;
 mod copying;
-mod criu_log;
 mod demand;
 mod destination;
 mod doctor;
@@ -106,7 +105,15 @@ fn start_in_docker(arguments: &[OsString]) -> anyhow::Result<i32> {
 
 fn run_pager(arguments: &[OsString]) -> anyhow::Result<i32> {
     let [_, _, directory, work] = arguments else { anyhow::bail!("usage: transhipd pager DIRECTORY WORK") };
-    pager::keep(Path::new(directory), Path::new(work))?;
+    match pager::run(Path::new(directory), Path::new(work)) {
+        Err(error @ pager::PagerError::Serve(_)) => {
+            eprintln!("transhipd pager: {error}; the tasks that wait for pages go on waiting");
+            loop {
+                std::thread::park();
+            }
+        }
+        done => done?,
+    }
     Ok(0)
 }
 

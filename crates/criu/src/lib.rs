@@ -8,6 +8,5 @@ pub mod front;
 pub mod hidden;
 pub mod preflight;
 pub mod rpc;
-pub mod slack;
 pub mod smaps;
 pub mod timers;

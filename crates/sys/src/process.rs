@@ -6,7 +6,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
@@ -93,21 +93,12 @@ pub fn waits_for_vforked(place: &str) -> bool {
     ["vfork", "kernel_clone", "do_fork"].iter().any(|function| place.contains(function))
 }
 
-/// Reads a file of /proc as text. The names and paths in it are those of programs and need not be UTF-8: bytes that are none
-/// are replaced, so that a program's name never hides the rest.
-///
-/// # Errors
-/// It cannot be read.
-pub fn text(path: impl AsRef<Path>) -> io::Result<String> {
-    std::fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
-}
-
 /// Where in its memory a process has the arguments and the environment that the kernel tells of it; empty ranges for one without memory.
 ///
 /// # Errors
 /// There is no such process.
 pub fn strings(pid: u32) -> io::Result<[Range<u64>; 2]> {
-    let stat = text(format!("/proc/{pid}/stat"))?;
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // The name may contain anything, so fields are counted from its closing parenthesis: state is the third.
     let fields = stat.rsplit(')').next().unwrap_or_default().split_ascii_whitespace();
     let mut places = fields.skip(48 - 3).map(|field| field.parse().unwrap_or(0));
@@ -116,7 +107,7 @@ pub fn strings(pid: u32) -> io::Result<[Range<u64>; 2]> {
 }
 
 /// A descriptor that stands for a process, also when another one has got its pid.
-pub fn descriptor(pid: u32) -> io::Result<OwnedFd> {
+pub(crate) fn descriptor(pid: u32) -> io::Result<OwnedFd> {
     // SAFETY: the call takes numbers only and returns a new descriptor, owned by nobody else, or an error.
     unsafe {
         match libc::syscall(libc::SYS_pidfd_open, pid, 0) {
@@ -124,37 +115,6 @@ pub fn descriptor(pid: u32) -> io::Result<OwnedFd> {
             fd => Ok(OwnedFd::from_raw_fd(fd as i32)),
         }
     }
-}
-
-/// Forks a process that has its own copy of the memory, and the table of descriptors in common with this one: what either opens the other has, what
-/// either closes is closed, and what is open stays so until both have ended. Returns the child's pid; in the child, `None`.
-///
-/// # Errors
-/// This process has several threads; or the system's refusal.
-pub fn fork_sharing_descriptors() -> io::Result<Option<u32>> {
-    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
-        return Err(io::Error::other("a process with several threads does not fork"));
-    }
-    let flags = libc::CLONE_FILES | libc::SIGCHLD;
-    // SAFETY: without CLONE_VM the child goes on with a copy of the memory; there was one thread (just checked, and only this thread could start
-    // another), so that nothing in it is left in the middle of a change.
-    match unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) } {
-        ..0 => Err(io::Error::last_os_error()),
-        0 => Ok(None),
-        pid => Ok(Some(pid as u32)),
-    }
-}
-
-/// Takes note of children that have ended, so that nothing is left of them.
-pub fn reap_children() {
-    // SAFETY: without a place for the status the kernel writes nothing.
-    while unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) } > 0 {}
-}
-
-/// Names the calling thread, as `ps` shows it.
-pub fn set_name(name: &std::ffi::CStr) {
-    // SAFETY: the name is a C string, of which the kernel takes 15 bytes.
-    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
 }
 
 /// Waits for a child's end, for so long at most; `None` if it has not come.
@@ -241,24 +201,6 @@ pub fn detach(command: &mut Command) -> &mut Command {
             Ok(())
         })
     }
-}
-
-/// The user namespace that owns the namespace at `path` (a file such as `/proc/PID/ns/net`), as the inode that stands for it.
-///
-/// # Errors
-/// There is no such namespace, or its owner is above the user namespace of this process.
-pub fn owner_of_namespace(path: impl AsRef<Path>) -> io::Result<u64> {
-    /// `NS_GET_USERNS` of linux/nsfs.h.
-    const NS_GET_USERNS: libc::c_ulong = 0xb701;
-    let namespace = File::open(path)?;
-    // SAFETY: the request takes no argument and returns a new descriptor.
-    let owner = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_USERNS as _) };
-    if owner < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just opened it for this process, and nobody else knows of it.
-    let owner = File::from(unsafe { OwnedFd::from_raw_fd(owner) });
-    Ok(std::os::unix::fs::MetadataExt::ino(&owner.metadata()?))
 }
 
 /// Lets the command's process have `descriptor` under the number `number`, whatever was there before, and keeps every

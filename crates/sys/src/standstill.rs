@@ -10,15 +10,14 @@ use std::time::{Duration, Instant};
 use nix::unistd::Pid;
 
 use crate::interrupted::let_go;
-use crate::process::waits_for_vforked;
 use crate::tracee::{Tracee, state, threads};
 
 /// How often it is looked whether a thread has stopped.
 const TICK: Duration = Duration::from_micros(50);
 
 /// Does `work` while the processes stand still, and tells it if they could not be stopped within `patience`: then they run. A
-/// thread that waits in the kernel without being interruptible stops only when it has waited, and one that waits for a child
-/// of vfork is not waited for; one that another process traces cannot be stopped.
+/// thread that waits in the kernel without being interruptible stops only when it has waited; one that another process
+/// traces cannot be stopped.
 pub fn during<R: Send>(processes: &[u32], patience: Duration, work: impl FnOnce(io::Result<()>) -> R + Send) -> R {
     std::thread::scope(|scope| {
         // One that has failed ends, and with it the stop; the work is done by another.
@@ -84,17 +83,8 @@ fn stop(processes: &[u32], deadline: Instant, stopped: &mut HashSet<Tracee>) -> 
     }
 }
 
-/// Whether a thread waits for a child that it has vforked, and stops only when that has called exec or ended.
-fn waits_for_child(process: u32, thread: Pid) -> bool {
-    let place = || std::fs::read_to_string(format!("/proc/{process}/task/{thread}/wchan"));
-    state(process, thread) == Some(b'D') && place().is_ok_and(|place| waits_for_vforked(&place))
-}
-
 /// Asks a thread to stop; `None` if it has ended.
 fn ask(process: u32, thread: Pid) -> io::Result<Option<Tracee>> {
-    if waits_for_child(process, thread) {
-        return Err(io::Error::new(io::ErrorKind::TimedOut, format!("thread {thread} waits for a child of vfork")));
-    }
     match Tracee::seize(thread, 0).and_then(|tracee| tracee.interrupt().map(|()| tracee)) {
         Ok(tracee) => Ok(Some(tracee)),
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),

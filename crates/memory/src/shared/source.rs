@@ -86,8 +86,6 @@ pub struct SharedMemory {
     next: u32,
     /// When the mappings were listed.
     listed: Option<Moment>,
-    /// Of which processes.
-    pids: Vec<u32>,
     /// `None`: nothing can be watched.
     watches: Option<Watches>,
 }
@@ -104,7 +102,6 @@ impl SharedMemory {
             copies: BTreeMap::new(),
             next: 0,
             listed: None,
-            pids: Vec::new(),
             watches: Watches::new()?,
         })
     }
@@ -112,7 +109,7 @@ impl SharedMemory {
     /// Looks for the objects of the processes with these pids on this node. Returns those that the destination must be told
     /// of: new ones, those whose length has changed, and those that are gone, as ones of no length.
     pub fn find(&mut self, pids: &[u32], places: Where) -> Result<Vec<SharedObject>, SharedError> {
-        (self.listed, self.pids) = (Moment::now().ok(), pids.to_vec());
+        self.listed = Moment::now().ok();
         for object in self.objects.values_mut() {
             (object.mapped, object.executable) = (false, false);
             object.views.clear();
@@ -173,7 +170,7 @@ impl SharedMemory {
     }
 
     fn find_mapped(&mut self, pid: u32) -> io::Result<()> {
-        let maps = tranship_sys::process::text(format!("/proc/{pid}/maps"))?;
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
         for mapping in maps.lines().filter_map(Mapping::parse) {
             if mapping.device != self.device {
                 continue;
@@ -184,8 +181,7 @@ impl SharedMemory {
                 Ok(Some(object)) => {
                     object.mapped = true;
                     if !mapping.private {
-                        let (inode, range, offset) = (mapping.inode, mapping.range, mapping.offset);
-                        object.views.push(View { pid, inode, range, offset });
+                        object.views.push(View { pid, range: mapping.range, offset: mapping.offset });
                     }
                     object.executable |= mapping.executable;
                 }
@@ -317,7 +313,8 @@ impl SharedMemory {
         let user = segments.iter().find_map(|(_, object)| object.views.first());
         let segments = user.and_then(|view| Uses::of_segments(view.pid, since).ok()).unwrap_or_default();
         let file = |(inode, object): (&u64, &Object)| Some((*inode, Uses::of_file(&object.file, since).ok()?));
-        files.into_iter().filter_map(file).chain(segments).collect()
+        let files = files.into_iter().filter(|(_, object)| object.is_within_reach()).filter_map(file);
+        files.chain(segments).collect()
     }
 
     /// Finds out which pages may have changed since the last look, of what [`Self::find`] has just found. To be followed by
@@ -328,9 +325,9 @@ impl SharedMemory {
     pub fn look(&mut self, look: Look) -> Result<(), SharedError> {
         self.copies.values_mut().try_for_each(|copies| copies.look(look))?;
         let Some(watches) = &self.watches else { return Ok(()) };
-        let (doubts, uses) = (watches.take_doubts(), self.uses());
+        let (unsure, uses) = (watches.take_unsure(), self.uses());
         for (inode, object) in &mut self.objects {
-            object.look(watches, &self.pids, &doubts, uses.get(inode).copied(), look);
+            object.look(watches, &unsure, uses.get(inode).copied(), look);
         }
         let pids = self.objects.values().flat_map(|object| object.views.iter().map(|view| view.pid)).collect();
         watches.keep(&pids);
