@@ -34,9 +34,7 @@ pub struct SurveyError {
 }
 
 fn status(pid: u32) -> Result<String, SurveyError> {
-    let text = std::fs::read(format!("/proc/{pid}/status")).map_err(|source| SurveyError { pid, source })?;
-    // The name may be any bytes.
-    Ok(String::from_utf8_lossy(&text).into_owned())
+    std::fs::read_to_string(format!("/proc/{pid}/status")).map_err(|source| SurveyError { pid, source })
 }
 
 /// A field of `/proc/PID/status`.
@@ -63,12 +61,13 @@ pub fn survey(pids: &[u32]) -> Result<Vec<Space>, SurveyError> {
     let mut spaces = Vec::with_capacity(pids.len());
     for &pid in pids {
         let failed = |source| SurveyError { pid, source };
+        let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}"));
         let status = status(pid)?;
         if field(&status, "PPid").parse().is_ok_and(|parent| process::has_memory_of(pid, parent)) {
             continue;
         }
-        let mut maps = process::mappings(pid).map_err(failed)?.peekable();
-        if maps.peek().is_none() {
+        let maps = read("maps").map_err(failed)?;
+        if maps.is_empty() {
             continue;
         }
         let id = id_in(&status, pid)?;
@@ -76,14 +75,11 @@ pub fn survey(pids: &[u32]) -> Result<Vec<Space>, SurveyError> {
         let locked = if field(&status, "VmLck").starts_with("0 ") && field(&status, "HugetlbPages").starts_with("0 ") {
             Vec::new()
         } else {
-            let smaps = std::fs::read(format!("/proc/{pid}/smaps")).map_err(failed)?;
-            maps::locked_starts(&String::from_utf8_lossy(&smaps))
+            maps::locked_starts(&read("smaps").map_err(failed)?)
         };
         let (ranges, executable, files) = Default::default();
         let mut space = Space { id, pid, ranges, executable, files };
-        for line in maps {
-            let mapping = Mapping::parse(&line.map_err(failed)?);
-            let Some(mapping) = mapping.filter(|mapping| !locked.contains(&mapping.range.start)) else { continue };
+        for mapping in maps.lines().filter_map(Mapping::parse).filter(|m| !locked.contains(&m.range.start)) {
             if mapping.is_private_anonymous() {
                 if mapping.executable {
                     space.executable.push(mapping.range);

@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use tranship_sys::process;
 use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange, SharedKind, SharedObject};
 use tranship_wire::WriteError;
 
@@ -132,7 +131,7 @@ impl SharedMemory {
             });
             // A process may end at any time.
             if let Err(source) = looked
-                && process::mappings(pid).is_ok_and(|mut maps| maps.next().is_some())
+                && std::fs::read(format!("/proc/{pid}/maps")).is_ok_and(|maps| !maps.is_empty())
             {
                 return Err(SharedError::Find { pid, source });
             }
@@ -171,8 +170,8 @@ impl SharedMemory {
     }
 
     fn find_mapped(&mut self, pid: u32) -> io::Result<()> {
-        for line in process::mappings(pid)? {
-            let Some(mapping) = Mapping::parse(&line?) else { continue };
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
+        for mapping in maps.lines().filter_map(Mapping::parse) {
             if mapping.device != self.device {
                 continue;
             }
