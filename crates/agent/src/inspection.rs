@@ -81,7 +81,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
         Some(other) => (other, engine.parameters_for(other, &container).map_err(all_blocked)?),
         None => (engine.name(), container.parameters.clone()),
     };
-    let namespaces = neighbours::namespaces(&container);
+    let namespaces = preflight::Namespaces::of(container.init, &subject.pids);
     // They come first, as the cause of others: of a connection to a neighbour, of a group that it has joined.
     let mut blockers = neighbours::obstacles(node, &container, &namespaces, preflight::Depth::Threads);
     let of_engine = engine.obstacles(&container);

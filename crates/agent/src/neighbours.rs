@@ -12,11 +12,6 @@ use crate::node::Node;
 /// Where the kernel shows the SysV objects of an IPC namespace, those of the process that reads.
 const SYSV: [&str; 3] = ["/proc/sysvipc/shm", "/proc/sysvipc/sem", "/proc/sysvipc/msg"];
 
-/// The container's namespaces.
-pub fn namespaces(container: &Container) -> Namespaces {
-    Namespaces::of(container.init, &container.processes().unwrap_or_default())
-}
-
 /// Who else lives in them: a blocker for each container, and one for those that are in none.
 pub fn obstacles(node: &Node, container: &Container, namespaces: &Namespaces, depth: Depth) -> Vec<Blocker> {
     let found = namespaces.neighbours(depth, || container.processes().unwrap_or_default());

@@ -81,10 +81,10 @@ fn program(pid: u32) -> Option<(u64, u64)> {
 
 /// Whether a process is Tranship's own: the CRIU shim and the criu that it runs wait in the container's network namespace.
 fn is_ours(pid: u32) -> bool {
-    let own = program(std::process::id());
-    let is_own = |pid: u32| own.is_some() && program(pid) == own;
-    let parent = || Status::read(pid, None).map_or(0, |status| status.ppid);
-    is_own(pid) || Some(parent()).is_some_and(|parent| parent != std::process::id() && is_own(parent))
+    let this = std::process::id();
+    let Some(own) = program(this) else { return false };
+    let is_own = |pid: u32| program(pid) == Some(own);
+    is_own(pid) || Status::read(pid, None).is_ok_and(|status| status.ppid != this && is_own(status.ppid))
 }
 
 impl Namespaces {
