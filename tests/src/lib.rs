@@ -29,6 +29,7 @@ mod moving;
 mod postgres;
 mod quiet;
 mod runner;
+mod status;
 mod switch;
 mod torture;
 
@@ -46,5 +47,6 @@ pub use moving::{Ended, MODES, Moving};
 pub use postgres::postgres_programs;
 pub use quiet::{Helper, processes, quiet, quiet_under};
 pub use runner::{Scenario, Stage, scenarios, wait_until};
+pub use status::serve_status;
 pub use switch::{Capture, is_member, snooping};
 pub use torture::{TortureLine, Torturer};

@@ -4,17 +4,17 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+use tranship_e2e::serve_status;
 
 const PORT: u16 = 7002;
 /// Words of the mapped file: 1 MiB.
@@ -213,22 +213,6 @@ fn mounts() -> Result<Vec<String>> {
 
 fn main() -> Result<()> {
     let guests = TcpListener::bind(("0.0.0.0", PORT))?;
-    guests.set_nonblocking(true)?;
     let mut files = Files::make()?;
-    let mut connections: Vec<TcpStream> = Vec::new();
-    let mut complaint: Option<String> = None;
-    for tick in 0.. {
-        if complaint.is_none() {
-            // Never taken back.
-            complaint = files.check(tick).err().map(|e| format!("{e:#}"));
-        }
-        let line = match &complaint {
-            None => format!("ok {tick}\n"),
-            Some(why) => format!("bad {tick}: {why}\n"),
-        };
-        connections.extend(guests.accept().ok().map(|(stream, _)| stream));
-        connections.retain_mut(|stream| stream.write_all(line.as_bytes()).is_ok());
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    Ok(())
+    serve_status(&guests, 0, |tick| files.check(tick))
 }

@@ -4,14 +4,13 @@
 mod raw;
 
 use std::fs::File;
-use std::io::Write;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use raw::{HUGE, Memory, PAGE};
+use tranship_e2e::serve_status;
 
 const PORT: u16 = 7003;
 /// Pages of a mapping with guards.
@@ -148,22 +147,7 @@ fn main() -> Result<()> {
         checks.push((kind(&name).with_context(|| name.clone())?, name));
     }
     let guests = TcpListener::bind(("0.0.0.0", PORT))?;
-    guests.set_nonblocking(true)?;
-    let mut connections: Vec<TcpStream> = Vec::new();
-    let mut complaint: Option<String> = None;
-    for tick in 1.. {
-        if complaint.is_none() {
-            // Never taken back.
-            let found = checks.iter_mut().try_for_each(|(check, name)| check(tick).with_context(|| name.clone()));
-            complaint = found.err().map(|error| format!("{error:#}"));
-        }
-        let line = match &complaint {
-            None => format!("ok {tick}\n"),
-            Some(why) => format!("bad {tick}: {why}\n"),
-        };
-        connections.extend(guests.accept().ok().map(|(stream, _)| stream));
-        connections.retain_mut(|stream| stream.write_all(line.as_bytes()).is_ok());
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    Ok(())
+    serve_status(&guests, 1, |tick| {
+        checks.iter_mut().try_for_each(|(check, name)| check(tick).with_context(|| name.clone()))
+    })
 }
