@@ -87,7 +87,9 @@ pub fn nothing_left(lab: &Lab, node: &str, name: &str) -> Result<()> {
     let strange = |line: &&str| {
         let mut words = line.split_whitespace().skip(1);
         let program = words.next().and_then(|p| Path::new(p).file_name()?.to_str()).unwrap_or_default();
-        program == "criu" || program == "runc" || (program == "transhipd" && words.next() == Some("pager"))
+        program == "criu"
+            || program == "runc"
+            || (["transhipd", "exe"].contains(&program) && words.next() == Some("pager"))
     };
     left.extend(processes.lines().filter(strange).map(|line| format!("process {}", line.trim())));
     ensure!(left.is_empty(), "node {node} still has something of {name}:\n  {}", left.join("\n  "));

@@ -93,7 +93,7 @@ fn entries(directory: &Path) -> Vec<String> {
 pub struct Helper {
     /// As the host numbers it.
     pub pid: u32,
-    /// What it is: `criu`, `front`, `pager` or `engine`.
+    /// What it is: `criu`, `front`, `pager`, `keeper` (of the pager's descriptors) or `engine`.
     pub kind: &'static str,
     /// Its arguments.
     pub line: String,
@@ -124,8 +124,13 @@ pub fn processes(lab: &Lab, node: &str) -> Result<Vec<Helper>> {
         let target = fs::read_link(process.join("exe")).unwrap_or_default();
         let target = target.file_name().and_then(|n| n.to_str()).unwrap_or_default().to_owned();
         let kind = match program {
-            "" if matches!(comm.trim(), "criu" | "runc" | "transhipd" | "runc:[2:INIT]") => "zombie",
-            "transhipd" if words.get(1).is_some_and(|w| w == "pager") => "pager",
+            "" if matches!(comm.trim(), "criu" | "runc" | "transhipd" | "pager" | "keeper" | "runc:[2:INIT]") => {
+                "zombie"
+            }
+            _ if target == "transhipd" && words.get(1).is_some_and(|w| w == "pager") => match comm.trim() {
+                "keeper" => "keeper",
+                _ => "pager",
+            },
             "criu" if target == "transhipd" => "front",
             "runc" => "engine",
             // It changes its arguments when it begins to work.

@@ -2,14 +2,21 @@
 
 use std::net::Ipv4Addr;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use tranship_e2e::{Guest, Stage, exactly_one_runs, move_with, nothing_left, refused_move, remove, scenarios};
+use nix::sys::signal::Signal;
+use tranship_e2e::{
+    Guest, Moving, Stage, exactly_one_runs, move_with, nothing_left, processes, quiet, refused_move, remove, scenarios,
+    send, state,
+};
 use tranship_lab::{Lab, RunOptions, find_program};
+use tranship_types::Mode;
 
 const NAME: &str = "kinds";
 const PORT: u16 = 7003;
+/// How often a process of the pager is killed in one move.
+const KILLS: usize = 25;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn run(lab: &Lab, kinds: &[&str], host: u8) -> Result<Guest> {
@@ -66,9 +73,51 @@ fn memory_that_cannot_be_read_is_refused_by_name(stage: &mut Stage) -> Result<()
     remove(lab, NAME)
 }
 
+/// Kills the pager or its keeper where both are alive: whether they were.
+fn kill_one(lab: &Lab, node: &str, kind: &str) -> Result<bool> {
+    let helpers = processes(lab, node)?;
+    let one = |kind: &str| helpers.iter().find(|helper| helper.kind == kind && state(helper.pid) != Some('Z'));
+    match (one(kind), ["pager", "keeper"].iter().all(|kind| one(kind).is_some())) {
+        (Some(victim), true) => send(Signal::SIGKILL, victim.pid).map(|()| true),
+        _ => Ok(false),
+    }
+}
+
+/// A program checks and writes its memory, forks and moves mappings while its pages follow it over a slow link; meanwhile the process that
+/// supplies them is killed, again and again, or the one that keeps its descriptors.
+fn nobody_reads_zeros_whichever_process_of_the_pager_is_killed(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let mut guest = run(lab, &["forks"], 63)?;
+    goes_on(&mut guest).context("before the first move")?;
+    for (round, kinds) in [["pager", "pager"], ["keeper", "keeper"], ["pager", "keeper"]].into_iter().enumerate() {
+        let (from, to) = if round % 2 == 0 { ("a", "b") } else { ("b", "a") };
+        let mut moving = Moving::begin_with(lab, NAME, from, to, Mode::Postcopy, &["--bandwidth", "64mbit"])?;
+        let (mut kills, mut pause) = (0, 7);
+        let deadline = Instant::now() + PATIENCE / 2;
+        while kills < KILLS && Instant::now() < deadline && moving.goes_on()? {
+            kills += usize::from(kill_one(lab, to, kinds[kills % 2])?);
+            // Now soon after the last one has taken over, now later.
+            pause = pause * 31 % 257;
+            std::thread::sleep(Duration::from_millis(pause));
+        }
+        let ended = moving.end()?;
+        ended.fits(from, to, to).with_context(|| ended.error().to_owned())?;
+        ensure!(kills > 5, "there were {kills} kills only");
+        goes_on(&mut guest).with_context(|| format!("after {kills} kills of {kinds:?}"))?;
+        nothing_left(lab, from, NAME)?;
+        eprintln!("{kills} kills of {kinds:?}: no zeros, and every page has come");
+    }
+    ensure!(quiet(lab, NAME)? == "b", "{NAME} is not on b");
+    remove(lab, NAME)
+}
+
 fn main() -> ExitCode {
     scenarios(&[
         ("guard_pages_stay_guards_in_every_mode", guard_pages_stay_guards_in_every_mode),
+        (
+            "nobody_reads_zeros_whichever_process_of_the_pager_is_killed",
+            nobody_reads_zeros_whichever_process_of_the_pager_is_killed,
+        ),
         ("memory_that_cannot_be_read_is_refused_by_name", memory_that_cannot_be_read_is_refused_by_name),
     ])
 }

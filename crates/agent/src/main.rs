@@ -105,15 +105,7 @@ fn start_in_docker(arguments: &[OsString]) -> anyhow::Result<i32> {
 
 fn run_pager(arguments: &[OsString]) -> anyhow::Result<i32> {
     let [_, _, directory, work] = arguments else { anyhow::bail!("usage: transhipd pager DIRECTORY WORK") };
-    match pager::run(Path::new(directory), Path::new(work)) {
-        Err(error @ pager::PagerError::Serve(_)) => {
-            eprintln!("transhipd pager: {error}; the tasks that wait for pages go on waiting");
-            loop {
-                std::thread::park();
-            }
-        }
-        done => done?,
-    }
+    pager::keep(Path::new(directory), Path::new(work))?;
     Ok(0)
 }
 

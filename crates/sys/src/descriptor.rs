@@ -4,7 +4,10 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use nix::cmsg_space;
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, accept4, recvmsg, sendmsg};
+use nix::sys::socket::sockopt::{AcceptConn, SockType as SockTypeOption};
+use nix::sys::socket::{
+    ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, accept4, getsockopt, recv, recvmsg, sendmsg,
+};
 
 /// Most descriptors that one message may bring.
 pub const MAX_DESCRIPTORS: usize = 8;
@@ -42,9 +45,13 @@ pub fn try_send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<bool> {
 /// Receives one message (or, on a stream, what is there): the number of bytes, and the descriptors that came along,
 /// close-on-exec. Zero bytes mean that the peer has closed.
 pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+    received(socket, buffer, MsgFlags::MSG_CMSG_CLOEXEC)
+}
+
+fn received(socket: BorrowedFd<'_>, buffer: &mut [u8], flags: MsgFlags) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = cmsg_space!([RawFd; MAX_DESCRIPTORS]);
     let mut parts = [IoSliceMut::new(buffer)];
-    let message = recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC)?;
+    let message = recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut space), flags)?;
     let mut descriptors = Vec::new();
     for control in message.cmsgs()? {
         if let ControlMessageOwned::ScmRights(raw) = control {
@@ -56,6 +63,54 @@ pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, 
         return Err(io::Error::new(io::ErrorKind::InvalidData, "a message on a local socket was too long"));
     }
     Ok((message.bytes, descriptors))
+}
+
+/// What [`receive`] would receive now, which stays to be received; its descriptors are further ones of the same. Does not wait: `None` where
+/// there is nothing.
+pub fn peek(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
+    let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
+    match received(socket, buffer, flags) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        peeked => peeked.map(Some),
+    }
+}
+
+/// Receives `len` bytes of what was peeked at, and gives them up with what came along.
+pub fn discard(socket: BorrowedFd<'_>, len: usize) -> io::Result<()> {
+    let mut bytes = vec![0; len];
+    recv(socket.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT)?;
+    Ok(())
+}
+
+/// What a socket is that stands in our table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SocketKind {
+    /// It keeps message boundaries.
+    Seqpacket,
+    /// It is a stream.
+    Stream,
+    /// It waits for connections, or is of another kind.
+    Other,
+}
+
+/// The sockets that stand in our table, with their numbers.
+pub fn sockets() -> io::Result<Vec<(RawFd, SocketKind)>> {
+    let kind = |number: RawFd| {
+        // SAFETY: the number is borrowed for two questions; a number that is not open any more is refused.
+        let socket = unsafe { BorrowedFd::borrow_raw(number) };
+        Some(match (getsockopt(&socket, AcceptConn).ok()?, getsockopt(&socket, SockTypeOption).ok()?) {
+            (false, SockType::SeqPacket) => SocketKind::Seqpacket,
+            (false, SockType::Stream) => SocketKind::Stream,
+            _ => SocketKind::Other,
+        })
+    };
+    Ok(numbers()?.into_iter().filter_map(|number| Some((number, kind(number)?))).collect())
+}
+
+/// All numbers under which something is open.
+pub fn numbers() -> io::Result<Vec<RawFd>> {
+    let names = std::fs::read_dir("/proc/self/fd")?.flatten().map(|entry| entry.file_name());
+    Ok(names.filter_map(|name| name.to_str()?.parse().ok()).collect())
 }
 
 /// A connected pair of local sockets that keep message boundaries, close-on-exec.
@@ -97,6 +152,23 @@ mod tests {
         assert_eq!(nix::unistd::read(&fds[0], &mut one).unwrap(), 1);
         drop(a);
         assert_eq!(receive(b.as_fd(), &mut buffer).unwrap().0, 0);
+    }
+
+    #[test]
+    fn what_is_peeked_at_stays_until_it_is_discarded() {
+        let (a, b) = seqpacket_pair().unwrap();
+        let mut buffer = [0; 16];
+        assert!(peek(b.as_fd(), &mut buffer).unwrap().is_none());
+        send(a.as_fd(), b"first", &[a.as_fd()]).unwrap();
+        send(a.as_fd(), b"second", &[]).unwrap();
+        for _ in 0..2 {
+            let (n, fds) = peek(b.as_fd(), &mut buffer).unwrap().unwrap();
+            assert_eq!((&buffer[..n], fds.len()), (&b"first"[..], 1));
+        }
+        discard(b.as_fd(), 5).unwrap();
+        let (n, fds) = peek(b.as_fd(), &mut buffer).unwrap().unwrap();
+        assert_eq!((&buffer[..n], fds.len()), (&b"second"[..], 0));
+        assert!(sockets().unwrap().contains(&(b.as_raw_fd(), SocketKind::Seqpacket)));
     }
 
     #[test]

@@ -15,6 +15,7 @@ pub mod descriptor;
 pub mod dirty_log;
 pub mod huge;
 mod interrupted;
+pub mod journal;
 pub mod mapping_flags;
 pub mod mapping_log;
 pub mod mount;

@@ -107,7 +107,7 @@ pub fn strings(pid: u32) -> io::Result<[Range<u64>; 2]> {
 }
 
 /// A descriptor that stands for a process, also when another one has got its pid.
-pub(crate) fn descriptor(pid: u32) -> io::Result<OwnedFd> {
+pub fn descriptor(pid: u32) -> io::Result<OwnedFd> {
     // SAFETY: the call takes numbers only and returns a new descriptor, owned by nobody else, or an error.
     unsafe {
         match libc::syscall(libc::SYS_pidfd_open, pid, 0) {
@@ -115,6 +115,37 @@ pub(crate) fn descriptor(pid: u32) -> io::Result<OwnedFd> {
             fd => Ok(OwnedFd::from_raw_fd(fd as i32)),
         }
     }
+}
+
+/// Forks a process that has its own copy of the memory, and the table of descriptors in common with this one: what either opens the other has, what
+/// either closes is closed, and what is open stays so until both have ended. Returns the child's pid; in the child, `None`.
+///
+/// # Errors
+/// This process has several threads; or the system's refusal.
+pub fn fork_sharing_descriptors() -> io::Result<Option<u32>> {
+    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
+        return Err(io::Error::other("a process with several threads does not fork"));
+    }
+    let flags = libc::CLONE_FILES | libc::SIGCHLD;
+    // SAFETY: without CLONE_VM the child goes on with a copy of the memory; there was one thread (just checked, and only this thread could start
+    // another), so that nothing in it is left in the middle of a change.
+    match unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) } {
+        ..0 => Err(io::Error::last_os_error()),
+        0 => Ok(None),
+        pid => Ok(Some(pid as u32)),
+    }
+}
+
+/// Takes note of children that have ended, so that nothing is left of them.
+pub fn reap_children() {
+    // SAFETY: without a place for the status the kernel writes nothing.
+    while unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) } > 0 {}
+}
+
+/// Names the calling thread, as `ps` shows it.
+pub fn set_name(name: &std::ffi::CStr) {
+    // SAFETY: the name is a C string, of which the kernel takes 15 bytes.
+    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
 }
 
 /// Waits for a child's end, for so long at most; `None` if it has not come.

@@ -1,7 +1,8 @@
 //! userfaultfd (Documentation/admin-guide/mm/userfaultfd.rst), the side that answers.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::AtomicU64;
 
 use crate::arena::View;
 use crate::process::is_userfaultfd;
@@ -23,18 +24,15 @@ struct ZeroArg {
     zeropage: i64,
 }
 
-/// `struct uffd_msg`: the event, padding, then 24 bytes that the event gives a meaning to.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Message {
-    event: u8,
-    reserved: [u8; 7],
-    arg: [u64; 3],
-}
+/// `struct uffd_msg`: the event in the first byte, padding, then 24 bytes that the event gives a meaning to.
+#[repr(transparent)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Message([u64; Message::WORDS]);
 
 const _: () = assert!(size_of::<CopyArg>() == 40);
 const _: () = assert!(size_of::<ZeroArg>() == 32);
 const _: () = assert!(size_of::<Message>() == 32);
+const _: () = assert!(cfg!(target_endian = "little"));
 
 const UFFDIO_COPY: u64 = nix::request_code_readwrite!(0xAA, 0x03, size_of::<CopyArg>());
 const UFFDIO_ZEROPAGE: u64 = nix::request_code_readwrite!(0xAA, 0x04, size_of::<ZeroArg>());
@@ -43,6 +41,8 @@ const _: () = assert!(UFFDIO_WAKE == 0x8010_aa02);
 const _: () = assert!(UFFDIO_COPY == 0xc028_aa03);
 const _: () = assert!(UFFDIO_ZEROPAGE == 0xc020_aa04);
 
+/// Where the addresses of user space end.
+const USER_END: u64 = 0x7fff_ffff_f000;
 const EVENT_PAGEFAULT: u8 = 0x12;
 const EVENT_FORK: u8 = 0x13;
 const EVENT_REMAP: u8 = 0x14;
@@ -50,7 +50,7 @@ const EVENT_REMOVE: u8 = 0x15;
 const EVENT_UNMAP: u8 = 0x16;
 
 /// What happened in the address space.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     /// A thread waits for the page that contains `address`.
     Fault {
@@ -62,10 +62,10 @@ pub enum Event {
 }
 
 /// What a task has done to its address space.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// It forked; the child's address space is answered through the new descriptor.
-    Fork(Userfault),
+    /// It forked; the child's address space is answered through the new descriptor, which has this number ([`Userfault::child`]).
+    Fork(RawFd),
     /// `[from, from + len)` is now at `to`.
     Remap {
         /// Old start.
@@ -106,6 +106,51 @@ pub enum Filled {
     Gone,
 }
 
+impl Message {
+    /// Words that a message has.
+    pub const WORDS: usize = 4;
+
+    /// The message that consists of these words.
+    pub fn of(words: [u64; Self::WORDS]) -> Self {
+        Self(words)
+    }
+
+    /// The message that these bytes are, if they are as many.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let words = bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("chunks of 8")));
+        Some(Self(words.collect::<Vec<_>>().try_into().ok()?))
+    }
+
+    /// Its bytes.
+    pub fn to_bytes(self) -> [u8; 8 * Self::WORDS] {
+        let mut bytes = [0; 8 * Self::WORDS];
+        bytes.chunks_exact_mut(8).zip(self.0).for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));
+        bytes
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0[0] as u8 == 0
+    }
+
+    /// What it tells.
+    ///
+    /// # Errors
+    /// It is none of those that are known.
+    pub fn event(&self) -> io::Result<Event> {
+        let [event, a, b, c] = self.0;
+        let change = match event as u8 {
+            EVENT_PAGEFAULT => return Ok(Event::Fault { address: b }),
+            EVENT_FORK => Change::Fork(a as u32 as RawFd),
+            EVENT_REMAP => Change::Remap { from: a, to: b, len: c },
+            EVENT_REMOVE => Change::Remove { start: a, end: b },
+            EVENT_UNMAP => Change::Unmap { start: a, end: b },
+            other => return Err(io::Error::other(format!("userfaultfd event {other:#x} is unknown"))),
+        };
+        Ok(Event::Changed(change))
+    }
+}
+
 /// One address space whose missing pages this process supplies.
 #[derive(Debug)]
 pub struct Userfault {
@@ -126,44 +171,79 @@ impl AsFd for Userfault {
 }
 
 impl Userfault {
-    /// The next event, or `None` if there is none now. The descriptor must be non-blocking (CRIU opens it so).
-    pub fn next_event(&self) -> io::Result<Option<Event>> {
-        let mut message = Message::default();
-        // SAFETY: the buffer is a plain structure of the size given; the kernel writes whole messages only.
-        let got = unsafe { libc::read(self.fd.as_raw_fd(), (&raw mut message).cast(), size_of::<Message>()) };
-        if got < 0 {
-            let error = io::Error::last_os_error();
-            return if error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) };
+    /// Takes over a descriptor that stands under this number in our table: one that was left by a
+    /// process that had the table in common with this one and has ended. Nobody else may own it.
+    ///
+    /// # Errors
+    /// There is no userfaultfd under that number.
+    pub fn adopt(number: RawFd) -> io::Result<Self> {
+        if !is_userfaultfd(number) {
+            return Err(io::Error::other(format!("descriptor {number} is no userfaultfd")));
         }
-        if got == 0 {
-            return Ok(None);
-        }
-        if got as usize != size_of::<Message>() {
-            return Err(io::Error::other("short userfaultfd message"));
-        }
-        let [a, b, c] = message.arg;
-        let change = match message.event {
-            EVENT_PAGEFAULT => return Ok(Some(Event::Fault { address: b })),
-            EVENT_FORK => Change::Fork(self.of_child(a)?),
-            EVENT_REMAP => Change::Remap { from: a, to: b, len: c },
-            EVENT_REMOVE => Change::Remove { start: a, end: b },
-            EVENT_UNMAP => Change::Unmap { start: a, end: b },
-            other => return Err(io::Error::other(format!("userfaultfd event {other:#x} is unknown"))),
-        };
-        Ok(Some(Event::Changed(change)))
+        Ok(Self { fd: crate::descriptor::inherited(number)? })
     }
 
-    /// The descriptor of a child that the task has forked, which the kernel tells by its number.
-    fn of_child(&self, number: u64) -> io::Result<Self> {
-        // What is read from another kind of file is not the kernel's word.
-        let number = RawFd::try_from(number).ok().filter(|number| is_userfaultfd(*number));
-        match number {
-            Some(number) if is_userfaultfd(self.fd.as_raw_fd()) => {
-                // SAFETY: this is a userfaultfd, so that the kernel has just installed that one in our table, for us alone.
-                Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(number) } })
-            }
-            _ => Err(io::Error::other("a fork was told without the child's userfaultfd")),
+    /// One that stands for an address space that is gone, and whose descriptor may be another one's by now. Every call on it fails.
+    ///
+    /// # Errors
+    /// The system's refusal.
+    pub fn of_nobody() -> io::Result<Self> {
+        Ok(Self { fd: std::fs::File::open("/dev/null")?.into() })
+    }
+
+    /// Whether it is a userfaultfd.
+    pub fn is_one(&self) -> bool {
+        is_userfaultfd(self.fd.as_raw_fd())
+    }
+
+    /// Its number in our table.
+    pub fn number(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    /// Leaves the descriptor open: it is somebody else's.
+    pub fn leave(self) {
+        std::mem::forget(self.fd);
+    }
+
+    /// Reads the next message; false if there is none now. The descriptor must be non-blocking (CRIU opens it so).
+    pub(crate) fn read_into(&self, message: &[AtomicU64; Message::WORDS]) -> io::Result<bool> {
+        // SAFETY: atomics may be written to through a shared reference, and have the size given; the kernel writes whole messages only.
+        let got = unsafe { libc::read(self.fd.as_raw_fd(), message.as_ptr().cast_mut().cast(), size_of::<Message>()) };
+        if got < 0 {
+            let error = io::Error::last_os_error();
+            return if error.kind() == io::ErrorKind::WouldBlock { Ok(false) } else { Err(error) };
         }
+        match got as usize {
+            0 => Ok(false),
+            size if size == size_of::<Message>() => Ok(true),
+            _ => Err(io::Error::other("short userfaultfd message")),
+        }
+    }
+
+    /// The next event, or `None` if there is none now.
+    pub fn next_event(&self) -> io::Result<Option<Event>> {
+        let message = [const { AtomicU64::new(0) }; Message::WORDS];
+        if !self.read_into(&message)? {
+            return Ok(None);
+        }
+        let event = Message::of(message.map(AtomicU64::into_inner)).event()?;
+        if matches!(event, Event::Changed(Change::Fork(_))) && !self.is_one() {
+            return Err(io::Error::other("what told of a fork is no userfaultfd"));
+        }
+        Ok(Some(event))
+    }
+
+    /// The address space of a child that the task has forked, which the kernel has told by a number: [`Change::Fork`].
+    ///
+    /// # Errors
+    /// There is no userfaultfd under that number.
+    pub fn child(&self, number: RawFd) -> io::Result<Self> {
+        // What is read from another kind of file is not the kernel's word.
+        if !is_userfaultfd(self.fd.as_raw_fd()) {
+            return Err(io::Error::other("a fork was told without the child's userfaultfd"));
+        }
+        Self::adopt(number)
     }
 
     /// Fills `[address, address + len)` with `[offset, offset + len)` of `source`, and wakes who waits for it.
@@ -192,6 +272,14 @@ impl Userfault {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
+    }
+
+    /// Wakes all who wait for a page, to look again: those whose faults were read by a process that has ended.
+    pub fn wake_all(&self) -> io::Result<()> {
+        let least =
+            std::fs::read_to_string("/proc/sys/vm/mmap_min_addr").ok().and_then(|text| text.trim().parse().ok());
+        let start = least.unwrap_or(0u64).next_multiple_of(4096).max(1 << 16);
+        self.wake(start, USER_END - start)
     }
 
     /// Whether a change of the address space is under way, of which the event may not have been read yet. (The kernel looks for
@@ -226,6 +314,7 @@ impl Userfault {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::FromRawFd;
     use std::time::Duration;
 
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -242,8 +331,8 @@ mod tests {
         let message = [u64::from(EVENT_FORK), another.fd.as_raw_fd() as u64, 0, 0];
         write.write_all(&message.map(u64::to_ne_bytes).concat()).unwrap();
         assert!(Userfault::from(OwnedFd::from(read)).next_event().is_err());
-        assert!(another.of_child(write.as_raw_fd() as u64).is_err(), "what it tells is no userfaultfd");
-        assert!(another.of_child(u64::MAX).is_err());
+        assert!(another.child(write.as_raw_fd()).is_err(), "what it tells is no userfaultfd");
+        assert!(another.child(-1).is_err());
         assert!(another.next_event().unwrap().is_none(), "it is still open");
     }
 

@@ -5,7 +5,7 @@
 //! if the descriptor is dropped, or its holder dies, the task goes on unwatched.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
 
 use crate::pagemap::Pagemap;
@@ -106,6 +106,11 @@ impl WriteWatch {
     /// What has happened to the address space, if it tells.
     pub fn next_event(&self) -> io::Result<Option<Event>> {
         self.fd.next_event()
+    }
+
+    /// The watch of a child of which an event has told.
+    pub fn child(&self, number: RawFd) -> io::Result<Userfault> {
+        self.fd.child(number)
     }
 
     /// Watches a range that one or more mappings cover; watching what is watched already changes nothing. `false`: it

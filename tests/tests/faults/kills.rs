@@ -11,7 +11,7 @@ use tranship_types::Mode;
 use crate::play::{NAME, Play};
 
 /// How many.
-const KILLS: usize = 12;
+const KILLS: usize = 16;
 /// A move takes about so long.
 const SPREAD_MS: u64 = 450;
 
@@ -41,7 +41,7 @@ pub fn drawn(seed: u64) -> Vec<Kill> {
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     };
-    let kinds = ["criu", "front", "pager"];
+    let kinds = ["criu", "front", "pager", "keeper"];
     let mut one = |number| {
         let kind = kinds[number % kinds.len()];
         let mode = MODES[number / kinds.len() % MODES.len()];
@@ -74,10 +74,6 @@ impl Kill {
 
     fn victim(&self, lab: &Lab, nodes: &[&String]) -> Result<Option<Helper>> {
         for &node in nodes {
-            // A pager that is killed when the tasks run takes pages with it that are nowhere else; until then it does not.
-            if self.kind == "pager" && resumed(lab, node)? {
-                continue;
-            }
             // In the middle of a dump criu has the container's connections in repair mode; if it is killed there, the tasks
             // run before anybody else could take them out of it. While it waits and when it is done is in the matrix.
             if self.kind == "criu" && node == nodes[0] {
@@ -89,10 +85,4 @@ impl Kill {
         }
         Ok(None)
     }
-}
-
-/// Whether a container was let go on this node by a migration that has not ended.
-fn resumed(lab: &Lab, node: &str) -> Result<bool> {
-    let migrations = std::fs::read_dir(lab.path(node, "/run/tranship/migrations")?);
-    Ok(migrations.into_iter().flatten().flatten().any(|entry| entry.path().join("restore.resumed").exists()))
 }

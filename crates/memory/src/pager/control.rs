@@ -1,7 +1,7 @@
 //! What an agent and a pager say to each other: messages on a local socket that keeps their boundaries.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -83,6 +83,18 @@ pub struct Status {
     pub waiting: u64,
     /// Most bytes of memory that the store has occupied.
     pub peak_bytes: u64,
+}
+
+impl Message {
+    /// Whether it asks for something and changes nothing.
+    pub fn is_question(&self) -> bool {
+        matches!(self, Self::Status | Self::Missing | Self::Reattach | Self::Quit)
+    }
+
+    /// Whether a descriptor comes along, for keeping.
+    pub fn brings_descriptor(bytes: &[u8]) -> bool {
+        matches!(bytes.first(), Some(b'A' | b'O'))
+    }
 }
 
 fn encode(message: &Message) -> Vec<u8> {
@@ -178,18 +190,44 @@ fn decode_ranges(bytes: &[u8]) -> Option<(AddressSpaceId, Vec<PageRange>)> {
     Some((AddressSpaceId(u32::from_le_bytes(*space)), ranges.collect::<Option<_>>()?))
 }
 
-/// Receives one message; `None` when the peer has hung up or talks nonsense.
-pub(super) fn receive(socket: BorrowedFd<'_>) -> Option<Message> {
-    let mut buffer = vec![0; MESSAGE_CAP];
-    let (got, descriptors) = descriptor::receive(socket, &mut buffer).ok()?;
-    decode(&buffer[..got], descriptors)
+/// A message that is still in its socket, so that it is not lost with this process.
+pub(super) struct Peeked {
+    /// What it says.
+    pub message: Message,
+    /// The same as it came.
+    pub bytes: Vec<u8>,
+    /// The number of the descriptor that came along.
+    pub descriptor: Option<RawFd>,
+}
+
+impl Peeked {
+    /// Takes it out of its socket.
+    pub fn discard(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        descriptor::discard(socket, self.bytes.len())
+    }
+}
+
+/// The next message, if there is one. `UnexpectedEof` when the peer has hung up.
+///
+/// # Errors
+/// The peer has hung up or talks nonsense.
+pub(super) fn peek(socket: BorrowedFd<'_>) -> io::Result<Option<Peeked>> {
+    let mut bytes = vec![0; MESSAGE_CAP];
+    let Some((got, descriptors)) = descriptor::peek(socket, &mut bytes)? else { return Ok(None) };
+    bytes.truncate(got);
+    if bytes.is_empty() {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let descriptor = descriptors.first().map(AsRawFd::as_raw_fd);
+    let message = decode(&bytes, descriptors).ok_or_else(nonsense)?;
+    Ok(Some(Peeked { message, bytes, descriptor }))
 }
 
 /// Makes the listening control socket. It gets its name only when it listens, so that who sees it can connect.
 pub(super) fn listen_at(path: &Path) -> io::Result<OwnedFd> {
     let nascent = path.with_extension("nascent");
     let fd = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
-    bind(std::os::fd::AsRawFd::as_raw_fd(&fd), &UnixAddr::new(&nascent)?)?;
+    bind(fd.as_raw_fd(), &UnixAddr::new(&nascent)?)?;
     listen(&fd, nix::sys::socket::Backlog::new(4)?)?;
     std::fs::rename(&nascent, path)?;
     Ok(fd)
@@ -224,7 +262,7 @@ impl PagerHandle {
         let path = directory.join(super::CONTROL_SOCKET);
         let go = || -> io::Result<OwnedFd> {
             let fd = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
-            connect(std::os::fd::AsRawFd::as_raw_fd(&fd), &UnixAddr::new(&path)?)?;
+            connect(fd.as_raw_fd(), &UnixAddr::new(&path)?)?;
             Ok(fd)
         };
         let socket = go().map_err(|source| ControlError::Absent { path: path.clone(), source })?;

@@ -21,18 +21,22 @@
 //! done again from the same pages. Only then are they put in place beyond what is asked for (and the few that came last), and
 //! given back to the system as they are, so that a node never holds the container's memory twice.
 //!
-//! A pager that cannot go on does not end: its userfaultfds would close with it, and the tasks would read zeros where there
-//! was content. It stays, and lets them wait.
+//! When a pager ends before its time (it panics, cannot go on, or is killed), a keeper has its userfaultfds open, so that no task reads zeros where there was
+//! content, and starts another pager, which takes over what the first one knew.
 
 mod around;
 mod control;
+mod inputs;
+mod keeper;
 mod newest;
 mod objects;
 mod remote;
 mod serve;
 mod space;
+mod takeover;
 
 pub use control::{ControlError, PagerHandle, Status, StoredExtent};
+pub use keeper::keep;
 pub use serve::{PagerError, run};
 
 /// Name of the control socket in a migration's directory.

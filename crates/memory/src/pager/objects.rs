@@ -24,6 +24,14 @@ impl Objects {
     /// Keeps one more.
     pub fn keep(&mut self, object: SharedObject, file: OwnedFd) -> io::Result<()> {
         self.kept.push((object, file));
+        self.tell()
+    }
+
+    /// Writes the table anew: this process has the files.
+    pub fn tell(&self) -> io::Result<()> {
+        if self.kept.is_empty() {
+            return Ok(());
+        }
         let mut text = String::new();
         for (object, file) in &self.kept {
             let kind = match object.kind {

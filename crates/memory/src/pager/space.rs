@@ -4,11 +4,13 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use tranship_sys::arena::View;
+use tranship_sys::journal::Journal;
 use tranship_sys::userfault::{Change, Event, Filled, Userfault};
 use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange};
 
 use super::around::{Around, WANT_BESIDE};
 use super::remote::Remote;
+use super::takeover::CHANGE;
 use crate::index::{Extent, Index};
 
 /// Bytes supplied around a fault: the neighbours of a page are likely to be touched next.
@@ -19,6 +21,8 @@ const FAULT_AROUND: u64 = 16 * PAGE_SIZE;
 pub(super) struct Space {
     /// The address space of the source whose pages it has: a child's are its parent's.
     pub origin: AddressSpaceId,
+    /// Which of all address spaces that were ever served this is.
+    pub serial: u64,
     pub userfault: Userfault,
     /// Stored pages that are not in place yet. Where a newer version is still to come the older one may be among them: what is out
     /// of date is looked for just before pages are put in place, since to go through all of them takes longer than a restore.
@@ -67,6 +71,7 @@ impl Space {
     pub fn new(origin: AddressSpaceId, userfault: Userfault, pending: Index, remote: Remote) -> Self {
         Self {
             origin,
+            serial: 0,
             userfault,
             pending,
             remote,
@@ -84,28 +89,36 @@ impl Space {
         self.pending.is_empty() && self.remote.is_empty() && self.waiting.is_empty()
     }
 
-    /// Reads and answers one event. `None`: there was none.
-    pub fn answer(&mut self, store: &View, named: bool) -> io::Result<Option<Work>> {
-        let Some(event) = self.userfault.next_event()? else { return Ok(None) };
+    /// Reads and answers one event, which is in the journal before anything is done for it. `None`: there was none.
+    pub fn answer(&mut self, store: &View, named: bool, journal: &Journal) -> io::Result<Option<Work>> {
+        let Some(message) = journal.read(self.serial, &self.userfault)? else { return Ok(None) };
         let mut work = Work::default();
-        match event {
+        match message.event()? {
             Event::Fault { address } => {
                 work.faults = 1;
                 let waiter = Waiter { address: address & !(PAGE_SIZE - 1), since: Instant::now(), remote: false };
                 self.supply(waiter, store, named, &mut work)?;
             }
-            Event::Changed(change) => self.follow(change, &mut work),
+            Event::Changed(change) => {
+                journal.append(CHANGE, self.serial, &message.to_bytes());
+                match change {
+                    Change::Fork(number) => work.child = Some(self.child(self.userfault.child(number)?)),
+                    change => self.follow(change, &mut work),
+                }
+            }
         }
         Ok(Some(work))
     }
 
-    /// Does what the task has done to its address space.
-    fn follow(&mut self, change: Change, work: &mut Work) {
+    /// The address space of a child. Its page table is a copy: what was missing here is missing there.
+    pub fn child(&self, userfault: Userfault) -> Self {
+        Self::new(self.origin, userfault, self.pending.clone(), self.remote.clone())
+    }
+
+    /// Does what the task has done to its own address space.
+    pub fn follow(&mut self, change: Change, work: &mut Work) {
         match change {
-            Change::Fork(userfault) => {
-                // The child's page table is a copy: what was missing here is missing there.
-                work.child = Some(Space::new(self.origin, userfault, self.pending.clone(), self.remote.clone()));
-            }
+            Change::Fork(_) => {}
             Change::Remap { from, to, len } => {
                 PageRange::new(to, to.saturating_add(len)).into_iter().for_each(|target| self.sift(target));
                 work.freed = self.pending.shift(from, to, len);

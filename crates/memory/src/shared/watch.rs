@@ -183,7 +183,7 @@ fn read_events(epoll: &Epoll, events: &Mutex<Events>, ending: &Ending) {
             // Nobody receives only if that thread could not go on, and then things end here.
             let _ = match watch.next_event() {
                 // Not kept: a new process counts as having written everything.
-                Ok(Some(Event::Changed(Change::Fork(child)))) => ending.send(Box::new(child)),
+                Ok(Some(Event::Changed(Change::Fork(child)))) => ending.send(Box::new(watch.child(child))),
                 Ok(_) => ending.send(Box::new(watch)),
                 // A process that waits for an event to be read, which cannot be (there is no descriptor for the child's watch
                 // left), goes on when its own watch ends.

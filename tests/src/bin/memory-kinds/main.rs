@@ -78,7 +78,11 @@ fn forks() -> Result<Check> {
     const BYTES: usize = 48 << 20;
     let memory = Memory::map(BYTES, None, false, 0)?;
     let pages = BYTES / PAGE;
-    (0..pages).for_each(|page| memory.write(page * PAGE, word(page, 0)));
+    for page in 0..pages {
+        // Nothing that could be compressed.
+        (0..PAGE / 8).for_each(|at| memory.write(page * PAGE + at * 8, word(page * PAGE + at, 0x5851_f42d_4c95_7f2d)));
+        memory.write(page * PAGE, word(page, 0));
+    }
     let mut version = vec![0; pages];
     let mut moved = Memory::map(64 * PAGE, None, false, 0)?;
     (0..64).for_each(|page| moved.write(page * PAGE, word(page, 3)));

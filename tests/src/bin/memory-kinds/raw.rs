@@ -57,18 +57,18 @@ impl Memory {
     }
 
     fn at(&self, offset: usize) -> *mut u64 {
-        assert!(offset + PAGE <= self.length);
+        assert!(offset + 8 <= self.length && offset.is_multiple_of(8));
         self.start.wrapping_byte_add(offset).cast()
     }
 
     /// The word at `offset`. The page must be readable.
     pub fn read(&self, offset: usize) -> u64 {
-        // SAFETY: within the mapping, which is never unmapped, and aligned to a page.
+        // SAFETY: within the mapping, which is never unmapped, and aligned.
         unsafe { self.at(offset).read_volatile() }
     }
 
     pub fn write(&self, offset: usize, word: u64) {
-        // SAFETY: within the mapping, which is never unmapped, and aligned to a page; nobody has a reference to it.
+        // SAFETY: within the mapping, which is never unmapped, and aligned; nobody has a reference to it.
         unsafe { self.at(offset).write_volatile(word) }
     }
 
