@@ -206,7 +206,7 @@ fn run_hook(hook: &Value, state: &Value) -> anyhow::Result<()> {
 fn engines_name(namespace: &Path) -> anyhow::Result<Option<PathBuf>> {
     use std::os::unix::fs::MetadataExt;
     let root = format!("net:[{}]", std::fs::metadata(namespace)?.ino());
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
+    let mounts = tranship_sys::process::text("/proc/self/mountinfo")?;
     let points = mounts.lines().filter_map(|line| {
         let mut fields = line.split(' ').skip(3);
         (fields.next()? == root).then(|| fields.next().map(PathBuf::from))?

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
+use tranship_sys::process::text;
 use tranship_sys::processors;
 
 /// A thread that is bound to some of the processors that its cgroup has.
@@ -53,7 +54,7 @@ fn directories(cgroups: &str, root: &Path) -> Vec<PathBuf> {
 
 /// The processors that a process may run on whose threads are not bound.
 fn unbound(pid: u32) -> Option<CpuSet> {
-    let cgroups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let cgroups = text(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     let files = ["cpuset.effective_cpus", "cpuset.cpus.effective"];
     let of_cgroup = directories(&cgroups, Path::new("/sys/fs/cgroup"))
         .into_iter()
@@ -61,14 +62,14 @@ fn unbound(pid: u32) -> Option<CpuSet> {
     of_cgroup.or_else(|| set(&processors::online().ok()?))
 }
 
-fn threads(pid: u32) -> impl Iterator<Item = u32> {
+pub(crate) fn threads(pid: u32) -> impl Iterator<Item = u32> {
     let entries = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 /// What the container calls a thread.
-fn id_within(pid: u32, thread: u32) -> Option<u32> {
-    let status = fs::read_to_string(format!("/proc/{pid}/task/{thread}/status")).ok()?;
+pub(crate) fn id_within(pid: u32, thread: u32) -> Option<u32> {
+    let status = text(format!("/proc/{pid}/task/{thread}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix("NSpid:"))?.split_whitespace().last()?.parse().ok()
 }
 

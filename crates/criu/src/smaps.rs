@@ -16,16 +16,21 @@ pub struct Smaps {
     /// By the kernel's word of flags.
     letters: HashMap<u64, String>,
     /// By their line in `maps`: mappings that are none of the task's own, such as `[vsyscall]`.
-    unlisted: HashMap<String, String>,
+    unlisted: HashMap<Vec<u8>, String>,
 }
 
 /// A line that begins a mapping, not one that tells of it.
-fn is_mapping(line: &str) -> bool {
-    line.starts_with(|c: char| c.is_ascii_digit() || c.is_ascii_lowercase())
+fn is_mapping(line: &[u8]) -> bool {
+    line.first().is_some_and(|c| c.is_ascii_digit() || c.is_ascii_lowercase())
 }
 
-fn start_of(line: &str) -> Option<u64> {
-    u64::from_str_radix(line.split_once('-')?.0, 16).ok()
+fn start_of(line: &[u8]) -> Option<u64> {
+    u64::from_str_radix(str::from_utf8(line.split(|byte| *byte == b'-').next()?).ok()?, 16).ok()
+}
+
+/// The lines of a file. Paths in it may be any bytes, but for a line feed, which the kernel escapes.
+fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+    text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty())
 }
 
 /// The kernel's flags of each mapping, by its start.
@@ -37,20 +42,21 @@ impl Smaps {
     /// Learns from a process, which may run meanwhile. This is the slow look.
     pub fn learn(&mut self, reader: &FlagsReader, pid: u32) -> io::Result<()> {
         let before = flags(reader, pid)?;
-        let text = std::fs::read_to_string(format!("/proc/{pid}/smaps"))?;
+        let text = std::fs::read(format!("/proc/{pid}/smaps"))?;
         let after = flags(reader, pid)?;
         let mut mapping = None;
-        for line in text.lines() {
+        for line in lines(&text) {
             if is_mapping(line) {
                 mapping = Some(line);
-            } else if let (Some(letters), Some(of)) = (line.strip_prefix("VmFlags: "), mapping)
+            } else if let (Some(letters), Some(of)) = (line.strip_prefix(b"VmFlags: "), mapping)
                 && let Some(start) = start_of(of)
             {
+                let letters = String::from_utf8_lossy(letters).into_owned();
                 match (before.get(&start), after.get(&start)) {
                     (Some(one), Some(other)) if one == other => {
-                        self.letters.entry(*one).or_insert_with(|| letters.to_owned());
+                        self.letters.entry(*one).or_insert(letters);
                     }
-                    (None, None) => drop(self.unlisted.insert(of.to_owned(), letters.to_owned())),
+                    (None, None) => drop(self.unlisted.insert(of.to_owned(), letters)),
                     _ => {}
                 }
             }
@@ -59,16 +65,16 @@ impl Smaps {
     }
 
     /// The lines of a stopped process's `smaps` that matter to criu. `None`: it has flags that are not known.
-    pub fn text(&self, reader: &FlagsReader, pid: u32) -> Option<String> {
-        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    pub fn text(&self, reader: &FlagsReader, pid: u32) -> Option<Vec<u8>> {
+        let maps = std::fs::read(format!("/proc/{pid}/maps")).ok()?;
         let flags = flags(reader, pid).ok()?;
-        let mut text = String::with_capacity(maps.len() * 2);
-        for line in maps.lines() {
+        let mut text = Vec::with_capacity(maps.len() * 2);
+        for line in lines(&maps) {
             let letters = match flags.get(&start_of(line)?) {
                 Some(word) => self.letters.get(word)?,
                 None => self.unlisted.get(line)?,
             };
-            text.extend([line, "\nVmFlags: ", letters, "\n"]);
+            [line, b"\nVmFlags: ", letters.as_bytes(), b"\n"].iter().for_each(|part| text.extend_from_slice(part));
         }
         Some(text)
     }
@@ -82,7 +88,7 @@ fn beside(table: &Path, pid: u32) -> PathBuf {
 }
 
 /// Hands the text to the preloaded library; must be done before criu is let go.
-pub fn write(table: &Path, pid: u32, text: &str) -> io::Result<()> {
+pub fn write(table: &Path, pid: u32, text: &[u8]) -> io::Result<()> {
     std::fs::write(beside(table, pid), text)
 }
 
@@ -109,12 +115,9 @@ mod tests {
         let mut smaps = Smaps::default();
         assert_eq!(smaps.text(&reader, pid), None, "nothing was learned");
         smaps.learn(&reader, pid).unwrap();
-        let real = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
-        let kept: String = real
-            .lines()
-            .filter(|line| is_mapping(line) || line.starts_with("VmFlags: "))
-            .flat_map(|line| [line, "\n"])
-            .collect();
+        let real = std::fs::read(format!("/proc/{pid}/smaps")).unwrap();
+        let kept: Vec<&[u8]> = lines(&real).filter(|line| is_mapping(line) || line.starts_with(b"VmFlags: ")).collect();
+        let kept = [&kept.join(&b'\n')[..], b"\n"].concat();
         let text = smaps.text(&reader, pid);
         child.kill().unwrap();
         child.wait().unwrap();
@@ -123,8 +126,8 @@ mod tests {
 
     #[test]
     fn details_are_no_mappings() {
-        assert!(is_mapping("7fff0000-7fff1000 rw-p 00000000 00:00 0 [stack]"));
-        assert!(is_mapping("ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]"));
-        assert!(!is_mapping("VmFlags: rd wr") && !is_mapping("Size:   4 kB"));
+        assert!(is_mapping(b"7fff0000-7fff1000 rw-p 00000000 00:00 0 [stack]"));
+        assert!(is_mapping(b"ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]"));
+        assert!(!is_mapping(b"VmFlags: rd wr") && !is_mapping(b"Size:   4 kB"));
     }
 }

@@ -180,7 +180,7 @@ impl Freezer {
     /// The processes that a signal has stopped. Those of a frozen cgroup do not show it.
     pub fn stopped(&self) -> Result<Vec<u32>, FreezerError> {
         let state = |pid: &u32| {
-            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            let stat = process::text(format!("/proc/{pid}/stat")).ok()?;
             stat.rsplit_once(") ")?.1.chars().next()
         };
         Ok(self.processes()?.into_iter().filter(|pid| state(pid) == Some('T')).collect())

@@ -79,7 +79,7 @@ impl MountTree {
 
 /// Where nothing can be made to follow the mount that Podman's storage is on: what Docker's volumes do cannot be restored there.
 pub(crate) fn not_followed(storage: &Path) -> Option<Blocker> {
-    let mount = private_in(&std::fs::read_to_string("/proc/self/mountinfo").ok()?, storage)?;
+    let mount = private_in(&tranship_sys::process::text("/proc/self/mountinfo").ok()?, storage)?;
     let mount = mount.display();
     let cause = format!(
         "Podman's storage there is on the private mount {mount}, which Docker's volumes, that follow the node's mounts, cannot be on"

@@ -34,7 +34,7 @@ pub struct SurveyError {
 }
 
 fn status(pid: u32) -> Result<String, SurveyError> {
-    std::fs::read_to_string(format!("/proc/{pid}/status")).map_err(|source| SurveyError { pid, source })
+    process::text(format!("/proc/{pid}/status")).map_err(|source| SurveyError { pid, source })
 }
 
 /// A field of `/proc/PID/status`.
@@ -61,7 +61,7 @@ pub fn survey(pids: &[u32]) -> Result<Vec<Space>, SurveyError> {
     let mut spaces = Vec::with_capacity(pids.len());
     for &pid in pids {
         let failed = |source| SurveyError { pid, source };
-        let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}"));
+        let read = |file: &str| process::text(format!("/proc/{pid}/{file}"));
         let status = status(pid)?;
         if field(&status, "PPid").parse().is_ok_and(|parent| process::has_memory_of(pid, parent)) {
             continue;

@@ -6,7 +6,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
@@ -93,12 +93,21 @@ pub fn waits_for_vforked(place: &str) -> bool {
     ["vfork", "kernel_clone", "do_fork"].iter().any(|function| place.contains(function))
 }
 
+/// Reads a file of /proc as text. The names and paths in it are those of programs and need not be UTF-8: bytes that are none
+/// are replaced, so that a program's name never hides the rest.
+///
+/// # Errors
+/// It cannot be read.
+pub fn text(path: impl AsRef<Path>) -> io::Result<String> {
+    std::fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+}
+
 /// Where in its memory a process has the arguments and the environment that the kernel tells of it; empty ranges for one without memory.
 ///
 /// # Errors
 /// There is no such process.
 pub fn strings(pid: u32) -> io::Result<[Range<u64>; 2]> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let stat = text(format!("/proc/{pid}/stat"))?;
     // The name may contain anything, so fields are counted from its closing parenthesis: state is the third.
     let fields = stat.rsplit(')').next().unwrap_or_default().split_ascii_whitespace();
     let mut places = fields.skip(48 - 3).map(|field| field.parse().unwrap_or(0));
@@ -232,6 +241,24 @@ pub fn detach(command: &mut Command) -> &mut Command {
             Ok(())
         })
     }
+}
+
+/// The user namespace that owns the namespace at `path` (a file such as `/proc/PID/ns/net`), as the inode that stands for it.
+///
+/// # Errors
+/// There is no such namespace, or its owner is above the user namespace of this process.
+pub fn owner_of_namespace(path: impl AsRef<Path>) -> io::Result<u64> {
+    /// `NS_GET_USERNS` of linux/nsfs.h.
+    const NS_GET_USERNS: libc::c_ulong = 0xb701;
+    let namespace = File::open(path)?;
+    // SAFETY: the request takes no argument and returns a new descriptor.
+    let owner = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_USERNS as _) };
+    if owner < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just opened it for this process, and nobody else knows of it.
+    let owner = File::from(unsafe { OwnedFd::from_raw_fd(owner) });
+    Ok(std::os::unix::fs::MetadataExt::ino(&owner.metadata()?))
 }
 
 /// Lets the command's process have `descriptor` under the number `number`, whatever was there before, and keeps every

@@ -286,7 +286,7 @@ fn unsupported(what: &str) -> io::Error {
 
 /// Whether a thread has seccomp filters, or may have.
 fn is_filtered(process: u32, thread: Pid) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{process}/task/{thread}/status")).unwrap_or_default();
+    let status = crate::process::text(format!("/proc/{process}/task/{thread}/status")).unwrap_or_default();
     !status.lines().any(|line| line == "Seccomp:\t0")
 }
 

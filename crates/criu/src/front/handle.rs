@@ -24,7 +24,7 @@ pub fn criu_lives(socket: &Path) -> bool {
 /// When a process was started (field 22 of proc_pid_stat(5)), which tells it from a later one with its pid; criu changes its
 /// arguments. `None` if it is gone, or a zombie.
 pub(super) fn start_of(pid: &str) -> Option<String> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let stat = tranship_sys::process::text(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?;
     (!matches!(state, "Z" | "X")).then(|| fields.nth(18).map(ToOwned::to_owned))?

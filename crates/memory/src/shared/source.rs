@@ -170,7 +170,7 @@ impl SharedMemory {
     }
 
     fn find_mapped(&mut self, pid: u32) -> io::Result<()> {
-        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
+        let maps = tranship_sys::process::text(format!("/proc/{pid}/maps"))?;
         for mapping in maps.lines().filter_map(Mapping::parse) {
             if mapping.device != self.device {
                 continue;

@@ -184,7 +184,9 @@ fn original(tree: &CarriedTree, trail: Option<&Arc<Trail>>) -> Result<Original, 
 
 /// Whether the filesystem of an open file is mounted with one of these options; also if that cannot be told.
 fn has_option(file: &Root, options: &[&str]) -> bool {
-    let (Ok(stat), Ok(table)) = (look(file, b""), std::fs::read_to_string("/proc/self/mountinfo")) else { return true };
+    let (Ok(stat), Ok(table)) = (look(file, b""), tranship_sys::process::text("/proc/self/mountinfo")) else {
+        return true;
+    };
     let device = format!("{}:{}", stat.stx_dev_major, stat.stx_dev_minor);
     let line = table.lines().find(|line| line.split(' ').nth(2) == Some(&device));
     let own = line.and_then(|line| line.rsplit(' ').next());

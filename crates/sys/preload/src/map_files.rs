@@ -29,7 +29,8 @@ fn names_in(directory: c_int) -> HashSet<String> {
         let path = std::fs::read_link(format!("/proc/self/fd/{directory}")).ok()?;
         let (_, pid) = path.to_str()?.strip_suffix("/map_files")?.rsplit_once('/')?;
         let text = smaps_of(pid.parse().ok()?)?;
-        Some(without_file(&std::fs::read_to_string(text.to_str().ok()?).ok()?))
+        let text = std::fs::read(text.to_str().ok()?).ok()?;
+        Some(without_file(&String::from_utf8_lossy(&text)))
     };
     read().unwrap_or_default()
 }
