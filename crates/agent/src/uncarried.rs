@@ -12,6 +12,7 @@ use nix::sys::stat::Mode;
 use serde::{Deserialize, Serialize};
 use tranship_coordinator::Failure;
 use tranship_criu::affinity::{self, BoundThread};
+use tranship_criu::slack::{self, TimerSlack};
 use tranship_criu::timers::{self, PeriodicTimer};
 use tranship_engine::Container;
 use tranship_memory::survey;
@@ -31,6 +32,8 @@ pub struct Uncarried {
     timers: Vec<PeriodicTimer>,
     #[serde(default)]
     threads: Vec<BoundThread>,
+    #[serde(default)]
+    slacks: Vec<TimerSlack>,
     #[serde(default)]
     pipes: Vec<OwnedPipe>,
     /// Segments that were removed while they were attached: CRIU makes ones that stay.
@@ -62,7 +65,8 @@ pub fn look(container: &Container, netns: Option<&Path>) -> Result<Uncarried, Fa
     Ok(Uncarried {
         sockets: states.sockets,
         timers,
-        threads: bound_threads(container),
+        threads: of_processes(container, affinity::bound),
+        slacks: of_processes(container, slack::of),
         pipes,
         removed_segments: match container.has_namespace("ipc") {
             true => segment::removed(container.init).map_err(failed)?,
@@ -138,10 +142,10 @@ impl OwnedPipe {
     }
 }
 
-/// Those that are bound to processors.
-fn bound_threads(container: &Container) -> Vec<BoundThread> {
+/// What is found of each process, by its pids here and in the container.
+fn of_processes<T>(container: &Container, find: impl Fn(u32, u32) -> Vec<T>) -> Vec<T> {
     let processes = container.processes().unwrap_or_default().into_iter();
-    processes.filter_map(|pid| Some(affinity::bound(pid, survey::id_of(pid).ok()?.0))).flatten().collect()
+    processes.filter_map(|pid| Some(find(pid, survey::id_of(pid).ok()?.0))).flatten().collect()
 }
 
 /// What is in a container's network and none of its processes has.
@@ -197,6 +201,8 @@ impl Uncarried {
         for thread in free {
             tracing::warn!(?thread, "none of the processors that it was bound to is here; it may run on all");
         }
+        slack::set(&self.slacks, tasks)
+            .map_err(|error| format!("a thread's timer slack cannot be restored: {error}"))?;
         for pipe in &self.pipes {
             let OwnedPipe { task, descriptor, .. } = pipe;
             let refused = |why: &dyn std::fmt::Display| {

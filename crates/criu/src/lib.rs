@@ -8,5 +8,6 @@ pub mod front;
 pub mod hidden;
 pub mod preflight;
 pub mod rpc;
+pub mod slack;
 pub mod smaps;
 pub mod timers;
