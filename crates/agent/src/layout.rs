@@ -16,6 +16,8 @@ use tranship_engine::Images;
 use tranship_types::MigrationId;
 use tranship_wire::message::Offer;
 
+use crate::criu_log::{self, Cause};
+
 /// How long an engine may take until it asks criu for something.
 const ENGINE_START: Duration = Duration::from_secs(30);
 /// How long a front waits for its order before it gives up.
@@ -316,14 +318,21 @@ impl Layout {
         Ok(())
     }
 
+    /// Keeps criu's log beside the reports in `history`, where there is one; says where.
+    pub fn keep_log(&self, role: Role, history: &Path, id: &MigrationId) -> Option<PathBuf> {
+        criu_log::keep(&self.criu_log(role), history, &format!("{id}.{}.log", role.name()))
+    }
+
     /// What criu, or failing that the engine, said last: for error messages.
     pub fn last_words(&self, role: Role) -> String {
         let log = std::fs::read(self.criu_log(role)).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
-        // criu's first error is the cause; those after it tell who was told. Its complaint about RLIMIT_NOFILE is none.
-        let error = log.lines().find(|l| l.contains("Error (") && !l.contains("rlimit"));
-        if let Some((_, words)) = error.and_then(|l| l.split_once("Error (")) {
-            return format!("criu says: {}", words.split_once("): ").map_or(words, |(_, w)| w).trim());
+        if let Some(cause) = Cause::in_log(&log) {
+            return match role {
+                Role::Dump => cause.told(),
+                // The processes that criu was making are gone.
+                Role::Restore => format!("criu says: {}", cause.words),
+            };
         }
         let engine = std::fs::read_to_string(self.work().join("engine.log")).unwrap_or_default();
         engine.lines().last().map_or_else(|| "it said nothing".to_owned(), |l| format!("the engine says: {}", l.trim()))

@@ -11,6 +11,7 @@ mod absent;
 mod arrivals;
 mod config;
 mod copying;
+mod criu_log;
 mod demand;
 mod destination;
 mod doctor;

@@ -21,6 +21,9 @@ use crate::config::Config;
 use crate::recovery::Words;
 use crate::registry::Registry;
 
+/// Where in the state directory the reports of moves are kept.
+const HISTORY: &str = "history";
+
 /// How long a peer may take to answer a call.
 const DIAL: Duration = Duration::from_secs(5);
 /// How long processors stay awake when a container runs again: its clients have waited, and each answer of the first ones brings the next request.
@@ -67,6 +70,11 @@ impl Drop for Claim {
 }
 
 impl Node {
+    /// The directory of the reports of moves that have ended, and of what belongs to them.
+    pub fn history(&self) -> PathBuf {
+        self.config.state_dir.join(HISTORY)
+    }
+
     pub fn new(
         config: Config,
         engines: Vec<Arc<dyn Engine>>,
@@ -76,7 +84,7 @@ impl Node {
         timers: tokio::runtime::Handle,
     ) -> Arc<Self> {
         Arc::new(Self {
-            registry: Registry::new(config.state_dir.join("history")),
+            registry: Registry::new(config.state_dir.join(HISTORY)),
             groups: Registry::new(config.state_dir.join("groups")),
             config,
             engines,
@@ -325,7 +333,7 @@ pub fn hold() {
 
 /// Whether a process lives: it is there, and no zombie.
 pub fn is_alive(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let stat = tranship_sys::process::text(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 

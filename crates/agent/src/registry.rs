@@ -121,7 +121,9 @@ impl<R: Watched> Registry<R> {
         if files.len() > HISTORY {
             files.sort_by_key(|p| p.metadata().and_then(|m| m.modified()).ok());
             for old in &files[..files.len() - HISTORY] {
-                let _ = std::fs::remove_file(old);
+                for file in [old.clone(), old.with_extension("dump.log"), old.with_extension("restore.log")] {
+                    let _ = std::fs::remove_file(file);
+                }
             }
         }
     }

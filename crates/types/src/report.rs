@@ -174,6 +174,9 @@ pub struct Report {
     pub allowed: Vec<Blocker>,
     /// The one sentence for the user, where it failed.
     pub error: Option<String>,
+    /// CRIU's log on the source, where its dump failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub criu_log: Option<String>,
     /// What could not be tidied up, and what to do about it.
     pub leftovers: Vec<String>,
 }
@@ -215,6 +218,7 @@ impl Report {
             blockers: Vec::new(),
             allowed: Vec::new(),
             error: None,
+            criu_log: None,
             leftovers: Vec::new(),
         }
     }

@@ -54,7 +54,10 @@ impl DestinationRun {
         self.timeline.note("memory: all named", begun, start);
         let words = || {
             let last = self.layout.last_words(Role::Restore);
-            Failure::new(format!("the container could not be restored on node {}: {last}", self.node.config.node))
+            let here = &self.node.config.node;
+            let kept = self.layout.keep_log(Role::Restore, &self.node.history(), &self.id);
+            let log = kept.map(|path| format!("; criu's log is {} on node {here}", path.display())).unwrap_or_default();
+            Failure::new(format!("the container could not be restored on node {here}: {last}{log}"))
         };
         if let Ok(store) = self.inbox.store() {
             // Its table of shared memory is complete when it has answered.

@@ -190,12 +190,20 @@ impl SourceRun {
             Ok(Mark::Done { success: false, message, .. }) if message == "criu died" => {
                 Err(failed("criu was killed in the middle of the dump; try again"))
             }
-            Ok(Mark::Done { success: false, .. }) | Err(_) => Err(Failure::new(format!(
-                "the container could not be dumped: {}; `tranship move --dry-run` lists what is known to stand in the way",
-                self.layout.last_words(Role::Dump)
-            ))),
+            Ok(Mark::Done { success: false, .. }) | Err(_) => Err(self.not_dumped()),
             Ok(_) => Ok(false),
         }
+    }
+
+    /// Why criu has not dumped the container. Its log is kept with the report.
+    fn not_dumped(&self) -> Failure {
+        let why = self.layout.last_words(Role::Dump);
+        let kept = self.layout.keep_log(Role::Dump, &self.node.history(), &self.id);
+        let log = kept.as_ref().map(|path| format!("; criu's log is {}", path.display())).unwrap_or_default();
+        self.report.change(|r| r.criu_log = kept.map(|path| path.to_string_lossy().into_owned()));
+        Failure::new(format!(
+            "the container could not be dumped: {why}{log}; `tranship move --dry-run` lists what is known to stand in the way"
+        ))
     }
 
     fn send_images(&mut self, images: &[PathBuf], early: bool, tmpfs: bool) -> Result<(), Failure> {
