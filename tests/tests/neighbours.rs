@@ -9,8 +9,8 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use tranship_api::Plan;
 use tranship_e2e::{
-    DOCKER, Log, Managed, Moving, PODMAN, Stage, connection_alive, move_container, refused_move, remove, scenarios,
-    wait_until,
+    DOCKER, Log, Managed, Moving, PODMAN, Stage, connection_alive, move_container, move_with, refused_move,
+    refused_move_with, remove, scenarios, wait_until,
 };
 use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, redis_command};
 use tranship_types::{BlockerKind, Mode, Outcome};
@@ -213,6 +213,38 @@ fn what_is_the_node_s_own_is_refused(stage: &mut Stage) -> Result<()> {
     remove(lab, NAME)
 }
 
+fn a_directory_that_another_container_has_does_not_move_away_from_it(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    lab.check("a", &["mkdir", "-p", "/srv/data/part", "/srv/other"])?;
+    let volume = |path: &str| vec![(path.into(), "/data".into())];
+    let options = RunOptions::new(Ipv4Addr::new(10, 77, 0, 76), redis_command());
+    lab.run("a", NAME, &RunOptions { volumes: volume("/srv/data"), ..options })?;
+    let sleep: Vec<String> = ["sleep", "1000"].map(str::to_owned).into();
+    let beside = |directory: &str| {
+        run_beside(lab, SIDE, &sleep, |config| {
+            config["linux"]["namespaces"] =
+                ["mount", "network", "pid", "ipc", "uts"].map(|kind| json!({"type": kind})).into();
+            for mount in
+                config["mounts"].as_array_mut().into_iter().flatten().filter(|mount| mount["destination"] == "/data")
+            {
+                mount["source"] = directory.into();
+            }
+        })
+    };
+    for directory in ["/srv/data", "/srv/data/part"] {
+        beside(directory)?;
+        let refusal = refused_move_with(lab, "a", NAME, "b", &["--with-binds"]);
+        end_beside(lab, SIDE)?;
+        refusal?
+            .names(BlockerKind::Mount, "(sleep) of container side has the directory /data of container web, too")?;
+    }
+    beside("/srv/other")?;
+    let moved = move_with(lab, "a", NAME, "b", &["--with-binds"]);
+    end_beside(lab, SIDE)?;
+    moved.context("when each has one of its own")?;
+    remove(lab, NAME)
+}
+
 /// Containers of an engine that have joined another one's namespaces, whether they run or not.
 fn joined_by_mode(lab: &Lab, engine: &Managed, number: u8, more: &[&str]) -> Result<()> {
     let mut own = engine.start(lab, number, &[], &[])?;
@@ -264,6 +296,10 @@ fn main() -> ExitCode {
             a_neighbour_that_comes_during_the_move_stops_it_before_the_freeze,
         ),
         ("what_is_the_node_s_own_is_refused", what_is_the_node_s_own_is_refused),
+        (
+            "a_directory_that_another_container_has_does_not_move_away_from_it",
+            a_directory_that_another_container_has_does_not_move_away_from_it,
+        ),
         (
             "a_container_of_docker_that_others_have_joined_is_refused",
             a_container_of_docker_that_others_have_joined_is_refused,

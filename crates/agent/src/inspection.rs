@@ -139,6 +139,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
     blockers.extend(choice.blockers);
     findings.notes.extend(choice.notes);
     let trees = choice.trees;
+    blockers.extend(neighbours::of_directories(node, &container, &trees));
     let comes_along = |source: &PathBuf| {
         let source = source.canonicalize().unwrap_or_default();
         trees.iter().any(|tree| tree.path == source)

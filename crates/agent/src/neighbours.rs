@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use tranship_criu::preflight::{Depth, Namespaces, Neighbour};
+use tranship_criu::preflight::{self, Depth, Namespaces, Neighbour};
 use tranship_engine::Container;
-use tranship_types::{Blocker, BlockerKind};
+use tranship_types::{Blocker, BlockerKind, CarriedTree, TreeKind};
 
 use crate::node::Node;
 
@@ -18,11 +18,10 @@ pub fn obstacles(node: &Node, container: &Container, namespaces: &Namespaces, de
     if found.is_empty() {
         return Vec::new();
     }
-    let known = known(node);
+    let known = Known::of(node);
     let mut of: BTreeMap<Option<&str>, Vec<&Neighbour>> = BTreeMap::new();
     for neighbour in &found {
-        let cgroup = cgroup(neighbour.pid);
-        let name = known.iter().find(|(_, its)| cgroup.is_some() && *its == cgroup).map(|(name, _)| name.as_str());
+        let name = known.container(neighbour.pid);
         of.entry(name.filter(|name| *name != container.name)).or_default().push(neighbour);
     }
     of.into_iter().map(|(whose, neighbours)| shared(&container.name, whose, &neighbours)).collect()
@@ -34,10 +33,45 @@ fn cgroup(pid: u32) -> Option<String> {
 }
 
 /// The containers of all engines, with the cgroups of their first processes.
-fn known(node: &Node) -> Vec<(String, Option<String>)> {
-    let listed = node.engines().filter_map(|engine| engine.list().ok()).flatten();
-    let running = listed.filter(|one| one.init != 0);
-    running.map(|one| (one.name, cgroup(one.init))).filter(|(_, cgroup)| cgroup.is_some()).collect()
+struct Known(Vec<(String, String)>);
+
+impl Known {
+    fn of(node: &Node) -> Self {
+        let listed = node.engines().filter_map(|engine| engine.list().ok()).flatten();
+        let running = listed.filter(|one| one.init != 0);
+        Self(running.filter_map(|one| Some((one.name, cgroup(one.init)?))).collect())
+    }
+
+    /// The name of the container that a process belongs to.
+    fn container(&self, pid: u32) -> Option<&str> {
+        let cgroup = cgroup(pid)?;
+        self.0.iter().find(|(_, its)| *its == cgroup).map(|(name, _)| name.as_str())
+    }
+}
+
+/// Who else has those of the node's directories mounted that move with the container.
+pub fn of_directories(node: &Node, container: &Container, trees: &[CarriedTree]) -> Vec<Blocker> {
+    let carried = trees.iter().filter(|tree| tree.kind == TreeKind::Bind);
+    let directories: Vec<_> = carried.map(|tree| tree.inside.clone()).collect();
+    if directories.is_empty() {
+        return Vec::new();
+    }
+    let inside = container.processes().unwrap_or_default();
+    let found = preflight::sharers(container.init, &inside, &directories);
+    let known = if found.is_empty() { Known(Vec::new()) } else { Known::of(node) };
+    let blocker = |found: preflight::Sharer| {
+        let of = known.container(found.pid).map_or_else(String::new, |name| format!(" of container {name}"));
+        let cause = format!(
+            "process {} ({}){of} has the directory {} of container {}, too, and would go on with the old one",
+            found.pid,
+            found.name,
+            found.directory.display(),
+            container.name
+        );
+        let remedy = "stop it first, give each a directory of its own, or leave out --with-binds";
+        Blocker::new(BlockerKind::Mount, cause, remedy).at(found.pid, None)
+    };
+    found.into_iter().map(blocker).collect()
 }
 
 fn shared(container: &str, whose: Option<&str>, neighbours: &[&Neighbour]) -> Blocker {

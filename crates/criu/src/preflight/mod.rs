@@ -8,6 +8,7 @@
 mod container;
 mod descriptors;
 mod diag;
+mod directories;
 mod files;
 mod mappings;
 mod mounts;
@@ -25,6 +26,7 @@ use std::time::{Duration, Instant};
 use tranship_types::Blocker;
 
 use container::Container;
+pub use directories::{Sharer, sharers};
 pub use neighbours::{Depth, Namespaces, Neighbour};
 
 /// How long a state that usually passes (a task in uninterruptible sleep, data in a queue that CRIU cannot carry) may

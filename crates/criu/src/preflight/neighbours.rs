@@ -26,6 +26,8 @@ const KINDS: [(&str, &str); 10] = [
 ];
 /// The kinds in which one thread alone can be elsewhere than its process (setns(2)).
 const OF_THREADS: [&str; 6] = ["net", "pid_for_children", "ipc", "uts", "mnt", "cgroup"];
+/// The kinds whose members lose something at once when the container leaves.
+const VITAL: [&str; 3] = ["net", "pid", "ipc"];
 /// Links that a directory has besides one for each thread: `.` and `..`.
 const OWN_LINKS: u64 = 2;
 
@@ -45,7 +47,7 @@ pub struct Neighbour {
 /// How closely the node's processes are looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Depth {
-    /// Their first threads: some microseconds for each process.
+    /// Their first threads, in network, PID and IPC namespaces: some microseconds for each process.
     Processes,
     /// All their threads.
     Threads,
@@ -138,7 +140,10 @@ impl Namespaces {
         let all = procfs::numbers("/proc").unwrap_or_default();
         let mut found = Vec::new();
         for pid in all.into_iter().filter(|pid| *pid != own) {
-            let kinds = self.shared(all_links(pid));
+            let kinds = match depth {
+                Depth::Processes => self.shared(links(&format!("/proc/{pid}/ns"), VITAL)),
+                Depth::Threads => self.shared(all_links(pid)),
+            };
             let kinds = if kinds.is_empty() && depth == Depth::Threads { self.shared_by_threads(pid) } else { kinds };
             if !kinds.is_empty() {
                 found.push((pid, kinds));
