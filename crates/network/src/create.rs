@@ -15,6 +15,7 @@ use nix::errno::Errno;
 use tranship_types::{Attachment, Interface, MAIN_TABLE, Neighbour, NetworkIdentity, Route};
 
 use crate::capture::open_rtnl;
+use crate::inject::LOOPBACK;
 use crate::link::{self, Link};
 use crate::namespace::{self, Presence};
 use crate::neighbours;
@@ -238,10 +239,13 @@ fn add_routes(
         identity.routes.iter().filter(|r| wanted(r)).partition(|r| r.gateway.is_none());
     for route in direct.into_iter().chain(via) {
         let what = failed(format!("add the route to {} through {}", shown(route), route.interface));
-        let Some(interface) = identity.interfaces.iter().find(|i| i.name == route.interface) else {
+        // Each namespace has its own loopback interface, by the same number.
+        let known = identity.interfaces.iter().map(|i| (i.name.as_str(), i.index));
+        let index = known.chain([(LOOPBACK, LOOPBACK_INDEX)]).find(|(name, _)| *name == route.interface);
+        let Some((_, index)) = index else {
             return Err(what(crate::reply::Refusal::nonsense("the identity has no such interface")));
         };
-        rtnl.change(RouteNetlinkMessage::NewRoute(route_message(interface.index, route)), NLM_F_CREATE | NLM_F_APPEND)
+        rtnl.change(RouteNetlinkMessage::NewRoute(route_message(index, route)), NLM_F_CREATE | NLM_F_APPEND)
             .map_err(what)?;
     }
     for rule in &identity.rules {
@@ -249,6 +253,9 @@ fn add_routes(
     }
     Ok(())
 }
+
+/// Of the loopback interface, in every network namespace (net/core/dev.c).
+const LOOPBACK_INDEX: u32 = 1;
 
 /// Two routes may differ in nothing but their next hop; replacing one by the other would lose it.
 const NLM_F_APPEND: u16 = 0x800;

@@ -45,7 +45,10 @@ const VERDICT_CODE: u16 = 1;
 const META_REGISTER: u16 = 1;
 const META_KEY: u16 = 2;
 const META_PROTOCOL: u32 = 1;
+const META_MARK: u32 = 3;
 const META_L4PROTO: u32 = 16;
+/// Marks the packets by which CRIU closes connections that it restores, in one direction or both (soccr.h, `SOCCR_MARK`).
+const CRIU_MARK: u32 = 0xc114;
 const COMPARE_REGISTER: u16 = 1;
 const COMPARE_OPERATION: u16 = 2;
 const COMPARE_DATA: u16 = 3;
@@ -192,13 +195,21 @@ impl Batch {
         });
     }
 
-    /// Gives the segments' chain of `device` its one rule, which drops TCP.
+    /// Gives the segments' chain of `device` its one rule, which drops TCP but for what CRIU sends to a socket of its own that it restores: the
+    /// end of a stream that had come.
     pub(crate) fn drop_segments(&mut self, table: &str, device: &str) {
         self.message(DELRULE, NLM_F_REQUEST | NLM_F_ACK, NFPROTO_NETDEV, 0, |b| {
             string(b, RULE_TABLE, table);
             string(b, RULE_CHAIN, &Place::Segments.chain(device));
         });
-        self.drop(table, device, Place::Segments, |b| meta(b, META_L4PROTO, &[TCP]));
+        self.drop(table, device, Place::Segments, |b| {
+            meta(b, META_L4PROTO, &[TCP]);
+            expression(b, "meta", |b| {
+                number(b, META_REGISTER, REGISTER);
+                number(b, META_KEY, META_MARK);
+            });
+            expression(b, "cmp", |b| compare(b, COMPARE_UNEQUAL, &CRIU_MARK.to_ne_bytes()));
+        });
     }
 
     /// Adds a rule to the newcomers' chain of `device` that drops UDP datagrams.

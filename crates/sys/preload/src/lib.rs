@@ -5,10 +5,10 @@
 //! Whether a task's sockets are those in its epoll sets it finds out faster than the kernel ([`epoll`]).
 //! At the end of a restore it keeps criu from waiting for each thread by itself ([`trace`]).
 //!
-//! It also answers two questions that criu before 4.2 asks of every socket and that kernels since 6.16 refuse for all but
-//! Unix and netlink sockets (SO_PASSCRED and SO_PASSSEC; where they are refused, they are off), and tells the resource
-//! limits of a task of another user where the kernel wants CAP_SYS_RESOURCE for that, from `/proc/PID/limits`, which wants
-//! nothing.
+//! What criu asks of sockets, and how it makes them anew, it puts right where needed ([`sockets`]).
+//!
+//! It tells the resource limits of a task of another user where the kernel wants CAP_SYS_RESOURCE for that, from
+//! `/proc/PID/limits`, which wants nothing.
 //!
 //! CRIU asks the kernel which pages of a task hold data: by the ioctl PAGEMAP_SCAN, or on kernels before 6.7 by reading
 //! `/proc/PID/pagemap`. For the ranges listed in the file that `TRANSHIP_HIDDEN` names, this library answers "none", so
@@ -22,6 +22,7 @@
 mod epoll;
 mod map_files;
 mod shared;
+mod sockets;
 mod trace;
 
 use std::ffi::{CStr, CString, OsString, c_int, c_long, c_ulong, c_void};
@@ -260,38 +261,6 @@ macro_rules! pread {
 
 pread!(pread, c"pread");
 pread!(pread64, c"pread64");
-
-type Getsockopt = unsafe extern "C" fn(c_int, c_int, c_int, *mut c_void, *mut libc::socklen_t) -> c_int;
-
-/// Stands in for libc's `getsockopt`.
-///
-/// # Safety
-/// As libc's: `value` must hold `*len` bytes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn getsockopt(
-    fd: c_int,
-    level: c_int,
-    name: c_int,
-    value: *mut c_void,
-    len: *mut libc::socklen_t,
-) -> c_int {
-    static REAL: OnceLock<usize> = OnceLock::new();
-    // SAFETY: the symbol is libc's function of this type.
-    let real: Getsockopt = unsafe { std::mem::transmute(*REAL.get_or_init(|| next(c"getsockopt") as usize)) };
-    // SAFETY: handed on as it came.
-    let done = unsafe { real(fd, level, name, value, len) };
-    if done == 0 || level != libc::SOL_SOCKET || !matches!(name, libc::SO_PASSCRED | libc::SO_PASSSEC) {
-        return done;
-    }
-    // SAFETY: libc's function has just set errno of this thread; `len` is valid by contract.
-    let (refused, size) = unsafe { (*libc::__errno_location() == libc::EOPNOTSUPP, *len as usize) };
-    if !refused || size < size_of::<c_int>() {
-        return done;
-    }
-    // SAFETY: `value` holds at least the size of an int, by contract and the check above.
-    unsafe { value.cast::<c_int>().write_unaligned(0) };
-    0
-}
 
 type Syscall = unsafe extern "C" fn(c_long, c_long, c_long, c_long, c_long, c_long, c_long) -> c_long;
 
