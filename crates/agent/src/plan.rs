@@ -93,7 +93,7 @@ fn look(
     let found = inspection::inspect(node, name, options).map_err(|f| refused(f, name))?;
     let mut blockers = found.blockers.clone();
     let mut allowed = found.allowed.clone();
-    let mut notes = found.findings.notes.clone();
+    let mut notes = [&found.findings.notes[..], &found.findings.changes].concat();
     if node.config.peers.contains_key(to) {
         match source::check(node, to, &found.offer) {
             Ok((there, said)) => {

@@ -250,6 +250,7 @@ impl SourceRun {
         self.report.change(|r| {
             r.progress.memory_bytes = found.offer.memory_bytes;
             r.ways.extend(self.engine.remarks(&found.container));
+            r.ways.extend(found.findings.changes);
             r.allowed.extend(found.allowed);
         });
         if let Some(failure) = Failure::blocked(found.blockers) {

@@ -16,9 +16,9 @@ use tranship_criu::slack::{self, TimerSlack};
 use tranship_criu::timers::{self, PeriodicTimer};
 use tranship_engine::Container;
 use tranship_memory::survey;
-use tranship_network::{NetworkError, OpenSocket, SocketState};
+use tranship_network::{Dropped, NetworkError, OpenSocket, SocketState};
 use tranship_sys::segment;
-use tranship_types::{Blocker, BlockerKind};
+use tranship_types::{Allowances, Blocker, BlockerKind};
 
 use crate::node::failed;
 
@@ -56,11 +56,13 @@ struct OwnedPipe {
 
 /// Looks at all descriptors, threads and segments of a frozen container's processes, whose network namespace is at `netns`. What stands in the
 /// way is a failure: groups that something else has joined.
-pub fn look(container: &Container, netns: Option<&Path>) -> Result<Uncarried, Failure> {
+pub fn look(container: &Container, netns: Option<&Path>, allowed: Allowances) -> Result<Uncarried, Failure> {
     let Descriptors { sockets, timers, pipes } = descriptors(container);
     let states = netns.map(|netns| tranship_network::socket_states(netns, &sockets)).transpose().map_err(failed)?;
     let states = states.unwrap_or_default();
-    let blockers = states.unclaimed.iter().map(|group| joined_by_others(&container.name, group)).collect();
+    let joined = states.unclaimed.iter().map(|group| joined_by_others(&container.name, group));
+    let dropped = states.dropped.iter().map(|(socket, what)| dropped(socket, *what));
+    let (blockers, _) = allowed.part(joined.chain(dropped).collect());
     Failure::blocked(blockers).map_or(Ok(()), Err)?;
     Ok(Uncarried {
         sockets: states.sockets,
@@ -146,6 +148,22 @@ impl OwnedPipe {
 fn of_processes<T>(container: &Container, find: impl Fn(u32, u32) -> Vec<T>) -> Vec<T> {
     let processes = container.processes().unwrap_or_default().into_iter();
     processes.filter_map(|pid| Some(find(pid, survey::id_of(pid).ok()?.0))).flatten().collect()
+}
+
+/// What a socket has got since the container was inspected, and CRIU drops.
+fn dropped(socket: &OpenSocket, what: Dropped) -> Blocker {
+    let (what, kind) = match what {
+        Dropped::Error => ("has an error to report that the program has not taken", "socket-errors"),
+        Dropped::UrgentByte => ("has an urgent byte (MSG_OOB) that the program has not read", "urgent-data"),
+        Dropped::UnfinishedDatagram => {
+            ("is a UDP socket with a datagram that is not complete yet (MSG_MORE)", "unfinished-datagrams")
+        }
+    };
+    let OpenSocket { pid, descriptor, .. } = socket;
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let name = name.trim_end();
+    let cause = format!("descriptor {descriptor} of {name} (pid {pid}) {what}");
+    Blocker::new(BlockerKind::Socket, cause, "try again").at(*pid, Some(*descriptor)).allowable(kind)
 }
 
 /// What is in a container's network and none of its processes has.

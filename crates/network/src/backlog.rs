@@ -13,6 +13,7 @@ const TCPDIAG_GETSOCK: u16 = 18;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NLMSG_DONE: u16 = 3;
 const REQUEST_AND_DUMP: u16 = 0x301;
+const INET_DIAG_INFO: u8 = 2;
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 const TCP: u8 = 6;
@@ -66,6 +67,8 @@ enum Sockets {
     /// Those of TCP in these states (bits), of both address families: the kernel goes through the whole host's table of connections for
     /// it, some hundred thousand places, so once.
     Tcp(u32),
+    /// The same, with what `struct tcp_info` has of them.
+    TcpInDetail(u32),
     /// Those of UDP, of an address family.
     Udp(u8),
 }
@@ -74,16 +77,21 @@ impl Sockets {
     /// The kind of message that asks for them, and its payload.
     fn request(self) -> (u16, Vec<u8>) {
         match self {
-            // struct inet_diag_req of linux/inet_diag.h, whose family the kernel takes for any: family, lengths of addresses, no
-            // extensions, any socket, states, no cursor.
-            Self::Tcp(states) => {
-                (TCPDIAG_GETSOCK, [&[AF_INET, 0, 0, 0][..], &[0; 48], &states.to_ne_bytes(), &[0; 4]].concat())
-            }
+            Self::Tcp(states) => Self::request_for(states, 0),
+            Self::TcpInDetail(states) => Self::request_for(states, 1 << (INET_DIAG_INFO - 1)),
             // struct inet_diag_req_v2: family, protocol, no extensions, states, any socket.
             Self::Udp(family) => {
                 (SOCK_DIAG_BY_FAMILY, [&[family, UDP, 0, 0][..], &u32::MAX.to_ne_bytes(), &[0; 48]].concat())
             }
         }
+    }
+}
+
+impl Sockets {
+    /// struct inet_diag_req of linux/inet_diag.h, whose family the kernel takes for any: family, lengths of addresses, extensions, any socket,
+    /// states, no cursor.
+    fn request_for(states: u32, extensions: u8) -> (u16, Vec<u8>) {
+        (TCPDIAG_GETSOCK, [&[AF_INET, 0, 0, extensions][..], &[0; 48], &states.to_ne_bytes(), &[0; 4]].concat())
     }
 }
 
@@ -161,6 +169,14 @@ impl Backlog {
             return Ok(0);
         }
         self.count(Sockets::Tcp((1 << FIN_WAIT1) | (1 << LAST_ACK) | (1 << CLOSING)), unfinished)
+    }
+
+    /// How many of those have something that was never sent, or was lost on its way.
+    ///
+    /// # Errors
+    /// The system's refusal.
+    pub fn unsent(&mut self) -> Result<u32, NetworkError> {
+        self.count(Sockets::TcpInDetail((1 << FIN_WAIT1) | (1 << LAST_ACK) | (1 << CLOSING)), unsent)
     }
 
     /// The sum of what these sockets count for.
@@ -247,6 +263,27 @@ fn handshake(socket: &[u8]) -> u32 {
 fn unfinished(socket: &[u8]) -> u32 {
     let (queue, inode) = (word(socket, 60), word(socket, 68));
     u32::from(inode == Some(0) && queue.is_some_and(|bytes| bytes > 0))
+}
+
+/// One, if it is [`unfinished`], and not only for want of an acknowledgement.
+fn unsent(socket: &[u8]) -> u32 {
+    // struct inet_diag_msg, and behind it the attributes; struct tcp_info of linux/tcp.h.
+    const RETRANSMITS_AT: usize = 3;
+    const ATTRIBUTES_AT: usize = 72;
+    const NOT_SENT_AT: usize = 144;
+    let mut rest = socket.get(ATTRIBUTES_AT..).unwrap_or_default();
+    let mut not_sent = None;
+    while let (Some(header), None) = (word(rest, 0), not_sent) {
+        let (length, kind) = ((header & 0xffff) as usize, header >> 16);
+        let Some(value) = rest.get(4..length) else { break };
+        if kind == u32::from(INET_DIAG_INFO) {
+            not_sent = word(value, NOT_SENT_AT);
+        }
+        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    let lost = socket.get(RETRANSMITS_AT).is_some_and(|times| *times > 0);
+    // An older kernel does not say how much was not sent.
+    if lost || not_sent.is_none_or(|bytes| bytes > 0) { unfinished(socket) } else { 0 }
 }
 
 fn word(bytes: &[u8], at: usize) -> Option<u32> {

@@ -55,6 +55,6 @@ pub use gate::Gate;
 pub use hold::{HELD_BYTES, HeldFrame, Hold};
 pub use inject::Injector;
 pub use queue::Queue;
-pub use sockets::{OpenSocket, SocketState, SocketStates, set_socket_states, socket_states, unclaimed_groups};
+pub use sockets::{Dropped, OpenSocket, SocketState, SocketStates, set_socket_states, socket_states, unclaimed_groups};
 pub use takeover::{Takeover, reopen};
 pub use unread::{Unread, unread};

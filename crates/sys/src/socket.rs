@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 
 /// The option of TCP whose value tells the kernel where in this process to put pages.
 const TCP_ZEROCOPY_RECEIVE: i32 = 35;
@@ -55,5 +56,105 @@ pub fn new(family: i32, kind: i32, protocol: i32) -> io::Result<OwnedFd> {
         ..0 => Err(io::Error::last_os_error()),
         // SAFETY: as above.
         fd => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+    }
+}
+
+/// What poll(2) reports of a socket without changing it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Readiness {
+    /// There is something to read, or the end of the stream.
+    pub readable: bool,
+    /// An error waits to be reported, or the error queue has a message.
+    pub error: bool,
+    /// An urgent byte has come (MSG_OOB) that was not read.
+    pub urgent: bool,
+}
+
+/// Asks whether a socket has something to read or an error to report; waits for nothing and takes nothing out.
+///
+/// # Errors
+/// The system's refusal.
+pub fn readiness(socket: BorrowedFd<'_>) -> io::Result<Readiness> {
+    let mut poll = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN | libc::POLLPRI, revents: 0 };
+    // SAFETY: the one structure is ours.
+    match unsafe { libc::poll(&raw mut poll, 1, 0) } {
+        ..0 => Err(io::Error::last_os_error()),
+        _ => {
+            let has = |event| poll.revents & event != 0;
+            Ok(Readiness { readable: has(libc::POLLIN), error: has(libc::POLLERR), urgent: has(libc::POLLPRI) })
+        }
+    }
+}
+
+/// Bytes that have come and were not read (SIOCINQ).
+///
+/// # Errors
+/// The system's refusal: `EINVAL` of a socket of TCP that listens.
+pub fn unread(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    count(socket, libc::FIONREAD)
+}
+
+/// Bytes that were sent and are still with the kernel (SIOCOUTQ); for datagrams, with what the kernel needs to keep them.
+///
+/// # Errors
+/// The system's refusal: `EINVAL` of a socket of TCP that listens.
+pub fn unsent(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    count(socket, libc::TIOCOUTQ)
+}
+
+fn count(socket: BorrowedFd<'_>, request: libc::c_ulong) -> io::Result<u32> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: both requests write an int.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), request, &raw mut bytes) } {
+        0 => Ok(u32::try_from(bytes).unwrap_or(0)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The inode of the network namespace that a socket, or a tun device, belongs to: the number in the link `net:[…]` of `/proc/PID/ns/net`.
+///
+/// # Errors
+/// The system's refusal: it takes CAP_NET_ADMIN in that namespace.
+pub fn network_namespace(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    /// `SIOCGSKNS` of linux/sockios.h.
+    const SIOCGSKNS: libc::c_ulong = 0x894c;
+    // SAFETY: the request takes no memory, and returns a new descriptor or an error.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), SIOCGSKNS) } {
+        ..0 => Err(io::Error::last_os_error()),
+        // SAFETY: as above; nobody else owns it.
+        fd => Ok(std::fs::File::from(unsafe { OwnedFd::from_raw_fd(fd) }).metadata()?.ino()),
+    }
+}
+
+/// The process that made the other end of a Unix connection, and its user (SO_PEERCRED); pid 0 where this process cannot see it.
+///
+/// # Errors
+/// The system's refusal.
+pub fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
+    // struct ucred: pid, uid, gid
+    let mut credentials = [0; 12];
+    option(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut credentials)?;
+    let number = |at: usize| u32::from_ne_bytes([0, 1, 2, 3].map(|byte| credentials[at + byte]));
+    Ok((number(0), number(4)))
+}
+
+/// Whether the first datagram in a Unix socket's queue is from a socket that has a name. The datagram stays there. A socket that reads from a
+/// place of its own (SO_PEEK_OFF) is not looked at.
+///
+/// # Errors
+/// The system's refusal, `EAGAIN` of an empty queue.
+pub fn has_named_sender(socket: BorrowedFd<'_>) -> io::Result<bool> {
+    const SO_PEEK_OFF: i32 = 42;
+    if int_option(socket, libc::SOL_SOCKET, SO_PEEK_OFF)? >= 0 {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    // SAFETY: plain integers and pointers; all zeros is a value.
+    let (mut name, mut message): (libc::sockaddr_un, libc::msghdr) = unsafe { std::mem::zeroed() };
+    message.msg_name = (&raw mut name).cast();
+    message.msg_namelen = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+    // SAFETY: the name is ours and has that length; there is no room for content or descriptors, so that none are made.
+    match unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_PEEK | libc::MSG_DONTWAIT) } {
+        ..0 => Err(io::Error::last_os_error()),
+        _ => Ok(message.msg_namelen as usize > size_of::<libc::sa_family_t>()),
     }
 }

@@ -30,6 +30,24 @@ pub const ALLOWABLE: &[Allowable] = &[
         name: "node-ipc",
         meaning: "a container in the IPC namespace of its node loses the SysV objects there",
     },
+    Allowable {
+        name: "closed-connections",
+        meaning: "connections that programs have closed lose what they have not sent yet, and their peers see a reset",
+    },
+    Allowable { name: "datagram-senders", meaning: "unread datagrams of Unix sockets lose the name of their sender" },
+    Allowable {
+        name: "peer-credentials",
+        meaning: "SO_PEERCRED of Unix connections made by a process that has ended names another process",
+    },
+    Allowable {
+        name: "socket-errors",
+        meaning: "sockets lose errors that no program has taken, and their error queues",
+    },
+    Allowable {
+        name: "unfinished-datagrams",
+        meaning: "UDP sockets lose what was sent with MSG_MORE and not completed",
+    },
+    Allowable { name: "urgent-data", meaning: "sockets lose urgent bytes (MSG_OOB) that no program has read" },
 ];
 
 /// The kinds that a user allows a move to lose. As JSON, a list of names.

@@ -6,6 +6,7 @@ use tranship_coordinator::Failure;
 use tranship_engine::Freezer;
 use tranship_network::{Backlog, HeldFrame, Hold, Injector, NetworkError, Unread};
 use tranship_sys::clock::monotonic_ns;
+use tranship_types::{Blocker, BlockerKind};
 use tranship_wire::message::Request;
 
 use super::{FREEZE, SourceRun};
@@ -52,16 +53,22 @@ impl SourceRun {
         self.unfinished_after(FINISH, Duration::from_millis(1));
     }
 
-    /// The same in the freeze, before the gate is closed: programs close no more of them.
-    pub(super) fn let_last_connections_finish(&mut self) {
-        let left = self.unfinished_after(FINISH_FROZEN, Duration::from_micros(100));
-        if left > 0 {
-            self.report.change(|r| {
-                r.ways.push(format!(
-                    "network: {left} connections that programs have closed had not sent all; what they had left is lost"
-                ));
-            });
+    /// The same in the freeze, before the gate is closed: programs close no more of them. What was sent and only lacks its acknowledgement is
+    /// with the peer, or on its way to it.
+    pub(super) fn let_last_connections_finish(&mut self) -> Result<(), Failure> {
+        if self.unfinished_after(FINISH_FROZEN, Duration::from_micros(100)) == 0 {
+            return Ok(());
         }
+        let left = self.backlog.as_mut().map_or(Ok(0), Backlog::unsent).map_err(failed)?;
+        if left == 0 {
+            return Ok(());
+        }
+        let cause = format!("{left} connections that programs have closed have not sent all that was written to them");
+        let remedy = "try again when their peers have taken it";
+        let blocker = Blocker::new(BlockerKind::Socket, cause, remedy).allowable("closed-connections");
+        let (blockers, allowed) = self.report.read().options.allow.part(vec![blocker]);
+        self.report.change(|r| r.allowed.extend(allowed));
+        Failure::blocked(blockers).map_or(Ok(()), Err)
     }
 
     /// How many of them there still are when there are none, or after so long a time; `look` lies between two looks.
@@ -228,7 +235,7 @@ impl SourceRun {
     pub(super) fn close_gate(&mut self) -> Result<(), Failure> {
         self.survey()?;
         let surveyed = monotonic_ns();
-        self.let_last_connections_finish();
+        self.let_last_connections_finish()?;
         self.timeline.note("network: connections ended", surveyed, monotonic_ns());
         if let Some(hold) = &mut self.hold
             && let Err(error) = hold.begin()

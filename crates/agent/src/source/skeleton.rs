@@ -17,6 +17,7 @@ use tranship_network::{Conntrack, NetworkError, NodeConntrack};
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
 use tranship_transport::Link;
+use tranship_types::Allowances;
 use tranship_wire::message::Request;
 
 use super::{FROZEN_PATIENCE, SourceRun, failed};
@@ -99,11 +100,11 @@ struct Found {
 /// Where the kernel tracks any connections, what tells which.
 type Trackers = (Option<Conntrack>, Option<NodeConntrack>);
 
-fn look(container: &Container, (inside, node): Trackers) -> Result<Found, Failure> {
+fn look(container: &Container, allowed: Allowances, (inside, node): Trackers) -> Result<Found, Failure> {
     // Beside the dump, which takes longer.
     schedule::stand(Standing::Favoured);
     let begun = monotonic_ns();
-    let uncarried = uncarried::look(container, container.network_namespace().as_deref())?;
+    let uncarried = uncarried::look(container, container.network_namespace().as_deref(), allowed)?;
     let tracked = inside.map(|mut conntrack| conntrack.entries()).transpose().map_err(failed)?;
     let mut tracked_by_node = Vec::new();
     if let Some(mut conntrack) = node {
@@ -139,8 +140,9 @@ impl SourceRun {
         self.front()?.handle.order(&Order::Go { external }).map_err(failed)?;
         let trackers = self.trackers()?;
         let container = self.inspected()?.0.clone();
+        let allowed = self.report.read().options.allow;
         std::thread::scope(|scope| {
-            let found = scope.spawn(|| look(&container, trackers));
+            let found = scope.spawn(|| look(&container, allowed, trackers));
             while !self.dumped(&written)? {
                 let images = written.take()?;
                 if !images.is_empty() {

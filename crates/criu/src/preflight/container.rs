@@ -30,6 +30,8 @@ impl Task {
 #[derive(Debug)]
 pub(super) struct Container {
     pub init: u32,
+    /// The user id on this node of the container's root.
+    pub root: u32,
     /// The tree that CRIU dumps, by pid: the first process and its descendants.
     pub tasks: BTreeMap<u32, Task>,
     /// Processes of the container that are no descendants of the first one: they were started by exec.
@@ -74,7 +76,9 @@ impl Container {
                 covered.extend(self::covered(&more));
             }
         }
-        Ok(Self { init, tasks, entered, mounts, mount_ids, covered })
+        let map = procfs::lossy(format!("/proc/{init}/uid_map")).unwrap_or_default();
+        let root = map.split_ascii_whitespace().nth(1).and_then(|id| id.parse().ok()).unwrap_or(0);
+        Ok(Self { init, root, tasks, entered, mounts, mount_ids, covered })
     }
 
     pub(super) fn first(&self) -> &Task {

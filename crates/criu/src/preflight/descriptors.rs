@@ -102,8 +102,8 @@ fn device(d: &Descriptor<'_>) -> Option<Blocker> {
     let known = match major {
         // Memory devices: null, zero, full, random, urandom, kmsg.
         1 => true,
-        // Of the miscellaneous ones only tun and autofs.
-        10 => matches!(minor, 200 | 235),
+        // Of the miscellaneous ones only autofs: CRIU carries tun where it makes the network namespace, and here it does not.
+        10 => minor == 235,
         _ => terminal(d),
     };
     if known {
@@ -111,6 +111,7 @@ fn device(d: &Descriptor<'_>) -> Option<Blocker> {
     }
     let what = match (major, minor) {
         (10, 229) => "a connection to a FUSE filesystem that the program serves".to_owned(),
+        (10, 200) => format!("the tun or tap device {}", d.link),
         (10, 232) => "the KVM device".to_owned(),
         (10, 196) => "a VFIO device".to_owned(),
         (226, _) => format!("the graphics device {}", d.link),

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 
 use rustix::net::{
@@ -17,6 +18,10 @@ pub(super) struct UnixSocket {
     pub peer: u64,
     /// Address; abstract ones begin with `@`.
     pub name: String,
+    /// Whether it sends and receives datagrams (SOCK_DGRAM).
+    pub is_datagram: bool,
+    /// Whether it has something to read.
+    pub unread: bool,
     /// Whether it listens.
     pub listening: bool,
     /// Inodes of connections that wait to be accepted; 0 where the other end is closed by now.
@@ -38,6 +43,15 @@ pub(super) struct TcpSocket {
     pub md5: bool,
 }
 
+/// A connection of TCP that no program has any more, with bytes that its peer has not acknowledged.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct ClosedConnection {
+    pub local: SocketAddr,
+    pub remote: SocketAddr,
+    /// So many bytes, the end of the stream counting for one.
+    pub left: u32,
+}
+
 /// A netlink socket.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct NetlinkSocket {
@@ -54,6 +68,7 @@ pub(super) struct Sockets {
     pub unix: HashMap<u64, UnixSocket>,
     pub tcp: HashMap<u64, TcpSocket>,
     pub netlink: HashMap<u64, NetlinkSocket>,
+    pub closed: Vec<ClosedConnection>,
 }
 
 impl Sockets {
@@ -61,6 +76,7 @@ impl Sockets {
         self.unix.extend(other.unix);
         self.tcp.extend(other.tcp);
         self.netlink.extend(other.netlink);
+        self.closed.extend(other.closed);
     }
 }
 
@@ -82,12 +98,15 @@ pub(super) fn sockets(namespace: &File) -> io::Result<Sockets> {
 
 fn collect() -> io::Result<Sockets> {
     let mut all = Sockets::default();
-    // Requests after linux/unix_diag.h, linux/inet_diag.h and linux/netlink_diag.h; show name, peer, waiting connections.
-    let unix = [&[1, 0, 0, 0][..], &[0xff; 4], &[0; 4], &0x0du32.to_ne_bytes(), &[0xff; 8]].concat();
+    // Requests after linux/unix_diag.h, linux/inet_diag.h and linux/netlink_diag.h; show name, peer, waiting connections, lengths of queues.
+    let unix = [&[1, 0, 0, 0][..], &[0xff; 4], &[0; 4], &0x1du32.to_ne_bytes(), &[0xff; 8]].concat();
     dump(&unix, |m| drop(unix_socket(m).map(|(inode, s)| all.unix.insert(inode, s))))?;
     for family in [2u8, 10] {
         let request = [&[family, 6, 0, 0][..], &[0xff; 4], &[0; 40], &[0xff; 8]].concat();
-        dump(&request, |m| drop(tcp_socket(m).map(|(inode, s)| all.tcp.insert(inode, s))))?;
+        dump(&request, |m| {
+            all.closed.extend(closed_connection(m));
+            all.tcp.extend(tcp_socket(m));
+        })?;
     }
     let netlink = [&[16, 255, 0, 0][..], &[0; 4], &0x03u32.to_ne_bytes(), &[0xff; 8]].concat();
     match dump(&netlink, |m| drop(netlink_socket(m).map(|(inode, s)| all.netlink.insert(inode, s)))) {
@@ -148,11 +167,15 @@ fn unix_socket(m: &[u8]) -> Option<(u64, UnixSocket)> {
     const NAME: u16 = 0;
     const PEER: u16 = 2;
     const ICONS: u16 = 3;
+    const LENGTHS: u16 = 4;
+    const DATAGRAM: u8 = 2;
     let inode = u32_at(m, 4)?;
-    let mut s = UnixSocket { listening: *m.get(2)? == LISTEN, ..UnixSocket::default() };
+    let mut s =
+        UnixSocket { is_datagram: *m.get(1)? == DATAGRAM, listening: *m.get(2)? == LISTEN, ..UnixSocket::default() };
     for (kind, value) in attributes(m.get(16..)?) {
         match kind {
             NAME => s.name = String::from_utf8_lossy(value).trim_end_matches('\0').replace('\0', "@"),
+            LENGTHS => s.unread = u32_at(value, 0).is_some_and(|length| length > 0),
             PEER => s.peer = u32_at(value, 0).unwrap_or(0).into(),
             ICONS => s.waiting = (0..value.len() / 4).filter_map(|i| u32_at(value, 4 * i).map(u64::from)).collect(),
             _ => {}
@@ -184,6 +207,23 @@ fn tcp_socket(m: &[u8]) -> Option<(u64, TcpSocket)> {
         }
     }
     Some((inode.into(), s))
+}
+
+/// In the states FIN_WAIT1, LAST_ACK and CLOSING the end of the stream is not acknowledged yet.
+fn closed_connection(m: &[u8]) -> Option<ClosedConnection> {
+    let left = u32_at(m, 60)?;
+    if !matches!(m.get(1)?, 4 | 9 | 11) || u32_at(m, 68)? != 0 || left == 0 {
+        return None;
+    }
+    let end = |port: usize, address: usize| {
+        let bytes: [u8; 16] = m.get(address..address + 16)?.try_into().ok()?;
+        let address = match m.first()? {
+            2 => IpAddr::from(<[u8; 4]>::try_from(&bytes[..4]).ok()?),
+            _ => IpAddr::from(bytes).to_canonical(),
+        };
+        Some(SocketAddr::new(address, u16::from_be_bytes(m.get(port..port + 2)?.try_into().ok()?)))
+    };
+    Some(ClosedConnection { local: end(4, 8)?, remote: end(6, 24)?, left })
 }
 
 fn netlink_socket(m: &[u8]) -> Option<(u64, NetlinkSocket)> {

@@ -4,13 +4,15 @@ use std::collections::HashSet;
 use std::os::fd::AsRawFd;
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, openat};
+use rustix::net::{AddressFamily, sockopt};
+use tranship_sys::process::take_descriptor;
 use tranship_types::{Blocker, BlockerKind};
 
 use super::Look;
 use super::container::{Container, Task};
 use super::descriptors::{WITHOUT_IO_URING, shared_memory};
-use super::files::{Files, Kind};
-use super::procfs::{self, FdInfo, Mapping};
+use super::files::{Descriptor, Files, Kind};
+use super::procfs::{self, FdInfo, Mapping, bracketed};
 
 fn blocker(task: &Task, what: &str, remedy: &str) -> Blocker {
     Blocker::new(BlockerKind::Process, format!("{} {what}", task.name()), remedy).at(task.pid, None)
@@ -30,7 +32,7 @@ pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) {
                 continue;
             }
             let in_host_ipc = task.namespaces.get("ipc") == host_ipc.as_ref();
-            if let Some(found) = special(task, &m, in_host_ipc) {
+            if let Some(found) = special(task, &m, in_host_ipc).or_else(|| socket(files, task, &m)) {
                 look.block(found);
             } else if kernel_memory(&m.name) {
                 if let Some(kind) = Kind::of(map_file(task, &m)) {
@@ -78,6 +80,31 @@ fn special(task: &Task, m: &Mapping, in_host_ipc: bool) -> Option<Blocker> {
         return Some(blocker(task, what, "start the container with an IPC namespace of its own"));
     }
     None
+}
+
+/// Of sockets CRIU carries only the mapped rings of packet sockets that are open, and it aborts when it finds another one mapped.
+fn socket(files: &Files<'_>, task: &Task, m: &Mapping) -> Option<Blocker> {
+    bracketed(&m.name, "socket")?;
+    let open = files.all.iter().find(|d| d.link == m.name);
+    let is_packet_socket = |d: &Descriptor<'_>| {
+        let taken = take_descriptor(d.task.pid, d.fd);
+        taken.is_ok_and(|socket| sockopt::socket_domain(socket).is_ok_and(|domain| domain == AddressFamily::PACKET))
+    };
+    let (what, remedy) = match open {
+        Some(d) if is_packet_socket(d) => return None,
+        Some(d) => (
+            format!(
+                "maps a socket (descriptor {}) to receive without copying (TCP_ZEROCOPY_RECEIVE), which CRIU does not support",
+                d.fd
+            ),
+            "turn zero-copy receive off in the program's settings",
+        ),
+        None => (
+            "maps a socket that is not open any more, which CRIU does not support".to_owned(),
+            "restart the program, or run it without memory-mapped sockets",
+        ),
+    };
+    Some(blocker(task, &what, remedy))
 }
 
 fn file(container: &Container, task: &Task, m: &Mapping) -> Option<Blocker> {

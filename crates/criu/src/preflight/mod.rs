@@ -65,6 +65,8 @@ pub struct Findings {
     pub blockers: Vec<Blocker>,
     /// What a user should know although a move is possible: sentences without a full stop.
     pub notes: Vec<String>,
+    /// What a move changes, although it loses nothing: sentences of the same kind, for the plan and the report.
+    pub changes: Vec<String>,
     /// Processes.
     pub tasks: usize,
     /// Threads, the processes' first ones included.
@@ -117,6 +119,8 @@ struct Look {
     /// Blockers that may pass by themselves, each with a number that is the same at the next look only if the same thing
     /// is still in the way: a socket's inode, a stuck thread's count of switches.
     passing: Vec<(u64, Blocker)>,
+    /// Unix connections whose peer's credentials (SO_PEERCRED) are those of another user than root.
+    peers_of_users: usize,
 }
 
 impl Look {
@@ -126,6 +130,10 @@ impl Look {
 
     fn wait(&mut self, identity: u64, blocker: Blocker) {
         self.passing.push((identity, blocker));
+    }
+
+    fn change(&mut self, change: String) {
+        self.findings.changes.push(change);
     }
 
     fn note(&mut self, note: String) {

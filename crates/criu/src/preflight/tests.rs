@@ -325,17 +325,20 @@ fn an_io_uring_is_named() {
     assert_eq!((blocker.pid, blocker.fd.is_some()), (Some(container.init), true));
 }
 
+/// Not compared with criu, which needs the preloaded library for the listener.
 #[test]
-fn a_multipath_tcp_listener_is_named_with_its_port() {
-    let script =
-        "s = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262)\ns.bind(('', 7003))\ns.listen()\nready()\n";
+fn of_multipath_tcp_sockets_those_that_listen_are_carried_and_told() {
+    let script = "s, other = [socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262) for _ in range(2)]\n\
+                  s.bind(('', 7003))\ns.listen()\nother.bind(('', 7004))\nready()\n";
     if fs::read_to_string("/proc/sys/net/mptcp/enabled").map_or(true, |t| t.trim() != "1") {
         eprintln!("skipped: this kernel has no MPTCP");
         return;
     }
     let Some(container) = Sandbox::run("mptcp", script, None).map(Sandbox::started) else { return };
-    let blocker = container.blocked(BlockerKind::Socket, "is a multipath TCP socket on port 7003");
-    assert!(blocker.remedy.contains("GODEBUG=multipathtcp=0"));
+    let Findings { blockers, changes, .. } = inspect(&container.subject()).unwrap();
+    assert!(changes.len() == 1 && changes[0].contains("listens on port 7003 for multipath TCP"), "{changes:?}");
+    assert!(blockers.len() == 1 && blockers[0].cause.contains("is a multipath TCP socket"), "{blockers:?}");
+    assert!(blockers[0].remedy.contains("GODEBUG=multipathtcp=0"), "{blockers:?}");
 }
 
 #[test]

@@ -16,8 +16,10 @@ use crate::NetworkError;
 use crate::multicast::{self, Membership};
 use crate::namespace::inside;
 
+mod dropped;
 mod options;
 
+pub use dropped::Dropped;
 use options::{ALL, Choice, Kind, Of};
 
 /// Sockets that are worth a thread of their own.
@@ -76,6 +78,8 @@ pub struct SocketStates {
     pub sockets: Vec<SocketState>,
     /// Groups that have been joined in the namespace by none of them, each with the name of its interface.
     pub unclaimed: Vec<(String, IpAddr)>,
+    /// Sockets with something that CRIU drops, and what.
+    pub dropped: Vec<(OpenSocket, Dropped)>,
 }
 
 /// Family, type and protocol: what decides on the options that a new socket has.
@@ -92,14 +96,20 @@ pub fn socket_states(netns: &Path, sockets: &[OpenSocket]) -> Result<SocketState
         let (joined, interfaces) = (&unclaimed, &interfaces());
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let share = sockets.len().div_ceil(cores).max(SHARE);
-        let states: Vec<_> = std::thread::scope(|scope| {
+        let looks = std::thread::scope(|scope| {
             // They are in this namespace, too.
             let look = |sockets| scope.spawn(move || states(sockets, joined, interfaces));
             let workers: Vec<_> = sockets.chunks(share).map(look).collect();
-            workers.into_iter().flat_map(|worker| worker.join().expect("to look at sockets does not panic")).collect()
+            let looks = workers.into_iter().map(|worker| worker.join().expect("to look at sockets does not panic"));
+            looks.reduce(|(mut states, mut dropped), more| {
+                states.extend(more.0);
+                dropped.extend(more.1);
+                (states, dropped)
+            })
         });
+        let (states, dropped) = looks.unwrap_or_default();
         unclaimed.retain(|group| !states.iter().any(|state| is_in(&state.memberships, group)));
-        Ok(SocketStates { sockets: states, unclaimed })
+        Ok(SocketStates { sockets: states, unclaimed, dropped })
     })
 }
 
@@ -119,48 +129,56 @@ pub fn unclaimed_groups(
             return Ok(unclaimed);
         }
         let interfaces = interfaces();
-        each(&sockets(), |_, socket, (_, kind, _)| {
-            let memberships = memberships(socket, kind, &joined, &interfaces);
+        each(&sockets(), |_, socket, sort| {
+            let Some(sort) = sort else { return };
+            let memberships = memberships(socket, sort, &joined, &interfaces);
             unclaimed.retain(|group| !is_in(&memberships, group));
         });
         Ok(unclaimed)
     })
 }
 
-/// Takes each of the sockets that is one of the internet, and is still open.
-fn each(sockets: &[OpenSocket], mut look: impl FnMut(&OpenSocket, BorrowedFd<'_>, Sort)) {
+/// Takes each of the sockets that is still open, with its sort where it is one of the internet or of netlink.
+fn each(sockets: &[OpenSocket], mut look: impl FnMut(&OpenSocket, BorrowedFd<'_>, Option<Sort>)) {
     for of_one in sockets.chunk_by(|one, next| one.pid == next.pid) {
         let Ok(files) = OpenFiles::of(of_one[0].pid) else { continue };
         for open in of_one {
             let Ok(socket) = files.take(open.descriptor) else { continue };
-            if let Some(sort) = sort(socket.as_fd()) {
-                look(open, socket.as_fd(), sort);
-            }
+            look(open, socket.as_fd(), sort(socket.as_fd()));
         }
     }
 }
 
-/// What of these sockets CRIU would not carry. `joined` are the groups that anything in this namespace has joined.
-fn states(sockets: &[OpenSocket], joined: &[(String, IpAddr)], interfaces: &HashMap<u32, String>) -> Vec<SocketState> {
-    let (mut new, mut states) = (HashMap::new(), Vec::new());
-    each(sockets, |&OpenSocket { task, descriptor, .. }, socket, sort| {
+/// What of these sockets CRIU would not carry, and what it drops. `joined` are the groups that anything in this namespace has joined.
+fn states(
+    sockets: &[OpenSocket],
+    joined: &[(String, IpAddr)],
+    interfaces: &HashMap<u32, String>,
+) -> (Vec<SocketState>, Vec<(OpenSocket, Dropped)>) {
+    let (mut new, mut states, mut all_dropped) = (HashMap::new(), Vec::new(), Vec::new());
+    each(sockets, |open @ &OpenSocket { task, descriptor, .. }, socket, sort| {
+        all_dropped.extend(Dropped::of(socket, sort).map(|what| (*open, what)));
+        let Some(sort) = sort else { return };
         let options = differing(socket, new.entry(sort).or_insert_with(|| defaults(sort)), interfaces);
-        let memberships = memberships(socket, sort.1, joined, interfaces);
+        let memberships = memberships(socket, sort, joined, interfaces);
         if !options.is_empty() || !memberships.is_empty() {
             states.push(SocketState { task, descriptor, options, memberships });
         }
     });
-    states
+    (states, all_dropped)
 }
 
-/// The memberships of a socket of that type; those of TCP have none.
+/// The memberships of a socket of that sort in groups of IP; those of TCP and netlink have none.
 fn memberships(
     socket: BorrowedFd<'_>,
-    kind: i32,
+    (family, kind, _): Sort,
     joined: &[(String, IpAddr)],
     interfaces: &HashMap<u32, String>,
 ) -> Vec<Membership> {
-    if kind == libc::SOCK_STREAM { Vec::new() } else { multicast::memberships(socket, joined, interfaces) }
+    match kind == libc::SOCK_STREAM || family == libc::AF_NETLINK {
+        true => Vec::new(),
+        false => multicast::memberships(socket, joined, interfaces),
+    }
 }
 
 fn is_in(memberships: &[Membership], (interface, group): &(String, IpAddr)) -> bool {
@@ -223,10 +241,10 @@ fn index(interfaces: &HashMap<u32, String>, name: &str) -> Option<u32> {
     interfaces.iter().find(|(_, known)| *known == name).map(|(index, _)| *index)
 }
 
-/// What sort of internet socket it is; nothing where it is none.
+/// What sort of internet or netlink socket it is; nothing where it is another.
 fn sort(socket: BorrowedFd<'_>) -> Option<Sort> {
     let ask = |name| socket::int_option(socket, libc::SOL_SOCKET, name).ok();
-    let family = ask(libc::SO_DOMAIN).filter(|f| matches!(*f, libc::AF_INET | libc::AF_INET6))?;
+    let family = ask(libc::SO_DOMAIN).filter(|f| matches!(*f, libc::AF_INET | libc::AF_INET6 | libc::AF_NETLINK))?;
     Some((family, ask(libc::SO_TYPE)?, ask(libc::SO_PROTOCOL)?))
 }
 

@@ -1,4 +1,4 @@
-//! The options of internet sockets that programs set and CRIU does not carry.
+//! The options of internet and netlink sockets that programs set and CRIU does not carry.
 
 use std::os::fd::BorrowedFd;
 
@@ -9,6 +9,7 @@ const SOL_IP: i32 = 0;
 const SOL_TCP: i32 = 6;
 const SOL_UDP: i32 = 17;
 const SOL_IPV6: i32 = 41;
+const SOL_NETLINK: i32 = 270;
 /// Of the longest value: the name of a congestion control.
 const LONGEST: usize = 16;
 
@@ -64,7 +65,7 @@ const fn multicast(level: i32, name: i32, text: &'static str) -> Choice {
 /// because another one changes them. Not here: what changes by itself (`TCP_QUICKACK`, `TCP_WINDOW_CLAMP`, `SO_INCOMING_CPU`), what
 /// only says how a connection begins (`TCP_FASTOPEN_CONNECT`), and what cannot be read (`IP_MULTICAST_IF` by index).
 #[rustfmt::skip]
-pub(super) const ALL: [Choice; 79] = [
+pub(super) const ALL: [Choice; 86] = [
     plain(SOL_SOCKET, 29, "SO_TIMESTAMP"),
     plain(SOL_SOCKET, 35, "SO_TIMESTAMPNS"),
     plain(SOL_SOCKET, 63, "SO_TIMESTAMP_NEW"),
@@ -143,6 +144,13 @@ pub(super) const ALL: [Choice; 79] = [
     plain(SOL_UDP, 100, "UDP_ENCAP"),
     plain(SOL_UDP, 103, "UDP_SEGMENT"),
     plain(SOL_UDP, 104, "UDP_GRO"),
+    plain(SOL_NETLINK, 3, "NETLINK_PKTINFO"),
+    plain(SOL_NETLINK, 4, "NETLINK_BROADCAST_ERROR"),
+    plain(SOL_NETLINK, 5, "NETLINK_NO_ENOBUFS"),
+    plain(SOL_NETLINK, 8, "NETLINK_LISTEN_ALL_NSID"),
+    plain(SOL_NETLINK, 10, "NETLINK_CAP_ACK"),
+    plain(SOL_NETLINK, 11, "NETLINK_EXT_ACK"),
+    plain(SOL_NETLINK, 12, "NETLINK_GET_STRICT_CHK"),
     // The type of service decides on it.
     plain(SOL_SOCKET, 12, "SO_PRIORITY"),
 ];

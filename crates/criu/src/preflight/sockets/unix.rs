@@ -1,0 +1,80 @@
+//! Rules about Unix sockets (CRIU: sk-unix.c).
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use tranship_sys::socket;
+
+use super::super::Look;
+use super::super::container::Container;
+use super::super::diag::{Sockets, UnixSocket};
+use super::super::files::{Descriptor, Files, Holder};
+use super::{blocker, not_taken};
+
+pub(super) fn check(
+    container: &Container,
+    files: &Files<'_>,
+    known: &Sockets,
+    d: &Descriptor<'_>,
+    inode: u64,
+    look: &mut Look,
+) {
+    let s = &known.unix[&inode];
+    if s.peer != 0 && !files.sockets.contains(&s.peer) {
+        // sk-unix.c, `__dump_external_socket`; a peer in another network namespace is not even found.
+        let name = match known.unix.get(&s.peer).map(|p| p.name.as_str()).filter(|n| !n.is_empty()) {
+            Some(name) => format!(" at {name}"),
+            None if !s.name.is_empty() => format!(" of a client of {}", s.name),
+            None => String::new(),
+        };
+        let whose = match files.holder(container, &format!("socket:[{}]", s.peer)) {
+            // Held by a process that was born a moment ago.
+            Some(Holder::Inside) => return,
+            Some(Holder::Outside(pid, program)) => format!("held by {program} (pid {pid}) outside of the container"),
+            None => "held by nobody in the container".to_owned(),
+        };
+        let what = format!("is connected to a Unix socket{name} that is {whose}");
+        let remedy = "close the connection (a host's socket such as /dev/log or docker.sock cannot move along)";
+        // Sockets come and go between the listing of descriptors and that of sockets.
+        look.wait(inode, blocker(d, &what, remedy));
+    } else if known.unix.get(&s.peer).is_some_and(|p| p.peer != inode && p.name.is_empty()) {
+        let what = "sends to a Unix socket that has neither a name nor a way back";
+        look.wait(inode, blocker(d, what, "let the program bind the receiving socket to a name"));
+    }
+    if s.listening && s.waiting.contains(&0) {
+        let what = format!("listens at {} and has a connection waiting whose client has left", s.name);
+        look.wait(inode, blocker(d, &what, "let the program accept its connections, then try again"));
+    }
+}
+
+/// What only the socket itself can be asked.
+pub(super) fn borrowed(
+    container: &Container,
+    s: &UnixSocket,
+    d: &Descriptor<'_>,
+    inode: u64,
+    socket: &OwnedFd,
+    look: &mut Look,
+) {
+    if let Some(found) = not_taken(d, socket) {
+        look.wait(inode, found);
+        return;
+    }
+    if s.is_datagram && s.unread && socket::has_named_sender(socket.as_fd()).unwrap_or(false) {
+        let what = "has a datagram to read whose sender has a name, and CRIU drops the name";
+        let remedy = "let the program read it, and try again";
+        look.wait(inode, blocker(d, what, remedy).allowable("datagram-senders"));
+    }
+    if s.is_datagram || s.peer == 0 {
+        return;
+    }
+    let Ok((pid, uid)) = socket::peer_credentials(socket.as_fd()) else { return };
+    if !container.owns(pid) {
+        let what = format!(
+            "is a Unix connection made by a process that has ended (pid {pid}), and SO_PEERCRED would name another"
+        );
+        let remedy = "restart the program that holds it, or let it connect anew";
+        look.wait(inode, blocker(d, &what, remedy).allowable("peer-credentials"));
+    } else if uid != container.root {
+        look.peers_of_users += 1;
+    }
+}
