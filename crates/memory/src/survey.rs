@@ -61,13 +61,12 @@ pub fn survey(pids: &[u32]) -> Result<Vec<Space>, SurveyError> {
     let mut spaces = Vec::with_capacity(pids.len());
     for &pid in pids {
         let failed = |source| SurveyError { pid, source };
-        let read = |file: &str| process::text(format!("/proc/{pid}/{file}"));
         let status = status(pid)?;
         if field(&status, "PPid").parse().is_ok_and(|parent| process::has_memory_of(pid, parent)) {
             continue;
         }
-        let maps = read("maps").map_err(failed)?;
-        if maps.is_empty() {
+        let mut maps = process::mappings(pid).map_err(failed)?.peekable();
+        if maps.peek().is_none() {
             continue;
         }
         let id = id_in(&status, pid)?;
@@ -75,11 +74,14 @@ pub fn survey(pids: &[u32]) -> Result<Vec<Space>, SurveyError> {
         let locked = if field(&status, "VmLck").starts_with("0 ") && field(&status, "HugetlbPages").starts_with("0 ") {
             Vec::new()
         } else {
-            maps::locked_starts(&read("smaps").map_err(failed)?)
+            let smaps = std::fs::read(format!("/proc/{pid}/smaps")).map_err(failed)?;
+            maps::locked_starts(&String::from_utf8_lossy(&smaps))
         };
         let (ranges, executable, files) = Default::default();
         let mut space = Space { id, pid, ranges, executable, files };
-        for mapping in maps.lines().filter_map(Mapping::parse).filter(|m| !locked.contains(&m.range.start)) {
+        for line in maps {
+            let mapping = Mapping::parse(&line.map_err(failed)?);
+            let Some(mapping) = mapping.filter(|mapping| !locked.contains(&mapping.range.start)) else { continue };
             if mapping.is_private_anonymous() {
                 if mapping.executable {
                     space.executable.push(mapping.range);

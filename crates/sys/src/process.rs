@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 use std::fs::File;
-use std::io;
+use std::io::{self, BufRead, BufReader};
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
@@ -102,7 +102,22 @@ pub fn text(path: impl AsRef<Path>) -> io::Result<String> {
     std::fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
+/// Longest text of arguments or environment that the kernel gives to a new program: `MAX_ARG_STRINGS` of linux/binfmts.h is not reached, but
+/// three quarters of `_STK_LIM` (fs/exec.c). A process may name any other range as its own (prctl(2), PR_SET_MM).
+pub const LONGEST_STRINGS: u64 = 6 << 20;
+
+/// The lines of `/proc/PID/maps`, one at a time, since a process has as many mappings with as long names as it likes. Bytes that are no
+/// UTF-8 are replaced; a line break in a name is shown as `\012` by the kernel.
+///
+/// # Errors
+/// There is no such process; the system's refusal.
+pub fn mappings(pid: u32) -> io::Result<impl Iterator<Item = io::Result<String>>> {
+    let lines = BufReader::new(File::open(format!("/proc/{pid}/maps"))?).split(b'\n');
+    Ok(lines.map(|line| line.map(|line| String::from_utf8_lossy(&line).into_owned())))
+}
+
 /// Where in its memory a process has the arguments and the environment that the kernel tells of it; empty ranges for one without memory.
+/// Of a longer range than [`LONGEST_STRINGS`], that much.
 ///
 /// # Errors
 /// There is no such process.
@@ -111,7 +126,10 @@ pub fn strings(pid: u32) -> io::Result<[Range<u64>; 2]> {
     // The name may contain anything, so fields are counted from its closing parenthesis: state is the third.
     let fields = stat.rsplit(')').next().unwrap_or_default().split_ascii_whitespace();
     let mut places = fields.skip(48 - 3).map(|field| field.parse().unwrap_or(0));
-    let mut range = || places.next().unwrap_or(0)..places.next().unwrap_or(0);
+    let mut range = || {
+        let (start, end): (u64, u64) = (places.next().unwrap_or(0), places.next().unwrap_or(0));
+        start..end.min(start.saturating_add(LONGEST_STRINGS))
+    };
     Ok([range(), range()])
 }
 
@@ -316,6 +334,26 @@ mod tests {
         assert!(share_memory(&pids[..3]), "the kernel does not say");
         // Those that have ended are in nobody's way.
         assert_eq!(pids.iter().map(|pid| memories.add(*pid)).collect::<Vec<_>>(), ended);
+    }
+
+    #[test]
+    fn mappings_of_files_with_any_name_are_listed() {
+        use std::os::unix::ffi::OsStringExt;
+        let name = std::ffi::OsString::from_vec(b"tranship-\xff\nname".to_vec());
+        let path = std::env::temp_dir().join(name);
+        let file = File::options().create(true).truncate(true).read(true).write(true).open(&path).unwrap();
+        file.set_len(4096).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let length = std::num::NonZero::new(4096).unwrap();
+        let (readable, private) = (nix::sys::mman::ProtFlags::PROT_READ, nix::sys::mman::MapFlags::MAP_PRIVATE);
+        // SAFETY: a new mapping, at an address that the kernel chooses; nobody has a reference to it.
+        let mapped = unsafe { nix::sys::mman::mmap(None, length, readable, private, &file, 0) }.unwrap();
+        let lines: Vec<String> = mappings(std::process::id()).unwrap().map(Result::unwrap).collect();
+        assert!(lines.iter().any(|line| line.contains("tranship-\u{fffd}\\012name")), "{lines:?}");
+        assert!(lines.iter().any(|line| line.ends_with("[vdso]")));
+        // SAFETY: as above.
+        unsafe { nix::sys::mman::munmap(mapped, 4096) }.unwrap();
+        assert!(mappings(4_000_000).is_err());
     }
 
     #[test]

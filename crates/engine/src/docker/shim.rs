@@ -4,7 +4,8 @@
 //! was never created: containerd 1.6 takes it for one that is there when it runs again, Docker cannot delete it, and each further start of the
 //! container is refused ("already exists"). (Later ones end such shims by themselves.) Of a shim that dies containerd removes what is left.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,9 @@ use nix::unistd::Pid;
 const END: Duration = Duration::from_millis(500);
 /// How long containerd may take to remove what is left of one.
 const REMOVAL: Duration = Duration::from_secs(10);
+
+/// More than the arguments of any shim, in bytes.
+const LONGEST: u64 = 64 << 10;
 
 /// Ends the shims of a container that does not run and that nobody is starting, and waits until containerd has removed what they leave.
 ///
@@ -54,7 +58,12 @@ fn await_true(limit: Duration, fits: impl Fn() -> bool) -> bool {
 fn shims(container: &str) -> Vec<(Pid, PathBuf)> {
     let shim = |entry: std::fs::DirEntry| {
         let pid = entry.file_name().to_str()?.parse().ok()?;
-        is_of(&std::fs::read(entry.path().join("cmdline")).ok()?, container).then_some(())?;
+        // A program in a container calls itself whatever it likes, at whatever length.
+        let namespace = |process: &Path| std::fs::read_link(process.join("ns/pid")).ok();
+        (namespace(&entry.path())? == namespace(Path::new("/proc/self"))?).then_some(())?;
+        let mut arguments = Vec::new();
+        File::open(entry.path().join("cmdline")).ok()?.take(LONGEST).read_to_end(&mut arguments).ok()?;
+        is_of(&arguments, container).then_some(())?;
         Some((Pid::from_raw(pid), std::fs::read_link(entry.path().join("cwd")).ok()?))
     };
     std::fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(shim).collect()

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use tranship_sys::process;
 use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange, SharedKind, SharedObject};
 use tranship_wire::WriteError;
 
@@ -131,7 +132,7 @@ impl SharedMemory {
             });
             // A process may end at any time.
             if let Err(source) = looked
-                && std::fs::read(format!("/proc/{pid}/maps")).is_ok_and(|maps| !maps.is_empty())
+                && process::mappings(pid).is_ok_and(|mut maps| maps.next().is_some())
             {
                 return Err(SharedError::Find { pid, source });
             }
@@ -170,8 +171,8 @@ impl SharedMemory {
     }
 
     fn find_mapped(&mut self, pid: u32) -> io::Result<()> {
-        let maps = tranship_sys::process::text(format!("/proc/{pid}/maps"))?;
-        for mapping in maps.lines().filter_map(Mapping::parse) {
+        for line in process::mappings(pid)? {
+            let Some(mapping) = Mapping::parse(&line?) else { continue };
             if mapping.device != self.device {
                 continue;
             }

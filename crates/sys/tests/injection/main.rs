@@ -1,11 +1,13 @@
 //! A program into which a system call is injected is the same afterwards, and nothing has happened to it meanwhile.
 
+mod calls;
 mod subject;
 
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
+use calls::CALLS;
 use libtest_mimic::{Arguments, Trial};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -133,29 +135,7 @@ fn signals_stay_as_they_are() {
 }
 
 fn system_calls_that_wait_go_on_waiting() {
-    let names = [
-        "pause",
-        "nanosleep",
-        "clock_nanosleep",
-        "poll",
-        "poll_timeout",
-        "ppoll",
-        "sigsuspend",
-        "sigtimedwait",
-        "futex",
-        "futex_timeout",
-        "accept",
-        "accept_timeout",
-        "read",
-        "recv",
-        "recv_timeout",
-        "epoll_wait",
-        "epoll_timeout",
-        "epoll_pwait",
-        "semop",
-        "wait",
-    ];
-    for name in names {
+    for name in CALLS {
         let mut subject = Subject::start(&["call", name]);
         subject.await_wait();
         let before = subject.signals();

@@ -3,9 +3,11 @@
 use std::arch::{asm, global_asm};
 use std::io::Write;
 use std::mem::zeroed;
-use std::ptr::{null, null_mut};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
+
+use crate::calls;
 
 /// The first argument of a subject; the second is its name, the rest is its own.
 pub const ARGUMENT: &str = "subject";
@@ -97,87 +99,7 @@ fn call(name: &str) {
     block(&[libc::SIGUSR2]);
     handle(libc::SIGUSR1, ignore as *const () as usize, libc::SA_RESTART);
     say(READY);
-    // SAFETY: each call gets what it wants; all pointers are to live values of this frame.
-    let returned = unsafe {
-        let (mut pipe, mut pair) = ([0; 2], [0; 2]);
-        libc::pipe(pipe.as_mut_ptr());
-        libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM, 0, pair.as_mut_ptr());
-        let timeout = libc::timeval { tv_sec: 600, tv_usec: 0 };
-        let (long, forever) = (libc::timespec { tv_sec: 600, tv_nsec: 0 }, null::<libc::timespec>());
-        let mut poll = libc::pollfd { fd: pipe[0], events: libc::POLLIN, revents: 0 };
-        let mut byte = [0u8; 16];
-        let mut empty: libc::sigset_t = zeroed();
-        libc::sigemptyset(&raw mut empty);
-        let mut usr2 = empty;
-        libc::sigaddset(&raw mut usr2, libc::SIGUSR2);
-        let mut event: libc::epoll_event = zeroed();
-        let epoll = libc::epoll_create1(0);
-        libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, pipe[0], &raw mut event);
-        let listener = || {
-            let fd = libc::socket(libc::AF_UNIX, libc::SOCK_STREAM, 0);
-            let address = libc::sockaddr_un { sun_family: libc::AF_UNIX as u16, sun_path: zeroed() };
-            libc::bind(fd, (&raw const address).cast(), 2);
-            libc::listen(fd, 1);
-            fd
-        };
-        let set_timeout = |fd| {
-            let length = size_of::<libc::timeval>() as u32;
-            libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, (&raw const timeout).cast(), length);
-        };
-        match name {
-            "pause" => libc::pause() as isize,
-            "nanosleep" => libc::nanosleep(&raw const long, null_mut()) as isize,
-            "clock_nanosleep" => {
-                let mut until = long;
-                libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut until);
-                until.tv_sec += 600;
-                libc::clock_nanosleep(libc::CLOCK_MONOTONIC, libc::TIMER_ABSTIME, &raw const until, null_mut()) as isize
-            }
-            "poll" => libc::poll(&raw mut poll, 1, -1) as isize,
-            "poll_timeout" => libc::poll(&raw mut poll, 1, 600_000) as isize,
-            "ppoll" => libc::ppoll(&raw mut poll, 1, &raw const long, &raw const empty) as isize,
-            "sigsuspend" => libc::sigsuspend(&raw const empty) as isize,
-            "sigtimedwait" => libc::sigtimedwait(&raw const usr2, null_mut(), &raw const long) as isize,
-            "futex" => {
-                let word = AtomicU32::new(0);
-                libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, 0, forever) as isize
-            }
-            "futex_timeout" => {
-                let word = AtomicU32::new(0);
-                libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, 0, &raw const long) as isize
-            }
-            "accept" => libc::accept(listener(), null_mut(), null_mut()) as isize,
-            "accept_timeout" => {
-                let fd = listener();
-                set_timeout(fd);
-                libc::accept(fd, null_mut(), null_mut()) as isize
-            }
-            "read" => libc::read(pipe[0], byte.as_mut_ptr().cast(), 1),
-            "recv" => libc::recv(pair[0], byte.as_mut_ptr().cast(), 1, 0),
-            "recv_timeout" => {
-                set_timeout(pair[0]);
-                libc::recv(pair[0], byte.as_mut_ptr().cast(), 1, 0)
-            }
-            "epoll_wait" => libc::epoll_wait(epoll, &raw mut event, 1, -1) as isize,
-            "epoll_timeout" => libc::epoll_wait(epoll, &raw mut event, 1, 600_000) as isize,
-            "epoll_pwait" => libc::epoll_pwait(epoll, &raw mut event, 1, -1, &raw const empty) as isize,
-            "semop" => {
-                let set = libc::semget(libc::IPC_PRIVATE, 1, 0o600);
-                let mut operation = libc::sembuf { sem_num: 0, sem_op: -1, sem_flg: 0 };
-                // It is removed as soon as it has been waited for, or the process is gone.
-                libc::semop(set, &raw mut operation, 1) as isize
-            }
-            "wait" => {
-                if libc::fork() == 0 {
-                    libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                    libc::sleep(600);
-                    libc::_exit(0);
-                }
-                libc::wait(null_mut()) as isize
-            }
-            other => panic!("{other}"),
-        }
-    };
+    let returned = calls::call(name);
     say(&format!("{name} has returned {returned}, errno {}", errno()));
 }
 
