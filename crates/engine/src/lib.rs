@@ -10,6 +10,7 @@ mod crossing;
 mod described;
 mod docker;
 mod freezer;
+mod limits;
 mod mark;
 mod mounts;
 mod podman;

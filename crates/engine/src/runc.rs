@@ -11,6 +11,7 @@ use serde_json::Value;
 use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 
 use crate::freezer;
+use crate::limits;
 use crate::program;
 use crate::{Container, Cpu, Engine, EngineError, Freezer, Images, State, Summary};
 
@@ -253,6 +254,7 @@ impl Engine for Runc {
         let root = row.bundle.join(config["root"]["path"].as_str().unwrap_or("rootfs"));
         config["root"]["path"] = root.to_string_lossy().into_owned().into();
         let cgroups = self.cgroups(name)?;
+        limits::update(&mut config, &cgroups);
         let cgroup = |controller: &str| cgroups.get(controller).cloned();
         let freezer = self.freezer_of(name, &cgroups)?;
         let memory_cgroup = if matches!(freezer, Freezer::V1(_)) { cgroup("memory") } else { cgroup("") };
