@@ -145,7 +145,7 @@ fn a_docker_that_is_killed_in_the_resume(stage: &mut Stage) -> Result<()> {
 fn lose_docker(lab: &Lab) -> Result<()> {
     lab.kill_docker("b")?;
     wait_until("the held copy to be lost", Duration::from_secs(10), || {
-        Ok(processes(lab, "b")?.iter().all(|process| process.kind == "pager").then_some(()))
+        Ok(processes(lab, "b")?.iter().all(|process| ["pager", "keeper"].contains(&process.kind)).then_some(()))
     })
 }
 
