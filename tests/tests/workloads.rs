@@ -3,8 +3,8 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -122,6 +122,8 @@ fn a_long_download_arrives_intact(stage: &mut Stage) -> Result<()> {
     const IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 41);
     const LINES: u64 = 5_000_000;
     const BYTES: u64 = 8 * LINES;
+    // What is behind it is more than all buffers on the way hold, so that the download lasts for as long as nobody reads on.
+    const MOVED_BEFORE: u64 = BYTES / 8 * 5;
     let lab = &stage.lab;
     let configuration = "daemon off; worker_processes 2; pid /tmp/nginx.pid; error_log /tmp/error.log; \
         events { worker_connections 64; } \
@@ -142,10 +144,15 @@ fn a_long_download_arrives_intact(stage: &mut Stage) -> Result<()> {
     let mut stream = curl.stdout.take().context("curl has no stdout")?;
     let received = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&received);
+    let (moved, all_moved) = mpsc::channel::<()>();
     let reader = std::thread::spawn(move || -> Result<()> {
         let mut buffer = vec![0; 64 << 10];
         let mut at = 0u64;
         loop {
+            if at >= MOVED_BEFORE {
+                // It ends when the sender is dropped.
+                let _ = all_moved.recv();
+            }
             let length = stream.read(&mut buffer)?;
             if length == 0 {
                 return Ok(());
@@ -162,10 +169,10 @@ fn a_long_download_arrives_intact(stage: &mut Stage) -> Result<()> {
         wait_until("the download to go on", Duration::from_secs(30), || {
             Ok((received.load(Ordering::Relaxed) >= part).then_some(()))
         })?;
-        ensure!(received.load(Ordering::Relaxed) < BYTES, "the download was over before move {n}");
         to_and_fro(lab, NAME).with_context(|| format!("move {n}"))?;
     }
     ensure!(received.load(Ordering::Relaxed) < BYTES, "the download was over before the last move was");
+    drop(moved);
     let status = curl.wait()?;
     let mut said = String::new();
     curl.stderr.take().context("curl has no stderr")?.read_to_string(&mut said)?;
