@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tranship_e2e::{
-    DOCKER, Stage, connection_alive, processes, quiet_under, refused_move, restart_agent, scenarios, wait_until,
+    DOCKER, Stage, connection_alive, move_container, processes, quiet_under, refused_move, restart_agent, scenarios,
+    wait_until,
 };
 use tranship_lab::{CounterClient, Lab, Redis, RunOptions};
 use tranship_types::BlockerKind;
@@ -334,6 +335,28 @@ fn volumes_that_are_there_already_are_left_alone(stage: &mut Stage) -> Result<()
     Ok(())
 }
 
+/// While a shell has its output redirected, it keeps the pipe to Docker under another number, in itself and in its children.
+fn a_shell_whose_output_is_redirected_keeps_its_way_to_docker(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    (DOCKER.prepare)(lab)?;
+    let script = "until [ -e /tmp/stop ]; do date; sleep 0.1; done > /tmp/out 2>&1; echo the end; echo to stderr >&2; exec sleep 1000";
+    let command = ["sh", "-c", script].map(str::to_owned);
+    (DOCKER.run)(lab, "a", NAME, Ipv4Addr::new(10, 77, 0, 65), DOCKER.image, &[], &command)?;
+    let redirected = |node: &str| lab.docker(node, &["exec", NAME, "readlink", "/proc/1/fd/1"]);
+    wait_until("the shell to redirect its output", Duration::from_secs(10), || {
+        Ok((redirected("a")? == "/tmp/out\n").then_some(()))
+    })?;
+    for (from, to) in [("a", "b"), ("b", "a"), ("a", "b")] {
+        move_container(lab, from, NAME, to).with_context(|| format!("from {from} to {to}"))?;
+    }
+    lab.docker("b", &["exec", NAME, "touch", "/tmp/stop"])?;
+    wait_until("what it says in docker logs", Duration::from_secs(10), || {
+        let said = lab.docker("b", &["logs", NAME])?;
+        Ok(said.contains("the end").then_some(()))
+    })?;
+    DOCKER.remove(lab, "b")
+}
+
 fn main() -> ExitCode {
     scenarios(&[
         ("docker_manages_the_moved_container", docker_manages_the_moved_container),
@@ -352,6 +375,10 @@ fn main() -> ExitCode {
         ("an_image_that_is_not_there_is_sent", an_image_that_is_not_there_is_sent),
         ("published_ports_are_published_where_it_goes", published_ports_are_published_where_it_goes),
         ("what_a_container_has_written_moves_with_it", what_a_container_has_written_moves_with_it),
+        (
+            "a_shell_whose_output_is_redirected_keeps_its_way_to_docker",
+            a_shell_whose_output_is_redirected_keeps_its_way_to_docker,
+        ),
         ("volumes_that_are_there_already_are_left_alone", volumes_that_are_there_already_are_left_alone),
     ])
 }

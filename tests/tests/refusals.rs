@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tranship_api::Plan;
-use tranship_e2e::{Guest, Stage, exactly_one_runs, move_with, refused_move, refused_move_with, remove, scenarios};
+use tranship_e2e::{
+    Guest, Stage, exactly_one_runs, move_with, refused_move, refused_move_with, remove, scenarios, wait_until,
+};
 use tranship_lab::{RunOptions, find_program};
 
 const NAME: &str = "refused";
@@ -44,9 +46,54 @@ fn what_is_lost_by_a_move_is_refused_unless_it_is_allowed(stage: &mut Stage) -> 
     remove(lab, NAME)
 }
 
+/// Names that are not UTF-8 and have control characters in them, mappings of /dev/zero, a timer slack, an epoll whose target has another
+/// descriptor by now: what the program sees of them is the same after each move.
+fn odd_states_are_moved_as_they_are(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let command = ["python3", "-c", include_str!("../src/oddities.py")];
+    lab.run("a", NAME, &RunOptions::new(IP, command))?;
+    let state = |node: &str| -> Result<String> {
+        // One that was written since.
+        let script = "rm -f /tmp/state; until [ -e /tmp/state ]; do sleep 0.01; done; cat /tmp/state";
+        Ok(lab.check(node, &["timeout", "20", "runc", "exec", NAME, "sh", "-c", script])?)
+    };
+    let first = wait_until("the program to be ready", PATIENCE, || Ok(state("a").ok()))?;
+    let (mut from, mut to) = ("a", "b");
+    for mode in ["auto", "cold", "precopy", "postcopy"] {
+        move_with(lab, from, NAME, to, &["--mode", mode]).with_context(|| format!("mode {mode}"))?;
+        let now = state(to)?;
+        ensure!(now == first, "mode {mode} has changed {first} to {now}");
+        (from, to) = (to, from);
+    }
+    ensure!(first.contains(r#""slack": [123456, 234567]"#) && first.contains(r#""epoll": 1"#), "{first}");
+    remove(lab, NAME)
+}
+
+/// A container whose memory has been restored, or is still coming, looks unlike one that was started: it is no reason to refuse it.
+fn containers_that_have_arrived_are_not_refused(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let redis = ["redis-server", "--save", "", "--appendonly", "no", "--protected-mode", "no"];
+    let python = ["python3", "-m", "http.server", "8000"];
+    for command in [&redis[..], &python] {
+        lab.run("a", NAME, &RunOptions::new(IP, command.iter().copied()))?;
+        for (from, to) in [("a", "b"), ("b", "a"), ("a", "b")] {
+            move_with(lab, from, NAME, to, &[]).with_context(|| format!("{} from {from} to {to}", command[0]))?;
+            let plan = lab.check(to, &["tranship", "move", NAME, "--to", from, "--dry-run", "--json"])?;
+            let plan: Plan = serde_json::from_str(plan.trim()).context(plan)?;
+            ensure!(plan.blockers.is_empty(), "{}, as soon as it is at {to}: {plan:#?}", command[0]);
+        }
+        remove(lab, NAME)?;
+    }
+    Ok(())
+}
+
 fn main() -> ExitCode {
-    scenarios(&[(
-        "what_is_lost_by_a_move_is_refused_unless_it_is_allowed",
-        what_is_lost_by_a_move_is_refused_unless_it_is_allowed,
-    )])
+    scenarios(&[
+        (
+            "what_is_lost_by_a_move_is_refused_unless_it_is_allowed",
+            what_is_lost_by_a_move_is_refused_unless_it_is_allowed,
+        ),
+        ("odd_states_are_moved_as_they_are", odd_states_are_moved_as_they_are),
+        ("containers_that_have_arrived_are_not_refused", containers_that_have_arrived_are_not_refused),
+    ])
 }

@@ -73,7 +73,9 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
         external_mounts: container.external_mounts(),
         // Where no engine connects them anew, a moved container's pipes would have nobody at their other end.
         stdio_pipes_kept: engine.makes_root(),
+        stdio_noted: container.stdio.clone(),
         compat: criu.compat,
+        bpf_maps: criu.carries_bpf_maps(),
         limits_answered: true,
         stopped_can_be_traced: matches!(container.freezer, Freezer::V2(_)),
     };
@@ -134,7 +136,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
             serde_json::to_value(&digest).unwrap_or_default()
         }
     };
-    let stdio = if engine.makes_root() { stdio(container.init) } else { Vec::new() };
+    let stdio = if engine.makes_root() { findings.stdio.clone() } else { Vec::new() };
     let choice = trees::choose(&container, options)?;
     blockers.extend(choice.blockers);
     findings.notes.extend(choice.notes);
@@ -186,10 +188,4 @@ fn unreadable_memory(pid: u32) -> Option<Blocker> {
 pub fn mount_points(config: &serde_json::Value) -> Vec<PathBuf> {
     let mounts = config["mounts"].as_array().map(Vec::as_slice).unwrap_or_default();
     mounts.iter().filter_map(|mount| Some(mount["destination"].as_str()?.into())).collect()
-}
-
-/// What the first process's stdin, stdout and stderr are.
-fn stdio(init: u32) -> Vec<String> {
-    let link = |number: u32| std::fs::read_link(format!("/proc/{init}/fd/{number}"));
-    (0..3).map(|number| link(number).map_or("/dev/null".into(), |path| path.to_string_lossy().into_owned())).collect()
 }

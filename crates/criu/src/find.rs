@@ -38,6 +38,11 @@ pub enum HowPreloaded {
 }
 
 impl Criu {
+    /// Whether it carries BPF maps: as far as is known it does where it was built with libbpf.
+    pub fn carries_bpf_maps(&self) -> bool {
+        fs::read(&self.path).is_ok_and(|program| program.windows(9).any(|part| part == b"libbpf.so"))
+    }
+
     /// What to set in the environment so that the library `preload` is preloaded into this criu.
     pub fn environment(&self, preload: &Path) -> Vec<(OsString, OsString)> {
         let name = match self.how_preloaded {

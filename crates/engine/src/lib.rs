@@ -81,6 +81,9 @@ pub struct Container {
     pub config: Value,
     /// What the engine needs besides to make it again on another node; null for runc.
     pub parameters: Value,
+    /// What its standard streams were when it was started, as its OCI runtime has noted it: `pipe:[INODE]` or a path. Those of a
+    /// restored container are those that it had where it was started. Empty where the runtime notes nothing.
+    pub stdio: Vec<String>,
     /// Paths of the node that are mounted into it, and that another node must have.
     pub binds: Vec<PathBuf>,
     /// Its bundle.
@@ -106,6 +109,7 @@ impl Container {
             created: String::new(),
             config: Value::Null,
             parameters: Value::Null,
+            stdio: Vec::new(),
             binds: Vec::new(),
             bundle: PathBuf::new(),
             freezer: Freezer::of_nothing(),

@@ -146,6 +146,12 @@ impl Runc {
         }
     }
 
+    /// What runc or crun has noted of the standard streams.
+    fn stdio(&self, name: &str) -> Vec<String> {
+        let noted = [STATE, STATUS].into_iter().find_map(|file| self.json(&self.root.join(name).join(file), name).ok());
+        noted.and_then(|noted| serde_json::from_value(noted["external_descriptors"].clone()).ok()).unwrap_or_default()
+    }
+
     fn json(&self, path: &Path, name: &str) -> Result<Value, EngineError> {
         let text = std::fs::read(path).map_err(|e| self.unreadable(path, name, &e.to_string()))?;
         serde_json::from_slice(&text).map_err(|e| self.unreadable(path, name, &e.to_string()))
@@ -267,6 +273,7 @@ impl Engine for Runc {
         let (name, id) = (name.to_owned(), name.to_owned());
         let (trees, parameters) = (writable_binds(&config), Value::Null);
         let mut container = Container {
+            stdio: self.stdio(&name),
             name,
             id,
             state,

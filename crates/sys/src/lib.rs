@@ -16,6 +16,7 @@ pub mod dirty_log;
 pub mod huge;
 mod interrupted;
 pub mod journal;
+pub mod kcmp;
 pub mod mapping_flags;
 pub mod mapping_log;
 pub mod mount;
@@ -32,6 +33,7 @@ pub mod promise;
 mod remote;
 #[cfg(target_arch = "x86_64")]
 mod rseq;
+pub mod sched_attr;
 pub mod schedule;
 mod scratch;
 pub mod segment;

@@ -48,6 +48,25 @@ pub const ALLOWABLE: &[Allowable] = &[
         meaning: "UDP sockets lose what was sent with MSG_MORE and not completed",
     },
     Allowable { name: "urgent-data", meaning: "sockets lose urgent bytes (MSG_OOB) that no program has read" },
+    Allowable {
+        name: "exit-signal",
+        meaning: "processes made by clone() with another signal than SIGCHLD end with SIGCHLD",
+    },
+    Allowable { name: "io-flusher", meaning: "processes lose PR_SET_IO_FLUSHER" },
+    Allowable {
+        name: "lock-future-memory",
+        meaning: "memory that is mapped after the move is not locked (mlockall(MCL_FUTURE))",
+    },
+    Allowable { name: "lock-on-fault", meaning: "memory locked with MLOCK_ONFAULT is locked as a whole" },
+    Allowable { name: "memory-error-policy", meaning: "processes lose PR_MCE_KILL" },
+    Allowable {
+        name: "numa-policy",
+        meaning: "processes lose the policy for the nodes of their memory (set_mempolicy, numactl)",
+    },
+    Allowable {
+        name: "scheduling-attributes",
+        meaning: "threads lose their time slice and utilisation limits (sched_setattr)",
+    },
 ];
 
 /// The kinds that a user allows a move to lose. As JSON, a list of names.

@@ -21,6 +21,11 @@ impl Task {
         format!("{} (pid {})", self.status.name, self.pid)
     }
 
+    /// Whether its first thread has ended, whatever others do.
+    pub(super) fn ended(&self) -> bool {
+        matches!(self.status.state, 'Z' | 'X')
+    }
+
     pub(super) fn zombie(&self) -> bool {
         matches!(self.status.state, 'Z' | 'X') && self.status.threads <= 1
     }
@@ -38,6 +43,8 @@ pub(super) struct Container {
     pub entered: BTreeMap<u32, Task>,
     /// The first process's mounts.
     pub mounts: Vec<Mount>,
+    /// Those of all mount namespaces in use.
+    pub all_mounts: Vec<Mount>,
     /// Ids of the mounts of all mount namespaces in use.
     pub mount_ids: HashSet<u32>,
     /// Ids of the mounts that another one hides.
@@ -67,6 +74,7 @@ impl Container {
         let mounts = mountinfo(init).map_err(PreflightError::reading("mountinfo", init))?;
         let mut mount_ids: HashSet<u32> = mounts.iter().map(|m| m.id).collect();
         let mut covered = covered(&mounts);
+        let mut all_mounts = mounts.clone();
         let mut seen: HashSet<&str> = tasks[&init].namespaces.get("mnt").map(String::as_str).into_iter().collect();
         for task in tasks.values() {
             if let Some(namespace) = task.namespaces.get("mnt").filter(|n| !seen.contains(n.as_str())) {
@@ -74,11 +82,12 @@ impl Container {
                 let more = mountinfo(task.pid).unwrap_or_default();
                 mount_ids.extend(more.iter().map(|m| m.id));
                 covered.extend(self::covered(&more));
+                all_mounts.extend(more);
             }
         }
         let map = procfs::lossy(format!("/proc/{init}/uid_map")).unwrap_or_default();
         let root = map.split_ascii_whitespace().nth(1).and_then(|id| id.parse().ok()).unwrap_or(0);
-        Ok(Self { init, root, tasks, entered, mounts, mount_ids, covered })
+        Ok(Self { init, root, tasks, entered, mounts, all_mounts, mount_ids, covered })
     }
 
     pub(super) fn first(&self) -> &Task {

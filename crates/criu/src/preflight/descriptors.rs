@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use rustix::fs::{FileType, statfs};
+use tranship_sys::kcmp::{self, EpollTarget};
 use tranship_types::{Blocker, BlockerKind};
 
 use super::container::Container;
@@ -16,6 +17,10 @@ const O_WRONLY: u32 = 0o1;
 const O_RDWR: u32 = 0o2;
 /// `PIDFD_THREAD` has the value of `O_EXCL`.
 const O_EXCL: u32 = 0o200;
+/// A reference to a file that was not opened.
+const O_PATH: u32 = 0o10_000_000;
+/// The highest number of a pseudo-terminal that CRIU carries (tty.c, `MAX_PTY_INDEX`).
+const LAST_TERMINAL: u32 = 1000;
 
 fn blocker(d: &Descriptor<'_>, what: &str, remedy: &str) -> Blocker {
     Blocker::new(BlockerKind::Descriptor, format!("{} {what}", d.name()), remedy).at(d.task.pid, Some(d.fd))
@@ -27,6 +32,7 @@ pub(super) fn check(container: &Container, subject: &Subject, files: &Files<'_>,
     let mut named = HashSet::new();
     for d in &files.all {
         let found = match d.kind.kind {
+            _ if d.info.flags & O_PATH != 0 && is_opened(d) => Some(reference(d)),
             // sockets.rs
             FileType::Socket => None,
             FileType::Fifo if d.link.starts_with("pipe:[") => packets(d),
@@ -36,21 +42,51 @@ pub(super) fn check(container: &Container, subject: &Subject, files: &Files<'_>,
                 Some(blocker(d, &format!("is the block device {}", d.link), remedy))
             }
             _ if d.link == "anon_inode:[eventpoll]" => {
-                look.passing.extend(watched(files, d));
+                let inherited = is_inherited(container, files, d);
+                look.passing.extend((!inherited).then(|| watched(files, d)).flatten());
                 None
             }
-            _ if d.link.starts_with("anon_inode:") => anonymous(container, d),
+            _ if d.link.starts_with("anon_inode:") => anonymous(container, subject, d),
             _ if d.link.starts_with('/') => place(container, d),
             _ => namespace(&namespaces, d),
         };
         // Anonymous files all have one inode: these are named for each process.
         let process = if d.link.starts_with("anon_inode:") { d.task.pid } else { 0 };
         if let Some(found) = found.filter(|_| named.insert((process, d.link.clone(), d.kind.inode))) {
-            look.block(found);
+            // What is mapped as well is named here.
+            match named_elsewhere(d, &found) {
+                Some((pid, part)) => look.block_once(pid, part, found),
+                None => look.block(found),
+            }
         }
     }
     pipes(container, subject, files, look);
     terminals(container, files, look);
+}
+
+/// What is named for a descriptor and shows in another place too: by process, or 0 for all.
+fn named_elsewhere(d: &Descriptor<'_>, found: &Blocker) -> Option<(u32, &'static str)> {
+    if found.cause.contains("is the POSIX message queue") {
+        return Some((0, "mqueue"));
+    }
+    let part = ["[io_uring]", "/secretmem"].into_iter().find(|part| d.link.contains(part))?;
+    Some((d.task.pid, part))
+}
+
+/// Whether CRIU takes what a reference (`O_PATH`) stands for as opened, which fails: pipes.c, sockets.c and tty.c.
+fn is_opened(d: &Descriptor<'_>) -> bool {
+    matches!(d.kind.kind, FileType::Fifo | FileType::Socket)
+        || d.kind.kind == FileType::CharacterDevice && (d.link == "/dev/tty" || terminal(d))
+}
+
+fn reference(d: &Descriptor<'_>) -> Blocker {
+    let kind = match d.kind.kind {
+        FileType::Fifo => "FIFO",
+        FileType::Socket => "Unix socket",
+        _ => "terminal",
+    };
+    let what = format!("is a reference (O_PATH) to the {kind} {}, which CRIU does not support", d.link);
+    blocker(d, &what, "let the program close it when it needs it no more, or restart the program")
 }
 
 /// Files must lie on a mount that the container can see (files-reg.c, `dump_one_reg_file`).
@@ -133,7 +169,7 @@ fn packets(d: &Descriptor<'_>) -> Option<Blocker> {
 pub(super) const WITHOUT_IO_URING: &str = "turn io_uring off in the program's settings (MariaDB: innodb_use_native_aio=0) and restart it, or start \
                                            the container with a seccomp profile that denies it; programs do without then";
 
-fn anonymous(container: &Container, d: &Descriptor<'_>) -> Option<Blocker> {
+fn anonymous(container: &Container, subject: &Subject, d: &Descriptor<'_>) -> Option<Blocker> {
     let kind = d.link.strip_prefix("anon_inode:").unwrap_or(&d.link).trim_matches(['[', ']']);
     match kind {
         // eventfd.c makes the eventfd with the flags of the open file, among which this one is not.
@@ -147,9 +183,9 @@ fn anonymous(container: &Container, d: &Descriptor<'_>) -> Option<Blocker> {
         "eventfd" | "signalfd" | "timerfd" | "inotify" | "fanotify" => None,
         "pidfd" => pidfd(container, d),
         "io_uring" => Some(blocker(d, "is an io_uring, which CRIU does not support", WITHOUT_IO_URING)),
-        // bpfmap.c: hash (1) and array (2) maps, where criu was built with libbpf, as distributions do.
-        "bpf-map" => (!matches!(d.info.number("map_type"), Some(1 | 2)))
-            .then(|| blocker(d, "is a BPF map of a kind that CRIU does not support", "run the program without it")),
+        // bpfmap.c carries hash (1) and array (2) maps, where criu was built with libbpf, as distributions do not.
+        "bpf-map" => (!subject.bpf_maps || !matches!(d.info.number("map_type"), Some(1 | 2)))
+            .then(|| blocker(d, "is a BPF map, which the criu in use does not support", "run the program without it")),
         _ => {
             let what = match kind {
                 "bpf-prog" | "bpf_link" | "bpf-link" | "btf" => "a loaded BPF program or a part of one".to_owned(),
@@ -169,20 +205,41 @@ fn anonymous(container: &Container, d: &Descriptor<'_>) -> Option<Blocker> {
     }
 }
 
-/// An epoll may go on watching a file whose last descriptor is closed; CRIU looks for one in the whole tree (eventpoll.c).
+/// Whether a process has an open file from its parent, in which CRIU has met it already: under the same number it is the same file.
+fn is_inherited(container: &Container, files: &Files<'_>, d: &Descriptor<'_>) -> bool {
+    let Some(parent) = container.tasks.get(&d.task.status.ppid) else { return false };
+    let there = files.all.iter().any(|f| f.task.pid == parent.pid && f.fd == d.fd && f.link == d.link);
+    there && kcmp::same_file((parent.pid, d.fd), (d.task.pid, d.fd))
+}
+
+/// An epoll may go on watching a file whose descriptor is closed, if another one refers to it. CRIU looks for one in the process in
+/// which it meets the epoll first (eventpoll.c).
 fn watched(files: &Files<'_>, d: &Descriptor<'_>) -> Option<(u64, Blocker)> {
-    let mut lost = d.info.epoll_targets();
-    lost.retain(|(_, inode)| files.all.iter().all(|f| f.kind.inode != *inode));
-    if lost.is_empty() {
+    let pid = d.task.pid;
+    let own: Vec<&Descriptor<'_>> = files.all.iter().filter(|f| f.task.pid == pid).collect();
+    let mut before: HashMap<i32, u32> = HashMap::new();
+    let lost = d.info.epoll_targets().into_iter().find(|(number, inode)| {
+        let offset = before.entry(*number).or_default();
+        let target = EpollTarget { epoll: d.fd.unsigned_abs(), descriptor: number.unsigned_abs(), offset: *offset };
+        *offset += 1;
+        // Nearly always it is still open under that number; descriptors are in order.
+        let same = own.binary_search_by_key(number, |f| f.fd).ok().map(|place| &own[place]);
+        let there = same.into_iter().chain(own.iter().filter(|f| f.fd != *number));
+        let candidates = there.filter(|f| f.kind.inode == *inode);
+        // `None` is a file that is not watched any more.
+        candidates.map(|f| kcmp::is_watched(pid, f.fd.unsigned_abs(), target)).all(|found| found == Some(false))
+    })?;
+    // Opened since the descriptors were listed, or closed and thereby out of the epoll?
+    let there = Kind::of(format!("/proc/{pid}/fd/{}", lost.0)).map(|k| k.inode);
+    let now = FdInfo::parse(&procfs::lossy(format!("/proc/{pid}/fdinfo/{}", d.fd)).ok()?).epoll_targets();
+    if there == Some(lost.1) || !now.contains(&lost) {
         return None;
     }
-    // Opened since the descriptors were listed, or closed and thereby out of the epoll?
-    let there = |fd: i32| Kind::of(format!("/proc/{}/fd/{fd}", d.task.pid)).map(|k| k.inode);
-    lost.retain(|(fd, inode)| there(*fd) != Some(*inode));
-    let now = FdInfo::parse(&procfs::lossy(format!("/proc/{}/fdinfo/{}", d.task.pid, d.fd)).ok()?).epoll_targets();
-    let (fd, inode) = lost.into_iter().find(|t| now.contains(t))?;
-    let what = format!("is an epoll that watches a file (once descriptor {fd}) that no descriptor refers to any more");
-    Some((inode, blocker(d, &what, "restart the program, or let it remove closed files from its epoll")))
+    let what = format!(
+        "is an epoll that watches a file (once descriptor {}) to which no descriptor of this process refers any more",
+        lost.0
+    );
+    Some((lost.1, blocker(d, &what, "restart the program, or let it remove closed files from its epoll")))
 }
 
 fn pidfd(container: &Container, d: &Descriptor<'_>) -> Option<Blocker> {
@@ -222,20 +279,61 @@ fn pipes(container: &Container, subject: &Subject, files: &Files<'_>, look: &mut
         end.0 |= mode != O_WRONLY;
         end.1 |= mode == O_WRONLY || mode == O_RDWR;
     }
-    let first = |d: &&Descriptor<'_>| d.task.pid == container.init && (0..=2).contains(&d.fd);
+    look.findings.stdio = stdio(container, subject, files, &ends);
     let kept: HashSet<&str> = match subject.stdio_pipes_kept {
-        true => files.all.iter().filter(first).map(|d| d.link.as_str()).collect(),
+        true => look.findings.stdio.iter().map(String::as_str).collect(),
         false => HashSet::new(),
     };
+    let mut blockers = Vec::new();
     for (link, (read, write, d)) in ends {
         if (read && write) || kept.contains(link) {
             continue;
         }
         if let Some(Holder::Outside(pid, name)) = files.holder(container, link) {
             let what = format!("is a pipe whose other end is held by {name} (pid {pid}) outside of the container");
-            look.block(blocker(d, &what, "use a socket or a FIFO in a shared directory, or end that process"));
+            blockers.push(blocker(d, &what, "use a socket or a FIFO in a shared directory, or end that process"));
         }
     }
+    look.findings.blockers.extend(blockers);
+}
+
+/// The pipes that the engine made for the first process's standard streams, or what those are instead. A shell that redirects its own
+/// stdout for a while keeps the pipe under a number from 10 on; a program may have moved it anywhere.
+fn stdio(
+    container: &Container,
+    subject: &Subject,
+    files: &Files<'_>,
+    ends: &BTreeMap<&str, (bool, bool, &Descriptor<'_>)>,
+) -> Vec<String> {
+    let half = |link: &str| ends.get(link).is_some_and(|(read, write, _)| read != write);
+    let mut streams: Vec<Option<String>> = (0..3)
+        .map(|number| {
+            let now = files.all.iter().find(|d| d.task.pid == container.init && d.fd == number);
+            let now = now.map(|d| d.link.clone()).filter(|link| half(link));
+            let noted = || subject.stdio_noted.get(number.unsigned_abs() as usize).filter(|link| half(link)).cloned();
+            now.or_else(noted)
+        })
+        .collect();
+    // What a restored container's runtime has noted are the pipes of another node: what is left is told by who holds the other ends,
+    // and by the order in which they were made.
+    let engine = container.first().status.ppid;
+    let mut left: Vec<(u64, &str, bool)> = ends
+        .iter()
+        .filter(|(link, (read, write, _))| read != write && !streams.iter().flatten().any(|known| known == *link))
+        .filter(|(link, _)| matches!(files.holder(container, link), Some(Holder::Outside(pid, _)) if *pid == engine))
+        .filter_map(|(link, (read, ..))| Some((bracketed(link, "pipe")?, *link, *read)))
+        .collect();
+    left.sort_unstable();
+    for (_, link, read) in left {
+        let mut fitting = if read { 0..1 } else { 1..3 };
+        if let Some(free) = fitting.find(|stream| streams[*stream].is_none()) {
+            streams[free] = Some(link.to_owned());
+        }
+    }
+    let path = |number: usize| {
+        procfs::link(format!("/proc/{}/fd/{number}", container.init)).unwrap_or_else(|_| "/dev/null".into())
+    };
+    streams.into_iter().enumerate().map(|(number, stream)| stream.unwrap_or_else(|| path(number))).collect()
 }
 
 /// tty.c, `tty_verify_active_pairs`: the engine holds the master of one terminal, the container's console; any other
@@ -248,6 +346,17 @@ fn terminals(container: &Container, files: &Files<'_>, look: &mut Look) {
         let slave = d.kind.kind == FileType::CharacterDevice && major == 136;
         if slave && container.mount_ids.contains(&d.info.mount) && !masters.contains(&i64::from(minor)) {
             slaves.entry(minor).or_insert(d);
+        }
+    }
+    let number = |d: &Descriptor<'_>| match d.info.number("tty-index") {
+        Some(index) => u32::try_from(index).ok(),
+        None => (d.kind.kind == FileType::CharacterDevice && d.kind.stands_for.0 == 136).then_some(d.kind.stands_for.1),
+    };
+    let mut named = HashSet::new();
+    for d in &files.all {
+        if let Some(index) = number(d).filter(|index| *index > LAST_TERMINAL && named.insert(*index)) {
+            let what = format!("is the pseudo-terminal {index}, and CRIU carries those up to {LAST_TERMINAL} only");
+            look.block(blocker(d, &what, "close terminals that are not used, so that new ones get lower numbers"));
         }
     }
     for d in slaves.values().skip(1) {

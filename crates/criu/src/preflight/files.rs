@@ -21,18 +21,26 @@ pub(super) struct Kind {
     pub stands_for: (u32, u32),
     /// Bytes that the file takes up.
     pub bytes: u64,
+    /// Names that the file has.
+    pub links: u32,
 }
 
 impl Kind {
     /// Looks without asking a server, so that a dead network filesystem cannot hold us up.
     pub(super) fn of(path: impl AsRef<Path>) -> Option<Self> {
-        let s = statx(CWD, path.as_ref(), AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS).ok()?;
-        Some(Self {
+        Self::at(path, AtFlags::empty()).ok()
+    }
+
+    /// The same with flags of statx(2).
+    pub(super) fn at(path: impl AsRef<Path>, flags: AtFlags) -> rustix::io::Result<Self> {
+        let s = statx(CWD, path.as_ref(), AtFlags::STATX_DONT_SYNC | flags, StatxFlags::BASIC_STATS)?;
+        Ok(Self {
             kind: FileType::from_raw_mode(s.stx_mode.into()),
             inode: s.stx_ino,
             device: (s.stx_dev_major, s.stx_dev_minor),
             stands_for: (s.stx_rdev_major, s.stx_rdev_minor),
             bytes: s.stx_blocks * 512,
+            links: s.stx_nlink,
         })
     }
 }

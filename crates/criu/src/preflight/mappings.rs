@@ -33,7 +33,10 @@ pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) {
             }
             let in_host_ipc = task.namespaces.get("ipc") == host_ipc.as_ref();
             if let Some(found) = special(task, &m, in_host_ipc).or_else(|| socket(files, task, &m)) {
-                look.block(found);
+                match ["[io_uring]", "/secretmem"].into_iter().find(|part| m.name.contains(part)) {
+                    Some(part) => look.block_once(task.pid, part, found),
+                    None => look.block(found),
+                }
             } else if kernel_memory(&m.name) {
                 if let Some(kind) = Kind::of(map_file(task, &m)) {
                     shared.insert((kind.device, kind.inode), kind.bytes);
@@ -129,7 +132,7 @@ fn file(container: &Container, task: &Task, m: &Mapping) -> Option<Blocker> {
 }
 
 /// The mount that a file was opened through, found by a reference to it (`O_PATH`), which opens nothing.
-fn mount_of(path: &str) -> Option<u32> {
+pub(super) fn mount_of(path: &str) -> Option<u32> {
     let reference = openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let info = procfs::lossy(format!("/proc/self/fdinfo/{}", reference.as_raw_fd())).ok()?;
     Some(FdInfo::parse(&info).mount)

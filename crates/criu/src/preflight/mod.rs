@@ -2,8 +2,8 @@
 //! stopping anything. A user gets one sentence for each: process, descriptor, cause, remedy.
 //!
 //! The rules are those of CRIU 4.1.1 and 4.2; where one is not obvious, a comment names the file of CRIU's source that has it.
-//! What shows only while a process is stopped (LDT entries, corked UDP sockets, `fs_struct` or memory shared by two
-//! processes that have finished their vfork) stays CRIU's to find: its dump fails then, and the move is undone.
+//! What shows only while a process is stopped (LDT entries, `prctl` states that /proc does not tell of) stays CRIU's to find:
+//! its dump fails then, and the move is undone.
 
 mod container;
 mod descriptors;
@@ -13,17 +13,24 @@ mod files;
 mod mappings;
 mod mounts;
 mod neighbours;
+mod paths;
 mod processes;
 mod procfs;
+mod scheduling;
+mod sharing;
 mod sockets;
 #[cfg(test)]
+mod states;
+#[cfg(test)]
 mod tests;
+mod timers;
 
+use std::collections::HashSet;
 use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use tranship_types::Blocker;
+use tranship_types::{Blocker, BlockerKind};
 
 use container::Container;
 pub use directories::{Sharer, sharers};
@@ -32,6 +39,8 @@ pub use neighbours::{Depth, Namespaces, Neighbour};
 /// How long a state that usually passes (a task in uninterruptible sleep, data in a queue that CRIU cannot carry) may
 /// last before it counts as a blocker.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How often it is looked at again, at the least.
+const LOOKS: u32 = 4;
 /// Time between two looks at such a state.
 const INTERVAL: Duration = Duration::from_millis(150);
 
@@ -47,8 +56,12 @@ pub struct Subject {
     /// Whether the engine connects the pipes that are the first process's stdin, stdout and stderr anew on restore (runc
     /// does: it keeps their names in `descriptors.json`).
     pub stdio_pipes_kept: bool,
+    /// What the engine has noted of the first process's standard streams: `pipe:[INODE]` or a path, in their order.
+    pub stdio_noted: Vec<String>,
     /// Whether the criu in use dumps 32-bit tasks (`criu check --feature compat_restore`).
     pub compat: bool,
+    /// Whether the criu in use was built with libbpf, so that it carries BPF maps.
+    pub bpf_maps: bool,
     /// Whether the library preloaded into criu answers for the resource limits of other users' processes (from
     /// /proc/PID/limits) where the kernel refuses them to criu. Else they are blockers where the agent lacks
     /// CAP_SYS_RESOURCE.
@@ -77,6 +90,9 @@ pub struct Findings {
     pub memory_bytes: u64,
     /// Those of them that are shared memory.
     pub shared_bytes: u64,
+    /// What the engine is to connect anew as stdin, stdout and stderr: `pipe:[INODE]` or a path. Where the first process has redirected
+    /// one, the pipe that the engine made for it may be open under other numbers, and in other processes.
+    pub stdio: Vec<String>,
     /// TCP connections that must survive: every socket that is neither closed nor listening.
     pub tcp_connections: usize,
 }
@@ -121,11 +137,20 @@ struct Look {
     passing: Vec<(u64, Blocker)>,
     /// Unix connections whose peer's credentials (SO_PEERCRED) are those of another user than root.
     peers_of_users: usize,
+    /// What was named already, and shows in other places too.
+    named: HashSet<(u32, &'static str)>,
 }
 
 impl Look {
     fn block(&mut self, blocker: Blocker) {
         self.findings.blockers.push(blocker);
+    }
+
+    /// The same for something that shows in several places (a descriptor and a mapping): only the first of them is named.
+    fn block_once(&mut self, pid: u32, what: &'static str, blocker: Blocker) {
+        if self.named.insert((pid, what)) {
+            self.block(blocker);
+        }
     }
 
     fn wait(&mut self, identity: u64, blocker: Blocker) {
@@ -149,10 +174,12 @@ impl Look {
 /// # Errors
 /// The first process is gone, or /proc may not be read. Other processes may come and go meanwhile.
 pub fn inspect(subject: &Subject) -> Result<Findings, PreflightError> {
-    let began = Instant::now();
     let mut look = examine(subject)?;
     let mut lasting = std::mem::take(&mut look.passing);
-    while !lasting.is_empty() && began.elapsed() < PATIENCE {
+    // On a busy machine a single look may take longer than that.
+    let (began, mut again) = (Instant::now(), 0);
+    while !lasting.is_empty() && (began.elapsed() < PATIENCE || again < LOOKS) {
+        again += 1;
         std::thread::sleep(INTERVAL);
         look = examine(subject)?;
         lasting.retain(|(identity, b)| {
@@ -161,16 +188,34 @@ pub fn inspect(subject: &Subject) -> Result<Findings, PreflightError> {
     }
     let mut findings = look.findings;
     findings.blockers.extend(lasting.into_iter().map(|(_, b)| b));
+    findings.blockers = in_order(findings.blockers);
     Ok(findings)
+}
+
+/// Each blocker once, and those that may be the cause of others first: of an odd process the descriptors and sockets are odd too.
+fn in_order(blockers: Vec<Blocker>) -> Vec<Blocker> {
+    let mut seen = HashSet::new();
+    let mut once: Vec<Blocker> = blockers.into_iter().filter(|b| seen.insert((b.cause.clone(), b.pid, b.fd))).collect();
+    once.sort_by_key(|b| match b.kind {
+        BlockerKind::Process => 0,
+        BlockerKind::Mount => 1,
+        BlockerKind::Descriptor => 2,
+        _ => 3,
+    });
+    once
 }
 
 fn examine(subject: &Subject) -> Result<Look, PreflightError> {
     let container = Container::read(subject)?;
     let mut look = Look::default();
     processes::check(&container, subject, &mut look);
-    mounts::check(&container, subject, &mut look);
+    sharing::check(&container, &mut look);
+    scheduling::check(&container, &mut look);
+    timers::check(&container, &mut look);
     let files = files::Files::read(&container);
     descriptors::check(&container, subject, &files, &mut look);
+    paths::check(&container, &files, &mut look);
+    mounts::check(&container, subject, &mut look);
     sockets::check(&container, &files, &mut look)?;
     mappings::check(&container, &files, &mut look);
     Ok(look)

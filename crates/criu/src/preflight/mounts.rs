@@ -12,8 +12,8 @@ use super::procfs::{Mount, inside};
 use super::{Look, Subject};
 
 /// Filesystems of which CRIU can make a new instance (filesystems.c). It lists `btrfs` and `fuse` too, but the one only
-/// for comparing devices, and the other always fails; `autofs` needs its daemon inside, with nothing in its pipe.
-const KNOWN: [&str; 17] = [
+/// for comparing devices, and the other always fails; an `overlay` is mounted before its directories are there; `autofs` needs its daemon inside, with nothing in its pipe.
+const KNOWN: [&str; 16] = [
     "proc",
     "sysfs",
     "devtmpfs",
@@ -30,7 +30,6 @@ const KNOWN: [&str; 17] = [
     "cgroup",
     "cgroup2",
     "aufs",
-    "overlay",
 ];
 
 fn mount(point: &str, what: &str, remedy: impl Into<String>) -> Blocker {
@@ -39,8 +38,14 @@ fn mount(point: &str, what: &str, remedy: impl Into<String>) -> Blocker {
 
 pub(super) fn check(container: &Container, subject: &Subject, look: &mut Look) {
     let mounts = &container.mounts;
-    for blocker in unsupported(mounts, &subject.external_mounts) {
+    for blocker in unsupported(&container.all_mounts, &subject.external_mounts) {
         look.block(blocker);
+    }
+    for m in &container.all_mounts {
+        if let Some(path) = replaced(container, m).filter(|_| !external(m, mounts, &subject.external_mounts)) {
+            let what = format!("shows the file that was {path}, where another one is now");
+            look.block(mount(&m.point, &what, "unmount it, or remove what has taken its place"));
+        }
     }
     let mut counted = HashSet::new();
     for m in mounts.iter().filter(|m| !container.covered.contains(&m.id)) {
@@ -50,14 +55,26 @@ pub(super) fn check(container: &Container, subject: &Subject, look: &mut Look) {
                 look.findings.tmpfs_bytes += used(&path);
             }
             // filesystems.c, `dump_empty_fs`.
-            "mqueue" if fs::read_dir(&path).is_ok_and(|mut d| d.next().is_some()) => look.block(mount(
-                &m.point,
-                "holds POSIX message queues, which CRIU does not support",
-                "remove them (mq_unlink), or use another means of communication",
-            )),
+            "mqueue" if fs::read_dir(&path).is_ok_and(|mut d| d.next().is_some()) => look.block_once(
+                0,
+                "mqueue",
+                mount(
+                    &m.point,
+                    "holds POSIX message queues, which CRIU does not support",
+                    "remove them (mq_unlink), or use another means of communication",
+                ),
+            ),
             _ => {}
         }
     }
+}
+
+/// The path of the removed file that a mount shows, if there is another one now (mount-v2.c, `restore_one_sharing`).
+fn replaced(container: &Container, m: &Mount) -> Option<String> {
+    let path = m.root.strip_suffix("//deleted")?;
+    let whole = container.mounts.iter().find(|t| t.device == m.device && t.root == "/")?;
+    let place = inside(container.init, &format!("{}{path}", whole.point));
+    place.symlink_metadata().is_ok().then(|| format!("{}{path}", whole.point))
 }
 
 /// Bytes in use in the tmpfs at `path`; 0 if it is something else by now.
@@ -94,10 +111,23 @@ fn unsupported(mounts: &[Mount], points: &[impl AsRef<Path>]) -> Vec<Blocker> {
             blockers.push(mount(&m.point, what, format!("unmount {} once inside the container", m.point)));
             continue;
         }
+        // proc_parse.c, `cure_path`, knows spaces, tabs and backslashes only.
+        if m.point.contains('\n') || m.root.contains('\n') {
+            let what = "has a line feed in its path, which CRIU does not understand";
+            blockers.push(mount(&m.point, what, "mount it at another path"));
+            continue;
+        }
         let of_root =
             mounts.iter().any(|r| is_root(r, mounts) && r.device == m.device && is_sub_path(&m.root, &r.root));
         // The engine tells CRIU of cgroup mounts in its own way.
         if of_root || external(m, mounts, points) || m.fstype.starts_with("cgroup") {
+            continue;
+        }
+        // mount-v2.c: neither a process nor the directories of an overlay are there when mounts are restored.
+        let process = m.root.trim_start_matches('/').split('/').next().filter(|name| name.parse::<u32>().is_ok());
+        if m.fstype == "proc" && process.is_some_and(|pid| pid != "1") {
+            let what = format!("shows {} of /proc, which is that of a process", m.root);
+            blockers.push(mount(&m.point, &what, "unmount it"));
             continue;
         }
         if let Some(master) = m.master {
@@ -172,7 +202,7 @@ mod tests {
 
     #[test]
     fn filesystems_that_criu_cannot_make_are_named_unless_external() {
-        for fstype in ["fuse", "fuse.sshfs", "nfs4", "cifs", "autofs", "hugetlbfs", "ext4", "btrfs"] {
+        for fstype in ["fuse", "fuse.sshfs", "nfs4", "cifs", "autofs", "hugetlbfs", "ext4", "btrfs", "overlay"] {
             let text = format!("{RUNC}700 600 0:99 / /data rw - {fstype} src rw\n");
             let found = causes(&text, &["/etc/hosts", "/srv"]);
             assert_eq!(
@@ -181,6 +211,19 @@ mod tests {
             );
             assert_eq!(causes(&text, &["/etc/hosts", "/srv", "/data"]), [""; 0]);
         }
+    }
+
+    #[test]
+    fn parts_of_proc_that_are_of_processes_and_odd_paths_are_named() {
+        let text = format!("{RUNC}700 601 0:51 /6/fd /x rw - proc proc rw\n701 600 0:98 / /y\\012z rw - tmpfs t rw\n");
+        let found = causes(&text, &["/etc/hosts", "/srv"]);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(
+            found[0].contains("shows /6/fd of /proc") && found[1].contains("has a line feed in its path"),
+            "{found:?}"
+        );
+        let text = format!("{RUNC}700 601 0:51 /1/fd /x rw - proc proc rw\n");
+        assert_eq!(causes(&text, &["/etc/hosts", "/srv"]), [""; 0]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Rules about processes and threads.
 
-use tranship_sys::process::waits_for_vforked;
+use tranship_sys::process::{owner_of_namespace, waits_for_vforked};
 use tranship_types::{Blocker, BlockerKind};
 
 use super::container::{Container, Task};
@@ -89,15 +89,6 @@ fn threads(container: &Container, task: &Task, subject: &Subject, look: &mut Loo
             'T' => stopped += 1,
             _ => running += 1,
         }
-        // 6 = SCHED_DEADLINE: the restorer sets a policy without the parameters that this one needs (pie/restorer.c).
-        let stat = procfs::lossy(format!("/proc/{}/task/{tid}/stat", task.pid)).unwrap_or_default();
-        if procfs::policy(&stat) == Some(6) {
-            let thread = if tid == task.pid { String::new() } else { format!("has a thread ({tid}) that ") };
-            let what =
-                format!("{thread}uses deadline scheduling (SCHED_DEADLINE), whose parameters CRIU does not carry");
-            let remedy = "give it another scheduling policy (chrt)";
-            look.block(process(task, &what, remedy).allowable("deadline-scheduling"));
-        }
     }
     if stopped > 0 && running > 0 {
         // seize.c, "individually stopped threads".
@@ -147,6 +138,15 @@ fn namespaces(container: &Container, task: &Task, look: &mut Look) {
             return;
         }
     }
+    if task.pid == container.init {
+        entered_user_namespace(task, look);
+    }
+    // Until the first child is there, the link leads nowhere.
+    if own.contains_key("pid") && own.get("pid") != own.get("pid_for_children") {
+        let what = "has prepared another pid namespace for its children";
+        // So is that of a process that is just ending.
+        look.wait(u64::from(task.pid), process(task, what, "run it without a nested pid namespace"));
+    }
     if own.contains_key("time") && own.get("time") != own.get("time_for_children") {
         let what = "has prepared another time namespace for its children";
         look.block(process(task, what, "run it without a nested time namespace"));
@@ -156,6 +156,21 @@ fn namespaces(container: &Container, task: &Task, look: &mut Look) {
             let kind = if kind == "mnt" { "mount" } else { "network" };
             look.note(format!("{} lives in a {kind} namespace of its own inside the container", task.name()));
         }
+    }
+}
+
+/// namespaces.c, `check_user_ns`: the first process's namespaces must be those of its user namespace.
+fn entered_user_namespace(task: &Task, look: &mut Look) {
+    let Some(user) = task.namespaces.get("user").and_then(|link| procfs::bracketed(link, "user")) else { return };
+    let ours = procfs::namespaces(std::process::id()).unwrap_or_default();
+    let own = ["mnt", "net", "ipc", "uts", "pid", "cgroup"].into_iter();
+    let foreign = own
+        .filter(|kind| task.namespaces.get(*kind) != ours.get(*kind))
+        .find(|kind| owner_of_namespace(format!("/proc/{}/ns/{kind}", task.pid)).is_ok_and(|owner| owner != user));
+    if foreign.is_some() {
+        let what = "has entered a user namespace of its own (unshare -U), which is not that of the container";
+        let remedy = "start the program without unshare, or let the engine make the user namespace";
+        look.block(process(task, what, remedy));
     }
 }
 

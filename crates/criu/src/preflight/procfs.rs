@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 /// What /proc/PID/status tells about a task.
@@ -27,6 +27,8 @@ pub(super) struct Status {
     pub switches: u64,
     /// Resident private anonymous memory and what of it is swapped out, in bytes.
     pub anonymous: u64,
+    /// Locked memory, in bytes.
+    pub locked: u64,
 }
 
 impl Status {
@@ -49,6 +51,7 @@ impl Status {
                 "voluntary_ctxt_switches" | "nonvoluntary_ctxt_switches" => {
                     status.switches += value.parse::<u64>().unwrap_or(0);
                 }
+                "VmLck" => status.locked = kib(value),
                 "RssAnon" | "VmSwap" => status.anonymous += kib(value),
                 _ => {}
             }
@@ -195,11 +198,6 @@ impl Mapping {
     }
 }
 
-/// The scheduling policy in /proc/PID/stat (field 41), whatever the command's name contains.
-pub(super) fn policy(stat: &str) -> Option<u32> {
-    stat.rsplit_once(')')?.1.split_whitespace().nth(38)?.parse().ok()
-}
-
 /// Whether an auxiliary vector (proc_pid_auxv(5)) is that of a 32-bit program: by the size of its program headers.
 pub(super) fn is_32_bit(vector: &[u8]) -> bool {
     const AT_PHENT: u32 = 4;
@@ -216,6 +214,13 @@ pub(super) fn bracketed(link: &str, kind: &str) -> Option<u64> {
 /// Reads a file of /proc as text; bytes that are no UTF-8 are replaced.
 pub(super) fn lossy(path: impl AsRef<Path>) -> io::Result<String> {
     fs::read(path).map(|b| String::from_utf8_lossy(&b).into_owned())
+}
+
+/// The same for the beginning of its first line, where the kernel takes its time for each line.
+pub(super) fn beginning(path: impl AsRef<Path>) -> io::Result<String> {
+    let mut bytes = [0; 64];
+    let read = fs::File::open(path)?.read(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes[..read]).into_owned())
 }
 
 /// The target of a link in /proc as text.
@@ -286,14 +291,6 @@ mod tests {
         assert_eq!(all.len(), 2);
         assert_eq!((all[0].range.as_str(), all[0].name.as_str()), ("7f02-7f03", "anon_inode:[io_uring]"));
         assert_eq!((all[1].file.as_str(), all[1].name.as_str()), ("fe:00 12", "/a b (deleted)"));
-    }
-
-    #[test]
-    fn policy_is_found_behind_a_hostile_name() {
-        let mut fields: Vec<String> = (4..=52).map(|n| n.to_string()).collect();
-        fields[41 - 4] = "6".into();
-        assert_eq!(policy(&format!("12 (a) b (c) S {}", fields.join(" "))), Some(6));
-        assert_eq!(policy("12 (a"), None);
     }
 
     #[test]

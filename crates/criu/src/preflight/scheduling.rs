@@ -1,0 +1,137 @@
+//! Rules about what the scheduler and the memory manager know of tasks, and CRIU drops without a word.
+
+use tranship_sys::sched_attr::{SchedulingAttributes, scheduling_attributes};
+use tranship_types::{Blocker, BlockerKind};
+
+use super::Look;
+use super::container::{Container, Task};
+use super::procfs;
+
+const SCHED_OTHER: u32 = 0;
+const SCHED_BATCH: u32 = 3;
+const SCHED_DEADLINE: u32 = 6;
+/// include/linux/sched.h: `PF_MCE_PROCESS`, set by prctl(PR_MCE_KILL).
+const PF_MCE_PROCESS: u64 = 0x80;
+/// `PF_MEMALLOC_NOIO | PF_LOCAL_THROTTLE`, set by prctl(PR_SET_IO_FLUSHER).
+const PF_IO_FLUSHER: u64 = 0x0008_0000 | 0x0010_0000;
+const SIGCHLD: u64 = 17;
+
+fn process(task: &Task, what: &str, remedy: &str) -> Blocker {
+    Blocker::new(BlockerKind::Process, format!("{} {what}", task.name()), remedy).at(task.pid, None)
+}
+
+pub(super) fn check(container: &Container, look: &mut Look) {
+    let usual = scheduling_attributes(0).ok().filter(|own| matches!(own.policy, SCHED_OTHER | SCHED_BATCH));
+    for task in container.tasks.values().filter(|task| !task.ended()) {
+        let tids = procfs::numbers(format!("/proc/{}/task", task.pid)).unwrap_or_default();
+        let odd = tids.into_iter().find_map(|tid| Some((tid, odd(&scheduling_attributes(tid).ok()?, usual.as_ref())?)));
+        if let Some((tid, (what, kind))) = odd {
+            let thread = if tid == task.pid { String::new() } else { format!("has a thread ({tid}) that ") };
+            let remedy = "give it another scheduling policy (chrt)";
+            look.block(process(task, &format!("{thread}{what}, which CRIU does not carry"), remedy).allowable(kind));
+        }
+        let stat = procfs::lossy(format!("/proc/{}/stat", task.pid)).unwrap_or_default();
+        if let Some((what, kind)) = flags(container, task, &stat) {
+            look.block(process(task, what, "run the program without it").allowable(kind));
+        }
+        if task.status.locked > 0 {
+            locked(task, look);
+        }
+        numa(task, look);
+    }
+}
+
+/// What a thread has of scheduling that is not carried, and how that is called by `--allow`.
+fn odd(thread: &SchedulingAttributes, usual: Option<&SchedulingAttributes>) -> Option<(&'static str, &'static str)> {
+    if thread.policy == SCHED_DEADLINE {
+        return Some(("uses deadline scheduling (SCHED_DEADLINE)", "deadline-scheduling"));
+    }
+    let usual = usual?;
+    if thread.clamps != usual.clamps {
+        return Some(("has limits of its own for its utilisation (uclamp)", "scheduling-attributes"));
+    }
+    let own_slice = matches!(thread.policy, SCHED_OTHER | SCHED_BATCH) && thread.runtime != usual.runtime;
+    own_slice.then_some(("has a time slice of its own (sched_setattr)", "scheduling-attributes"))
+}
+
+/// What the fields of /proc/PID/stat tell: the flags (9) and the signal that the parent gets at the end (38).
+fn flags(container: &Container, task: &Task, stat: &str) -> Option<(&'static str, &'static str)> {
+    let field = |number: usize| stat.rsplit_once(')')?.1.split_whitespace().nth(number - 3)?.parse::<u64>().ok();
+    let flags = field(9)?;
+    if flags & PF_MCE_PROCESS != 0 {
+        return Some((
+            "has a policy of its own for memory errors (PR_MCE_KILL), which CRIU does not carry",
+            "memory-error-policy",
+        ));
+    }
+    if flags & PF_IO_FLUSHER == PF_IO_FLUSHER {
+        return Some(("is an I/O flusher (PR_SET_IO_FLUSHER), which CRIU does not carry", "io-flusher"));
+    }
+    let parent_inside = container.tasks.contains_key(&task.status.ppid);
+    (parent_inside && field(38)? != SIGCHLD).then_some((
+        "was made by clone() with another signal than SIGCHLD for its end, which CRIU does not carry",
+        "exit-signal",
+    ))
+}
+
+/// Locked memory: that of all mappings, which future ones will have too, and that which is locked only as it is used.
+fn locked(task: &Task, look: &mut Look) {
+    let smaps = procfs::lossy(format!("/proc/{}/smaps", task.pid)).unwrap_or_default();
+    let flags: Vec<&str> = smaps.lines().filter_map(|line| line.strip_prefix("VmFlags:")).collect();
+    let has = |flags: &str, flag: &str| flags.split_whitespace().any(|one| one == flag);
+    if flags.iter().any(|flags| has(flags, "lf")) {
+        let what = "has memory that is locked as it is used (mlock2(MLOCK_ONFAULT)), and CRIU locks all of it";
+        look.block(process(task, what, "let the program use mlock()").allowable("lock-on-fault"));
+    }
+    // The kernel's own mappings (vdso, vvar, vsyscall), those of devices and huge pages are never locked.
+    let never = |flags: &str| ["de", "io", "pf", "ht"].iter().any(|flag| has(flags, flag)) || !has(flags, "mr");
+    let own = flags.iter().filter(|flags| !never(flags));
+    if own.clone().count() > 0 && own.clone().all(|flags| has(flags, "lo")) {
+        let what =
+            "has locked all of its memory (mlockall), and CRIU does not carry that for memory to come (MCL_FUTURE)";
+        look.block(
+            process(task, what, "let the program call mlockall(MCL_CURRENT) alone").allowable("lock-future-memory"),
+        );
+    }
+}
+
+/// The policy of a process for the nodes of its memory, as its first mapping shows it if that has none of its own.
+fn numa(task: &Task, look: &mut Look) {
+    let Ok(maps) = procfs::beginning(format!("/proc/{}/numa_maps", task.pid)) else { return };
+    if let Some(policy) = first_policy(&maps).filter(|policy| *policy != "default") {
+        let what = format!("has a NUMA policy for its memory ({policy}), which CRIU does not carry");
+        look.block(process(task, &what, "start it without numactl and set_mempolicy()").allowable("numa-policy"));
+    }
+}
+
+/// The policy in the first line of the beginning of numa_maps. The last line of it may end anywhere.
+fn first_policy(maps: &str) -> Option<&str> {
+    let (line, _) = maps.split_once('\n').unwrap_or((maps, ""));
+    let (_address, policy) = line.split_once(' ')?;
+    match policy.split_once(' ') {
+        Some((policy, _)) => Some(policy),
+        None if maps.contains('\n') => Some(policy),
+        None => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_numa_policy_is_known_by_the_first_line_alone() {
+        let of_program = "55fc46c06000 default file=/usr/bin/python3.11 mapped=2 N0=2 kern";
+        assert_eq!(first_policy(of_program), Some("default"));
+        // Of mappings without pages, whose lines are short, as those of a container that has just arrived.
+        let short = "00400000 default\n7ffff7ff9000 default\n7ffff7ffd000 default\n7ffffff";
+        for end in 17..=short.len() {
+            assert_eq!(first_policy(&short[..end]), Some("default"), "{end}");
+        }
+        for end in 0..17 {
+            assert_eq!(first_policy(&short[..end]), None, "{end}");
+        }
+        assert_eq!(first_policy("00400000 bind:0-3,7\n00500000 default\n"), Some("bind:0-3,7"));
+        assert_eq!(first_policy("00400000 prefer=static:1 anon=1 dirty=1"), Some("prefer=static:1"));
+    }
+}

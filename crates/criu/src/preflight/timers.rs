@@ -1,0 +1,38 @@
+//! Rules about POSIX timers (CRIU: timer.c, `get_visible_ns_tid`).
+
+use std::path::Path;
+
+use tranship_types::{Blocker, BlockerKind};
+
+use super::Look;
+use super::container::Container;
+use super::procfs;
+
+/// The threads that timers signal, as `/proc/PID/timers` numbers them.
+fn notified(timers: &str) -> impl Iterator<Item = u32> {
+    timers.lines().filter_map(|line| line.strip_prefix("notify:")?.rsplit_once("/tid.")?.1.trim().parse().ok())
+}
+
+pub(super) fn check(container: &Container, look: &mut Look) {
+    for task in container.tasks.values() {
+        let timers = procfs::lossy(format!("/proc/{}/timers", task.pid)).unwrap_or_default();
+        let ended = notified(&timers).find(|tid| !Path::new(&format!("/proc/{}/task/{tid}", task.pid)).exists());
+        if let Some(tid) = ended {
+            let cause = format!("{} has a timer that signals a thread ({tid}) that has ended", task.name());
+            let remedy = "let the program delete the timer (timer_delete) when the thread ends, or restart it";
+            look.block(Blocker::new(BlockerKind::Process, cause, remedy).at(task.pid, None));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_that_are_signalled_are_found() {
+        let text = "ID: 0\nsignal: 10/0000000000000000\nnotify: signal/tid.4268\nClockID: 1\n\
+                    ID: 1\nsignal: 14/0000000000000000\nnotify: signal/pid.4262\nClockID: 0\n";
+        assert_eq!(notified(text).collect::<Vec<_>>(), [4268]);
+    }
+}
