@@ -18,36 +18,15 @@ pub struct Allowable {
 /// All kinds that `--allow` takes. A kind's place in this list is not stored anywhere; its name is.
 pub const ALLOWABLE: &[Allowable] = &[
     Allowable {
-        name: "deadline-scheduling",
-        meaning: "threads with SCHED_DEADLINE lose their runtime, deadline and period",
-    },
-    Allowable { name: "eventfd-semaphore", meaning: "eventfds made with EFD_SEMAPHORE count as ordinary ones" },
-    Allowable {
-        name: "node-host-name",
-        meaning: "a container in the UTS namespace of its node gets another host name",
-    },
-    Allowable {
-        name: "node-ipc",
-        meaning: "a container in the IPC namespace of its node loses the SysV objects there",
-    },
-    Allowable {
         name: "closed-connections",
         meaning: "connections that programs have closed lose what they have not sent yet, and their peers see a reset",
     },
     Allowable { name: "datagram-senders", meaning: "unread datagrams of Unix sockets lose the name of their sender" },
     Allowable {
-        name: "peer-credentials",
-        meaning: "SO_PEERCRED of Unix connections made by a process that has ended names another process",
+        name: "deadline-scheduling",
+        meaning: "threads with SCHED_DEADLINE lose their runtime, deadline and period",
     },
-    Allowable {
-        name: "socket-errors",
-        meaning: "sockets lose errors that no program has taken, and their error queues",
-    },
-    Allowable {
-        name: "unfinished-datagrams",
-        meaning: "UDP sockets lose what was sent with MSG_MORE and not completed",
-    },
-    Allowable { name: "urgent-data", meaning: "sockets lose urgent bytes (MSG_OOB) that no program has read" },
+    Allowable { name: "eventfd-semaphore", meaning: "eventfds made with EFD_SEMAPHORE count as ordinary ones" },
     Allowable {
         name: "exit-signal",
         meaning: "processes made by clone() with another signal than SIGCHLD end with SIGCHLD",
@@ -60,13 +39,34 @@ pub const ALLOWABLE: &[Allowable] = &[
     Allowable { name: "lock-on-fault", meaning: "memory locked with MLOCK_ONFAULT is locked as a whole" },
     Allowable { name: "memory-error-policy", meaning: "processes lose PR_MCE_KILL" },
     Allowable {
+        name: "node-host-name",
+        meaning: "a container in the UTS namespace of its node gets another host name",
+    },
+    Allowable {
+        name: "node-ipc",
+        meaning: "a container in the IPC namespace of its node loses the SysV objects there",
+    },
+    Allowable {
         name: "numa-policy",
         meaning: "processes lose the policy for the nodes of their memory (set_mempolicy, numactl)",
+    },
+    Allowable {
+        name: "peer-credentials",
+        meaning: "SO_PEERCRED of Unix connections made by a process that has ended names another process",
     },
     Allowable {
         name: "scheduling-attributes",
         meaning: "threads lose their time slice and utilisation limits (sched_setattr)",
     },
+    Allowable {
+        name: "socket-errors",
+        meaning: "sockets lose errors that no program has taken, and their error queues",
+    },
+    Allowable {
+        name: "unfinished-datagrams",
+        meaning: "UDP sockets lose what was sent with MSG_MORE and not completed",
+    },
+    Allowable { name: "urgent-data", meaning: "sockets lose urgent bytes (MSG_OOB) that no program has read" },
 ];
 
 /// The kinds that a user allows a move to lose. As JSON, a list of names.
