@@ -35,7 +35,7 @@ pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) -
         if known.unix.contains_key(&inode) {
             unix::check(container, files, &known, d, inode, look);
             if let Ok(socket) = borrow(d, inode) {
-                unix::borrowed(container, &known.unix[&inode], d, inode, &socket, look);
+                unix::borrowed(container, files, &known.unix[&inode], d, inode, &socket, look);
             }
         } else if let Some(socket) = known.netlink.get(&inode) {
             netlink::listed(socket, d, inode, look);

@@ -49,6 +49,7 @@ pub(super) fn check(
 /// What only the socket itself can be asked.
 pub(super) fn borrowed(
     container: &Container,
+    files: &Files<'_>,
     s: &UnixSocket,
     d: &Descriptor<'_>,
     inode: u64,
@@ -64,7 +65,8 @@ pub(super) fn borrowed(
         let remedy = "let the program read it, and try again";
         look.wait(inode, blocker(d, what, remedy).allowable("datagram-senders"));
     }
-    if s.is_datagram || s.peer == 0 {
+    // A connection out of the container is named as such.
+    if s.is_datagram || !files.sockets.contains(&s.peer) {
         return;
     }
     let Ok((pid, uid)) = socket::peer_credentials(socket.as_fd()) else { return };
