@@ -31,6 +31,7 @@ pub use containerd::Containerd;
 pub use cpu::Cpu;
 pub use docker::{Docker, start as start_docker};
 pub use freezer::{Freezer, FreezerError};
+pub use limits::Limits;
 pub use mark::Mark;
 pub use mounts::MountTree;
 pub use podman::{NETWORK_VARIABLE, Podman};

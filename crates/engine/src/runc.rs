@@ -190,7 +190,7 @@ fn crun_s_cgroups(status: &Value, hierarchies: &Path) -> HashMap<String, PathBuf
     if hierarchies.join("cgroup.controllers").exists() {
         return HashMap::from([(String::new(), hierarchies.join(path))]);
     }
-    let controllers = ["freezer", "memory", "cpu", "cpuacct"];
+    let controllers = ["freezer", "memory", "cpu", "cpuacct", "pids", "cpuset", "blkio", "hugetlb", "net_cls"];
     controllers.map(|name| (name.to_owned(), hierarchies.join(name).join(path))).into()
 }
 
@@ -293,6 +293,11 @@ impl Engine for Runc {
     }
 
     fn adopt(&self, name: &str, mut config: Value) -> Value {
+        if !Path::new(HIERARCHIES).join("cgroup.controllers").exists()
+            && let Some(resources) = config["linux"]["resources"].as_object_mut()
+        {
+            resources.remove("unified");
+        }
         if let Some(parent) = &self.cgroup_parent {
             config["linux"]["cgroupsPath"] = parent.join(name).to_string_lossy().into_owned().into();
         } else if self.is_crun && config["linux"]["cgroupsPath"].is_null() {

@@ -31,7 +31,7 @@ use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 
 use crate::described;
 use crate::program;
-use crate::{Container, Engine, EngineError, Images, Mark, MissingImage, Runc, State, Summary, TreePlace};
+use crate::{Container, Engine, EngineError, Images, Limits, Mark, MissingImage, Runc, State, Summary, TreePlace};
 use client::Method;
 use messages::{
     Any, Filters, Kill, Mounts, Named, OneRecord, Plugins, Record, Records, RuncOptions, Runtime, Snapshot, Task,
@@ -334,7 +334,7 @@ impl Engine for Containerd {
         described::dump(&self.runc(&namespace, &root), container, images)
     }
 
-    fn create(&self, name: &str, bundle: &Path, _: &Value, parameters: &Value) -> Result<(), EngineError> {
+    fn create(&self, name: &str, bundle: &Path, config: &Value, parameters: &Value) -> Result<(), EngineError> {
         let parameters: Parameters = described::parameters(name, parameters)?;
         let Parameters { namespace, snapshotter, parent, log, .. } = &parameters;
         if !is_identifier(name) || !is_identifier(namespace) {
@@ -347,6 +347,7 @@ impl Engine for Containerd {
         }
         let mut made = Made { namespace: namespace.clone(), created: String::new(), log: log.clone() };
         made.note(bundle).map_err(Self::unmade(name))?;
+        Limits::of(config).note(bundle).map_err(Self::unmade(name))?;
         let own = RuncOptions {
             binary_name: self.wrapper.to_string_lossy().into_owned(),
             root: String::new(),

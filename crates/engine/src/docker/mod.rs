@@ -31,7 +31,7 @@ use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 use crate::archive::{self, Known};
 use crate::crossing;
 use crate::described::{self, is_plain};
-use crate::{Container, Engine, EngineError, Images, MissingImage, MountTree, Runc, State, Summary, TreePlace};
+use crate::{Container, Engine, EngineError, Images, Limits, MissingImage, MountTree, Runc, State, Summary, TreePlace};
 use http::Answer;
 use parameters::{Parameters, subnets};
 
@@ -389,6 +389,7 @@ impl Engine for Docker {
         let image = self.image(&parameters)?.unwrap_or_else(|| parameters.image.clone());
         described::note(bundle, "").map_err(|e| unnoted(name, &e))?;
         MountTree::of(config).note(bundle).map_err(|e| unnoted(name, &e))?;
+        Limits::of(config).note(bundle).map_err(|e| unnoted(name, &e))?;
         self.make_volumes(name, bundle, &parameters)?;
         let body = parameters.create_body(&image, &self.runtime);
         let answer = self.call("POST", &format!("/containers/create?name={name}"), Some(&body))?;

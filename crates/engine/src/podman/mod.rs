@@ -26,7 +26,9 @@ use serde_json::Value;
 use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 
 use crate::archive::{self, Known};
-use crate::{Container, Engine, EngineError, Images, Mark, MissingImage, MountTree, Runc, State, Summary, TreePlace};
+use crate::{
+    Container, Engine, EngineError, Images, Limits, Mark, MissingImage, MountTree, Runc, State, Summary, TreePlace,
+};
 use crate::{crossing, described, mounts};
 use command::is_unknown;
 use parameters::{Network, Parameters, is_word};
@@ -335,6 +337,7 @@ impl Engine for Podman {
         let image = self.image(&parameters).ok_or_else(absent)?;
         described::note(bundle, "").map_err(Self::unmade(name))?;
         MountTree::of(config).note(bundle).map_err(Self::unmade(name))?;
+        Limits::of(config).note(bundle).map_err(Self::unmade(name))?;
         self.make_volumes(name, bundle, &parameters)?;
         let mut arguments = vec!["--runtime".to_owned(), self.runtime.clone()];
         arguments.extend(parameters.create_arguments(name, &image, self.runc.cgroup_parent.as_deref()));
