@@ -173,6 +173,15 @@ impl Layout {
         entries.filter_map(|e| Some(e.metadata().ok()?.len())).sum()
     }
 
+    /// Writes the options of a dump that CRIU's RPC does not know. Returns the file. To take the build ids of programs CRIU would open each
+    /// file that is open, which breaks leases, and which who watches the file would notice.
+    fn dump_options(&self) -> Result<String, Failure> {
+        let file = self.plan(Role::Dump).with_extension("conf");
+        std::fs::write(&file, "file-validation filesize\n")
+            .map_err(|e| Failure::new(format!("criu's options cannot be written: {e}")))?;
+        Ok(file.to_string_lossy().into_owned())
+    }
+
     /// Writes a front's plan, for the container that is offered.
     pub fn write_plan(&self, role: Role, offer: &Offer, criu: &Criu, log_level: Option<i32>) -> Result<(), Failure> {
         let plain = |pairs: Vec<(OsString, OsString)>| -> Vec<(String, String)> {
@@ -191,6 +200,7 @@ impl Layout {
                 let mut environment = preload().map(|p| plain(criu.environment(&p))).unwrap_or_default();
                 let table = self.hidden().to_string_lossy().into_owned();
                 environment.push((tranship_criu::hidden::TABLE_VARIABLE.to_owned(), table));
+                environment.push(("CRIU_CONFIG_FILE".to_owned(), self.dump_options()?));
                 let dump = Overrides {
                     external: external_network(offer)?,
                     leave_running: Some(true),

@@ -36,6 +36,7 @@ mod tmpfs;
 mod trees;
 mod uncarried;
 mod undoing;
+mod unread;
 mod wrapper;
 
 use std::ffi::OsString;

@@ -1,7 +1,7 @@
 //! Descriptors that cross process boundaries.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use nix::cmsg_space;
 use nix::sys::socket::sockopt::{AcceptConn, SockType as SockTypeOption};
@@ -22,6 +22,20 @@ pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     }
     // SAFETY: it is open, and by contract of this function nothing in this process owns it yet.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// The process or process group that is sent signals about a descriptor (`F_GETOWN_EX`); 0 for none.
+///
+/// # Errors
+/// The system's.
+pub fn owner(descriptor: impl AsFd) -> io::Result<i32> {
+    /// asm-generic/fcntl.h
+    const F_GETOWN_EX: i32 = 16;
+    // struct f_owner_ex: kind of the owner, and its number.
+    let mut owner = [0i32; 2];
+    // SAFETY: the kernel writes two numbers of 32 bits, which are ours.
+    let done = unsafe { libc::fcntl(descriptor.as_fd().as_raw_fd(), F_GETOWN_EX, owner.as_mut_ptr()) };
+    if done == 0 { Ok(owner[1]) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Sends bytes and descriptors as one message.

@@ -26,6 +26,7 @@ pub const ALLOWABLE: &[Allowable] = &[
         name: "deadline-scheduling",
         meaning: "threads with SCHED_DEADLINE lose their runtime, deadline and period",
     },
+    Allowable { name: "directory-signals", meaning: "directories with F_NOTIFY send no more signals" },
     Allowable { name: "eventfd-semaphore", meaning: "eventfds made with EFD_SEMAPHORE count as ordinary ones" },
     Allowable {
         name: "exit-signal",
@@ -67,6 +68,7 @@ pub const ALLOWABLE: &[Allowable] = &[
         meaning: "UDP sockets lose what was sent with MSG_MORE and not completed",
     },
     Allowable { name: "urgent-data", meaning: "sockets lose urgent bytes (MSG_OOB) that no program has read" },
+    Allowable { name: "inotify-events", meaning: "inotify events that wait unread are lost" },
 ];
 
 /// The kinds that a user allows a move to lose. As JSON, a list of names.

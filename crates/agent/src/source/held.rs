@@ -11,6 +11,7 @@ use tranship_wire::message::Request;
 
 use super::{FREEZE, SourceRun};
 use crate::node::failed;
+use crate::unread::{self, Queues};
 
 /// Bytes of packets in one message: as text they are a third longer, and a message holds 1 MiB.
 const HELD_MESSAGE: usize = 512 << 10;
@@ -32,6 +33,10 @@ const HEARD: Duration = Duration::from_millis(4);
 
 /// How often the container is frozen at most, where packets come between its last look at them and the freeze.
 const ATTEMPTS: u32 = 3;
+
+/// How often it is frozen at most, where a program has inotify events that it has not read each time; and how long it runs then to read them.
+const EVENTS: u32 = 20;
+const READ: Duration = Duration::from_millis(20);
 
 /// How often it is frozen at most, where one of its threads waits for a vforked child each time; and how long it runs then until none does.
 const VFORKS: u32 = 20;
@@ -135,11 +140,25 @@ impl SourceRun {
 
     /// Freezes the container. If nothing waited before (`drained`) and something does now, the container runs on until that is
     /// taken: it is what another processor was carrying past the gate while it was closed to newcomers. That takes microseconds
-    /// as a rule, and milliseconds where the processor is a virtual one.
+    /// as a rule, and milliseconds where the processor is a virtual one. It runs on, too, while a program has not read its inotify events.
     pub(super) fn freeze_after_stragglers(&mut self, freezer: &Freezer, mut drained: bool) -> Result<(), Failure> {
-        let mut left = ATTEMPTS;
+        let may_lose_events = self.report.read().options.allow.permits(unread::KIND);
+        let queues = if may_lose_events { Queues::default() } else { Queues::of(&self.inspected()?.0) };
+        let (mut left, mut left_for_events) = (ATTEMPTS, EVENTS);
         loop {
             let (start, frozen) = self.freeze_between_vforks(freezer)?;
+            if let Some(unread) = queues.unread() {
+                freezer.thaw().map_err(failed)?;
+                left_for_events -= 1;
+                if left_for_events == 0 {
+                    return Failure::blocked(vec![unread]).map_or(Ok(()), Err);
+                }
+                let deadline = Instant::now() + READ;
+                while queues.unread().is_some() && Instant::now() < deadline {
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+                continue;
+            }
             left -= 1;
             let waiting = if drained { self.waiting_in_the_freeze() } else { 0 };
             if waiting == 0 || left == 0 {

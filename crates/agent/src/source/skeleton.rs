@@ -23,6 +23,7 @@ use tranship_wire::message::Request;
 use super::{FROZEN_PATIENCE, SourceRun, failed};
 use crate::layout::Role;
 use crate::uncarried::{self, Uncarried};
+use crate::unread::{self, Queues};
 
 /// The images that criu has written completely. It opens each of them once.
 struct Written {
@@ -138,6 +139,11 @@ impl SourceRun {
         self.control()?.set_timeout(Some(FROZEN_PATIENCE)).map_err(failed)?;
         let mut written = Written::watch(self.layout.images())?;
         self.front()?.handle.order(&Order::Go { external }).map_err(failed)?;
+        // Beside criu: of descriptors that were opened since the last look before the freeze.
+        if !self.report.read().options.allow.permits(unread::KIND) {
+            let unread = Queues::of(&self.inspected()?.0).unread();
+            Failure::blocked(unread.into_iter().collect()).map_or(Ok(()), Err)?;
+        }
         let trackers = self.trackers()?;
         let container = self.inspected()?.0.clone();
         let allowed = self.report.read().options.allow;

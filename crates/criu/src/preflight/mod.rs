@@ -24,6 +24,7 @@ mod states;
 #[cfg(test)]
 mod tests;
 mod timers;
+mod watches;
 
 use std::collections::HashSet;
 use std::io;
@@ -216,6 +217,7 @@ fn examine(subject: &Subject) -> Result<Look, PreflightError> {
     descriptors::check(&container, subject, &files, &mut look);
     paths::check(&container, &files, &mut look);
     mounts::check(&container, subject, &mut look);
+    watches::check(&container, &files, &mut look);
     sockets::check(&container, &files, &mut look)?;
     mappings::check(&container, &files, &mut look);
     Ok(look)

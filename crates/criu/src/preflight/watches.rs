@@ -1,0 +1,74 @@
+//! Rules about who is told of what happens to files: watches and leases.
+
+use rustix::fs::FileType;
+use rustix::io::ioctl_fionread;
+use tranship_sys::descriptor::owner;
+use tranship_sys::process::take_descriptor;
+use tranship_types::{Blocker, BlockerKind};
+
+use super::Look;
+use super::container::Container;
+use super::files::{Descriptor, Files};
+
+pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) {
+    let in_memory = |d: &Descriptor<'_>| {
+        let is_tmpfs = |id| container.mounts.iter().any(|m| m.id == id && m.fstype == "tmpfs");
+        d.link.starts_with("/memfd:") || is_tmpfs(d.info.mount)
+    };
+    for d in &files.all {
+        if d.link.starts_with("anon_inode:inotify") {
+            look.passing.extend(unread(d).map(|blocker| (identity(d), blocker)));
+        } else if d.kind.kind == FileType::Directory {
+            directory(d).into_iter().for_each(|blocker| look.block(blocker));
+        } else if in_memory(d) && has_write_lease(&d.info.text) {
+            let what = format!("has a write lease on {} (F_SETLEASE), which reading the file would break", d.link);
+            look.block(blocker(d, &what, "have the program give it up, or keep the file where both nodes see it"));
+        }
+    }
+}
+
+fn blocker(d: &Descriptor<'_>, what: &str, remedy: &str) -> Blocker {
+    Blocker::new(BlockerKind::Descriptor, format!("{} {what}", d.name()), remedy).at(d.task.pid, Some(d.fd))
+}
+
+fn identity(d: &Descriptor<'_>) -> u64 {
+    u64::from(d.task.pid) << 32 | u64::from(d.fd.cast_unsigned())
+}
+
+/// fsnotify.c, `dump_one_inotify`: "events will be dropped".
+fn unread(d: &Descriptor<'_>) -> Option<Blocker> {
+    let bytes = take_descriptor(d.task.pid, d.fd).ok().and_then(|taken| ioctl_fionread(&taken).ok())?;
+    (bytes > 0).then(|| {
+        let what = "has inotify events that wait unread, which would be lost";
+        blocker(d, what, "have the program read them").allowable("inotify-events")
+    })
+}
+
+/// CRIU knows nothing of `F_NOTIFY`; the kernel does not show it, but for the owner of the descriptor, who is sent the signals.
+fn directory(d: &Descriptor<'_>) -> Option<Blocker> {
+    let taken = take_descriptor(d.task.pid, d.fd).ok()?;
+    owner(&taken).ok().filter(|owner| *owner != 0).map(|_| {
+        let what = format!("asks for signals about the directory {} (F_NOTIFY), which would be lost", d.link);
+        blocker(d, &what, "let the program use inotify").allowable("directory-signals")
+    })
+}
+
+/// Of the locks in `/proc/PID/fdinfo/FD`, such as `lock: 1: LEASE  ACTIVE    WRITE 31962 00:27:3 0 EOF`.
+fn has_write_lease(info: &str) -> bool {
+    info.lines().filter_map(|line| line.strip_prefix("lock:")).any(|lock| {
+        let words: Vec<&str> = lock.split_whitespace().collect();
+        words.get(1) == Some(&"LEASE") && words.get(3) == Some(&"WRITE")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn write_leases_are_told_from_other_locks() {
+        assert!(has_write_lease("pos:\t0\nlock:\t1: LEASE  ACTIVE    WRITE 31962 00:27:3 0 EOF\n"));
+        assert!(!has_write_lease("pos:\t0\nlock:\t1: LEASE  ACTIVE    READ 31962 00:27:3 0 EOF\n"));
+        assert!(!has_write_lease("lock:\t1: FLOCK  ADVISORY  WRITE 31885 fe:00:56 0 EOF\n"));
+    }
+}

@@ -1,0 +1,214 @@
+//! Who watches files, or holds leases on them, is told nothing of a plan, a move or a failed one; limits that were changed stay changed.
+
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use tranship_e2e::{
+    Stage, exactly_one_runs, limits, move_with, refused_move, remove, restart_agent, scenarios, set_limit, wait_until,
+};
+use tranship_lab::{Lab, RunOptions};
+
+const NAME: &str = "watcher";
+const IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 52);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Watches files in /tmp in the ways that its arguments name, and tells on port 7000 what it was told.
+const WATCHER: &str = r#"
+import ctypes, fcntl, os, signal, socket, sys
+want = sys.argv[1:]
+if os.fork():
+    while True: signal.pause()
+libc = ctypes.CDLL(None)
+os.makedirs('/tmp/o/d')
+for name in 'frw': open('/tmp/o/d/' + name, 'w').write('x' * 100000)
+signals = []
+signal.signal(signal.SIGIO, lambda number, _: signals.append(number))
+queue = libc.inotify_init1(os.O_NONBLOCK)
+for path in ['/tmp/o', '/tmp/o/d', '/tmp/o/d/f']: libc.inotify_add_watch(queue, path.encode(), 0xfff)
+lease = os.open('/tmp/o/d/r', os.O_RDONLY)
+fcntl.fcntl(lease, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+if 'write-lease' in want:
+    held = os.open('/tmp/o/d/w', os.O_WRONLY)
+    fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+if 'signals' in want:
+    directory = os.open('/tmp/o/d', os.O_RDONLY)
+    fcntl.fcntl(directory, fcntl.F_NOTIFY, fcntl.DN_ACCESS | fcntl.DN_MULTISHOT)
+def drain():
+    try: return os.read(queue, 65536)
+    except BlockingIOError: return b''
+drain()
+signals.clear()
+server = socket.socket()
+server.bind(('', 7000))
+server.listen()
+while True:
+    peer = server.accept()[0]
+    times = [os.stat('/tmp/o/d/' + name).st_atime_ns for name in 'frw']
+    peer.sendall(repr((drain(), signals, fcntl.fcntl(lease, fcntl.F_GETLEASE), times)).encode())
+    peer.close()
+    if 'unread' in want: open('/tmp/o/d/new', 'w').close()
+"#;
+
+/// Makes a file every other ms, and reads what inotify tells of them only now and then; tells on port 7000 how many it has made, and of
+/// how many it was told.
+const BUSY: &str = r#"
+import ctypes, os, socket, struct, threading, time
+libc = ctypes.CDLL(None)
+os.mkdir('/tmp/d')
+queue = libc.inotify_init1(0)
+libc.inotify_add_watch(queue, b'/tmp/d', 0x100)
+made = told = 0
+stop = False
+def make():
+    global made
+    while not stop:
+        name = f'/tmp/d/{made % 2}'
+        open(name, 'w').close()
+        os.unlink(name)
+        made += 1
+        time.sleep(0.002)
+def read():
+    global told
+    while True:
+        data, at = os.read(queue, 65536), 0
+        while at < len(data):
+            told, at = told + 1, at + 16 + struct.unpack_from('I', data, at + 12)[0]
+        time.sleep(0.001)
+maker = threading.Thread(target=make)
+maker.start()
+threading.Thread(target=read, daemon=True).start()
+server = socket.socket()
+server.bind(('', 7000))
+server.listen()
+server.accept()
+peer = server.accept()[0]
+stop = True
+maker.join()
+deadline = time.time() + 10
+while told != made and time.time() < deadline: time.sleep(0.01)
+peer.sendall(f'{made} {told}'.encode())
+peer.close()
+time.sleep(1000)
+"#;
+
+fn start(lab: &Lab, ways: &[&str]) -> Result<()> {
+    start_program(lab, WATCHER, ways)
+}
+
+fn start_program(lab: &Lab, program: &str, ways: &[&str]) -> Result<()> {
+    let command = [&["python3", "-c", program][..], ways].concat();
+    lab.run("a", NAME, &RunOptions::new(IP, command))?;
+    let listens = || lab.exec("client", &["bash", "-c", "</dev/tcp/10.77.0.52/7000"]);
+    wait_until("the program to listen", PATIENCE, || Ok(listens()?.status.success().then_some(())))
+}
+
+/// What the program was told of its files, whether its lease holds, and when its files were read.
+fn told(lab: &Lab) -> Result<String> {
+    Ok(lab.check("client", &["bash", "-c", "cat </dev/tcp/10.77.0.52/7000"])?)
+}
+
+fn neither_a_plan_nor_a_failed_move_nor_a_move_is_noticed(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    start(lab, &[])?;
+    let before = told(lab)?;
+    ensure!(before.starts_with("(b'', [], 0, "), "{before}");
+    let unchanged = |when: &str| -> Result<()> {
+        let now = told(lab)?;
+        ensure!(now == before, "{when}: {now} instead of {before}");
+        Ok(())
+    };
+    lab.check("a", &["tranship", "plan", NAME, "--to", "b"])?;
+    unchanged("after a plan")?;
+
+    restart_agent(lab, "a", "source.commit.before.error")?;
+    let failed = lab.exec("a", &["tranship", "move", NAME, "--to", "b"])?;
+    ensure!(!failed.status.success() && exactly_one_runs(lab, NAME)? == "a", "{failed:?}");
+    unchanged("after a failed move")?;
+
+    restart_agent(lab, "a", "")?;
+    move_with(lab, "a", NAME, "b", &[])?;
+    ensure!(exactly_one_runs(lab, NAME)? == "b", "it was not moved");
+    unchanged("after a move")?;
+    remove(lab, NAME)
+}
+
+fn limits_that_were_changed_stay_changed(stage: &mut Stage) -> Result<()> {
+    if !Path::new("/sys/fs/cgroup/pids").exists() {
+        eprintln!("skipped: version 2 of cgroups has no controllers here");
+        return Ok(());
+    }
+    let lab = &stage.lab;
+    start(lab, &[])?;
+    let update = ["--pids-limit", "10", "--cpu-quota", "50000", "--cpu-period", "100000", "--memory", "104857600"];
+    let more = ["--memory-swap", "209715200", "--cpu-share", "512", "--cpuset-cpus", "0"];
+    lab.check("a", &[&["runc", "update"][..], &update, &more, &[NAME]].concat())?;
+    let pid = |node: &str| -> Result<String> {
+        let state: serde_json::Value = serde_json::from_str(&lab.check(node, &["runc", "state", NAME])?)?;
+        Ok(state["pid"].to_string())
+    };
+    let written = [("memory", "memory.swappiness", "7"), ("memory", "memory.soft_limit_in_bytes", "52428800")];
+    for (controller, file, value) in written {
+        set_limit(lab, "a", &pid("a")?, (controller, file), value)?;
+    }
+    let before = limits(lab, "a", &pid("a")?)?;
+    for (from, to) in [("a", "b"), ("b", "a")] {
+        move_with(lab, from, NAME, to, &[])?;
+        let now = limits(lab, to, &pid(to)?)?;
+        ensure!(now == before, "the limits were\n{before}\nand on {to} they are\n{now}");
+    }
+    let expected =
+        ["pids.max 10\n", "cpu.cfs_quota_us 50000\n", "memory.memsw.limit_in_bytes 209715200\n", "swappiness 7\n"];
+    ensure!(expected.iter().all(|line| before.contains(line)), "{before}");
+    told(lab).context("the program does not answer")?;
+    remove(lab, NAME)
+}
+
+fn what_would_be_lost_or_broken_is_refused(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    start(lab, &["write-lease", "signals", "unread"])?;
+    let refusal = refused_move(lab, "a", NAME, "b")?;
+    let allowed: Vec<_> = refusal.blockers.iter().map(|b| b.allow.as_deref().unwrap_or_default()).collect();
+    for kind in ["", "directory-signals", "inotify-events"] {
+        ensure!(allowed.contains(&kind), "{refusal:#?}");
+    }
+    let lease = refusal.blockers.iter().find(|b| b.allow.is_none()).context("no blocker is the lease")?;
+    ensure!(lease.cause.contains("a write lease on /tmp/o/d/w") && allowed.len() == 3, "{refusal:#?}");
+    let signals = told(lab)?;
+    ensure!(signals.contains(", [], 0, "), "a refusal broke the lease, or raised a signal: {signals}");
+    remove(lab, NAME)?;
+
+    start(lab, &["unread"])?;
+    let refusal = refused_move(lab, "a", NAME, "b")?;
+    ensure!(refusal.blockers.len() == 1 && refusal.text.contains("inotify events that wait unread"), "{refusal:#?}");
+    let report = move_with(lab, "a", NAME, "b", &["--allow", "inotify-events"])?;
+    ensure!(report.allowed == refusal.blockers, "the report does not list them: {report:#?}");
+    remove(lab, NAME)
+}
+
+/// Most freezes find events that wait; the program is let run until it has read them.
+fn no_event_of_a_busy_watcher_is_lost(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    start_program(lab, BUSY, &[])?;
+    for (from, to) in [("a", "b"), ("b", "a")] {
+        move_with(lab, from, NAME, to, &[])?;
+    }
+    let counts = told(lab)?;
+    let (made, seen) = counts.split_once(' ').with_context(|| format!("{counts:?}"))?;
+    ensure!(made == seen, "{made} files were made, and the program was told of {seen}");
+    remove(lab, NAME)
+}
+
+fn main() -> ExitCode {
+    scenarios(&[
+        ("no_event_of_a_busy_watcher_is_lost", no_event_of_a_busy_watcher_is_lost),
+        (
+            "neither_a_plan_nor_a_failed_move_nor_a_move_is_noticed",
+            neither_a_plan_nor_a_failed_move_nor_a_move_is_noticed,
+        ),
+        ("limits_that_were_changed_stay_changed", limits_that_were_changed_stay_changed),
+        ("what_would_be_lost_or_broken_is_refused", what_would_be_lost_or_broken_is_refused),
+    ])
+}
