@@ -23,6 +23,7 @@ mod containers;
 mod dialogue;
 mod engines;
 mod guest;
+mod limits;
 mod managed;
 mod moves;
 mod moving;
@@ -39,6 +40,7 @@ pub use containers::{Copy, copies, exactly_one_runs, nothing_left, remove};
 pub use dialogue::Dialogue;
 pub use engines::{CONTAINERD, DOCKER, PODMAN};
 pub use guest::{Guest, ZooLine};
+pub use limits::{limits, set_limit};
 pub use managed::{Dialect, Managed, Run};
 pub use moves::{
     Refusal, connection_alive, move_container, move_with, refused_move, refused_move_with, second_move_succeeds,

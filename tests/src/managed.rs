@@ -1,4 +1,5 @@
 use std::net::Ipv4Addr;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use tranship_lab::{CLIENT, CounterClient, Lab, LabError, REDIS_PORT, Redis, redi
 use tranship_types::BlockerKind;
 
 use crate::agents::{Log, restart_agent};
+use crate::limits::{limits, set_limit};
 use crate::moves::{Refusal, connection_alive, move_container};
 use crate::runner::wait_until;
 
@@ -197,6 +199,31 @@ impl Managed {
             self.await_gone(lab, "b", fault)?;
         }
         self.moves(lab, &mut counter, "a", "b").context("after all the faults")?;
+        drop(counter);
+        self.remove(lab, "b")
+    }
+
+    /// Limits that were changed since the start, by the engine or in the cgroup, hold on the destination as well. The address is that of
+    /// this number.
+    ///
+    /// # Errors
+    /// If not.
+    pub fn keeps_changed_limits(&self, lab: &Lab, number: u8, update: &[&str]) -> Result<()> {
+        if !Path::new("/sys/fs/cgroup/pids").exists() {
+            eprintln!("skipped: version 2 of cgroups has no controllers here");
+            return Ok(());
+        }
+        let mut counter = self.start(lab, number, &[], &[])?;
+        let pid = |node: &str| self.pid(lab, node)?.context("it does not run");
+        if !update.is_empty() {
+            (self.command)(lab, "a", &[update, &[self.name]].concat())?;
+        }
+        set_limit(lab, "a", &pid("a")?, ("pids", "pids.max"), "77")?;
+        set_limit(lab, "a", &pid("a")?, ("memory", "memory.soft_limit_in_bytes"), "52428800")?;
+        let before = limits(lab, "a", &pid("a")?)?;
+        self.moves(lab, &mut counter, "a", "b")?;
+        let now = limits(lab, "b", &pid("b")?)?;
+        ensure!(now == before, "the limits were\n{before}\nand are\n{now}");
         drop(counter);
         self.remove(lab, "b")
     }

@@ -185,8 +185,13 @@ fn a_containerd_that_is_killed_in_the_resume_is_survived(stage: &mut Stage) -> R
     CONTAINERD.remove(lab, "a")
 }
 
+fn limits_that_were_changed_stay_changed(stage: &mut Stage) -> Result<()> {
+    CONTAINERD.keeps_changed_limits(&stage.lab, 85, &[])
+}
+
 fn main() -> ExitCode {
     scenarios(&[
+        ("limits_that_were_changed_stay_changed", limits_that_were_changed_stay_changed),
         ("containerd_manages_the_moved_container", containerd_manages_the_moved_container),
         (
             "what_cannot_be_carried_over_is_refused_before_the_freeze",

@@ -357,8 +357,17 @@ fn a_shell_whose_output_is_redirected_keeps_its_way_to_docker(stage: &mut Stage)
     DOCKER.remove(lab, "b")
 }
 
+fn limits_that_were_changed_stay_changed(stage: &mut Stage) -> Result<()> {
+    DOCKER.keeps_changed_limits(
+        &stage.lab,
+        83,
+        &["update", "--cpu-quota", "70000", "--memory", "200m", "--memory-swap", "300m"],
+    )
+}
+
 fn main() -> ExitCode {
     scenarios(&[
+        ("limits_that_were_changed_stay_changed", limits_that_were_changed_stay_changed),
         ("docker_manages_the_moved_container", docker_manages_the_moved_container),
         (
             "what_cannot_be_carried_over_is_refused_before_the_freeze",

@@ -208,8 +208,17 @@ fn an_arriving_container_is_listed_at_once(stage: &mut Stage) -> Result<()> {
     PODMAN.remove(lab, "a")
 }
 
+fn limits_that_were_changed_stay_changed(stage: &mut Stage) -> Result<()> {
+    PODMAN.keeps_changed_limits(
+        &stage.lab,
+        84,
+        &["update", "--cpu-quota", "70000", "--memory", "200m", "--memory-swap", "300m"],
+    )
+}
+
 fn main() -> ExitCode {
     scenarios(&[
+        ("limits_that_were_changed_stay_changed", limits_that_were_changed_stay_changed),
         ("podman_manages_the_moved_container", podman_manages_the_moved_container),
         (
             "what_cannot_be_carried_over_is_refused_before_the_freeze",
