@@ -83,12 +83,17 @@ impl Btf {
         self.types.iter().position(found).map(|index| index as u32 + 1)
     }
 
-    /// Where fields of the structure of this name begin, in bytes from its start; also those of its unnamed parts.
+    /// Where fields of the structure of this name begin, in bytes from its start; also those of its unnamed parts. The name may be
+    /// that of a type that stands for the structure.
     pub fn fields(&self, structure: &str) -> HashMap<String, usize> {
-        let found = |at: &&usize| matches!(self.kind(**at), Kind::Struct) && self.name(**at) == structure.as_bytes();
+        let named = |at: usize| match self.kind(at) {
+            Kind::Struct if self.name(at) == structure.as_bytes() => Some(at),
+            Kind::Modifier if self.name(at) == structure.as_bytes() => self.resolved(self.word(at + 8), DEPTH),
+            _ => None,
+        };
         let mut fields = HashMap::new();
-        if let Some(at) = self.types.iter().find(found) {
-            self.collect(*at, 0, DEPTH, &mut fields);
+        if let Some(at) = self.types.iter().find_map(|at| named(*at)) {
+            self.collect(at, 0, DEPTH, &mut fields);
         }
         fields
     }

@@ -13,6 +13,7 @@ pub mod call_log;
 pub mod clock;
 pub mod descriptor;
 pub mod dirty_log;
+pub mod hidden_states;
 pub mod huge;
 mod interrupted;
 pub mod journal;

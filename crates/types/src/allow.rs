@@ -29,10 +29,15 @@ pub const ALLOWABLE: &[Allowable] = &[
     Allowable { name: "directory-signals", meaning: "directories with F_NOTIFY send no more signals" },
     Allowable { name: "eventfd-semaphore", meaning: "eventfds made with EFD_SEMAPHORE count as ordinary ones" },
     Allowable {
+        name: "deny-write-execute",
+        meaning: "processes lose PR_SET_MDWE: they may make memory executable again",
+    },
+    Allowable {
         name: "exit-signal",
         meaning: "processes made by clone() with another signal than SIGCHLD end with SIGCHLD",
     },
     Allowable { name: "io-flusher", meaning: "processes lose PR_SET_IO_FLUSHER" },
+    Allowable { name: "landlock", meaning: "processes lose their restrictions by Landlock" },
     Allowable {
         name: "lock-future-memory",
         meaning: "memory that is mapped after the move is not locked (mlockall(MCL_FUTURE))",
@@ -51,6 +56,7 @@ pub const ALLOWABLE: &[Allowable] = &[
         name: "numa-policy",
         meaning: "processes lose the policy for the nodes of their memory (set_mempolicy, numactl)",
     },
+    Allowable { name: "sealed-memory", meaning: "memory sealed by mseal() may be changed and unmapped again" },
     Allowable {
         name: "peer-credentials",
         meaning: "SO_PEERCRED of Unix connections made by a process that has ended names another process",

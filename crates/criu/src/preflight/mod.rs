@@ -2,14 +2,14 @@
 //! stopping anything. A user gets one sentence for each: process, descriptor, cause, remedy.
 //!
 //! The rules are those of CRIU 4.1.1 and 4.2; where one is not obvious, a comment names the file of CRIU's source that has it.
-//! What shows only while a process is stopped (LDT entries, `prctl` states that /proc does not tell of) stays CRIU's to find:
-//! its dump fails then, and the move is undone.
+//! What no look shows stays CRIU's to find: its dump fails then, and the move is undone.
 
 mod container;
 mod descriptors;
 mod diag;
 mod directories;
 mod files;
+mod hidden;
 mod mappings;
 mod mounts;
 mod neighbours;
@@ -212,6 +212,7 @@ fn examine(subject: &Subject) -> Result<Look, PreflightError> {
     processes::check(&container, subject, &mut look);
     sharing::check(&container, &mut look);
     scheduling::check(&container, &mut look);
+    hidden::check(&container, &mut look);
     timers::check(&container, &mut look);
     let files = files::Files::read(&container);
     descriptors::check(&container, subject, &files, &mut look);

@@ -1,11 +1,12 @@
 //! Rules about what the scheduler and the memory manager know of tasks, and CRIU drops without a word.
 
+use tranship_sys::hidden_states::HiddenState;
 use tranship_sys::sched_attr::{SchedulingAttributes, scheduling_attributes};
 use tranship_types::{Blocker, BlockerKind};
 
 use super::Look;
 use super::container::{Container, Task};
-use super::procfs;
+use super::{hidden, procfs};
 
 const SCHED_OTHER: u32 = 0;
 const SCHED_BATCH: u32 = 3;
@@ -82,6 +83,10 @@ fn locked(task: &Task, look: &mut Look) {
     if flags.iter().any(|flags| has(flags, "lf")) {
         let what = "has memory that is locked as it is used (mlock2(MLOCK_ONFAULT)), and CRIU locks all of it";
         look.block(process(task, what, "let the program use mlock()").allowable("lock-on-fault"));
+    }
+    // hidden.rs knows it for certain.
+    if hidden::reader().is_some_and(|reader| reader.knows(HiddenState::LocksFutureMemory)) {
+        return;
     }
     // The kernel's own mappings (vdso, vvar, vsyscall), those of devices and huge pages are never locked.
     let never = |flags: &str| ["de", "io", "pf", "ht"].iter().any(|flag| has(flags, flag)) || !has(flags, "mr");

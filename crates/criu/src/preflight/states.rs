@@ -59,6 +59,11 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("seccomp-notify", SECCOMP_NOTIFY, "is a listener for another process's system calls"),
     ("detached-mount", "return sc(428, -100, b'/tmp', 1)", "is the host directory"),
     ("pty-1026", BIG_PTY, "is the pseudo-terminal 10"),
+    (
+        "inotify-proc",
+        "f = libc.inotify_init(); assert libc.inotify_add_watch(f, b'/proc', 0x100) > 0; return f",
+        "watches files of /proc",
+    ),
     ("path-fifo", "os.mkfifo('/tmp/pf'); return os.open('/tmp/pf', os.O_PATH)", "is a reference (O_PATH) to the FIFO"),
     ("path-socket", PATH_SOCKET, "is a reference (O_PATH) to the Unix socket"),
     ("path-terminal", PATH_TERMINAL, "is a reference (O_PATH) to the terminal"),
@@ -76,13 +81,33 @@ const REFUSED: &[(&str, &str, &str)] = &[
         "with another signal than SIGCHLD for its end",
     ),
     ("mce-kill", "libc.prctl(33, 1, 1, 0, 0)", "has a policy of its own for memory errors"),
-    ("mlock-future", "assert libc.mlockall(3) == 0", "has locked all of its memory (mlockall)"),
+    ("mlock-future", "assert libc.mlockall(3) == 0", "locks all memory that it will map (mlockall(MCL_FUTURE))"),
+    ("mlock-next", "assert libc.mlockall(2) == 0", "locks all memory that it will map (mlockall(MCL_FUTURE))"),
+    // Not Python's own code, which looks at the clock.
+    (
+        "tsc",
+        "if os.fork() == 0: libc.prctl(26, 2, 0, 0, 0); libc.pause()\ntime.sleep(0.2)",
+        "has forbidden itself the time-stamp counter",
+    ),
+    ("mdwe", "assert libc.prctl(65, 1, 0, 0, 0) == 0", "has forbidden itself memory that becomes executable"),
+    ("ldt", LOCAL_DESCRIPTOR, "has a local descriptor table (modify_ldt)"),
+    ("mseal", SEALED, "has sealed memory (mseal)"),
+    ("landlocked", LANDLOCKED, "has restricted itself with Landlock"),
+    ("landlock-thread", LANDLOCKED_THREAD, "has restricted itself with Landlock"),
     ("mlock-onfault", LOCK_ON_FAULT, "is locked as it is used"),
     ("numa", "sc(238, 2, ctypes.byref(ctypes.c_ulong(1)), 8)", "has a NUMA policy for its memory (bind:0)"),
     ("deadline", DEADLINE, "uses deadline scheduling"),
     ("slice", "sc(314, 0, struct.pack('IIQiIQQQ', 48, 0, 0, 0, 0, 5000000, 0, 0), 0)", "has a time slice of its own"),
 ];
 
+const LOCAL_DESCRIPTOR: &str =
+    "entry = ctypes.create_string_buffer(struct.pack('IIII', 0, 0x1000, 0xfffff, 0x51)); sc(154, 1, entry, 16)";
+const SEALED: &str = "m = mmap.mmap(-1, 1 << 16, flags=mmap.MAP_PRIVATE)\n\
+                      sc(462, ctypes.c_ulong(ctypes.addressof(ctypes.c_char.from_buffer(m))), ctypes.c_ulong(1 << 16), 0); return m";
+const LANDLOCKED: &str =
+    "libc.prctl(38, 1, 0, 0, 0); f = sc(444, struct.pack('Q', 1 << 9), 8, 0); sc(446, f, 0); os.close(f)";
+const LANDLOCKED_THREAD: &str = "def restrict(): libc.prctl(38, 1, 0, 0, 0); f = sc(444, struct.pack('Q', 1 << 9), 8, 0); sc(446, f, 0); os.close(f)\n\
+                                 thread(restrict)";
 const EPOLL_ELSEWHERE: &str = "r, w = os.pipe(); e = select.epoll(); e.register(r, 1)\nif os.fork() == 0: e.close(); time.sleep(1000)\n\
                                os.close(r); return e, w";
 const EPOLL_QUEUED: &str = "a, b = socket.socketpair(); r, w = os.pipe(); e = select.epoll(); e.register(r, 1)\n\
@@ -177,6 +202,7 @@ const CARRIED: &[(&str, &str)] = &[
         "mlock",
         "m = mmap.mmap(-1, 1 << 20); libc.mlock(ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(m))), 1 << 20); return m",
     ),
+    ("mlock-current", "assert libc.mlockall(1) == 0"),
     ("itimers", "signal.setitimer(signal.ITIMER_PROF, 1000, 500); signal.setitimer(signal.ITIMER_VIRTUAL, 1000, 500)"),
     ("cpu-timers", "[sc(222, clock, None, ctypes.byref(ctypes.c_int())) for clock in (2, 3)]"),
     ("membarrier", "sc(324, 16, 0)"),
@@ -259,6 +285,12 @@ fn criu_still_refuses_or_loses_each_of_them() {
         "exit-signal",
         "mce-kill",
         "mlock-future",
+        "mlock-next",
+        "mdwe",
+        "ldt",
+        "mseal",
+        "landlocked",
+        "landlock-thread",
         "mlock-onfault",
         "numa",
         "deadline",

@@ -18,6 +18,7 @@ pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) {
     for d in &files.all {
         if d.link.starts_with("anon_inode:inotify") {
             look.passing.extend(unread(d).map(|blocker| (identity(d), blocker)));
+            look.findings.blockers.extend(of_processes(container, d));
         } else if d.kind.kind == FileType::Directory {
             directory(d).into_iter().for_each(|blocker| look.block(blocker));
         } else if in_memory(d) && has_write_lease(&d.info.text) {
@@ -44,6 +45,24 @@ fn unread(d: &Descriptor<'_>) -> Option<Blocker> {
     })
 }
 
+/// fsnotify.c, `get_mark_path`: "Can't dump that handle", as files of /proc cannot be opened by handles.
+fn of_processes(container: &Container, d: &Descriptor<'_>) -> Option<Blocker> {
+    let is_proc = |device: &str| container.all_mounts.iter().any(|m| m.fstype == "proc" && m.device == device);
+    watched_devices(&d.info.text).any(|device| is_proc(&device)).then(|| {
+        let what = "watches files of /proc by inotify, which CRIU does not support";
+        blocker(d, what, "let the program read them from time to time")
+    })
+}
+
+/// Devices, as `MAJOR:MINOR`, of what an inotify watches, from lines such as `inotify wd:1 ino:9 sdev:a7 mask:100 …`.
+fn watched_devices(info: &str) -> impl Iterator<Item = String> {
+    info.lines().filter_map(|line| {
+        let device = line.strip_prefix("inotify ")?.split(' ').find_map(|word| word.strip_prefix("sdev:"))?;
+        let device = u32::from_str_radix(device, 16).ok()?;
+        Some(format!("{}:{}", device >> 20, device & 0xf_ffff))
+    })
+}
+
 /// CRIU knows nothing of `F_NOTIFY`; the kernel does not show it, but for the owner of the descriptor, who is sent the signals.
 fn directory(d: &Descriptor<'_>) -> Option<Blocker> {
     let taken = take_descriptor(d.task.pid, d.fd).ok()?;
@@ -64,6 +83,13 @@ fn has_write_lease(info: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn devices_that_are_watched_are_read_from_the_kernel_s_lines() {
+        let info = "pos:\t0\ninotify wd:2 ino:9 sdev:a7 mask:100 ignored_mask:0 fhandle-bytes:8 fhandle-type:1 f_handle:09\n\
+                    inotify wd:1 ino:1 sdev:800001 mask:100 ignored_mask:0\n";
+        assert_eq!(watched_devices(info).collect::<Vec<_>>(), ["0:167", "8:1"]);
+    }
 
     #[test]
     fn write_leases_are_told_from_other_locks() {

@@ -1,0 +1,67 @@
+//! Rules about states that /proc does not show. All but the first of them CRIU drops without a word.
+
+use std::sync::OnceLock;
+
+use tranship_sys::hidden_states::{HiddenState, HiddenStates};
+use tranship_types::{Blocker, BlockerKind};
+
+use super::Look;
+use super::container::Container;
+
+/// What a state is in a sentence, its remedy, and its name for `--allow`.
+fn words(state: HiddenState) -> (&'static str, &'static str, Option<&'static str>) {
+    const WITHOUT: &str = "run the program without it";
+    match state {
+        HiddenState::TscForbidden => {
+            ("has forbidden itself the time-stamp counter (PR_SET_TSC), with which CRIU does not work", WITHOUT, None)
+        }
+        HiddenState::LocalDescriptors => {
+            ("has a local descriptor table (modify_ldt), which CRIU does not carry", WITHOUT, None)
+        }
+        HiddenState::DenyWriteExecute => (
+            "has forbidden itself memory that becomes executable (PR_SET_MDWE), which CRIU does not carry",
+            WITHOUT,
+            Some("deny-write-execute"),
+        ),
+        HiddenState::LocksFutureMemory => (
+            "locks all memory that it will map (mlockall(MCL_FUTURE)), which CRIU does not carry",
+            "let the program call mlockall(MCL_CURRENT) alone",
+            Some("lock-future-memory"),
+        ),
+        HiddenState::LandlockDomain => {
+            ("has restricted itself with Landlock, which CRIU does not carry", WITHOUT, Some("landlock"))
+        }
+        HiddenState::SealedMemory => {
+            ("has sealed memory (mseal), which CRIU does not carry", WITHOUT, Some("sealed-memory"))
+        }
+    }
+}
+
+/// The reader, if this kernel lets the agent have one. It is made once.
+pub(super) fn reader() -> Option<&'static HiddenStates> {
+    static READER: OnceLock<Option<HiddenStates>> = OnceLock::new();
+    READER.get_or_init(|| HiddenStates::load().ok()).as_ref()
+}
+
+/// Whether all processes have it: some kernels seal mappings of their own in each of them.
+fn usual(reader: &HiddenStates, state: HiddenState) -> bool {
+    static SEALED: OnceLock<bool> = OnceLock::new();
+    let of_agent = || reader.read(std::process::id()).is_ok_and(|states| states.contains(&HiddenState::SealedMemory));
+    state == HiddenState::SealedMemory && *SEALED.get_or_init(of_agent)
+}
+
+pub(super) fn check(container: &Container, look: &mut Look) {
+    let Some(reader) = reader() else { return };
+    for task in container.tasks.values().filter(|task| !task.zombie()) {
+        let states = reader.read(task.pid).unwrap_or_default();
+        for state in states.iter().filter(|state| !usual(reader, **state)) {
+            let (what, remedy, allow) = words(*state);
+            let cause = format!("{} {what}", task.name());
+            let blocker = Blocker::new(BlockerKind::Process, cause, remedy).at(task.pid, None);
+            look.block(match allow {
+                Some(name) => blocker.allowable(name),
+                None => blocker,
+            });
+        }
+    }
+}
