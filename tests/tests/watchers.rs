@@ -94,6 +94,23 @@ peer.close()
 time.sleep(1000)
 "#;
 
+/// Adds a key to the keyring that its argument names; tells on port 7000 how many keys it finds there.
+const KEYS: &str = r#"
+import ctypes, platform, socket, sys
+libc = ctypes.CDLL(None, use_errno=True)
+add_key, keyctl = {'x86_64': (248, 250), 'aarch64': (217, 219)}[platform.machine()]
+ring = {'thread': -1, 'process': -2, 'session': -3}[sys.argv[1]]
+assert libc.syscall(add_key, b'user', b'ticket', b'secret', 6, ring) > 0, ctypes.get_errno()
+server = socket.socket()
+server.bind(('', 7000))
+server.listen()
+while True:
+    peer = server.accept()[0]
+    found = libc.syscall(keyctl, 11, ring, None, 0)
+    peer.sendall(str(found // 4 if found >= 0 else -ctypes.get_errno()).encode())
+    peer.close()
+"#;
+
 fn start(lab: &Lab, ways: &[&str]) -> Result<()> {
     start_program(lab, WATCHER, ways)
 }
@@ -201,8 +218,27 @@ fn no_event_of_a_busy_watcher_is_lost(stage: &mut Stage) -> Result<()> {
     remove(lab, NAME)
 }
 
+fn keys_are_refused_unless_they_may_be_lost(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    for ring in ["thread", "process", "session"] {
+        start_program(lab, KEYS, &[ring])?;
+        let refusal = refused_move(lab, "a", NAME, "b")?;
+        let words = format!("has keys in its {ring} keyring");
+        ensure!(refusal.blockers.len() == 1 && refusal.text.contains(&words), "{refusal:#?}");
+        ensure!(told(lab)? == "1", "a refusal has changed the keyring");
+        if ring == "session" {
+            move_with(lab, "a", NAME, "b", &["--allow", "keyrings"])?;
+            ensure!(told(lab)? == "0", "the container has keys of the node's: {}", told(lab)?);
+            move_with(lab, "b", NAME, "a", &[])?;
+        }
+        remove(lab, NAME)?;
+    }
+    Ok(())
+}
+
 fn main() -> ExitCode {
     scenarios(&[
+        ("keys_are_refused_unless_they_may_be_lost", keys_are_refused_unless_they_may_be_lost),
         ("no_event_of_a_busy_watcher_is_lost", no_event_of_a_busy_watcher_is_lost),
         (
             "neither_a_plan_nor_a_failed_move_nor_a_move_is_noticed",

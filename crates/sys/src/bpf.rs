@@ -272,6 +272,7 @@ const LOOKUP: i32 = 1;
 const UPDATE: i32 = 2;
 const PERF_OUTPUT: i32 = 25;
 const PROBE_READ_USER: i32 = 112;
+const SEQ_WRITE: i32 = 127;
 const PROBE_READ_KERNEL: i32 = 113;
 
 /// On which condition a program goes on elsewhere; numbers are compared with all their 64 bits.
@@ -407,19 +408,37 @@ impl Assembler {
         self.read_by(PROBE_READ_KERNEL, slot, size, from, otherwise);
     }
 
+    /// The same, with zero in place of what cannot be read.
+    pub fn read_or_zero(&mut self, slot: i16, size: i32, from: (u8, usize)) {
+        self.call_read(PROBE_READ_KERNEL, slot, size, from);
+    }
+
     /// The same with memory of the current task.
     pub fn read_user(&mut self, slot: i16, size: i32, from: (u8, usize), otherwise: &'static str) {
         self.read_by(PROBE_READ_USER, slot, size, from, otherwise);
     }
 
-    fn read_by(&mut self, helper: i32, slot: i16, size: i32, (base, offset): (u8, usize), otherwise: &'static str) {
+    fn read_by(&mut self, helper: i32, slot: i16, size: i32, from: (u8, usize), otherwise: &'static str) {
+        self.call_read(helper, slot, size, from);
+        self.go_if(0, If::NotEqual, 0, otherwise);
+    }
+
+    fn call_read(&mut self, helper: i32, slot: i16, size: i32, (base, offset): (u8, usize)) {
         self.store_number(slot, 0);
         self.copy(3, base);
         self.code.push(op(0x07, 3, 0, 0, offset as i32));
         self.stack_address(1, slot);
         self.number(2, size);
         self.helper(helper);
-        self.go_if(0, If::NotEqual, 0, otherwise);
+    }
+
+    /// Writes bytes of the stack to who reads the iterator, of which `context` tells.
+    pub fn write(&mut self, context: u8, seq: i16, (slot, size): (i16, i32)) {
+        self.argument(1, context, 0);
+        self.code.push(op(0x79, 1, 1, seq, 0));
+        self.stack_address(2, slot);
+        self.number(3, size);
+        self.helper(SEQ_WRITE);
     }
 
     /// Adds one, and goes on there.

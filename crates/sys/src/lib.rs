@@ -18,6 +18,7 @@ pub mod huge;
 mod interrupted;
 pub mod journal;
 pub mod kcmp;
+pub mod keyrings;
 pub mod mapping_flags;
 pub mod mapping_log;
 pub mod mount;

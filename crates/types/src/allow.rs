@@ -26,17 +26,22 @@ pub const ALLOWABLE: &[Allowable] = &[
         name: "deadline-scheduling",
         meaning: "threads with SCHED_DEADLINE lose their runtime, deadline and period",
     },
-    Allowable { name: "directory-signals", meaning: "directories with F_NOTIFY send no more signals" },
-    Allowable { name: "eventfd-semaphore", meaning: "eventfds made with EFD_SEMAPHORE count as ordinary ones" },
     Allowable {
         name: "deny-write-execute",
         meaning: "processes lose PR_SET_MDWE: they may make memory executable again",
     },
+    Allowable { name: "directory-signals", meaning: "directories with F_NOTIFY send no more signals" },
+    Allowable { name: "eventfd-semaphore", meaning: "eventfds made with EFD_SEMAPHORE count as ordinary ones" },
     Allowable {
         name: "exit-signal",
         meaning: "processes made by clone() with another signal than SIGCHLD end with SIGCHLD",
     },
+    Allowable { name: "inotify-events", meaning: "inotify events that wait unread are lost" },
     Allowable { name: "io-flusher", meaning: "processes lose PR_SET_IO_FLUSHER" },
+    Allowable {
+        name: "keyrings",
+        meaning: "keys in the kernel's keyrings of the session, the process or the thread are lost",
+    },
     Allowable { name: "landlock", meaning: "processes lose their restrictions by Landlock" },
     Allowable {
         name: "lock-future-memory",
@@ -56,7 +61,6 @@ pub const ALLOWABLE: &[Allowable] = &[
         name: "numa-policy",
         meaning: "processes lose the policy for the nodes of their memory (set_mempolicy, numactl)",
     },
-    Allowable { name: "sealed-memory", meaning: "memory sealed by mseal() may be changed and unmapped again" },
     Allowable {
         name: "peer-credentials",
         meaning: "SO_PEERCRED of Unix connections made by a process that has ended names another process",
@@ -65,6 +69,7 @@ pub const ALLOWABLE: &[Allowable] = &[
         name: "scheduling-attributes",
         meaning: "threads lose their time slice and utilisation limits (sched_setattr)",
     },
+    Allowable { name: "sealed-memory", meaning: "memory sealed by mseal() may be changed and unmapped again" },
     Allowable {
         name: "socket-errors",
         meaning: "sockets lose errors that no program has taken, and their error queues",
@@ -74,7 +79,6 @@ pub const ALLOWABLE: &[Allowable] = &[
         meaning: "UDP sockets lose what was sent with MSG_MORE and not completed",
     },
     Allowable { name: "urgent-data", meaning: "sockets lose urgent bytes (MSG_OOB) that no program has read" },
-    Allowable { name: "inotify-events", meaning: "inotify events that wait unread are lost" },
 ];
 
 /// The kinds that a user allows a move to lose. As JSON, a list of names.

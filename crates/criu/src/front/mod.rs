@@ -184,6 +184,12 @@ pub fn run(plan: &Path, engine: OwnedFd, number: i32) -> Result<i32, FrontError>
             entered.map_err(|source| FrontError::Network { path: path.clone(), source })?;
         }
     }
+    if head.kind == RequestType::Restore as i32
+        && let Err(error) = tranship_sys::keyrings::join_new_session()
+    {
+        // Else the container would have the session keyring of the agent, or of the engine's daemon.
+        tracing::warn!(%error, "the restored container has no session keyring of its own");
+    }
     tranship_sys::process::with_descriptor(&mut command, theirs, number);
     command.stdin(Stdio::inherit()).stdout(Stdio::inherit()).stderr(Stdio::inherit());
     let criu = command.spawn().map_err(|source| FrontError::Start { path: plan.criu.clone(), source })?;

@@ -10,6 +10,7 @@ mod diag;
 mod directories;
 mod files;
 mod hidden;
+mod keyrings;
 mod mappings;
 mod mounts;
 mod neighbours;
@@ -214,6 +215,7 @@ fn examine(subject: &Subject) -> Result<Look, PreflightError> {
     scheduling::check(&container, &mut look);
     hidden::check(&container, &mut look);
     timers::check(&container, &mut look);
+    keyrings::check(&container, &mut look);
     let files = files::Files::read(&container);
     descriptors::check(&container, subject, &files, &mut look);
     paths::check(&container, &files, &mut look);

@@ -1,0 +1,42 @@
+//! Rules about kernel keyrings (keyrings(7)), of which CRIU knows nothing.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::OnceLock;
+
+use tranship_sys::keyrings::{Keyring, KeyringKind, KeyringReader};
+use tranship_types::{Blocker, BlockerKind};
+
+use super::Look;
+use super::container::{Container, Task};
+
+/// Loaded once: the kernel's description of its types is large.
+static READER: OnceLock<Option<KeyringReader>> = OnceLock::new();
+
+/// Refuses containers with keys. A session keyring that is not theirs alone does not count: it is what the engine was started with.
+pub(super) fn check(container: &Container, look: &mut Look) {
+    let Some(reader) = READER.get_or_init(|| KeyringReader::load().ok()) else {
+        look.note(
+            "kernel keyrings cannot be looked at on this kernel: keys that programs have added would be lost"
+                .to_owned(),
+        );
+        return;
+    };
+    let of = |pid: u32| reader.read(pid).unwrap_or_default();
+    let engine: HashSet<i32> = of(container.first().status.ppid).iter().map(|ring| ring.serial).collect();
+    let mut found: BTreeMap<i32, (&Task, Keyring)> = BTreeMap::new();
+    for task in container.tasks.values().chain(container.entered.values()).filter(|task| !task.zombie()) {
+        for ring in of(task.pid).into_iter().filter(|ring| ring.has_keys && !engine.contains(&ring.serial)) {
+            found.entry(ring.serial).or_insert((task, ring));
+        }
+    }
+    for (task, ring) in found.into_values() {
+        let kind = match ring.kind {
+            KeyringKind::Session => "session",
+            KeyringKind::Process => "process",
+            KeyringKind::Thread => "thread",
+        };
+        let cause = format!("{} has keys in its {kind} keyring (add_key), which would be lost", task.name());
+        let blocker = Blocker::new(BlockerKind::Process, cause, "have the program remove them (keyctl clear)");
+        look.block(blocker.at(task.pid, None).allowable("keyrings"));
+    }
+}
