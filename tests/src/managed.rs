@@ -228,6 +228,25 @@ impl Managed {
         self.remove(lab, "b")
     }
 
+    /// What programs have written to the files that the engine makes for a container moves along, and the engine goes on writing to them. The
+    /// address is that of this number.
+    ///
+    /// # Errors
+    /// If not.
+    pub fn keeps_its_etc_files(&self, lab: &Lab, number: u8) -> Result<()> {
+        let mut counter = self.start(lab, number, &["--cap-add", "SYS_ADMIN"], &[])?;
+        self.execute(lab, "a", "echo 10.77.0.9 db >> /etc/hosts; echo 'search here' > /etc/resolv.conf; echo own > /etc/hostname; hostname own")?;
+        let look = "hostname; for f in hosts resolv.conf hostname; do cat /etc/$f; stat -c %y /etc/$f; done";
+        let before = self.execute(lab, "a", look)?;
+        for (from, to) in [("a", "b"), ("b", "a")] {
+            self.moves(lab, &mut counter, from, to)?;
+            let now = self.execute(lab, to, look)?;
+            ensure!(now == before, "the files were\n{before}\nand on {to} they are\n{now}");
+        }
+        drop(counter);
+        self.remove(lab, "a")
+    }
+
     /// A published port is published at the node that the container has gone to, and not at the other any more; what that means for
     /// connections is said ahead. `more` are options of `run`.
     ///

@@ -357,6 +357,10 @@ fn a_shell_whose_output_is_redirected_keeps_its_way_to_docker(stage: &mut Stage)
     DOCKER.remove(lab, "b")
 }
 
+fn what_was_written_to_etc_hosts_stays(stage: &mut Stage) -> Result<()> {
+    DOCKER.keeps_its_etc_files(&stage.lab, 86)
+}
+
 fn limits_that_were_changed_stay_changed(stage: &mut Stage) -> Result<()> {
     DOCKER.keeps_changed_limits(
         &stage.lab,
@@ -367,6 +371,7 @@ fn limits_that_were_changed_stay_changed(stage: &mut Stage) -> Result<()> {
 
 fn main() -> ExitCode {
     scenarios(&[
+        ("what_was_written_to_etc_hosts_stays", what_was_written_to_etc_hosts_stays),
         ("limits_that_were_changed_stay_changed", limits_that_were_changed_stay_changed),
         ("docker_manages_the_moved_container", docker_manages_the_moved_container),
         (

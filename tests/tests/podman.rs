@@ -208,6 +208,10 @@ fn an_arriving_container_is_listed_at_once(stage: &mut Stage) -> Result<()> {
     PODMAN.remove(lab, "a")
 }
 
+fn what_was_written_to_etc_hosts_stays(stage: &mut Stage) -> Result<()> {
+    PODMAN.keeps_its_etc_files(&stage.lab, 87)
+}
+
 fn limits_that_were_changed_stay_changed(stage: &mut Stage) -> Result<()> {
     PODMAN.keeps_changed_limits(
         &stage.lab,
@@ -218,6 +222,7 @@ fn limits_that_were_changed_stay_changed(stage: &mut Stage) -> Result<()> {
 
 fn main() -> ExitCode {
     scenarios(&[
+        ("what_was_written_to_etc_hosts_stays", what_was_written_to_etc_hosts_stays),
         ("limits_that_were_changed_stay_changed", limits_that_were_changed_stay_changed),
         ("podman_manages_the_moved_container", podman_manages_the_moved_container),
         (

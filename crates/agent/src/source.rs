@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tranship_coordinator::{Failure, Fault, Retry, SourcePort, SourceStep};
 use tranship_criu::preflight::{Depth, Namespaces};
 use tranship_criu::smaps::Smaps;
-use tranship_engine::{Container, Engine};
+use tranship_engine::{Container, Engine, EtcFiles};
 use tranship_memory::compress::Tally;
 use tranship_memory::policy::Limits;
 use tranship_memory::send::{Outbox, Stream};
@@ -345,7 +345,15 @@ impl SourceRun {
             schedule::stand_for(front.criu, Standing::Realtime);
         }
         self.awake = Awake::keep().ok();
-        self.freeze_after_stragglers(&freezer, drained)
+        self.freeze_after_stragglers(&freezer, drained)?;
+        let changed = EtcFiles::changed(&self.inspected()?.0);
+        match changed.first() {
+            Some(file) => Err(Failure::new(format!(
+                "{} was written to in the container during the move, and is different at the destination; try again",
+                file.display()
+            ))),
+            None => Ok(()),
+        }
     }
 
     fn await_ready(&mut self) -> Result<(), Failure> {

@@ -4,6 +4,7 @@
 //! ```text
 //!  create  ─▶  where the engine does that by hooks: they, against a thread in the namespace that the agent has made: the engine attaches its network
 //!              configuration: that namespace, those hooks no more, the limits that the source's cgroups have
+//!              /etc/hosts and the like: what the source's have
 //!              overlay: set aside, until the files that belong in it are there
 //!              runc restore, which waits in the CRIU front for the skeleton; it returns when the tasks run
 //!  start   ─▶  takes the mark off; there is nothing left to do
@@ -19,7 +20,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
-use tranship_engine::{Limits, Mark, MountTree};
+use tranship_engine::{EtcFiles, Limits, Mark, MountTree};
 use tranship_storage::overlay::{Overlay, PointKind};
 
 /// The name that it is called by.
@@ -105,6 +106,7 @@ fn restore(call: &Call<'_>, mark: &Mark) -> anyhow::Result<i32> {
     if let Some(limits) = Limits::noted(&mark.bundle)? {
         limits.give_to(&mut config, Path::new("/sys/fs/cgroup/cgroup.controllers").exists());
     }
+    EtcFiles::noted(&mark.bundle)?.write(&config, call.id)?;
     let text = config.to_string();
     std::fs::write(&file, &text)?;
     // For an agent that has to end what is left of a restore.

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tranship_types::{Blocker, BlockerKind, CarriedTree, TreeKind};
 
-use crate::{Container, Engine, EngineError, Images, Mark, Runc, State};
+use crate::{Container, Engine, EngineError, EtcFiles, Images, Mark, Runc, State};
 
 /// How long a container that was killed, or a start that failed, may take to be over.
 const END: Duration = Duration::from_secs(20);
@@ -34,6 +34,7 @@ pub(crate) fn container(runc: &Runc, name: &str, described: &Value) -> Result<Co
     }
     if container.config.is_object() {
         container.config["annotations"] = described["Config"]["Labels"].clone();
+        EtcFiles::add_to(&mut container.config, &container.id);
     }
     let bound = mounts(described).iter().filter(|mount| mount["Type"] == "bind");
     container.binds = bound.filter_map(|mount| mount["Source"].as_str()).map(PathBuf::from).collect();

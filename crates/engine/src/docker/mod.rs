@@ -31,7 +31,9 @@ use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 use crate::archive::{self, Known};
 use crate::crossing;
 use crate::described::{self, is_plain};
-use crate::{Container, Engine, EngineError, Images, Limits, MissingImage, MountTree, Runc, State, Summary, TreePlace};
+use crate::{
+    Container, Engine, EngineError, EtcFiles, Images, Limits, MissingImage, MountTree, Runc, State, Summary, TreePlace,
+};
 use http::Answer;
 use parameters::{Parameters, subnets};
 
@@ -356,6 +358,7 @@ impl Engine for Docker {
             described::parameters::<Parameters>(&container.name, &container.parameters).and_then(|parameters| {
                 let mut found = parameters.obstacles(&container.name);
                 found.extend(self.hindrances(container, &parameters)?);
+                found.extend(EtcFiles::obstacles(container));
                 Ok(found)
             });
         described::or_mend(found)
@@ -390,6 +393,7 @@ impl Engine for Docker {
         described::note(bundle, "").map_err(|e| unnoted(name, &e))?;
         MountTree::of(config).note(bundle).map_err(|e| unnoted(name, &e))?;
         Limits::of(config).note(bundle).map_err(|e| unnoted(name, &e))?;
+        EtcFiles::of(config).note(bundle).map_err(|e| unnoted(name, &e))?;
         self.make_volumes(name, bundle, &parameters)?;
         let body = parameters.create_body(&image, &self.runtime);
         let answer = self.call("POST", &format!("/containers/create?name={name}"), Some(&body))?;

@@ -27,7 +27,8 @@ use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 
 use crate::archive::{self, Known};
 use crate::{
-    Container, Engine, EngineError, Images, Limits, Mark, MissingImage, MountTree, Runc, State, Summary, TreePlace,
+    Container, Engine, EngineError, EtcFiles, Images, Limits, Mark, MissingImage, MountTree, Runc, State, Summary,
+    TreePlace,
 };
 use crate::{crossing, described, mounts};
 use command::is_unknown;
@@ -305,6 +306,7 @@ impl Engine for Podman {
             described::parameters::<Parameters>(&container.name, &container.parameters).and_then(|parameters| {
                 let mut found = parameters.obstacles(&container.name);
                 found.extend(self.sharers(container, &parameters)?);
+                found.extend(EtcFiles::obstacles(container));
                 found.extend(described::dependants(container, &self.all_described()?));
                 Ok(found)
             });
@@ -338,6 +340,7 @@ impl Engine for Podman {
         described::note(bundle, "").map_err(Self::unmade(name))?;
         MountTree::of(config).note(bundle).map_err(Self::unmade(name))?;
         Limits::of(config).note(bundle).map_err(Self::unmade(name))?;
+        EtcFiles::of(config).note(bundle).map_err(Self::unmade(name))?;
         self.make_volumes(name, bundle, &parameters)?;
         let mut arguments = vec!["--runtime".to_owned(), self.runtime.clone()];
         arguments.extend(parameters.create_arguments(name, &image, self.runc.cgroup_parent.as_deref()));

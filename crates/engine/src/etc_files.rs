@@ -1,0 +1,198 @@
+//! `/etc/hosts`, `/etc/resolv.conf` and `/etc/hostname` where an engine makes them for a container and binds them into it: what programs have
+//! written to them moves along. The engine at the destination makes files of its own; they get this content, and stay that engine's.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tranship_types::{Blocker, BlockerKind};
+
+use crate::Container;
+
+/// Those that Docker and Podman make.
+const FILES: [&str; 3] = ["/etc/hosts", "/etc/resolv.conf", "/etc/hostname"];
+/// Bytes of one that can be carried: it travels in a message.
+const LIMIT: u64 = 64 << 10;
+/// Where they are noted in a bundle.
+const NOTE: &str = "etc-files.json";
+/// Where they are in a configuration that travels. No runtime sees it: engines that make these files make the configuration, too.
+const KEY: &str = "etcFiles";
+
+/// The content of one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct EtcFile {
+    inside: PathBuf,
+    /// In hexadecimal digits: it may be anything.
+    content: String,
+    /// When it was written, in ns since 1970.
+    modified_ns: u64,
+}
+
+/// All that a container has.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct EtcFiles(Vec<EtcFile>);
+
+/// The files that the engine has made for container `id` alone, by a configuration: path in the container, path on the node.
+fn made_by_engine(config: &Value, id: &str) -> Vec<(PathBuf, PathBuf)> {
+    let mounts = config["mounts"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let of_this_one = |mount: &Value| {
+        let inside = mount["destination"].as_str().filter(|inside| FILES.contains(inside))?;
+        let source = Path::new(mount["source"].as_str()?);
+        let is_own = !id.is_empty() && source.iter().any(|part| part == id) && source.is_file();
+        is_own.then(|| (inside.into(), source.to_owned()))
+    };
+    mounts.iter().filter_map(of_this_one).collect()
+}
+
+fn read(source: &Path) -> io::Result<(Vec<u8>, u64)> {
+    let file = File::open(source)?;
+    let modified = file.metadata()?.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let mut content = Vec::new();
+    file.take(LIMIT + 1).read_to_end(&mut content)?;
+    Ok((content, u64::try_from(modified.as_nanos()).unwrap_or_default()))
+}
+
+fn to_digits(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_digits(digits: &str) -> Option<Vec<u8>> {
+    let pairs = digits.as_bytes().chunks(2);
+    pairs.map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok().filter(|p| p.len() == 2)?, 16).ok()).collect()
+}
+
+impl EtcFiles {
+    /// Those of a container that its engine has started, as they are now. One that is too large is left out.
+    fn now(config: &Value, id: &str) -> Self {
+        let file = |(inside, source): (PathBuf, PathBuf)| {
+            let (content, modified_ns) = read(&source).ok()?;
+            (content.len() as u64 <= LIMIT).then(|| EtcFile { inside, content: to_digits(&content), modified_ns })
+        };
+        Self(made_by_engine(config, id).into_iter().filter_map(file).collect())
+    }
+
+    /// Puts them into the configuration that travels to the destination.
+    pub(crate) fn add_to(config: &mut Value, id: &str) {
+        let now = Self::now(config, id);
+        if !now.0.is_empty() {
+            config[KEY] = serde_json::to_value(now).unwrap_or_default();
+        }
+    }
+
+    /// Those that travel with this configuration.
+    pub fn of(config: &Value) -> Self {
+        serde_json::from_value(config[KEY].clone()).unwrap_or_default()
+    }
+
+    /// Those that were written since the container was looked at: in the freeze, an empty list means that the destination has them as they are.
+    pub fn changed(container: &Container) -> Vec<PathBuf> {
+        let (then, now) = (Self::of(&container.config), Self::now(&container.config, &container.id));
+        let differs = |file: &&EtcFile| !then.0.contains(file);
+        now.0.iter().filter(differs).map(|file| file.inside.clone()).collect()
+    }
+
+    /// Those that are too large to travel.
+    pub fn obstacles(container: &Container) -> Vec<Blocker> {
+        let large = |(_, source): &(PathBuf, PathBuf)| source.metadata().is_ok_and(|m| m.len() > LIMIT);
+        let blocker = |(inside, _): (PathBuf, PathBuf)| {
+            let (inside, name, kib) = (inside.display(), &container.name, LIMIT >> 10);
+            let cause = format!("{inside} of container {name} has more than {kib} KiB, which do not move along");
+            Blocker::new(BlockerKind::Mount, cause, "shorten the file")
+        };
+        made_by_engine(&container.config, &container.id).into_iter().filter(large).map(blocker).collect()
+    }
+
+    /// Notes them in a bundle.
+    ///
+    /// # Errors
+    /// If that cannot be written.
+    pub fn note(&self, bundle: &Path) -> io::Result<()> {
+        std::fs::write(bundle.join(NOTE), serde_json::to_vec(self)?)
+    }
+
+    /// Those that were noted in a bundle; none if there is no note.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub fn noted(bundle: &Path) -> io::Result<Self> {
+        match std::fs::read(bundle.join(NOTE)) {
+            Ok(note) => Ok(serde_json::from_slice(&note)?),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes them to the files that the engine here has made for container `id`, in place.
+    ///
+    /// # Errors
+    /// If one cannot be written.
+    pub fn write(&self, config: &Value, id: &str) -> io::Result<()> {
+        for (inside, source) in made_by_engine(config, id) {
+            let Some(file) = self.0.iter().find(|file| file.inside == inside) else { continue };
+            let content = from_digits(&file.content).ok_or(io::ErrorKind::InvalidData)?;
+            let mut target = OpenOptions::new().write(true).truncate(true).open(source)?;
+            target.write_all(&content)?;
+            target.set_modified(SystemTime::UNIX_EPOCH + Duration::from_nanos(file.modified_ns))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// A container of this id on a node, with a file that its engine has made and one of the user's.
+    fn config(node: &Path, id: &str, hosts: &str) -> Value {
+        let made = node.join(id);
+        std::fs::create_dir(&made).unwrap();
+        std::fs::write(made.join("hosts"), hosts).unwrap();
+        std::fs::write(node.join("resolv.conf"), "the user's").unwrap();
+        let mount = |inside: &str, source: PathBuf| json!({"destination": inside, "source": source});
+        json!({"mounts": [
+            mount("/etc/hosts", made.join("hosts")), mount("/etc/resolv.conf", node.join("resolv.conf")),
+            mount("/srv", made.join("hosts")),
+        ]})
+    }
+
+    #[test]
+    fn what_was_written_to_them_is_in_the_destination_s_files() {
+        let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let mut source = config(a.path(), "one", "10.0.0.1 db\n");
+        EtcFiles::add_to(&mut source, "one");
+        let files = EtcFiles::of(&source);
+        assert_eq!(files.0.len(), 1, "the user's own file is not the engine's");
+        files.note(b.path()).unwrap();
+        let there = config(b.path(), "two", "127.0.0.1 localhost and more\n");
+        EtcFiles::noted(b.path()).unwrap().write(&there, "two").unwrap();
+        let (from, to) = (a.path().join("one/hosts"), b.path().join("two/hosts"));
+        assert_eq!(std::fs::read_to_string(&to).unwrap(), "10.0.0.1 db\n");
+        assert_eq!(to.metadata().unwrap().modified().unwrap(), from.metadata().unwrap().modified().unwrap());
+        assert_eq!(EtcFiles::noted(a.path()).unwrap(), EtcFiles::default());
+    }
+
+    #[test]
+    fn what_is_written_later_is_noticed_and_what_is_too_large_is_an_obstacle() {
+        let node = tempfile::tempdir().unwrap();
+        let mut source = config(node.path(), "one", "\u{ff}\n");
+        EtcFiles::add_to(&mut source, "one");
+        let mut container = Container { id: "one".into(), ..Container::at_rest("web", crate::State::Running) };
+        container.config = source;
+        assert!(EtcFiles::changed(&container).is_empty() && EtcFiles::obstacles(&container).is_empty());
+        std::fs::write(node.path().join("one/hosts"), "another").unwrap();
+        assert_eq!(EtcFiles::changed(&container), [PathBuf::from("/etc/hosts")]);
+        std::fs::write(node.path().join("one/hosts"), vec![b'x'; 65537]).unwrap();
+        let found = EtcFiles::obstacles(&container);
+        assert!(found.len() == 1 && found[0].to_string().contains("/etc/hosts of container web"), "{found:?}");
+    }
+
+    #[test]
+    fn digits_that_are_none_are_refused() {
+        assert_eq!(from_digits("00ff"), Some(vec![0, 255]));
+        assert!(from_digits("0").is_none() && from_digits("zz").is_none() && from_digits("é").is_none());
+    }
+}
