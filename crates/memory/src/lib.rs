@@ -20,6 +20,7 @@ pub mod policy;
 pub mod predict;
 pub mod probe;
 pub mod receive;
+mod register;
 pub mod sample;
 pub mod send;
 pub mod shared;

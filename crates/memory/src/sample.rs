@@ -1,20 +1,19 @@
 //! How much a running container writes to in how much time.
 //!
-//! The first look arms the watch, and each one after it is twice as far away from that as the one before; what it finds was written
-//! since. Nothing is armed again: so a page traps its first write and no more, however often it is looked at. And of a large container only a sample of
-//! pages is watched, so that it loses no more by it than a small one. It runs all the time, but for the
-//! instants that the method takes for itself: in which each of its processes opens a descriptor (0.3 ms), say. When the watch is dropped nothing is left in the tasks.
+//! Nothing in the container changes: its memory is read, and compared with what it was. The first look takes hashes, and each one after it is twice as far
+//! away from that as the one before; what differs was written since. Of a large container only a sample of pages is read, some 20 ms of a processor for
+//! each look. The container runs all the time.
 
 use std::time::{Duration, Instant};
 
 use crate::predict::Look;
 use crate::tracker::{Method, TrackError, Tracker};
 
-/// The first look's distance from the arming.
+/// The distance of the second look from the first.
 const SHORTEST: Duration = Duration::from_millis(5);
-/// So many bytes of a container are watched, about: 16,384 pages, which trap for some 20 ms in all.
-const WATCHED: u64 = 64 << 20;
-/// How many times it is tried to have every process watched, since one may be executing another program just then, and the pause between two.
+/// So many bytes of a container are read in a look, about.
+const READ: u64 = 16 << 20;
+/// How many times it is tried to read every process, since one may be executing another program just then, and the pause between two.
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -31,7 +30,7 @@ pub struct Sample {
     pub sampled: Duration,
 }
 
-/// Watches a container's writes by `method` for about `time`. `pids` gives its processes at each look; `pause` waits, and says whether to
+/// Watches a container's writes for about `time`; a move would find them by `method`. `pids` gives its processes at each look; `pause` waits, and says whether to
 /// go on.
 ///
 /// # Errors
@@ -43,9 +42,10 @@ pub fn sample<E: From<TrackError>>(
     mut pause: impl FnMut(Duration) -> bool,
 ) -> Result<Sample, E> {
     let began = Instant::now();
-    let memory = Tracker::new(method).left(&pids()?);
+    let memory = Tracker::new(Method::Hash).left(&pids()?);
     let all = began.elapsed();
-    let mut tracker = Tracker::of_sample(method, memory.div_ceil(WATCHED));
+    let every = memory.div_ceil(READ).max(1);
+    let mut tracker = Tracker::of_sample(every);
     for left in (0..TRIES).rev() {
         match tracker.round(&pids()?) {
             Ok(round) if round.complete => break,
@@ -64,10 +64,15 @@ pub fn sample<E: From<TrackError>>(
         let bytes = tracker.left(&pids()?);
         sample.looks.push(Look { window: armed.elapsed(), bytes });
         looking += look.elapsed();
-        // Some methods read all memory in a look.
+        // To read and compare takes time.
         window = 2 * window.max(armed.elapsed());
     }
-    sample.looking = all.max(looking / u32::try_from(sample.looks.len().max(1)).unwrap_or(u32::MAX));
+    let looks = u32::try_from(sample.looks.len().max(1)).unwrap_or(u32::MAX);
+    sample.looking = match method {
+        // A move reads all of it.
+        Method::Hash => all.max(looking / looks * u32::try_from(every).unwrap_or(u32::MAX)),
+        _ => all,
+    };
     sample.sampled = began.elapsed();
     Ok(sample)
 }

@@ -85,7 +85,8 @@ pub struct Counters {
 impl Plan {
     /// The list for the chunks of one of the space's ranges.
     pub(crate) fn list(&mut self, space: &Space, range: &PageRange) -> &mut Vec<Chunk> {
-        if space.executable.contains(range) { &mut self.first } else { &mut self.rest }
+        let is_code = space.executable.iter().any(|code| code.intersection(range).is_some());
+        if is_code { &mut self.first } else { &mut self.rest }
     }
 }
 

@@ -10,14 +10,17 @@ use std::time::{Duration, Instant};
 use nix::unistd::Pid;
 
 use crate::interrupted::let_go;
-use crate::tracee::{Tracee, state, threads};
+use crate::process::waits_for_vforked;
+use crate::tracee::{Tracee, state};
 
 /// How often it is looked whether a thread has stopped.
 const TICK: Duration = Duration::from_micros(50);
+/// A thread that has not stopped by then may wait for a child that it has vforked.
+const SOON: Duration = Duration::from_millis(2);
 
 /// Does `work` while the processes stand still, and tells it if they could not be stopped within `patience`: then they run. A
-/// thread that waits in the kernel without being interruptible stops only when it has waited; one that another process
-/// traces cannot be stopped.
+/// thread that waits in the kernel without being interruptible stops only when it has waited, and one that waits for a child
+/// of vfork is not waited for; one that another process traces cannot be stopped.
 pub fn during<R: Send>(processes: &[u32], patience: Duration, work: impl FnOnce(io::Result<()>) -> R + Send) -> R {
     std::thread::scope(|scope| {
         // One that has failed ends, and with it the stop; the work is done by another.
@@ -50,7 +53,7 @@ fn stop(processes: &[u32], deadline: Instant, stopped: &mut HashSet<Tracee>) -> 
         let mut asked = Vec::new();
         for process in processes {
             // One that is gone stands still.
-            for thread in threads(*process).unwrap_or_default() {
+            for thread in listed(*process) {
                 if seen.insert(thread)
                     && let Some(tracee) = ask(*process, thread)?
                 {
@@ -61,11 +64,10 @@ fn stop(processes: &[u32], deadline: Instant, stopped: &mut HashSet<Tracee>) -> 
         if asked.is_empty() {
             return Ok(());
         }
-        let wait = |tracee: &Tracee, until| tracee.wait_for_trap(Some(until), |_| std::thread::sleep(TICK));
         let mut failure = None;
         for tracee in asked {
             // After a failure, those that have stopped are only taken down, to be let go.
-            match wait(&tracee, failure.as_ref().map_or(deadline, |_| Instant::now())) {
+            match stops(&tracee, failure.as_ref().map_or(deadline, |_| Instant::now())) {
                 Ok(true) => drop(stopped.insert(tracee)),
                 Ok(false) => failure = failure.or_else(|| Some(late(tracee.thread()))),
                 // It has ended.
@@ -81,6 +83,24 @@ fn stop(processes: &[u32], deadline: Instant, stopped: &mut HashSet<Tracee>) -> 
             return Err(error);
         }
     }
+}
+
+/// The threads of a process, also those that have ended. Nothing is read of each, since those that were asked stand still meanwhile.
+fn listed(process: u32) -> Vec<Pid> {
+    let entries = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().map(Pid::from_raw)).collect()
+}
+
+/// Whether a thread waits for a child that it has vforked, and stops only when that has called exec or ended.
+fn waits_for_child(thread: Pid) -> bool {
+    std::fs::read_to_string(format!("/proc/{thread}/wchan")).is_ok_and(|place| waits_for_vforked(&place))
+}
+
+/// Waits for the stop of a thread: whether it has come in time.
+fn stops(tracee: &Tracee, deadline: Instant) -> io::Result<bool> {
+    let wait = |until| tracee.wait_for_trap(Some(until), |_| std::thread::sleep(TICK));
+    let soon = deadline.min(Instant::now() + SOON);
+    Ok(wait(soon)? || (!waits_for_child(tracee.thread()) && wait(deadline)?))
 }
 
 /// Asks a thread to stop; `None` if it has ended.

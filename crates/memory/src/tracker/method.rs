@@ -57,16 +57,16 @@ impl Method {
         self == Self::SoftDirty
     }
 
-    /// Begins to watch a process: by this method, or by one that always works if the process has not got what it takes. One of `every` pieces of its memory are
-    /// enough where each one costs the process something.
+    /// Begins to watch a process: by this method, or by one that always works if the process has not got what it takes. By content, one of `every` pieces of
+    /// its memory.
     pub(super) fn begin(self, pid: u32, every: u64) -> io::Result<(Box<dyn DirtyTracker>, Self)> {
         match self {
-            Self::WriteProtect => match WriteProtect::begin(pid, every) {
+            Self::WriteProtect => match WriteProtect::begin(pid) {
                 Err(error) if error.kind() == io::ErrorKind::Unsupported => Self::Hash.begin(pid, every),
                 watch => Ok((Box::new(watch?), self)),
             },
             Self::SoftDirty => Ok((Box::new(SoftDirty::default()), self)),
-            Self::Hash => Ok((Box::new(ContentHash::new()), self)),
+            Self::Hash => Ok((Box::new(ContentHash::new(every)), self)),
         }
     }
 }

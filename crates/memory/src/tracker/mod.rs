@@ -39,8 +39,8 @@ const STANDSTILL: Duration = Duration::from_millis(200);
 /// then finds what this one has not told.
 trait DirtyTracker: std::fmt::Debug + Send + Sync {
     /// Finds the pages that may have been written since the last look, at the first one all; what is written from now on is
-    /// found by the next look.
-    fn look(&mut self, space: &Space, found: &mut dyn FnMut(&PageRange, PageRange)) -> io::Result<()>;
+    /// found by the next look. `pids`: the processes that may have the same memory.
+    fn look(&mut self, space: &Space, pids: &[u32], found: &mut dyn FnMut(&PageRange, PageRange)) -> io::Result<()>;
 
     /// Finds all pages, and whether a look would find them now. Changes nothing.
     fn peek(&self, space: &Space, there: &mut dyn FnMut(&PageRange, PageRange, bool)) -> io::Result<()>;
@@ -95,7 +95,7 @@ struct Watched {
 #[derive(Debug)]
 pub struct Tracker {
     method: Method,
-    /// One of so many pieces of the memory is watched.
+    /// One of so many pieces of the memory is compared.
     every: u64,
     /// Some process's writes had to be found by another method.
     also: Option<Method>,
@@ -157,10 +157,10 @@ impl Tracker {
         Self { method, every: 1, also: None, spaces: HashMap::new() }
     }
 
-    /// Watches one of `every` pieces of the memory only, where that is what a method costs least by: to know how much is [left](Self::left), and for nothing
-    /// else. Each round begins anew.
-    pub fn of_sample(method: Method, every: u64) -> Self {
-        Self { every, ..Self::new(method) }
+    /// Compares the content of one of `every` pieces of the memory: to know how much is [left](Self::left) after a first round, and for nothing else. It
+    /// reads, and changes nothing in the processes: none of them stops or makes a system call.
+    pub fn of_sample(every: u64) -> Self {
+        Self { every, ..Self::new(Method::Hash) }
     }
 
     /// How writes are found, for people.
@@ -197,7 +197,7 @@ impl Tracker {
         let mut round = Round::default();
         let (mut watched, mut failure) = (0, None);
         for space in self.each_space(pids) {
-            match self.look(&space, rearm, &mut round.plan) {
+            match self.look(&space, pids, rearm, &mut round.plan) {
                 Ok(()) => watched += 1,
                 // It is ending, or executing another program at just this moment, or somebody else traces it: the next round
                 // tries again, and what is not watched at the end is sent as a whole.
@@ -212,7 +212,7 @@ impl Tracker {
         }
     }
 
-    fn look(&mut self, space: &Space, rearm: bool, plan: &mut Plan) -> io::Result<()> {
+    fn look(&mut self, space: &Space, pids: &[u32], rearm: bool, plan: &mut Plan) -> io::Result<()> {
         // The same id with another pid is a new process: what was sent for the old one is replaced or stale.
         if self.spaces.get(&space.id).is_none_or(|watched| watched.pid != space.pid) {
             let (tracker, method) = self.method.begin(space.pid, self.every)?;
@@ -228,7 +228,7 @@ impl Tracker {
             Chunk::cut(space, run, plan.list(space, mapping));
         };
         if rearm {
-            return tracker.look(space, &mut found);
+            return tracker.look(space, pids, &mut found);
         }
         tracker.peek(space, &mut |mapping, run, written| {
             if written {

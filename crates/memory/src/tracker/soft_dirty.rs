@@ -21,7 +21,7 @@ pub(super) struct SoftDirty {
 }
 
 impl DirtyTracker for SoftDirty {
-    fn look(&mut self, space: &Space, found: &mut dyn FnMut(&PageRange, PageRange)) -> io::Result<()> {
+    fn look(&mut self, space: &Space, _pids: &[u32], found: &mut dyn FnMut(&PageRange, PageRange)) -> io::Result<()> {
         let mut written = Vec::new();
         self.peek(space, &mut |mapping, run, dirty| {
             if dirty {

@@ -11,6 +11,7 @@ mod subject;
 
 use std::io::IoSlice;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Trial};
 use nix::sys::ptrace;
@@ -26,7 +27,7 @@ use subject::Subject;
 
 type Case = fn(Method);
 
-const CASES: [(&str, Case); 23] = [
+const CASES: [(&str, Case); 24] = [
     ("just_what_was_written_is_found", just_what_was_written_is_found),
     ("what_is_left_is_told_and_found_all_the_same", what_is_left_is_told_and_found_all_the_same),
     ("a_sample_tells_how_much_is_written", a_sample_tells_how_much_is_written),
@@ -40,6 +41,7 @@ const CASES: [(&str, Case); 23] = [
     ("a_process_executes_a_program_between_rounds", a_process_executes_a_program),
     ("mappings_come_and_go_at_the_same_place", mappings_come_and_go_at_the_same_place),
     ("mappings_move_and_grow", mappings_move_and_grow),
+    ("mappings_change_all_the_time_and_no_change_fails", mappings_change_all_the_time),
     ("a_mapping_that_was_not_watched_joins_one_that_was", a_mapping_joins_another),
     ("a_part_of_a_mapping_comes_back", a_part_of_a_mapping_comes_back),
     ("content_is_thrown_away", content_is_thrown_away),
@@ -81,11 +83,11 @@ fn main() -> ExitCode {
 }
 
 /// Of a large container not every page is watched.
-fn a_sample_tells_how_much_is_written(method: Method) {
+fn a_sample_tells_how_much_is_written(_: Method) {
     const PAGES: usize = 8192;
     let mut subject = Subject::start();
     let (pids, start) = ([subject.pid()], subject.fills(PAGES, 1));
-    let mut sample = Tracker::of_sample(method, 8);
+    let mut sample = Tracker::of_sample(8);
     assert!(sample.round(&pids).unwrap().complete);
     let pages = |sample: &Tracker| sample.left(&pids) as usize / PAGE;
     let few = pages(&sample);
@@ -322,6 +324,32 @@ fn mappings_move_and_grow(method: Method) {
     let away = subject.does("map 0 102");
     subject.does(&format!("remap {shrunk} 102 102 {away}"));
     subject.does(&format!("remap {away} 102 102 {shrunk}"));
+    mirror.finish(&pids);
+}
+
+/// A watch that covered only a part of a mapping would split it, and mremap(2) refuses ranges that two mappings cover.
+fn mappings_change_all_the_time(method: Method) {
+    let mut subject = Subject::start();
+    let pids = pids_of(&subject);
+    for _ in 0..3 {
+        let start = subject.fills(256, 1);
+        subject.does(&format!("resize {start} 256"));
+    }
+    let mut before = 0;
+    // Each begins with mappings that are not watched.
+    for _ in 0..40 {
+        let mut mirror = Mirror::new(method);
+        (0..2).for_each(|_| drop(mirror.round(&pids)));
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while subject.does("resized") < before + 1000 {
+            assert_eq!(subject.does("refused"), 0, "calls of mremap that failed");
+            assert!(Instant::now() < deadline, "nothing is resized");
+            std::thread::yield_now();
+        }
+        before = subject.does("resized");
+    }
+    let mut mirror = Mirror::new(method);
+    mirror.round(&pids);
     mirror.finish(&pids);
 }
 

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
@@ -11,6 +12,10 @@ use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
 
 use crate::raw::{self, PAGE};
+
+/// Calls of mremap by threads that resize, and how many of them failed.
+static RESIZED: AtomicUsize = AtomicUsize::new(0);
+static REFUSED: AtomicUsize = AtomicUsize::new(0);
 
 /// What it is called with.
 pub const ARGUMENT: &str = "subject";
@@ -49,6 +54,27 @@ fn obey(line: &str) -> io::Result<usize> {
             }
             Ok(0)
         }
+        // Grows and shrinks for ever, beside others that do, and is moved where they are in the way.
+        ("resize", [address, pages]) => {
+            let (mut at, pages) = (*address, *pages);
+            std::thread::spawn(move || {
+                for value in 0.. {
+                    for size in 0..pages {
+                        let old = if size == 0 { pages } else { size };
+                        let Ok(new) = raw::remap(at, old, size + 1, 0) else {
+                            REFUSED.fetch_add(1, Ordering::Relaxed);
+                            return;
+                        };
+                        RESIZED.fetch_add(1, Ordering::Relaxed);
+                        at = new;
+                        raw::write(at + size * PAGE, value);
+                    }
+                }
+            });
+            Ok(0)
+        }
+        ("resized", []) => Ok(RESIZED.load(Ordering::Relaxed)),
+        ("refused", []) => Ok(REFUSED.load(Ordering::Relaxed)),
         ("fork", [address, value]) => raw::fork(false, || {
             raw::write(*address, *value as u64);
             raw::write_on(*address + PAGE);
