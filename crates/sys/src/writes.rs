@@ -47,7 +47,9 @@ const _: () = assert!(UFFDIO_REGISTER == 0xc020_aa00);
 
 pub(crate) const UFFD_API: u64 = 0xAA;
 const FEATURE_EVENT_FORK: u64 = 1 << 1;
+const FEATURE_EVENT_REMAP: u64 = 1 << 2;
 const FEATURE_EVENT_REMOVE: u64 = 1 << 3;
+const FEATURE_EVENT_UNMAP: u64 = 1 << 6;
 const FEATURE_WP_UNPOPULATED: u64 = 1 << 13;
 const FEATURE_WP_ASYNC: u64 = 1 << 15;
 const REGISTER_MODE_WP: u64 = 1 << 1;
@@ -76,10 +78,11 @@ impl WriteWatch {
         Self::over(Self::open_in(process)?, 0)
     }
 
-    /// The same, and [`Self::next_event`] tells each time the process forks, and each time it throws away pages or their
-    /// content. Until that has been read, the process waits.
+    /// The same, and [`Self::next_event`] returns an event each time the process forks, and each time it moves or unmaps a registered
+    /// mapping or throws away pages of it or their content. The process waits until the event has been read.
     pub fn inject_telling_events(process: u32) -> io::Result<Self> {
-        Self::over(Self::open_in(process)?, FEATURE_EVENT_FORK | FEATURE_EVENT_REMOVE)
+        let events = FEATURE_EVENT_FORK | FEATURE_EVENT_REMAP | FEATURE_EVENT_REMOVE | FEATURE_EVENT_UNMAP;
+        Self::over(Self::open_in(process)?, events)
     }
 
     #[cfg(target_arch = "x86_64")]

@@ -20,7 +20,8 @@
 //!
 //! - it is open, or a segment, and was used since the last look ([`uses`]), or less than 20 ms (a segment: 1 s) before that;
 //! - a process that mapped it has forked, or does not map all of it any more: what it or its child wrote is not known;
-//! - a process has thrown away pages of it;
+//! - a process has unmapped, moved or copied a mapping of it, or thrown away pages of it;
+//! - a mapping of it was not registered yet at the last look;
 //! - the kernel does not tell.
 
 pub mod copies;

@@ -1,6 +1,6 @@
 //! One object as the source sees it: which of its pages may have changed, and which of these have.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::source::{Look, SharedError};
 use super::uses::Uses;
-use super::watch::{View, Watches};
+use super::watch::{Doubt, Seen, View, Watches};
 use crate::page_set::PageSet;
 use crate::send::{CHUNK, Counters, SendError, Stream};
 
@@ -54,7 +54,8 @@ pub(super) struct Object {
     pub views: Vec<View>,
     /// The addresses of the views at the last look: by process, and by where its first byte would be.
     looked: HashMap<(u32, u64), PageSet>,
-    /// There was a last look.
+    /// There was a last look, which found every view registered. One that was registered only then may have been changed, or forked,
+    /// between the moment when it was listed and that.
     is_watched: bool,
     /// How it had been used at the last look, watched since the mappings were listed for that.
     used: Option<Uses>,
@@ -114,38 +115,57 @@ impl Object {
     fn viewed(&self) -> HashMap<(u32, u64), PageSet> {
         let mut all: HashMap<(u32, u64), PageSet> = HashMap::new();
         for view in &self.views {
-            all.entry((view.pid, view.range.start.wrapping_sub(view.offset))).or_default().insert(view.range);
+            all.entry((view.pid, view.base())).or_default().insert(view.range);
         }
         all
     }
 
     /// Whether something may have been written to it that no page table tells of.
-    fn is_doubtful(&self, unsure: &HashSet<u32>, viewed: &HashMap<(u32, u64), PageSet>) -> bool {
+    fn is_doubtful(&self, doubts: &HashMap<u32, Doubt>, viewed: &HashMap<(u32, u64), PageSet>) -> bool {
+        let size = self.described.size.next_multiple_of(PAGE_SIZE);
+        let concerned = |(pid, base): &(u32, u64)| doubts.get(pid).is_some_and(|doubt| doubt.concerns(*base, size));
         let vanished = |(key, before): (&(u32, u64), &PageSet)| {
             let mut before = before.clone();
             viewed.get(key).into_iter().for_each(|now| before.remove_all(now));
             !before.is_empty()
         };
-        !self.is_watched || self.looked.keys().any(|(pid, _)| unsure.contains(pid)) || self.looked.iter().any(vanished)
+        !self.is_watched || self.looked.keys().any(concerned) || self.looked.iter().any(vanished)
     }
 
-    /// Finds out which pages may have changed since the last look, and has the next one find out the same. `uses`: how it has
-    /// been used until now, if that is known, watched since its mappings were listed.
-    pub fn look(&mut self, watches: &Watches, unsure: &HashSet<u32>, uses: Option<Uses>, look: Look) {
-        let used = self.is_within_reach() && !uses.zip(self.used).is_some_and(|(now, before)| now.none_since(&before));
+    /// Finds out which pages may have changed since the last look, and has the next one find out the same. `pids`: the processes that
+    /// may have it. `uses`: how it has been used until now, if that is known, watched since its mappings were listed.
+    pub fn look(
+        &mut self,
+        watches: &Watches,
+        pids: &[u32],
+        doubts: &HashMap<u32, Doubt>,
+        uses: Option<Uses>,
+        look: Look,
+    ) {
+        let unused = |(now, before): (Uses, Uses)| match self.is_within_reach() {
+            true => now.none_since(&before),
+            false => now.not_mapped_since(&before),
+        };
+        let used = !uses.zip(self.used).is_some_and(unused);
         self.used = uses;
         let (viewed, worth) = (self.viewed(), self.is_worth_watching());
-        let mut doubtful = used || !worth || self.is_doubtful(unsure, &viewed);
+        let mut doubtful = used || !worth || self.is_doubtful(doubts, &viewed);
         let mut changed = PageSet::default();
         let mut written: HashMap<u32, Vec<PageRange>> = HashMap::new();
+        let mut new: HashMap<u32, Vec<View>> = HashMap::new();
         for view in &self.views {
+            if doubtful && look == Look::Last {
+                break;
+            }
             let list = written.entry(view.pid).or_default();
-            let known = !doubtful
-                && watches.written(view, |start, end| {
-                    list.push(PageRange { start, end });
-                    changed.insert(view.inside(start, end));
-                });
-            doubtful |= !known;
+            let seen = watches.written(view, !doubtful, |start, end| {
+                list.push(PageRange { start, end });
+                changed.insert(view.inside(start, end));
+            });
+            if seen == Seen::Unwatched {
+                new.entry(view.pid).or_default().push(*view);
+            }
+            doubtful |= seen != Seen::Written;
         }
         if look == Look::Round && worth {
             if doubtful {
@@ -156,9 +176,10 @@ impl Object {
                 }
             }
             // Before the pages are read, so that what is written later is found by the next look.
+            new.iter().for_each(|(pid, views)| watches.register(*pid, pids, views));
             written.iter().for_each(|(pid, ranges)| watches.arm(*pid, ranges));
         }
-        (self.looked, self.is_watched) = (viewed, worth);
+        (self.looked, self.is_watched) = (viewed, worth && new.is_empty());
         self.changed =
             if std::mem::take(&mut self.resized) || doubtful { Changed::Any } else { Changed::These(changed) };
     }

@@ -87,6 +87,8 @@ pub struct SharedMemory {
     next: u32,
     /// When the mappings were listed.
     listed: Option<Moment>,
+    /// Of which processes.
+    pids: Vec<u32>,
     /// `None`: nothing can be watched.
     watches: Option<Watches>,
 }
@@ -103,6 +105,7 @@ impl SharedMemory {
             copies: BTreeMap::new(),
             next: 0,
             listed: None,
+            pids: Vec::new(),
             watches: Watches::new()?,
         })
     }
@@ -110,7 +113,7 @@ impl SharedMemory {
     /// Looks for the objects of the processes with these pids on this node. Returns those that the destination must be told
     /// of: new ones, those whose length has changed, and those that are gone, as ones of no length.
     pub fn find(&mut self, pids: &[u32], places: Where) -> Result<Vec<SharedObject>, SharedError> {
-        self.listed = Moment::now().ok();
+        (self.listed, self.pids) = (Moment::now().ok(), pids.to_vec());
         for object in self.objects.values_mut() {
             (object.mapped, object.executable) = (false, false);
             object.views.clear();
@@ -182,7 +185,8 @@ impl SharedMemory {
                 Ok(Some(object)) => {
                     object.mapped = true;
                     if !mapping.private {
-                        object.views.push(View { pid, range: mapping.range, offset: mapping.offset });
+                        let (inode, range, offset) = (mapping.inode, mapping.range, mapping.offset);
+                        object.views.push(View { pid, inode, range, offset });
                     }
                     object.executable |= mapping.executable;
                 }
@@ -314,8 +318,7 @@ impl SharedMemory {
         let user = segments.iter().find_map(|(_, object)| object.views.first());
         let segments = user.and_then(|view| Uses::of_segments(view.pid, since).ok()).unwrap_or_default();
         let file = |(inode, object): (&u64, &Object)| Some((*inode, Uses::of_file(&object.file, since).ok()?));
-        let files = files.into_iter().filter(|(_, object)| object.is_within_reach()).filter_map(file);
-        files.chain(segments).collect()
+        files.into_iter().filter_map(file).chain(segments).collect()
     }
 
     /// Finds out which pages may have changed since the last look, of what [`Self::find`] has just found. To be followed by
@@ -326,9 +329,9 @@ impl SharedMemory {
     pub fn look(&mut self, look: Look) -> Result<(), SharedError> {
         self.copies.values_mut().try_for_each(|copies| copies.look(look))?;
         let Some(watches) = &self.watches else { return Ok(()) };
-        let (unsure, uses) = (watches.take_unsure(), self.uses());
+        let (doubts, uses) = (watches.take_doubts(), self.uses());
         for (inode, object) in &mut self.objects {
-            object.look(watches, &unsure, uses.get(inode).copied(), look);
+            object.look(watches, &self.pids, &doubts, uses.get(inode).copied(), look);
         }
         let pids = self.objects.values().flat_map(|object| object.views.iter().map(|view| view.pid)).collect();
         watches.keep(&pids);

@@ -20,6 +20,8 @@ use super::target::{SharedStore, StoreError};
 use crate::send::{Counters, Stream};
 use crate::survey::survey;
 
+mod resized;
+
 /// A destination that takes what a source says.
 #[derive(Default)]
 struct Destination {
@@ -521,6 +523,7 @@ fn only_what_was_written_is_looked_at_of_a_segment() {
     let mut keeper = Keeper::with_segments();
     keeper.obeys("make 7 16 1");
     std::thread::sleep(A_LONG_WHILE);
+    keeper.round(Look::Round);
     keeper.round(Look::Round);
     keeper.obeys("write 7 2");
     assert_eq!(keeper.round(Look::Round), (PAGE_SIZE, PAGE_SIZE));

@@ -64,6 +64,11 @@ impl Uses {
         Ok(list.lines().filter_map(read).collect())
     }
 
+    /// Whether nobody mapped a file between the moment from which `before` watched and now, as [`Self::none_since`] tells it.
+    pub fn not_mapped_since(&self, before: &Self) -> bool {
+        self.times[0] == before.times[0] && before.times[0] < before.since
+    }
+
     /// Whether there was no use between the moment from which `before` watched and now. Where the clock cannot tell, there was.
     pub fn none_since(&self, before: &Self) -> bool {
         self.times == before.times && before.times.iter().all(|time| *time < before.since)

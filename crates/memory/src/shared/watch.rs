@@ -4,11 +4,11 @@
 //! process's page table proves that it was not; so whatever is not watched (yet), was mapped anew, or was thrown out of the
 //! page table, counts as written.
 //!
-//! What a page table cannot tell is what processes did that are gone, and that content was thrown away (MADV_REMOVE) and the
-//! page read again. So the watch also tells of forks and of that: the kernel holds the process until it has been read, which
-//! a thread of its own does at once. This thread waits for nothing else: what takes time, as ending a watch does, another
-//! thread does. If the agent dies the kernel lets go whoever waits; only an agent that is stopped (by a debugger, say) keeps
-//! the container's forks waiting.
+//! A page table loses its evidence when a process unmaps pages, moves them or throws away their content, and a process that has
+//! been forked has one that nobody watches. So userfaultfd also reports these ([`Doubt`]): the kernel holds the process until the
+//! event has been read, which a thread of its own does at once. This thread waits for nothing else: another one ends watches,
+//! which takes time. If the agent dies the kernel releases the waiting process; only an agent that is stopped (by a debugger,
+//! say) keeps the container's forks and unmaps waiting.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -17,17 +17,24 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use tranship_sys::pagemap::Pagemap;
 use tranship_sys::userfault::{Change, Event};
 use tranship_sys::writes::WriteWatch;
 use tranship_types::PageRange;
 
+use crate::maps::Mapping;
+use crate::page_set::PageSet;
+use crate::register;
+
 /// A shared mapping of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct View {
     /// Pid on this node.
     pub pid: u32,
+    /// The object's.
+    pub inode: u64,
     /// Its addresses.
     pub range: PageRange,
     /// Where in the object the first one is.
@@ -35,6 +42,12 @@ pub(super) struct View {
 }
 
 impl View {
+    /// Where the object's first byte is, or would be if all of it were mapped; the same for each part of a mapping, and before and after
+    /// it grows or shrinks.
+    pub fn base(&self) -> u64 {
+        self.range.start.wrapping_sub(self.offset)
+    }
+
     /// Where in the object a run of its addresses is.
     pub fn inside(&self, start: u64, end: u64) -> PageRange {
         let offset = |address: u64| address - self.range.start + self.offset;
@@ -49,16 +62,57 @@ impl View {
     }
 }
 
+/// What a process did of which its page table tells nothing.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Doubt {
+    /// It forked, or moved mappings: it, or its child, may have written to any object that it has.
+    everything: bool,
+    /// It moved mappings, perhaps after they were listed for a look that has not come yet: that look tells nothing either.
+    next_look: bool,
+    /// What it unmapped, or whose content it threw away.
+    dropped: PageSet,
+}
+
+impl Doubt {
+    fn add(&mut self, change: &Change) {
+        match *change {
+            Change::Fork(_) => self.everything = true,
+            Change::Remap { .. } => (self.everything, self.next_look) = (true, true),
+            Change::Remove { start, end } | Change::Unmap { start, end } => {
+                self.dropped.insert(PageRange { start, end });
+            }
+        }
+    }
+
+    /// Whether it concerns an object of `size` bytes whose first byte would be at `base`.
+    pub fn concerns(&self, base: u64, size: u64) -> bool {
+        let range = base.checked_add(size).map(|end| PageRange { start: base, end });
+        // It wraps around where an object is mapped in part, below the address that its length would need.
+        let dropped = range.map_or(!self.dropped.is_empty(), |range| !self.dropped.within(range).is_empty());
+        self.everything || dropped
+    }
+}
+
 /// What the thread that reads events shares with who wants to know of them.
 #[derive(Debug, Default)]
 struct Events {
     watches: HashMap<u32, Arc<WriteWatch>>,
-    /// Processes of which more was told than their page tables do.
-    unsure: HashSet<u32>,
+    /// By process.
+    doubts: HashMap<u32, Doubt>,
 }
 
 /// What takes time to end, handed to whoever has it.
 type Ending = Sender<Box<dyn Send>>;
+
+/// What a look at a view has brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Seen {
+    /// It is not registered as a whole.
+    Unwatched,
+    /// All that was written was told.
+    Written,
+    Unknown,
+}
 
 /// The watches over the processes of a container.
 #[derive(Debug)]
@@ -98,9 +152,13 @@ impl Watches {
         Ok(Some(Self { events, epoll, end: Some(end.into()), threads: vec![reader, ender] }))
     }
 
-    /// The processes that have forked, or thrown away pages, since this was asked last.
-    pub fn take_unsure(&self) -> HashSet<u32> {
-        std::mem::take(&mut lock(&self.events).unsure)
+    /// What processes did since this was asked last.
+    pub fn take_doubts(&self) -> HashMap<u32, Doubt> {
+        let mut events = lock(&self.events);
+        let doubts = std::mem::take(&mut events.doubts);
+        let moved = doubts.iter().filter(|(_, doubt)| doubt.next_look);
+        events.doubts = moved.map(|(pid, _)| (*pid, Doubt { everything: true, ..Doubt::default() })).collect();
+        doubts
     }
 
     /// Watches the processes that are among `pids` and no others.
@@ -110,29 +168,28 @@ impl Watches {
         drop(gone);
     }
 
-    /// Calls `found` with every run of addresses of a view that was written since it was armed. False: nothing is known.
-    pub fn written(&self, view: &View, found: impl FnMut(u64, u64)) -> bool {
+    /// Calls `found` with every run of addresses of a view that was written since it was armed, if it is `asked` for that.
+    pub fn written(&self, view: &View, asked: bool, found: impl FnMut(u64, u64)) -> Seen {
         let PageRange { start, end } = view.range;
-        let look = |pagemap: Pagemap| match pagemap.is_watched(start, end) {
-            true => pagemap.unproven(start, end, found),
+        match Pagemap::open(view.pid) {
             // The kernel may have ended the watch and left marks that prove nothing.
-            false => Err(io::ErrorKind::NotFound.into()),
-        };
-        Pagemap::open(view.pid).and_then(look).is_ok()
+            Ok(pagemap) if !pagemap.is_watched(start, end) => Seen::Unwatched,
+            Ok(pagemap) if asked && pagemap.unproven(start, end, found).is_ok() => Seen::Written,
+            _ => Seen::Unknown,
+        }
     }
 
-    /// From now on tells of writes to these addresses of a process. What cannot be watched goes on to count as written.
-    pub fn arm(&self, pid: u32, ranges: &[PageRange]) {
-        let armed = |watch: &WriteWatch| -> io::Result<()> {
-            for range in ranges {
-                if watch.watch(range.start, range.end)? {
-                    watch.protect(range.start, range.end)?;
-                }
-            }
-            Ok(())
+    /// Registers views of one process, which must be armed then. `pids`: the processes that may have its memory.
+    pub fn register(&self, pid: u32, pids: &[u32], views: &[View]) {
+        let wanted = |mapping: &Mapping| {
+            let is = |view: &&View| view.base() == mapping.range.start.wrapping_sub(mapping.offset);
+            let here = |view: &View| view.range.intersection(&mapping.range).is_some();
+            !mapping.private && views.iter().filter(is).any(|view| view.inode == mapping.inode && here(view))
         };
         let known = lock(&self.events).watches.get(&pid).cloned();
-        if known.is_some_and(|watch| armed(&watch).is_ok()) {
+        let registered = known.map(|watch| register::whole_mappings(&watch, pid, pids, wanted));
+        let is_gone = |error: &io::Error| error.raw_os_error() == Some(Errno::ESRCH as i32);
+        if registered.is_some_and(|registered| !registered.is_err_and(|error| is_gone(&error))) {
             return;
         }
         // A new process, or one that has executed another program.
@@ -140,10 +197,16 @@ impl Watches {
         let replaced = lock(&self.events).watches.insert(pid, Arc::clone(&watch));
         drop(replaced);
         match self.epoll.add(&*watch, EpollEvent::new(EpollFlags::EPOLLIN, u64::from(pid))) {
-            // Nothing is told of before that.
-            Ok(()) => drop(armed(&watch)),
+            // There are no events before that.
+            Ok(()) => drop(register::whole_mappings(&watch, pid, pids, wanted)),
             Err(_) => drop(forget(&self.events, pid)),
         }
+    }
+
+    /// Protects addresses of a process: what is written to them from now on is found. What is not registered goes on to count as written.
+    pub fn arm(&self, pid: u32, ranges: &[PageRange]) {
+        let Some(watch) = lock(&self.events).watches.get(&pid).cloned() else { return };
+        ranges.iter().for_each(|range| drop(watch.protect(range.start, range.end)));
     }
 }
 
@@ -168,7 +231,7 @@ fn read_events(epoll: &Epoll, events: &Mutex<Events>, ending: &Ending) {
     loop {
         let count = match epoll.wait(&mut ready, EpollTimeout::NONE) {
             Ok(count) => count,
-            Err(nix::errno::Errno::EINTR) => continue,
+            Err(Errno::EINTR) => continue,
             Err(_) => return,
         };
         for event in &ready[..count] {
@@ -177,13 +240,22 @@ fn read_events(epoll: &Epoll, events: &Mutex<Events>, ending: &Ending) {
             }
             let pid = event.data() as u32;
             let mut all = lock(events);
-            all.unsure.insert(pid);
             let Some(watch) = all.watches.get(&pid).cloned() else { continue };
+            // The process goes on when the event has been read: whoever takes the doubts after that finds this one.
+            let event = watch.next_event();
+            match &event {
+                Ok(Some(Event::Changed(change))) => all.doubts.entry(pid).or_default().add(change),
+                Ok(_) => {}
+                Err(_) => all.doubts.entry(pid).or_default().everything = true,
+            }
             drop(all);
             // Nobody receives only if that thread could not go on, and then things end here.
-            let _ = match watch.next_event() {
+            let _ = match event {
                 // Not kept: a new process counts as having written everything.
-                Ok(Some(Event::Changed(Change::Fork(child)))) => ending.send(Box::new(watch.child(child))),
+                Ok(Some(Event::Changed(Change::Fork(child)))) => {
+                    let child = watch.child(child);
+                    ending.send(Box::new((watch, child)))
+                }
                 Ok(_) => ending.send(Box::new(watch)),
                 // A process that waits for an event to be read, which cannot be (there is no descriptor for the child's watch
                 // left), goes on when its own watch ends.
