@@ -34,6 +34,7 @@ test-trackers:
 soak: export TRANSHIP_SEED = $(or $(SEED),$(shell date +%s))
 soak: setup build
 	TRANSHIP_MOVES=$(or $(MOVES),200) cargo test --release -p tranship-e2e --test torture
+	TRANSHIP_SECONDS=600 cargo test --release -p tranship-e2e --test mappings
 	cargo test --release -p tranship-e2e --test faults
 
 # make bench SUITE=cold|memory|blackout|tcp|engines|workflow [OUT=DIR] [ONLY=WORKLOAD-PREFIX] [LINK=1gbit|unshaped] [MODE=MODE] [RUNS=N]

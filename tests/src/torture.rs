@@ -47,9 +47,24 @@ impl Torturer {
     /// # Errors
     /// If the container cannot be started, or nobody listens in it within 20 s.
     pub fn start(lab: &Lab, node: &str, name: &str, ip: Ipv4Addr, arguments: &[String]) -> Result<Self> {
-        let command = ["/opt/torturer".to_owned()].into_iter().chain(arguments.iter().cloned());
+        Self::start_program(lab, "torturer", node, name, ip, arguments)
+    }
+
+    /// The same with another program that reports as it does.
+    ///
+    /// # Errors
+    /// As `start`.
+    pub fn start_program(
+        lab: &Lab,
+        program: &str,
+        node: &str,
+        name: &str,
+        ip: Ipv4Addr,
+        arguments: &[String],
+    ) -> Result<Self> {
+        let command = [format!("/opt/{program}")].into_iter().chain(arguments.iter().cloned());
         let mut options = RunOptions::new(ip, command);
-        options.binds.push((find_program("torturer")?, "/opt/torturer".into()));
+        options.binds.push((find_program(program)?, format!("/opt/{program}").into()));
         lab.run(node, name, &options)?;
         Ok(Self { guest: Guest::connect(lab, ip, Self::PORT)?, line: 0, patience: Duration::from_secs(60) })
     }
