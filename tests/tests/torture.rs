@@ -3,7 +3,7 @@
 //!
 //! `TRANSHIP_MOVES=200` moves so often, `TRANSHIP_SEED=7` repeats a run, `TRANSHIP_MODES=precopy` takes these modes only,
 //! `TRANSHIP_MISHAPS=none` leaves the mishaps out, and `TRANSHIP_TORTURE="--kinds=huge --without=fork"` is passed on to
-//! the torturer: so one finds out what a failure is about.
+//! the torturer: so one finds out what a failure is about. The same is done with `mapper`, which changes its mappings all the time.
 
 use std::net::Ipv4Addr;
 use std::process::ExitCode;
@@ -15,9 +15,9 @@ use tranship_e2e::{MODES, Moving, Stage, Torturer, is_gone, quiet, remove, scena
 use tranship_lab::Lab;
 use tranship_types::Mode;
 
-const NAME: &str = "torture";
-const IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 60);
 const MOVES: usize = 12;
+/// Moves of the second program, which `tests/mappings.rs` moves without mishaps.
+const MAPPER_MOVES: usize = 6;
 /// The seed of a run that is given none: the same in each `make test`.
 const SEED: u64 = 3;
 /// Steps of each thread between two moves: about half a second.
@@ -37,6 +37,14 @@ enum Mishap {
     CutDestination,
     KillSourceAgent,
     KillDestinationAgent,
+}
+
+/// A program that checks its own memory, in a container of its own.
+struct Program {
+    name: &'static str,
+    ip: Ipv4Addr,
+    /// Moves where the environment names no number.
+    moves: usize,
 }
 
 /// One move.
@@ -83,8 +91,8 @@ fn turns(seed: u64, count: usize, modes: &[Mode], calm: bool) -> Vec<Turn> {
 
 impl Turn {
     /// Moves the container; says where it is then, and how it went.
-    fn play(&self, lab: &Lab, from: &str, to: &str) -> Result<(String, String)> {
-        let mut moving = Moving::begin(lab, NAME, from, to, self.mode)?;
+    fn play(&self, lab: &Lab, name: &str, from: &str, to: &str) -> Result<(String, String)> {
+        let mut moving = Moving::begin(lab, name, from, to, self.mode)?;
         let begun = Instant::now();
         if self.mishap != Mishap::None {
             while moving.goes_on()? && begun.elapsed() < self.after {
@@ -94,7 +102,7 @@ impl Turn {
             self.befall(lab, from, to)?;
         }
         let ended = moving.end()?;
-        let at = quiet(lab, NAME)?;
+        let at = quiet(lab, name)?;
         ended.fits(from, to, &at)?;
         // Numbers of segments and of memfds that come and go meet by chance; criu cannot tell the two apart, and the move is refused.
         let met_by_chance = ended.error().contains(SAME_NUMBER);
@@ -141,17 +149,25 @@ fn asked<T>(variable: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<
 }
 
 fn no_page_is_ever_wrong(stage: &mut Stage) -> Result<()> {
-    let lab = &stage.lab;
+    torture(&stage.lab, &Program { name: "torturer", ip: Ipv4Addr::new(10, 77, 0, 60), moves: MOVES })
+}
+
+fn no_change_of_mappings_is_ever_wrong(stage: &mut Stage) -> Result<()> {
+    torture(&stage.lab, &Program { name: "mapper", ip: Ipv4Addr::new(10, 77, 0, 62), moves: MAPPER_MOVES })
+}
+
+fn torture(lab: &Lab, program: &Program) -> Result<()> {
+    let Program { name, ip, moves } = *program;
     let seed = asked("TRANSHIP_SEED", |text| text.parse().ok())?.unwrap_or(SEED);
-    let moves = asked("TRANSHIP_MOVES", |text| text.parse().ok())?.unwrap_or(MOVES);
+    let moves = asked("TRANSHIP_MOVES", |text| text.parse().ok())?.unwrap_or(moves);
     let named = |name: &str| Mode::ALL.into_iter().find(|mode| mode.to_string() == name);
     let modes = asked("TRANSHIP_MODES", |text| text.split(',').map(named).collect::<Option<Vec<_>>>())?;
     let calm = std::env::var("TRANSHIP_MISHAPS").is_ok_and(|text| text == "none");
-    let more = std::env::var("TRANSHIP_TORTURE").unwrap_or_default();
+    let more = std::env::var(if name == "mapper" { "TRANSHIP_MAPPER" } else { "TRANSHIP_TORTURE" }).unwrap_or_default();
     let arguments: Vec<String> =
         [format!("--seed={seed}")].into_iter().chain(more.split_whitespace().map(str::to_owned)).collect();
 
-    let mut torturer = Torturer::start(lab, "a", NAME, IP, &arguments)?;
+    let mut torturer = Torturer::start_program(lab, name, "a", name, ip, &arguments)?;
     torturer.goes_on(4 * STEPS).context("before the first move")?;
     let turns = turns(seed, moves, modes.as_deref().unwrap_or(&MODES), calm);
     let (mut at, mut moved) = ("a".to_owned(), 0);
@@ -160,16 +176,21 @@ fn no_page_is_ever_wrong(stage: &mut Stage) -> Result<()> {
         let what =
             format!("move {number} of {moves} {from} → {to}, {}, {:?} after {:?}", turn.mode, turn.mishap, turn.after);
         let hint = || format!("{what}; TRANSHIP_SEED={seed} TRANSHIP_MOVES={moves}");
-        let (now, how) = turn.play(lab, from, to).with_context(hint)?;
+        let (now, how) = turn.play(lab, name, from, to).with_context(hint)?;
         let line = torturer.goes_on(STEPS).with_context(hint)?;
         moved += usize::from(now == to);
-        eprintln!("{what}: {how}; {} pages checked so far, none wrong", line.checks());
+        let checked = line.checks();
+        let checked = if checked > 0 { format!("{checked} pages checked so far, none") } else { "nothing".to_owned() };
+        eprintln!("{what}: {how}; {checked} wrong");
         at = now;
     }
     ensure!(2 * moved >= moves, "only {moved} of {moves} moves came to their end");
-    remove(lab, NAME)
+    remove(lab, name)
 }
 
 fn main() -> ExitCode {
-    scenarios(&[("no_page_is_ever_wrong", no_page_is_ever_wrong)])
+    scenarios(&[
+        ("no_page_is_ever_wrong", no_page_is_ever_wrong),
+        ("no_change_of_mappings_is_ever_wrong", no_change_of_mappings_is_ever_wrong),
+    ])
 }
