@@ -129,8 +129,8 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// At least two seconds' worth of checks.
-    const PATIENCE: u32 = 100;
+    /// At least twenty seconds' worth of checks: a busy machine may let others of its processes run for seconds.
+    const PATIENCE: u32 = 1000;
 
     pub fn new(what: &'static str) -> Self {
         Self { what, last: 0, same: 0 }
