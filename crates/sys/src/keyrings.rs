@@ -183,6 +183,13 @@ mod tests {
         }
     }
 
+    /// The serial number of this thread's keyring of that kind; -1 where it has none.
+    fn number_of(keyring: i32) -> i64 {
+        const GET_KEYRING_ID: libc::c_long = 0;
+        // SAFETY: numbers only.
+        unsafe { libc::syscall(libc::SYS_keyctl, GET_KEYRING_ID, keyring, 0) }
+    }
+
     #[test]
     fn keys_are_told_from_empty_keyrings() {
         let reader = match KeyringReader::load() {
@@ -198,10 +205,15 @@ mod tests {
                 println!("skipped: there are no keyrings here: {error}");
                 return;
             }
-            let tid = nix::unistd::gettid().as_raw().cast_unsigned();
             let of = |kind: KeyringKind| {
+                // By its number: other threads have others, and threads have other numbers in other pid namespaces.
+                let number = match kind {
+                    KeyringKind::Session => SESSION,
+                    _ => PROCESS,
+                };
+                let serial = number_of(number);
                 let all = reader.read(std::process::id()).unwrap();
-                all.into_iter().find(|ring| (ring.tid, ring.kind) == (tid, kind))
+                all.into_iter().find(|ring| (i64::from(ring.serial), ring.kind) == (serial, kind))
             };
             assert!(!of(KeyringKind::Session).unwrap().has_keys);
             assert_eq!(of(KeyringKind::Process), None);
