@@ -272,7 +272,7 @@ const LOOKUP: i32 = 1;
 const UPDATE: i32 = 2;
 const PERF_OUTPUT: i32 = 25;
 const PROBE_READ_USER: i32 = 112;
-const SEQ_WRITE: i32 = 127;
+pub(crate) const SEQ_WRITE: i32 = 127;
 const PROBE_READ_KERNEL: i32 = 113;
 
 /// On which condition a program goes on elsewhere; numbers are compared with all their 64 bits.
@@ -408,7 +408,7 @@ impl Assembler {
         self.read_by(PROBE_READ_KERNEL, slot, size, from, otherwise);
     }
 
-    /// The same, with zero in place of what cannot be read.
+    /// The same for any number of bytes, with zeros in place of what cannot be read.
     pub fn read_or_zero(&mut self, slot: i16, size: i32, from: (u8, usize)) {
         self.call_read(PROBE_READ_KERNEL, slot, size, from);
     }

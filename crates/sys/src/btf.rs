@@ -83,6 +83,16 @@ impl Btf {
         self.types.iter().position(found).map(|index| index as u32 + 1)
     }
 
+    /// Where these fields of a structure begin, as [`fields`](Self::fields) has them.
+    ///
+    /// # Errors
+    /// `Unsupported`: the kernel has no such structure, or it has not all of them.
+    pub fn offsets<const N: usize>(&self, structure: &str, names: [&str; N]) -> io::Result<[usize; N]> {
+        let fields = self.fields(structure);
+        let found: Option<Vec<usize>> = names.iter().map(|name| fields.get(*name).copied()).collect();
+        found.and_then(|found| found.try_into().ok()).ok_or_else(|| io::ErrorKind::Unsupported.into())
+    }
+
     /// Where fields of the structure of this name begin, in bytes from its start; also those of its unnamed parts. The name may be
     /// that of a type that stands for the structure.
     pub fn fields(&self, structure: &str) -> HashMap<String, usize> {

@@ -14,18 +14,21 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, fork, pipe2, read, write};
 
-use crate::bpf::{self, Instruction, op};
+use crate::bpf::{Assembler, If, Instruction, R6, R7, R8, R9};
 use crate::btf::Btf;
 use crate::mapping_flags::FlagsReader;
+use crate::task_iterator::TaskIterator;
 
-const SEQ_WRITE: i32 = 127;
-const PROBE_READ_KERNEL: i32 = 113;
-/// Numbers of a row before the words of security modules: thread id, flags of the thread, default flags of mappings, flags of the memory, and the
-/// address of the local descriptor table.
-const NUMBERS: usize = 5;
-/// Words of the credentials that belong to security modules, as many as are looked at.
-const MODULES: usize = 24;
-const WORDS: usize = NUMBERS + MODULES;
+/// Words of a row: flags of the thread, default flags of mappings, flags of the memory, address of the local descriptor table, and the
+/// words of the credentials that belong to security modules.
+const THREAD_FLAGS: usize = 0;
+const DEFAULT_FLAGS: usize = 1;
+const MEMORY_FLAGS: usize = 2;
+const DESCRIPTOR_TABLE: usize = 3;
+const MODULES: usize = 4;
+/// As many of these are looked at.
+const MODULE_WORDS: usize = 24;
+const WORDS: usize = MODULES + MODULE_WORDS;
 /// How long the specimen may take for one state, in milliseconds.
 const PATIENCE: u16 = 5000;
 
@@ -68,7 +71,7 @@ type Row = [u64; WORDS];
 /// Reads the states of tasks.
 #[derive(Debug)]
 pub struct HiddenStates {
-    program: OwnedFd,
+    tasks: TaskIterator<WORDS>,
     mappings: FlagsReader,
     signs: Vec<(HiddenState, Sign)>,
     /// The bit of sealed mappings.
@@ -79,87 +82,59 @@ pub struct HiddenStates {
 #[derive(Debug)]
 struct Offsets {
     seq: i16,
-    pid: i16,
-    thread_flags: i16,
-    mm: i16,
-    cred: i16,
-    def_flags: i16,
-    mm_flags: i16,
+    thread_flags: usize,
+    mm: usize,
+    cred: usize,
+    default_flags: usize,
+    memory_flags: usize,
     /// Only x86 has one.
-    ldt: Option<i16>,
-    security: i16,
+    descriptor_table: Option<usize>,
+    security: usize,
 }
 
 impl Offsets {
     fn of(btf: &Btf) -> io::Result<Self> {
-        let lacking = || io::Error::from(io::ErrorKind::Unsupported);
-        let narrow = |at: usize| i16::try_from(at).map_err(|_| lacking());
-        let field = |structure: &str, name: &str| btf.fields(structure).get(name).copied().ok_or_else(lacking);
-        let task = btf.fields("task_struct");
-        let of_task = |name: &str| task.get(name).copied().ok_or_else(lacking);
-        let memory = btf.fields("mm_struct");
-        let of_memory = |name: &str| memory.get(name).copied().ok_or_else(lacking);
-        let ldt = btf.fields("mm_context_t").get("ldt").copied();
-        Ok(Self {
-            seq: narrow(field("bpf_iter_meta", "seq")?)?,
-            pid: narrow(of_task("pid")?)?,
-            thread_flags: narrow(of_task("thread_info")? + field("thread_info", "flags")?)?,
-            mm: narrow(of_task("mm")?)?,
-            cred: narrow(of_task("cred")?)?,
-            def_flags: narrow(of_memory("def_flags")?)?,
-            mm_flags: narrow(of_memory("flags")?)?,
-            ldt: ldt.map(|at| narrow(of_memory("context")? + at)).transpose()?,
-            security: narrow(field("cred", "security")?)?,
-        })
+        let [seq] = btf.offsets("bpf_iter_meta", ["seq"])?;
+        let [thread, mm, cred] = btf.offsets("task_struct", ["thread_info", "mm", "cred"])?;
+        let [flags] = btf.offsets("thread_info", ["flags"])?;
+        let [context, default_flags, memory_flags] = btf.offsets("mm_struct", ["context", "def_flags", "flags"])?;
+        let descriptor_table = btf.offsets("mm_context_t", ["ldt"]).ok().map(|[table]| context + table);
+        let [security] = btf.offsets("cred", ["security"])?;
+        let seq = i16::try_from(seq).map_err(|_| io::ErrorKind::Unsupported)?;
+        let thread_flags = thread + flags;
+        Ok(Self { seq, thread_flags, mm, cred, default_flags, memory_flags, descriptor_table, security })
     }
 }
 
 /// Writes a row for each task that the iterator comes to; none for those without memory.
 fn program(at: &Offsets) -> Vec<Instruction> {
-    let load = |target, source, offset| op(0x79, target, source, offset, 0);
-    let slot = |number: usize| -((WORDS - number) as i16 * 8);
-    let store = |number: usize, source| op(0x7b, 10, source, slot(number), 0);
-    let unless = |register| op(0x15, register, 0, 0, 0);
-    let mut code = vec![
-        // The context is {meta, task}; at the end of the iteration there is no task.
-        load(9, 1, 0),
-        load(6, 1, 8),
-        unless(6),
-        load(9, 9, at.seq),
-        // Its lower 32 bits.
-        op(0x61, 2, 6, at.pid, 0),
-        store(0, 2),
-        load(2, 6, at.thread_flags),
-        store(1, 2),
-        load(7, 6, at.mm),
-        unless(7),
-        load(2, 7, at.def_flags),
-        store(2, 2),
-        load(2, 7, at.mm_flags),
-        store(3, 2),
-        at.ldt.map_or(op(0xb7, 2, 0, 0, 0), |ldt| load(2, 7, ldt)),
-        store(4, 2),
-        load(8, 6, at.cred),
-        unless(8),
-        load(3, 8, at.security),
-        op(0xbf, 1, 10, 0, 0),
-        op(0x07, 1, 0, 0, slot(NUMBERS).into()),
-        op(0xb7, 2, 0, 0, MODULES as i32 * 8),
-        op(0x85, 0, 0, 0, PROBE_READ_KERNEL),
-        op(0xbf, 1, 9, 0, 0),
-        op(0xbf, 2, 10, 0, 0),
-        op(0x07, 2, 0, 0, slot(0).into()),
-        op(0xb7, 3, 0, 0, WORDS as i32 * 8),
-        op(0x85, 0, 0, 0, SEQ_WRITE),
-    ];
-    let end = code.len();
-    for (place, instruction) in code.iter_mut().enumerate() {
-        if instruction.code == 0x15 {
-            instruction.offset = (end - place - 1) as i16;
-        }
+    const ROW: i16 = -8 * WORDS as i16;
+    const POINTER: i16 = ROW - 8;
+    let word = |number: usize| ROW + 8 * number as i16;
+    let mut a = Assembler::default();
+    a.copy(R9, 1);
+    // The context is {meta, task}; at the end of the iteration there is no task.
+    a.argument(R6, R9, 1);
+    a.go_if(R6, If::Equal, 0, "end");
+    a.read(word(THREAD_FLAGS), 8, (R6, at.thread_flags), "end");
+    a.read(POINTER, 8, (R6, at.mm), "end");
+    a.load(R7, POINTER);
+    a.go_if(R7, If::Equal, 0, "end");
+    a.read(word(DEFAULT_FLAGS), 8, (R7, at.default_flags), "end");
+    a.read(word(MEMORY_FLAGS), 8, (R7, at.memory_flags), "end");
+    match at.descriptor_table {
+        Some(table) => a.read(word(DESCRIPTOR_TABLE), 8, (R7, table), "end"),
+        None => a.store_number(word(DESCRIPTOR_TABLE), 0),
     }
-    code.extend([op(0xb7, 0, 0, 0, 0), op(0x95, 0, 0, 0, 0)]);
-    code
+    a.read(POINTER, 8, (R6, at.cred), "end");
+    a.load(R8, POINTER);
+    a.read(POINTER, 8, (R8, at.security), "end");
+    a.load(R8, POINTER);
+    a.read_or_zero(word(MODULES), 8 * MODULE_WORDS as i32, (R8, 0));
+    a.write(R9, at.seq, (ROW, 8 * WORDS as i32));
+    a.place("end");
+    a.end();
+    a.finish()
 }
 
 impl HiddenStates {
@@ -170,10 +145,8 @@ impl HiddenStates {
     /// The kernel has no such iterator, or the agent may not load one.
     pub fn load() -> io::Result<Self> {
         let btf = Btf::of_kernel()?;
-        let lacking = || io::Error::from(io::ErrorKind::Unsupported);
-        let function = btf.function("bpf_iter_task").ok_or_else(lacking)?;
-        let program = bpf::load_iterator(&program(&Offsets::of(&btf)?), function)?;
-        let mut states = Self { program, mappings: FlagsReader::load()?, signs: Vec::new(), sealed: None };
+        let tasks = TaskIterator::load(&btf, "bpf_iter_task", &program(&Offsets::of(&btf)?))?;
+        let mut states = Self { tasks, mappings: FlagsReader::load()?, signs: Vec::new(), sealed: None };
         states.learn()?;
         Ok(states)
     }
@@ -183,7 +156,7 @@ impl HiddenStates {
     /// # Errors
     /// The iterator cannot be made.
     pub fn read(&self, pid: u32) -> io::Result<BTreeSet<HiddenState>> {
-        let rows = self.rows(pid)?;
+        let rows = self.tasks.rows(pid)?;
         let is_in = |sign: &Sign| rows.iter().any(|row| row[sign.word] & sign.bits != 0);
         let mut found: BTreeSet<_> =
             self.signs.iter().filter(|(_, sign)| is_in(sign)).map(|(state, _)| *state).collect();
@@ -201,19 +174,10 @@ impl HiddenStates {
             || self.signs.iter().any(|(known, _)| *known == state)
     }
 
-    fn rows(&self, pid: u32) -> io::Result<Vec<Row>> {
-        let mut bytes = Vec::new();
-        File::from(bpf::iterate(&self.program, pid)?).read_to_end(&mut bytes)?;
-        let row = |row: &[u8]| {
-            std::array::from_fn(|word| u64::from_le_bytes(row[word * 8..word * 8 + 8].try_into().expect("8 bytes")))
-        };
-        Ok(bytes.chunks_exact(WORDS * 8).map(row).collect())
-    }
-
     fn learn(&mut self) -> io::Result<()> {
         let mut specimen = Specimen::start()?;
         let look = |states: &Self| -> io::Result<(Row, Vec<u64>)> {
-            let row = states.rows(specimen.pid)?.first().copied().ok_or(io::ErrorKind::NotFound)?;
+            let row = states.tasks.rows(specimen.pid)?.first().copied().ok_or(io::ErrorKind::NotFound)?;
             Ok((row, states.mappings.read(specimen.pid)?.iter().map(|mapping| mapping.flags).collect()))
         };
         let (mut before, mut flags_before) = look(self)?;
@@ -242,11 +206,11 @@ fn sign(state: HiddenState, before: &Row, after: &Row) -> Option<Sign> {
     };
     let pointer = |word: usize| (before[word] == 0 && after[word] != 0).then_some(Sign { word, bits: u64::MAX });
     match state {
-        HiddenState::TscForbidden => bit(1),
-        HiddenState::LocksFutureMemory => bit(2),
-        HiddenState::DenyWriteExecute => bit(3),
-        HiddenState::LocalDescriptors => pointer(4),
-        HiddenState::LandlockDomain => (NUMBERS..WORDS).find_map(pointer),
+        HiddenState::TscForbidden => bit(THREAD_FLAGS),
+        HiddenState::LocksFutureMemory => bit(DEFAULT_FLAGS),
+        HiddenState::DenyWriteExecute => bit(MEMORY_FLAGS),
+        HiddenState::LocalDescriptors => pointer(DESCRIPTOR_TABLE),
+        HiddenState::LandlockDomain => (MODULES..WORDS).find_map(pointer),
         HiddenState::SealedMemory => None,
     }
 }

@@ -1,12 +1,11 @@
 //! The kernel keyrings of threads (keyrings(7)): those of the session, the process and the thread. Only the kernel knows which thread has
 //! which; a BPF iterator over tasks (Documentation/bpf/bpf_iterators.rst) tells it without touching them.
 
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::fd::OwnedFd;
+use std::io;
 
-use crate::bpf::{self, Assembler, If, Instruction};
+use crate::bpf::{Assembler, If, Instruction, R6, R7, R8, R9};
 use crate::btf::Btf;
+use crate::task_iterator::TaskIterator;
 
 /// Pointers in one node of an associative array (include/linux/assoc_array_priv.h, `ASSOC_ARRAY_FAN_OUT`).
 const SLOTS: usize = 16;
@@ -14,8 +13,14 @@ const SLOTS: usize = 16;
 const META: u64 = 1;
 /// Of a pointer to a part: that is no node (a shortcut). Of a pointer to a key: it is a keyring (security/keys/keyring.c).
 const SUBTYPE: u64 = 2;
-/// Thread, kind, serial number, how many keys, where they are; those in the first node, and how many keys each has that is a keyring.
-const WORDS: usize = 5 + 2 * SLOTS;
+/// Kind, serial number, how many keys, where they are; those in the first node, and how many keys each has that is a keyring.
+const KIND: usize = 0;
+const SERIAL: usize = 1;
+const LEAVES: usize = 2;
+const ROOT: usize = 3;
+const KEYS: usize = 4;
+const NESTED: usize = KEYS + SLOTS;
+const WORDS: usize = NESTED + SLOTS;
 /// The record's place on the stack, and that of a pointer on the way to it.
 const RECORD: i16 = -8 * WORDS as i16;
 const POINTER: i16 = RECORD - 8;
@@ -40,8 +45,6 @@ const KINDS: [(KeyringKind, &str, &str); 3] = [
 /// A keyring of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Keyring {
-    /// The thread.
-    pub tid: u32,
     /// Which of its keyrings.
     pub kind: KeyringKind,
     /// The keyring's serial number: two threads that share it have the same one.
@@ -53,7 +56,6 @@ pub struct Keyring {
 /// Where the fields are.
 struct Places {
     seq: i16,
-    pid: usize,
     cred: usize,
     rings: [usize; 3],
     serial: usize,
@@ -64,37 +66,34 @@ struct Places {
 
 /// Reads the keyrings of tasks.
 #[derive(Debug)]
-pub struct KeyringReader {
-    program: OwnedFd,
-}
+pub struct KeyringReader(TaskIterator<WORDS>);
 
 fn program(places: &Places) -> Vec<Instruction> {
     let mut a = Assembler::default();
     let word = |n: usize| RECORD + 8 * n as i16;
-    a.copy(7, 1);
+    a.copy(R7, 1);
     // The context is {meta, task}; at the end of the iteration there is no task.
-    a.argument(6, 7, 1);
-    a.go_if(6, If::Equal, 0, "end");
+    a.argument(R6, R7, 1);
+    a.go_if(R6, If::Equal, 0, "end");
     for (number, (_, _, label)) in KINDS.iter().enumerate() {
         a.place(label);
         let next = KINDS.get(number + 1).map_or("end", |(_, _, label)| label);
-        a.read(POINTER, 8, (6, places.cred), next);
-        a.load(8, POINTER);
-        a.read(POINTER, 8, (8, places.rings[number]), next);
-        a.load(8, POINTER);
-        a.go_if(8, If::Equal, 0, next);
-        a.read(word(0), 4, (6, places.pid), next);
-        a.store_number(word(1), number as i32);
-        a.read(word(2), 4, (8, places.serial), next);
-        a.read(word(3), 8, (8, places.keys + places.leaves), next);
-        a.read(word(4), 8, (8, places.keys), next);
-        a.load(9, word(4));
+        a.read(POINTER, 8, (R6, places.cred), next);
+        a.load(R8, POINTER);
+        a.read(POINTER, 8, (R8, places.rings[number]), next);
+        a.load(R8, POINTER);
+        a.go_if(R8, If::Equal, 0, next);
+        a.store_number(word(KIND), number as i32);
+        a.read(word(SERIAL), 4, (R8, places.serial), next);
+        a.read(word(LEAVES), 8, (R8, places.keys + places.leaves), next);
+        a.read(word(ROOT), 8, (R8, places.keys), next);
+        a.load(R9, word(ROOT));
         for slot in 0..SLOTS {
-            a.read_or_zero(word(5 + slot), 8, (9, places.slots + 8 * slot - META as usize));
-            a.load(8, word(5 + slot));
-            a.read_or_zero(word(5 + SLOTS + slot), 8, (8, places.keys + places.leaves - SUBTYPE as usize));
+            a.read_or_zero(word(KEYS + slot), 8, (R9, places.slots + 8 * slot - META as usize));
+            a.load(R8, word(KEYS + slot));
+            a.read_or_zero(word(NESTED + slot), 8, (R8, places.keys + places.leaves - SUBTYPE as usize));
         }
-        a.write(7, places.seq, (RECORD, (8 * WORDS) as i32));
+        a.write(R7, places.seq, (RECORD, (8 * WORDS) as i32));
     }
     a.place("end");
     a.end();
@@ -103,10 +102,10 @@ fn program(places: &Places) -> Vec<Instruction> {
 
 /// Whether a keyring's record tells of a key. Keyrings without any do not count.
 fn has_keys(record: &[u64]) -> bool {
-    let (leaves, root, slots) = (record[3], record[4], &record[5..]);
+    let (leaves, root, keys) = (record[LEAVES], record[ROOT], &record[KEYS..NESTED]);
     let in_slot = |(slot, nested): (&u64, &u64)| *slot != 0 && (slot & (META | SUBTYPE) != SUBTYPE || *nested > 0);
     // More than fit into one node are more than a few empty keyrings.
-    leaves > 0 && (root & (META | SUBTYPE) != META || slots[..SLOTS].iter().zip(&slots[SLOTS..]).any(in_slot))
+    leaves > 0 && (root & (META | SUBTYPE) != META || keys.iter().zip(&record[NESTED..]).any(in_slot))
 }
 
 impl KeyringReader {
@@ -116,20 +115,15 @@ impl KeyringReader {
     /// The system's; `Unsupported` where the kernel does not describe what is needed.
     pub fn load() -> io::Result<Self> {
         let btf = Btf::of_kernel()?;
-        let lacking = || io::Error::from(io::ErrorKind::Unsupported);
-        let offset = |structure: &str, field: &str| btf.fields(structure).get(field).copied().ok_or_else(lacking);
-        let places = Places {
-            seq: i16::try_from(offset("bpf_iter_meta", "seq")?).map_err(|_| lacking())?,
-            pid: offset("task_struct", "pid")?,
-            cred: offset("task_struct", "cred")?,
-            rings: [offset("cred", KINDS[0].1)?, offset("cred", KINDS[1].1)?, offset("cred", KINDS[2].1)?],
-            serial: offset("key", "serial")?,
-            keys: offset("key", "keys")?,
-            leaves: offset("assoc_array", "nr_leaves_on_tree")?,
-            slots: offset("assoc_array_node", "slots")?,
-        };
-        let function = btf.function("bpf_iter_task").ok_or_else(lacking)?;
-        Ok(Self { program: bpf::load_iterator(&program(&places), function)? })
+        let [seq] = btf.offsets("bpf_iter_meta", ["seq"])?;
+        let [cred] = btf.offsets("task_struct", ["cred"])?;
+        let [serial, keys] = btf.offsets("key", ["serial", "keys"])?;
+        let [leaves] = btf.offsets("assoc_array", ["nr_leaves_on_tree"])?;
+        let [slots] = btf.offsets("assoc_array_node", ["slots"])?;
+        let rings = btf.offsets("cred", KINDS.map(|(_, field, _)| field))?;
+        let seq = i16::try_from(seq).map_err(|_| io::ErrorKind::Unsupported)?;
+        let code = program(&Places { seq, cred, rings, serial, keys, leaves, slots });
+        TaskIterator::load(&btf, "bpf_iter_task", &code).map(Self)
     }
 
     /// The keyrings of all threads of a process; none of one that has ended.
@@ -137,19 +131,12 @@ impl KeyringReader {
     /// # Errors
     /// The system's.
     pub fn read(&self, pid: u32) -> io::Result<Vec<Keyring>> {
-        let mut bytes = Vec::new();
-        File::from(bpf::iterate(&self.program, pid)?).read_to_end(&mut bytes)?;
-        let keyring = |row: &[u8]| {
-            let words: Vec<u64> =
-                row.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes"))).collect();
-            Keyring {
-                tid: words[0] as u32,
-                kind: KINDS[words[1] as usize % KINDS.len()].0,
-                serial: words[2] as i32,
-                has_keys: has_keys(&words),
-            }
+        let keyring = |row: [u64; WORDS]| Keyring {
+            kind: KINDS[row[KIND] as usize % KINDS.len()].0,
+            serial: row[SERIAL] as i32,
+            has_keys: has_keys(&row),
         };
-        Ok(bytes.chunks_exact(8 * WORDS).map(keyring).collect())
+        Ok(self.0.rows(pid)?.into_iter().map(keyring).collect())
     }
 }
 
@@ -237,7 +224,7 @@ mod tests {
     fn parts_of_an_array_are_told_apart() {
         let record = |leaves: u64, root: u64, slot: u64, nested: u64| {
             let mut words = vec![0; WORDS];
-            (words[3], words[4], words[5], words[5 + SLOTS]) = (leaves, root, slot, nested);
+            (words[LEAVES], words[ROOT], words[KEYS], words[NESTED]) = (leaves, root, slot, nested);
             has_keys(&words)
         };
         assert!(!record(0, 0, 0, 0) && !record(1, 0x1001, 0x2002, 0));

@@ -44,6 +44,7 @@ mod siblings;
 pub mod socket;
 pub mod soft_dirty;
 pub mod standstill;
+mod task_iterator;
 mod tracee;
 mod tracepoint;
 pub mod userfault;

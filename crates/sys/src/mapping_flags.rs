@@ -3,14 +3,11 @@
 //! `/proc/PID/smaps` tells them too, but counts each mapping's pages for that: 10 ms for a GiB, more on a busy machine. A BPF
 //! iterator over mappings (Documentation/bpf/bpf_iterators.rst) tells them in a fraction of a microsecond each.
 
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::fd::OwnedFd;
+use std::io;
 
-use crate::bpf::{self, Instruction, op};
+use crate::bpf::{Instruction, SEQ_WRITE, op};
 use crate::btf::Btf;
-
-const SEQ_WRITE: i32 = 127;
+use crate::task_iterator::TaskIterator;
 
 /// One mapping of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,9 +22,7 @@ pub struct MappingFlags {
 
 /// Reads the flags of tasks' mappings.
 #[derive(Debug)]
-pub struct FlagsReader {
-    program: OwnedFd,
-}
+pub struct FlagsReader(TaskIterator<3>);
 
 /// Writes `{vm_start, vm_end, vm_flags}` of each mapping that the iterator comes to.
 fn program(vma: [i16; 3], seq: i16) -> Vec<Instruction> {
@@ -57,27 +52,21 @@ impl FlagsReader {
     /// Hands the kernel the program. Needs CAP_BPF and CAP_PERFMON, and a kernel since 6.1 that describes its types.
     pub fn load() -> io::Result<Self> {
         let btf = Btf::of_kernel()?;
-        let lacking = || io::Error::from(io::ErrorKind::Unsupported);
-        let offset = |structure: &str, names: &[&str]| {
-            let fields = btf.fields(structure);
-            let found = names.iter().find_map(|name| fields.get(*name));
-            found.and_then(|at| i16::try_from(*at).ok()).ok_or_else(lacking)
-        };
-        let mapping = |names: &[&str]| offset("vm_area_struct", names);
-        let vma = [mapping(&["vm_start"])?, mapping(&["vm_end"])?, mapping(&["vm_flags", "__vm_flags"])?];
-        let code = program(vma, offset("bpf_iter_meta", &["seq"])?);
-        let function = btf.function("bpf_iter_task_vma").ok_or_else(lacking)?;
-        Ok(Self { program: bpf::load_iterator(&code, function)? })
+        let lacking = |_| io::Error::from(io::ErrorKind::Unsupported);
+        let vma = btf
+            .offsets("vm_area_struct", ["vm_start", "vm_end", "vm_flags"])
+            .or_else(|_| btf.offsets("vm_area_struct", ["vm_start", "vm_end", "__vm_flags"]))?;
+        let [start, end, flags] = vma.map(i16::try_from);
+        let [seq] = btf.offsets("bpf_iter_meta", ["seq"])?;
+        let vma = [start.map_err(lacking)?, end.map_err(lacking)?, flags.map_err(lacking)?];
+        let code = program(vma, i16::try_from(seq).map_err(lacking)?);
+        TaskIterator::load(&btf, "bpf_iter_task_vma", &code).map(Self)
     }
 
     /// The flags of all mappings of a process, in order of addresses; none of one that has ended.
     pub fn read(&self, pid: u32) -> io::Result<Vec<MappingFlags>> {
-        let mut rows = File::from(bpf::iterate(&self.program, pid)?);
-        let mut bytes = Vec::with_capacity(16 << 10);
-        rows.read_to_end(&mut bytes)?;
-        let word = |row: &[u8], at: usize| u64::from_le_bytes(row[at..at + 8].try_into().expect("8 bytes"));
-        let mapping = |row: &[u8]| MappingFlags { start: word(row, 0), end: word(row, 8), flags: word(row, 16) };
-        Ok(bytes.chunks_exact(24).map(mapping).collect())
+        let mapping = |[start, end, flags]: [u64; 3]| MappingFlags { start, end, flags };
+        Ok(self.0.rows(pid)?.into_iter().map(mapping).collect())
     }
 }
 
