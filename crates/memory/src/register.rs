@@ -6,19 +6,16 @@
 //! address space can run (about 0.3 ms, and 25 µs for each further thread); docs/decisions/watched-mappings-stay-whole.md has the details.
 
 use std::io;
-use std::time::Duration;
 
 use tranship_sys::process::{self, has_memory_of};
 use tranship_sys::standstill;
 use tranship_sys::writes::WriteWatch;
 
 use crate::maps::Mapping;
-
-/// How long the threads may take to stop. What cannot be registered counts as written.
-const STANDSTILL: Duration = Duration::from_millis(200);
+use crate::tracker::STANDSTILL;
 
 /// Registers the mappings of a process that are `wanted`, and returns those that are registered now; none if the process cannot
-/// be stopped. `pids`: the processes that may have the same memory.
+/// be stopped in time: what is not registered counts as written. `pids`: the processes that may have the same memory.
 ///
 /// # Errors
 /// ESRCH: the process has ended, or executed another program.

@@ -74,8 +74,7 @@ pub fn survey(pids: &[u32]) -> Result<Vec<Space>, SurveyError> {
         let locked = if field(&status, "VmLck").starts_with("0 ") && field(&status, "HugetlbPages").starts_with("0 ") {
             Vec::new()
         } else {
-            let smaps = std::fs::read(format!("/proc/{pid}/smaps")).map_err(failed)?;
-            maps::locked_starts(&String::from_utf8_lossy(&smaps))
+            maps::locked_starts(&process::text(format!("/proc/{pid}/smaps")).map_err(failed)?)
         };
         let (ranges, executable, files) = Default::default();
         let mut space = Space { id, pid, ranges, executable, files };

@@ -5,6 +5,7 @@
 use std::io;
 
 use tranship_sys::pagemap::Pagemap;
+use tranship_sys::process;
 use tranship_types::PAGE_SIZE;
 
 use crate::maps::Mapping;
@@ -35,8 +36,8 @@ pub fn find(space: &Space) -> Option<Unreadable> {
     for range in ranges.iter().chain(files) {
         let _ = pagemap.marks(range.start, range.end, |address| suspects.push(address));
     }
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
-    for mapping in maps.lines().filter_map(Mapping::parse).filter(|m| !m.readable && m.is_private_anonymous()) {
+    let maps = process::mappings(*pid).ok()?.map_while(Result::ok).filter_map(|line| Mapping::parse(&line));
+    for mapping in maps.filter(|m| !m.readable && m.is_private_anonymous()) {
         suspects.extend(pagemap.first_populated(mapping.range.start, mapping.range.end).ok().flatten());
     }
     let address =

@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use crate::kcmp::{self, Resource};
+
 /// The pids of a process and of all that descend from it and have not ended, as far as they can be seen now.
 pub fn family(pid: u32) -> Vec<u32> {
     let mut found = vec![pid];
@@ -28,17 +30,8 @@ pub fn family(pid: u32) -> Vec<u32> {
     found
 }
 
-/// How the kernel orders the memory of two processes, in an order of its own: equal if they have it in common. `None`: it does not say, because one
-/// of them has ended or there is no kcmp(2).
 fn compare_memory(one: u32, other: u32) -> Option<Ordering> {
-    const KCMP_VM: libc::c_int = 1;
-    // SAFETY: the call takes numbers only.
-    match unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) } {
-        0 => Some(Ordering::Equal),
-        1 => Some(Ordering::Less),
-        2 => Some(Ordering::Greater),
-        _ => None,
-    }
+    kcmp::compare(one, other, Resource::Memory)
 }
 
 /// Whether it is sure that a process has another one's memory, as one has that was vforked until it calls exec. Once it has not it never will again.
@@ -106,14 +99,29 @@ pub fn text(path: impl AsRef<Path>) -> io::Result<String> {
 /// three quarters of `_STK_LIM` (fs/exec.c). A process may name any other range as its own (prctl(2), PR_SET_MM).
 pub const LONGEST_STRINGS: u64 = 6 << 20;
 
-/// The lines of `/proc/PID/maps`, one at a time, since a process has as many mappings with as long names as it likes. Bytes that are no
-/// UTF-8 are replaced; a line break in a name is shown as `\012` by the kernel.
+/// The name of a process (`comm`); as [`text`].
+///
+/// # Errors
+/// There is no such process.
+pub fn name(pid: u32) -> io::Result<String> {
+    text(format!("/proc/{pid}/comm")).map(|name| name.trim_end().to_owned())
+}
+
+/// The lines of `/proc/PID/maps`, one at a time, since a process has as many mappings with as long names as it likes. A line break in a
+/// name is shown as `\012` by the kernel.
 ///
 /// # Errors
 /// There is no such process; the system's refusal.
+pub fn mapping_lines(pid: u32) -> io::Result<impl Iterator<Item = io::Result<Vec<u8>>>> {
+    Ok(BufReader::new(File::open(format!("/proc/{pid}/maps"))?).split(b'\n'))
+}
+
+/// [`mapping_lines`] as text: bytes that are no UTF-8 are replaced.
+///
+/// # Errors
+/// As there.
 pub fn mappings(pid: u32) -> io::Result<impl Iterator<Item = io::Result<String>>> {
-    let lines = BufReader::new(File::open(format!("/proc/{pid}/maps"))?).split(b'\n');
-    Ok(lines.map(|line| line.map(|line| String::from_utf8_lossy(&line).into_owned())))
+    Ok(mapping_lines(pid)?.map(|line| line.map(|line| String::from_utf8_lossy(&line).into_owned())))
 }
 
 /// Where in its memory a process has the arguments and the environment that the kernel tells of it; empty ranges for one without memory.
@@ -242,10 +250,7 @@ pub(crate) fn is_userfaultfd(number: RawFd) -> bool {
 
 /// Whether a process has the same open file under a number as this one under a descriptor: kcmp(2).
 pub(crate) fn has_open(process: u32, number: i32, descriptor: &OwnedFd) -> bool {
-    const KCMP_FILE: libc::c_int = 0;
-    let own = std::process::id();
-    // SAFETY: the call takes numbers only.
-    unsafe { libc::syscall(libc::SYS_kcmp, own, process, KCMP_FILE, descriptor.as_raw_fd(), number) == 0 }
+    kcmp::same_file((std::process::id(), descriptor.as_raw_fd()), (process, number))
 }
 
 /// Makes the command's process the leader of a session of its own, so that neither a terminal's signals nor the end of

@@ -86,26 +86,14 @@ pub fn readiness(socket: BorrowedFd<'_>) -> io::Result<Readiness> {
     }
 }
 
-/// Bytes that have come and were not read (SIOCINQ).
-///
-/// # Errors
-/// The system's refusal: `EINVAL` of a socket of TCP that listens.
-pub fn unread(socket: BorrowedFd<'_>) -> io::Result<u32> {
-    count(socket, libc::FIONREAD)
-}
-
 /// Bytes that were sent and are still with the kernel (SIOCOUTQ); for datagrams, with what the kernel needs to keep them.
 ///
 /// # Errors
 /// The system's refusal: `EINVAL` of a socket of TCP that listens.
 pub fn unsent(socket: BorrowedFd<'_>) -> io::Result<u32> {
-    count(socket, libc::TIOCOUTQ)
-}
-
-fn count(socket: BorrowedFd<'_>, request: libc::c_ulong) -> io::Result<u32> {
     let mut bytes: libc::c_int = 0;
-    // SAFETY: both requests write an int.
-    match unsafe { libc::ioctl(socket.as_raw_fd(), request, &raw mut bytes) } {
+    // SAFETY: the request writes an int.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) } {
         0 => Ok(u32::try_from(bytes).unwrap_or(0)),
         _ => Err(io::Error::last_os_error()),
     }

@@ -289,8 +289,9 @@ impl<'a> Pager<'a> {
             self.fill()?;
         }
         let all_named = self.filling && self.status.named;
-        if self.served.iter().any(|space| space.gone || (all_named && space.is_done())) {
-            self.let_go(|space| space.gone || (all_named && space.is_done()));
+        let over = |space: &Space| space.gone || (all_named && space.is_done());
+        if self.served.iter().any(over) {
+            self.let_go(over);
         }
         self.status.drained = self.is_drained();
         Ok(!quit && !self.status.drained)

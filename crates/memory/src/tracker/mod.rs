@@ -29,7 +29,7 @@ mod write_protect;
 pub use method::{Method, UnknownMethod};
 
 /// How long the processes may take to stand still for a look, where the method needs that.
-const STANDSTILL: Duration = Duration::from_millis(200);
+pub(crate) const STANDSTILL: Duration = Duration::from_millis(200);
 
 /// How writes to one address space are found out. `found` and `there` get the mapping, as the space lists it, and a run of
 /// pages in it that hold data.

@@ -1,11 +1,11 @@
 //! Which files processes may change without a trace in the files' times, and which CRIU will give names of its own.
 
 use std::collections::{HashMap, HashSet};
-use std::io::{BufRead, BufReader};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use rustix::fs::{AtFlags, CWD, OFlags, StatxFlags, statx};
+use tranship_sys::process::mapping_lines;
 
 use super::tree;
 use crate::Root;
@@ -58,9 +58,7 @@ impl Layer<'_> {
 pub(crate) fn look(pids: &[u32], devices: &[Device], merged: &HashMap<Device, Layer<'_>>) -> HashMap<Device, Use> {
     let mut uses: HashMap<Device, Use> = devices.iter().map(|device| (*device, Use::default())).collect();
     for pid in pids {
-        // Line by line: a process has as many mappings, with as long names, as it likes.
-        let maps = std::fs::File::open(format!("/proc/{pid}/maps")).map(|maps| BufReader::new(maps).split(b'\n'));
-        for line in maps.into_iter().flatten().map_while(Result::ok) {
+        for line in mapping_lines(*pid).into_iter().flatten().map_while(Result::ok) {
             let Some(mapping) = Mapping::parse(&line).filter(|m| m.shared || m.deleted) else { continue };
             // The table of mappings has other device numbers than the files themselves on some filesystems.
             let file = PathBuf::from(format!("/proc/{pid}/map_files/{}", mapping.range));
