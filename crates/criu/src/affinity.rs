@@ -92,21 +92,42 @@ pub fn bound(pid: u32, task: u32) -> Vec<BoundThread> {
     threads(pid).filter_map(of_thread).collect()
 }
 
+/// Finds threads of restored processes by what the container calls them. The threads of a process are listed once.
+pub(crate) struct RestoredThreads<'a> {
+    /// Pids here by those in the container.
+    tasks: &'a HashMap<u32, u32>,
+    /// Threads here by those in the container, by process.
+    threads: HashMap<u32, HashMap<u32, u32>>,
+}
+
+impl<'a> RestoredThreads<'a> {
+    pub fn of(tasks: &'a HashMap<u32, u32>) -> Self {
+        Self { tasks, threads: HashMap::new() }
+    }
+
+    /// # Errors
+    /// There is no such thread.
+    pub fn find(&mut self, task: u32, thread: u32) -> io::Result<u32> {
+        let here = self.tasks.get(&task).and_then(|pid| {
+            let list = || threads(*pid).filter_map(|thread| Some((id_within(*pid, thread)?, thread))).collect();
+            self.threads.entry(*pid).or_insert_with(list).get(&thread).copied()
+        });
+        here.ok_or_else(|| {
+            io::Error::new(io::ErrorKind::NotFound, format!("there is no thread {thread} of process {task}"))
+        })
+    }
+}
+
 /// Binds threads of restored processes again, whose pids here `tasks` has by those in the container. A thread none of whose processors
 /// is there may run on all that there are; those are returned.
 ///
 /// # Errors
 /// There is no such thread, or the kernel refuses to bind it.
 pub fn bind<'a>(threads_bound: &'a [BoundThread], tasks: &HashMap<u32, u32>) -> io::Result<Vec<&'a BoundThread>> {
-    let mut ids: HashMap<u32, HashMap<u32, u32>> = HashMap::new();
+    let mut restored = RestoredThreads::of(tasks);
     let mut free = Vec::new();
     for bound in threads_bound {
-        let missing = || io::Error::new(io::ErrorKind::NotFound, "there is no such thread");
-        let pid = *tasks.get(&bound.task).ok_or_else(missing)?;
-        let ids = ids
-            .entry(pid)
-            .or_insert_with(|| threads(pid).filter_map(|thread| Some((id_within(pid, thread)?, thread))).collect());
-        let thread = ids.get(&bound.thread).and_then(|thread| number(*thread)).ok_or_else(missing)?;
+        let thread = number(restored.find(bound.task, bound.thread)?).ok_or(io::ErrorKind::NotFound)?;
         let mut set = CpuSet::new();
         bound.processors.iter().filter(|one| **one < CpuSet::MAX_CPU).for_each(|one| set.set(*one));
         match sched_setaffinity(Some(thread), &set) {

@@ -6,7 +6,7 @@ use std::io;
 
 use serde::{Deserialize, Serialize};
 
-use crate::affinity::{id_within, threads};
+use crate::affinity::{RestoredThreads, id_within, threads};
 
 /// The slack of a thread that has not been given another one, in ns.
 const USUAL: u64 = 50_000;
@@ -43,14 +43,10 @@ pub fn of(pid: u32, task: u32) -> Vec<TimerSlack> {
 /// # Errors
 /// There is no such thread, or the kernel refuses it.
 pub fn set(slacks: &[TimerSlack], tasks: &HashMap<u32, u32>) -> io::Result<()> {
-    for TimerSlack { task, thread, slack } in slacks {
-        let missing =
-            || io::Error::new(io::ErrorKind::NotFound, format!("there is no thread {thread} of process {task}"));
-        let pid = *tasks.get(task).ok_or_else(missing)?;
-        let here = threads(pid).find(|here| id_within(pid, *here) == Some(*thread)).ok_or_else(missing)?;
-        fs::write(file(here), slack.to_string())?;
-    }
-    Ok(())
+    let mut restored = RestoredThreads::of(tasks);
+    slacks.iter().try_for_each(|TimerSlack { task, thread, slack }| {
+        fs::write(file(restored.find(*task, *thread)?), slack.to_string())
+    })
 }
 
 #[cfg(test)]
