@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::Path;
 
+use tranship_types::{Blocker, BlockerKind};
+
 use super::procfs::{self, Mount, Status};
 use super::{PreflightError, Subject};
 
@@ -21,13 +23,18 @@ impl Task {
         format!("{} (pid {})", self.status.name, self.pid)
     }
 
+    /// What is in the way of a move in this process: a sentence that begins with its name.
+    pub(super) fn blocker(&self, what: &str, remedy: impl Into<String>) -> Blocker {
+        Blocker::new(BlockerKind::Process, format!("{} {what}", self.name()), remedy).at(self.pid, None)
+    }
+
     /// Whether its first thread has ended, whatever others do.
     pub(super) fn ended(&self) -> bool {
         matches!(self.status.state, 'Z' | 'X')
     }
 
     pub(super) fn zombie(&self) -> bool {
-        matches!(self.status.state, 'Z' | 'X') && self.status.threads <= 1
+        self.ended() && self.status.threads <= 1
     }
 }
 
@@ -70,9 +77,8 @@ impl Container {
             return Err(PreflightError::Gone { pid: init });
         }
         let (tasks, entered) = tree(init, tasks);
-        let mountinfo = |pid: u32| procfs::lossy(format!("/proc/{pid}/mountinfo")).map(|t| Mount::parse_all(&t));
+        let mountinfo = |pid: u32| procfs::text(format!("/proc/{pid}/mountinfo")).map(|t| Mount::parse_all(&t));
         let mounts = mountinfo(init).map_err(PreflightError::reading("mountinfo", init))?;
-        let mut mount_ids: HashSet<u32> = mounts.iter().map(|m| m.id).collect();
         let mut covered = covered(&mounts);
         let mut all_mounts = mounts.clone();
         let mut seen: HashSet<&str> = tasks[&init].namespaces.get("mnt").map(String::as_str).into_iter().collect();
@@ -80,12 +86,12 @@ impl Container {
             if let Some(namespace) = task.namespaces.get("mnt").filter(|n| !seen.contains(n.as_str())) {
                 seen.insert(namespace);
                 let more = mountinfo(task.pid).unwrap_or_default();
-                mount_ids.extend(more.iter().map(|m| m.id));
                 covered.extend(self::covered(&more));
                 all_mounts.extend(more);
             }
         }
-        let map = procfs::lossy(format!("/proc/{init}/uid_map")).unwrap_or_default();
+        let mount_ids = all_mounts.iter().map(|m| m.id).collect();
+        let map = procfs::text(format!("/proc/{init}/uid_map")).unwrap_or_default();
         let root = map.split_ascii_whitespace().nth(1).and_then(|id| id.parse().ok()).unwrap_or(0);
         Ok(Self { init, root, tasks, entered, mounts, all_mounts, mount_ids, covered })
     }

@@ -23,7 +23,7 @@ const O_PATH: u32 = 0o10_000_000;
 const LAST_TERMINAL: u32 = 1000;
 
 fn blocker(d: &Descriptor<'_>, what: &str, remedy: &str) -> Blocker {
-    Blocker::new(BlockerKind::Descriptor, format!("{} {what}", d.name()), remedy).at(d.task.pid, Some(d.fd))
+    d.blocker(BlockerKind::Descriptor, what, remedy)
 }
 
 pub(super) fn check(container: &Container, subject: &Subject, files: &Files<'_>, look: &mut Look) {
@@ -231,7 +231,7 @@ fn watched(files: &Files<'_>, d: &Descriptor<'_>) -> Option<(u64, Blocker)> {
     })?;
     // Opened since the descriptors were listed, or closed and thereby out of the epoll?
     let there = Kind::of(format!("/proc/{pid}/fd/{}", lost.0)).map(|k| k.inode);
-    let now = FdInfo::parse(&procfs::lossy(format!("/proc/{pid}/fdinfo/{}", d.fd)).ok()?).epoll_targets();
+    let now = FdInfo::parse(&procfs::text(format!("/proc/{pid}/fdinfo/{}", d.fd)).ok()?).epoll_targets();
     if there == Some(lost.1) || !now.contains(&lost) {
         return None;
     }

@@ -19,7 +19,7 @@ pub struct Sharer {
 }
 
 fn mounts(pid: u32) -> Vec<Mount> {
-    procfs::lossy(format!("/proc/{pid}/mountinfo")).map(|text| Mount::parse_all(&text)).unwrap_or_default()
+    procfs::text(format!("/proc/{pid}/mountinfo")).map(|text| Mount::parse_all(&text)).unwrap_or_default()
 }
 
 /// The first one for each of the container's mount points `directories` that is mounted, or in part, in a mount namespace which is neither the

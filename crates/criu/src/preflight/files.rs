@@ -6,6 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
+use tranship_types::{Blocker, BlockerKind};
 
 use super::container::{Container, Task};
 use super::procfs::{self, FdInfo};
@@ -68,6 +69,11 @@ impl Descriptor<'_> {
         format!("{which} of {}", self.task.name())
     }
 
+    /// What is in the way of a move in this descriptor: a sentence that begins with its name.
+    pub(super) fn blocker(&self, kind: BlockerKind, what: &str, remedy: &str) -> Blocker {
+        Blocker::new(kind, format!("{} {what}", self.name()), remedy).at(self.task.pid, Some(self.fd))
+    }
+
     pub(super) fn path(&self) -> String {
         format!("/proc/{}/fd/{}", self.task.pid, self.fd)
     }
@@ -105,7 +111,7 @@ impl<'a> Files<'a> {
 fn read(task: &Task, fd: i32) -> Option<Descriptor<'_>> {
     let path = format!("/proc/{}/fd/{fd}", task.pid);
     let link = procfs::link(&path).ok()?;
-    let info = FdInfo::parse(&procfs::lossy(format!("/proc/{}/fdinfo/{fd}", task.pid)).ok()?);
+    let info = FdInfo::parse(&procfs::text(format!("/proc/{}/fdinfo/{fd}", task.pid)).ok()?);
     let kind = Kind::of(&path)?;
     Some(Descriptor { task, fd, link, info, kind })
 }

@@ -3,7 +3,6 @@
 use std::sync::OnceLock;
 
 use tranship_sys::hidden_states::{HiddenState, HiddenStates};
-use tranship_types::{Blocker, BlockerKind};
 
 use super::Look;
 use super::container::Container;
@@ -56,8 +55,7 @@ pub(super) fn check(container: &Container, look: &mut Look) {
         let states = reader.read(task.pid).unwrap_or_default();
         for state in states.iter().filter(|state| !usual(reader, **state)) {
             let (what, remedy, allow) = words(*state);
-            let cause = format!("{} {what}", task.name());
-            let blocker = Blocker::new(BlockerKind::Process, cause, remedy).at(task.pid, None);
+            let blocker = task.blocker(what, remedy);
             look.block(match allow {
                 Some(name) => blocker.allowable(name),
                 None => blocker,

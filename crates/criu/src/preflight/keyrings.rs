@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::OnceLock;
 
 use tranship_sys::keyrings::{Keyring, KeyringKind, KeyringReader};
-use tranship_types::{Blocker, BlockerKind};
 
 use super::Look;
 use super::container::{Container, Task};
@@ -35,8 +34,8 @@ pub(super) fn check(container: &Container, look: &mut Look) {
             KeyringKind::Process => "process",
             KeyringKind::Thread => "thread",
         };
-        let cause = format!("{} has keys in its {kind} keyring (add_key), which would be lost", task.name());
-        let blocker = Blocker::new(BlockerKind::Process, cause, "have the program remove them (keyctl clear)");
-        look.block(blocker.at(task.pid, None).allowable("keyrings"));
+        let what = format!("has keys in its {kind} keyring (add_key), which would be lost");
+        let remedy = "have the program remove them (keyctl clear)";
+        look.block(task.blocker(&what, remedy).allowable("keyrings"));
     }
 }

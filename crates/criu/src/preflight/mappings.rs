@@ -5,8 +5,8 @@ use std::os::fd::AsRawFd;
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, openat};
 use rustix::net::{AddressFamily, sockopt};
-use tranship_sys::process::take_descriptor;
-use tranship_types::{Blocker, BlockerKind};
+use tranship_sys::process::{self, take_descriptor};
+use tranship_types::Blocker;
 
 use super::Look;
 use super::container::{Container, Task};
@@ -14,17 +14,13 @@ use super::descriptors::{WITHOUT_IO_URING, shared_memory};
 use super::files::{Descriptor, Files, Kind};
 use super::procfs::{self, FdInfo, Mapping, bracketed};
 
-fn blocker(task: &Task, what: &str, remedy: &str) -> Blocker {
-    Blocker::new(BlockerKind::Process, format!("{} {what}", task.name()), remedy).at(task.pid, None)
-}
-
 pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) {
     let mut shared = shared_memory(files);
     let mut seen = HashSet::new();
     let host_ipc = procfs::namespaces(std::process::id()).ok().and_then(|n| n.get("ipc").cloned());
     for task in container.tasks.values() {
-        let Ok(maps) = procfs::lossy(format!("/proc/{}/maps", task.pid)) else { continue };
-        for m in Mapping::parse_all(&maps) {
+        let Ok(maps) = process::mappings(task.pid) else { continue };
+        for m in maps.map_while(Result::ok).filter_map(|line| Mapping::parse(&line)) {
             // One look for each file, however many processes map it. Kernel objects share one inode, so by name too.
             if m.name.starts_with('[') && !m.name.starts_with("[anon_shmem:") && m.name != "[uprobes]"
                 || !seen.insert((m.file.clone(), m.name.clone()))
@@ -62,25 +58,25 @@ fn kernel_memory(name: &str) -> bool {
 
 fn special(task: &Task, m: &Mapping, in_host_ipc: bool) -> Option<Blocker> {
     if m.name.contains("[io_uring]") {
-        return Some(blocker(task, "uses an io_uring, which CRIU does not support", WITHOUT_IO_URING));
+        return Some(task.blocker("uses an io_uring, which CRIU does not support", WITHOUT_IO_URING));
     }
     if let Some(kind) = m.name.strip_prefix("anon_inode:") {
         let what = format!("maps a kernel object of the kind {kind}, which CRIU does not support");
-        return Some(blocker(task, &what, "run the program without it"));
+        return Some(task.blocker(&what, "run the program without it"));
     }
     if m.name == "[uprobes]" {
         // VM_IO (proc_parse.c, `parse_vma_vmflags`).
         let what = "is being probed by a tracing tool of the host (uprobes)";
-        return Some(blocker(task, what, "end the tracing (bpftrace, perf, …) and restart the program"));
+        return Some(task.blocker(what, "end the tracing (bpftrace, perf, …) and restart the program"));
     }
     if m.name.starts_with("/secretmem") {
         let what = "maps secret memory (memfd_secret), which nobody but itself can read";
-        return Some(blocker(task, what, "run the program without secret memory"));
+        return Some(task.blocker(what, "run the program without secret memory"));
     }
     if m.name.starts_with("/SYSV") && in_host_ipc {
         // cr-dump.c: "doesn't live in IPC ns".
         let what = "uses System V shared memory of the host";
-        return Some(blocker(task, what, "start the container with an IPC namespace of its own"));
+        return Some(task.blocker(what, "start the container with an IPC namespace of its own"));
     }
     None
 }
@@ -107,7 +103,7 @@ fn socket(files: &Files<'_>, task: &Task, m: &Mapping) -> Option<Blocker> {
             "restart the program, or run it without memory-mapped sockets",
         ),
     };
-    Some(blocker(task, &what, remedy))
+    Some(task.blocker(&what, remedy))
 }
 
 fn file(container: &Container, task: &Task, m: &Mapping) -> Option<Blocker> {
@@ -120,7 +116,7 @@ fn file(container: &Container, task: &Task, m: &Mapping) -> Option<Blocker> {
         FileType::CharacterDevice if kind.stands_for == (1, 5) => return None,
         _ => {
             let what = format!("maps the device {name}, whose memory CRIU cannot carry");
-            return Some(blocker(task, &what, "stop using the device, or run the program without it"));
+            return Some(task.blocker(&what, "stop using the device, or run the program without it"));
         }
     }
     let mount = mount_of(&path)?;
@@ -128,12 +124,12 @@ fn file(container: &Container, task: &Task, m: &Mapping) -> Option<Blocker> {
         return None;
     }
     let what = format!("maps {name}, a file that is not on any mount of the container");
-    Some(blocker(task, &what, "restart the container with that file inside it or mounted into it"))
+    Some(task.blocker(&what, "restart the container with that file inside it or mounted into it"))
 }
 
 /// The mount that a file was opened through, found by a reference to it (`O_PATH`), which opens nothing.
 pub(super) fn mount_of(path: &str) -> Option<u32> {
     let reference = openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    let info = procfs::lossy(format!("/proc/self/fdinfo/{}", reference.as_raw_fd())).ok()?;
+    let info = procfs::text(format!("/proc/self/fdinfo/{}", reference.as_raw_fd())).ok()?;
     Some(FdInfo::parse(&info).mount)
 }

@@ -47,9 +47,8 @@ fn replaced(container: &Container, d: &Descriptor<'_>) -> Option<Blocker> {
         Ok(_) => format!("is the file that was {}, where another one is now", d.link),
         Err(error) => format!("is the file {}, to which no path leads any more ({error})", d.link),
     };
-    let cause = format!("{} {what}", d.name());
     let remedy = "let the program open it again, or restart the program";
-    Some(Blocker::new(BlockerKind::Descriptor, cause, remedy).at(d.task.pid, Some(d.fd)))
+    Some(d.blocker(BlockerKind::Descriptor, &what, remedy))
 }
 
 /// A program in a memfd has no file of which a restore could map it (files-reg.c, `collect_filemap`).
@@ -57,9 +56,8 @@ fn program(task: &Task, look: &mut Look) {
     let link = procfs::link(format!("/proc/{}/exe", task.pid)).unwrap_or_default();
     if let Some(name) = link.strip_prefix("/memfd:") {
         let name = name.strip_suffix(DELETED).unwrap_or(name);
-        let cause = format!("{} runs a program that lies in memory alone (memfd {name})", task.name());
-        let remedy = "start the program from a file";
-        look.block(Blocker::new(BlockerKind::Process, cause, remedy).at(task.pid, None));
+        let what = format!("runs a program that lies in memory alone (memfd {name})");
+        look.block(task.blocker(&what, "start the program from a file"));
     }
 }
 
@@ -74,9 +72,7 @@ fn directory(container: &Container, task: &Task, look: &mut Look) {
     } else {
         return;
     };
-    let cause = format!("{} {what}", task.name());
-    let remedy = "start it in a directory of the container";
-    look.block(Blocker::new(BlockerKind::Process, cause, remedy).at(task.pid, None));
+    look.block(task.blocker(&what, "start it in a directory of the container"));
 }
 
 /// Of removed directories that are in use none may be within another one: a restore makes the inner one within the outer one, and

@@ -1,15 +1,11 @@
 //! Rules about processes and threads.
 
 use tranship_sys::process::{owner_of_namespace, waits_for_vforked};
-use tranship_types::{Blocker, BlockerKind};
+use tranship_types::Blocker;
 
 use super::container::{Container, Task};
 use super::procfs::{self, Status};
 use super::{Look, Subject};
-
-fn process(task: &Task, what: &str, remedy: impl Into<String>) -> Blocker {
-    Blocker::new(BlockerKind::Process, format!("{} {what}", task.name()), remedy).at(task.pid, None)
-}
 
 pub(super) fn check(container: &Container, subject: &Subject, look: &mut Look) {
     for task in container.entered.values() {
@@ -29,7 +25,7 @@ pub(super) fn check(container: &Container, subject: &Subject, look: &mut Look) {
         if matches!(task.status.state, 'Z' | 'X') {
             // seize.c: a dead leader among living threads.
             let what = "has a main thread that has ended while other threads go on";
-            look.block(process(task, what, "restart the program, or wait until it has ended"));
+            look.block(task.blocker(what, "restart the program, or wait until it has ended"));
             continue;
         }
         threads(container, task, subject, look);
@@ -41,7 +37,7 @@ pub(super) fn check(container: &Container, subject: &Subject, look: &mut Look) {
     if !root.is_empty() && root != "/" {
         // mount.c: the first task's root must be the root of its mount namespace.
         let what = format!("has changed its root to {root} inside the container");
-        look.block(process(container.first(), &what, "start the container without a chroot in its first process"));
+        look.block(container.first().blocker(&what, "start the container without a chroot in its first process"));
     }
 }
 
@@ -52,8 +48,7 @@ fn count(task: &Task, look: &mut Look) {
 }
 
 fn entered(task: &Task) -> Blocker {
-    process(
-        task,
+    task.blocker(
         "was started by exec and its parent is outside of the container, where it would stay behind",
         "end it, or wait until it has ended, and try again",
     )
@@ -67,11 +62,11 @@ fn session(container: &Container, task: &Task, look: &mut Look) {
     if status.inner_sid == 0 {
         // cr-dump.c, for tasks and zombies alike.
         let what = "belongs to a session whose leader is outside of the container";
-        look.block(process(task, what, "start it in a session of its own (setsid)"));
+        look.block(task.blocker(what, "start it in a session of its own (setsid)"));
     } else if task.pid == container.init && status.inner_sid != status.inner_pid {
         // pstree.c: the root task leads its session, unless it is a shell's job.
         let what = "is the first process but does not lead its session";
-        look.block(process(task, what, "start the container with an engine that gives it a session of its own"));
+        look.block(task.blocker(what, "start the container with an engine that gives it a session of its own"));
     }
 }
 
@@ -93,10 +88,10 @@ fn threads(container: &Container, task: &Task, subject: &Subject, look: &mut Loo
     if stopped > 0 && running > 0 {
         // seize.c, "individually stopped threads".
         let what = "has some threads stopped and others not";
-        look.wait(0, process(task, what, "continue it (SIGCONT) or stop all of it (SIGSTOP)"));
+        look.wait(0, task.blocker(what, "continue it (SIGCONT) or stop all of it (SIGSTOP)"));
     } else if stopped > 0 && !subject.stopped_can_be_traced {
         let what = "is stopped by a signal, so that criu cannot take hold of it in a frozen cgroup of version 1";
-        look.wait(0, process(task, what, "continue it (SIGCONT) or end it"));
+        look.wait(0, task.blocker(what, "continue it (SIGCONT) or end it"));
     }
 }
 
@@ -108,20 +103,20 @@ fn traced(container: &Container, task: &Task, tracer: u32) -> Blocker {
             Err(_) => format!("pid {tracer}"),
         },
     };
-    process(task, &format!("is being traced by {by}"), "detach the debugger or tracer")
+    task.blocker(&format!("is being traced by {by}"), "detach the debugger or tracer")
 }
 
 fn stuck(task: &Task, tid: u32) -> Blocker {
-    let whereabouts = procfs::lossy(format!("/proc/{}/task/{tid}/wchan", task.pid)).unwrap_or_default();
+    let whereabouts = procfs::text(format!("/proc/{}/task/{tid}/wchan", task.pid)).unwrap_or_default();
     if waits_for_vforked(&whereabouts) {
         // The child shares its parent's memory until it calls exec (cr-dump.c, KCMP_VM).
         let what = "waits for a child that it has vforked and that shares its memory";
-        return process(task, what, "try again when that child has called exec or ended");
+        return task.blocker(what, "try again when that child has called exec or ended");
     }
     let place = if whereabouts.len() > 1 { format!(" (in {whereabouts})") } else { String::new() };
     let thread = if tid == task.pid { String::new() } else { format!("has a thread ({tid}) that ") };
     let what = format!("{thread}is stuck in the kernel for more than a second{place}");
-    process(task, &what, "wait until its disk or network filesystem answers")
+    task.blocker(&what, "wait until its disk or network filesystem answers")
 }
 
 fn namespaces(container: &Container, task: &Task, look: &mut Look) {
@@ -134,7 +129,7 @@ fn namespaces(container: &Container, task: &Task, look: &mut Look) {
     for kind in ["pid", "user", "ipc", "uts", "cgroup", "time"] {
         if differs(kind) {
             let what = format!("lives in a {kind} namespace of its own inside the container");
-            look.block(process(task, &what, "run it without nested namespaces (no containers within the container)"));
+            look.block(task.blocker(&what, "run it without nested namespaces (no containers within the container)"));
             return;
         }
     }
@@ -145,11 +140,11 @@ fn namespaces(container: &Container, task: &Task, look: &mut Look) {
     if own.contains_key("pid") && own.get("pid") != own.get("pid_for_children") {
         let what = "has prepared another pid namespace for its children";
         // So is that of a process that is just ending.
-        look.wait(u64::from(task.pid), process(task, what, "run it without a nested pid namespace"));
+        look.wait(u64::from(task.pid), task.blocker(what, "run it without a nested pid namespace"));
     }
     if own.contains_key("time") && own.get("time") != own.get("time_for_children") {
         let what = "has prepared another time namespace for its children";
-        look.block(process(task, what, "run it without a nested time namespace"));
+        look.block(task.blocker(what, "run it without a nested time namespace"));
     }
     for kind in ["mnt", "net"] {
         if differs(kind) {
@@ -170,7 +165,7 @@ fn entered_user_namespace(task: &Task, look: &mut Look) {
     if foreign.is_some() {
         let what = "has entered a user namespace of its own (unshare -U), which is not that of the container";
         let remedy = "start the program without unshare, or let the engine make the user namespace";
-        look.block(process(task, what, remedy));
+        look.block(task.blocker(what, remedy));
     }
 }
 
@@ -181,13 +176,13 @@ fn limits(task: &Task, subject: &Subject, look: &mut Look) {
     let same = task.status.ids.iter().enumerate().all(|(i, id)| i % 4 == 3 || *id == 0);
     if !same && !subject.limits_answered && !has_sys_resource() {
         let what = "runs as another user than root, and criu may not read its resource limits here";
-        look.block(process(task, what, "give the agent the capability CAP_SYS_RESOURCE"));
+        look.block(task.blocker(what, "give the agent the capability CAP_SYS_RESOURCE"));
     }
 }
 
 pub(super) fn has_sys_resource() -> bool {
     const CAP_SYS_RESOURCE: u32 = 24;
-    let status = procfs::lossy("/proc/thread-self/status").unwrap_or_default();
+    let status = procfs::text("/proc/thread-self/status").unwrap_or_default();
     let set = status.lines().find_map(|l| u64::from_str_radix(l.strip_prefix("CapEff:")?.trim(), 16).ok());
     set.is_none_or(|s| s >> CAP_SYS_RESOURCE & 1 == 1)
 }
@@ -199,6 +194,6 @@ fn machine(task: &Task, subject: &Subject, look: &mut Look) {
     // infect.c of compel: "running in 32-bit mode", where criu was built without support for it.
     if !subject.compat && procfs::is_32_bit(&vector) {
         let what = "is a 32-bit program, which the criu in use cannot dump";
-        look.block(process(task, what, "use a 64-bit build of it, or a criu that was built with compat support"));
+        look.block(task.blocker(what, "use a 64-bit build of it, or a criu that was built with compat support"));
     }
 }

@@ -6,6 +6,8 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+pub(super) use tranship_sys::process::text;
+
 /// What /proc/PID/status tells about a task.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Status {
@@ -64,7 +66,7 @@ impl Status {
             Some(tid) => format!("/proc/{pid}/task/{tid}/status"),
             None => format!("/proc/{pid}/status"),
         };
-        Self::parse(&lossy(&path)?).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, path))
+        Self::parse(&text(&path)?).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, path))
     }
 }
 
@@ -178,7 +180,7 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    fn parse(line: &str) -> Option<Self> {
+    pub(super) fn parse(line: &str) -> Option<Self> {
         let mut rest = line;
         let mut word = || {
             let (w, r) = rest.split_once(' ')?;
@@ -191,10 +193,6 @@ impl Mapping {
             file: format!("{device} {inode}"),
             name: rest.to_owned(),
         })
-    }
-
-    pub(super) fn parse_all(text: &str) -> Vec<Self> {
-        text.lines().filter_map(Self::parse).collect()
     }
 }
 
@@ -211,12 +209,7 @@ pub(super) fn bracketed(link: &str, kind: &str) -> Option<u64> {
     link.strip_prefix(kind)?.strip_prefix(":[")?.strip_suffix(']')?.parse().ok()
 }
 
-/// Reads a file of /proc as text; bytes that are no UTF-8 are replaced.
-pub(super) fn lossy(path: impl AsRef<Path>) -> io::Result<String> {
-    fs::read(path).map(|b| String::from_utf8_lossy(&b).into_owned())
-}
-
-/// The same for the beginning of its first line, where the kernel takes its time for each line.
+/// As [`text`] the beginning of a file, where the kernel takes its time for each line.
 pub(super) fn beginning(path: impl AsRef<Path>) -> io::Result<String> {
     let mut bytes = [0; 64];
     let read = fs::File::open(path)?.read(&mut bytes)?;
@@ -287,7 +280,7 @@ mod tests {
         let text = "7f00-7f01 rw-p 00000000 00:00 0 \n\
                     7f02-7f03 rw-s 00000000 00:0e 2064                       anon_inode:[io_uring]\n\
                     7f04-7f05 r--p 00000000 fe:00 12   /a b (deleted)\n";
-        let all = Mapping::parse_all(text);
+        let all: Vec<_> = text.lines().filter_map(Mapping::parse).collect();
         assert_eq!(all.len(), 2);
         assert_eq!((all[0].range.as_str(), all[0].name.as_str()), ("7f02-7f03", "anon_inode:[io_uring]"));
         assert_eq!((all[1].file.as_str(), all[1].name.as_str()), ("fe:00 12", "/a b (deleted)"));

@@ -2,7 +2,6 @@
 
 use tranship_sys::hidden_states::HiddenState;
 use tranship_sys::sched_attr::{SchedulingAttributes, scheduling_attributes};
-use tranship_types::{Blocker, BlockerKind};
 
 use super::Look;
 use super::container::{Container, Task};
@@ -17,10 +16,6 @@ const PF_MCE_PROCESS: u64 = 0x80;
 const PF_IO_FLUSHER: u64 = 0x0008_0000 | 0x0010_0000;
 const SIGCHLD: u64 = 17;
 
-fn process(task: &Task, what: &str, remedy: &str) -> Blocker {
-    Blocker::new(BlockerKind::Process, format!("{} {what}", task.name()), remedy).at(task.pid, None)
-}
-
 pub(super) fn check(container: &Container, look: &mut Look) {
     let usual = scheduling_attributes(0).ok().filter(|own| matches!(own.policy, SCHED_OTHER | SCHED_BATCH));
     for task in container.tasks.values().filter(|task| !task.ended()) {
@@ -29,11 +24,11 @@ pub(super) fn check(container: &Container, look: &mut Look) {
         if let Some((tid, (what, kind))) = odd {
             let thread = if tid == task.pid { String::new() } else { format!("has a thread ({tid}) that ") };
             let remedy = "give it another scheduling policy (chrt)";
-            look.block(process(task, &format!("{thread}{what}, which CRIU does not carry"), remedy).allowable(kind));
+            look.block(task.blocker(&format!("{thread}{what}, which CRIU does not carry"), remedy).allowable(kind));
         }
-        let stat = procfs::lossy(format!("/proc/{}/stat", task.pid)).unwrap_or_default();
+        let stat = procfs::text(format!("/proc/{}/stat", task.pid)).unwrap_or_default();
         if let Some((what, kind)) = flags(container, task, &stat) {
-            look.block(process(task, what, "run the program without it").allowable(kind));
+            look.block(task.blocker(what, "run the program without it").allowable(kind));
         }
         if task.status.locked > 0 {
             locked(task, look);
@@ -77,12 +72,12 @@ fn flags(container: &Container, task: &Task, stat: &str) -> Option<(&'static str
 
 /// Locked memory: that of all mappings, which future ones will have too, and that which is locked only as it is used.
 fn locked(task: &Task, look: &mut Look) {
-    let smaps = procfs::lossy(format!("/proc/{}/smaps", task.pid)).unwrap_or_default();
+    let smaps = procfs::text(format!("/proc/{}/smaps", task.pid)).unwrap_or_default();
     let flags: Vec<&str> = smaps.lines().filter_map(|line| line.strip_prefix("VmFlags:")).collect();
     let has = |flags: &str, flag: &str| flags.split_whitespace().any(|one| one == flag);
     if flags.iter().any(|flags| has(flags, "lf")) {
         let what = "has memory that is locked as it is used (mlock2(MLOCK_ONFAULT)), and CRIU locks all of it";
-        look.block(process(task, what, "let the program use mlock()").allowable("lock-on-fault"));
+        look.block(task.blocker(what, "let the program use mlock()").allowable("lock-on-fault"));
     }
     // hidden.rs knows it for certain.
     if hidden::reader().is_some_and(|reader| reader.knows(HiddenState::LocksFutureMemory)) {
@@ -95,7 +90,7 @@ fn locked(task: &Task, look: &mut Look) {
         let what =
             "has locked all of its memory (mlockall), and CRIU does not carry that for memory to come (MCL_FUTURE)";
         look.block(
-            process(task, what, "let the program call mlockall(MCL_CURRENT) alone").allowable("lock-future-memory"),
+            task.blocker(what, "let the program call mlockall(MCL_CURRENT) alone").allowable("lock-future-memory"),
         );
     }
 }
@@ -105,7 +100,7 @@ fn numa(task: &Task, look: &mut Look) {
     let Ok(maps) = procfs::beginning(format!("/proc/{}/numa_maps", task.pid)) else { return };
     if let Some(policy) = first_policy(&maps).filter(|policy| *policy != "default") {
         let what = format!("has a NUMA policy for its memory ({policy}), which CRIU does not carry");
-        look.block(process(task, &what, "start it without numactl and set_mempolicy()").allowable("numa-policy"));
+        look.block(task.blocker(&what, "start it without numactl and set_mempolicy()").allowable("numa-policy"));
     }
 }
 

@@ -4,7 +4,7 @@
 use std::cmp::Ordering;
 
 use tranship_sys::kcmp::{Resource, compare};
-use tranship_types::{Blocker, BlockerKind};
+use tranship_types::Blocker;
 
 use super::Look;
 use super::container::{Container, Task};
@@ -35,9 +35,9 @@ fn processes(tasks: &[&Task], resource: Resource, what: &str, look: &mut Look) {
         if resource == Resource::Memory && one.status.state == 'D' {
             continue;
         }
-        let cause = format!("{} shares {what} with {}", other.name(), one.name());
+        let what = format!("shares {what} with {}", one.name());
         let remedy = "let the program use threads or processes, nothing between them";
-        look.wait(u64::from(one.pid), Blocker::new(BlockerKind::Process, cause, remedy).at(other.pid, None));
+        look.wait(u64::from(one.pid), other.blocker(&what, remedy));
     }
 }
 
@@ -63,7 +63,7 @@ fn threads(task: &Task) -> Option<(u64, Blocker)> {
                 (format!("with {what}"), "run the program without it")
             }
         };
-        let cause = format!("{} has a thread ({tid}) {what}, which CRIU does not carry", task.name());
-        Some((u64::from(tid), Blocker::new(BlockerKind::Process, cause, remedy).at(task.pid, None)))
+        let what = format!("has a thread ({tid}) {what}, which CRIU does not carry");
+        Some((u64::from(tid), task.blocker(&what, remedy)))
     })
 }

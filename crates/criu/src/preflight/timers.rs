@@ -2,8 +2,6 @@
 
 use std::path::Path;
 
-use tranship_types::{Blocker, BlockerKind};
-
 use super::Look;
 use super::container::Container;
 use super::procfs;
@@ -15,12 +13,12 @@ fn notified(timers: &str) -> impl Iterator<Item = u32> {
 
 pub(super) fn check(container: &Container, look: &mut Look) {
     for task in container.tasks.values() {
-        let timers = procfs::lossy(format!("/proc/{}/timers", task.pid)).unwrap_or_default();
+        let timers = procfs::text(format!("/proc/{}/timers", task.pid)).unwrap_or_default();
         let ended = notified(&timers).find(|tid| !Path::new(&format!("/proc/{}/task/{tid}", task.pid)).exists());
         if let Some(tid) = ended {
-            let cause = format!("{} has a timer that signals a thread ({tid}) that has ended", task.name());
+            let what = format!("has a timer that signals a thread ({tid}) that has ended");
             let remedy = "let the program delete the timer (timer_delete) when the thread ends, or restart it";
-            look.block(Blocker::new(BlockerKind::Process, cause, remedy).at(task.pid, None));
+            look.block(task.blocker(&what, remedy));
         }
     }
 }

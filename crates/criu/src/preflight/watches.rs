@@ -29,7 +29,7 @@ pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) {
 }
 
 fn blocker(d: &Descriptor<'_>, what: &str, remedy: &str) -> Blocker {
-    Blocker::new(BlockerKind::Descriptor, format!("{} {what}", d.name()), remedy).at(d.task.pid, Some(d.fd))
+    d.blocker(BlockerKind::Descriptor, what, remedy)
 }
 
 fn identity(d: &Descriptor<'_>) -> u64 {

@@ -23,7 +23,7 @@ mod netlink;
 mod unix;
 
 fn blocker(d: &Descriptor<'_>, what: &str, remedy: &str) -> Blocker {
-    Blocker::new(BlockerKind::Socket, format!("{} {what}", d.name()), remedy).at(d.task.pid, Some(d.fd))
+    d.blocker(BlockerKind::Socket, what, remedy)
 }
 
 pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) -> Result<(), PreflightError> {
