@@ -20,7 +20,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
-use tranship_engine::{EtcFiles, Limits, Mark, MountTree};
+use tranship_engine::{EtcFiles, Limits, Mark, MountTree, has_cgroups_2};
 use tranship_storage::overlay::{Overlay, PointKind};
 
 /// The name that it is called by.
@@ -104,7 +104,7 @@ fn restore(call: &Call<'_>, mark: &Mark) -> anyhow::Result<i32> {
         tree.give_to(&mut config, &mark.bundle)?;
     }
     if let Some(limits) = Limits::noted(&mark.bundle)? {
-        limits.give_to(&mut config, Path::new("/sys/fs/cgroup/cgroup.controllers").exists());
+        limits.give_to(&mut config, has_cgroups_2());
     }
     EtcFiles::noted(&mark.bundle)?.write(&config, call.id)?;
     let text = config.to_string();

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tranship_types::{Blocker, BlockerKind};
 
-use crate::Container;
+use crate::{Container, note};
 
 /// Those that Docker and Podman make.
 const FILES: [&str; 3] = ["/etc/hosts", "/etc/resolv.conf", "/etc/hostname"];
@@ -110,7 +110,7 @@ impl EtcFiles {
     /// # Errors
     /// If that cannot be written.
     pub fn note(&self, bundle: &Path) -> io::Result<()> {
-        std::fs::write(bundle.join(NOTE), serde_json::to_vec(self)?)
+        note::write(bundle, NOTE, self)
     }
 
     /// Those that were noted in a bundle; none if there is no note.
@@ -118,11 +118,7 @@ impl EtcFiles {
     /// # Errors
     /// If they cannot be read.
     pub fn noted(bundle: &Path) -> io::Result<Self> {
-        match std::fs::read(bundle.join(NOTE)) {
-            Ok(note) => Ok(serde_json::from_slice(&note)?),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
-            Err(error) => Err(error),
-        }
+        Ok(note::read(bundle, NOTE)?.unwrap_or_default())
     }
 
     /// Writes them to the files that the engine here has made for container `id`, in place.

@@ -14,6 +14,7 @@ mod freezer;
 mod limits;
 mod mark;
 mod mounts;
+mod note;
 mod podman;
 mod program;
 mod runc;
@@ -38,7 +39,7 @@ pub use mark::Mark;
 pub use mounts::MountTree;
 pub use podman::{NETWORK_VARIABLE, Podman};
 
-pub use runc::Runc;
+pub use runc::{Runc, has_cgroups_2};
 
 /// What an engine says of a container's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

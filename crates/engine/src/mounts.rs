@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tranship_types::{Blocker, BlockerKind};
 
+use crate::note;
+
 /// Where it is noted in a bundle.
 const NOTE: &str = "mounts.json";
 /// Files that an engine binds into its containers and that are empty: which engine it is does not matter to a container that runs.
@@ -36,7 +38,7 @@ impl MountTree {
     /// # Errors
     /// If that cannot be written.
     pub fn note(&self, bundle: &Path) -> io::Result<()> {
-        std::fs::write(bundle.join(NOTE), serde_json::to_vec(self)?)
+        note::write(bundle, NOTE, self)
     }
 
     /// Those that were noted in a bundle; `None` if none were, or of a container that had no configuration.
@@ -44,11 +46,7 @@ impl MountTree {
     /// # Errors
     /// If they cannot be read.
     pub fn noted(bundle: &Path) -> io::Result<Option<Self>> {
-        match std::fs::read(bundle.join(NOTE)) {
-            Ok(note) => Ok(Some(serde_json::from_slice::<Self>(&note)?).filter(|tree| !tree.mounts.is_empty())),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
-        }
+        Ok(note::read(bundle, NOTE)?.filter(|tree: &Self| !tree.mounts.is_empty()))
     }
 
     /// Puts them into the configuration that the engine here has made. What is mounted there is this engine's wherever it mounts

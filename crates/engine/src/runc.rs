@@ -182,12 +182,21 @@ fn runc_s_cgroups(state: &Value) -> HashMap<String, PathBuf> {
     serde_json::from_value(state["cgroup_paths"].clone()).unwrap_or_default()
 }
 
+/// Whether this node has the controllers of cgroups in version 2.
+pub fn has_cgroups_2() -> bool {
+    is_version_2(Path::new(HIERARCHIES))
+}
+
+fn is_version_2(hierarchies: &Path) -> bool {
+    hierarchies.join("cgroup.controllers").exists()
+}
+
 /// The cgroups below `hierarchies` of a container of crun's, which writes down one path for all controllers.
 fn crun_s_cgroups(status: &Value, hierarchies: &Path) -> HashMap<String, PathBuf> {
     let Some(path) = status["cgroup-path"].as_str().map(|path| path.trim_start_matches('/')) else {
         return HashMap::new();
     };
-    if hierarchies.join("cgroup.controllers").exists() {
+    if is_version_2(hierarchies) {
         return HashMap::from([(String::new(), hierarchies.join(path))]);
     }
     let controllers = ["freezer", "memory", "cpu", "cpuacct", "pids", "cpuset", "blkio", "hugetlb", "net_cls"];
@@ -293,7 +302,7 @@ impl Engine for Runc {
     }
 
     fn adopt(&self, name: &str, mut config: Value) -> Value {
-        if !Path::new(HIERARCHIES).join("cgroup.controllers").exists()
+        if !has_cgroups_2()
             && let Some(resources) = config["linux"]["resources"].as_object_mut()
         {
             resources.remove("unified");

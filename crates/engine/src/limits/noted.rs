@@ -7,6 +7,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::note;
+
 /// Where they are noted in a bundle.
 const NOTE: &str = "limits.json";
 /// The parts of `linux.resources` that have limits. Devices are the destination's own.
@@ -31,7 +33,7 @@ impl Limits {
     /// # Errors
     /// If that cannot be written.
     pub fn note(&self, bundle: &Path) -> io::Result<()> {
-        std::fs::write(bundle.join(NOTE), serde_json::to_vec(self)?)
+        note::write(bundle, NOTE, self)
     }
 
     /// Those that were noted in a bundle; `None` if none were.
@@ -39,11 +41,7 @@ impl Limits {
     /// # Errors
     /// If they cannot be read.
     pub fn noted(bundle: &Path) -> io::Result<Option<Self>> {
-        match std::fs::read(bundle.join(NOTE)) {
-            Ok(note) => Ok(Some(serde_json::from_slice(&note)?)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
-        }
+        note::read(bundle, NOTE)
     }
 
     /// Puts them into a configuration of this node, which has cgroups of version 2 or 1.
