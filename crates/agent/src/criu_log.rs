@@ -46,8 +46,8 @@ impl Cause {
     pub fn told(&self) -> String {
         let Self { words, pid, fd } = self;
         let mut told = format!("criu says: {words}");
-        if let Some((pid, name)) = pid.and_then(|pid| Some((pid, process::text(format!("/proc/{pid}/comm")).ok()?))) {
-            told += &format!(" ({} is process {pid}", name.trim_end().escape_debug());
+        if let Some((pid, name)) = pid.and_then(|pid| Some((pid, process::name(pid).ok()?))) {
+            told += &format!(" ({} is process {pid}", name.escape_debug());
             let link = fd.and_then(|fd| Some((fd, std::fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()?)));
             if let Some((fd, link)) = link {
                 told += &format!(", its descriptor {fd} is {}", link.to_string_lossy().escape_debug());

@@ -8,6 +8,7 @@ use tranship_criu::{cpu, preflight};
 use tranship_engine::{Container, Engine, Freezer, State};
 use tranship_memory::{survey::survey, unreadable};
 use tranship_network::{Conntrack, cni, ruleset};
+use tranship_sys::process;
 use tranship_types::{Blocker, BlockerKind, EngineName, MoveOptions};
 use tranship_wire::message::Offer;
 
@@ -175,8 +176,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
 /// Memory of a process that cannot be read, and so cannot be sent.
 fn unreadable_memory(pid: u32) -> Option<Blocker> {
     let page = survey(&[pid]).ok()?.iter().find_map(unreadable::find)?;
-    let name = std::fs::read(format!("/proc/{pid}/comm")).ok()?;
-    let (name, address) = (String::from_utf8_lossy(name.trim_ascii_end()).into_owned(), page.address);
+    let (name, address) = (process::name(pid).ok()?, page.address);
     let cause = format!(
         "{name} (pid {pid}) has memory at {address:#x} that cannot be read: it was poisoned, or is kept from others"
     );

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tranship_coordinator::{Failure, Fault, Retry, SourcePort, SourceStep};
 use tranship_criu::preflight::{Depth, Namespaces};
 use tranship_criu::smaps::Smaps;
-use tranship_engine::{Container, Engine, EtcFiles};
+use tranship_engine::{Container, Engine};
 use tranship_memory::compress::Tally;
 use tranship_memory::policy::Limits;
 use tranship_memory::send::{Outbox, Stream};
@@ -53,6 +53,7 @@ use crate::registry::LiveReport;
 use crate::timeline::{ClockOffset, Timeline};
 use crate::tmpfs;
 use crate::trees;
+use crate::unread::{self, Queues};
 
 /// How long tasks may take to stop.
 const FREEZE: Duration = Duration::from_secs(5);
@@ -335,6 +336,11 @@ impl SourceRun {
         self.let_closed_connections_finish();
         let joined = joined.join().map_err(|_| failed("the node's processes could not be looked at"))?;
         Failure::blocked(joined).map_or(Ok(()), Err)?;
+        // Those that are opened after this are looked at beside criu's dump.
+        let queues = match self.report.read().options.allow.permits(unread::KIND) {
+            true => Queues::default(),
+            false => Queues::of(&self.inspected()?.0),
+        };
         let drained = self.let_backlog_drain();
         let freezer = self.inspected()?.0.freezer.clone();
         self.unthrottle()?;
@@ -345,15 +351,7 @@ impl SourceRun {
             schedule::stand_for(front.criu, Standing::Realtime);
         }
         self.awake = Awake::keep().ok();
-        self.freeze_after_stragglers(&freezer, drained)?;
-        let changed = EtcFiles::changed(&self.inspected()?.0);
-        match changed.first() {
-            Some(file) => Err(Failure::new(format!(
-                "{} was written to in the container during the move, and is different at the destination; try again",
-                file.display()
-            ))),
-            None => Ok(()),
-        }
+        self.freeze_after_stragglers(&freezer, &queues, drained)
     }
 
     fn await_ready(&mut self) -> Result<(), Failure> {

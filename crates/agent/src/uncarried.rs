@@ -17,10 +17,11 @@ use tranship_criu::timers::{self, PeriodicTimer};
 use tranship_engine::Container;
 use tranship_memory::survey;
 use tranship_network::{Dropped, NetworkError, OpenSocket, SocketState};
-use tranship_sys::segment;
+use tranship_sys::{process, segment};
 use tranship_types::{Allowances, Blocker, BlockerKind};
 
 use crate::node::failed;
+use crate::unread::{Queues, is_queue};
 
 /// Its name among criu's images.
 const FILE: &str = "uncarried.json";
@@ -55,14 +56,14 @@ struct OwnedPipe {
 }
 
 /// Looks at all descriptors, threads and segments of a frozen container's processes, whose network namespace is at `netns`. What stands in the
-/// way is a failure: groups that something else has joined.
+/// way is a failure: groups that something else has joined, and what CRIU would drop of descriptors.
 pub fn look(container: &Container, netns: Option<&Path>, allowed: Allowances) -> Result<Uncarried, Failure> {
-    let Descriptors { sockets, timers, pipes } = descriptors(container);
+    let Descriptors { sockets, timers, pipes, queues } = descriptors(container);
     let states = netns.map(|netns| tranship_network::socket_states(netns, &sockets)).transpose().map_err(failed)?;
     let states = states.unwrap_or_default();
     let joined = states.unclaimed.iter().map(|group| joined_by_others(&container.name, group));
     let dropped = states.dropped.iter().map(|(socket, what)| dropped(socket, *what));
-    let (blockers, _) = allowed.part(joined.chain(dropped).collect());
+    let (blockers, _) = allowed.part(joined.chain(dropped).chain(queues.unread()).collect());
     Failure::blocked(blockers).map_or(Ok(()), Err)?;
     Ok(Uncarried {
         sockets: states.sockets,
@@ -83,12 +84,13 @@ pub fn obstacles(container: &Container, netns: &Path) -> Result<Vec<Blocker>, Ne
     Ok(unclaimed.iter().map(|group| joined_by_others(&container.name, group)).collect())
 }
 
-/// What there is of descriptors: sockets and pipes, each once, and periodic timers.
+/// What there is of descriptors: sockets and pipes, each once, periodic timers and inotify queues.
 #[derive(Default)]
 struct Descriptors {
     sockets: Vec<OpenSocket>,
     timers: Vec<PeriodicTimer>,
     pipes: Vec<OwnedPipe>,
+    queues: Queues,
 }
 
 fn descriptors(container: &Container) -> Descriptors {
@@ -106,6 +108,7 @@ fn descriptors(container: &Container) -> Descriptors {
             let (Some(descriptor), Ok(target)) = (number, readlinkat(&open, name.as_c_str())) else { continue };
             match target.to_str() {
                 Some("anon_inode:[timerfd]") => all.timers.extend(timers::periodic(pid, task, descriptor)),
+                Some(queue) if is_queue(queue) => all.queues.add(pid, descriptor),
                 Some(socket) if socket.starts_with("socket:") && seen.insert(target.clone()) => {
                     all.sockets.push(OpenSocket { pid, task, descriptor });
                 }
@@ -160,8 +163,7 @@ fn dropped(socket: &OpenSocket, what: Dropped) -> Blocker {
         }
     };
     let OpenSocket { pid, descriptor, .. } = socket;
-    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    let name = name.trim_end();
+    let name = process::name(*pid).unwrap_or_default();
     let cause = format!("descriptor {descriptor} of {name} (pid {pid}) {what}");
     Blocker::new(BlockerKind::Socket, cause, "try again").at(*pid, Some(*descriptor)).allowable(kind)
 }

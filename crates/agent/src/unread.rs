@@ -1,11 +1,18 @@
 //! inotify events that wait unread: CRIU drops them (fsnotify.c, `dump_one_inotify`).
 
+use std::fs::DirEntry;
+
 use tranship_engine::Container;
-use tranship_sys::process::take_descriptor;
+use tranship_sys::process::{self, take_descriptor};
 use tranship_types::{Blocker, BlockerKind};
 
 /// The kind that `--allow` names.
 pub const KIND: &str = "inotify-events";
+
+/// Whether a link in `/proc/PID/fd` stands for an inotify descriptor.
+pub fn is_queue(target: &str) -> bool {
+    target == "anon_inode:inotify"
+}
 
 /// The inotify descriptors of a container, as they are at one moment.
 #[derive(Debug, Default)]
@@ -17,11 +24,17 @@ impl Queues {
         let mut found = Vec::new();
         for pid in container.processes().unwrap_or_default() {
             let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-            let is_queue = |link: std::path::PathBuf| link.as_os_str() == "anon_inode:inotify";
-            let queues = entries.filter(|entry| entry.path().read_link().is_ok_and(is_queue));
+            let is_queue =
+                |entry: &DirEntry| entry.path().read_link().is_ok_and(|link| link.to_str().is_some_and(is_queue));
+            let queues = entries.filter(is_queue);
             found.extend(queues.filter_map(|entry| Some((pid, entry.file_name().to_str()?.parse().ok()?))));
         }
         Self(found)
+    }
+
+    /// One more, of this process.
+    pub fn add(&mut self, pid: u32, descriptor: i32) {
+        self.0.push((pid, descriptor));
     }
 
     /// The first with events that wait unread; nothing is taken from it.
@@ -31,10 +44,9 @@ impl Queues {
             taken.is_ok_and(|taken| rustix::io::ioctl_fionread(&taken).is_ok_and(|bytes| bytes > 0))
         };
         let (pid, fd) = *self.0.iter().find(waits)?;
-        let comm = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
-        let comm = String::from_utf8_lossy(&comm).trim().to_owned();
+        let name = process::name(pid).unwrap_or_default();
         let cause = format!(
-            "descriptor {fd} of process {pid} ({comm}) has inotify events that wait unread, which would be lost"
+            "descriptor {fd} of process {pid} ({name}) has inotify events that wait unread, which would be lost"
         );
         let blocker = Blocker::new(BlockerKind::Descriptor, cause, "try again when the program has read them");
         Some(blocker.at(pid, Some(fd)).allowable(KIND))

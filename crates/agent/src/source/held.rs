@@ -11,7 +11,7 @@ use tranship_wire::message::Request;
 
 use super::{FREEZE, SourceRun};
 use crate::node::failed;
-use crate::unread::{self, Queues};
+use crate::unread::Queues;
 
 /// Bytes of packets in one message: as text they are a third longer, and a message holds 1 MiB.
 const HELD_MESSAGE: usize = 512 << 10;
@@ -141,9 +141,12 @@ impl SourceRun {
     /// Freezes the container. If nothing waited before (`drained`) and something does now, the container runs on until that is
     /// taken: it is what another processor was carrying past the gate while it was closed to newcomers. That takes microseconds
     /// as a rule, and milliseconds where the processor is a virtual one. It runs on, too, while a program has not read its inotify events.
-    pub(super) fn freeze_after_stragglers(&mut self, freezer: &Freezer, mut drained: bool) -> Result<(), Failure> {
-        let may_lose_events = self.report.read().options.allow.permits(unread::KIND);
-        let queues = if may_lose_events { Queues::default() } else { Queues::of(&self.inspected()?.0) };
+    pub(super) fn freeze_after_stragglers(
+        &mut self,
+        freezer: &Freezer,
+        queues: &Queues,
+        mut drained: bool,
+    ) -> Result<(), Failure> {
         let (mut left, mut left_for_events) = (ATTEMPTS, EVENTS);
         loop {
             let (start, frozen) = self.freeze_between_vforks(freezer)?;

@@ -12,7 +12,7 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use tranship_coordinator::Failure;
 use tranship_criu::front::{Mark, Order};
 use tranship_criu::rpc::ExternalMount;
-use tranship_engine::Container;
+use tranship_engine::{Container, EtcFiles};
 use tranship_network::{Conntrack, NetworkError, NodeConntrack};
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
@@ -23,7 +23,6 @@ use tranship_wire::message::Request;
 use super::{FROZEN_PATIENCE, SourceRun, failed};
 use crate::layout::Role;
 use crate::uncarried::{self, Uncarried};
-use crate::unread::{self, Queues};
 
 /// The images that criu has written completely. It opens each of them once.
 struct Written {
@@ -106,6 +105,12 @@ fn look(container: &Container, allowed: Allowances, (inside, node): Trackers) ->
     schedule::stand(Standing::Favoured);
     let begun = monotonic_ns();
     let uncarried = uncarried::look(container, container.network_namespace().as_deref(), allowed)?;
+    if let Some(file) = EtcFiles::changed(container).first() {
+        let file = file.display();
+        return Err(Failure::new(format!(
+            "{file} was written to in the container during the move, and is different at the destination; try again"
+        )));
+    }
     let tracked = inside.map(|mut conntrack| conntrack.entries()).transpose().map_err(failed)?;
     let mut tracked_by_node = Vec::new();
     if let Some(mut conntrack) = node {
@@ -139,11 +144,6 @@ impl SourceRun {
         self.control()?.set_timeout(Some(FROZEN_PATIENCE)).map_err(failed)?;
         let mut written = Written::watch(self.layout.images())?;
         self.front()?.handle.order(&Order::Go { external }).map_err(failed)?;
-        // Beside criu: of descriptors that were opened since the last look before the freeze.
-        if !self.report.read().options.allow.permits(unread::KIND) {
-            let unread = Queues::of(&self.inspected()?.0).unread();
-            Failure::blocked(unread.into_iter().collect()).map_or(Ok(()), Err)?;
-        }
         let trackers = self.trackers()?;
         let container = self.inspected()?.0.clone();
         let allowed = self.report.read().options.allow;
