@@ -85,9 +85,7 @@ impl Sockets {
             }
         }
     }
-}
 
-impl Sockets {
     /// struct inet_diag_req of linux/inet_diag.h, whose family the kernel takes for any: family, lengths of addresses, extensions, any socket,
     /// states, no cursor.
     fn request_for(states: u32, extensions: u8) -> (u16, Vec<u8>) {
