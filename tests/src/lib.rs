@@ -18,6 +18,7 @@
 //! ```
 
 mod agents;
+mod asked;
 mod computation;
 mod containers;
 mod dialogue;
@@ -35,6 +36,7 @@ mod switch;
 mod torture;
 
 pub use agents::{Log, is_gone, restart_agent, send, state, track_by};
+pub use asked::{arguments, asked, asked_modes};
 pub use computation::{Computation, Progress};
 pub use containers::{Copy, copies, exactly_one_runs, nothing_left, remove};
 pub use dialogue::Dialogue;

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use tranship_e2e::{Moving, Stage, Torturer, quiet, remove, scenarios};
+use tranship_e2e::{Moving, Stage, Torturer, arguments, asked, asked_modes, quiet, remove, scenarios};
 use tranship_types::Mode;
 
 const NAME: &str = "mapper";
@@ -19,22 +19,12 @@ const SEED: u64 = 5;
 /// Deeds of each process between two moves: about half a second.
 const STEPS: u64 = 600;
 
-/// Something from the environment.
-fn asked<T>(variable: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>> {
-    let Ok(text) = std::env::var(variable) else { return Ok(None) };
-    parse(&text).map(Some).with_context(|| format!("{variable}={text} makes no sense"))
-}
-
 fn every_change_is_carried_and_none_is_refused(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     let seed: u64 = asked("TRANSHIP_SEED", |text| text.parse().ok())?.unwrap_or(SEED);
     let time = asked("TRANSHIP_SECONDS", |text| text.parse().ok())?.map_or(Duration::ZERO, Duration::from_secs);
-    let named = |name: &str| Mode::ALL.into_iter().find(|mode| mode.to_string() == name);
-    let modes = asked("TRANSHIP_MODES", |text| text.split(',').map(named).collect::<Option<Vec<_>>>())?;
-    let modes = modes.unwrap_or_else(|| Mode::ALL.to_vec());
-    let more = std::env::var("TRANSHIP_MAPPER").unwrap_or_default();
-    let arguments: Vec<String> =
-        [format!("--seed={seed}")].into_iter().chain(more.split_whitespace().map(str::to_owned)).collect();
+    let modes = asked_modes()?.unwrap_or_else(|| Mode::ALL.to_vec());
+    let arguments = arguments(seed, "TRANSHIP_MAPPER");
     eprintln!("TRANSHIP_SEED={seed}");
 
     let mut program = Torturer::start_program(lab, "mapper", "a", NAME, IP, &arguments)?;

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
-use tranship_e2e::{MODES, Moving, Stage, Torturer, is_gone, quiet, remove, scenarios, send, wait_until};
+use tranship_e2e::{
+    MODES, Moving, Stage, Torturer, arguments, asked, asked_modes, is_gone, quiet, remove, scenarios, send, wait_until,
+};
 use tranship_lab::Lab;
 use tranship_types::Mode;
 
@@ -45,6 +47,8 @@ struct Program {
     ip: Ipv4Addr,
     /// Moves where the environment names no number.
     moves: usize,
+    /// The variable with further arguments.
+    passed_on: &'static str,
 }
 
 /// One move.
@@ -142,30 +146,23 @@ impl Turn {
     }
 }
 
-/// A number or list from the environment.
-fn asked<T>(variable: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>> {
-    let Ok(text) = std::env::var(variable) else { return Ok(None) };
-    parse(&text).map(Some).with_context(|| format!("{variable}={text} makes no sense"))
-}
-
 fn no_page_is_ever_wrong(stage: &mut Stage) -> Result<()> {
-    torture(&stage.lab, &Program { name: "torturer", ip: Ipv4Addr::new(10, 77, 0, 60), moves: MOVES })
+    let ip = Ipv4Addr::new(10, 77, 0, 60);
+    torture(&stage.lab, &Program { name: "torturer", ip, moves: MOVES, passed_on: "TRANSHIP_TORTURE" })
 }
 
 fn no_change_of_mappings_is_ever_wrong(stage: &mut Stage) -> Result<()> {
-    torture(&stage.lab, &Program { name: "mapper", ip: Ipv4Addr::new(10, 77, 0, 62), moves: MAPPER_MOVES })
+    let ip = Ipv4Addr::new(10, 77, 0, 62);
+    torture(&stage.lab, &Program { name: "mapper", ip, moves: MAPPER_MOVES, passed_on: "TRANSHIP_MAPPER" })
 }
 
 fn torture(lab: &Lab, program: &Program) -> Result<()> {
-    let Program { name, ip, moves } = *program;
+    let Program { name, ip, moves, passed_on } = *program;
     let seed = asked("TRANSHIP_SEED", |text| text.parse().ok())?.unwrap_or(SEED);
     let moves = asked("TRANSHIP_MOVES", |text| text.parse().ok())?.unwrap_or(moves);
-    let named = |name: &str| Mode::ALL.into_iter().find(|mode| mode.to_string() == name);
-    let modes = asked("TRANSHIP_MODES", |text| text.split(',').map(named).collect::<Option<Vec<_>>>())?;
+    let modes = asked_modes()?;
     let calm = std::env::var("TRANSHIP_MISHAPS").is_ok_and(|text| text == "none");
-    let more = std::env::var(if name == "mapper" { "TRANSHIP_MAPPER" } else { "TRANSHIP_TORTURE" }).unwrap_or_default();
-    let arguments: Vec<String> =
-        [format!("--seed={seed}")].into_iter().chain(more.split_whitespace().map(str::to_owned)).collect();
+    let arguments = arguments(seed, passed_on);
 
     let mut torturer = Torturer::start_program(lab, name, "a", name, ip, &arguments)?;
     torturer.goes_on(4 * STEPS).context("before the first move")?;
