@@ -116,7 +116,6 @@ struct StoppedThread {
 impl StoppedThread {
     /// Stops the thread of a process that notices the least of it.
     fn stop(process: u32) -> io::Result<Self> {
-        let instruction = syscall_instruction(process)?;
         let begin = Instant::now();
         let (mut tried, mut refusal) = (Vec::new(), None);
         while begin.elapsed() < TO_STOP {
@@ -140,7 +139,7 @@ impl StoppedThread {
                 nap(Duration::from_millis(1));
                 continue;
             };
-            match Self::stop_one(process, thread, instruction) {
+            match Self::stop_one(process, thread) {
                 Ok(stopped) => return Ok(stopped),
                 // It has ended, and so may the process have.
                 Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
@@ -154,7 +153,7 @@ impl StoppedThread {
         Err(io::Error::new(io::ErrorKind::TimedOut, "no thread of the process stops: each waits in the kernel"))
     }
 
-    fn stop_one(process: u32, thread: Pid, instruction: u64) -> io::Result<Self> {
+    fn stop_one(process: u32, thread: Pid) -> io::Result<Self> {
         let tracee = Tracee::seize(thread, 0)?;
         tracee.interrupt()?;
         let begin = Instant::now();
@@ -167,7 +166,8 @@ impl StoppedThread {
         // Suspended while it stands still, so that it makes no system call unseen but ours. A tracer that is confined itself may not do
         // that; most processes have no filters.
         let prepared = if tracee.set_options(Tracee::SUSPEND_SECCOMP).is_ok() || !is_filtered(process, thread) {
-            own_registers(tracee).map(|own| Self { tracee, own, instruction })
+            // Not before it is stopped: a program that the process executes meanwhile has its vdso elsewhere.
+            own_registers(tracee).and_then(|own| Ok(Self { tracee, own, instruction: syscall_instruction(process)? }))
         } else {
             Err(unsupported("a seccomp filter sees the process's system calls"))
         };

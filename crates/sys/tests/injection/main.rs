@@ -17,7 +17,7 @@ use tranship_sys::writes::WriteWatch;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-const CASES: [(&str, fn()); 13] = [
+const CASES: [(&str, fn()); 14] = [
     ("signals_stay_as_they_are", signals_stay_as_they_are),
     ("system_calls_that_wait_go_on_waiting", system_calls_that_wait_go_on_waiting),
     ("a_sleep_ends_when_it_should", a_sleep_ends_when_it_should),
@@ -26,6 +26,7 @@ const CASES: [(&str, fn()); 13] = [
     ("restartable_sequences_are_aborted", restartable_sequences_are_aborted),
     ("a_program_that_traces_itself_steps_on", a_program_that_traces_itself_steps_on),
     ("children_inherit_nothing", children_inherit_nothing),
+    ("a_program_that_executes_itself_again_and_again_goes_on", a_program_that_executes_itself),
     ("a_wait_for_a_vforked_child_has_a_deadline", a_wait_for_a_vforked_child_has_a_deadline),
     ("a_program_without_free_descriptors_is_left_alone", a_program_without_free_descriptors),
     ("a_file_named_like_the_vdso_is_not_taken_for_it", a_file_named_like_the_vdso),
@@ -232,6 +233,19 @@ fn children_inherit_nothing() {
     let mut subject = subject;
     subject.child.kill().unwrap();
     assert!(subject.lines.next().is_none());
+}
+
+/// Its vdso is elsewhere each time.
+fn a_program_that_executes_itself() {
+    let mut subject = Subject::start(&["executes"]);
+    let mut injected = 0;
+    for _ in 0..1000 {
+        // One that has its memory taken away just then cannot open anything.
+        injected += u32::from(WriteWatch::inject(subject.pid()).is_ok());
+        assert!(subject.child.try_wait().unwrap().is_none(), "the subject has ended: {:?}", subject.child.wait());
+    }
+    assert!(injected > 100, "{injected}");
+    subject.assert_runs();
 }
 
 fn a_wait_for_a_vforked_child_has_a_deadline() {

@@ -25,6 +25,11 @@ pub fn main(arguments: &[&str]) {
         ["sequence"] => sequence(),
         ["steps"] => steps(),
         ["forks"] => forks(),
+        ["executes"] => {
+            say(READY);
+            executes();
+        }
+        ["executes", "again"] => executes(),
         ["vfork", threads] => vfork(threads.parse().unwrap()),
         ["full"] => full(),
         ["vdso-file", path] => vdso_file(path),
@@ -66,6 +71,13 @@ fn block(signals: &[i32]) -> libc::sigset_t {
         assert_eq!(libc::sigprocmask(libc::SIG_BLOCK, &raw const set, null_mut()), 0);
         set
     }
+}
+
+/// Executes itself for ever.
+fn executes() {
+    use std::os::unix::process::CommandExt;
+    let error = std::process::Command::new("/proc/self/exe").args([ARGUMENT, "executes", "again"]).exec();
+    panic!("{error}");
 }
 
 /// Has a handler for some signals, ignores some, blocks some, and has some pending.
