@@ -44,7 +44,7 @@ use crate::process::{OpenFiles, is_userfaultfd};
 use crate::rseq;
 use crate::siblings::Siblings;
 use crate::tracee::{Registers, Stop, Tracee, state, threads};
-use crate::vdso::syscall_instruction;
+use crate::vdso::Vdso;
 
 /// How long it may take until a thread of the process stands still.
 const TO_STOP: Duration = Duration::from_secs(3);
@@ -116,6 +116,7 @@ struct StoppedThread {
 impl StoppedThread {
     /// Stops the thread of a process that notices the least of it.
     fn stop(process: u32) -> io::Result<Self> {
+        let vdso = Vdso::of(process)?;
         let begin = Instant::now();
         let (mut tried, mut refusal) = (Vec::new(), None);
         while begin.elapsed() < TO_STOP {
@@ -139,7 +140,7 @@ impl StoppedThread {
                 nap(Duration::from_millis(1));
                 continue;
             };
-            match Self::stop_one(process, thread) {
+            match Self::stop_one(process, thread, &vdso) {
                 Ok(stopped) => return Ok(stopped),
                 // It has ended, and so may the process have.
                 Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
@@ -153,7 +154,7 @@ impl StoppedThread {
         Err(io::Error::new(io::ErrorKind::TimedOut, "no thread of the process stops: each waits in the kernel"))
     }
 
-    fn stop_one(process: u32, thread: Pid) -> io::Result<Self> {
+    fn stop_one(process: u32, thread: Pid, vdso: &Vdso) -> io::Result<Self> {
         let tracee = Tracee::seize(thread, 0)?;
         tracee.interrupt()?;
         let begin = Instant::now();
@@ -166,8 +167,12 @@ impl StoppedThread {
         // Suspended while it stands still, so that it makes no system call unseen but ours. A tracer that is confined itself may not do
         // that; most processes have no filters.
         let prepared = if tracee.set_options(Tracee::SUSPEND_SECCOMP).is_ok() || !is_filtered(process, thread) {
-            // Not before it is stopped: a program that the process executes meanwhile has its vdso elsewhere.
-            own_registers(tracee).and_then(|own| Ok(Self { tracee, own, instruction: syscall_instruction(process)? }))
+            own_registers(tracee).and_then(|own| {
+                // Before it stood still it may have executed another program, whose vdso is elsewhere.
+                let moved = if vdso.is_in(process) { None } else { Some(Vdso::of(process)?) };
+                let instruction = moved.as_ref().unwrap_or(vdso).syscall_instruction();
+                Ok(Self { tracee, own, instruction })
+            })
         } else {
             Err(unsupported("a seccomp filter sees the process's system calls"))
         };
@@ -208,7 +213,11 @@ impl StoppedThread {
             match self.tracee.wait(deadline, nap)? {
                 Some(Stop::Syscall) => break,
                 Some(Stop::Signal(signal)) => {
+                    let is_ours = self.tracee.fault_address()? == Some(self.instruction);
                     self.tracee.set_registers(&self.own)?;
+                    if is_ours {
+                        return Err(unsupported("the process has a vdso that it cannot execute"));
+                    }
                     self.tracee.interrupt()?;
                     self.tracee.resume(signal)?;
                     self.tracee.wait_for_trap(None, nap)?;

@@ -85,6 +85,17 @@ impl Tracee {
         ptrace(libc::PTRACE_INTERRUPT, self.0, 0, 0)
     }
 
+    /// Where the instruction is, or the memory, whose use has raised the signal that a stopped thread is about to get; `None` if the
+    /// signal was sent.
+    pub fn fault_address(self) -> io::Result<Option<u64>> {
+        // SAFETY: plain integers; all zeros is a value.
+        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        ptrace(libc::PTRACE_GETSIGINFO, self.0, 0, &raw mut info as usize)?;
+        let by_fault = matches!(info.si_signo, libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGTRAP);
+        // SAFETY: the kernel fills in the address of each of these signals that it raises itself.
+        Ok((by_fault && info.si_code > 0).then(|| unsafe { info.si_addr() } as u64))
+    }
+
     /// Lets a stopped thread run, with the signal that it was about to get, or 0.
     pub fn resume(self, signal: i32) -> io::Result<()> {
         ptrace(libc::PTRACE_CONT, self.0, 0, signal as usize)

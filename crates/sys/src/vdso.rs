@@ -23,29 +23,57 @@ fn range(line: &str) -> Option<Range<u64>> {
         .then_some(range)
 }
 
-/// Address of a `syscall` instruction in a process's vdso.
-///
-/// # Errors
-/// `Unsupported`: there is none.
+/// The vdso of a process.
+#[derive(Debug, Clone)]
 #[cfg(target_arch = "x86_64")]
-pub(crate) fn syscall_instruction(process: u32) -> io::Result<u64> {
-    let unsupported = |what| io::Error::new(io::ErrorKind::Unsupported, what);
-    let mut maps = BufReader::new(File::open(format!("/proc/{process}/maps"))?);
-    let mut line = Vec::new();
-    // Line by line: a process has as many mappings, with as long names, as it likes.
-    let vdso = loop {
-        line.clear();
-        if maps.read_until(b'\n', &mut line)? == 0 {
-            return Err(unsupported("the process has no vdso"));
-        }
-        if let Some(range) = std::str::from_utf8(&line).ok().and_then(range) {
-            break range;
-        }
-    };
-    let mut code = vec![0; (vdso.end - vdso.start) as usize];
-    File::open(format!("/proc/{process}/mem"))?.read_exact_at(&mut code, vdso.start)?;
-    let at = code.windows(SYSCALL.len()).position(|bytes| bytes == SYSCALL);
-    Ok(vdso.start + at.ok_or_else(|| unsupported("the process's vdso makes no system calls"))? as u64)
+pub(crate) struct Vdso {
+    start: u64,
+    code: Vec<u8>,
+    /// Where in `code` a `syscall` instruction is.
+    syscall: usize,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Vdso {
+    /// Finds it.
+    ///
+    /// # Errors
+    /// `Unsupported`: there is none, or none that makes system calls.
+    pub fn of(process: u32) -> io::Result<Self> {
+        let unsupported = |what| io::Error::new(io::ErrorKind::Unsupported, what);
+        let mut maps = BufReader::new(File::open(format!("/proc/{process}/maps"))?);
+        let mut line = Vec::new();
+        // Line by line: a process has as many mappings, with as long names, as it likes.
+        let vdso = loop {
+            line.clear();
+            if maps.read_until(b'\n', &mut line)? == 0 {
+                return Err(unsupported("the process has no vdso"));
+            }
+            if let Some(range) = std::str::from_utf8(&line).ok().and_then(range) {
+                break range;
+            }
+        };
+        let code = read(process, vdso.start, (vdso.end - vdso.start) as usize)?;
+        let at = code.windows(SYSCALL.len()).position(|bytes| bytes == SYSCALL);
+        let syscall = at.ok_or_else(|| unsupported("the process's vdso makes no system calls"))?;
+        Ok(Self { start: vdso.start, code, syscall })
+    }
+
+    /// Whether a process still has it there. One that has executed another program since has it elsewhere.
+    pub fn is_in(&self, process: u32) -> bool {
+        read(process, self.start, self.code.len()).is_ok_and(|code| code == self.code)
+    }
+
+    /// Address of a `syscall` instruction.
+    pub fn syscall_instruction(&self) -> u64 {
+        self.start + self.syscall as u64
+    }
+}
+
+fn read(process: u32, address: u64, length: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; length];
+    File::open(format!("/proc/{process}/mem"))?.read_exact_at(&mut bytes, address)?;
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -74,6 +102,8 @@ mod tests {
     #[cfg(target_arch = "x86_64")]
     #[test]
     fn this_process_has_one() {
-        assert!(syscall_instruction(std::process::id()).unwrap() > 0);
+        let vdso = Vdso::of(std::process::id()).unwrap();
+        assert!(vdso.is_in(std::process::id()) && vdso.syscall_instruction() > 0);
+        assert!(!Vdso { start: vdso.start + 1, ..vdso }.is_in(std::process::id()));
     }
 }
