@@ -151,6 +151,15 @@ impl DestinationRun {
     }
 
     fn make_network(&mut self) -> Result<(), Failure> {
+        if let Some(path) = self.offer.joined_network.as_ref().filter(|path| !path.exists()) {
+            return Err(Failure::new(format!(
+                "the network namespace {} of container {} is not on node {}: the container that brings it has not come; move them \
+                 together again",
+                path.display(),
+                self.offer.container,
+                self.node.config.node
+            )));
+        }
         let Some((path, identity)) = &self.offer.network else { return Ok(()) };
         let made = match self.engine.attaches_network() {
             true => tranship_network::reserve(path, &identity.names()),
@@ -337,6 +346,10 @@ impl DestinationRun {
             && let Some(path) = [Some(path.clone()), named].into_iter().flatten().find(|path| path.exists())
         {
             Gate::prepare(&path, &identity.names()).and_then(|mut gate| gate.close()).map_err(failed)?;
+        }
+        if let Some(path) = self.offer.joined_network.as_ref().filter(|path| path.exists()) {
+            let names = tranship_network::capture(path).map_err(failed)?.names();
+            Gate::prepare(path, &names).and_then(|mut gate| gate.close()).map_err(failed)?;
         }
         copy.map_or(Ok(()), |container| container.freezer.kill_frozen(RESTORE_END).map_err(failed))
     }

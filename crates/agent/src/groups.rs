@@ -14,6 +14,7 @@
 mod decision;
 mod members;
 mod turn;
+mod units;
 
 use std::sync::Arc;
 
@@ -23,7 +24,8 @@ use tranship_types::{GroupId, GroupMember, GroupOrder, GroupReport, MemberOutcom
 
 use decision::Decision;
 pub use decision::hand_down;
-pub use turn::Turn;
+pub use turn::{Turn, UnitMember};
+pub use units::Unit;
 
 use crate::node::{Node, random_bytes};
 use crate::registry::unix_ms;
@@ -75,13 +77,14 @@ fn arrange(node: &Node, request: &GroupRequest) -> Result<Arranged, ServiceError
 pub fn plan(node: &Arc<Node>, request: &GroupRequest) -> Result<GroupPlan, ServiceError> {
     let arranged = arrange(node, request)?;
     let mut members = Vec::new();
-    for (own, to) in arranged.ranked.iter().zip(&arranged.destinations) {
+    let units = units(node, request, &arranged);
+    for (rank, (own, to)) in arranged.ranked.iter().zip(&arranged.destinations).enumerate() {
         let wish = PlanRequest {
             sample_ms: SAMPLE_MS,
             options: request.options,
             ..PlanRequest::new(own.name.clone(), to.clone())
         };
-        let (blockers, plan) = match plan::plan(node, &wish) {
+        let (blockers, plan) = match plan::plan_member(node, &wish, units[rank].as_ref()) {
             Ok(plan) => (plan.blockers.clone(), Some(plan)),
             Err(error) if !error.body.blockers.is_empty() => (error.body.blockers, None),
             Err(error) => return Err(error),
@@ -131,8 +134,14 @@ pub fn begin(node: &Arc<Node>, request: &GroupRequest) -> Result<GroupReport, Se
         _ => None,
     };
     let decision = decision.transpose().map_err(|e| ServiceError::new(ErrorKind::Internal, e.to_string(), ""))?;
+    let units = units(node, request, &arranged);
     let schedule = schedule(request, &arranged.ranked, arranged.stops_after);
-    start(node, request, schedule, (report.clone(), decision))
+    let owner = |unit: &Option<Unit>| {
+        let owner = unit.as_ref()?.owner.as_ref()?;
+        arranged.ranked.iter().position(|own| own.name == *owner)
+    };
+    let schedule = schedule.sharing(&units.iter().map(owner).collect::<Vec<_>>());
+    start(node, request, (schedule, units), (report.clone(), decision))
         .map_err(|e| internal("the group's record cannot be written, free some space", &e))?;
     Ok(report)
 }
@@ -150,13 +159,22 @@ fn schedule(request: &GroupRequest, ranked: &[Ranked], stops_after: Option<Vec<V
     }
 }
 
+/// The unit of each member. Only what moves as a whole can share anything.
+fn units(node: &Node, request: &GroupRequest, arranged: &Arranged) -> Vec<Option<Unit>> {
+    let members: Vec<_> = arranged.ranked.iter().map(|own| own.name.as_str()).zip(&arranged.destinations).collect();
+    match request.order {
+        GroupOrder::Atomic => units::find(node, &members, request.options.engine),
+        _ => vec![None; members.len()],
+    }
+}
+
 fn start(
     node: &Arc<Node>,
     request: &GroupRequest,
-    schedule: Schedule,
+    (schedule, units): (Schedule, Vec<Option<Unit>>),
     (report, decision): (GroupReport, Option<Decision>),
 ) -> std::io::Result<()> {
-    let turns = Turn::of_all(&report, node.groups.begin(report.clone()), schedule, decision)?;
+    let turns = Turn::of_all(&report, node.groups.begin(report.clone()), (schedule, units), decision)?;
     tracing::info!(id = %report.id, members = turns.len(), order = %report.order, "a group begins to move");
     for (turn, member) in turns.into_iter().zip(report.members) {
         let wish = MoveRequest { options: request.options, ..MoveRequest::new(member.container, member.destination) };

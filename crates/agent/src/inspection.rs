@@ -12,6 +12,7 @@ use tranship_sys::process;
 use tranship_types::{Blocker, BlockerKind, EngineName, MoveOptions};
 use tranship_wire::message::Offer;
 
+use crate::groups::Unit;
 use crate::node::Node;
 use crate::{neighbours, trees, uncarried};
 
@@ -64,8 +65,8 @@ pub fn find_free(node: &Node, name: &str, engine: Option<EngineName>) -> Result<
     find(node, name, engine)
 }
 
-/// Everything that can be found out about a container's move on this node.
-pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspection, Failure> {
+/// Everything that can be found out about a container's move on this node, alone or as a member of a unit.
+pub fn inspect(node: &Node, name: &str, options: &MoveOptions, unit: Option<&Unit>) -> Result<Inspection, Failure> {
     let (engine, container) = find(node, name, options.engine)?;
     let criu = node.criu().map_err(blocked)?;
     let subject = preflight::Subject {
@@ -86,7 +87,9 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
     };
     let namespaces = preflight::Namespaces::of(container.init, &subject.pids);
     // They come first, as the cause of others: of a connection to a neighbour, of a group that it has joined.
-    let mut blockers = neighbours::obstacles(node, &container, &namespaces, preflight::Depth::Threads);
+    let others = unit.map_or(Ok(Vec::new()), |unit| unit.containers(node))?;
+    let joins = unit.is_some_and(|unit| unit.owner.is_some());
+    let mut blockers = neighbours::obstacles(node, &container, &namespaces, preflight::Depth::Threads, &others);
     let of_engine = engine.obstacles(&container);
     // Else the engine knows by which option it is.
     if of_engine.is_empty() {
@@ -99,9 +102,10 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
     findings.notes.extend(engine.remarks(&container));
 
     let own_network = container.network_namespace().filter(|_| !namespaces.is_node_s("net"));
-    let network = match own_network {
+    let joined_network = own_network.clone().filter(|_| joins);
+    let network = match own_network.filter(|_| !joins) {
         Some(path) => {
-            let captured = uncarried::obstacles(&container, &path).and_then(|obstacles| {
+            let captured = uncarried::obstacles(&container, &others, &path).and_then(|obstacles| {
                 let mut identity = tranship_network::capture(&path)?;
                 if !engine.attaches_network() {
                     identity.cni = cni::attachments(name, &path)?;
@@ -156,6 +160,8 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions) -> Result<Inspect
         parameters,
         stdio,
         network,
+        joined_network,
+        network_shared: !joins && !others.is_empty(),
         memory_bytes: findings.memory_bytes,
         shared_bytes: findings.shared_bytes,
         rootfs,

@@ -223,7 +223,7 @@ impl Layout {
             environment,
             socket: self.front_socket(role),
             overrides,
-            network: offer.network.as_ref().map(|(path, _)| path.clone()),
+            network: offer.network_path().cloned(),
             patience_ms: FRONT_PATIENCE.as_millis() as u64,
         };
         let text = serde_json::to_vec(&plan).map_err(|e| Failure::new(e.to_string()))?;
@@ -352,7 +352,7 @@ impl Layout {
 /// The container's network namespace as what criu is to leave alone, under the key by which runc names it at a restore.
 /// Not every engine has told its runc of it.
 fn external_network(offer: &Offer) -> Result<Vec<String>, Failure> {
-    let Some((path, _)) = &offer.network else { return Ok(Vec::new()) };
+    let Some(path) = offer.network_path() else { return Ok(Vec::new()) };
     let namespace = std::fs::metadata(path)
         .map_err(|e| Failure::new(format!("the network namespace {} cannot be looked at: {e}", path.display())))?;
     Ok(vec![format!("net[{}]:extRootNetNS", std::os::unix::fs::MetadataExt::ino(&namespace))])

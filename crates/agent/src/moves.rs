@@ -42,7 +42,13 @@ fn start(node: &Arc<Node>, claim: Claim, id: MigrationId, request: &MoveRequest,
     let options = request.options;
     let (container, destination) = (request.container.clone(), request.to.clone());
     let group = turn.as_ref().map(Turn::group);
-    let report = Report { options, group, ..Report::new(id, container, source, destination, options.mode, unix_ms()) };
+    let network_owner = turn.as_ref().and_then(Turn::network_owner);
+    let report = Report {
+        options,
+        group,
+        network_owner,
+        ..Report::new(id, container, source, destination, options.mode, unix_ms())
+    };
     let live = node.registry.begin(report.clone());
     let node = Arc::clone(node);
     let began = Instant::now();

@@ -12,9 +12,20 @@ use crate::node::Node;
 /// Where the kernel shows the SysV objects of an IPC namespace, those of the process that reads.
 const SYSV: [&str; 3] = ["/proc/sysvipc/shm", "/proc/sysvipc/sem", "/proc/sysvipc/msg"];
 
-/// Who else lives in them: a blocker for each container, and one for those that are in none.
-pub fn obstacles(node: &Node, container: &Container, namespaces: &Namespaces, depth: Depth) -> Vec<Blocker> {
-    let found = namespaces.neighbours(depth, || container.processes().unwrap_or_default());
+/// Who else lives in them: a blocker for each container, and one for those that are in none. The containers of its `unit` may share the network.
+pub fn obstacles(
+    node: &Node,
+    container: &Container,
+    namespaces: &Namespaces,
+    depth: Depth,
+    unit: &[Container],
+) -> Vec<Blocker> {
+    let found = namespaces.neighbours(depth, || {
+        let processes = container.processes().unwrap_or_default();
+        // Only who shares more than the network is of interest.
+        let others = unit.iter().flat_map(|other| other.processes().unwrap_or_default());
+        processes.into_iter().chain(others.filter(|pid| namespaces.shares_at_most(*pid, "network"))).collect()
+    });
     if found.is_empty() {
         return Vec::new();
     }
@@ -99,6 +110,13 @@ fn shared(container: &str, whose: Option<&str>, neighbours: &[&Neighbour]) -> Bl
             "but has left its cgroup, and would not be moved with it",
             "end it, or put it back into the container's cgroup, and try again".to_owned(),
         ),
+        Some(name) if kinds == ["network"] => (
+            "and would lose it",
+            format!(
+                "move the two together (`tranship move-group --atomic`) if both are runc's, stop container {name} first, or give each of \
+                 the two namespaces of its own"
+            ),
+        ),
         Some(name) => {
             ("and would lose it", format!("stop container {name} first, or give each of the two namespaces of its own"))
         }
@@ -152,7 +170,7 @@ mod tests {
         assert_eq!(
             said.to_string(),
             "process 812 (nginx) of container web shares the network namespace of container app, and would lose it; \
-             stop container web first, or give each of the two namespaces of its own"
+             move the two together (`tranship move-group --atomic`) if both are runc's, stop container web first, or give each of the two namespaces of its own"
         );
         assert_eq!((said.kind, said.pid), (BlockerKind::Network, Some(812)));
         let two = neighbour(813, &["IPC", "UTS"], false);

@@ -285,7 +285,11 @@ fn offered(node: &Arc<Node>, id: &MigrationId, peer: &NodeName, offer: Offer, li
         _ => Err(Failure::new("the migration has ended")),
     };
     match prepared {
-        Ok(()) => Response::Prepared { shared: crate::layout::preload().is_some(), keeps_datagrams: true },
+        Ok(()) => Response::Prepared {
+            shared: crate::layout::preload().is_some(),
+            keeps_datagrams: true,
+            shares_networks: true,
+        },
         Err(failure) => {
             abort(node, id, &failure);
             failure_response(failure)

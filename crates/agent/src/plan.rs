@@ -10,6 +10,7 @@ use tranship_memory::sample::sample;
 use tranship_memory::tracker::TrackError;
 use tranship_types::{MoveOptions, NodeName, Outcome, Report, Side};
 
+use crate::groups::Unit;
 use crate::inspection::{self, Inspection};
 use crate::node::Node;
 use crate::{options, probes, source};
@@ -31,13 +32,18 @@ pub fn refused(failure: Failure, container: &str) -> ServiceError {
 
 /// A dry run: looks for what stands in the way, measures nothing.
 pub fn dry_run(node: &Arc<Node>, request: &MoveRequest) -> Result<Plan, ServiceError> {
-    look(node, &request.container, &request.to, &request.options).map(|(plan, _)| plan)
+    look(node, &request.container, &request.to, &request.options, None).map(|(plan, _)| plan)
 }
 
 /// Looks for what stands in the way; if nothing does, watches the container and probes the link.
 pub fn plan(node: &Arc<Node>, request: &PlanRequest) -> Result<Plan, ServiceError> {
+    plan_member(node, request, None)
+}
+
+/// The same for a container that would move as a member of a unit.
+pub fn plan_member(node: &Arc<Node>, request: &PlanRequest, unit: Option<&Unit>) -> Result<Plan, ServiceError> {
     let name = &request.container;
-    let (mut plan, found) = look(node, name, &request.to, &request.options)?;
+    let (mut plan, found) = look(node, name, &request.to, &request.options, unit)?;
     if !plan.blockers.is_empty() {
         plan.notes.push("nothing was measured, because the container cannot be moved as it is".to_owned());
         return Ok(plan);
@@ -86,11 +92,12 @@ fn look(
     name: &str,
     to: &NodeName,
     options: &MoveOptions,
+    unit: Option<&Unit>,
 ) -> Result<(Plan, Inspection), ServiceError> {
     if let Some(holder) = node.busy_with(name) {
         return Err(ServiceError::blocked(name, vec![holder]));
     }
-    let found = inspection::inspect(node, name, options).map_err(|f| refused(f, name))?;
+    let found = inspection::inspect(node, name, options, unit).map_err(|f| refused(f, name))?;
     let mut blockers = found.blockers.clone();
     let mut allowed = found.allowed.clone();
     let mut notes = [&found.findings.notes[..], &found.findings.changes].concat();

@@ -65,10 +65,29 @@ fn find(node: &Node, named: &str) -> Result<Report, ServiceError> {
     })
 }
 
-/// Gives up the destination of a migration that waits for it after the commit point; the original then runs again.
+/// The migrations that share one network namespace with this one, this one among them: none of them is given up alone.
+fn unit(node: &Node, report: &Report) -> Vec<Report> {
+    let owner = |r: &Report| r.network_owner.clone().unwrap_or_else(|| r.container.clone());
+    let is_in =
+        |r: &Report| r.id == report.id || (r.group.is_some() && r.group == report.group && owner(r) == owner(report));
+    node.registry.reports().into_iter().filter(is_in).collect()
+}
+
+/// Gives up the destination of a migration that waits for it after the commit point; the original then runs again. So do those that share its network.
 pub fn recover(node: &Arc<Node>, request: &RecoverRequest) -> Result<Report, ServiceError> {
     let report = find(node, &request.migration)?;
-    let Report { id, container, source, destination, .. } = &report;
+    let unit = unit(node, &report);
+    let words: Vec<Failure> = unit.iter().map(|one| may_give_up(node, one, request)).collect::<Result<_, _>>()?;
+    for (Report { id, container, destination, phase, .. }, failure) in unit.iter().zip(words) {
+        tracing::warn!(%id, %container, %destination, "the operator says that the destination is lost");
+        node.words.map().insert(id.clone(), (*phase, failure));
+    }
+    Ok(report)
+}
+
+/// Whether a migration can be given up: why it then will have failed.
+fn may_give_up(node: &Arc<Node>, report: &Report, request: &RecoverRequest) -> Result<Failure, ServiceError> {
+    let Report { id, container, source, destination, .. } = report;
     let nothing = |cause: String| Err(refused(cause, "there is nothing to recover"));
     match (report.outcome, report.phase) {
         (Outcome::Moved, _) => {
@@ -93,7 +112,7 @@ pub fn recover(node: &Arc<Node>, request: &RecoverRequest) -> Result<Report, Ser
         }
     }
     let ran = report.phase == Phase::Drain;
-    let unsure = match ask(node, &report)? {
+    let unsure = match ask(node, report)? {
         Some(Holding::Running) => {
             return nothing(format!(
                 "node {destination} answers: {container} runs there, and the move goes on by itself"
@@ -115,13 +134,10 @@ pub fn recover(node: &Arc<Node>, request: &RecoverRequest) -> Result<Report, Ser
         return Err(refused(cause, remedy));
     }
     let may = if ran { "" } else { "may have " };
-    let failure = Failure::new(format!(
+    Ok(Failure::new(format!(
         "node {destination} was given up as lost by the operator's word: {container} goes on as it was when it was frozen, and \
          what it {may}done there since, and told its clients, is lost"
-    ));
-    tracing::warn!(%id, %container, %destination, "the operator says that the destination is lost");
-    node.words.map().insert(id.clone(), (report.phase, failure));
-    Ok(report)
+    )))
 }
 
 /// What the destination says that it holds; `None` if it does not answer at all.

@@ -39,6 +39,7 @@ mod streams;
 mod transfer;
 mod turns;
 mod undo;
+mod unit;
 
 use control::answered;
 use push::{Demand, Push};
@@ -244,7 +245,12 @@ impl SourceRun {
     }
 
     fn inspect(&mut self) -> Result<(), Failure> {
-        let found = inspection::inspect(&self.node, &self.name, &self.report.read().options)?;
+        let found = inspection::inspect(
+            &self.node,
+            &self.name,
+            &self.report.read().options,
+            self.turn.as_ref().and_then(Turn::unit),
+        )?;
         if !self.node.config.peers.contains_key(&self.peer) {
             return Err(Failure::blocked(vec![self.node.unknown_peer(&self.peer)]).unwrap_or_else(|| failed("no peer")));
         }
@@ -283,7 +289,11 @@ impl SourceRun {
         let offer = Box::new(self.inspected()?.1.clone());
         self.offered = true;
         match self.ask(&Request::Offer(offer), PREPARE)? {
-            Response::Prepared { shared, keeps_datagrams } => {
+            Response::Prepared { shares_networks: false, .. } if self.joins_network() => Err(Failure::new(format!(
+                "the agent of node {} is too old to take containers that share a network; update it",
+                self.peer
+            ))),
+            Response::Prepared { shared, keeps_datagrams, .. } => {
                 self.peer_keeps_datagrams = keeps_datagrams;
                 self.arm_shared(shared)
             }
@@ -313,6 +323,7 @@ impl SourceRun {
         self.begin_trees(&container, &offer)?;
         self.gate = prepared_gate(&offer)?;
         self.breakpoints = breakpoints::prepare().ok();
+        self.enter_unit(&container);
         if let Some((path, identity)) = &offer.network {
             // What an engine attaches has rules of the engine's, which lead to its own sockets.
             if !self.engine.attaches_network() {
@@ -328,23 +339,30 @@ impl SourceRun {
     }
 
     fn freeze(&mut self) -> Result<(), Failure> {
-        let (node, namespaces, container) =
-            (Arc::clone(&self.node), self.namespaces.clone(), self.inspected()?.0.clone());
+        if self.joins_network() {
+            return self.frozen_by_owner();
+        }
+        let (node, looks) = (Arc::clone(&self.node), self.last_looks()?);
         // Beside what is waited for anyway.
-        let joined =
-            std::thread::spawn(move || neighbours::obstacles(&node, &container, &namespaces, Depth::Processes));
+        let joined = std::thread::spawn(move || {
+            let look = |(container, namespaces, others): &(Container, Namespaces, Vec<Container>)| {
+                neighbours::obstacles(&node, container, namespaces, Depth::Processes, others)
+            };
+            looks.iter().flat_map(look).collect()
+        });
         self.let_closed_connections_finish();
         let joined = joined.join().map_err(|_| failed("the node's processes could not be looked at"))?;
         Failure::blocked(joined).map_or(Ok(()), Err)?;
         // Those that are opened after this are looked at beside criu's dump.
         let queues = match self.report.read().options.allow.permits(unread::KIND) {
             true => Queues::default(),
-            false => Queues::of(&self.inspected()?.0),
+            false => Queues::of(self.unit_containers().iter().chain([&self.inspected()?.0])),
         };
         let drained = self.let_backlog_drain();
         let freezer = self.inspected()?.0.freezer.clone();
         self.unthrottle()?;
         self.note_stopped(&freezer)?;
+        self.note_stopped_of_unit()?;
         // From here on the container waits for this thread and for criu.
         schedule::stand(Standing::Realtime);
         if let Some(front) = &self.front {

@@ -40,6 +40,9 @@ pub struct Uncarried {
     /// Segments that were removed while they were attached: CRIU makes ones that stay.
     #[serde(default)]
     removed_segments: Vec<i32>,
+    /// Whether programs of other containers in the same network have joined multicast groups.
+    #[serde(skip)]
+    others_have_groups: bool,
 }
 
 /// A pipe that others than root may open by `/proc/PID/fd` (`/dev/stdout`): runc gives those of a container's standard streams to its user. CRIU
@@ -55,12 +58,35 @@ struct OwnedPipe {
     mode: u32,
 }
 
+/// Whose network a container lives in.
+#[derive(Debug, Default)]
+pub struct Network<'a> {
+    /// Other containers that live in it and move with this one, which owns it.
+    pub others: &'a [Container],
+    /// Another container owns it, and whoever looks at that one sees which multicast groups have been joined in it.
+    pub is_joined: bool,
+}
+
 /// Looks at all descriptors, threads and segments of a frozen container's processes, whose network namespace is at `netns`. What stands in the
-/// way is a failure: groups that something else has joined, and what CRIU would drop of descriptors.
-pub fn look(container: &Container, netns: Option<&Path>, allowed: Allowances) -> Result<Uncarried, Failure> {
+/// way is a failure: groups that something else has joined, and what CRIU would drop of descriptors. `network` gives the other containers that live
+/// in the network.
+pub fn look(
+    container: &Container,
+    network: &Network<'_>,
+    netns: Option<&Path>,
+    allowed: Allowances,
+) -> Result<Uncarried, Failure> {
     let Descriptors { sockets, timers, pipes, queues } = descriptors(container);
     let states = netns.map(|netns| tranship_network::socket_states(netns, &sockets)).transpose().map_err(failed)?;
-    let states = states.unwrap_or_default();
+    let mut states = states.unwrap_or_default();
+    if network.is_joined {
+        states.unclaimed.clear();
+    }
+    let others_have_groups = !network.others.is_empty() && !states.unclaimed.is_empty();
+    if let Some(netns) = netns.filter(|_| others_have_groups) {
+        let all = || all_sockets(container, network.others);
+        states.unclaimed = tranship_network::unclaimed_groups(netns, all).map_err(failed)?;
+    }
     let joined = states.unclaimed.iter().map(|group| joined_by_others(&container.name, group));
     let dropped = states.dropped.iter().map(|(socket, what)| dropped(socket, *what));
     let (blockers, _) = allowed.part(joined.chain(dropped).chain(queues.unread()).collect());
@@ -71,6 +97,7 @@ pub fn look(container: &Container, netns: Option<&Path>, allowed: Allowances) ->
         threads: of_processes(container, affinity::bound),
         slacks: of_processes(container, slack::of),
         pipes,
+        others_have_groups,
         removed_segments: match container.has_namespace("ipc") {
             true => segment::removed(container.init).map_err(failed)?,
             false => Vec::new(),
@@ -79,9 +106,14 @@ pub fn look(container: &Container, netns: Option<&Path>, allowed: Allowances) ->
 }
 
 /// What will stand in the way of it, as far as can be told while the container runs.
-pub fn obstacles(container: &Container, netns: &Path) -> Result<Vec<Blocker>, NetworkError> {
-    let unclaimed = tranship_network::unclaimed_groups(netns, || descriptors(container).sockets)?;
+pub fn obstacles(container: &Container, unit: &[Container], netns: &Path) -> Result<Vec<Blocker>, NetworkError> {
+    let unclaimed = tranship_network::unclaimed_groups(netns, || all_sockets(container, unit))?;
     Ok(unclaimed.iter().map(|group| joined_by_others(&container.name, group)).collect())
+}
+
+/// The sockets of a container, and of others in its network.
+fn all_sockets(container: &Container, unit: &[Container]) -> Vec<OpenSocket> {
+    [container].into_iter().chain(unit).flat_map(|one| descriptors(one).sockets).collect()
 }
 
 /// What there is of descriptors: sockets and pipes, each once, periodic timers and inotify queues.
@@ -181,9 +213,9 @@ fn joined_by_others(container: &str, (interface, group): &(String, IpAddr)) -> B
 }
 
 impl Uncarried {
-    /// Whether any of its sockets is in a multicast group.
+    /// Whether any socket in its network is in a multicast group.
     pub fn has_groups(&self) -> bool {
-        self.sockets.iter().any(SocketState::has_groups)
+        self.others_have_groups || self.sockets.iter().any(SocketState::has_groups)
     }
 
     /// Puts it among the images, where there is any.

@@ -14,15 +14,15 @@ pub fn is_queue(target: &str) -> bool {
     target == "anon_inode:inotify"
 }
 
-/// The inotify descriptors of a container, as they are at one moment.
+/// The inotify descriptors of a container, or of several, as they are at one moment.
 #[derive(Debug, Default)]
 pub struct Queues(Vec<(u32, i32)>);
 
 impl Queues {
-    /// Those of all its processes. Takes a microsecond for each descriptor.
-    pub fn of(container: &Container) -> Self {
+    /// Those of all processes of these containers. Takes a microsecond for each descriptor.
+    pub fn of<'a>(containers: impl IntoIterator<Item = &'a Container>) -> Self {
         let mut found = Vec::new();
-        for pid in container.processes().unwrap_or_default() {
+        for pid in containers.into_iter().flat_map(|container| container.processes().unwrap_or_default()) {
             let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
             let is_queue =
                 |entry: &DirEntry| entry.path().read_link().is_ok_and(|link| link.to_str().is_some_and(is_queue));

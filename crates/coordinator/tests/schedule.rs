@@ -15,20 +15,22 @@ const TOGETHER: &[Stage] = &[
     Stage::Poised,
     Stage::Freezing,
     Stage::Frozen,
+    Stage::Locked,
+    Stage::Dumped,
     Stage::Held,
     Stage::Resuming,
     Stage::Resumed,
     Stage::Release,
 ];
 /// How many of these come before the decision.
-const UNDECIDED: usize = 7;
+const UNDECIDED: usize = 9;
 
 /// A move as it would be alone.
 #[derive(Debug, Clone)]
 struct Move {
     after: Vec<usize>,
     /// How long each stage takes.
-    takes: [u32; 10],
+    takes: [u32; 12],
     /// The stage in which it fails.
     fails: Option<usize>,
 }
@@ -48,7 +50,7 @@ fn moves(failures: usize) -> impl Strategy<Value = Vec<Move>> {
     let one = move |rank: usize| {
         let after = prop::collection::btree_set(0..rank.max(1), 0..=rank.min(3));
         let fails = prop::option::weighted(0.3, 0..failures.max(1));
-        (after, prop::array::uniform10(1..20u32), fails).prop_map(move |(after, takes, fails)| Move {
+        (after, prop::array::uniform12(1..20u32), fails).prop_map(move |(after, takes, fails)| Move {
             after: after.into_iter().filter(|before| *before < rank).collect(),
             takes,
             fails: fails.filter(|_| failures > 0),
@@ -244,9 +246,41 @@ proptest! {
     }
 }
 
+proptest! {
+    /// Members that share a network namespace, whatever depends on what and whatever fails.
+    #[test]
+    fn a_unit_is_frozen_and_locked_by_its_owner_first(group in moves(UNDECIDED), unit in prop::array::uniform9(0..4usize)) {
+        let limits = Limits::of(GroupOrder::Atomic, Mode::Auto);
+        // Units 1 to 3; 0 is none.
+        let owner = |own: usize| (0..own).find(|m| unit[own] > 0 && unit[*m] == unit[own]);
+        let owners: Vec<_> = (0..group.len()).map(owner).collect();
+        let schedule = Schedule::new(group.iter().map(|m| m.after.clone()), limits).sharing(&owners);
+        let course = play_by(schedule, &group, limits);
+        let end = course.ended[0].0;
+        prop_assert!(course.ended.iter().all(|(stage, _)| *stage == end), "{:?}", course.ended);
+        let when = |m: usize, stage: Stage| course.entered[m].iter().find(|(s, _)| *s == stage).map(|(_, t)| *t);
+        for (own, owner) in owners.iter().enumerate().filter_map(|(own, owner)| Some((own, (*owner)?))) {
+            for (stage, first) in [
+                (Stage::Freezing, Stage::Frozen), (Stage::Locked, Stage::Locked), (Stage::Resuming, Stage::Resumed),
+            ] {
+                if let Some(then) = when(own, stage) {
+                    prop_assert!(when(owner, first).is_some_and(|first| first <= then), "{own} came into {stage:?} before {owner}");
+                }
+            }
+            if let Some(then) = when(owner, Stage::Dumped) {
+                let dumped = when(own, Stage::Locked).map(|begun| begun + group[own].takes[6]);
+                prop_assert!(dumped.is_some_and(|dumped| dumped <= then), "{own} was not dumped");
+            }
+            if let Some(then) = when(owner, Stage::Release) {
+                prop_assert!(course.ended[own].1 <= then, "{own} was not released before {owner}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_pipeline_of_a_saturated_link_takes_as_long_as_the_link_needs() {
-    let group = vec![Move { after: vec![], takes: [5, 20, 2, 1, 8, 0, 0, 0, 0, 0], fails: None }; 6];
+    let group = vec![Move { after: vec![], takes: [5, 20, 2, 1, 8, 0, 0, 0, 0, 0, 0, 0], fails: None }; 6];
     let course = play(&group, Limits::of(GroupOrder::Pipelined, Mode::Auto));
     // The first preparation and the last release are all that the link waits for.
     assert_eq!(course.makespan, 5 + 6 * (20 + 2 + 1) + 8);

@@ -124,6 +124,9 @@ pub struct Report {
     /// The group that it is a member of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<GroupId>,
+    /// The container of the same group whose migration moves the network namespace that both share; `None` where it moves its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network_owner: Option<String>,
     /// How it was asked for.
     pub mode: Mode,
     /// How it was done, where that differs (`auto` chooses, and rounds that do not help are given up).
@@ -197,6 +200,7 @@ impl Report {
             source,
             destination,
             group: None,
+            network_owner: None,
             mode,
             mode_taken: None,
             options: MoveOptions::in_mode(mode),

@@ -43,6 +43,12 @@ pub struct Offer {
     pub stdio: Vec<String>,
     /// Path of its network namespace and what is in it; `None` if it has none of its own name.
     pub network: Option<(PathBuf, NetworkIdentity)>,
+    /// Path of the network namespace that it shares with a container which comes in the same group and brings that namespace; `network` is `None` then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub joined_network: Option<PathBuf>,
+    /// Whether other containers of the same group share its network namespace.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub network_shared: bool,
     /// Bytes of memory that it has now.
     pub memory_bytes: u64,
     /// Those of them that several processes may share; they are not kept in the page store.
@@ -69,6 +75,13 @@ pub struct Offer {
     /// State that the user allowed the move to lose.
     #[serde(default, skip_serializing_if = "Allowances::is_empty")]
     pub allow: Allowances,
+}
+
+impl Offer {
+    /// Path of the network namespace that it lives in, whoever brings that; `None` if it has none of its own name.
+    pub fn network_path(&self) -> Option<&PathBuf> {
+        self.network.as_ref().map(|(path, _)| path).or(self.joined_network.as_ref())
+    }
 }
 
 /// What a source asks.
@@ -177,6 +190,9 @@ pub enum Response {
         /// Whether datagrams that come before READY are kept until the container runs.
         #[serde(default)]
         keeps_datagrams: bool,
+        /// Whether containers can come that share a network namespace ([`Offer::joined_network`]).
+        #[serde(default)]
+        shares_networks: bool,
     },
     /// The destination's CLOCK_MONOTONIC in ns.
     Clock {

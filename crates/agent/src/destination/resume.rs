@@ -304,7 +304,8 @@ impl DestinationRun {
         }
         let node = &Arc::clone(&self.node).config.node;
         self.sweep_engine().map_err(|failure| Failure::new(format!("on node {node}, {failure}")))?;
-        if let Some((path, _)) = &self.offer.network {
+        // Those of the lost tasks that were never let go are gone with them: CRIU still had these sockets in repair mode.
+        if let Some((path, _)) = self.offer.network.as_ref().filter(|_| !self.offer.network_shared) {
             // Connections of the lost tasks may linger in it, and would stand in the way of the restored ones.
             (self.gate, self.announcer) = (None, None);
             self.inbox.deliver_by(None);

@@ -1,13 +1,19 @@
 //! A member's turns, and what is told of it.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tranship_coordinator::Failure;
 use tranship_coordinator::group::{Answer, Schedule, Stage};
+use tranship_criu::preflight::Namespaces;
+use tranship_engine::{Container, Freezer};
 use tranship_types::{GroupId, GroupMember, GroupReport, MemberOutcome, MigrationId, Outcome, Phase, Report, Span};
 
 use super::decision::Decision;
+use super::units::Unit;
+use crate::layout::Layout;
+use crate::node::failed;
 use crate::registry::Live;
 
 /// For how long at most a member sleeps between two questions.
@@ -21,6 +27,28 @@ struct Group {
     changed: Condvar,
     /// Where all move, or none does.
     decision: Option<Decision>,
+    /// The unit of each member, by rank.
+    units: Vec<Option<Unit>>,
+    /// Members of units that are prepared, by rank.
+    prepared: Mutex<Prepared>,
+}
+
+/// A member of a unit, for the one that owns its network.
+#[derive(Clone)]
+pub struct UnitMember {
+    pub container: Container,
+    pub layout: Layout,
+    pub namespaces: Namespaces,
+}
+
+/// What members of units know of each other. Nobody is frozen or thawed by another member but under its lock.
+#[derive(Default)]
+struct Prepared {
+    members: BTreeMap<usize, UnitMember>,
+    /// Those that have been thawed for good.
+    left: BTreeSet<usize>,
+    /// When units were frozen, by their owners' ranks.
+    frozen_ns: BTreeMap<usize, u64>,
 }
 
 /// One member's place in its group.
@@ -35,7 +63,7 @@ impl Turn {
     pub fn of_all(
         report: &GroupReport,
         live: Live<GroupReport>,
-        schedule: Schedule,
+        (schedule, units): (Schedule, Vec<Option<Unit>>),
         decision: Option<Decision>,
     ) -> std::io::Result<Vec<Turn>> {
         if let Err(error) = live.save() {
@@ -44,7 +72,15 @@ impl Turn {
             return Err(error);
         }
         let (schedule, changed) = (Mutex::new(schedule), Condvar::new());
-        let group = Arc::new(Group { began: Instant::now(), live, schedule, changed, decision });
+        let group = Arc::new(Group {
+            began: Instant::now(),
+            live,
+            schedule,
+            changed,
+            decision,
+            units,
+            prepared: Mutex::default(),
+        });
         Ok((0..report.members.len()).map(|rank| Turn { group: Arc::clone(&group), rank }).collect())
     }
 
@@ -101,6 +137,84 @@ impl Turn {
     /// The group that it is in.
     pub fn group(&self) -> GroupId {
         self.group.live.read().id
+    }
+
+    /// Its unit, if it shares its network namespace with others.
+    pub fn unit(&self) -> Option<&Unit> {
+        self.group.units.get(self.rank)?.as_ref()
+    }
+
+    /// The container whose migration moves the network namespace that this one shares.
+    pub fn network_owner(&self) -> Option<String> {
+        self.unit()?.owner.clone()
+    }
+
+    fn prepared(&self) -> MutexGuard<'_, Prepared> {
+        self.group.prepared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The ranks of the other members of the unit, if this one owns its network.
+    fn unit_ranks(&self) -> Vec<usize> {
+        let Some(Unit { owner: None, others, .. }) = self.unit() else { return Vec::new() };
+        let report = self.group.live.read();
+        let is_other = |rank: &usize| others.contains(&report.members[*rank].container);
+        (0..report.members.len()).filter(is_other).collect()
+    }
+
+    /// A member of a unit is prepared.
+    pub fn enters_unit(&self, member: UnitMember) {
+        if self.unit().is_some() {
+            self.prepared().members.insert(self.rank, member);
+        }
+    }
+
+    /// It is about to be thawed, and is not to be frozen again.
+    pub fn leaves_unit(&self) {
+        if self.unit().is_some() {
+            self.prepared().left.insert(self.rank);
+        }
+    }
+
+    /// The other members of the unit, if this one owns its network.
+    pub fn unit_members(&self) -> Vec<UnitMember> {
+        let ranks = self.unit_ranks();
+        let prepared = self.prepared();
+        ranks.iter().filter_map(|rank| prepared.members.get(rank).cloned()).collect()
+    }
+
+    /// Freezes the other members of the unit, which have asked for that; returns their freezers.
+    pub fn freeze_unit(&self, timeout: Duration) -> Result<Vec<Freezer>, Failure> {
+        let ranks = self.unit_ranks();
+        let prepared = self.prepared();
+        let freeze = |rank: usize| match prepared.members.get(&rank).filter(|_| !prepared.left.contains(&rank)) {
+            Some(member) => {
+                let freezer = member.container.freezer.clone();
+                freezer.freeze(timeout).map(|()| freezer).map_err(failed)
+            }
+            None => Err(self.in_vain(rank)),
+        };
+        ranks.into_iter().map(freeze).collect()
+    }
+
+    /// Thaws them; those that have left are thawed already.
+    pub fn thaw_unit(&self) -> Result<(), Failure> {
+        let ranks = self.unit_ranks();
+        let prepared = self.prepared();
+        let here = ranks.iter().filter(|rank| !prepared.left.contains(rank));
+        here.filter_map(|rank| prepared.members.get(rank))
+            .try_for_each(|member| member.container.freezer.thaw().map_err(failed))
+    }
+
+    /// The unit that this member owns is frozen, since then.
+    pub fn unit_frozen(&self, at_ns: u64) {
+        self.prepared().frozen_ns.insert(self.rank, at_ns);
+    }
+
+    /// Since when the unit is frozen.
+    pub fn unit_frozen_ns(&self) -> Option<u64> {
+        let owner = self.network_owner()?;
+        let rank = self.group.live.read().members.iter().position(|member| member.container == owner)?;
+        self.prepared().frozen_ns.get(&rank).copied()
     }
 
     /// Whether all of the group move, or none does.

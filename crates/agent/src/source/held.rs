@@ -151,7 +151,7 @@ impl SourceRun {
         loop {
             let (start, frozen) = self.freeze_between_vforks(freezer)?;
             if let Some(unread) = queues.unread() {
-                freezer.thaw().map_err(failed)?;
+                self.thaw_unit(freezer)?;
                 left_for_events -= 1;
                 if left_for_events == 0 {
                     return Failure::blocked(vec![unread]).map_or(Ok(()), Err);
@@ -173,7 +173,7 @@ impl SourceRun {
                 return Ok(());
             }
             tracing::info!(id = %self.id, waiting, "packets came at the last moment; the container takes them first");
-            freezer.thaw().map_err(failed)?;
+            self.thaw_unit(freezer)?;
             drained = self.let_backlog_drain();
         }
     }
@@ -185,11 +185,19 @@ impl SourceRun {
             let start = monotonic_ns();
             self.frozen_ns = Some(start);
             freezer.freeze(FREEZE).map_err(failed)?;
-            if !freezer.is_vforking().map_err(failed)? {
-                return Ok((start, monotonic_ns()));
-            }
-            freezer.thaw().map_err(failed)?;
-            freezer.await_vforks(EXEC).map_err(failed)?;
+            let others = self.freeze_unit()?;
+            let Some(waits) = [freezer].into_iter().chain(&others).find_map(|one| match one.is_vforking() {
+                Ok(false) => None,
+                Ok(true) => Some(Ok(one)),
+                Err(error) => Some(Err(failed(error))),
+            }) else {
+                let frozen = monotonic_ns();
+                self.turn.iter().for_each(|turn| turn.unit_frozen(start));
+                return Ok((start, frozen));
+            };
+            let waits = waits?;
+            self.thaw_unit(freezer)?;
+            waits.await_vforks(EXEC).map_err(failed)?;
         }
         Err(Failure::new(format!(
             "a process waited for a child that it had vforked whenever the container was frozen, {VFORKS} times; try again when it starts fewer programs"
@@ -212,10 +220,12 @@ impl SourceRun {
     /// Sends the destination the datagrams that no program has read, while it restores: CRIU has dumped the sockets without them. Here they stay
     /// in their queues, in case the container goes on here.
     pub(super) fn send_unread(&mut self) {
+        let unit = self.unit_containers();
         let Some((container, offer)) = &self.inspection else { return };
         let (Some(backlog), Some((_, identity))) = (&mut self.backlog, &offer.network) else { return };
         let start = monotonic_ns();
-        let pids = container.processes().unwrap_or_default();
+        let mut pids = container.processes().unwrap_or_default();
+        pids.extend(unit.iter().flat_map(|other| other.processes().unwrap_or_default()));
         let Unread { mut frames, left } =
             match tranship_network::unread(backlog, identity, &pids, self.node.config.network.hold_bytes()) {
                 Ok(unread) => unread,

@@ -45,7 +45,9 @@ impl SourceRun {
     /// The container is killed while frozen and behind its closed gate, so that it never runs again and not one packet of
     /// its end gets out. The engine forgets it only when all is gone that is found through the engine.
     fn remove_original(&mut self, container: &Container) -> Result<(), Failure> {
-        let namespace = container.network_namespace().filter(|path| path.exists());
+        // Its owner removes a namespace that is shared.
+        let own = container.network_namespace().filter(|_| !self.joins_network());
+        let namespace = own.filter(|path| path.exists());
         self.engine.retire(&self.name).map_err(failed)?;
         if let Some(namespace) = &namespace {
             // Another node's containers shall find the new copy from now on.

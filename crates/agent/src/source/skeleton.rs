@@ -22,7 +22,7 @@ use tranship_wire::message::Request;
 
 use super::{FROZEN_PATIENCE, SourceRun, failed};
 use crate::layout::Role;
-use crate::uncarried::{self, Uncarried};
+use crate::uncarried::{self, Network, Uncarried};
 
 /// The images that criu has written completely. It opens each of them once.
 struct Written {
@@ -100,11 +100,16 @@ struct Found {
 /// Where the kernel tracks any connections, what tells which.
 type Trackers = (Option<Conntrack>, Option<NodeConntrack>);
 
-fn look(container: &Container, allowed: Allowances, (inside, node): Trackers) -> Result<Found, Failure> {
+fn look(
+    container: &Container,
+    network: &Network<'_>,
+    allowed: Allowances,
+    (inside, node): Trackers,
+) -> Result<Found, Failure> {
     // Beside the dump, which takes longer.
     schedule::stand(Standing::Favoured);
     let begun = monotonic_ns();
-    let uncarried = uncarried::look(container, container.network_namespace().as_deref(), allowed)?;
+    let uncarried = uncarried::look(container, network, container.network_namespace().as_deref(), allowed)?;
     if let Some(file) = EtcFiles::changed(container).first() {
         let file = file.display();
         return Err(Failure::new(format!(
@@ -147,8 +152,10 @@ impl SourceRun {
         let trackers = self.trackers()?;
         let container = self.inspected()?.0.clone();
         let allowed = self.report.read().options.allow;
+        let (others, is_joined) = (self.unit_containers(), self.joins_network());
         std::thread::scope(|scope| {
-            let found = scope.spawn(|| look(&container, allowed, trackers));
+            let network = Network { others: &others, is_joined };
+            let found = scope.spawn(move || look(&container, &network, allowed, trackers));
             while !self.dumped(&written)? {
                 let images = written.take()?;
                 if !images.is_empty() {

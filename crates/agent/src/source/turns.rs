@@ -28,6 +28,7 @@ fn stage(step: SourceStep) -> Option<Stage> {
         SourceStep::Precopy => Some(Stage::Send),
         SourceStep::Freeze => Some(Stage::Freezing),
         SourceStep::CloseGate => Some(Stage::Frozen),
+        SourceStep::Transfer => Some(Stage::Locked),
         SourceStep::Drain => Some(Stage::Resumed),
         SourceStep::Release => Some(Stage::Release),
         _ => None,
@@ -41,6 +42,14 @@ impl SourceRun {
         let Some(turn) = self.turn.clone() else { return Ok(()) };
         if let Some(stage) = stage(step) {
             self.wait_for(&turn, stage)?;
+        }
+        // The link has an answer to come by now, and cannot be asked meanwhile.
+        if step == SourceStep::AwaitReady && turn.is_shared() && !turn.enter(Stage::Dumped, HOLD)? {
+            return Err(Failure::new(format!(
+                "a container that shares the network of {} was not dumped within {} s in which both were frozen; try again",
+                self.name,
+                HOLD.as_secs()
+            )));
         }
         if step == SourceStep::Deliver && turn.is_shared() {
             // Not one that waits for a destination that was lost meanwhile.

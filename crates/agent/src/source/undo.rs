@@ -11,6 +11,7 @@ use tranship_wire::Purpose;
 use tranship_wire::message::{Request, Response};
 
 use super::{SourceRun, failed};
+use crate::groups::Turn;
 use crate::layout::Role;
 
 /// How long a dump that is under way is let finish when it is no longer wanted.
@@ -48,6 +49,7 @@ impl SourceRun {
                 ended.and(self.layout.remove())
             }
             SourceStep::Freeze => {
+                self.turn.iter().for_each(Turn::leaves_unit);
                 match (self.engine.inspect(&self.name), &self.inspection) {
                     (Ok(container), _) => self.let_original_run(&container.freezer),
                     // The container does not wait for its engine's daemon.
@@ -99,7 +101,11 @@ impl SourceRun {
         Ok(())
     }
 
+    /// The network namespace that it owns, if that is there.
     fn namespace_here(&self) -> Option<PathBuf> {
+        if self.joins_network() {
+            return None;
+        }
         self.container().ok().and_then(|c| c.network_namespace()).filter(|path| path.exists())
     }
 

@@ -8,9 +8,9 @@
 //!           by a failure, or because one that it comes after has stopped
 //!
 //! all or none:
-//!   waiting ──▶ prepare ──▶ send ──▶ settled ──▶ poised ──▶ freezing ──▶ frozen ──▶ held ──▶ resuming ──▶ resumed ──▶ …
-//!                                         all settled  all poised         all held: the decision
-//!      └───────────┴─────────┴──────────┴───────────┴──────────┴───────────┴─────────┴─▶ stopped, because any one has
+//!   waiting ──▶ prepare ──▶ send ──▶ settled ──▶ poised ──▶ freezing ──▶ frozen ──▶ locked ──▶ dumped ──▶ held ──▶ resuming ──▶ resumed ──▶ …
+//!                                         all settled  all poised                                  all held: the decision
+//!      └───────────┴─────────┴──────────┴───────────┴──────────┴───────────┴──────────┴──────────┴─▶ stopped, because any one has
 //! ```
 //!
 //! *Order.* A member sends only once all that it comes after run on the destination: so dependencies are there before their
@@ -22,6 +22,9 @@
 //! *All or none.* Members wait for each other where that costs nothing, while they run: until little is left of each, and again
 //! until that little has been sent once more. Then all are frozen, dependents before what they depend on (or in levels
 //! of their own), and held until every one is. They are resumed in the other order.
+//!
+//! *Units.* Members that share a network namespace are one unit. Its member of the lowest rank owns the namespace: it freezes the whole unit and locks
+//! the network. The others are frozen once the owner is, are dumped once the network is locked, resume after the owner, and are released before it.
 //!
 //! *Progress.* Places are given out by rank, and each member comes after lower ranks only: of those that have not ended, the
 //! one of the lowest rank waits for no other one. So there is no deadlock, and at each moment some member makes progress,
@@ -47,6 +50,10 @@ pub enum Stage {
     Freezing,
     /// It is frozen: skeleton and what is left of its memory travel, and are restored.
     Frozen,
+    /// All or none: its network is locked, and it is being dumped.
+    Locked,
+    /// All or none: it is dumped, and restored on the destination.
+    Dumped,
     /// All or none: its copy is complete, and waits for the decision.
     Held,
     /// All or none: the decision has been taken, and its copy is let go.
@@ -121,6 +128,8 @@ struct Member {
     after: Vec<usize>,
     /// All or none: those that are frozen before it.
     stops_after: Vec<usize>,
+    /// All or none: the member that owns the network namespace which it shares.
+    owner: Option<usize>,
     stage: Stage,
     /// The stage that it has asked for and was not let into.
     asks: Option<Stage>,
@@ -134,8 +143,14 @@ impl Schedule {
         let after: Vec<Vec<usize>> = after.into_iter().collect();
         let dependents = |rank: usize| (0..after.len()).filter(|m| after[*m].contains(&rank)).collect();
         let stops_after: Vec<Vec<usize>> = (0..after.len()).map(dependents).collect();
-        let member =
-            |(after, stops_after)| Member { after, stops_after, stage: Stage::Waiting, asks: None, in_vain: false };
+        let member = |(after, stops_after)| Member {
+            after,
+            stops_after,
+            owner: None,
+            stage: Stage::Waiting,
+            asks: None,
+            in_vain: false,
+        };
         Self { limits, members: after.into_iter().zip(stops_after).map(member).collect(), decided: false }
     }
 
@@ -145,6 +160,31 @@ impl Schedule {
     pub fn stopping(mut self, stops_after: Vec<Vec<usize>>) -> Self {
         for (member, stops_after) in self.members.iter_mut().zip(stops_after) {
             member.stops_after = stops_after;
+        }
+        self
+    }
+
+    /// All or none: has members that share a network namespace move as one unit; for each the rank of the member that owns the namespace, which is the
+    /// lowest of the unit, or none where it owns its own. A unit is frozen at once, before or after others as its owner's rank is above or below theirs.
+    #[must_use]
+    pub fn sharing(mut self, owners: &[Option<usize>]) -> Self {
+        let owner_of = |rank: usize| owners.get(rank).copied().flatten().unwrap_or(rank);
+        let waits: Vec<(usize, usize)> = (0..self.members.len())
+            .flat_map(|rank| self.members[rank].stops_after.iter().map(move |first| (rank, *first)))
+            .map(|(rank, first)| (owner_of(rank), owner_of(first)))
+            .filter(|(rank, first)| rank < first)
+            .collect();
+        for (rank, member) in self.members.iter_mut().enumerate() {
+            member.owner = owners.get(rank).copied().flatten();
+            if let Some(owner) = member.owner {
+                member.stops_after = vec![owner];
+                if !member.after.contains(&owner) {
+                    member.after.push(owner);
+                }
+            } else if owners.iter().any(Option::is_some) {
+                let firsts = waits.iter().filter(|(own, _)| *own == rank).map(|(_, first)| *first);
+                member.stops_after = firsts.collect();
+            }
         }
         self
     }
@@ -245,11 +285,21 @@ impl Schedule {
                 among(Stage::Freezing..=Stage::Resuming) < self.limits.frozen
                     && (!together || (self.all_poised(member) && self.may_stop(member)))
             }
+            Stage::Locked => self.members[member].owner.is_none_or(|owner| self.stage(owner) >= Stage::Locked),
+            Stage::Dumped => self.shares_with(member).all(|m| m.stage >= stage || m.asks == Some(stage)),
+            Stage::Release if together => {
+                self.shares_with(member).all(|m| matches!(m.stage, Stage::Moved | Stage::Stopped))
+            }
             Stage::Resuming => {
                 self.decided && self.members[member].after.iter().all(|m| self.stage(*m) >= Stage::Resumed)
             }
             _ => true,
         }
+    }
+
+    /// The members of the unit that `member` owns.
+    fn shares_with(&self, member: usize) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(move |m| m.owner == Some(member))
     }
 
     /// Whether nobody but `member` has anything left to do before the freeze.

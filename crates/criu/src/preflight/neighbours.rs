@@ -122,6 +122,12 @@ impl Namespaces {
         kinds
     }
 
+    /// Whether a process shares no other kind of namespace with the container.
+    pub fn shares_at_most(&self, pid: u32, kind: &str) -> bool {
+        let kinds = self.shared(all_links(pid)).into_iter().chain(self.shared_by_threads(pid));
+        kinds.into_iter().all(|shared| shared == kind)
+    }
+
     /// The processes that share a namespace with the container, and are not `inside` it: for longer than a program takes that
     /// enters for a moment (a monitor, an engine's `exec`). Looks once where there are none.
     pub fn neighbours(&self, depth: Depth, inside: impl Fn() -> Vec<u32>) -> Vec<Neighbour> {
