@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use tranship_coordinator::{DestinationStep, Failure, Journal};
 use tranship_memory::receive::{Carries, Store};
 use tranship_network::{HeldFrame, Injector, NetworkError, Queue, Takeover};
+use tranship_sys::charge::Charger;
 use tranship_types::{MigrationId, NodeName, Outcome, Phase, Progress, Report};
 use tranship_wire::URGENT_STREAM;
 use tranship_wire::message::Offer;
@@ -171,6 +172,8 @@ fn numbers(streams: u8) -> Vec<u8> {
 pub struct Inbox {
     streams: Mutex<Streams>,
     changed: Condvar,
+    /// Has files in memory charged to the container.
+    pub charger: Arc<Charger>,
     /// The content of tmpfs mounts.
     pub tmpfs: Arriving,
     /// The content of directory trees on disk.

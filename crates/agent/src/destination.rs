@@ -233,6 +233,7 @@ impl DestinationRun {
         let (memory, files) = (self.offer.memory_bytes, tmpfs::bytes(&self.offer));
         let capacity = Store::capacity_for(memory, available_memory().saturating_sub(files));
         let store = Store::new(capacity.map_err(|e| self.no_memory(&e))?, handle).map_err(failed)?;
+        let store = store.charged_by(Arc::clone(&self.inbox.charger));
         let shared = self.offer.shared_bytes.min(memory);
         store.populate(memory - shared, shared).map_err(failed)?;
         self.inbox.tmpfs.promise(files);
@@ -267,6 +268,11 @@ impl DestinationRun {
         let mut front = self.layout.start_front(Role::Restore, command)?;
         self.restoring = front.engine.take();
         self.front = Some(front);
+        let allocator = front::allocator_socket(&self.layout.front_socket(Role::Restore));
+        self.inbox
+            .charger
+            .connect(&allocator)
+            .map_err(|e| failed(format!("the CRIU front cannot allocate memory: {e}")))?;
         if self.engine.attaches_network() {
             self.take_attached()?;
         }
@@ -374,7 +380,7 @@ impl DestinationRun {
             DestinationStep::Bundle => self.make_bundle(),
             DestinationStep::Directory => {
                 self.layout.make()?;
-                tmpfs::open(&self.inbox.tmpfs, &self.layout, &self.offer, &self.peer)?;
+                tmpfs::open(&self.inbox, &self.layout, &self.offer, &self.peer)?;
                 self.targets = trees::targets(&*self.engine, &self.id, &self.offer)?;
                 Note::write(&self.node, &self.id, &self.targets, &self.offer)?;
                 self.targets.iter().try_for_each(Target::stage).map_err(failed)

@@ -16,7 +16,8 @@ use tranship_types::{Blocker, BlockerKind, MigrationId, NodeName};
 use tranship_wire::Purpose;
 use tranship_wire::message::Offer;
 
-use crate::copying::{Arriving, Left, SYNC, Said, Sending, synced};
+use crate::arrivals::Inbox;
+use crate::copying::{Left, SYNC, Said, Sending, synced};
 use crate::layout::Layout;
 use crate::node::{Node, failed};
 
@@ -208,10 +209,11 @@ impl Leaving {
 }
 
 /// Mounts what was offered, and lets the link come.
-pub fn open(arriving: &Arriving, layout: &Layout, offer: &Offer, peer: &NodeName) -> Result<(), Failure> {
+pub fn open(inbox: &Inbox, layout: &Layout, offer: &Offer, peer: &NodeName) -> Result<(), Failure> {
     let mounts = mounts(offer)?;
     if !mounts.is_empty() {
-        arriving.open(tmpfs::make(&layout.tmpfs(), &mounts).map_err(failed)?, peer, false);
+        let made = tmpfs::make(&layout.tmpfs(), &mounts).map_err(failed)?;
+        inbox.tmpfs.open(made.charged_by(&inbox.charger), peer, false);
     }
     Ok(())
 }

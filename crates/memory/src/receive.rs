@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tranship_sys::arena::Arena;
+use tranship_sys::charge::Charger;
 use tranship_sys::promise::Promise;
 use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange, SharedObject};
 use tranship_wire::packed::Unpacker;
@@ -146,6 +147,13 @@ impl Store {
         let arena = Arena::new(capacity)?;
         pager.arena(arena.file())?;
         Self::over(arena, pager)
+    }
+
+    /// Has the pages of shared memory that come from now on charged to whoever the charger is connected to.
+    #[must_use]
+    pub fn charged_by(mut self, charger: Arc<Charger>) -> Self {
+        self.shared.charger = charger;
+        self
     }
 
     /// The store that the pager has kept, after the agent that had made it died.

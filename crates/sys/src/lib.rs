@@ -10,6 +10,7 @@ mod bpf;
 pub mod breakpoints;
 mod btf;
 pub mod call_log;
+pub mod charge;
 pub mod clock;
 pub mod descriptor;
 pub mod dirty_log;

@@ -68,6 +68,8 @@ impl DestinationRun {
         // A restore that is done again after a restart of the agent finds them in their places.
         self.targets.iter().try_for_each(Target::place).map_err(failed)?;
         self.put_root_back()?;
+        // Files in memory are complete, and the front has other work from now on.
+        self.inbox.charger.close();
         let awake = Awake::keep();
         let front = self.front.as_mut().ok_or_else(|| failed("there is no front"))?;
         front.handle.order(&Order::Go { external: tmpfs::for_restore(&self.layout, &self.offer)? }).map_err(failed)?;

@@ -30,6 +30,11 @@ pub(super) fn start_of(pid: &str) -> Option<String> {
     (!matches!(state, "Z" | "X")).then(|| fields.nth(18).map(ToOwned::to_owned))?
 }
 
+/// The socket beside a restore front's socket at which its allocator listens, while it waits for an order.
+pub fn allocator_socket(socket: &Path) -> PathBuf {
+    socket.with_extension("memory")
+}
+
 /// The file beside a restore front's socket that says that its tasks run, whatever becomes of the front.
 pub fn resumed_note(socket: &Path) -> PathBuf {
     socket.with_extension("resumed")

@@ -19,6 +19,9 @@
 //!   migration is READY. The front leaves it only by an agent's word, so that an agent that was restarted can find its
 //!   journal and say it.
 //!
+//! While a restore is WAITING its front, which the engine has put into the container's cgroup, allocates the pages of
+//! files in memory, so that they are charged there ([`tranship_sys::charge`]).
+//!
 //! Requests other than DUMP and RESTORE (an engine asks for criu's version first) go straight through.
 
 mod handle;
@@ -33,7 +36,7 @@ use prost::Message;
 use serde::{Deserialize, Serialize};
 use tranship_sys::descriptor;
 
-pub use handle::{FrontHandle, HandleError, criu_lives, resumed_init, resumed_note};
+pub use handle::{FrontHandle, HandleError, allocator_socket, criu_lives, resumed_init, resumed_note};
 
 use crate::rpc::{self, ExternalMount, Overrides, RequestHead, RequestType};
 use work::Front;
@@ -208,7 +211,8 @@ pub fn run(plan: &Path, engine: OwnedFd, number: i32) -> Result<i32, FrontError>
     overrides.images_dir_fd = images.as_ref().map(AsRawFd::as_raw_fd);
     overrides.work_dir_fd = work.as_ref().map(AsRawFd::as_raw_fd);
     let request = rpc::edit(&request, &overrides)?;
-    front.work(&request, &plan)
+    let restores = matches!(RequestType::try_from(head.kind), Ok(RequestType::Restore));
+    front.work(&request, &plan, restores)
 }
 
 /// Shuts the socket to criu down when criu has ended. What it said before can still be read. Its death alone does not close

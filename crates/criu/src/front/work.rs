@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use prost::Message;
+use tranship_sys::charge::Allocator;
 use tranship_sys::clock::monotonic_ns;
 
 use super::handle::{criu_note, start_of};
-use super::{FrontError, FrontPlan, Mark, Order, lost, receive, resumed_note, send};
+use super::{FrontError, FrontPlan, Mark, Order, allocator_socket, lost, receive, resumed_note, send};
 use crate::rpc::{self, Overrides, RequestType, Response};
 
 pub(super) struct Front {
@@ -25,11 +26,13 @@ pub(super) struct Front {
     past_return: bool,
     agent: Option<BufReader<UnixStream>>,
     listener: Option<UnixListener>,
+    /// Serves while this waits for an order.
+    allocator: Option<Allocator>,
 }
 
 impl Front {
     pub(super) fn new(engine: OwnedFd, criu_socket: OwnedFd, criu: Child) -> Self {
-        Self { engine, criu_socket, criu, init: 0, past_return: false, agent: None, listener: None }
+        Self { engine, criu_socket, criu, init: 0, past_return: false, agent: None, listener: None, allocator: None }
     }
 
     pub(super) fn pass_through(&mut self, request: &[u8]) -> Result<i32, FrontError> {
@@ -46,11 +49,14 @@ impl Front {
         self.finish()
     }
 
-    pub(super) fn work(&mut self, request: &[u8], plan: &FrontPlan) -> Result<i32, FrontError> {
+    pub(super) fn work(&mut self, request: &[u8], plan: &FrontPlan, restores: bool) -> Result<i32, FrontError> {
         // For an agent that finds the front killed: criu goes on without it.
         let criu = self.criu.id().to_string();
         if let Some(started) = start_of(&criu) {
             std::fs::write(criu_note(&plan.socket), format!("{criu} {started}")).map_err(lost("the agent"))?;
+        }
+        if restores {
+            self.allocator = Some(Allocator::listen(&allocator_socket(&plan.socket)).map_err(lost("the agent"))?);
         }
         self.listen(&plan.socket)?;
         let waiting = Mark::Waiting { criu: self.criu.id(), front: std::process::id() };
@@ -147,14 +153,11 @@ impl Front {
                 }
             };
             let listener = self.listener.as_ref()?;
-            let watched = [
-                Some(listener.as_fd()),
-                Some(self.criu_socket.as_fd()),
-                Some(self.engine.as_fd()),
-                self.agent.as_ref().map(|a| a.get_ref().as_fd()),
-            ];
-            let mut fds: Vec<PollFd<'_>> =
-                watched.into_iter().flatten().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+            let first = [listener.as_fd(), self.criu_socket.as_fd(), self.engine.as_fd()];
+            let agent = self.agent.as_ref().map(|a| a.get_ref().as_fd());
+            let allocator = self.allocator.iter().flat_map(Allocator::watched);
+            let watched = first.into_iter().chain(agent).chain(allocator);
+            let mut fds: Vec<PollFd<'_>> = watched.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
             match poll(&mut fds, wait) {
                 Err(nix::errno::Errno::EINTR) => continue,
                 Err(_) => return None,
@@ -162,6 +165,9 @@ impl Front {
             }
             let ready: Vec<bool> = fds.iter().map(|fd| fd.any().unwrap_or(false)).collect();
             drop(fds);
+            if let Some(allocator) = &mut self.allocator {
+                allocator.serve();
+            }
             if ready[1] || ready[2] {
                 // Neither has anything to say now: criu died, or the engine was killed.
                 return None;
@@ -173,7 +179,7 @@ impl Front {
                 self.tell(mark);
                 continue;
             }
-            if ready.get(3).copied().unwrap_or(false) {
+            if self.agent.is_some() && ready[3] {
                 let mut line = String::new();
                 let read = self.agent.as_mut().map(|agent| agent.read_line(&mut line));
                 match (read, serde_json::from_str(&line)) {

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use tranship_sys::charge::Charger;
 use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange, SharedKind, SharedObject};
 
 use super::copies;
@@ -101,7 +102,11 @@ impl Target {
     }
 
     /// Writes pages. Returns by how many bytes the file occupies more memory now.
-    fn write(&self, range: PageRange, pages: &[u8]) -> io::Result<i64> {
+    fn write(&self, range: PageRange, pages: &[u8], charger: &Charger) -> io::Result<i64> {
+        // What the others carry is copied into the restored tasks, which are charged then.
+        if self.object().kind == SharedKind::File {
+            charger.allocate(&self.file, range.start, range.len())?;
+        }
         self.file.write_all_at(pages, range.start)?;
         if self.is_pages() {
             self.pages().insert(range);
@@ -129,6 +134,8 @@ impl Target {
 pub struct SharedStore {
     targets: Mutex<BTreeMap<AddressSpaceId, Arc<Target>>>,
     described: Condvar,
+    /// Has the pages charged to the container.
+    pub charger: Arc<Charger>,
 }
 
 impl SharedStore {
@@ -200,7 +207,8 @@ impl SharedStore {
     /// occupied. Pages behind the end stay until [`Self::settle`].
     pub fn write(&self, space: AddressSpaceId, range: PageRange, pages: &[u8]) -> Result<i64, StoreError> {
         let target = self.target(space)?;
-        target.write(range, pages).map_err(|source| StoreError::Store { name: target.object().name.clone(), source })
+        let written = target.write(range, pages, &self.charger);
+        written.map_err(|source| StoreError::Store { name: target.object().name.clone(), source })
     }
 
     /// Makes pages zeros again. Returns by how many bytes more memory is occupied: never more than none.

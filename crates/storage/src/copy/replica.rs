@@ -19,6 +19,7 @@ use rustix::fs::{
     renameat_with, symlinkat, unlinkat, utimensat,
 };
 
+use tranship_sys::charge::Charger;
 use tranship_sys::dirty_log::write_back;
 
 use super::op::{Kind, Name, Op, Time};
@@ -48,6 +49,13 @@ impl Replica {
     /// Of trees that are empty.
     pub(crate) fn new(copies: Vec<Copy>) -> Self {
         Self { copies, current: None }
+    }
+
+    /// Has the pages of files, which are in memory, charged to whoever the charger is connected to.
+    #[must_use]
+    pub fn charged_by(mut self, charger: &Arc<Charger>) -> Self {
+        self.copies.iter_mut().for_each(|copy| copy.charger = Some(Arc::clone(charger)));
+        self
     }
 
     /// The digests of one of the trees.
@@ -150,6 +158,8 @@ pub(crate) struct Copy {
     written: HashSet<u64>,
     unflushed: u64,
     ended: bool,
+    /// Of files in memory: has their pages charged to the container.
+    charger: Option<Arc<Charger>>,
 }
 
 impl Copy {
@@ -168,6 +178,7 @@ impl Copy {
             written: HashSet::new(),
             unflushed: 0,
             ended: false,
+            charger: None,
         }
     }
 
@@ -382,6 +393,10 @@ impl Copy {
 
     fn data(&mut self, offset: u64, bytes: &[u8]) -> Result<(), CopyError> {
         let file = self.part(offset, bytes.len() as u64)?;
+        if let Some(charger) = &self.charger {
+            let allocated = charger.allocate(file, offset, bytes.len() as u64);
+            allocated.map_err(|e| self.refused("write to", Path::new("."), e))?;
+        }
         for (at, piece) in (offset..).step_by(PIECE).zip(bytes.chunks(PIECE)) {
             file.write_all_at(piece, at).map_err(|e| self.refused("write to", Path::new("."), e))?;
         }

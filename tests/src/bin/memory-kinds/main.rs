@@ -15,6 +15,8 @@ use tranship_e2e::serve_status;
 const PORT: u16 = 7003;
 /// Pages of a mapping with guards.
 const PAGES: usize = 256;
+/// Bytes of memory of an ordinary kind.
+const SOME: usize = 24 << 20;
 
 /// Finds what is not as it was; the tick's number comes with it.
 type Check = Box<dyn FnMut(u64) -> Result<()>>;
@@ -55,15 +57,15 @@ fn file() -> Result<File> {
     Ok(file)
 }
 
-/// Memory in huge pages, some of which is rewritten all the time.
-fn huge(memory: Memory) -> Result<Check> {
+/// Memory, some of which is rewritten all the time.
+fn rewritten(memory: Memory) -> Result<Check> {
     let pages = memory.len() / PAGE;
     (0..pages).for_each(|page| memory.write(page * PAGE, word(page, 0)));
     let mut version = vec![0; pages];
     Ok(Box::new(move |tick| {
         for (page, version) in version.iter().enumerate() {
             let found = memory.read(page * PAGE);
-            ensure!(found == word(page, *version), "page {page} of {pages} in huge pages has {found:#x}");
+            ensure!(found == word(page, *version), "page {page} of {pages} has {found:#x}");
         }
         for page in (tick as usize % 7..pages).step_by(61) {
             version[page] = tick;
@@ -132,14 +134,26 @@ fn kind(name: &str) -> Result<Check> {
                 Ok(())
             }))
         }
-        "huge-private" => huge(Memory::map(huge_bytes, None, false, libc::MAP_HUGETLB)?),
-        "huge-shared" => huge(Memory::map(huge_bytes, None, true, libc::MAP_HUGETLB)?),
+        "huge-private" => rewritten(Memory::map(huge_bytes, None, false, libc::MAP_HUGETLB)?),
+        "huge-shared" => rewritten(Memory::map(huge_bytes, None, true, libc::MAP_HUGETLB)?),
         "huge-memfd" => {
             let memory = File::from(memfd_create(c"huge", MFdFlags::MFD_HUGETLB)?);
             memory.set_len(huge_bytes as u64)?;
-            huge(Memory::map(huge_bytes, Some(memory.as_fd()), true, libc::MAP_HUGETLB)?)
+            rewritten(Memory::map(huge_bytes, Some(memory.as_fd()), true, libc::MAP_HUGETLB)?)
         }
-        "huge-segment" => huge(Memory::segment(huge_bytes)?),
+        "huge-segment" => rewritten(Memory::segment(huge_bytes, libc::SHM_HUGETLB)?),
+        "anonymous" => rewritten(Memory::map(SOME, None, true, 0)?),
+        "memfd" => {
+            let memory = File::from(memfd_create(c"memory", MFdFlags::empty())?);
+            memory.set_len(SOME as u64)?;
+            rewritten(Memory::map(SOME, Some(memory.as_fd()), true, 0)?)
+        }
+        "segment" => rewritten(Memory::segment(SOME, 0)?),
+        "tmpfs" => {
+            let file = File::options().read(true).write(true).create_new(true).open("/tmp/some")?;
+            file.set_len(SOME as u64)?;
+            rewritten(Memory::map(SOME, Some(file.as_fd()), true, 0)?)
+        }
         "forks" => forks(),
         other => bail!("{other} is no kind of memory"),
     }

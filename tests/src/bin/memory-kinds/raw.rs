@@ -42,10 +42,10 @@ impl Memory {
         Ok(Self { start, length })
     }
 
-    /// A System V segment in huge pages.
-    pub fn segment(length: usize) -> Result<Self> {
+    /// A System V segment; `flags` are more flags of shmget.
+    pub fn segment(length: usize, flags: c_int) -> Result<Self> {
         // SAFETY: no memory is touched.
-        let id = check(unsafe { libc::shmget(libc::IPC_PRIVATE, length, 0o600 | libc::SHM_HUGETLB) })?;
+        let id = check(unsafe { libc::shmget(libc::IPC_PRIVATE, length, 0o600 | flags) })?;
         // SAFETY: the kernel chooses a free place.
         let start = unsafe { libc::shmat(id as c_int, null(), 0) };
         ensure!(start as isize != -1, "shmat: {}", io::Error::last_os_error());
