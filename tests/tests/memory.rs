@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use tranship_e2e::{
-    Guest, Moving, Stage, exactly_one_runs, move_with, nothing_left, processes, quiet, refused_move, remove, scenarios,
-    send, state,
+    Guest, Moving, Stage, copies, exactly_one_runs, move_with, nothing_left, processes, quiet, refused_move, remove,
+    scenarios, send, state,
 };
 use tranship_lab::{Lab, RunOptions, find_program};
 use tranship_types::Mode;
@@ -111,6 +111,64 @@ fn nobody_reads_zeros_whichever_process_of_the_pager_is_killed(stage: &mut Stage
     remove(lab, NAME)
 }
 
+/// Reserved huge pages, more than there were, until it is dropped.
+struct Reserved(u64);
+
+impl Reserved {
+    const SETTING: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+
+    fn change(by: i64) -> Result<()> {
+        let now: u64 = std::fs::read_to_string(Self::SETTING)?.trim().parse()?;
+        let wanted = now.saturating_add_signed(by);
+        std::fs::write(Self::SETTING, wanted.to_string())?;
+        let got: u64 = std::fs::read_to_string(Self::SETTING)?.trim().parse()?;
+        ensure!(by < 0 || got >= wanted, "the machine has only {got} of {wanted} huge pages");
+        Ok(())
+    }
+
+    fn take(pages: u64) -> Result<Self> {
+        let reserved = Self(pages);
+        Self::change(pages.cast_signed())?;
+        Ok(reserved)
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        let _ = Self::change(-self.0.cast_signed());
+    }
+}
+
+/// The memory in reserved huge pages of all the container's processes, in kB.
+fn huge_kib(lab: &Lab) -> Result<u64> {
+    let mut all = 0;
+    for pid in copies(lab, NAME)?.into_iter().flat_map(|copy| copy.pids) {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let value = status.lines().find_map(|line| line.strip_prefix("HugetlbPages:")?.trim().strip_suffix(" kB"));
+        all += value.context("no HugetlbPages")?.parse::<u64>()?;
+    }
+    Ok(all)
+}
+
+fn huge_pages_are_counted_and_move_in_every_mode(stage: &mut Stage) -> Result<()> {
+    const KINDS: [&str; 4] = ["huge-private", "huge-shared", "huge-memfd", "huge-segment"];
+    const PAGES: u64 = 8 * KINDS.len() as u64;
+    let lab = &stage.lab;
+    let here = Reserved::take(PAGES)?;
+    let mut guest = run(lab, &KINDS, 63)?;
+    goes_on(&mut guest)?;
+    let refusal = refused_move(lab, "a", NAME, "b")?;
+    ensure!(refusal.sentence.contains(&format!("memory in {PAGES} huge pages of 2048 kB")), "{}", refusal.sentence);
+    goes_on(&mut guest).context("after the refusal")?;
+    let there = Reserved::take(PAGES)?;
+    right_in_every_mode(lab, &mut guest)?;
+    ensure!(huge_kib(lab)? == PAGES * 2048, "{} kB are in huge pages after all moves", huge_kib(lab)?);
+    drop(guest);
+    remove(lab, NAME)?;
+    drop((here, there));
+    Ok(())
+}
+
 fn main() -> ExitCode {
     scenarios(&[
         ("guard_pages_stay_guards_in_every_mode", guard_pages_stay_guards_in_every_mode),
@@ -118,6 +176,7 @@ fn main() -> ExitCode {
             "nobody_reads_zeros_whichever_process_of_the_pager_is_killed",
             nobody_reads_zeros_whichever_process_of_the_pager_is_killed,
         ),
+        ("huge_pages_are_counted_and_move_in_every_mode", huge_pages_are_counted_and_move_in_every_mode),
         ("memory_that_cannot_be_read_is_refused_by_name", memory_that_cannot_be_read_is_refused_by_name),
     ])
 }

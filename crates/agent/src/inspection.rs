@@ -6,7 +6,8 @@ use std::sync::Arc;
 use tranship_coordinator::Failure;
 use tranship_criu::{cpu, preflight};
 use tranship_engine::{Container, Engine, Freezer, State};
-use tranship_memory::{survey::survey, unreadable};
+use tranship_memory::survey::survey;
+use tranship_memory::{hugetlb, unreadable};
 use tranship_network::{Conntrack, cni, ruleset};
 use tranship_sys::process;
 use tranship_types::{Blocker, BlockerKind, EngineName, MoveOptions};
@@ -152,6 +153,8 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions, unit: Option<&Uni
         trees.iter().any(|tree| tree.path == source)
     };
     let binds = container.binds.iter().filter(|source| !comes_along(source)).cloned().collect();
+    let huge_pages = hugetlb::needed(&subject.pids)
+        .map_err(|e| Failure::new(format!("the mappings of {name} cannot be read: {e}")))?;
     let offer = Offer {
         container: name.to_owned(),
         engine: to.to_string(),
@@ -164,6 +167,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions, unit: Option<&Uni
         network_shared: !joins && !others.is_empty(),
         memory_bytes: findings.memory_bytes,
         shared_bytes: findings.shared_bytes,
+        huge_pages: huge_pages.into_iter().collect(),
         rootfs,
         cpu: serde_json::to_value(cpu::features()).unwrap_or_default(),
         binds,

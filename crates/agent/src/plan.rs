@@ -116,13 +116,15 @@ fn look(
         blockers.push(node.unknown_peer(to));
     }
     let findings = &found.findings;
-    let blackout = FIXED_MS + (findings.memory_bytes + findings.tmpfs_bytes) as f64 / BYTES_PER_MS;
+    let huge_bytes = found.offer.huge_pages.iter().map(|(size, pages)| size * pages).sum::<u64>();
+    let memory_bytes = findings.memory_bytes + huge_bytes;
+    let blackout = FIXED_MS + (memory_bytes + findings.tmpfs_bytes) as f64 / BYTES_PER_MS;
     let plan = Plan {
         container: name.to_owned(),
         from: node.config.node.clone(),
         to: to.clone(),
         mode: options.mode,
-        memory_bytes: findings.memory_bytes,
+        memory_bytes,
         tasks: findings.threads as u64,
         tmpfs_bytes: findings.tmpfs_bytes,
         estimated_blackout_ms: blockers.is_empty().then_some(blackout),

@@ -12,6 +12,7 @@ pub mod arguments;
 pub mod compress;
 pub mod deduplicate;
 pub mod huge;
+pub mod hugetlb;
 pub mod index;
 pub mod maps;
 pub mod page_set;

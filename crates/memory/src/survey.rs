@@ -33,12 +33,12 @@ pub struct SurveyError {
     pub source: io::Error,
 }
 
-fn status(pid: u32) -> Result<String, SurveyError> {
+pub(crate) fn status(pid: u32) -> Result<String, SurveyError> {
     process::text(format!("/proc/{pid}/status")).map_err(|source| SurveyError { pid, source })
 }
 
 /// A field of `/proc/PID/status`.
-fn field<'a>(status: &'a str, name: &str) -> &'a str {
+pub(crate) fn field<'a>(status: &'a str, name: &str) -> &'a str {
     status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap_or_default().trim()
 }
 

@@ -53,6 +53,9 @@ pub struct Offer {
     pub memory_bytes: u64,
     /// Those of them that several processes may share; they are not kept in the page store.
     pub shared_bytes: u64,
+    /// Reserved huge pages (hugetlb) that it needs: size in bytes, and number.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub huge_pages: Vec<(u64, u64)>,
     /// Digest of its root filesystem, as its storage wrote it.
     pub rootfs: serde_json::Value,
     /// The source's CPU features, as found there.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use tranship_criu::cpu::{self, CpuFeatures};
 use tranship_engine::{Engine, EngineError};
+use tranship_memory::hugetlb;
 use tranship_network::cni;
 use tranship_storage::TreeDigest;
 use tranship_sys::promise::promised;
@@ -81,6 +82,19 @@ pub fn check(node: &Node, offer: &Offer) -> Vec<Blocker> {
             ),
             "free some there, or choose another node".to_owned(),
         );
+    }
+    for &(size, need) in &offer.huge_pages {
+        let have = hugetlb::free(size);
+        if need > have {
+            let kib = size >> 10;
+            add(
+                BlockerKind::Memory,
+                format!(
+                    "container {name} has memory in {need} huge pages of {kib} kB, but node {here} has only {have} of them free"
+                ),
+                format!("reserve more there ({}), or choose another node", hugetlb::setting(size).display()),
+            );
+        }
     }
     if let Err(blocker) = node.criu() {
         add(blocker.kind, blocker.cause, blocker.remedy);
