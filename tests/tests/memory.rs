@@ -17,6 +17,8 @@ const NAME: &str = "kinds";
 const PORT: u16 = 7003;
 /// How often a process of the pager is killed in one move.
 const KILLS: usize = 25;
+/// How often a move may fail because the first kill was before the decision.
+const TRIES: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn run(lab: &Lab, kinds: &[&str], host: u8) -> Result<Guest> {
@@ -83,6 +85,29 @@ fn kill_one(lab: &Lab, node: &str, kind: &str) -> Result<bool> {
     }
 }
 
+/// Kills processes of these kinds in turn while the container is moved. Returns how many, or none where one of the first
+/// kills was before the decision and the move has failed, which is undone then.
+fn moved_under_kills(lab: &Lab, guest: &mut Guest, from: &str, to: &str, kinds: [&str; 2]) -> Result<Option<usize>> {
+    let mut moving = Moving::begin_with(lab, NAME, from, to, Mode::Postcopy, &["--bandwidth", "64mbit"])?;
+    let (mut kills, mut pause) = (0, 7);
+    let deadline = Instant::now() + PATIENCE / 2;
+    while kills < KILLS && Instant::now() < deadline && moving.goes_on()? {
+        kills += usize::from(kill_one(lab, to, kinds[kills % 2])?);
+        // Now soon after the last one has taken over, now later.
+        pause = pause * 31 % 257;
+        std::thread::sleep(Duration::from_millis(pause));
+    }
+    let ended = moving.end()?;
+    let at = exactly_one_runs(lab, NAME)?;
+    ended.fits(from, to, &at).with_context(|| ended.error().to_owned())?;
+    if at == to {
+        return Ok(Some(kills));
+    }
+    goes_on(guest).with_context(|| format!("after a move that failed: {}", ended.error()))?;
+    nothing_left(lab, to, NAME)?;
+    Ok(None)
+}
+
 /// A program checks and writes its memory, forks and moves mappings while its pages follow it over a slow link; meanwhile the process that
 /// supplies them is killed, again and again, or the one that keeps its descriptors.
 fn nobody_reads_zeros_whichever_process_of_the_pager_is_killed(stage: &mut Stage) -> Result<()> {
@@ -91,17 +116,8 @@ fn nobody_reads_zeros_whichever_process_of_the_pager_is_killed(stage: &mut Stage
     goes_on(&mut guest).context("before the first move")?;
     for (round, kinds) in [["pager", "pager"], ["keeper", "keeper"], ["pager", "keeper"]].into_iter().enumerate() {
         let (from, to) = if round % 2 == 0 { ("a", "b") } else { ("b", "a") };
-        let mut moving = Moving::begin_with(lab, NAME, from, to, Mode::Postcopy, &["--bandwidth", "64mbit"])?;
-        let (mut kills, mut pause) = (0, 7);
-        let deadline = Instant::now() + PATIENCE / 2;
-        while kills < KILLS && Instant::now() < deadline && moving.goes_on()? {
-            kills += usize::from(kill_one(lab, to, kinds[kills % 2])?);
-            // Now soon after the last one has taken over, now later.
-            pause = pause * 31 % 257;
-            std::thread::sleep(Duration::from_millis(pause));
-        }
-        let ended = moving.end()?;
-        ended.fits(from, to, to).with_context(|| ended.error().to_owned())?;
+        let kills = (0..TRIES).find_map(|_| moved_under_kills(lab, &mut guest, from, to, kinds).transpose());
+        let kills = kills.with_context(|| format!("{TRIES} moves failed before the decision"))??;
         ensure!(kills > 5, "there were {kills} kills only");
         goes_on(&mut guest).with_context(|| format!("after {kills} kills of {kinds:?}"))?;
         nothing_left(lab, from, NAME)?;
