@@ -54,6 +54,34 @@ pub struct Managed {
     pub is_gone: fn(&Lab, &str, &str) -> Result<()>,
 }
 
+/// Watches directories and files that the image has or that it makes itself; to who connects to port 7000 it tells which of them it was
+/// told about.
+const OVERLAY_WATCHER: &str = r#"
+import ctypes, os, socket, struct
+libc = ctypes.CDLL(None)
+os.makedirs('/srv/a/b c')
+open('/srv/a/b c/file', 'w').close()
+queue = libc.inotify_init1(os.O_NONBLOCK)
+watched = ['/', '/srv', '/srv/a', '/srv/a/b c']
+for path in watched: libc.inotify_add_watch(queue, path.encode(), 0x100)
+libc.inotify_add_watch(queue, b'/srv/a/b c/file', 2)
+server = socket.socket()
+server.bind(('', 7000))
+server.listen()
+while True:
+    peer = server.accept()[0]
+    for path in watched:
+        open(path + '/new', 'w').close()
+        os.unlink(path + '/new')
+    open('/srv/a/b c/file', 'a').write('x')
+    told, data, at = [], os.read(queue, 65536), 0
+    while at < len(data):
+        told.append(struct.unpack_from('i', data, at)[0])
+        at += 16 + struct.unpack_from('I', data, at + 12)[0]
+    peer.sendall(repr(sorted(told)).encode())
+    peer.close()
+"#;
+
 impl Managed {
     /// Starts Redis in node `a`, at the address of this number, and a client that counts with it. Each scenario has an
     /// address of its own: the client remembers for a while which interface had one.
@@ -244,6 +272,28 @@ impl Managed {
             ensure!(now == before, "the files were\n{before}\nand on {to} they are\n{now}");
         }
         drop(counter);
+        self.remove(lab, "a")
+    }
+
+    /// Watches of inotify on directories and files of the root filesystem, an overlay, go on. The address is that of this number.
+    ///
+    /// # Errors
+    /// If not.
+    pub fn keeps_its_watches(&self, lab: &Lab, number: u8) -> Result<()> {
+        (self.prepare)(lab)?;
+        let ip = Ipv4Addr::new(10, 77, 0, number);
+        let command = ["python3", "-c", OVERLAY_WATCHER].map(ToOwned::to_owned);
+        (self.run)(lab, "a", self.name, ip, self.image, &[], &command)?;
+        let ask = format!("cat </dev/tcp/{ip}/7000");
+        let told =
+            || wait_until("the watcher", Duration::from_secs(20), || Ok(lab.check(CLIENT, &["bash", "-c", &ask]).ok()));
+        let before = told()?;
+        ensure!(before.ends_with("[1, 2, 3, 4, 5]"), "before the moves it is told {before:?}");
+        for (from, to) in [("a", "b"), ("b", "a")] {
+            move_container(lab, from, self.name, to)?;
+            let now = told()?;
+            ensure!(now == before, "it was told {before}, and on {to} it is told {now}");
+        }
         self.remove(lab, "a")
     }
 

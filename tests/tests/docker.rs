@@ -361,6 +361,10 @@ fn what_was_written_to_etc_hosts_stays(stage: &mut Stage) -> Result<()> {
     DOCKER.keeps_its_etc_files(&stage.lab, 86)
 }
 
+fn inotify_watches_on_an_overlay_move(stage: &mut Stage) -> Result<()> {
+    DOCKER.keeps_its_watches(&stage.lab, 88)
+}
+
 fn limits_that_were_changed_stay_changed(stage: &mut Stage) -> Result<()> {
     DOCKER.keeps_changed_limits(
         &stage.lab,
@@ -372,6 +376,7 @@ fn limits_that_were_changed_stay_changed(stage: &mut Stage) -> Result<()> {
 fn main() -> ExitCode {
     scenarios(&[
         ("what_was_written_to_etc_hosts_stays", what_was_written_to_etc_hosts_stays),
+        ("inotify_watches_on_an_overlay_move", inotify_watches_on_an_overlay_move),
         ("limits_that_were_changed_stay_changed", limits_that_were_changed_stay_changed),
         ("docker_manages_the_moved_container", docker_manages_the_moved_container),
         (

@@ -212,6 +212,10 @@ fn what_was_written_to_etc_hosts_stays(stage: &mut Stage) -> Result<()> {
     PODMAN.keeps_its_etc_files(&stage.lab, 87)
 }
 
+fn inotify_watches_on_an_overlay_move(stage: &mut Stage) -> Result<()> {
+    PODMAN.keeps_its_watches(&stage.lab, 89)
+}
+
 fn limits_that_were_changed_stay_changed(stage: &mut Stage) -> Result<()> {
     PODMAN.keeps_changed_limits(
         &stage.lab,
@@ -223,6 +227,7 @@ fn limits_that_were_changed_stay_changed(stage: &mut Stage) -> Result<()> {
 fn main() -> ExitCode {
     scenarios(&[
         ("what_was_written_to_etc_hosts_stays", what_was_written_to_etc_hosts_stays),
+        ("inotify_watches_on_an_overlay_move", inotify_watches_on_an_overlay_move),
         ("limits_that_were_changed_stay_changed", limits_that_were_changed_stay_changed),
         ("podman_manages_the_moved_container", podman_manages_the_moved_container),
         (

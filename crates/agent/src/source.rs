@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tranship_coordinator::{Failure, Fault, Retry, SourcePort, SourceStep};
+use tranship_criu::irmap;
 use tranship_criu::preflight::{Depth, Namespaces};
 use tranship_criu::smaps::Smaps;
 use tranship_engine::{Container, Engine};
@@ -82,6 +83,8 @@ pub struct SourceRun {
     inspection: Option<(Container, Offer)>,
     /// The container's namespaces.
     namespaces: Namespaces,
+    /// What watches files whose paths criu has to be told.
+    watchers: Vec<irmap::Watcher>,
     control: Option<Connection>,
     streams: Vec<Stream<Connection>>,
     /// What of their pages did not travel as it is.
@@ -170,6 +173,7 @@ impl SourceRun {
             poised: false,
             inspection: None,
             namespaces: Namespaces::default(),
+            watchers: Vec::new(),
             control: None,
             streams: Vec::new(),
             tally: Arc::default(),
@@ -265,6 +269,7 @@ impl SourceRun {
         }
         self.inspection = Some((found.container, found.offer));
         self.namespaces = found.namespaces;
+        self.watchers = found.findings.watchers;
         Ok(())
     }
 

@@ -6,6 +6,7 @@ pub mod cpu;
 pub mod find;
 pub mod front;
 pub mod hidden;
+pub mod irmap;
 pub mod preflight;
 pub mod rpc;
 pub mod slack;

@@ -14,6 +14,7 @@ pub mod charge;
 pub mod clock;
 pub mod descriptor;
 pub mod dirty_log;
+pub mod file_handle;
 pub mod hidden_states;
 pub mod huge;
 mod interrupted;

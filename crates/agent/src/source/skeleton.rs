@@ -11,6 +11,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use tranship_coordinator::Failure;
 use tranship_criu::front::{Mark, Order};
+use tranship_criu::irmap;
 use tranship_criu::rpc::ExternalMount;
 use tranship_engine::{Container, EtcFiles};
 use tranship_network::{Conntrack, NetworkError, NodeConntrack};
@@ -148,9 +149,12 @@ impl SourceRun {
         let tmpfs = !external.is_empty();
         self.control()?.set_timeout(Some(FROZEN_PATIENCE)).map_err(failed)?;
         let mut written = Written::watch(self.layout.images())?;
+        let container = self.inspected()?.0.clone();
+        if let Some(cache) = irmap::cache(container.init, &self.watchers).map_err(failed)? {
+            std::fs::write(self.layout.work().join(irmap::FILE), cache).map_err(failed)?;
+        }
         self.front()?.handle.order(&Order::Go { external }).map_err(failed)?;
         let trackers = self.trackers()?;
-        let container = self.inspected()?.0.clone();
         let allowed = self.report.read().options.allow;
         let (others, is_joined) = (self.unit_containers(), self.joins_network());
         std::thread::scope(|scope| {

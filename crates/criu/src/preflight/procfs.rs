@@ -112,7 +112,7 @@ impl FdInfo {
 
 /// One line of /proc/PID/mountinfo.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Mount {
+pub(crate) struct Mount {
     pub id: u32,
     pub parent: u32,
     /// `major:minor` of the filesystem.
@@ -143,7 +143,7 @@ impl Mount {
         Some(Mount { id, parent, device, root, point, shared, master, fstype, source })
     }
 
-    pub(super) fn parse_all(text: &str) -> Vec<Self> {
+    pub(crate) fn parse_all(text: &str) -> Vec<Self> {
         text.lines().filter_map(Self::parse).collect()
     }
 }

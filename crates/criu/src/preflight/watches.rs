@@ -9,16 +9,19 @@ use tranship_types::{Blocker, BlockerKind};
 use super::Look;
 use super::container::Container;
 use super::files::{Descriptor, Files};
+use crate::irmap::{Overlays, Watch};
 
 pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) {
     let in_memory = |d: &Descriptor<'_>| {
         let is_tmpfs = |id| container.mounts.iter().any(|m| m.id == id && m.fstype == "tmpfs");
         d.link.starts_with("/memfd:") || is_tmpfs(d.info.mount)
     };
+    let overlays = Overlays::of(container.init).ok();
     for d in &files.all {
         if d.link.starts_with("anon_inode:inotify") {
             look.passing.extend(unread(d).map(|blocker| (identity(d), blocker)));
             look.findings.blockers.extend(of_processes(container, d));
+            on_overlay(overlays.as_ref(), d, look);
         } else if d.kind.kind == FileType::Directory {
             directory(d).into_iter().for_each(|blocker| look.block(blocker));
         } else if in_memory(d) && has_write_lease(&d.info.text) {
@@ -47,20 +50,29 @@ fn unread(d: &Descriptor<'_>) -> Option<Blocker> {
 
 /// fsnotify.c, `get_mark_path`: "Can't dump that handle", as files of /proc cannot be opened by handles.
 fn of_processes(container: &Container, d: &Descriptor<'_>) -> Option<Blocker> {
-    let is_proc = |device: &str| container.all_mounts.iter().any(|m| m.fstype == "proc" && m.device == device);
-    watched_devices(&d.info.text).any(|device| is_proc(&device)).then(|| {
+    let is_proc = |watch: Watch| {
+        let device = watch.device();
+        container.all_mounts.iter().any(|m| m.fstype == "proc" && m.device == device)
+    };
+    Watch::all(&d.info.text).any(is_proc).then(|| {
         let what = "watches files of /proc by inotify, which CRIU does not support";
         blocker(d, what, "let the program read them from time to time")
     })
 }
 
-/// Devices, as `MAJOR:MINOR`, of what an inotify watches, from lines such as `inotify wd:1 ino:9 sdev:a7 mask:100 …`.
-fn watched_devices(info: &str) -> impl Iterator<Item = String> {
-    info.lines().filter_map(|line| {
-        let device = line.strip_prefix("inotify ")?.split(' ').find_map(|word| word.strip_prefix("sdev:"))?;
-        let device = u32::from_str_radix(device, 16).ok()?;
-        Some(format!("{}:{}", device >> 20, device & 0xf_ffff))
-    })
+/// irmap.c, `irmap_lookup`: "Can't dump that handle", where the path of a file is not found.
+fn on_overlay(overlays: Option<&Overlays>, d: &Descriptor<'_>, look: &mut Look) {
+    let Some(overlays) = overlays else { return };
+    let watches: Vec<Watch> = Watch::all(&d.info.text).filter(|watch| overlays.have(watch)).collect();
+    if watches.is_empty() {
+        return;
+    }
+    look.findings.watchers.push((d.task.pid, d.fd));
+    if overlays.paths(&watches).contains(&None) {
+        let what = "watches a file of an overlay by inotify whose path is not found, which CRIU needs";
+        let remedy = "let the program watch files that exist, or files on a volume";
+        look.wait(identity(d), blocker(d, what, remedy));
+    }
 }
 
 /// CRIU knows nothing of `F_NOTIFY`; the kernel does not show it, but for the owner of the descriptor, who is sent the signals.
@@ -83,13 +95,6 @@ fn has_write_lease(info: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn devices_that_are_watched_are_read_from_the_kernel_s_lines() {
-        let info = "pos:\t0\ninotify wd:2 ino:9 sdev:a7 mask:100 ignored_mask:0 fhandle-bytes:8 fhandle-type:1 f_handle:09\n\
-                    inotify wd:1 ino:1 sdev:800001 mask:100 ignored_mask:0\n";
-        assert_eq!(watched_devices(info).collect::<Vec<_>>(), ["0:167", "8:1"]);
-    }
 
     #[test]
     fn write_leases_are_told_from_other_locks() {

@@ -1,0 +1,224 @@
+//! The paths of files that are watched by inotify on an overlay. The kernel tells of a watch the inode and a handle; CRIU opens the handle,
+//! which an overlay does not allow, and then searches for the inode in a few directories (irmap.c) and in a cache: this makes the cache.
+//!
+//! ```text
+//!  /proc/PID/fdinfo/FD   inotify wd:1 ino:2a sdev:3d … f_handle:…        the overlay's handle
+//!    └── in it: the handle of the file in one of the overlay's layers    struct ovl_fb of the kernel's fs/overlayfs/overlayfs.h
+//!          └── /var/lib/docker/overlay2/6f…/diff/usr/share/config        opened on the filesystems of the node
+//!                └── /usr/share/config                                   the end of it that names inode 2a on device 3d
+//! ```
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use nix::sched::{CloneFlags, unshare};
+use rustix::fs::{Mode, OFlags, ResolveFlags, fstat, major, minor, open, openat2};
+use tranship_sys::file_handle::FileHandle;
+
+use crate::preflight::Mount;
+
+/// What CRIU calls the cache, in its working directory.
+pub const FILE: &str = "irmap-cache";
+/// `IMG_SERVICE_MAGIC` and `IRMAP_CACHE_MAGIC` of CRIU's magic.h.
+const MAGIC: [u32; 2] = [0x5510_5940, 0x5700_4059];
+/// Filesystems that layers of overlays lie on.
+const HOSTS: [&str; 8] = ["ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs"];
+
+/// A file that is watched, as one line of a descriptor's `fdinfo` tells of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Watch {
+    /// The device of its filesystem, as the kernel numbers it inside (20 bits for the minor number).
+    device: u32,
+    inode: u64,
+    handle: FileHandle,
+}
+
+/// An entry of CRIU's cache.
+#[derive(Clone, PartialEq, prost::Message)]
+struct CacheEntry {
+    #[prost(uint32, required, tag = "1")]
+    device: u32,
+    #[prost(uint64, required, tag = "2")]
+    inode: u64,
+    /// From the root of the container's mount namespace on.
+    #[prost(bytes = "vec", required, tag = "3")]
+    path: Vec<u8>,
+}
+
+/// A descriptor of an inotify: a process's pid, and a number in its table.
+pub type Watcher = (u32, i32);
+
+impl Watch {
+    /// Of a line such as `inotify wd:1 ino:2a sdev:3d mask:100 ignored_mask:0 fhandle-bytes:1c fhandle-type:f8 f_handle:00…`.
+    fn of(line: &str) -> Option<Self> {
+        let words = line.strip_prefix("inotify ")?;
+        let field = |name: &str| words.split(' ').find_map(|word| word.strip_prefix(name));
+        let number = |name: &str| u64::from_str_radix(field(name)?, 16).ok();
+        let digits = field("f_handle:").unwrap_or_default();
+        let bytes: Option<Vec<u8>> = digits
+            .as_bytes()
+            .chunks(2)
+            .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok())
+            .collect();
+        let kind = number("fhandle-type:").and_then(|kind| i32::try_from(kind).ok()).unwrap_or(-1);
+        Some(Self {
+            device: number("sdev:")?.try_into().ok()?,
+            inode: number("ino:")?,
+            handle: FileHandle { kind, bytes: bytes.unwrap_or_default() },
+        })
+    }
+
+    /// All of a descriptor.
+    pub fn all(info: &str) -> impl Iterator<Item = Self> {
+        info.lines().filter_map(Self::of)
+    }
+
+    /// `MAJOR:MINOR` of its filesystem.
+    pub fn device(&self) -> String {
+        format!("{}:{}", self.device >> 20, self.device & 0xf_ffff)
+    }
+
+    /// The handle in the layer.
+    fn in_layer(&self) -> Option<FileHandle> {
+        // Version, magic, length of all, flags, type, and the filesystem's UUID; before it, three bytes where the type is this one.
+        const ALIGNED: i32 = 0xf8;
+        const HEAD: usize = 5 + 16;
+        let all = self.handle.bytes.get(if self.handle.kind == ALIGNED { 3 } else { 0 }..)?;
+        let &[0, 0xfb, length, _, kind, ..] = all else { return None };
+        Some(FileHandle { kind: kind.into(), bytes: all.get(HEAD..length.into())?.to_vec() })
+    }
+
+    /// Whether this is it.
+    fn is_at(&self, root: &OwnedFd, path: &Path) -> bool {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let found = openat2(root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT).and_then(fstat);
+        found.is_ok_and(|is| {
+            is.st_ino == self.inode && self.device() == format!("{}:{}", major(is.st_dev), minor(is.st_dev))
+        })
+    }
+
+    /// Its path in the container, given what it is called on the node in a layer.
+    fn seen_as(&self, in_layer: &Path, points: &[PathBuf], root: &OwnedFd) -> Option<PathBuf> {
+        let parts: Vec<_> = in_layer.components().skip(1).collect();
+        let ends = (0..=parts.len()).map(|skipped| parts[skipped..].iter().collect::<PathBuf>());
+        let candidates = ends.flat_map(|end| points.iter().map(move |point| point.join(&end)));
+        candidates.map(|path| path.components().collect()).find(|path: &PathBuf| self.is_at(root, path))
+    }
+}
+
+/// The overlays of a container, and the filesystems that their layers may be on.
+pub struct Overlays {
+    root: OwnedFd,
+    overlays: Vec<Mount>,
+    hosts: Vec<PathBuf>,
+}
+
+impl Overlays {
+    /// Those of a container whose first process is `init`.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn of(init: u32) -> io::Result<Self> {
+        let mounts = |pid: &str| -> io::Result<Vec<Mount>> {
+            Ok(Mount::parse_all(&tranship_sys::process::text(format!("/proc/{pid}/mountinfo"))?))
+        };
+        let mut overlays = mounts(&init.to_string())?;
+        overlays.retain(|mount| mount.fstype == "overlay");
+        let mut hosts = mounts("self")?;
+        hosts.retain(|mount| HOSTS.contains(&mount.fstype.as_str()));
+        hosts.sort_by(|a, b| (a.fstype == "tmpfs", &a.device).cmp(&(b.fstype == "tmpfs", &b.device)));
+        hosts.dedup_by(|a, b| a.device == b.device);
+        let root = open(format!("/proc/{init}/root"), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        Ok(Self { root, overlays, hosts: hosts.into_iter().map(|mount| mount.point.into()).collect() })
+    }
+
+    /// Whether a file is on one of them.
+    pub fn have(&self, watch: &Watch) -> bool {
+        self.overlays.iter().any(|mount| mount.device == watch.device())
+    }
+
+    /// Where files on them are, in the order of the watches; `None` of one that is not found.
+    pub fn paths(&self, watches: &[Watch]) -> Vec<Option<PathBuf>> {
+        let find = || {
+            // The working directory is this thread's own.
+            unshare(CloneFlags::CLONE_FS)?;
+            Ok(watches.iter().map(|watch| self.path(watch)).collect())
+        };
+        let found: nix::Result<Vec<_>> =
+            std::thread::scope(|scope| scope.spawn(find).join().expect("to look for files does not panic"));
+        found.unwrap_or_else(|_| vec![None; watches.len()])
+    }
+
+    fn path(&self, watch: &Watch) -> Option<PathBuf> {
+        let handle = watch.in_layer()?;
+        let device = watch.device();
+        let points: Vec<PathBuf> =
+            self.overlays.iter().filter(|mount| mount.device == device).map(|mount| (&mount.point).into()).collect();
+        self.hosts.iter().find_map(|host| {
+            nix::unistd::chdir(host).ok()?;
+            let file = handle.open_on_working_directory().ok()?;
+            let link = std::fs::read_link(format!("/proc/thread-self/fd/{}", file.as_raw_fd())).ok()?;
+            watch.seen_as(&link, &points, &self.root)
+        })
+    }
+}
+
+/// What CRIU is to find in its cache of the files that these descriptors watch; `None` if none is on an overlay. Of a file that is not
+/// found nothing is in it.
+///
+/// # Errors
+/// The container has ended.
+pub fn cache(init: u32, watchers: &[Watcher]) -> io::Result<Option<Vec<u8>>> {
+    if watchers.is_empty() {
+        return Ok(None);
+    }
+    let overlays = Overlays::of(init)?;
+    let infos =
+        watchers.iter().filter_map(|(pid, fd)| tranship_sys::process::text(format!("/proc/{pid}/fdinfo/{fd}")).ok());
+    let watches: Vec<Watch> =
+        infos.flat_map(|info| Watch::all(&info).collect::<Vec<_>>()).filter(|watch| overlays.have(watch)).collect();
+    let paths = overlays.paths(&watches);
+    let entries = watches.iter().zip(paths).filter_map(|(watch, path)| {
+        let path = path?.as_os_str().as_bytes().to_vec();
+        Some(CacheEntry { device: watch.device, inode: watch.inode, path })
+    });
+    let mut image: Vec<u8> = MAGIC.iter().flat_map(|magic| magic.to_le_bytes()).collect();
+    for entry in entries {
+        let bytes = prost::Message::encode_to_vec(&entry);
+        image.extend((bytes.len() as u32).to_le_bytes());
+        image.extend(bytes);
+    }
+    Ok(Some(image))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINE: &str = "inotify wd:1 ino:2a sdev:3d mask:100 ignored_mask:0 fhandle-bytes:20 fhandle-type:f8 \
+                        f_handle:00000000fb1d0001000102030405060708090a0b0c0d0e0f2a0000000700000000000000";
+
+    #[test]
+    fn the_handle_of_the_layer_is_in_that_of_the_overlay() {
+        let watch = Watch::of(LINE).unwrap();
+        assert_eq!((watch.device(), watch.inode), ("0:61".to_owned(), 0x2a));
+        assert_eq!(watch.in_layer(), Some(FileHandle { kind: 1, bytes: vec![0x2a, 0, 0, 0, 7, 0, 0, 0] }));
+    }
+
+    #[test]
+    fn what_is_no_handle_of_an_overlay_has_none_of_a_layer() {
+        for handle in ["", "00", "00000000", "0000000", "zz", "00000000fbff0001", "00000000fc1d0001000102030405060708"]
+        {
+            let (before, _) = LINE.split_once("f_handle:").unwrap();
+            assert_eq!(Watch::of(&format!("{before}f_handle:{handle}")).and_then(|watch| watch.in_layer()), None);
+        }
+        assert_eq!(Watch::all("pos:\t0\nflags:\t02000000\n").count(), 0);
+    }
+
+    #[test]
+    fn where_nothing_is_watched_there_is_no_cache() {
+        assert_eq!(cache(std::process::id(), &[]).unwrap(), None);
+    }
+}
