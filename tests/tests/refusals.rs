@@ -69,6 +69,61 @@ fn odd_states_are_moved_as_they_are(stage: &mut Stage) -> Result<()> {
     remove(lab, NAME)
 }
 
+/// Gives itself states that /proc does not show; with an argument a child has those that no move may lose.
+const HIDDEN: &str = r#"
+import ctypes, mmap, os, signal, struct, sys
+libc = ctypes.CDLL(None)
+if len(sys.argv) > 1 and os.fork() == 0:
+    # struct user_desc: the first entry, a segment of one page.
+    assert libc.syscall(154, 1, struct.pack('IIII', 0, 0, 1, 0x51), 16) == 0
+    # From here on nothing may ask for the time.
+    assert libc.prctl(26, 2, 0, 0, 0) == 0
+    while True: libc.pause()
+libc.prctl(38, 1, 0, 0, 0)
+rules = libc.syscall(444, struct.pack('Q', 1 << 9), 8, 0)
+assert libc.syscall(446, rules, 0) == 0
+os.close(rules)
+memory = mmap.mmap(-1, 1 << 16, flags=mmap.MAP_PRIVATE)
+address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+assert libc.syscall(462, ctypes.c_ulong(address), ctypes.c_ulong(1 << 16), 0) == 0
+assert libc.prctl(65, 1, 0, 0, 0) == 0
+assert libc.mlockall(2) == 0
+os.close(os.open('/tmp/ready', os.O_CREAT | os.O_WRONLY))
+while True: signal.pause()
+"#;
+
+/// Each is named before the freeze, those that may be lost only are if they are allowed to be, and none of it is found at the destination.
+fn states_that_proc_does_not_show_are_refused(stage: &mut Stage) -> Result<()> {
+    const LOSABLE: [&str; 4] = ["deny-write-execute", "landlock", "lock-future-memory", "sealed-memory"];
+    let lab = &stage.lab;
+    let start = |arguments: &[&str]| -> Result<()> {
+        let command = [&["python3", "-c", HIDDEN][..], arguments].concat();
+        let mut options = RunOptions::new(IP, command);
+        options.capabilities.push("CAP_IPC_LOCK".to_owned());
+        lab.run("a", NAME, &options)?;
+        let look = ["runc", "exec", NAME, "test", "-e", "/tmp/ready"];
+        wait_until("the program to be ready", PATIENCE, || Ok(lab.check("a", &look).ok().map(drop)))
+    };
+    start(&["more"])?;
+    let refusal = refused_move(lab, "a", NAME, "b")?;
+    for words in ["PR_SET_TSC", "modify_ldt", "PR_SET_MDWE", "MCL_FUTURE", "Landlock", "mseal"] {
+        let named = refusal.blockers.iter().filter(|blocker| blocker.cause.contains(words) && blocker.pid.is_some());
+        ensure!(named.count() == 1, "{words} is not named once: {refusal:#?}");
+    }
+    remove(lab, NAME)?;
+
+    start(&[])?;
+    let refusal = refused_move(lab, "a", NAME, "b")?;
+    let mut kinds: Vec<&str> = refusal.blockers.iter().filter_map(|blocker| blocker.allow.as_deref()).collect();
+    kinds.sort_unstable();
+    ensure!(kinds == LOSABLE && refusal.blockers.len() == LOSABLE.len(), "{refusal:#?}");
+    let allow: Vec<&str> = LOSABLE.iter().flat_map(|kind| ["--allow", kind]).collect();
+    let report = move_with(lab, "a", NAME, "b", &allow)?;
+    ensure!(report.allowed.len() == LOSABLE.len(), "the report does not list them: {report:#?}");
+    move_with(lab, "b", NAME, "a", &[]).context("back, with nothing left to lose")?;
+    remove(lab, NAME)
+}
+
 /// A container whose memory has been restored, or is still coming, looks unlike one that was started: it is no reason to refuse it.
 fn containers_that_have_arrived_are_not_refused(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
@@ -94,6 +149,7 @@ fn main() -> ExitCode {
             what_is_lost_by_a_move_is_refused_unless_it_is_allowed,
         ),
         ("odd_states_are_moved_as_they_are", odd_states_are_moved_as_they_are),
+        ("states_that_proc_does_not_show_are_refused", states_that_proc_does_not_show_are_refused),
         ("containers_that_have_arrived_are_not_refused", containers_that_have_arrived_are_not_refused),
     ])
 }
