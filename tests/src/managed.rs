@@ -4,7 +4,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tranship_lab::{CLIENT, CounterClient, Lab, LabError, REDIS_PORT, Redis, redis_command};
+use tranship_lab::{CLIENT, CounterClient, Lab, LabError, REDIS_PORT, Redis, patience, redis_command};
 use tranship_types::BlockerKind;
 
 use crate::agents::{Log, restart_agent};
@@ -12,10 +12,10 @@ use crate::limits::{limits, set_limit};
 use crate::moves::{Refusal, connection_alive, move_container};
 use crate::runner::wait_until;
 
-/// The longest that a client may wait, in ms: many times what a move takes, and less than the engines' own checkpoints do.
-const GAP: f64 = 1500.0;
+/// The longest that a client may wait: many times what a move takes, and less than the engines' own checkpoints do.
+const GAP: Duration = Duration::from_millis(1500);
 /// The same where the copy has to be made again, by another start of the engine's.
-const GAP_WHEN_MADE_AGAIN: f64 = 5000.0;
+const GAP_WHEN_MADE_AGAIN: Duration = Duration::from_secs(5);
 /// How long what a move has left may take to be cleared away.
 const CLEARED: Duration = Duration::from_secs(30);
 
@@ -170,7 +170,13 @@ impl Managed {
         self.moves_within(lab, counter, (from, to), GAP)
     }
 
-    fn moves_within(&self, lab: &Lab, counter: &mut CounterClient, nodes: (&str, &str), longest: f64) -> Result<()> {
+    fn moves_within(
+        &self,
+        lab: &Lab,
+        counter: &mut CounterClient,
+        nodes: (&str, &str),
+        longest: Duration,
+    ) -> Result<()> {
         let (from, to) = nodes;
         counter.mark()?;
         let report = move_container(lab, from, self.name, to)?;
@@ -181,7 +187,7 @@ impl Managed {
             report.blackout_ms.unwrap_or_default(),
             report.total_ms.unwrap_or_default()
         );
-        ensure!(gap < longest, "the client waited for {gap:.0} ms");
+        ensure!(gap < patience(longest).as_secs_f64() * 1e3, "the client waited for {gap:.0} ms");
         self.is_gone(lab, from)?;
         self.shows(lab, to)
     }

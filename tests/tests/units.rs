@@ -291,11 +291,11 @@ fn exactly_one_unit_lives_whoever_dies(stage: &mut Stage) -> Result<()> {
     for (fault, all) in steps.into_iter().step_by(every) {
         let at = if fault.starts_with("source") { from } else { to };
         restart_agent(lab, at, fault)?;
+        let agent = lab.agent_pid(at)?.context("the agent has just been started")?;
         let file = write(lab, from)?;
         let mut client = lab.spawn(from, &["tranship", "move-group", file, "--to", to, "--atomic"])?;
         if fault.ends_with("die") {
-            wait_until("the agent to die", PATIENCE, || Ok(lab.agent_pid(at)?.is_none_or(is_gone).then_some(())))
-                .context(fault)?;
+            wait_until("the agent to die", PATIENCE, || Ok(is_gone(agent).then_some(()))).context(fault)?;
             lab.start_agent(at, &[])?;
         }
         wait_until("the end of the group", SETTLED, || Ok(client.try_wait()?)).context(fault)?;
@@ -317,9 +317,10 @@ fn a_unit_is_given_up_as_a_whole(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     let mut unit = Unit::start(lab)?;
     restart_agent(lab, "b", "destination.open-gate.before.die")?;
+    let agent = lab.agent_pid("b")?.context("the agent has just been started")?;
     let file = write(lab, "a")?;
     let mut client = lab.spawn("a", &["tranship", "move-group", file, "--to", "b", "--atomic"])?;
-    wait_until("the agent to die", PATIENCE, || Ok(lab.agent_pid("b")?.is_none_or(is_gone).then_some(())))?;
+    wait_until("the agent to die", PATIENCE, || Ok(is_gone(agent).then_some(())))?;
     wait_until("all to be given up", SETTLED, || {
         let given_up = lab.exec("a", &["tranship", "recover", "queue", "--destination-lost", "--json"])?;
         Ok(given_up.status.success().then_some(()))

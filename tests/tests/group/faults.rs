@@ -18,14 +18,12 @@ const SETTLED: Duration = Duration::from_secs(60);
 fn disturbed(lab: &Lab, (from, to): (&str, &str), fault: &str, options: &[&str]) -> Result<GroupReport> {
     let at = if fault.starts_with("source") { from } else { to };
     restart_agent(lab, at, fault)?;
+    let agent = lab.agent_pid(at)?.context("the agent has just been started")?;
     let file = write(lab, from, CHAIN_FILE)?;
     let command = [&["tranship", "move-group", &file, "--to", to], options].concat();
     let mut client = lab.spawn(from, &command)?;
     if fault.ends_with("die") {
-        wait_until("the agent to die", PATIENCE, || {
-            let gone = lab.agent_pid(at)?.is_none_or(is_gone);
-            Ok(gone.then_some(()))
-        })?;
+        wait_until("the agent to die", PATIENCE, || Ok(is_gone(agent).then_some(())))?;
         lab.start_agent(at, &[])?;
     }
     // Whoever follows the group sees its end, too.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use tranship_e2e::{Capture, Stage, remove, wait_until};
-use tranship_lab::{CLIENT, Lab};
+use tranship_lab::{CLIENT, Lab, patience};
 use tranship_workloads::traffic::{Datagrams, Numbers, Service, Stream, TRAFFIC_PORT, Way};
 
 use super::groups::failing_and_moving;
@@ -379,7 +379,8 @@ pub(super) fn begin_datagrams(lab: &Lab, ip: Ipv4Addr) -> Result<Datagrams> {
 /// How many datagrams may be late at this rate where a gate is opened so often: those that come while it is. That takes 0.1 ms, and a few on a machine that
 /// does something else just then. Without an order some 40 ms of them would be late each time.
 pub(super) fn late(rate: u64, openings: u64) -> u64 {
-    (rate / 200).max(1) * openings
+    let each = rate as f64 * patience(Duration::from_millis(5)).as_secs_f64();
+    (each as u64).max(1) * openings
 }
 
 /// Checks that all came back, once and in their order, but for those that came just when the gate was opened.
