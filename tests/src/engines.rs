@@ -3,11 +3,8 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use nix::sys::signal::Signal;
 use tranship_lab::Lab;
-use tranship_types::Mode;
 
-use crate::agents::{restart_agent, send, state};
 use crate::containers::nothing_left;
 use crate::managed::{Dialect, Managed};
 use crate::moving::{Ended, Moving};
@@ -155,13 +152,7 @@ impl Managed {
         place: &str,
         meddle: impl FnOnce(&Lab) -> Result<()>,
     ) -> Result<Moving> {
-        restart_agent(lab, from, &format!("{place}.hold"))?;
-        let agent = lab.agent_pid(from)?.context("the agent has just been started")?;
-        let moving = Moving::begin(lab, self.name, from, to, Mode::Auto)?;
-        wait_until("the agent to be held", Duration::from_secs(20), || Ok((state(agent) == Some('T')).then_some(())))?;
-        let meddled = meddle(lab);
-        send(Signal::SIGCONT, agent)?;
-        meddled.map(|()| moving)
+        Moving::begun_from(lab, self.name, (from, to), place, meddle)
     }
 
     /// What an engine has of images: theirs, and their parts.

@@ -4,9 +4,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::Signal;
 use tranship_lab::{Lab, report_of};
 use tranship_types::{Mode, Outcome, Report};
 
+use crate::agents::{restart_agent, send, state};
 use crate::runner::wait_until;
 
 /// The modes that moves are tested in, in turn: each once. (`auto` chooses among what they do.)
@@ -90,6 +92,26 @@ impl Moving {
             bytes
         });
         Ok(Self { child, output, begun: Instant::now() })
+    }
+
+    /// Begins to move a container, and does something while the source's agent is held at a place of the coordinator's.
+    ///
+    /// # Errors
+    /// As [`Self::begin`]; if the move does not get there, or that is not done.
+    pub fn begun_from(
+        lab: &Lab,
+        name: &str,
+        (from, to): (&str, &str),
+        place: &str,
+        meddle: impl FnOnce(&Lab) -> Result<()>,
+    ) -> Result<Self> {
+        restart_agent(lab, from, &format!("{place}.hold"))?;
+        let agent = lab.agent_pid(from)?.context("the agent has just been started")?;
+        let moving = Self::begin(lab, name, from, to, Mode::Auto)?;
+        wait_until("the agent to be held", Duration::from_secs(20), || Ok((state(agent) == Some('T')).then_some(())))?;
+        let meddled = meddle(lab);
+        send(Signal::SIGCONT, agent)?;
+        meddled.map(|()| moving)
     }
 
     /// Whether `tranship` still follows it.

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tranship_e2e::{
-    Stage, exactly_one_runs, limits, move_with, refused_move, remove, restart_agent, scenarios, set_limit, wait_until,
+    Moving, Stage, exactly_one_runs, limits, move_with, refused_move, remove, restart_agent, scenarios, set_limit,
+    wait_until,
 };
 use tranship_lab::{Lab, RunOptions};
 
@@ -180,6 +181,15 @@ fn limits_that_were_changed_stay_changed(stage: &mut Stage) -> Result<()> {
         ["pids.max 10\n", "cpu.cfs_quota_us 50000\n", "memory.memsw.limit_in_bytes 209715200\n", "swappiness 7\n"];
     ensure!(expected.iter().all(|line| before.contains(line)), "{before}");
     told(lab).context("the program does not answer")?;
+
+    // The destination has made the container when they are changed.
+    let change = |lab: &Lab| Ok(lab.check("a", &["runc", "update", "--pids-limit", "11", NAME]).map(drop)?);
+    let moving = Moving::begun_from(lab, NAME, ("a", "b"), "source.freeze.before", change)?;
+    let ended = moving.end()?;
+    ensure!(!ended.success && ended.error().contains("limits of the container's cgroup were changed"), "{ended:?}");
+    restart_agent(lab, "a", "")?;
+    move_with(lab, "a", NAME, "b", &[]).context("with the limits as they are now")?;
+    ensure!(limits(lab, "b", &pid("b")?)?.contains("pids.max 11\n"), "{}", limits(lab, "b", &pid("b")?)?);
     remove(lab, NAME)
 }
 

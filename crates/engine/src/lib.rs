@@ -19,7 +19,7 @@ mod podman;
 mod program;
 mod runc;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ pub use cpu::Cpu;
 pub use docker::{Docker, start as start_docker};
 pub use etc_files::EtcFiles;
 pub use freezer::{Freezer, FreezerError};
-pub use limits::Limits;
+pub use limits::{Limits, were_changed as limits_were_changed};
 pub use mark::Mark;
 pub use mounts::MountTree;
 pub use podman::{NETWORK_VARIABLE, Podman};
@@ -94,6 +94,8 @@ pub struct Container {
     pub bundle: PathBuf,
     /// Its cgroup's freezer, through which its processes are also found.
     pub freezer: Freezer,
+    /// The directories of its cgroups by controller, and by no name that of version 2. None where its limits are not known.
+    pub cgroups: HashMap<String, PathBuf>,
     /// Its memory cgroup, where there is one.
     pub memory_cgroup: Option<PathBuf>,
     /// Its CPU cgroup, where there is one.
@@ -117,6 +119,7 @@ impl Container {
             binds: Vec::new(),
             bundle: PathBuf::new(),
             freezer: Freezer::of_nothing(),
+            cgroups: HashMap::new(),
             memory_cgroup: None,
             cpu: None,
             trees: Vec::new(),

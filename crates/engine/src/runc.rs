@@ -293,6 +293,7 @@ impl Engine for Runc {
             bundle,
             freezer,
             memory_cgroup,
+            cgroups,
             cpu,
             trees,
             binds: Vec::new(),

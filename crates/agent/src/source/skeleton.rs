@@ -117,6 +117,9 @@ fn look(
             "{file} was written to in the container during the move, and is different at the destination; try again"
         )));
     }
+    if tranship_engine::limits_were_changed(container) {
+        return Err(Failure::new("limits of the container's cgroup were changed during the move; try again"));
+    }
     let tracked = inside.map(|mut conntrack| conntrack.entries()).transpose().map_err(failed)?;
     let mut tracked_by_node = Vec::new();
     if let Some(mut conntrack) = node {

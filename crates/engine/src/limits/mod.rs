@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
+use crate::Container;
 pub use noted::Limits;
 use table::{DEVICES, Limit, UNIFIED, V1, V2};
 
@@ -51,6 +52,14 @@ pub(crate) fn update(config: &mut Value, cgroups: &HashMap<String, PathBuf>) {
     if resources.is_null() {
         config["linux"].as_object_mut().map(|linux| linux.remove("resources"));
     }
+}
+
+/// Whether limits were changed since the container was looked at: in the freeze, whether the destination has others.
+pub fn were_changed(container: &Container) -> bool {
+    let resources = |config: &Value| config["linux"]["resources"].clone();
+    let mut now = container.config.clone();
+    update(&mut now, &container.cgroups);
+    resources(&now) != resources(&container.config)
 }
 
 /// What of version 2 is more than one number, or has no other name in a configuration.
