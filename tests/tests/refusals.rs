@@ -9,7 +9,7 @@ use tranship_api::Plan;
 use tranship_e2e::{
     Guest, Stage, exactly_one_runs, move_with, refused_move, refused_move_with, remove, scenarios, wait_until,
 };
-use tranship_lab::{RunOptions, find_program};
+use tranship_lab::{Lab, RunOptions, find_program};
 
 const NAME: &str = "refused";
 const IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 51);
@@ -92,6 +92,35 @@ os.close(os.open('/tmp/ready', os.O_CREAT | os.O_WRONLY))
 while True: signal.pause()
 "#;
 
+/// Hides a file that it has open beneath another one.
+const HIDING: &str = r#"
+import ctypes, os, signal
+libc = ctypes.CDLL(None)
+for name in '/tmp/open', '/tmp/other': open(name, 'w').close()
+hidden = open('/tmp/open')
+assert libc.mount(b'/tmp/other', b'/tmp/open', None, 4096, None) == 0
+os.close(os.open('/tmp/ready', os.O_CREAT | os.O_WRONLY))
+while True: signal.pause()
+"#;
+
+fn an_open_file_that_another_one_hides_is_refused(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let mut options = RunOptions::new(IP, ["python3", "-c", HIDING]);
+    options.capabilities.push("CAP_SYS_ADMIN".to_owned());
+    lab.run("a", NAME, &options)?;
+    ready(lab)?;
+    let refusal = refused_move(lab, "a", NAME, "b")?;
+    let named = refusal.blockers.iter().filter(|blocker| blocker.cause.contains("is the file that was /tmp/open"));
+    ensure!(named.count() == 1 && refusal.blockers.len() == 1, "{refusal:#?}");
+    remove(lab, NAME)
+}
+
+/// Waits until a program has made a file that says so.
+fn ready(lab: &Lab) -> Result<()> {
+    let look = ["runc", "exec", NAME, "test", "-e", "/tmp/ready"];
+    wait_until("the program to be ready", PATIENCE, || Ok(lab.check("a", &look).ok().map(drop)))
+}
+
 /// Each is named before the freeze, those that may be lost only are if they are allowed to be, and none of it is found at the destination.
 fn states_that_proc_does_not_show_are_refused(stage: &mut Stage) -> Result<()> {
     const LOSABLE: [&str; 4] = ["deny-write-execute", "landlock", "lock-future-memory", "sealed-memory"];
@@ -101,8 +130,7 @@ fn states_that_proc_does_not_show_are_refused(stage: &mut Stage) -> Result<()> {
         let mut options = RunOptions::new(IP, command);
         options.capabilities.push("CAP_IPC_LOCK".to_owned());
         lab.run("a", NAME, &options)?;
-        let look = ["runc", "exec", NAME, "test", "-e", "/tmp/ready"];
-        wait_until("the program to be ready", PATIENCE, || Ok(lab.check("a", &look).ok().map(drop)))
+        ready(lab)
     };
     start(&["more"])?;
     let refusal = refused_move(lab, "a", NAME, "b")?;
@@ -149,6 +177,7 @@ fn main() -> ExitCode {
             what_is_lost_by_a_move_is_refused_unless_it_is_allowed,
         ),
         ("odd_states_are_moved_as_they_are", odd_states_are_moved_as_they_are),
+        ("an_open_file_that_another_one_hides_is_refused", an_open_file_that_another_one_hides_is_refused),
         ("states_that_proc_does_not_show_are_refused", states_that_proc_does_not_show_are_refused),
         ("containers_that_have_arrived_are_not_refused", containers_that_have_arrived_are_not_refused),
     ])

@@ -53,7 +53,18 @@ fn odd(thread: &SchedulingAttributes, usual: Option<&SchedulingAttributes>) -> O
 /// What the fields of /proc/PID/stat tell: the flags (9) and the signal that the parent gets at the end (38).
 fn flags(container: &Container, task: &Task, stat: &str) -> Option<(&'static str, &'static str)> {
     let field = |number: usize| stat.rsplit_once(')')?.1.split_whitespace().nth(number - 3)?.parse::<u64>().ok();
-    let flags = field(9)?;
+    if let Some(odd) = set_by_prctl(field(9)?) {
+        return Some(odd);
+    }
+    let parent_inside = container.tasks.contains_key(&task.status.ppid);
+    (parent_inside && field(38)? != SIGCHLD).then_some((
+        "was made by clone() with another signal than SIGCHLD for its end, which CRIU does not carry",
+        "exit-signal",
+    ))
+}
+
+/// What the flags of a process (`PF_…` of the kernel's include/linux/sched.h) have that it has asked for.
+fn set_by_prctl(flags: u64) -> Option<(&'static str, &'static str)> {
     if flags & PF_MCE_PROCESS != 0 {
         return Some((
             "has a policy of its own for memory errors (PR_MCE_KILL), which CRIU does not carry",
@@ -63,11 +74,7 @@ fn flags(container: &Container, task: &Task, stat: &str) -> Option<(&'static str
     if flags & PF_IO_FLUSHER == PF_IO_FLUSHER {
         return Some(("is an I/O flusher (PR_SET_IO_FLUSHER), which CRIU does not carry", "io-flusher"));
     }
-    let parent_inside = container.tasks.contains_key(&task.status.ppid);
-    (parent_inside && field(38)? != SIGCHLD).then_some((
-        "was made by clone() with another signal than SIGCHLD for its end, which CRIU does not carry",
-        "exit-signal",
-    ))
+    None
 }
 
 /// Locked memory: that of all mappings, which future ones will have too, and that which is locked only as it is used.
@@ -118,6 +125,16 @@ fn first_policy(maps: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn processes_that_have_asked_for_it_are_known_by_their_flags() {
+        // The second is of a program that has called prctl(PR_SET_IO_FLUSHER), which takes CAP_SYS_RESOURCE.
+        assert_eq!(set_by_prctl(0x0040_0100), None);
+        assert_eq!(set_by_prctl(0x0058_0100).map(|(_, kind)| kind), Some("io-flusher"));
+        // Either flag alone the kernel sets for a moment itself.
+        assert_eq!(set_by_prctl(0x0048_0100).or(set_by_prctl(0x0050_0100)), None);
+        assert_eq!(set_by_prctl(0x0040_0180).map(|(_, kind)| kind), Some("memory-error-policy"));
+    }
 
     #[test]
     fn a_numa_policy_is_known_by_the_first_line_alone() {
