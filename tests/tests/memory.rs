@@ -62,6 +62,19 @@ fn guard_pages_stay_guards_in_every_mode(stage: &mut Stage) -> Result<()> {
     remove(lab, NAME)
 }
 
+fn pages_that_were_guards_are_zeros_though_their_content_comes_later(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let mut guest = run(lab, &["guards-for-a-moment"], 67)?;
+    goes_on(&mut guest).context("before the first move")?;
+    for (mode, from, to) in [("postcopy", "a", "b"), ("hybrid", "b", "a"), ("precopy", "a", "b")] {
+        let options = ["--mode", mode, "--bandwidth", "100mbit"];
+        move_with(lab, from, NAME, to, &options).with_context(|| format!("mode {mode}"))?;
+        goes_on(&mut guest).with_context(|| format!("after a move in mode {mode}"))?;
+        nothing_left(lab, from, NAME)?;
+    }
+    remove(lab, NAME)
+}
+
 fn memory_that_cannot_be_read_is_refused_by_name(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     let mut guest = run(lab, &["poisoned"], 62)?;
@@ -188,6 +201,10 @@ fn huge_pages_are_counted_and_move_in_every_mode(stage: &mut Stage) -> Result<()
 fn main() -> ExitCode {
     scenarios(&[
         ("guard_pages_stay_guards_in_every_mode", guard_pages_stay_guards_in_every_mode),
+        (
+            "pages_that_were_guards_are_zeros_though_their_content_comes_later",
+            pages_that_were_guards_are_zeros_though_their_content_comes_later,
+        ),
         (
             "nobody_reads_zeros_whichever_process_of_the_pager_is_killed",
             nobody_reads_zeros_whichever_process_of_the_pager_is_killed,

@@ -1,8 +1,12 @@
 //! BPF programs, put together here instruction by instruction (Documentation/bpf/standardization/instruction-set.rst), and their maps.
 
+mod ring;
+
 use std::ffi::{CStr, c_void};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+pub(crate) use ring::{RingBuffer, RingReader};
 
 const MAP_CREATE: libc::c_int = 0;
 const MAP_LOOKUP: libc::c_int = 1;
@@ -273,6 +277,7 @@ const UPDATE: i32 = 2;
 const PERF_OUTPUT: i32 = 25;
 const PROBE_READ_USER: i32 = 112;
 pub(crate) const SEQ_WRITE: i32 = 127;
+const RING_OUTPUT: i32 = 130;
 const PROBE_READ_KERNEL: i32 = 113;
 
 /// On which condition a program goes on elsewhere; numbers are compared with all their 64 bits.
@@ -505,6 +510,15 @@ impl Assembler {
         self.number(5, size);
         self.helper(PERF_OUTPUT);
         self.go_if(0, If::NotEqual, 0, otherwise);
+    }
+
+    /// Sends bytes of the stack. Where there is no room nothing is sent.
+    pub fn send_to_ring(&mut self, ring: &RingBuffer, (slot, size): (i16, i32)) {
+        self.map(1, &ring.map);
+        self.stack_address(2, slot);
+        self.number(3, size);
+        self.number(4, 0);
+        self.helper(RING_OUTPUT);
     }
 
     pub fn end(&mut self) {

@@ -15,6 +15,7 @@ pub mod clock;
 pub mod descriptor;
 pub mod dirty_log;
 pub mod file_handle;
+pub mod guard_log;
 pub mod hidden_states;
 pub mod huge;
 mod interrupted;

@@ -121,6 +121,11 @@ impl Message {
         Some(Self(words.collect::<Vec<_>>().try_into().ok()?))
     }
 
+    /// Tells that the content of `[start, end)` was thrown away.
+    pub fn removed(start: u64, end: u64) -> Self {
+        Self([EVENT_REMOVE.into(), start, end, 0])
+    }
+
     /// Its bytes.
     pub fn to_bytes(self) -> [u8; 8 * Self::WORDS] {
         let mut bytes = [0; 8 * Self::WORDS];
@@ -312,7 +317,7 @@ impl Userfault {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::os::fd::FromRawFd;
     use std::time::Duration;
@@ -341,7 +346,7 @@ mod tests {
     const REGISTER_MODE_MISSING: u64 = 1;
 
     /// One over this process that tells of moves.
-    fn own() -> Userfault {
+    pub(crate) fn own() -> Userfault {
         let mut api = [UFFD_API, FEATURE_EVENT_REMAP, 0];
         // SAFETY: the call returns a new descriptor, owned by nobody else; the argument is what the request wants.
         let fd = unsafe {
@@ -353,6 +358,14 @@ mod tests {
         fd.into()
     }
 
+    /// Registers missing pages of scratch memory.
+    fn register(userfault: &Userfault, scratch: &Scratch) {
+        let mut register = [scratch.start(), scratch.end() - scratch.start(), REGISTER_MODE_MISSING, 0];
+        // SAFETY: the argument is what the request wants; nobody touches the scratch pages.
+        let registered = unsafe { libc::ioctl(userfault.fd.as_raw_fd(), UFFDIO_REGISTER, &raw mut register) };
+        assert_eq!(registered, 0, "{}", io::Error::last_os_error());
+    }
+
     #[test]
     fn a_page_is_not_taken_for_unmapped_while_it_is_being_moved() {
         let (from, to) = (Scratch::map(2, libc::MAP_PRIVATE).unwrap(), Scratch::map(2, libc::MAP_PRIVATE).unwrap());
@@ -360,10 +373,7 @@ mod tests {
         let content = arena.allocate(2 * PAGE as usize).unwrap();
         let store = View::new(arena.file().try_clone_to_owned().unwrap()).unwrap();
         let userfault = own();
-        let mut register = [from.start(), 2 * PAGE, REGISTER_MODE_MISSING, 0];
-        // SAFETY: the argument is what the request wants; nobody touches the scratch pages.
-        let registered = unsafe { libc::ioctl(userfault.fd.as_raw_fd(), UFFDIO_REGISTER, &raw mut register) };
-        assert_eq!(registered, 0, "{}", io::Error::last_os_error());
+        register(&userfault, &from);
         let (old, new) = (from.start(), to.start());
         let mover = std::thread::spawn(move || {
             let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;

@@ -183,6 +183,7 @@ impl Pager<'_> {
 
     /// Tries again what the threads of these tasks wait for.
     fn retry(&mut self, id: AddressSpaceId) -> Result<(), PagerError> {
+        self.forget_guarded();
         let Some(store) = &self.store else { return Ok(()) };
         let mut work = Work::default();
         for space in self.served.iter_mut().filter(|space| space.origin == id && !space.waiting.is_empty()) {
@@ -215,7 +216,7 @@ impl Pager<'_> {
         let id = AddressSpaceId(word.unsigned_abs());
         if word == RESTORE_FINISHED {
             self.context.journal.append(RESTORED, 0, &[]);
-            self.status.restored = true;
+            self.restored();
         } else if brings && !self.served.iter().any(|space| space.origin == id) {
             let Some(fd) = descriptors.into_iter().next() else {
                 return Err(io::Error::other(format!("criu named task {word} but handed over no descriptor")).into());
@@ -234,6 +235,13 @@ impl Pager<'_> {
         let remote = self.later.get(&id).cloned().unwrap_or_default();
         let pending = self.stored.get(&id).cloned().unwrap_or_default();
         self.serve_space(Space::new(id, userfault, pending, Remote::new(remote)));
+    }
+
+    /// The restore is finished.
+    pub(super) fn restored(&mut self) {
+        self.status.restored = true;
+        // The tasks will soon run.
+        self.guards.begin(self.context.guards.as_ref());
     }
 
     fn tell(&mut self, index: usize) {

@@ -26,6 +26,7 @@
 
 mod around;
 mod control;
+mod guards;
 mod inputs;
 mod keeper;
 mod newest;

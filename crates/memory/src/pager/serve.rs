@@ -12,11 +12,13 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 use tranship_sys::arena::View;
 use tranship_sys::descriptor;
+use tranship_sys::guard_log::GuardLog;
 use tranship_sys::journal::Journal;
 use tranship_sys::schedule::{self, Standing};
 use tranship_types::{AddressSpaceId, PageRange};
 
 use super::control::{self, Status};
+use super::guards::Guards;
 use super::newest::Newest;
 use super::objects::Objects;
 use super::space::{Space, Work};
@@ -70,6 +72,8 @@ pub(super) struct Context {
     pub control: OwnedFd,
     pub lazy: UnixListener,
     pub journal: Journal,
+    /// Tells what becomes guards, where the kernel can.
+    pub guards: Option<GuardLog>,
 }
 
 impl Context {
@@ -80,7 +84,8 @@ impl Context {
             // CRIU's socket first: once the control socket is there, both are.
             let lazy = UnixListener::bind(work.join(LAZY_SOCKET))?;
             let control = control::listen_at(&directory.join(CONTROL_SOCKET))?;
-            Ok(Self { directory: directory.to_owned(), control, lazy, journal })
+            let guards = GuardLog::new().ok();
+            Ok(Self { directory: directory.to_owned(), control, lazy, journal, guards })
         };
         listen().map_err(|source| PagerError::Listen { directory: directory.to_owned(), source })
     }
@@ -105,6 +110,8 @@ pub(super) struct Pager<'a> {
     pub stored: HashMap<AddressSpaceId, Index>,
     /// Everything that has not come, likewise; where an older version of it has, that is still among what is stored.
     pub later: HashMap<AddressSpaceId, PageSet>,
+    /// What became guards, in tasks that run.
+    pub guards: Guards,
     pub served: Vec<Space>,
     /// What came last, the newest at the end: what was written just before the freeze is what the tasks use first.
     pub newest: Newest,
@@ -144,6 +151,7 @@ impl<'a> Pager<'a> {
             used: 0,
             stored: HashMap::new(),
             later: HashMap::new(),
+            guards: Guards::default(),
             served: Vec::new(),
             newest: Newest::default(),
             filling: false,
@@ -174,6 +182,11 @@ impl<'a> Pager<'a> {
         std::fs::rename(nascent, path)?;
         self.tell_all();
         Ok(())
+    }
+
+    /// How many address spaces there have been.
+    pub fn spaces(&self) -> u64 {
+        self.spaces
     }
 
     /// Takes an address space among those that are served.
@@ -240,6 +253,7 @@ impl<'a> Pager<'a> {
         polled.extend(self.criu.iter().map(|criu| read(criu.as_fd())));
         let keeper = polled.len();
         polled.extend(self.keeper.iter().map(|keeper| read(keeper.as_fd())));
+        polled.extend(self.guards.watched(self.context.guards.as_ref()).map(read));
         let room = if self.wanted.is_empty() { PollFlags::POLLIN } else { PollFlags::POLLIN | PollFlags::POLLOUT };
         polled.extend(self.asked.iter().map(|asked| PollFd::new(asked.as_fd(), room)));
         let changing = self.served.iter().any(|space| space.changing);
@@ -263,6 +277,7 @@ impl<'a> Pager<'a> {
             return Ok(false);
         }
 
+        self.forget_guarded();
         for (index, ready) in ready[..first_agent].iter().enumerate() {
             if *ready || self.served[index].changing {
                 self.answer(index)?;
@@ -298,17 +313,24 @@ impl<'a> Pager<'a> {
     }
 
     pub fn answer(&mut self, index: usize) -> Result<(), PagerError> {
-        let Some(store) = self.store.as_ref().filter(|_| !self.replaying) else { return Ok(()) };
-        let mut works = Vec::new();
-        let space = &mut self.served[index];
-        // All events that are there: a change of the address space must be read before a copy can succeed.
-        while let Some(work) = space.answer(store, self.status.named, &self.context.journal)? {
-            works.push(work);
+        if self.replaying || self.store.is_none() {
+            return Ok(());
         }
+        // All events that are there: a change of the address space must be read before a copy can succeed.
+        loop {
+            let space = &self.served[index];
+            let message = self.context.journal.read(space.serial, &space.userfault)?;
+            // What became guards before the task did that.
+            self.forget_guarded();
+            let (Some(store), space) = (&self.store, &mut self.served[index]) else { break };
+            let Some(message) = message else { break };
+            let work = space.answer(message, store, self.status.named, &self.context.journal)?;
+            self.account(work);
+        }
+        let Some(store) = &self.store else { return Ok(()) };
         let mut work = Work::default();
-        space.retry(store, self.status.named, &mut work)?;
-        works.push(work);
-        works.into_iter().for_each(|work| self.account(work));
+        self.served[index].retry(store, self.status.named, &mut work)?;
+        self.account(work);
         Ok(())
     }
 
@@ -342,13 +364,14 @@ impl<'a> Pager<'a> {
 
     /// Puts in place what nobody has asked for, for a while.
     fn fill(&mut self) -> Result<(), PagerError> {
-        let Some(store) = &self.store else { return Ok(()) };
         // Where a thread waits for a page that has not come, it is looked for more often.
         let waited_for = self.served.iter().any(|space| !space.waiting.is_empty());
         let time = if waited_for { FILL_TIME / 4 } else { FILL_TIME };
         let mut work = Work::default();
         let begun = Instant::now();
         while begun.elapsed() < time {
+            self.forget_guarded();
+            let Some(store) = &self.store else { break };
             if let Some((id, range)) = self.newest.pop() {
                 for space in self.served.iter_mut().filter(|space| space.origin == id) {
                     space.place(range, store, &mut work)?;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tranship_sys::arena::View;
 use tranship_sys::journal::Journal;
-use tranship_sys::userfault::{Change, Event, Filled, Userfault};
+use tranship_sys::userfault::{Change, Event, Filled, Message, Userfault};
 use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange};
 
 use super::around::{Around, WANT_BESIDE};
@@ -89,9 +89,8 @@ impl Space {
         self.pending.is_empty() && self.remote.is_empty() && self.waiting.is_empty()
     }
 
-    /// Reads and answers one event, which is in the journal before anything is done for it. `None`: there was none.
-    pub fn answer(&mut self, store: &View, named: bool, journal: &Journal) -> io::Result<Option<Work>> {
-        let Some(message) = journal.read(self.serial, &self.userfault)? else { return Ok(None) };
+    /// Answers an event that was read into the journal.
+    pub fn answer(&mut self, message: Message, store: &View, named: bool, journal: &Journal) -> io::Result<Work> {
         let mut work = Work::default();
         match message.event()? {
             Event::Fault { address } => {
@@ -107,7 +106,7 @@ impl Space {
                 }
             }
         }
-        Ok(Some(work))
+        Ok(work)
     }
 
     /// The address space of a child. Its page table is a copy: what was missing here is missing there.
@@ -195,6 +194,10 @@ impl Space {
             } else if waiter.remote {
                 work.waited.push(waiter.since.elapsed());
             }
+            if work.installed == before && !self.changing && !self.gone {
+                // It is there, or has become a guard while the thread waited, which has to see that.
+                self.userfault.wake(address, PAGE_SIZE)?;
+            }
             return Ok(());
         }
         if let Some(missing) = self.remote.find(address, WANT_BESIDE) {
@@ -217,8 +220,8 @@ impl Space {
                 self.changing = true;
                 self.waiting.push(waiter);
             }
-            // It was moved or unmapped while the thread waited, which has to see that.
-            Filled::UntilUnmapped(_) => self.userfault.wake(address, PAGE_SIZE)?,
+            // It was moved or unmapped, or has become a guard, while the thread waited, which has to see that.
+            Filled::UntilUnmapped(_) | Filled::UntilPresent(_) => self.userfault.wake(address, PAGE_SIZE)?,
             Filled::All if waiter.remote => work.waited.push(waiter.since.elapsed()),
             _ => {}
         }

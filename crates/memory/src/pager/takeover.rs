@@ -85,7 +85,7 @@ impl Pager<'_> {
                 let pid = bytes.first_chunk().map_or(0, |pid| u32::from_le_bytes(*pid));
                 self.add_task(AddressSpaceId(pid), of_past(number)?);
             }
-            RESTORED => self.status.restored = true,
+            RESTORED => self.restored(),
             RESTART => self.restart(),
             DONE => self.let_go(|space| space.serial == *tag),
             UNSUBSCRIBED => *subscribed = None,

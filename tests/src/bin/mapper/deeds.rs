@@ -262,7 +262,7 @@ impl World {
     }
 
     /// Pages that nobody may touch for a moment; what was in them is gone. Their content is given up first: the kernel sends no
-    /// userfaultfd event for a guard, so the pager would still supply content that had not arrived when the guard was set.
+    /// userfaultfd event for a guard, so what the pager is just putting in place could still appear after the guard.
     fn guard(&mut self) -> Result<()> {
         let (number, from, pages) = self.draw(16);
         self.advise(number, from, pages, "MADV_DONTNEED", libc::MADV_DONTNEED)?;

@@ -49,6 +49,35 @@ fn guards(file: Option<BorrowedFd<'_>>, shared: bool) -> Result<Check> {
     }))
 }
 
+/// Pages that become guards and pages again, which are zeros then, whether or not they were there before.
+fn guards_for_a_moment() -> Result<Check> {
+    const BYTES: usize = 24 << 20;
+    let memory = Memory::map(BYTES, None, false, 0)?;
+    let pages = BYTES / PAGE;
+    for page in 0..pages {
+        // Nothing that could be compressed.
+        (0..PAGE / 8).for_each(|at| memory.write(page * PAGE + at * 8, word(page * PAGE + at, 0x5851_f42d_4c95_7f2d)));
+        memory.write(page * PAGE, word(page, 0));
+    }
+    let mut expected: Vec<u64> = (0..pages).map(|page| word(page, 0)).collect();
+    Ok(Box::new(move |tick| {
+        let at = |step: u64| (tick.wrapping_mul(step) as usize).wrapping_mul(7919) % pages;
+        for page in (0..16).map(|n| at(41 + n)) {
+            memory.guard(page, true)?;
+            memory.guard(page, false)?;
+            let found = (memory.read(page * PAGE), memory.read(page * PAGE + 2048));
+            ensure!(found == (0, 0), "page {page} was a guard, and has {found:#x?}");
+            expected[page] = if page % 2 == 0 { tick } else { 0 };
+            memory.write(page * PAGE, expected[page]);
+        }
+        for page in (0..8).map(|n| at(191 + n)) {
+            let found = memory.read(page * PAGE);
+            ensure!(found == expected[page], "page {page} has {found:#x}, not {:#x}", expected[page]);
+        }
+        Ok(())
+    }))
+}
+
 /// A file with the content of its pages, which is opened anew each time so that it has no name in the end.
 fn file() -> Result<File> {
     let path = "/tmp/guarded";
@@ -117,6 +146,7 @@ fn forks() -> Result<Check> {
 fn kind(name: &str) -> Result<Check> {
     let huge_bytes = 8 * HUGE;
     match name {
+        "guards-for-a-moment" => guards_for_a_moment(),
         "guard-anon" => guards(None, false),
         "guard-shared" => guards(None, true),
         "guard-file" => guards(Some(file()?.as_fd()), false),
