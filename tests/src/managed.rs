@@ -65,6 +65,8 @@ queue = libc.inotify_init1(os.O_NONBLOCK)
 watched = ['/', '/srv', '/srv/a', '/srv/a/b c']
 for path in watched: libc.inotify_add_watch(queue, path.encode(), 0x100)
 libc.inotify_add_watch(queue, b'/srv/a/b c/file', 2)
+libc.inotify_add_watch(queue, b'/srv/one', 0x20)
+libc.inotify_add_watch(queue, b'/srv/all/sub', 0x100)
 server = socket.socket()
 server.bind(('', 7000))
 server.listen()
@@ -74,6 +76,9 @@ while True:
         open(path + '/new', 'w').close()
         os.unlink(path + '/new')
     open('/srv/a/b c/file', 'a').write('x')
+    open('/srv/one').close()
+    open('/srv/all/sub/new', 'w').close()
+    os.unlink('/srv/all/sub/new')
     told, data, at = [], os.read(queue, 65536), 0
     while at < len(data):
         told.append(struct.unpack_from('i', data, at)[0])
@@ -281,7 +286,7 @@ impl Managed {
         self.remove(lab, "a")
     }
 
-    /// Watches of inotify on directories and files of the root filesystem, an overlay, go on. The address is that of this number.
+    /// Watches of inotify on directories and files of the root filesystem, an overlay, and on a file and a directory of the node go on. The address is that of this number.
     ///
     /// # Errors
     /// If not.
@@ -289,12 +294,16 @@ impl Managed {
         (self.prepare)(lab)?;
         let ip = Ipv4Addr::new(10, 77, 0, number);
         let command = ["python3", "-c", OVERLAY_WATCHER].map(ToOwned::to_owned);
-        (self.run)(lab, "a", self.name, ip, self.image, &[], &command)?;
+        for node in ["a", "b"] {
+            lab.check(node, &["sh", "-c", "mkdir -p /run/shared/sub && echo x > /run/shared/file"])?;
+        }
+        let mounts = ["--volume", "/run/shared/file:/srv/one:ro", "--volume", "/run/shared:/srv/all"];
+        (self.run)(lab, "a", self.name, ip, self.image, &mounts, &command)?;
         let ask = format!("cat </dev/tcp/{ip}/7000");
         let told =
             || wait_until("the watcher", Duration::from_secs(20), || Ok(lab.check(CLIENT, &["bash", "-c", &ask]).ok()));
         let before = told()?;
-        ensure!(before.ends_with("[1, 2, 3, 4, 5]"), "before the moves it is told {before:?}");
+        ensure!(before.ends_with("[1, 2, 3, 4, 5, 6, 7]"), "before the moves it is told {before:?}");
         for (from, to) in [("a", "b"), ("b", "a")] {
             move_container(lab, from, self.name, to)?;
             let now = told()?;

@@ -206,6 +206,8 @@ impl Layout {
                     leave_running: Some(true),
                     link_remap: Some(true),
                     ghost_limit: Some(u32::MAX),
+                    // A handle without a path would lead to any other file on the destination.
+                    force_irmap: Some(true),
                     tcp_skip_in_flight: Some(true),
                     ..common
                 };

@@ -1,8 +1,9 @@
-//! The paths of files that are watched by inotify on an overlay. The kernel tells of a watch the inode and a handle; CRIU opens the handle,
-//! which an overlay does not allow, and then searches for the inode in a few directories (irmap.c) and in a cache: this makes the cache.
+//! The paths of files that are watched by inotify. The kernel tells of a watch the inode and a handle. CRIU opens the handle on a directory that is
+//! mounted in the container, which an overlay does not allow, and a file that is mounted alone has no such directory. Then it searches for
+//! the inode in a few directories (irmap.c) and in a cache: this makes the cache.
 //!
 //! ```text
-//!  /proc/PID/fdinfo/FD   inotify wd:1 ino:2a sdev:3d … f_handle:…        the overlay's handle
+//!  /proc/PID/fdinfo/FD   inotify wd:1 ino:2a sdev:3d … f_handle:…        on an overlay: the overlay's handle
 //!    └── in it: the handle of the file in one of the overlay's layers    struct ovl_fb of the kernel's fs/overlayfs/overlayfs.h
 //!          └── /var/lib/docker/overlay2/6f…/diff/usr/share/config        opened on the filesystems of the node
 //!                └── /usr/share/config                                   the end of it that names inode 2a on device 3d
@@ -23,7 +24,7 @@ use crate::preflight::Mount;
 pub const FILE: &str = "irmap-cache";
 /// `IMG_SERVICE_MAGIC` and `IRMAP_CACHE_MAGIC` of CRIU's magic.h.
 const MAGIC: [u32; 2] = [0x5510_5940, 0x5700_4059];
-/// Filesystems that layers of overlays lie on.
+/// Filesystems of a node that have handles: what is mounted in containers lies on them, and the layers of overlays.
 const HOSTS: [&str; 8] = ["ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs"];
 
 /// A file that is watched, as one line of a descriptor's `fdinfo` tells of it.
@@ -108,14 +109,14 @@ impl Watch {
     }
 }
 
-/// The overlays of a container, and the filesystems that their layers may be on.
-pub struct Overlays {
+/// The mounts of a container, and the filesystems of the node that may have what is mounted there.
+pub struct Paths {
     root: OwnedFd,
-    overlays: Vec<Mount>,
-    hosts: Vec<PathBuf>,
+    mounts: Vec<Mount>,
+    hosts: Vec<Mount>,
 }
 
-impl Overlays {
+impl Paths {
     /// Those of a container whose first process is `init`.
     ///
     /// # Errors
@@ -124,23 +125,26 @@ impl Overlays {
         let mounts = |pid: &str| -> io::Result<Vec<Mount>> {
             Ok(Mount::parse_all(&tranship_sys::process::text(format!("/proc/{pid}/mountinfo"))?))
         };
-        let mut overlays = mounts(&init.to_string())?;
-        overlays.retain(|mount| mount.fstype == "overlay");
         let mut hosts = mounts("self")?;
         hosts.retain(|mount| HOSTS.contains(&mount.fstype.as_str()));
         hosts.sort_by(|a, b| (a.fstype == "tmpfs", &a.device).cmp(&(b.fstype == "tmpfs", &b.device)));
         hosts.dedup_by(|a, b| a.device == b.device);
         let root = open(format!("/proc/{init}/root"), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-        Ok(Self { root, overlays, hosts: hosts.into_iter().map(|mount| mount.point.into()).collect() })
+        Ok(Self { root, mounts: mounts(&init.to_string())?, hosts })
     }
 
-    /// Whether a file is on one of them.
-    pub fn have(&self, watch: &Watch) -> bool {
-        self.overlays.iter().any(|mount| mount.device == watch.device())
+    /// Whether a file is on an overlay, or on a filesystem of the node's. What else there is has nothing that CRIU would not find.
+    pub fn are_wanted(&self, watch: &Watch) -> bool {
+        let device = watch.device();
+        self.is_overlay(&device) || self.hosts.iter().any(|mount| mount.device == device)
     }
 
-    /// Where files on them are, in the order of the watches; `None` of one that is not found.
-    pub fn paths(&self, watches: &[Watch]) -> Vec<Option<PathBuf>> {
+    fn is_overlay(&self, device: &str) -> bool {
+        self.mounts.iter().any(|mount| mount.device == device && mount.fstype == "overlay")
+    }
+
+    /// Where files are in the container, in the order of the watches; `None` of one that is not found.
+    pub fn find(&self, watches: &[Watch]) -> Vec<Option<PathBuf>> {
         let find = || {
             // The working directory is this thread's own.
             unshare(CloneFlags::CLONE_FS)?;
@@ -152,12 +156,13 @@ impl Overlays {
     }
 
     fn path(&self, watch: &Watch) -> Option<PathBuf> {
-        let handle = watch.in_layer()?;
         let device = watch.device();
+        let is_overlay = self.is_overlay(&device);
+        let handle = if is_overlay { watch.in_layer()? } else { watch.handle.clone() };
         let points: Vec<PathBuf> =
-            self.overlays.iter().filter(|mount| mount.device == device).map(|mount| (&mount.point).into()).collect();
-        self.hosts.iter().find_map(|host| {
-            nix::unistd::chdir(host).ok()?;
+            self.mounts.iter().filter(|mount| mount.device == device).map(|mount| (&mount.point).into()).collect();
+        self.hosts.iter().filter(|host| is_overlay || host.device == device).find_map(|host| {
+            nix::unistd::chdir(host.point.as_str()).ok()?;
             let file = handle.open_on_working_directory().ok()?;
             let link = std::fs::read_link(format!("/proc/thread-self/fd/{}", file.as_raw_fd())).ok()?;
             watch.seen_as(&link, &points, &self.root)
@@ -165,7 +170,7 @@ impl Overlays {
     }
 }
 
-/// What CRIU is to find in its cache of the files that these descriptors watch; `None` if none is on an overlay. Of a file that is not
+/// What CRIU is to find in its cache of the files that these descriptors watch; `None` without descriptors. Of a file that is not
 /// found nothing is in it.
 ///
 /// # Errors
@@ -174,13 +179,13 @@ pub fn cache(init: u32, watchers: &[Watcher]) -> io::Result<Option<Vec<u8>>> {
     if watchers.is_empty() {
         return Ok(None);
     }
-    let overlays = Overlays::of(init)?;
+    let paths = Paths::of(init)?;
     let infos =
         watchers.iter().filter_map(|(pid, fd)| tranship_sys::process::text(format!("/proc/{pid}/fdinfo/{fd}")).ok());
     let watches: Vec<Watch> =
-        infos.flat_map(|info| Watch::all(&info).collect::<Vec<_>>()).filter(|watch| overlays.have(watch)).collect();
-    let paths = overlays.paths(&watches);
-    let entries = watches.iter().zip(paths).filter_map(|(watch, path)| {
+        infos.flat_map(|info| Watch::all(&info).collect::<Vec<_>>()).filter(|watch| paths.are_wanted(watch)).collect();
+    let found = paths.find(&watches);
+    let entries = watches.iter().zip(found).filter_map(|(watch, path)| {
         let path = path?.as_os_str().as_bytes().to_vec();
         Some(CacheEntry { device: watch.device, inode: watch.inode, path })
     });

@@ -148,7 +148,7 @@ pub struct Overrides {
     #[prost(message, repeated, tag = "23")]
     #[serde(default)]
     pub ext_mnt: Vec<ExternalMount>,
-    /// Find the paths of inotify watches by search.
+    /// Fail where the path of an inotify watch is not found, after a search, and do not rely on the handle.
     #[prost(bool, optional, tag = "21")]
     pub force_irmap: Option<bool>,
     /// `criu_cg_mode`: 0 is "ignore".

@@ -95,7 +95,7 @@ pub struct Findings {
     pub memory_bytes: u64,
     /// Those of them that are shared memory.
     pub shared_bytes: u64,
-    /// What watches files on an overlay by inotify, of which CRIU has to be told the paths ([`irmap`](crate::irmap)).
+    /// What watches files by inotify of which CRIU has to be told the paths ([`irmap`](crate::irmap)).
     pub watchers: Vec<Watcher>,
     /// What the engine is to connect anew as stdin, stdout and stderr: `pipe:[INODE]` or a path. Where the first process has redirected
     /// one, the pipe that the engine made for it may be open under other numbers, and in other processes.

@@ -9,19 +9,19 @@ use tranship_types::{Blocker, BlockerKind};
 use super::Look;
 use super::container::Container;
 use super::files::{Descriptor, Files};
-use crate::irmap::{Overlays, Watch};
+use crate::irmap::{Paths, Watch};
 
 pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) {
     let in_memory = |d: &Descriptor<'_>| {
         let is_tmpfs = |id| container.mounts.iter().any(|m| m.id == id && m.fstype == "tmpfs");
         d.link.starts_with("/memfd:") || is_tmpfs(d.info.mount)
     };
-    let overlays = Overlays::of(container.init).ok();
+    let paths = Paths::of(container.init).ok();
     for d in &files.all {
         if d.link.starts_with("anon_inode:inotify") {
             look.passing.extend(unread(d).map(|blocker| (identity(d), blocker)));
             look.findings.blockers.extend(of_processes(container, d));
-            on_overlay(overlays.as_ref(), d, look);
+            of_node(paths.as_ref(), d, look);
         } else if d.kind.kind == FileType::Directory {
             directory(d).into_iter().for_each(|blocker| look.block(blocker));
         } else if in_memory(d) && has_write_lease(&d.info.text) {
@@ -61,17 +61,16 @@ fn of_processes(container: &Container, d: &Descriptor<'_>) -> Option<Blocker> {
 }
 
 /// irmap.c, `irmap_lookup`: "Can't dump that handle", where the path of a file is not found.
-fn on_overlay(overlays: Option<&Overlays>, d: &Descriptor<'_>, look: &mut Look) {
-    let Some(overlays) = overlays else { return };
-    let watches: Vec<Watch> = Watch::all(&d.info.text).filter(|watch| overlays.have(watch)).collect();
+fn of_node(paths: Option<&Paths>, d: &Descriptor<'_>, look: &mut Look) {
+    let Some(paths) = paths else { return };
+    let watches: Vec<Watch> = Watch::all(&d.info.text).filter(|watch| paths.are_wanted(watch)).collect();
     if watches.is_empty() {
         return;
     }
     look.findings.watchers.push((d.task.pid, d.fd));
-    if overlays.paths(&watches).contains(&None) {
-        let what = "watches a file of an overlay by inotify whose path is not found, which CRIU needs";
-        let remedy = "let the program watch files that exist, or files on a volume";
-        look.wait(identity(d), blocker(d, what, remedy));
+    if paths.find(&watches).contains(&None) {
+        let what = "watches a file by inotify whose path is not found, which CRIU needs";
+        look.wait(identity(d), blocker(d, what, "let the program watch files that have a name"));
     }
 }
 
