@@ -57,7 +57,7 @@ fn kernel_memory(name: &str) -> bool {
 }
 
 fn special(task: &Task, m: &Mapping, in_host_ipc: bool) -> Option<Blocker> {
-    if m.name.contains("[io_uring]") {
+    if m.name.contains("[io_uring]") && !m.name.starts_with('/') {
         return Some(task.blocker("uses an io_uring, which CRIU does not support", WITHOUT_IO_URING));
     }
     if let Some(kind) = m.name.strip_prefix("anon_inode:") {

@@ -7,6 +7,8 @@ use super::container::{Container, Task};
 use super::procfs::{self, Status};
 use super::{Look, Subject};
 
+const SIGTRAP: u32 = 5;
+
 pub(super) fn check(container: &Container, subject: &Subject, look: &mut Look) {
     for task in container.entered.values() {
         count(task, look);
@@ -83,6 +85,12 @@ fn threads(container: &Container, task: &Task, subject: &Subject, look: &mut Loo
             'D' => look.wait((u64::from(tid) << 40) ^ thread.switches, stuck(task, tid)),
             'T' => stopped += 1,
             _ => running += 1,
+        }
+        // compel's infect.c: "with a pending SIGTRAP".
+        if thread.pending & 1 << (SIGTRAP - 1) != 0 {
+            let what = "has a SIGTRAP that it has not taken, with which CRIU cannot tell its own stops";
+            let remedy = "let the program unblock or take the signal (sigwait), or restart it";
+            look.wait(u64::from(tid), task.blocker(what, remedy));
         }
     }
     if stopped > 0 && running > 0 {

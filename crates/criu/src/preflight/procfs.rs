@@ -25,6 +25,8 @@ pub(super) struct Status {
     pub inner_sid: u32,
     /// All user ids, then all group ids: real, effective, saved, of the filesystem.
     pub ids: Vec<u32>,
+    /// Signals that are pending for the thread or for its process, by their numbers less one.
+    pub pending: u64,
     /// How often it has left the CPU; stands still for as long as it does not run.
     pub switches: u64,
     /// Resident private anonymous memory and what of it is swapped out, in bytes.
@@ -54,6 +56,7 @@ impl Status {
                     status.switches += value.parse::<u64>().unwrap_or(0);
                 }
                 "VmLck" => status.locked = kib(value),
+                "SigPnd" | "ShdPnd" => status.pending |= u64::from_str_radix(value, 16).unwrap_or(0),
                 "RssAnon" | "VmSwap" => status.anonymous += kib(value),
                 _ => {}
             }
@@ -246,10 +249,11 @@ mod tests {
     #[test]
     fn status_takes_the_innermost_numbers_and_survives_odd_names() {
         let text = "Name:\tx: y) z\nState:\tS (sleeping)\nPPid:\t7\nTracerPid:\t0\nNSpid:\t812\t1\nNSsid:\t812\t1\n\
-                    VmSwap:\t       4 kB\nRssAnon:\t    12 kB\nThreads:\t3\n";
+                    VmSwap:\t       4 kB\nRssAnon:\t    12 kB\nThreads:\t3\nSigPnd:\t0000000000000010\n\
+                    ShdPnd:\t0000000000000800\n";
         let s = Status::parse(text).unwrap();
         assert_eq!((s.name.as_str(), s.state, s.ppid, s.inner_pid, s.inner_sid), ("x: y) z", 'S', 7, 1, 1));
-        assert_eq!((s.threads, s.anonymous), (3, 16 * 1024));
+        assert_eq!((s.threads, s.anonymous, s.pending), (3, 16 * 1024, 0x810));
         assert_eq!(Status::parse("Name:\tx\n"), None);
     }
 

@@ -416,6 +416,16 @@ fn a_message_queue_is_named() {
 }
 
 #[test]
+fn a_pending_sigtrap_is_named() {
+    let script =
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTRAP])\nos.kill(os.getpid(), signal.SIGTRAP)\nready()\n";
+    let Some(container) = Sandbox::run("sigtrap", script, None).map(Sandbox::started) else { return };
+    let findings = inspect(&container.subject()).unwrap();
+    let causes: Vec<&str> = findings.blockers.iter().map(|b| b.cause.as_str()).collect();
+    assert!(causes.len() == 1 && causes[0].contains("SIGTRAP"), "{causes:?}");
+}
+
+#[test]
 fn a_vfork_that_lasts_is_named() {
     // posix_spawn vforks; the child is held up by opening a FIFO that nobody writes to.
     let script = "os.mkfifo('/tmp/fifo')\ndef spawn():\n    os.posix_spawn('/bin/true', ['true'], {}, file_actions=[(os.POSIX_SPAWN_OPEN, \
