@@ -13,6 +13,7 @@ use tranship_criu::find::Criu;
 use tranship_criu::front::{self, FrontHandle, FrontPlan, HandleError, Mark, Order};
 use tranship_criu::rpc::Overrides;
 use tranship_engine::Images;
+use tranship_sys::restart_blocks;
 use tranship_types::MigrationId;
 use tranship_wire::message::Offer;
 
@@ -120,6 +121,11 @@ impl Layout {
         self.root.join("engine-state")
     }
 
+    /// What CRIU has interrupted that waited for a limited time, among its images.
+    pub fn waits(&self) -> PathBuf {
+        self.images().join(restart_blocks::RECORD)
+    }
+
     fn bin(&self) -> PathBuf {
         self.root.join("bin")
     }
@@ -195,12 +201,17 @@ impl Layout {
             network_lock: Some(3),
             ..Overrides::default()
         };
+        let waits = self.waits().to_string_lossy().into_owned();
         let (environment, overrides) = match role {
             Role::Dump => {
                 let mut environment = preload().map(|p| plain(criu.environment(&p))).unwrap_or_default();
                 let table = self.hidden().to_string_lossy().into_owned();
                 environment.push((tranship_criu::hidden::TABLE_VARIABLE.to_owned(), table));
                 environment.push(("CRIU_CONFIG_FILE".to_owned(), self.dump_options()?));
+                if let Ok(program) = restart_blocks::description() {
+                    environment.push((restart_blocks::PROGRAM_VARIABLE.to_owned(), program));
+                }
+                environment.push((restart_blocks::RECORD_VARIABLE.to_owned(), waits));
                 let dump = Overrides {
                     external: external_network(offer)?,
                     leave_running: Some(true),
@@ -217,6 +228,7 @@ impl Layout {
                 let mut environment = preload().map(|p| plain(criu.environment(&p))).unwrap_or_default();
                 let table = self.shared().to_string_lossy().into_owned();
                 environment.push((tranship_criu::hidden::SHARED_VARIABLE.to_owned(), table));
+                environment.push((restart_blocks::RECORD_VARIABLE.to_owned(), waits));
                 (environment, Overrides { lazy_pages: Some(true), ..common })
             }
         };

@@ -11,6 +11,7 @@ use tranship_engine::{Container, Engine, EngineError};
 use tranship_memory::tracker::Method;
 use tranship_sys::awake::Awake;
 use tranship_sys::mapping_flags::FlagsReader;
+use tranship_sys::restart_blocks;
 use tranship_transport::{Connection, Connector};
 use tranship_types::{Blocker, BlockerKind, EngineName, GroupReport, MigrationId, NodeName, Report};
 use tranship_wire::{Hello, Purpose};
@@ -83,6 +84,9 @@ impl Node {
         tracking: Method,
         timers: tokio::runtime::Handle,
     ) -> Arc<Self> {
+        if let Err(error) = restart_blocks::description() {
+            tracing::info!(%error, "sleeps and the like fail with EINTR in restored programs: restart blocks cannot be read by BPF");
+        }
         Arc::new(Self {
             registry: Registry::new(config.state_dir.join(HISTORY)),
             groups: Registry::new(config.state_dir.join("groups")),

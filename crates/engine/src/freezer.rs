@@ -13,7 +13,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::statfs::{CGROUP_SUPER_MAGIC, CGROUP2_SUPER_MAGIC, statfs};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
-use tranship_sys::process;
+use tranship_sys::restart_blocks::Wait;
+use tranship_sys::{process, thaw};
 
 /// Between two looks at whether all tasks have stopped.
 const LOOK: Duration = Duration::from_micros(50);
@@ -83,9 +84,15 @@ impl Freezer {
         frozen
     }
 
-    /// Lets all tasks run again.
+    /// Lets all tasks run again, as if they had not been stopped: system calls that the freeze has interrupted begin again.
     pub fn thaw(&self) -> Result<(), FreezerError> {
-        self.switch(false)
+        self.thaw_after_dump(&[])
+    }
+
+    /// The same after CRIU has interrupted `waits`, which end when they would have ended.
+    pub fn thaw_after_dump(&self, waits: &[Wait]) -> Result<(), FreezerError> {
+        let processes = self.processes().unwrap_or_default();
+        thaw::resume(&processes, waits, || self.switch(false))
     }
 
     fn switch(&self, frozen: bool) -> Result<(), FreezerError> {
@@ -152,7 +159,7 @@ impl Freezer {
             return Ok(());
         }
         self.signal(Signal::SIGKILL, &[])?;
-        self.thaw()?;
+        self.switch(false)?;
         self.wait("end", timeout, || Ok(self.processes()?.is_empty()))
     }
 

@@ -194,13 +194,24 @@ pub(crate) fn attach(program: &OwnedFd, tracepoint: &CStr) -> io::Result<OwnedFd
     made(RAW_TRACEPOINT_OPEN, &RawTracepoint { name, prog_fd: program.as_raw_fd() as u32, padding: 0 })
 }
 
+/// The number by which another process finds the program (BPF_PROG_GET_FD_BY_ID).
+pub(crate) fn id(program: &OwnedFd) -> io::Result<u32> {
+    let info = info(program)?;
+    // After the type.
+    Ok(u32::from_ne_bytes(info[4..8].try_into().expect("4 bytes")))
+}
+
 /// How often a program was not run because it was running there already.
 pub(crate) fn misses(program: &OwnedFd) -> io::Result<u64> {
+    Ok(u64::from_ne_bytes(info(program)?[MISSES..].try_into().expect("8 bytes")))
+}
+
+fn info(program: &OwnedFd) -> io::Result<[u8; PROG_INFO]> {
     let mut info = [0u8; PROG_INFO];
     let arguments =
         ObjectInfo { bpf_fd: program.as_raw_fd() as u32, info_len: PROG_INFO as u32, info: info.as_mut_ptr() as u64 };
     call(OBJECT_INFO, &arguments)?;
-    Ok(u64::from_ne_bytes(info[MISSES..].try_into().expect("8 bytes")))
+    Ok(info)
 }
 
 /// A number that programs add to.
@@ -279,6 +290,7 @@ const PROBE_READ_USER: i32 = 112;
 pub(crate) const SEQ_WRITE: i32 = 127;
 const RING_OUTPUT: i32 = 130;
 const PROBE_READ_KERNEL: i32 = 113;
+const TASK_REGISTERS: i32 = 175;
 
 /// On which condition a program goes on elsewhere; numbers are compared with all their 64 bits.
 #[derive(Debug, Clone, Copy)]
@@ -404,6 +416,13 @@ impl Assembler {
 
     pub fn current_task(&mut self, target: u8) {
         self.helper(GET_CURRENT_TASK);
+        self.copy(target, 0);
+    }
+
+    /// Where the registers of a task are with which it has entered the kernel. `task` comes from the iterator, and is not null.
+    pub fn task_registers(&mut self, target: u8, task: u8) {
+        self.copy(1, task);
+        self.helper(TASK_REGISTERS);
         self.copy(target, 0);
     }
 

@@ -108,12 +108,46 @@ impl Btf {
         fields
     }
 
-    fn collect(&self, at: usize, base: usize, depth: u32, fields: &mut HashMap<String, usize>) {
+    /// Where a field begins that lies within fields of a structure: `["restart_block", "futex", "time"]`.
+    ///
+    /// # Errors
+    /// `Unsupported`: the kernel has no such structure or field.
+    pub fn offset_within(&self, structure: &str, path: &[&str]) -> io::Result<usize> {
+        let is_named = |at: &&usize| matches!(self.kind(**at), Kind::Struct) && self.name(**at) == structure.as_bytes();
+        let mut at = self.types.iter().find(is_named).copied();
+        let mut offset = 0;
+        for name in path {
+            let (start, id) = at.and_then(|at| self.field(at, name, DEPTH)).ok_or(io::ErrorKind::Unsupported)?;
+            offset += start;
+            at = self.resolved(id, DEPTH);
+        }
+        Ok(offset)
+    }
+
+    /// The members of a structure: the places of their descriptions, and where they begin.
+    fn members(&self, at: usize) -> impl Iterator<Item = (usize, usize)> {
         let info = self.word(at + 4);
         let (count, bitfields) = (info & 0xffff, info >> 31 == 1);
-        for member in (0..count).map(|n| at + 12 + n * 12) {
+        (0..count).map(move |n| at + 12 + n * 12).map(move |member| {
             let offset = self.word(member + 8);
-            let start = base + if bitfields { offset & 0xff_ffff } else { offset } / 8;
+            (member, if bitfields { offset & 0xff_ffff } else { offset } / 8)
+        })
+    }
+
+    /// Where a field of the structure at a place begins, also one of its unnamed parts, and the number of its type.
+    fn field(&self, at: usize, name: &str, depth: u32) -> Option<(usize, usize)> {
+        self.members(at).find_map(|(member, start)| match self.name(member) {
+            b"" if depth > 0 => {
+                let part = self.resolved(self.word(member + 4), depth)?;
+                self.field(part, name, depth - 1).map(|(within, id)| (start + within, id))
+            }
+            found => (found == name.as_bytes()).then(|| (start, self.word(member + 4))),
+        })
+    }
+
+    fn collect(&self, at: usize, base: usize, depth: u32, fields: &mut HashMap<String, usize>) {
+        for (member, offset) in self.members(at) {
+            let start = base + offset;
             match self.name(member) {
                 b"" if depth > 0 => {
                     if let Some(part) = self.resolved(self.word(member + 4), depth) {

@@ -39,6 +39,15 @@ const FAIL: [libc::c_long; 23] = [
     libc::SYS_msgsnd,
 ];
 
+/// `ERESTART_RESTARTBLOCK` of include/linux/errno.h: the system call goes on with what is left of its time, as the kernel has noted it.
+/// Where it has no such note any more, the call fails with EINTR.
+#[cfg(target_arch = "x86_64")]
+const ERESTART_RESTARTBLOCK: i64 = 516;
+
+/// System calls that the kernel goes on with by its note of them. CRIU makes them fail with EINTR (compel's `compel_get_task_regs`).
+#[cfg(target_arch = "x86_64")]
+const NOTED: [libc::c_long; 4] = [libc::SYS_poll, libc::SYS_nanosleep, libc::SYS_clock_nanosleep, libc::SYS_futex];
+
 /// System calls that may have done a part, and then return that when they are interrupted.
 #[cfg(target_arch = "x86_64")]
 const IN_PARTS: [libc::c_long; 13] = [
@@ -87,16 +96,35 @@ pub(crate) fn disturbance(text: &str) -> Disturbance {
     }
 }
 
+/// Whether a thread is in a system call that may have failed only because it was stopped.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn may_fail(process: u32, thread: nix::unistd::Pid) -> bool {
+    let text = std::fs::read_to_string(format!("/proc/{process}/task/{thread}/syscall")).unwrap_or_default();
+    let number = text.split(' ').next().and_then(|word| word.parse().ok());
+    number.is_some_and(|number: libc::c_long| FAIL.contains(&number) || NOTED.contains(&number))
+}
+
+/// Which these are is known for x86-64 only.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn may_fail(_process: u32, _thread: nix::unistd::Pid) -> bool {
+    false
+}
+
 /// Has the kernel begin a system call again that has failed only because the thread was stopped. If a signal's handler runs first, it
 /// fails with EINTR as it would have done. `false`: it needs nothing.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn begin_again(registers: &mut Registers) -> bool {
-    let failed = registers.rax as i64 == i64::from(-libc::EINTR);
-    let applies = is_64_bit(registers) && failed && FAIL.contains(&(registers.orig_rax as libc::c_long));
-    if applies {
-        registers.rax = -ERESTARTNOHAND as u64;
+    if !is_64_bit(registers) || registers.rax as i64 != i64::from(-libc::EINTR) {
+        return false;
     }
-    applies
+    let number = registers.orig_rax as libc::c_long;
+    let code = match () {
+        () if FAIL.contains(&number) => ERESTARTNOHAND,
+        () if NOTED.contains(&number) => ERESTART_RESTARTBLOCK,
+        () => return false,
+    };
+    registers.rax = -code as u64;
+    true
 }
 
 /// Ends the tracing of a thread that stands still at a trap, and whose registers are its own.

@@ -36,6 +36,7 @@ pub mod processors;
 pub mod promise;
 #[cfg(target_arch = "x86_64")]
 mod remote;
+pub mod restart_blocks;
 #[cfg(target_arch = "x86_64")]
 mod rseq;
 pub mod sched_attr;
@@ -48,10 +49,13 @@ pub mod socket;
 pub mod soft_dirty;
 pub mod standstill;
 mod task_iterator;
+pub mod thaw;
 mod tracee;
 mod tracepoint;
 pub mod userfault;
 #[cfg(target_arch = "x86_64")]
 mod vdso;
+#[cfg(target_arch = "x86_64")]
+mod waits;
 pub mod write_log;
 pub mod writes;

@@ -19,6 +19,8 @@ use crate::descriptor;
 
 /// How long the result is waited for: more than any work takes that the kernel does not keep from going on.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The message, of one byte, that a first step is done.
+const FIRST_STEP: u8 = 1;
 /// Longest text of an error.
 const LONGEST: usize = 500;
 
@@ -30,19 +32,29 @@ const LONGEST: usize = 500;
 /// The work's. `TimedOut`: it takes longer than some seconds; it is still done to its end, for nobody. `BrokenPipe`: its process was
 /// killed.
 pub(crate) fn run(name: &CStr, work: impl FnOnce() -> io::Result<OwnedFd>) -> io::Result<OwnedFd> {
+    run_in_two_steps(name, |_| work(), || {})
+}
+
+/// The same for work that calls its argument at some point: then this process does `meanwhile`.
+pub(crate) fn run_in_two_steps(
+    name: &CStr,
+    work: impl FnOnce(&dyn Fn()) -> io::Result<OwnedFd>,
+    meanwhile: impl FnOnce(),
+) -> io::Result<OwnedFd> {
     let (ours, theirs) = descriptor::seqpacket_pair()?;
     // SAFETY: the child calls nothing that needs another thread of this process, and never returns.
     let child = match unsafe { fork() }? {
         ForkResult::Parent { child } => child,
         ForkResult::Child => {
             detach(name, theirs.as_raw_fd());
-            send(theirs.as_fd(), work());
+            let result = work(&|| drop(descriptor::send(theirs.as_fd(), &[FIRST_STEP], &[])));
+            send(theirs.as_fd(), result);
             // SAFETY: the call ends the process, without what its parent has registered for its own end.
             unsafe { libc::_exit(0) }
         }
     };
     drop(theirs);
-    let result = receive(ours.as_fd());
+    let result = receive(ours.as_fd(), meanwhile);
     if matches!(&result, Err(error) if error.kind() == io::ErrorKind::TimedOut) {
         // It ends some time. If no thread can be started it stays a zombie, until this process ends.
         let _ = std::thread::Builder::new().name("reaper".into()).spawn(move || reap(child));
@@ -103,22 +115,20 @@ fn send(socket: BorrowedFd<'_>, result: io::Result<OwnedFd>) {
     };
 }
 
-fn receive(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let mut ready = [PollFd::new(socket, PollFlags::POLLIN)];
-    let limit = PollTimeout::try_from(PATIENCE).unwrap_or(PollTimeout::MAX);
-    while match poll(&mut ready, limit) {
-        Ok(0) => {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "the process is kept from running: is it frozen?"));
-        }
-        Ok(_) => false,
-        Err(Errno::EINTR) => true,
-        Err(error) => return Err(error.into()),
-    } {}
+fn receive(socket: BorrowedFd<'_>, meanwhile: impl FnOnce()) -> io::Result<OwnedFd> {
+    let mut meanwhile = Some(meanwhile);
     let mut message = [0; 5 + LONGEST];
-    let (length, descriptors) = descriptor::receive(socket, &mut message)?;
-    if let Some(fd) = descriptors.into_iter().next() {
-        return Ok(fd);
-    }
+    let length = loop {
+        await_message(socket)?;
+        let (length, descriptors) = descriptor::receive(socket, &mut message)?;
+        if let Some(fd) = descriptors.into_iter().next() {
+            return Ok(fd);
+        }
+        match meanwhile.take_if(|_| message[..length] == [FIRST_STEP]) {
+            Some(meanwhile) => meanwhile(),
+            None => break length,
+        }
+    };
     let Some((head, text)) = message[..length].split_first_chunk::<5>() else {
         return Err(io::Error::new(io::ErrorKind::BrokenPipe, "the process that does this work has ended"));
     };
@@ -130,6 +140,21 @@ fn receive(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         }
         errno => io::Error::from_raw_os_error(errno),
     })
+}
+
+fn await_message(socket: BorrowedFd<'_>) -> io::Result<()> {
+    let mut ready = [PollFd::new(socket, PollFlags::POLLIN)];
+    let limit = PollTimeout::try_from(PATIENCE).unwrap_or(PollTimeout::MAX);
+    loop {
+        match poll(&mut ready, limit) {
+            Ok(0) => {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "the process is kept from running: is it frozen?"));
+            }
+            Ok(_) => return Ok(()),
+            Err(Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -148,6 +173,19 @@ mod tests {
         let mut text = String::new();
         File::from(fd.unwrap()).read_to_string(&mut text).unwrap();
         assert_eq!(text.trim(), "Linux");
+    }
+
+    #[test]
+    fn something_is_done_here_between_its_steps() {
+        let file = || Ok(File::open("/proc/sys/kernel/ostype")?.into());
+        let mut done = false;
+        let two_steps = |step: &dyn Fn()| {
+            step();
+            file()
+        };
+        run_in_two_steps(c"tranship-test", two_steps, || done = true).unwrap();
+        assert!(done);
+        run_in_two_steps(c"tranship-test", |_| file(), || panic!("there is one step only")).unwrap();
     }
 
     #[test]

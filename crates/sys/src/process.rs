@@ -248,6 +248,17 @@ pub(crate) fn is_userfaultfd(number: RawFd) -> bool {
     kind_of(number).is_some_and(|kind| kind.as_os_str() == "anon_inode:[userfaultfd]")
 }
 
+/// Whether a descriptor of a process is a userfaultfd for which nobody has asked for a version of its interface yet (UFFDIO_API).
+pub fn is_unused_userfaultfd(process: u32, number: i32) -> bool {
+    let link = std::fs::read_link(format!("/proc/{process}/fd/{number}"));
+    if !link.is_ok_and(|kind| kind.as_os_str() == "anon_inode:[userfaultfd]") {
+        return false;
+    }
+    // The version that the kernel has, the features, the state.
+    let text = std::fs::read_to_string(format!("/proc/{process}/fdinfo/{number}")).unwrap_or_default();
+    text.lines().filter_map(|line| line.strip_prefix("API:")).any(|api| api.trim().split(':').nth(1) == Some("0"))
+}
+
 /// Whether a process has the same open file under a number as this one under a descriptor: kcmp(2).
 pub(crate) fn has_open(process: u32, number: i32, descriptor: &OwnedFd) -> bool {
     kcmp::same_file((std::process::id(), descriptor.as_raw_fd()), (process, number))

@@ -56,6 +56,7 @@ const CHOOSY: Duration = Duration::from_secs(1);
 const TO_CALL: Duration = Duration::from_millis(500);
 /// How often a signal may come just before the system call.
 const ATTEMPTS: u32 = 1000;
+const PAGE: u64 = 4096;
 /// The trap flag: an exception after each instruction.
 const TRAP_FLAG: u64 = 1 << 8;
 
@@ -105,12 +106,12 @@ fn take(stopped: &mut StoppedThread, files: &OpenFiles, flags: u64) -> io::Resul
 /// One thread of another process, stopped. Only the thread that stopped it may deal with it, and if it is not [released](Self::release)
 /// it goes on when that one ends.
 #[derive(Debug)]
-struct StoppedThread {
-    tracee: Tracee,
+pub(crate) struct StoppedThread {
+    pub(crate) tracee: Tracee,
     /// Its registers.
-    own: Registers,
+    pub(crate) own: Registers,
     /// Address of a `syscall` instruction.
-    instruction: u64,
+    pub(crate) instruction: u64,
 }
 
 impl StoppedThread {
@@ -183,7 +184,7 @@ impl StoppedThread {
     }
 
     /// Has the thread, which is in a trap, make a system call, and be in a trap again: what it returns, errors as errors.
-    fn call(&mut self, number: libc::c_long, arguments: [u64; 3]) -> io::Result<u64> {
+    fn call<const N: usize>(&mut self, number: libc::c_long, arguments: [u64; N]) -> io::Result<u64> {
         for _ in 0..ATTEMPTS {
             let mut redirected = self.own;
             redirected.rip = self.instruction;
@@ -191,9 +192,12 @@ impl StoppedThread {
             // No system call to be begun again.
             redirected.orig_rax = u64::MAX;
             redirected.eflags &= !TRAP_FLAG;
-            [redirected.rdi, redirected.rsi, redirected.rdx] = arguments;
+            let Registers { rdi, rsi, rdx, r10, r8, r9, .. } = &mut redirected;
+            for (register, argument) in [rdi, rsi, rdx, r10, r8, r9].into_iter().zip(arguments) {
+                *register = argument;
+            }
             self.tracee.set_registers(&redirected)?;
-            if self.enters(number)? {
+            if self.enters(number as u64, self.instruction)? {
                 return match self.leaves()? as i64 {
                     error @ -4095..0 => Err(io::Error::from_raw_os_error(-error as i32)),
                     value => Ok(value as u64),
@@ -206,14 +210,14 @@ impl StoppedThread {
 
     /// Lets the redirected thread run until it enters the system call. `false`: it got a signal first, and is in a trap, with registers
     /// of its own.
-    fn enters(&mut self, number: libc::c_long) -> io::Result<bool> {
+    fn enters(&mut self, number: u64, instruction: u64) -> io::Result<bool> {
         let mut deadline = Some(Instant::now() + TO_CALL);
         self.tracee.resume_to_syscall()?;
         loop {
             match self.tracee.wait(deadline, nap)? {
                 Some(Stop::Syscall) => break,
                 Some(Stop::Signal(signal)) => {
-                    let is_ours = self.tracee.fault_address()? == Some(self.instruction);
+                    let is_ours = self.tracee.fault_address()? == Some(instruction);
                     self.tracee.set_registers(&self.own)?;
                     if is_ours {
                         return Err(unsupported("the process has a vdso that it cannot execute"));
@@ -240,7 +244,7 @@ impl StoppedThread {
             }
         }
         let mut registers = self.tracee.registers()?;
-        if registers.orig_rax == number as u64 && registers.rip == self.instruction + 2 {
+        if registers.orig_rax == number && registers.rip == instruction + 2 {
             return Ok(true);
         }
         // The program has changed its vdso. The kernel skips this one.
@@ -267,8 +271,32 @@ impl StoppedThread {
         Ok(returned)
     }
 
+    /// Has the thread map a page of memory that can be written to, and that nothing else knows: its address.
+    pub(crate) fn map_page(&mut self) -> io::Result<u64> {
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        self.call(libc::SYS_mmap, [0, PAGE, protection as u64, flags as u64, u64::MAX, 0])
+    }
+
+    /// Has the thread unmap it.
+    pub(crate) fn unmap_page(&mut self, address: u64) -> io::Result<()> {
+        self.call(libc::SYS_munmap, [address, PAGE]).map(drop)
+    }
+
+    /// Has the thread make the system call with these registers, whose instruction pointer is at a `syscall` instruction, and be interrupted
+    /// in it: with which registers it is in a trap again. `None`: it got a signal first, and has registers of its own.
+    pub(crate) fn begin_and_interrupt(&mut self, with: &Registers, number: u64) -> io::Result<Option<Registers>> {
+        self.tracee.set_registers(with)?;
+        if !self.enters(number, with.rip)? {
+            return Ok(None);
+        }
+        self.tracee.interrupt()?;
+        self.tracee.resume(0)?;
+        self.tracee.wait_for_trap(None, nap)?;
+        self.tracee.registers().map(Some)
+    }
+
     /// Lets it go.
-    fn release(self) {
+    pub(crate) fn release(self) {
         // If it has died there is nothing to let go. What it is to go on with was not given to it where nothing was called.
         let _ = self.tracee.set_registers(&self.own);
         self.tracee.detach();

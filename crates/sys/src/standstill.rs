@@ -104,7 +104,7 @@ fn stops(tracee: &Tracee, deadline: Instant) -> io::Result<bool> {
 }
 
 /// Asks a thread to stop; `None` if it has ended.
-fn ask(process: u32, thread: Pid) -> io::Result<Option<Tracee>> {
+pub(crate) fn ask(process: u32, thread: Pid) -> io::Result<Option<Tracee>> {
     match Tracee::seize(thread, 0).and_then(|tracee| tracee.interrupt().map(|()| tracee)) {
         Ok(tracee) => Ok(Some(tracee)),
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),

@@ -24,6 +24,14 @@ impl<const WORDS: usize> TaskIterator<WORDS> {
         Ok(Self { program: bpf::load_iterator(code, function)? })
     }
 
+    /// The number by which another process finds the program.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn id(&self) -> io::Result<u32> {
+        bpf::id(&self.program)
+    }
+
     /// All rows for a process; none for one that has ended.
     ///
     /// # Errors

@@ -189,6 +189,11 @@ impl Tracee {
         }
     }
 
+    /// Writes a word to the memory of a stopped thread.
+    pub fn poke(self, address: u64, word: u64) -> io::Result<()> {
+        ptrace(libc::PTRACE_POKEDATA, self.0, address as usize, word as usize)
+    }
+
     /// Has the kernel write a structure about a stopped thread that it describes by its size, as some requests do.
     pub fn describe<T: Copy>(self, request: libc::c_uint, structure: &mut T) -> io::Result<()> {
         ptrace(request, self.0, size_of::<T>(), &raw mut *structure as usize)

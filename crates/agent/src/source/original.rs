@@ -6,6 +6,7 @@
 use tranship_coordinator::Failure;
 use tranship_engine::{Container, Freezer};
 use tranship_sys::clock::monotonic_ns;
+use tranship_sys::restart_blocks;
 
 use super::{FREEZE, SourceRun, failed};
 use crate::layout::Layout;
@@ -76,7 +77,7 @@ impl SourceRun {
         if self.given_up {
             freezer.continue_beneath(&self.stopped_before()).map_err(failed)?;
         }
-        freezer.thaw().map_err(failed)
+        freezer.thaw_after_dump(&restart_blocks::recorded(&self.layout.waits())).map_err(failed)
     }
 
     /// Freezes the original again if somebody has resumed it, which has done no harm.

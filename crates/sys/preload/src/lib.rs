@@ -5,6 +5,7 @@
 //! Whether a task's sockets are those in its epoll sets it finds out faster than the kernel ([`epoll`]).
 //! At the end of a restore it keeps criu from waiting for each thread by itself ([`trace`]).
 //!
+//! System calls that a dump interrupts begin again where they can ([`interrupted`]), and end when they would have ended ([`waits`]).
 //! What criu asks of sockets, and how it makes them anew, it puts right where needed ([`sockets`]).
 //!
 //! It tells the resource limits of a task of another user where the kernel wants CAP_SYS_RESOURCE for that, from
@@ -20,10 +21,12 @@
 //! zero names shared memory of which no page shall be seen, by device and inode in the places of start and end.
 
 mod epoll;
+mod interrupted;
 mod map_files;
 mod shared;
 mod sockets;
 mod trace;
+mod waits;
 
 use std::ffi::{CStr, CString, OsString, c_int, c_long, c_ulong, c_void};
 use std::sync::{Mutex, OnceLock, PoisonError};

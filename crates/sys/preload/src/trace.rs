@@ -20,7 +20,7 @@ use std::collections::{HashMap, VecDeque};
 use std::ffi::{c_int, c_long, c_uint, c_void};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::next;
+use super::{interrupted, next, waits};
 
 type Ptrace = unsafe extern "C" fn(c_uint, c_long, c_long, c_long) -> c_long;
 type Wait4 = unsafe extern "C" fn(c_int, *mut c_int, c_int, *mut libc::rusage) -> c_int;
@@ -31,10 +31,10 @@ const PTRACE_EVENT_STOP: c_int = 128;
 /// The stop of a thread that was interrupted, as `wait4` tells it.
 const INTERRUPTED: c_int = PTRACE_EVENT_STOP << 16 | libc::SIGTRAP << 8 | 0x7f;
 /// The stop of a thread at a system call, with PTRACE_O_TRACESYSGOOD.
-const AT_SYSCALL: c_int = (libc::SIGTRAP | 0x80) << 8 | 0x7f;
+pub(crate) const AT_SYSCALL: c_int = (libc::SIGTRAP | 0x80) << 8 | 0x7f;
 
 /// `struct user_regs_struct` of a 64-bit task.
-type Registers = [u64; 27];
+pub(crate) type Registers = [u64; 27];
 /// Where the number of the system call is in them.
 const ORIG_AX: usize = 15;
 
@@ -73,7 +73,7 @@ fn tracer() -> Option<MutexGuard<'static, Tracer>> {
     Some(tracer.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-fn real_ptrace(request: c_uint, pid: c_int, address: c_long, data: c_long) -> c_long {
+pub(crate) fn real_ptrace(request: c_uint, pid: c_int, address: c_long, data: c_long) -> c_long {
     static REAL: OnceLock<usize> = OnceLock::new();
     // SAFETY: the symbol is libc's function; on the platforms that criu knows, a call with four integers fits its variable
     // arguments.
@@ -82,7 +82,7 @@ fn real_ptrace(request: c_uint, pid: c_int, address: c_long, data: c_long) -> c_
     unsafe { real(request, c_long::from(pid), address, data) }
 }
 
-fn real_wait4(pid: c_int, status: *mut c_int, options: c_int, usage: *mut libc::rusage) -> c_int {
+pub(crate) fn real_wait4(pid: c_int, status: *mut c_int, options: c_int, usage: *mut libc::rusage) -> c_int {
     static REAL: OnceLock<usize> = OnceLock::new();
     // SAFETY: the symbol is libc's function of this type.
     let real: Wait4 = unsafe { std::mem::transmute(*REAL.get_or_init(|| next(c"wait4") as usize)) };
@@ -91,11 +91,18 @@ fn real_wait4(pid: c_int, status: *mut c_int, options: c_int, usage: *mut libc::
 }
 
 /// The registers of a stopped thread, if it is a 64-bit one.
-fn registers(pid: c_int) -> Option<Registers> {
+pub(crate) fn registers(pid: c_int) -> Option<Registers> {
     let mut registers: Registers = [0; 27];
     let mut vector = libc::iovec { iov_base: registers.as_mut_ptr().cast::<c_void>(), iov_len: size_of::<Registers>() };
     let done = real_ptrace(libc::PTRACE_GETREGSET, pid, GENERAL, (&raw mut vector) as c_long);
     (done == 0 && vector.iov_len == size_of::<Registers>()).then_some(registers)
+}
+
+/// Gives a stopped thread these registers.
+pub(crate) fn set_registers(pid: c_int, registers: &Registers) -> bool {
+    let base = registers.as_ptr().cast_mut().cast::<c_void>();
+    let vector = libc::iovec { iov_base: base, iov_len: size_of::<Registers>() };
+    real_ptrace(libc::PTRACE_SETREGSET, pid, GENERAL, (&raw const vector) as c_long) == 0
 }
 
 impl Tracer {
@@ -185,16 +192,23 @@ impl Tracer {
     }
 
     fn wait_one(&mut self, pid: c_int, options: c_int, usage: *mut libc::rusage) -> (c_int, c_int) {
-        match self.threads.get(&pid) {
+        let returns = match self.threads.get(&pid) {
             Some(State::LeftOut) => return (pid, INTERRUPTED),
-            Some(State::Returned) => drop(self.threads.insert(pid, State::Criu)),
-            _ => {}
+            Some(State::Returned) => self.threads.insert(pid, State::Criu).is_some(),
+            _ => false,
+        };
+        let (found, status) = self.returns.remove(&pid).map_or_else(
+            || {
+                let mut status = 0;
+                (real_wait4(pid, &raw mut status, options, usage), status)
+            },
+            |status| (pid, status),
+        );
+        if returns && found == pid && status == AT_SYSCALL {
+            // What it has returned from is at its stack pointer.
+            waits::go_on(pid, self.registers[&pid][interrupted::RSP]);
         }
-        if let Some(status) = self.returns.remove(&pid) {
-            return (pid, status);
-        }
-        let mut status = 0;
-        (real_wait4(pid, &raw mut status, options, usage), status)
+        (found, status)
     }
 }
 
@@ -206,7 +220,19 @@ impl Tracer {
 pub unsafe extern "C" fn ptrace(request: c_uint, pid: c_long, address: c_long, data: c_long) -> c_long {
     match tracer() {
         Some(mut tracer) => tracer.ptrace(request, pid as c_int, address, data),
-        None => real_ptrace(request, pid as c_int, address, data),
+        None => {
+            let answer = real_ptrace(request, pid as c_int, address, data);
+            if answer == 0 && request == libc::PTRACE_GETREGSET && address == GENERAL {
+                // SAFETY: for this request the last argument points to an iovec, of which the kernel has said how much it has filled.
+                unsafe {
+                    let vector = &*std::ptr::with_exposed_provenance::<libc::iovec>(data as usize);
+                    if vector.iov_len == size_of::<Registers>() {
+                        interrupted::correct(pid as c_int, &mut *vector.iov_base.cast::<Registers>());
+                    }
+                }
+            }
+            answer
+        }
     }
 }
 

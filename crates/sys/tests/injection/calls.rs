@@ -5,7 +5,7 @@ use std::ptr::{null, null_mut};
 use std::sync::atomic::AtomicU32;
 
 /// Their names.
-pub const CALLS: [&str; 20] = [
+pub const CALLS: [&str; 30] = [
     "pause",
     "nanosleep",
     "clock_nanosleep",
@@ -26,6 +26,16 @@ pub const CALLS: [&str; 20] = [
     "epoll_pwait",
     "semop",
     "wait",
+    "clock_nanosleep_relative",
+    "select",
+    "pselect",
+    "futex_bitset",
+    "epoll_pwait2",
+    "semtimedop",
+    "msgrcv",
+    "write",
+    "flock",
+    "setlkw",
 ];
 
 /// Makes one of them: what it returns. Some wait for ten minutes, the others for ever.
@@ -69,9 +79,26 @@ pub fn call(name: &str) -> isize {
                 until.tv_sec += 600;
                 libc::clock_nanosleep(libc::CLOCK_MONOTONIC, libc::TIMER_ABSTIME, &raw const until, null_mut()) as isize
             }
+            "clock_nanosleep_relative" => {
+                libc::clock_nanosleep(libc::CLOCK_MONOTONIC, 0, &raw const long, null_mut()) as isize
+            }
             "poll" => libc::poll(&raw mut poll, 1, -1) as isize,
             "poll_timeout" => libc::poll(&raw mut poll, 1, 600_000) as isize,
             "ppoll" => libc::ppoll(&raw mut poll, 1, &raw const long, &raw const mask) as isize,
+            "select" | "pselect" => {
+                let mut set: libc::fd_set = zeroed();
+                libc::FD_SET(pipe[0], &raw mut set);
+                let mut timeout = timeout;
+                match name {
+                    "select" => {
+                        libc::select(pipe[0] + 1, &raw mut set, null_mut(), null_mut(), &raw mut timeout) as isize
+                    }
+                    _ => {
+                        let (set, mask) = (&raw mut set, &raw const mask);
+                        libc::pselect(pipe[0] + 1, set, null_mut(), null_mut(), &raw const long, mask) as isize
+                    }
+                }
+            }
             "sigsuspend" => libc::sigsuspend(&raw const mask) as isize,
             "sigtimedwait" => libc::sigtimedwait(&raw const usr2, null_mut(), &raw const long) as isize,
             "futex" => {
@@ -81,6 +108,13 @@ pub fn call(name: &str) -> isize {
             "futex_timeout" => {
                 let word = AtomicU32::new(0);
                 libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, 0, &raw const long) as isize
+            }
+            "futex_bitset" => {
+                let word = AtomicU32::new(0);
+                let mut until = long;
+                libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut until);
+                until.tv_sec += 600;
+                futex_until(&word, &until)
             }
             "accept" => libc::accept(listener(), null_mut(), null_mut()) as isize,
             "accept_timeout" => {
@@ -97,12 +131,27 @@ pub fn call(name: &str) -> isize {
             "epoll_wait" => libc::epoll_wait(epoll, &raw mut event, 1, -1) as isize,
             "epoll_timeout" => libc::epoll_wait(epoll, &raw mut event, 1, 600_000) as isize,
             "epoll_pwait" => libc::epoll_pwait(epoll, &raw mut event, 1, -1, &raw const mask) as isize,
-            "semop" => {
+            "epoll_pwait2" => {
+                libc::syscall(libc::SYS_epoll_pwait2, epoll, &raw mut event, 1, &raw const long, &raw const mask, 8)
+                    as isize
+            }
+            "semop" | "semtimedop" => {
                 let set = libc::semget(libc::IPC_PRIVATE, 1, 0o600);
                 let mut operation = libc::sembuf { sem_num: 0, sem_op: -1, sem_flg: 0 };
-                // It is removed as soon as it has been waited for, or the process is gone.
-                libc::semop(set, &raw mut operation, 1) as isize
+                let limit = if name == "semop" { null() } else { &raw const long };
+                libc::syscall(libc::SYS_semtimedop, set, &raw mut operation, 1, limit) as isize
             }
+            "msgrcv" => {
+                let queue = libc::msgget(libc::IPC_PRIVATE, 0o600);
+                libc::msgrcv(queue, byte.as_mut_ptr().cast(), 8, 0, 0)
+            }
+            "write" => {
+                libc::fcntl(pipe[1], libc::F_SETPIPE_SZ, 4096);
+                let page = [0u8; 4096];
+                libc::write(pipe[1], page.as_ptr().cast(), page.len());
+                libc::write(pipe[1], page.as_ptr().cast(), 1)
+            }
+            "flock" | "setlkw" => locked(name),
             "wait" => {
                 if libc::fork() == 0 {
                     libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
@@ -112,6 +161,47 @@ pub fn call(name: &str) -> isize {
                 libc::wait(null_mut()) as isize
             }
             other => panic!("{other}"),
+        }
+    }
+}
+
+/// FUTEX_WAIT_BITSET, whose time is a point in time.
+fn futex_until(word: &AtomicU32, until: &libc::timespec) -> isize {
+    // SAFETY: the pointers are to live values.
+    unsafe {
+        let anything = u32::MAX;
+        let none = null::<u32>();
+        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT_BITSET, 0, &raw const *until, none, anything)
+            as isize
+    }
+}
+
+/// Waits for a lock that a child holds, which ends with this process.
+fn locked(name: &str) -> isize {
+    let path = std::ffi::CString::new(format!("/tmp/lock-{name}")).unwrap();
+    // SAFETY: plain system calls; the structure is ours.
+    unsafe {
+        let open = || libc::open(path.as_ptr(), libc::O_RDWR | libc::O_CREAT | libc::O_CLOEXEC, 0o600);
+        let mut whole: libc::flock = zeroed();
+        whole.l_type = libc::F_WRLCK as libc::c_short;
+        let (mut ready, own) = ([0; 2], open());
+        libc::pipe(ready.as_mut_ptr());
+        if libc::fork() == 0 {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            let mine = open();
+            match name {
+                "flock" => libc::flock(mine, libc::LOCK_EX),
+                _ => libc::fcntl(mine, libc::F_SETLKW, &raw mut whole),
+            };
+            libc::write(ready[1], ready.as_ptr().cast(), 1);
+            libc::pause();
+            libc::_exit(0);
+        }
+        let mut byte = 0u8;
+        libc::read(ready[0], (&raw mut byte).cast(), 1);
+        match name {
+            "flock" => libc::flock(own, libc::LOCK_EX) as isize,
+            _ => libc::fcntl(own, libc::F_SETLKW, &raw mut whole) as isize,
         }
     }
 }
