@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use tranship_api::{Leftover, LeftoverKind};
 use tranship_e2e::{
-    Moving, Stage, connection_alive, exactly_one_runs, is_gone, nothing_left, remove, restart_agent, scenarios,
+    Moving, Stage, connection_alive, copies, exactly_one_runs, is_gone, nothing_left, remove, restart_agent, scenarios,
     wait_until,
 };
 use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, redis_command};
@@ -101,7 +101,7 @@ fn a_held_copy_without_a_journal_is_removed(stage: &mut Stage) -> Result<()> {
 
 /// Whether the original runs, whatever there is on the other node.
 fn the_original_runs(lab: &Lab) -> Result<()> {
-    let runs = tranship_e2e::copies(lab, NAME)?.into_iter().any(|copy| copy.node == "a" && copy.runs);
+    let runs = copies(lab, NAME)?.into_iter().any(|copy| copy.node == "a" && copy.runs);
     ensure!(runs, "{NAME} does not run on a");
     Ok(())
 }
@@ -153,11 +153,32 @@ fn a_frozen_original_is_left_to_the_operator(stage: &mut Stage) -> Result<()> {
     remove(lab, NAME)
 }
 
+fn a_stray_userfaultfd_is_named(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    // As an agent opens it; and one that the program uses, with which it has agreed on the version.
+    let code = "import ctypes, fcntl, time\nopened = ctypes.CDLL(None).syscall\nstray = opened(323, 1)\nused = opened(323, 1)\n\
+                fcntl.ioctl(used, 0xc018aa3f, bytearray(b'\\xaa' + bytes(23)))\nopen('/tmp/ready', 'w')\ntime.sleep(1e6)";
+    lab.run("a", NAME, &RunOptions::new(IP, ["python3", "-c", code]))?;
+    let pid = copies(lab, NAME)?.first().and_then(|copy| copy.pids.first().copied()).context("it does not run")?;
+    let ready = format!("/proc/{pid}/root/tmp/ready");
+    wait_until("the program to begin", PATIENCE, || Ok(std::fs::exists(&ready)?.then_some(())))?;
+    let found = doctor(lab, "a", &["--fix"])?;
+    let is_named = |one: &Leftover| {
+        one.kind == LeftoverKind::Userfaultfd
+            && one.name.starts_with("descriptor 3 of")
+            && one.note.contains("close(3)")
+    };
+    ensure!(matches!(&found[..], [one] if is_named(one)), "{found:#?}");
+    remove(lab, NAME)?;
+    is_well(lab, "a")
+}
+
 fn main() -> ExitCode {
     scenarios(&[
         ("nothing_is_found_where_all_is_owned", nothing_is_found_where_all_is_owned),
         ("a_held_copy_without_a_journal_is_removed", a_held_copy_without_a_journal_is_removed),
         ("files_that_were_being_copied_are_removed", files_that_were_being_copied_are_removed),
+        ("a_stray_userfaultfd_is_named", a_stray_userfaultfd_is_named),
         ("a_frozen_original_is_left_to_the_operator", a_frozen_original_is_left_to_the_operator),
     ])
 }

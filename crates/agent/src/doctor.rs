@@ -16,10 +16,11 @@ use serde::Deserialize;
 use tranship_api::{Leftover, LeftoverKind};
 use tranship_coordinator::{Failure, Journal, Record};
 use tranship_criu::front;
-use tranship_engine::{EngineError, Mark, State, Summary};
+use tranship_engine::{Container, EngineError, Mark, State, Summary};
 use tranship_memory::pager::{self, PagerHandle};
 use tranship_network::{Gate, cni};
 use tranship_storage::carried::Target;
+use tranship_sys::process;
 use tranship_types::{MigrationId, Side};
 
 use crate::arrivals::Context;
@@ -49,6 +50,12 @@ enum Thing {
     /// Of this container's namespace.
     Gate(String, PathBuf),
     Frozen(String),
+    /// In a process of the container of this name, under this number.
+    Userfaultfd {
+        container: String,
+        pid: u32,
+        number: i32,
+    },
 }
 
 impl Thing {
@@ -61,6 +68,7 @@ impl Thing {
             Self::Namespace(_) => LeftoverKind::Namespace,
             Self::Gate(..) => LeftoverKind::Gate,
             Self::Frozen(_) => LeftoverKind::Container,
+            Self::Userfaultfd { .. } => LeftoverKind::Userfaultfd,
         }
     }
 
@@ -75,6 +83,9 @@ impl Thing {
             Self::Bundle(name) => node.bundle(name).display().to_string(),
             Self::Namespace(path) => path.display().to_string(),
             Self::Mark(name, _) | Self::Gate(name, _) | Self::Frozen(name) => name.clone(),
+            Self::Userfaultfd { container, pid, number } => {
+                format!("descriptor {number} of process {pid} of container {container}")
+            }
         }
     }
 
@@ -114,6 +125,10 @@ impl Thing {
                     )
                 })
             }
+            Self::Userfaultfd { container, pid, number } => Some(format!(
+                "it stands in the way of every move of {container}: restart the container, or have the process close it (`gdb -p {pid} -batch \
+                 -ex 'call (int) close({number})'`)"
+            )),
             Self::Mark(..) | Self::Gate(..) => None,
         }
     }
@@ -153,7 +168,7 @@ impl Thing {
                 tranship_network::remove(path).map_err(failed)
             }
             Self::Gate(_, path) => Gate::prepare(path, &[]).and_then(|mut gate| gate.open()).map_err(failed),
-            Self::Frozen(_) => Ok(()),
+            Self::Frozen(_) | Self::Userfaultfd { .. } => Ok(()),
         }
     }
 }
@@ -210,6 +225,7 @@ impl Owned {
                 directory.file_name().is_some_and(|name| self.ids.contains(&*name.to_string_lossy()))
             }
             Thing::Bundle(name) | Thing::Frozen(name) => self.unknown || self.containers.contains(name),
+            Thing::Userfaultfd { container, .. } => self.unknown || self.containers.contains(container),
             Thing::Gate(name, path) => self.unknown || self.containers.contains(name) || self.namespaces.contains(path),
             Thing::Namespace(path) => self.unknown || self.namespaces.contains(path),
         }
@@ -219,6 +235,30 @@ impl Owned {
 /// Whether somebody has closed the gate of a namespace, wholly or in part. One that cannot be looked at has none.
 fn gated(namespace: &Path) -> bool {
     Gate::prepare(namespace, &[]).and_then(|mut gate| gate.is_there()).unwrap_or(false)
+}
+
+/// A program that opens a userfaultfd agrees with the kernel on its version next (UFFDIO_API). One with which that was not done was opened for
+/// a move by an agent that could not close it again.
+fn stray_userfaultfds(container: &Container) -> Vec<Thing> {
+    /// An agent that looks at a running container has one open for less.
+    const MOMENT: Duration = Duration::from_millis(100);
+    let look = || -> HashSet<Thing> {
+        let strays = |pid: u32| {
+            let numbers = entries(Path::new(&format!("/proc/{pid}/fd"))).filter_map(|name| name.parse().ok());
+            let container = container.name.clone();
+            numbers
+                .filter(move |number| process::is_unused_userfaultfd(pid, *number))
+                .map(move |number| Thing::Userfaultfd { container: container.clone(), pid, number })
+        };
+        container.processes().unwrap_or_default().into_iter().flat_map(strays).collect()
+    };
+    let mut found = look();
+    if !found.is_empty() {
+        std::thread::sleep(MOMENT);
+        let still = look();
+        found.retain(|thing| still.contains(thing));
+    }
+    found.into_iter().collect()
 }
 
 fn entries(directory: &Path) -> impl Iterator<Item = String> + use<> {
@@ -248,6 +288,7 @@ fn everything(node: &Node) -> Result<Vec<Thing>, EngineError> {
     }
     let bundles = entries(&run_dir.join("bundles"));
     all.extend(bundles.filter(|name| known.iter().all(|c| c.name != *name)).map(Thing::Bundle));
+    all.extend(known.iter().flat_map(stray_userfaultfds));
     let mut inhabited = HashSet::new();
     for container in known.iter().filter(|container| container.init != 0) {
         let Some(namespace) = container.network_namespace() else { continue };

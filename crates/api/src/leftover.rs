@@ -33,6 +33,8 @@ pub enum LeftoverKind {
     Gate,
     /// A container that is frozen behind a closed gate.
     Container,
+    /// A userfaultfd in a container's process that was opened there for a move and not closed again.
+    Userfaultfd,
 }
 
 impl std::fmt::Display for LeftoverKind {
@@ -45,6 +47,7 @@ impl std::fmt::Display for LeftoverKind {
             Self::Namespace => "network namespace",
             Self::Gate => "closed gate",
             Self::Container => "frozen container",
+            Self::Userfaultfd => "userfaultfd",
         })
     }
 }
