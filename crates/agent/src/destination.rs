@@ -84,6 +84,9 @@ impl DestinationRun {
         if let Some((path, _)) = &mut offer.network {
             *path = place_network(engine.as_ref(), &offer.container, path);
         }
+        if let (Some(path), Some(owner)) = (&mut offer.joined_network, &offer.network_owner) {
+            *path = place_network(engine.as_ref(), owner, path);
+        }
         Self {
             engine,
             layout: Layout::new(&node.config.run_dir, id),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tranship_coordinator::Failure;
 use tranship_criu::{cpu, preflight};
-use tranship_engine::{Container, Engine, Freezer, State};
+use tranship_engine::{Container, Engine, Freezer, Pod, State};
 use tranship_memory::survey::survey;
 use tranship_memory::{hugetlb, unreadable};
 use tranship_network::{Conntrack, cni, ruleset};
@@ -15,7 +15,7 @@ use tranship_wire::message::Offer;
 
 use crate::groups::Unit;
 use crate::node::Node;
-use crate::{neighbours, trees, uncarried};
+use crate::{neighbours, pods, trees, uncarried};
 
 /// Links that carry pages. Two keep both ends' encryption busy; more bring nothing on one flow's worth of cores.
 pub const STREAMS: u8 = 2;
@@ -29,6 +29,8 @@ pub struct Inspection {
     /// What the move would lose, as the user allowed it.
     pub allowed: Vec<Blocker>,
     pub findings: preflight::Findings,
+    /// The pod that the container moves with.
+    pub pod: Option<Pod>,
     /// The container's namespaces, for a last look at who else is in them.
     pub namespaces: preflight::Namespaces,
 }
@@ -82,15 +84,33 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions, unit: Option<&Uni
         limits_answered: true,
         stopped_can_be_traced: matches!(container.freezer, Freezer::V2(_)),
     };
-    let (to, parameters) = match options.to_engine.filter(|to| *to != engine.name()) {
+    let (to, mut parameters) = match options.to_engine.filter(|to| *to != engine.name()) {
         Some(other) => (other, engine.parameters_for(other, &container).map_err(all_blocked)?),
         None => (engine.name(), container.parameters.clone()),
     };
     let namespaces = preflight::Namespaces::of(container.init, &subject.pids);
     // They come first, as the cause of others: of a connection to a neighbour, of a group that it has joined.
-    let others = unit.map_or(Ok(Vec::new()), |unit| unit.containers(node))?;
+    let mut others = unit.map_or(Ok(Vec::new()), |unit| unit.containers(node))?;
     let joins = unit.is_some_and(|unit| unit.owner.is_some());
-    let mut blockers = neighbours::obstacles(node, &container, &namespaces, preflight::Depth::Threads, &others);
+    let pod = engine.pod(&container).map_err(|e| Failure::new(e.to_string()))?;
+    let mut blockers = match &pod {
+        Some(pod) => {
+            pod.join(&mut parameters, !joins);
+            others.extend(pod.infra.clone());
+            let moved = unit.map(|unit| unit.others.as_slice()).unwrap_or_default();
+            if options.to_engine.is_some_and(|to| to != engine.name()) {
+                return Err(blocked(of_pod_to_engine(pod, name)));
+            }
+            // Who stays behind shares its namespaces: that is the same cause.
+            if let Some(blocker) = pods::incomplete(pod, name, moved) {
+                return Err(blocked(blocker));
+            }
+            pods::obstacles(pod, &container)
+        }
+        None => Vec::new(),
+    };
+    let shared = (others.as_slice(), pods::shared_kinds(pod.as_ref()));
+    blockers.extend(neighbours::obstacles(node, &container, &namespaces, preflight::Depth::Threads, shared));
     let of_engine = engine.obstacles(&container);
     // Else the engine knows by which option it is.
     if of_engine.is_empty() {
@@ -164,6 +184,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions, unit: Option<&Uni
         stdio,
         network,
         joined_network,
+        network_owner: unit.and_then(|unit| unit.owner.clone()),
         network_shared: !joins && !others.is_empty(),
         memory_bytes: findings.memory_bytes,
         shared_bytes: findings.shared_bytes,
@@ -180,7 +201,12 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions, unit: Option<&Uni
     };
     blockers.extend(crate::tmpfs::left_behind(&container, &offer));
     let (blockers, allowed) = options.allow.part(blockers);
-    Ok(Inspection { container, offer, blockers, allowed, findings, namespaces })
+    Ok(Inspection { container, offer, blockers, allowed, findings, pod, namespaces })
+}
+
+fn of_pod_to_engine(pod: &Pod, name: &str) -> Blocker {
+    let cause = format!("container {name} belongs to pod {}, which another engine does not have", pod.name);
+    Blocker::new(BlockerKind::Engine, cause, "leave out --to-engine")
 }
 
 /// Memory of a process that cannot be read, and so cannot be sent.

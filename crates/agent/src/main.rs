@@ -26,6 +26,7 @@ mod node;
 mod options;
 mod peers;
 mod plan;
+mod pods;
 mod probes;
 mod recovery;
 mod registry;

@@ -12,19 +12,20 @@ use crate::node::Node;
 /// Where the kernel shows the SysV objects of an IPC namespace, those of the process that reads.
 const SYSV: [&str; 3] = ["/proc/sysvipc/shm", "/proc/sysvipc/sem", "/proc/sysvipc/msg"];
 
-/// Who else lives in them: a blocker for each container, and one for those that are in none. The containers of its `unit` may share the network.
+/// Who else lives in them: a blocker for each container, and one for those that are in none. The containers of its `unit` may share namespaces of
+/// these `kinds`.
 pub fn obstacles(
     node: &Node,
     container: &Container,
     namespaces: &Namespaces,
     depth: Depth,
-    unit: &[Container],
+    (unit, kinds): (&[Container], &[&str]),
 ) -> Vec<Blocker> {
     let found = namespaces.neighbours(depth, || {
         let processes = container.processes().unwrap_or_default();
-        // Only who shares more than the network is of interest.
+        // Only who shares more than these is of interest.
         let others = unit.iter().flat_map(|other| other.processes().unwrap_or_default());
-        processes.into_iter().chain(others.filter(|pid| namespaces.shares_at_most(*pid, "network"))).collect()
+        processes.into_iter().chain(others.filter(|pid| namespaces.shares_at_most(*pid, kinds))).collect()
     });
     if found.is_empty() {
         return Vec::new();

@@ -8,7 +8,7 @@ use tranship_coordinator::{Failure, Fault, Retry, SourcePort, SourceStep};
 use tranship_criu::irmap;
 use tranship_criu::preflight::{Depth, Namespaces};
 use tranship_criu::smaps::Smaps;
-use tranship_engine::{Container, Engine};
+use tranship_engine::{Container, Engine, Pod};
 use tranship_memory::compress::Tally;
 use tranship_memory::policy::Limits;
 use tranship_memory::send::{Outbox, Stream};
@@ -51,6 +51,7 @@ use crate::layout::{Front, Layout, Role};
 use crate::neighbours;
 use crate::node::{self, Node, failed};
 use crate::options;
+use crate::pods;
 use crate::registry::LiveReport;
 use crate::timeline::{ClockOffset, Timeline};
 use crate::tmpfs;
@@ -81,6 +82,8 @@ pub struct SourceRun {
     poised: bool,
     layout: Layout,
     inspection: Option<(Container, Offer)>,
+    /// The pod that it moves with.
+    pod: Option<Pod>,
     /// The container's namespaces.
     namespaces: Namespaces,
     /// What watches files whose paths criu has to be told.
@@ -172,6 +175,7 @@ impl SourceRun {
             turn,
             poised: false,
             inspection: None,
+            pod: None,
             namespaces: Namespaces::default(),
             watchers: Vec::new(),
             control: None,
@@ -268,7 +272,7 @@ impl SourceRun {
             return Err(failure);
         }
         self.inspection = Some((found.container, found.offer));
-        self.namespaces = found.namespaces;
+        (self.pod, self.namespaces) = (found.pod, found.namespaces);
         self.watchers = found.findings.watchers;
         Ok(())
     }
@@ -294,10 +298,12 @@ impl SourceRun {
         let offer = Box::new(self.inspected()?.1.clone());
         self.offered = true;
         match self.ask(&Request::Offer(offer), PREPARE)? {
-            Response::Prepared { shares_networks: false, .. } if self.joins_network() => Err(Failure::new(format!(
-                "the agent of node {} is too old to take containers that share a network; update it",
-                self.peer
-            ))),
+            Response::Prepared { shares_networks: false, .. } if self.joins_network() || self.pod.is_some() => {
+                Err(Failure::new(format!(
+                    "the agent of node {} is too old to take containers that share a network; update it",
+                    self.peer
+                )))
+            }
             Response::Prepared { shared, keeps_datagrams, .. } => {
                 self.peer_keeps_datagrams = keeps_datagrams;
                 self.arm_shared(shared)
@@ -347,11 +353,11 @@ impl SourceRun {
         if self.joins_network() {
             return self.frozen_by_owner();
         }
-        let (node, looks) = (Arc::clone(&self.node), self.last_looks()?);
+        let (node, looks, kinds) = (Arc::clone(&self.node), self.last_looks()?, pods::shared_kinds(self.pod.as_ref()));
         // Beside what is waited for anyway.
         let joined = std::thread::spawn(move || {
             let look = |(container, namespaces, others): &(Container, Namespaces, Vec<Container>)| {
-                neighbours::obstacles(&node, container, namespaces, Depth::Processes, others)
+                neighbours::obstacles(&node, container, namespaces, Depth::Processes, (others, kinds))
             };
             looks.iter().flat_map(look).collect()
         });

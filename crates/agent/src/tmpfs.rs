@@ -45,9 +45,19 @@ fn find(container: &Container) -> Result<Vec<TmpfsMount>, Failure> {
 /// What the container has in a `/dev/shm` that the engine binds into it stays behind, unless that is offered: CRIU carries no
 /// such mount.
 pub fn left_behind(container: &Container, offer: &Offer) -> Option<Blocker> {
-    let bound = container.bind_mounts().iter().any(|(_, inside)| inside == Path::new(SHARED_MEMORY));
     let offered = mounts(offer).is_ok_and(|mounts| mounts.iter().any(|mount| mount.point == SHARED_MEMORY));
-    (bound && !offered && has_files(&inside(container))).then(|| {
+    if offered { None } else { files_bound(container) }
+}
+
+/// The same for a container whose `/dev/shm` is others', too, and so is never offered.
+pub fn foreign_files(container: &Container) -> Option<Blocker> {
+    if container.own_shared_memory().is_some() { None } else { files_bound(container) }
+}
+
+/// The files in a `/dev/shm` that the engine binds into the container.
+fn files_bound(container: &Container) -> Option<Blocker> {
+    let bound = container.bind_mounts().iter().any(|(_, inside)| inside == Path::new(SHARED_MEMORY));
+    (bound && has_files(&inside(container))).then(|| {
         let cause = format!("container {} has files in {SHARED_MEMORY}, which is not its own", container.name);
         Blocker::new(BlockerKind::Mount, cause, "start it with one of its own (`--tmpfs /dev/shm`)")
     })

@@ -22,6 +22,7 @@ use tranship_types::{Allowances, Blocker, BlockerKind};
 
 use crate::node::failed;
 use crate::unread::{Queues, is_queue};
+use crate::{pods, tmpfs};
 
 /// Its name among criu's images.
 const FILE: &str = "uncarried.json";
@@ -87,9 +88,10 @@ pub fn look(
         let all = || all_sockets(container, network.others);
         states.unclaimed = tranship_network::unclaimed_groups(netns, all).map_err(failed)?;
     }
+    let left_behind = pods::left_behind(container).into_iter().chain(tmpfs::foreign_files(container));
     let joined = states.unclaimed.iter().map(|group| joined_by_others(&container.name, group));
     let dropped = states.dropped.iter().map(|(socket, what)| dropped(socket, *what));
-    let (blockers, _) = allowed.part(joined.chain(dropped).chain(queues.unread()).collect());
+    let (blockers, _) = allowed.part(joined.chain(dropped).chain(queues.unread()).chain(left_behind).collect());
     Failure::blocked(blockers).map_or(Ok(()), Err)?;
     Ok(Uncarried {
         sockets: states.sockets,

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tranship_types::{Blocker, BlockerKind, CarriedTree, TreeKind};
 
-use crate::{Container, Engine, EngineError, EtcFiles, Images, Mark, Runc, State};
+use crate::{Container, Engine, EngineError, EtcFiles, Images, Mark, Runc, State, etc_files};
 
 /// How long a container that was killed, or a start that failed, may take to be over.
 const END: Duration = Duration::from_secs(20);
@@ -33,7 +33,11 @@ pub(crate) fn container(runc: &Runc, name: &str, described: &Value) -> Result<Co
         namespaces.iter_mut().filter(|n| n["type"] == "network").for_each(|n| n["path"] = path.into());
     }
     if container.config.is_object() {
+        let pod = container.config["annotations"].get(etc_files::SANDBOX).cloned();
         container.config["annotations"] = described["Config"]["Labels"].clone();
+        if let Some(pod) = pod {
+            container.config["annotations"][etc_files::SANDBOX] = pod;
+        }
         EtcFiles::add_to(&mut container.config, &container.id);
     }
     let bound = mounts(described).iter().filter(|mount| mount["Type"] == "bind");

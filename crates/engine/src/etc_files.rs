@@ -21,6 +21,9 @@ const NOTE: &str = "etc-files.json";
 /// Where they are in a configuration that travels. No runtime sees it: engines that make these files make the configuration, too.
 const KEY: &str = "etcFiles";
 
+/// The annotation with which Podman tells its runtime whose namespaces, and whose files of these, a container of a pod has.
+pub(crate) const SANDBOX: &str = "io.kubernetes.cri-o.SandboxID";
+
 /// The content of one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct EtcFile {
@@ -35,13 +38,15 @@ struct EtcFile {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct EtcFiles(Vec<EtcFile>);
 
-/// The files that the engine has made for container `id` alone, by a configuration: path in the container, path on the node.
+/// The files that the engine has made for container `id` alone, or for its pod, by a configuration: path in the container, path on the node.
 fn made_by_engine(config: &Value, id: &str) -> Vec<(PathBuf, PathBuf)> {
     let mounts = config["mounts"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let pod = config["annotations"][SANDBOX].as_str().unwrap_or_default();
+    let ids: Vec<&str> = [id, pod].into_iter().filter(|id| !id.is_empty()).collect();
     let of_this_one = |mount: &Value| {
         let inside = mount["destination"].as_str().filter(|inside| FILES.contains(inside))?;
         let source = Path::new(mount["source"].as_str()?);
-        let is_own = !id.is_empty() && source.iter().any(|part| part == id) && source.is_file();
+        let is_own = source.iter().any(|part| ids.iter().any(|id| part == *id)) && source.is_file();
         is_own.then(|| (inside.into(), source.to_owned()))
     };
     mounts.iter().filter_map(of_this_one).collect()

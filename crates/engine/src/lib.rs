@@ -136,6 +136,12 @@ impl Container {
         serde_json::from_value(self.config["annotations"].clone()).unwrap_or_default()
     }
 
+    /// Whether it has joined a namespace of this kind that was made for others, too.
+    pub fn joins_namespace(&self, kind: &str) -> bool {
+        let namespaces = self.config["linux"]["namespaces"].as_array();
+        namespaces.is_some_and(|all| all.iter().any(|n| n["type"] == kind && n["path"].is_string()))
+    }
+
     /// Whether it has a namespace of this kind (as in the OCI configuration) of its own, or one that it has joined, and
     /// not the node's.
     pub fn has_namespace(&self, kind: &str) -> bool {
@@ -180,6 +186,47 @@ impl Container {
     /// All its processes, by their pids on this node.
     pub fn processes(&self) -> Result<Vec<u32>, FreezerError> {
         self.freezer.processes()
+    }
+}
+
+/// Containers that share namespaces, which one more container holds.
+#[derive(Debug, Clone)]
+pub struct Pod {
+    /// Its name.
+    pub name: String,
+    /// The container that holds the namespaces, and does nothing.
+    pub infra: Option<Container>,
+    /// All others, by their names.
+    pub members: Vec<String>,
+    /// What of it no other node could give to it.
+    pub obstacles: Vec<Blocker>,
+    /// The host name of its containers.
+    pub host_name: String,
+    /// What it has mounted into each of them, as its engine writes it.
+    binds: Vec<String>,
+    /// What makes it again on another node.
+    parameters: Value,
+}
+
+impl Pod {
+    /// One of these containers, for tests.
+    #[doc(hidden)]
+    pub fn for_test(name: &str, members: &[&str]) -> Self {
+        Self {
+            name: name.to_owned(),
+            infra: None,
+            members: members.iter().map(|one| (*one).to_owned()).collect(),
+            obstacles: Vec::new(),
+            host_name: name.to_owned(),
+            binds: Vec::new(),
+            parameters: Value::Null,
+        }
+    }
+
+    /// Has the parameters of a container of it be those of one that moves with all others. One of them brings the pod itself.
+    pub fn join(&self, parameters: &mut Value, brings: bool) {
+        let brought = if brings { self.parameters.clone() } else { Value::Null };
+        parameters["joined"] = serde_json::json!({"name": self.name, "binds": self.binds, "brought": brought});
     }
 }
 
@@ -334,6 +381,15 @@ pub trait Engine: Send + Sync {
 
     /// What of the container's own keeps the engine from making it again elsewhere.
     fn obstacles(&self, container: &Container) -> Vec<Blocker>;
+
+    /// The pod that the container belongs to, if any.
+    ///
+    /// # Errors
+    /// If the engine cannot show it.
+    fn pod(&self, container: &Container) -> Result<Option<Pod>, EngineError> {
+        let _ = container;
+        Ok(None)
+    }
 
     /// What of the container's own will be another way after a move, which hinders none.
     fn remarks(&self, container: &Container) -> Vec<String> {

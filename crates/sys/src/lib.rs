@@ -43,6 +43,7 @@ pub mod sched_attr;
 pub mod schedule;
 mod scratch;
 pub mod segment;
+pub mod shared_namespaces;
 #[cfg(target_arch = "x86_64")]
 mod siblings;
 pub mod socket;

@@ -1,24 +1,17 @@
 //! System V shared memory segments, as the IPC namespace of a process has them.
 
-use std::fs::File;
 use std::io;
 use std::ptr::null_mut;
 
-use nix::sched::{CloneFlags, setns};
+use nix::sched::CloneFlags;
+
+use crate::shared_namespaces;
 
 /// Of the mode of a segment: it goes away when nobody has it attached any more.
 const SHM_DEST: u32 = 0o1000;
 
-/// Has a thread of its own do something in the IPC namespace of a process.
 fn inside<T: Send>(pid: u32, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
-    let namespace = File::open(format!("/proc/{pid}/ns/ipc"))?;
-    std::thread::scope(|scope| {
-        let done = scope.spawn(|| {
-            setns(&namespace, CloneFlags::CLONE_NEWIPC)?;
-            work()
-        });
-        done.join().expect("a thread that makes system calls does not panic")
-    })
+    shared_namespaces::inside(pid, ("ipc", CloneFlags::CLONE_NEWIPC), work)
 }
 
 /// The kernel's list of the segments (`/proc/sysvipc/shm`): the namespace in it is that of who asks.

@@ -46,6 +46,9 @@ pub struct Offer {
     /// Path of the network namespace that it shares with a container which comes in the same group and brings that namespace; `network` is `None` then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub joined_network: Option<PathBuf>,
+    /// The container that brings that namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network_owner: Option<String>,
     /// Whether other containers of the same group share its network namespace.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub network_shared: bool,

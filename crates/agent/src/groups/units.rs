@@ -10,7 +10,7 @@ use crate::inspection;
 use crate::node::Node;
 
 /// A member's place among those that share its network namespace.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Unit {
     /// The member whose migration moves the namespace; `None` if that is this one.
     pub owner: Option<String>,
@@ -27,12 +27,16 @@ impl Unit {
 }
 
 /// The unit of each member, by rank; `None` for one that shares nothing. The owner is the member of the lowest rank. Containers whose engine attaches
-/// their network are in no unit: these engines restore a container that has joined another one's network only when that one runs.
+/// their network are in a unit only as members of a pod: these engines restore a container that has joined another one's network only when that one runs.
 pub fn find(node: &Node, members: &[(&str, &NodeName)], engine: Option<EngineName>) -> Vec<Option<Unit>> {
     let identity = |path: String| std::fs::metadata(path).ok().map(|link| (link.dev(), link.ino()));
     let of_node = identity("/proc/self/ns/net".to_owned());
     let network = |name: &str| {
-        let (_, container) = inspection::find(node, name, engine).ok().filter(|(of, _)| !of.attaches_network())?;
+        let (engine, container) = inspection::find(node, name, engine).ok()?;
+        // Of a pod, a further container holds the network.
+        if engine.attaches_network() && engine.pod(&container).ok().flatten().is_none() {
+            return None;
+        }
         identity(format!("/proc/{}/ns/net", container.init)).filter(|network| Some(*network) != of_node)
     };
     let networks: Vec<_> = members.iter().map(|(name, to)| Some((network(name)?, *to))).collect();

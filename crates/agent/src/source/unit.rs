@@ -39,16 +39,23 @@ impl SourceRun {
         self.turn.as_ref().map(Turn::unit_members).unwrap_or_default()
     }
 
-    /// Their containers.
+    /// Their containers, and the one that holds the namespaces of a pod.
     pub(super) fn unit_containers(&self) -> Vec<Container> {
-        self.unit().into_iter().map(|member| member.container).collect()
+        self.unit().into_iter().map(|member| member.container).chain(self.infra()).collect()
+    }
+
+    fn infra(&self) -> Option<Container> {
+        self.pod.as_ref()?.infra.clone()
     }
 
     /// What is looked at right before the freeze: each container of the unit, its namespaces, and the others.
     pub(super) fn last_looks(&self) -> Result<Vec<(Container, Namespaces, Vec<Container>)>, Failure> {
         let mut all = vec![(self.inspected()?.0.clone(), self.namespaces.clone())];
         all.extend(self.unit().into_iter().map(|member| (member.container, member.namespaces)));
-        let others = |name: &str| all.iter().map(|(one, _)| one).filter(|one| one.name != name).cloned().collect();
+        let others = |name: &str| {
+            let members = all.iter().map(|(one, _)| one).filter(|one| one.name != name).cloned();
+            members.chain(self.infra()).collect()
+        };
         Ok(all.iter().map(|(one, namespaces)| (one.clone(), namespaces.clone(), others(&one.name))).collect())
     }
 

@@ -122,10 +122,10 @@ impl Namespaces {
         kinds
     }
 
-    /// Whether a process shares no other kind of namespace with the container.
-    pub fn shares_at_most(&self, pid: u32, kind: &str) -> bool {
-        let kinds = self.shared(all_links(pid)).into_iter().chain(self.shared_by_threads(pid));
-        kinds.into_iter().all(|shared| shared == kind)
+    /// Whether a process shares no other kinds of namespaces with the container.
+    pub fn shares_at_most(&self, pid: u32, kinds: &[&str]) -> bool {
+        let mut shared = self.shared(all_links(pid)).into_iter().chain(self.shared_by_threads(pid));
+        shared.all(|shared| kinds.contains(&shared))
     }
 
     /// The processes that share a namespace with the container, and are not `inside` it: for longer than a program takes that

@@ -1,5 +1,6 @@
 //! Podman's command line: one process for each question.
 
+use std::ffi::OsStr;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
@@ -77,7 +78,18 @@ impl Podman {
         what: &'static str,
         name: &str,
     ) -> Result<Vec<u8>, EngineError> {
-        let mut child = self.begin(arguments, Stdio::null(), Stdio::piped())?;
+        self.run_in(&[], arguments, what, name)
+    }
+
+    /// The same with more in its environment.
+    pub(super) fn run_in<S: AsRef<str>>(
+        &self,
+        environment: &[(&str, &OsStr)],
+        arguments: &[S],
+        what: &'static str,
+        name: &str,
+    ) -> Result<Vec<u8>, EngineError> {
+        let mut child = self.begin(environment, arguments, Stdio::null(), Stdio::piped())?;
         let output = reading(child.stdout.take());
         self.conclude(&mut child, PATIENCE, what, name)?;
         Ok(output.said())
@@ -91,7 +103,7 @@ impl Podman {
         name: &str,
         take: &mut dyn FnMut(&mut dyn Read) -> io::Result<()>,
     ) -> Result<(), EngineError> {
-        let mut child = self.begin(arguments, Stdio::null(), Stdio::piped())?;
+        let mut child = self.begin(&[], arguments, Stdio::null(), Stdio::piped())?;
         let mut output = child.stdout.take().map(Patient);
         let taken = output.as_mut().map_or(Ok(()), |output| {
             take(output)?;
@@ -113,7 +125,7 @@ impl Podman {
         name: &str,
         source: &mut dyn Read,
     ) -> Result<(), EngineError> {
-        let mut child = self.begin(arguments, Stdio::piped(), Stdio::null())?;
+        let mut child = self.begin(&[], arguments, Stdio::piped(), Stdio::null())?;
         let mut input = child.stdin.take().map(Patient);
         let mut piece = vec![0; PIECE];
         let given = loop {
@@ -131,8 +143,15 @@ impl Podman {
         concluded
     }
 
-    fn begin<S: AsRef<str>>(&self, arguments: &[S], input: Stdio, output: Stdio) -> Result<Child, EngineError> {
+    fn begin<S: AsRef<str>>(
+        &self,
+        environment: &[(&str, &OsStr)],
+        arguments: &[S],
+        input: Stdio,
+        output: Stdio,
+    ) -> Result<Child, EngineError> {
         let mut command = Command::new(&self.path);
+        command.envs(environment.iter().copied());
         command.args(arguments.iter().map(AsRef::as_ref)).current_dir("/");
         command.stdin(input).stdout(output).stderr(Stdio::piped());
         command.spawn().map_err(|source| self.unusable(source))

@@ -16,6 +16,7 @@
 
 mod command;
 mod parameters;
+mod pod;
 
 use std::collections::HashSet;
 use std::io::{self, Read, Write};
@@ -27,7 +28,7 @@ use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 
 use crate::archive::{self, Known};
 use crate::{
-    Container, Engine, EngineError, EtcFiles, Images, Limits, Mark, MissingImage, MountTree, Runc, State, Summary,
+    Container, Engine, EngineError, EtcFiles, Images, Limits, Mark, MissingImage, MountTree, Pod, Runc, State, Summary,
     TreePlace,
 };
 use crate::{crossing, described, mounts};
@@ -128,7 +129,8 @@ impl Podman {
         names.find(|name| self.image_of(name)["Id"] == parameters.image.as_str()).cloned()
     }
 
-    fn lacks(&self, name: &str, parameters: &Parameters) -> Result<Vec<Blocker>, EngineError> {
+    /// What of this Podman itself keeps containers from coming to it.
+    fn unfit(&self) -> Result<Vec<Blocker>, EngineError> {
         let mut found = Vec::new();
         let mut add = |kind, cause: String, remedy: String| found.push(Blocker::new(kind, cause, remedy));
         let info =
@@ -161,6 +163,16 @@ impl Podman {
                 );
             }
         }
+        Ok(found)
+    }
+
+    fn lacks(&self, name: &str, parameters: &Parameters) -> Result<Vec<Blocker>, EngineError> {
+        let mut found = Vec::new();
+        // While one arrives, `podman info` waits for it; and it arrives by this runtime.
+        if Self::arriving().is_empty() {
+            found.extend(self.unfit()?);
+        }
+        let mut add = |kind, cause: String, remedy: String| found.push(Blocker::new(kind, cause, remedy));
         if parameters.layers.is_empty() && self.image(parameters).is_none() {
             let (image, id) = (&parameters.image_name, &parameters.image);
             add(
@@ -169,6 +181,10 @@ impl Podman {
                 "bring it to one of them (`podman pull`)".to_owned(),
             );
         }
+        if let Some(brought) = parameters.joined.as_ref().and_then(|joined| joined.brought.as_ref()) {
+            found.extend(brought.lacks(self)?);
+        }
+        let mut add = |kind, cause: String, remedy: String| found.push(Blocker::new(kind, cause, remedy));
         for network in &parameters.networks {
             let here = if is_word(&network.name) { self.network(&network.name) } else { Value::Null };
             if Network::kind(&here) != network.kind {
@@ -313,6 +329,10 @@ impl Engine for Podman {
         described::or_mend(found)
     }
 
+    fn pod(&self, container: &Container) -> Result<Option<Pod>, EngineError> {
+        self.pod_of(container)
+    }
+
     fn remarks(&self, container: &Container) -> Vec<String> {
         described::parameters::<Parameters>(&container.name, &container.parameters)
             .map_or_else(|_| Vec::new(), |parameters| parameters.remarks(&container.name))
@@ -342,6 +362,9 @@ impl Engine for Podman {
         Limits::of(config).note(bundle).map_err(Self::unmade(name))?;
         EtcFiles::of(config).note(bundle).map_err(Self::unmade(name))?;
         self.make_volumes(name, bundle, &parameters)?;
+        if let Some(brought) = parameters.joined.as_ref().and_then(|joined| joined.brought.as_ref()) {
+            self.make_pod(bundle, brought)?;
+        }
         let mut arguments = vec!["--runtime".to_owned(), self.runtime.clone()];
         arguments.extend(parameters.create_arguments(name, &image, self.runc.cgroup_parent.as_deref()));
         let said = self.run(&arguments, "make", name)?;
@@ -361,6 +384,7 @@ impl Engine for Podman {
 
     fn discard(&self, name: &str, bundle: &Path) -> Result<(), EngineError> {
         described::discard(self, name, bundle)?;
+        self.discard_pod(bundle)?;
         let made = std::fs::read_to_string(bundle.join(VOLUMES)).unwrap_or_default();
         made.lines().filter(|volume| !self.volume(volume).is_null()).try_for_each(|volume| {
             match self.users(volume)?.is_empty() {
@@ -382,15 +406,18 @@ impl Engine for Podman {
         images: Images<'_>,
         network: Option<&Path>,
     ) -> Result<Command, EngineError> {
-        let id = described::mark(bundle, images, network).map_err(Self::unmade(name))?;
         // The front's program, which knows by its name what it is to do.
         match std::os::unix::fs::symlink("criu", images.front.join("netavark")) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(Self::unmade(name)(error)),
             _ => {}
         }
+        let mut environment = vec![("CONTAINERS_HELPER_BINARY_DIR", images.front.as_os_str())];
+        environment.extend(network.map(|path| (NETWORK_VARIABLE, path.as_os_str())));
+        // The network of a pod is its infra container's.
+        let network = if self.start_infra(bundle, &environment)? { None } else { network };
+        let id = described::mark(bundle, images, network).map_err(Self::unmade(name))?;
         let mut command = Command::new(&self.path);
-        command.args(["start", &id]).current_dir("/").env("CONTAINERS_HELPER_BINARY_DIR", images.front);
-        command.envs(network.map(|path| (NETWORK_VARIABLE, path)));
+        command.args(["start", &id]).current_dir("/").envs(environment);
         Ok(command)
     }
 
@@ -429,7 +456,11 @@ impl Engine for Podman {
             _ => {}
         }
         // Where its monitor was killed, nobody has done this.
-        self.runc.remove(described["Id"].as_str().unwrap_or_default())
+        self.runc.remove(described["Id"].as_str().unwrap_or_default())?;
+        match described["Pod"].as_str() {
+            Some(pod) => self.remove_empty_pod(pod),
+            None => Ok(()),
+        }
     }
 
     fn missing_image(&self, name: &str, parameters: &Value) -> Result<Option<MissingImage>, EngineError> {

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tranship_types::{Blocker, BlockerKind};
 
+use super::pod::JoinedPod;
 use crate::described::{self, is_plain};
 
 /// What of `HostConfig` and `Config` differs between two containers that are the same: paths of the node, what follows from
@@ -61,8 +62,14 @@ pub(super) struct Parameters {
     /// The command that it runs: entry point and arguments.
     command: Vec<String>,
     sysctls: BTreeMap<String, String>,
-    /// The pod that it belongs to; empty for none.
+    /// The id of the pod that it belongs to; empty for none.
     pod: String,
+    /// Whether it holds the pod's namespaces.
+    #[serde(default)]
+    is_infra: bool,
+    /// The same pod, where all of it moves.
+    #[serde(default)]
+    pub joined: Option<JoinedPod>,
     pub networks: Vec<Network>,
     pub volumes: Vec<Volume>,
     /// Whether the container was another engine's, which describes it in other words: only what it says in the same is compared.
@@ -116,11 +123,11 @@ pub(super) fn is_word(text: &str) -> bool {
     is_plain(text) && !text.starts_with('-')
 }
 
-fn list(value: &Value) -> &[Value] {
+pub(super) fn list(value: &Value) -> &[Value] {
     value.as_array().map(Vec::as_slice).unwrap_or_default()
 }
 
-fn texts(value: &Value) -> Vec<String> {
+pub(super) fn texts(value: &Value) -> Vec<String> {
     list(value).iter().filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
@@ -195,6 +202,8 @@ impl Parameters {
             command: [vec![text("Path")], texts(&container["Args"])].concat(),
             sysctls: sysctls.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned()))).collect(),
             pod: text("Pod"),
+            is_infra: container["IsInfra"] == true,
+            joined: None,
             networks: attached.collect(),
             volumes: volumes.collect(),
             foreign: false,
@@ -211,9 +220,15 @@ impl Parameters {
             }
         };
         for part in ["Config", "HostConfig"] {
-            let excepted = |key: &str| OF_THE_NODE.contains(&key) || (self.foreign && IN_OTHER_WORDS.contains(&key));
+            let excepted = |key: &str| {
+                OF_THE_NODE.contains(&key)
+                    || (self.foreign && IN_OTHER_WORDS.contains(&key))
+                    || self.is_of_pod(&self.described[part][key])
+                    // A container that has run has more in it.
+                    || (self.is_infra && key == "Env")
+            };
             for (key, wanted) in entries(&self.described[part]).filter(|(key, _)| !excepted(key)) {
-                compare(key, wanted, &made[part][key]);
+                compare(key, &self.own(key, wanted), &self.own(key, &made[part][key]));
             }
         }
         let log = |container: &Value| container["HostConfig"]["LogConfig"]["Type"].clone();
@@ -226,6 +241,29 @@ impl Parameters {
             found.push(format!("its command is {command:?} instead of {:?}", self.command));
         }
         found
+    }
+
+    /// The id of the pod that it belongs to; empty for none.
+    pub fn pod(&self) -> &str {
+        &self.pod
+    }
+
+    /// The directories that are mounted into it, as `podman inspect` shows them.
+    pub fn binds(&self) -> Vec<String> {
+        texts(&self.described["HostConfig"]["Binds"])
+    }
+
+    /// A value without what Podman adds when it starts a container of a pod: the host name in its environment.
+    fn own(&self, key: &str, value: &Value) -> Value {
+        match self.joined.is_some() && key == "Env" {
+            true => texts(value).into_iter().filter(|text| !text.starts_with("HOSTNAME=")).collect(),
+            false => value.clone(),
+        }
+    }
+
+    /// Whether a mode (`container:ID`) means a namespace of its pod's.
+    fn is_of_pod(&self, mode: &Value) -> bool {
+        !self.pod.is_empty() && mode.as_str().is_some_and(|mode| mode.starts_with("container:"))
     }
 
     /// What there is to say of its published ports.
@@ -246,14 +284,16 @@ impl Parameters {
             ("UsernsMode", "user namespace", ["", "host"]),
         ] {
             let mode = host[key].as_str().unwrap_or_default();
-            if !own.contains(&mode) {
+            // Whether all of the pod moves is known to who asks for that.
+            let is_of_pod = ["NetworkMode", "IpcMode", "UTSMode"].contains(&key) && self.is_of_pod(&host[key]);
+            if !own.contains(&mode) && !is_of_pod {
                 let cause = format!("container {name} uses the {what} {mode:?}, which cannot move with it");
-                add(BlockerKind::Engine, cause, "start it with one of its own");
+                let remedy = match mode.starts_with("container:") && key != "PidMode" && key != "UsernsMode" {
+                    true => "start it with one of its own, or both containers in a pod, which moves as a whole",
+                    false => "start it with one of its own",
+                };
+                add(BlockerKind::Engine, cause, remedy);
             }
-        }
-        if !self.pod.is_empty() {
-            let cause = format!("container {name} belongs to a pod, whose namespaces cannot move with it");
-            add(BlockerKind::Engine, cause, "start it outside of a pod");
         }
         if self.image.is_empty() {
             let cause = format!("container {name} was made from a directory and not from an image");
@@ -272,7 +312,7 @@ impl Parameters {
 }
 
 /// A value such that two that mean the same are equal: what is empty is null, and lists are in order.
-fn plain(value: &Value) -> Value {
+pub(super) fn plain(value: &Value) -> Value {
     match value {
         Value::Bool(false) => Value::Null,
         Value::Number(number) if number.as_f64() == Some(0.0) => Value::Null,
@@ -384,10 +424,16 @@ mod tests {
     fn what_belongs_to_one_node_alone_is_an_obstacle() {
         assert!(parameters(&described()).obstacles("web").is_empty());
         let mut container = described();
-        container["Pod"] = "p".into();
         container["HostConfig"]["NetworkMode"] = "host".into();
         let found: Vec<String> = parameters(&container).obstacles("web").iter().map(ToString::to_string).collect();
-        assert!(found.len() == 2 && found[0].contains("network \"host\"") && found[1].contains("pod"), "{found:?}");
+        assert!(found.len() == 1 && found[0].contains("network \"host\""), "{found:?}");
+        let mut member = described();
+        member["HostConfig"]["NetworkMode"] = "container:a1".into();
+        assert_eq!(parameters(&member).obstacles("web").len(), 1);
+        member["Pod"] = "p".into();
+        assert!(parameters(&member).obstacles("web").is_empty());
+        member["HostConfig"]["PidMode"] = "container:a1".into();
+        assert_eq!(parameters(&member).obstacles("web").len(), 1);
     }
 
     #[test]

@@ -22,7 +22,11 @@ impl Parameters {
         let mut all: Vec<String> = ["create", "--pull=never", "--http-proxy=false"].map(str::to_owned).to_vec();
         let mut add = |option: &str, value: &str| all.push(format!("--{option}={value}"));
         add("name", name);
-        for (from, key, option) in TEXTS {
+        if let Some(pod) = &self.joined {
+            add("pod", &pod.name);
+        }
+        let of_pod = |key: &str| self.joined.is_some() && OF_PODS.contains(&key);
+        for (from, key, option) in TEXTS.into_iter().filter(|(_, key, _)| !of_pod(key)) {
             match &self.described[from][key] {
                 Value::String(text) if !text.is_empty() => add(option, text),
                 Value::Number(number) if number.as_i64() != Some(0) => add(option, &number.to_string()),
@@ -37,8 +41,16 @@ impl Parameters {
                 add(option, "true");
             }
         }
-        for (from, key, option) in LISTS {
-            texts(&self.described[from][key]).iter().for_each(|text| add(option, text));
+        // Podman gives it to each container of a pod, once more where it was given to it.
+        let given = match self.joined.is_some() {
+            true => format!("HOSTNAME={}", config["Hostname"].as_str().unwrap_or_default()),
+            false => String::new(),
+        };
+        let from_pod = self.joined.as_ref().map(|pod| pod.binds.as_slice()).unwrap_or_default();
+        for (from, key, option) in LISTS.into_iter().filter(|(_, key, _)| !of_pod(key)) {
+            let own =
+                texts(&self.described[from][key]).into_iter().filter(|text| !from_pod.contains(text) && *text != given);
+            own.for_each(|text| add(option, &text));
         }
         for (key, value) in entries(&config["Labels"]) {
             add("label", &format!("{key}={}", value.as_str().unwrap_or_default()));
@@ -80,15 +92,8 @@ impl Parameters {
             let parts = [text("PathOnHost"), text("PathInContainer"), text("CgroupPermissions")];
             add("device", parts.join(":").trim_end_matches(':'));
         }
-        for (port, bindings) in entries(&host["PortBindings"]) {
-            for binding in list(bindings) {
-                let host_port = binding["HostPort"].as_str().unwrap_or_default();
-                match binding["HostIp"].as_str().unwrap_or_default() {
-                    "" => add("publish", &format!("{host_port}:{port}")),
-                    ip if ip.contains(':') => add("publish", &format!("[{ip}]:{host_port}:{port}")),
-                    ip => add("publish", &format!("{ip}:{host_port}:{port}")),
-                }
-            }
+        if self.joined.is_none() {
+            self.add_ports(&mut add);
         }
         let log = &host["LogConfig"];
         for (key, option) in [("Tag", "tag"), ("Size", "max-size")] {
@@ -98,7 +103,7 @@ impl Parameters {
         }
         add("log-driver", log["Type"].as_str().unwrap_or("k8s-file"));
         let own = host["CgroupParent"].as_str().filter(|parent| !DEFAULT_PARENTS.contains(parent)).map(Path::new);
-        if let Some(parent) = cgroup_parent.or(own) {
+        if let Some(parent) = cgroup_parent.or(own).filter(|_| self.joined.is_none()) {
             add("cgroup-parent", &parent.to_string_lossy());
         }
         if host["Cgroups"] == "disabled" {
@@ -108,7 +113,7 @@ impl Parameters {
             add("passwd", "false");
         }
         health_options(config).iter().for_each(|(option, value)| add(option, value));
-        if self.networks.is_empty() {
+        if self.networks.is_empty() && self.joined.is_none() {
             add("network", "none");
         }
         // An init of Podman's own comes before the entry point.
@@ -119,12 +124,69 @@ impl Parameters {
         let (arguments, begin) = (texts(&config["Cmd"]), if own_init { 2 } else { 0 });
         let end = self.command.len().saturating_sub(arguments.len());
         add("entrypoint", &json!(self.command.get(begin..end).unwrap_or_default()).to_string());
-        all.extend(self.networks.iter().map(Network::option));
+        if self.joined.is_none() {
+            all.extend(self.networks.iter().map(Network::option));
+        }
         all.push(image.to_owned());
         all.extend(arguments);
         all
     }
+
+    fn add_ports(&self, mut add: impl FnMut(&str, &str)) {
+        for (port, bindings) in entries(&self.described["HostConfig"]["PortBindings"]) {
+            for binding in list(bindings) {
+                let host_port = binding["HostPort"].as_str().unwrap_or_default();
+                match binding["HostIp"].as_str().unwrap_or_default() {
+                    "" => add("publish", &format!("{host_port}:{port}")),
+                    ip if ip.contains(':') => add("publish", &format!("[{ip}]:{host_port}:{port}")),
+                    ip => add("publish", &format!("{ip}:{host_port}:{port}")),
+                }
+            }
+        }
+    }
+
+    /// Adds the options of `podman pod create` that give a pod what this container has, which is its infra container.
+    pub(in crate::podman) fn add_pod_options(&self, cgroup_parent: Option<&Path>, mut add: impl FnMut(&str, &str)) {
+        let (config, host) = (&self.described["Config"], &self.described["HostConfig"]);
+        if let Some(host_name) = config["Hostname"].as_str().filter(|name| !name.is_empty()) {
+            add("hostname", host_name);
+        }
+        // The pod has a cgroup below this.
+        let own = host["CgroupParent"].as_str().map(Path::new).and_then(Path::parent);
+        let own = own.filter(|parent| !DEFAULT_PARENTS.contains(&parent.to_string_lossy().as_ref()));
+        if let Some(parent) = cgroup_parent.or(own) {
+            add("cgroup-parent", &parent.to_string_lossy());
+        }
+        for (from, key, option) in LISTS.into_iter().filter(|(_, key, _)| IN_PODS.contains(key)) {
+            texts(&self.described[from][key]).iter().for_each(|text| add(option, text));
+        }
+        self.add_ports(&mut add);
+        self.sysctls.iter().for_each(|(key, value)| add("sysctl", &format!("{key}={value}")));
+        if host["ShmSize"].as_u64().is_some_and(|size| size != DEFAULT_SHM_SIZE) {
+            add("shm-size", &host["ShmSize"].to_string());
+        }
+        if self.command != DEFAULT_INFRA {
+            add("infra-command", &self.command.join(" "));
+        }
+        match self.networks.is_empty() {
+            true => add("network", "none"),
+            false => {
+                for option in self.networks.iter().map(Network::option) {
+                    add("network", option.trim_start_matches("--network="));
+                }
+            }
+        }
+    }
 }
+
+/// What of a container in a pod is the pod's.
+const OF_PODS: [&str; 7] = ["Hostname", "IpcMode", "ShmSize", "Dns", "DnsOptions", "DnsSearch", "ExtraHosts"];
+/// The lists among them, and the mounts that each container gets from the pod.
+const IN_PODS: [&str; 5] = ["Binds", "Dns", "DnsOptions", "DnsSearch", "ExtraHosts"];
+/// Bytes of `/dev/shm` where nobody has said how many.
+const DEFAULT_SHM_SIZE: u64 = 65_536_000;
+/// What Podman's own infra containers run.
+const DEFAULT_INFRA: [&str; 2] = ["/catatonit", "-P"];
 
 /// Options whose value is a text or a number: from which part, under which key. Empty and 0 mean that it was not given.
 const TEXTS: [(&str, &str, &str); 23] = [
