@@ -75,6 +75,13 @@ fn pages_that_were_guards_are_zeros_though_their_content_comes_later(stage: &mut
     remove(lab, NAME)
 }
 
+fn a_mapping_that_is_protected_in_part_stays_one_mapping(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let mut guest = run(lab, &["part-protected"], 66)?;
+    right_in_every_mode(lab, &mut guest)?;
+    remove(lab, NAME)
+}
+
 fn memory_that_cannot_be_read_is_refused_by_name(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     let mut guest = run(lab, &["poisoned"], 62)?;
@@ -201,6 +208,10 @@ fn huge_pages_are_counted_and_move_in_every_mode(stage: &mut Stage) -> Result<()
 fn main() -> ExitCode {
     scenarios(&[
         ("guard_pages_stay_guards_in_every_mode", guard_pages_stay_guards_in_every_mode),
+        (
+            "a_mapping_that_is_protected_in_part_stays_one_mapping",
+            a_mapping_that_is_protected_in_part_stays_one_mapping,
+        ),
         (
             "pages_that_were_guards_are_zeros_though_their_content_comes_later",
             pages_that_were_guards_are_zeros_though_their_content_comes_later,

@@ -229,6 +229,8 @@ impl Layout {
                 let table = self.shared().to_string_lossy().into_owned();
                 environment.push((tranship_criu::hidden::SHARED_VARIABLE.to_owned(), table));
                 environment.push((restart_blocks::RECORD_VARIABLE.to_owned(), waits));
+                let joined = self.images().join(tranship_criu::hidden::JOINED).to_string_lossy().into_owned();
+                environment.push((tranship_criu::hidden::JOINED_VARIABLE.to_owned(), joined));
                 (environment, Overrides { lazy_pages: Some(true), ..common })
             }
         };

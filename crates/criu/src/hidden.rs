@@ -12,6 +12,21 @@ pub const TABLE_VARIABLE: &str = "TRANSHIP_HIDDEN";
 /// The environment variable that names the table of shared memory for a restore.
 pub const SHARED_VARIABLE: &str = "TRANSHIP_SHARED";
 
+/// The environment variable that names the list of processes with mappings that may be joined, for a restore.
+pub const JOINED_VARIABLE: &str = "TRANSHIP_JOINED";
+
+/// The list's name among the images.
+pub const JOINED: &str = "joined";
+
+/// Lists processes, by their pids in the container, of which parts of mappings may be joined again
+/// ([`crate::smaps::has_protected_part`]). Older versions ignore it.
+pub fn list_joined(images: &Path, pids: &[u32]) -> io::Result<()> {
+    if pids.is_empty() {
+        return Ok(());
+    }
+    std::fs::write(images.join(JOINED), pids.iter().map(|pid| format!("{pid}\n")).collect::<String>())
+}
+
 /// Writes the table: for each process (pid as criu sees it, i.e. on the node) the ranges that the memory plane moves, and
 /// the shared memory that it moves (device and inode). It must be complete before criu is let go.
 pub fn write(path: &Path, hidden: &[(u32, Vec<PageRange>)], objects: &[(u64, u64)]) -> io::Result<()> {

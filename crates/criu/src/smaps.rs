@@ -80,6 +80,55 @@ impl Smaps {
     }
 }
 
+/// Whether a process has a private mapping that it cannot write to, but once could, beside another one: a part of a mapping
+/// that may be one again. (The kernel takes `ac` from those that were never written to.)
+pub fn has_protected_part(text: &[u8]) -> bool {
+    let mut previous: Option<(u64, bool)> = None;
+    let mut all = lines(text).peekable();
+    while let Some(line) = all.next() {
+        let flags = all.next_if(|next| next.starts_with(b"VmFlags: ")).unwrap_or_default();
+        let found = String::from_utf8_lossy(line).into_owned();
+        let Some(mapping) = Anonymous::of(&found) else { continue };
+        let accounted = flags.split(|byte| *byte == b' ').any(|flag| flag == b"ac");
+        let protected = !mapping.writable && accounted;
+        if let Some((end, before)) = previous
+            && end == mapping.start
+            && (before || protected)
+        {
+            return true;
+        }
+        previous = Some((mapping.end, protected));
+    }
+    false
+}
+
+/// The same of one mapping, by the kernel's word of its flags.
+pub fn is_protected(flags: u64) -> bool {
+    // linux/mm.h.
+    const VM_WRITE: u64 = 2;
+    const VM_ACCOUNT: u64 = 0x10_0000;
+    flags & (VM_WRITE | VM_ACCOUNT) == VM_ACCOUNT
+}
+
+/// A private mapping without a file.
+struct Anonymous {
+    start: u64,
+    end: u64,
+    writable: bool,
+}
+
+impl Anonymous {
+    fn of(line: &str) -> Option<Self> {
+        let mut words = line.split_ascii_whitespace();
+        let (start, end) = words.next()?.split_once('-')?;
+        let (permissions, inode) = (words.next()?.as_bytes(), words.nth(2)?);
+        let is_own = permissions.get(3) == Some(&b'p') && inode == "0" && !words.next().unwrap_or("").starts_with("[v");
+        let number = |text| u64::from_str_radix(text, 16).ok();
+        is_own.then_some(())?;
+        Some(Self { start: number(start)?, end: number(end)?, writable: permissions.get(1) == Some(&b'w') })
+    }
+}
+
 /// Where the preloaded library looks for the text of a process, beside the table of hidden pages at `table`.
 fn beside(table: &Path, pid: u32) -> PathBuf {
     let mut path = table.as_os_str().to_owned();
@@ -122,6 +171,24 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(text.unwrap(), kept);
+    }
+
+    #[test]
+    fn a_part_that_was_written_to_and_is_protected_is_found_beside_another_one() {
+        let text = |second: &str, flags: &str, third: &str| {
+            format!(
+                "1000-2000 rw-p 00000000 00:00 0 \nVmFlags: rd wr mr mw me ac \n\
+                 {second} 00000000 00:00 0 \nVmFlags: rd mr mw me {flags}\n\
+                 {third} 00000000 00:00 0 [heap]\nVmFlags: rd wr mr mw me ac \n"
+            )
+        };
+        let found = |second, flags, third| has_protected_part(text(second, flags, third).as_bytes());
+        assert!(found("2000-3000 r--p", "ac ", "4000-5000 rw-p"));
+        assert!(found("3000-4000 ---p", "ac ", "4000-5000 rw-p"));
+        assert!(!found("2000-3000 ---p", "", "3000-4000 rw-p"), "a guard of a stack");
+        assert!(!found("3000-4000 r--p", "ac ", "5000-6000 rw-p"), "by itself");
+        assert!(!found("2000-3000 rw-p", "ac ", "3000-4000 rw-p"));
+        assert!(!found("2000-3000 r--s", "ac ", "3000-4000 rw-p"));
     }
 
     #[test]

@@ -23,6 +23,20 @@ pub struct Space {
     pub files: Vec<PageRange>,
 }
 
+impl Space {
+    /// Those of `ranges` that lie beside another one: perhaps parts of one mapping, which have other protections at the
+    /// moment.
+    pub fn adjoining(&self) -> Vec<PageRange> {
+        let touches = |(at, range): &(usize, &PageRange)| {
+            let before = at.checked_sub(1).and_then(|before| self.ranges.get(before));
+            let after = self.ranges.get(at + 1);
+            before.is_some_and(|before| before.end == range.start)
+                || after.is_some_and(|after| range.end == after.start)
+        };
+        self.ranges.iter().enumerate().filter(touches).map(|(_, range)| *range).collect()
+    }
+}
+
 /// A process that cannot be looked at.
 #[derive(Debug, thiserror::Error)]
 #[error("the memory map of process {pid} cannot be read: {source}")]
@@ -105,6 +119,15 @@ mod tests {
         let local = 1u8;
         let address = &raw const local as u64;
         assert!(spaces[0].ranges.iter().any(|r| r.contains(address)), "the stack");
+    }
+
+    #[test]
+    fn mappings_that_lie_beside_another_one_are_found() {
+        let range = |start: u64, end: u64| PageRange { start: start * 4096, end: end * 4096 };
+        let (id, executable, files) = (AddressSpaceId(1), Vec::new(), Vec::new());
+        let ranges = vec![range(1, 2), range(3, 4), range(4, 6), range(6, 7), range(8, 9)];
+        let space = Space { id, pid: 1, ranges, executable, files };
+        assert_eq!(space.adjoining(), [range(3, 4), range(4, 6), range(6, 7)]);
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! The container's memory while it runs, and what is left of it to send when it is frozen.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tranship_coordinator::Failure;
-use tranship_criu::smaps::Smaps;
+use tranship_criu::smaps::{Smaps, has_protected_part, is_protected};
 use tranship_engine::Container;
 use tranship_memory::policy::{self, RoundSeen, Verdict};
 use tranship_memory::send::{self, Counters, Plan, Version};
@@ -262,7 +263,11 @@ impl SourceRun {
             (round, described.join().expect("to look at shared memory does not panic"), told, files)
         });
         let round = round?;
-        told?;
+        let told = told?;
+        let reader = self.node.mapping_flags.as_ref();
+        let joined = |space: &&survey::Space| told.get(&space.pid).copied().unwrap_or_else(|| is_joined(reader, space));
+        let joined: Vec<u32> = round.spaces.iter().filter(joined).map(|space| space.id.0).collect();
+        tranship_criu::hidden::list_joined(&self.layout.images(), &joined).map_err(failed)?;
         self.describe_shared(&described?)?;
         let objects = self.shared.as_ref().map(SharedMemory::hidden).unwrap_or_default();
         let mut hidden: Vec<_> = round.spaces.iter().map(|s| (s.pid, s.ranges.clone())).collect();
@@ -302,14 +307,32 @@ fn last_round(tracker: Option<&mut Tracker>, pids: &[u32]) -> Result<Round, Fail
     tracker.last_round(pids).map_err(failed)
 }
 
-/// Tells criu what the frozen tasks' mappings are; where that is not known, it asks the kernel itself.
-fn tell_mappings(smaps: &Smaps, reader: Option<&FlagsReader>, table: &Path, pids: &[u32]) -> Result<(), Failure> {
-    let Some(reader) = reader else { return Ok(()) };
+/// Tells criu what the frozen tasks' mappings are; where that is not known, it asks the kernel itself. Where it is, returns
+/// whether a process has parts of mappings that may be joined again.
+fn tell_mappings(
+    smaps: &Smaps,
+    reader: Option<&FlagsReader>,
+    table: &Path,
+    pids: &[u32],
+) -> Result<HashMap<u32, bool>, Failure> {
+    let mut joined = HashMap::new();
+    let Some(reader) = reader else { return Ok(joined) };
     for &pid in pids {
         if let Some(text) = smaps.text(reader, pid) {
             tranship_criu::smaps::write(table, pid, &text)
                 .map_err(|e| Failure::new(format!("the mappings of process {pid} cannot be told to criu: {e}")))?;
+            joined.insert(pid, has_protected_part(&text));
         }
     }
-    Ok(())
+    Ok(joined)
+}
+
+/// The same, by the kernel's word of flags.
+fn is_joined(reader: Option<&FlagsReader>, space: &survey::Space) -> bool {
+    let adjoining = space.adjoining();
+    if adjoining.is_empty() {
+        return false;
+    }
+    let flags = reader.and_then(|reader| reader.read(space.pid).ok()).unwrap_or_default();
+    flags.iter().any(|of| is_protected(of.flags) && adjoining.iter().any(|range| range.start == of.start))
 }

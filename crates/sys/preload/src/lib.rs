@@ -3,6 +3,7 @@
 //! Where the agent has written what `/proc/PID/smaps` says, criu reads that file instead ([`smaps`]), and need not ask the
 //! kernel of each mapping which file it is of ([`map_files`]).
 //! Whether a task's sockets are those in its epoll sets it finds out faster than the kernel ([`epoll`]).
+//! Mappings that were parts of one it restores so that they can be one again ([`joined`]).
 //! At the end of a restore it keeps criu from waiting for each thread by itself ([`trace`]).
 //!
 //! System calls that a dump interrupts begin again where they can ([`interrupted`]), and end when they would have ended ([`waits`]).
@@ -22,6 +23,7 @@
 
 mod epoll;
 mod interrupted;
+mod joined;
 mod map_files;
 mod shared;
 mod sockets;

@@ -135,6 +135,9 @@ macro_rules! mmap {
                 LAST_START.store(mapped as usize, Ordering::Relaxed);
                 LAST_LEN.store(len, Ordering::Relaxed);
             }
+            if mapped != libc::MAP_FAILED {
+                crate::joined::prepare(mapped, protection, flags);
+            }
             mapped
         }
     };

@@ -78,6 +78,31 @@ fn guards_for_a_moment() -> Result<Check> {
     }))
 }
 
+/// One mapping of which parts are read-only, until it gets one protection again and another size as a whole.
+fn part_protected() -> Result<Check> {
+    const PARTS: [std::ops::Range<usize>; 2] = [64..96, 160..192];
+    let mut memory = Memory::map(PAGES * PAGE, None, false, 0)?;
+    (0..PAGES).for_each(|page| memory.write(page * PAGE, word(page, 0)));
+    let mut version = vec![0; PAGES];
+    let protect = |memory: &Memory, writable| PARTS.into_iter().try_for_each(|part| memory.protect(part, writable));
+    protect(&memory, false)?;
+    Ok(Box::new(move |tick| {
+        // The last part first: where its pages are missing, they are put in place before those of the others.
+        for page in [PAGES - 1, 0, 100] {
+            memory.write(page * PAGE, word(page, tick));
+            version[page] = tick;
+        }
+        protect(&memory, true)?;
+        memory.resize((PAGES + 1) * PAGE)?;
+        memory.resize(PAGES * PAGE)?;
+        for (page, version) in version.iter().enumerate() {
+            let found = memory.read(page * PAGE);
+            ensure!(found == word(page, *version), "page {page} has {found:#x}");
+        }
+        protect(&memory, false)
+    }))
+}
+
 /// A file with the content of its pages, which is opened anew each time so that it has no name in the end.
 fn file() -> Result<File> {
     let path = "/tmp/guarded";
@@ -147,6 +172,7 @@ fn kind(name: &str) -> Result<Check> {
     let huge_bytes = 8 * HUGE;
     match name {
         "guards-for-a-moment" => guards_for_a_moment(),
+        "part-protected" => part_protected(),
         "guard-anon" => guards(None, false),
         "guard-shared" => guards(None, true),
         "guard-file" => guards(Some(file()?.as_fd()), false),

@@ -99,6 +99,24 @@ impl Memory {
         Ok(())
     }
 
+    /// Makes the mapping larger or smaller, at another place if need be.
+    pub fn resize(&mut self, length: usize) -> Result<()> {
+        // SAFETY: this program's own mapping, to which nobody has a reference.
+        let start = unsafe { libc::mremap(self.start, self.length, length, libc::MREMAP_MAYMOVE) };
+        ensure!(start != libc::MAP_FAILED, "mremap to {length} bytes: {}", io::Error::last_os_error());
+        (self.start, self.length) = (start, length);
+        Ok(())
+    }
+
+    /// Makes a run of pages read-only, or writable again.
+    pub fn protect(&self, pages: std::ops::Range<usize>, writable: bool) -> Result<()> {
+        let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+        assert!(pages.end * PAGE <= self.length);
+        // SAFETY: within the mapping, to which nobody has a reference.
+        check(unsafe { libc::mprotect(self.at(pages.start * PAGE).cast(), pages.len() * PAGE, protection) })?;
+        Ok(())
+    }
+
     /// Poisons a page, so that nobody can read it any more.
     pub fn poison(&self, offset: usize) -> Result<()> {
         const UFFD_USER_MODE_ONLY: c_int = 1;
