@@ -1,5 +1,7 @@
 //! Rules about who is told of what happens to files: watches and leases.
 
+use std::cell::LazyCell;
+
 use rustix::fs::FileType;
 use rustix::io::ioctl_fionread;
 use tranship_sys::descriptor::owner;
@@ -16,7 +18,8 @@ pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) {
         let is_tmpfs = |id| container.mounts.iter().any(|m| m.id == id && m.fstype == "tmpfs");
         d.link.starts_with("/memfd:") || is_tmpfs(d.info.mount)
     };
-    let paths = Paths::of(container.init).ok();
+    // Most containers watch nothing.
+    let paths = LazyCell::new(|| Paths::of(container.init).ok());
     for d in &files.all {
         if d.link.starts_with("anon_inode:inotify") {
             look.passing.extend(unread(d).map(|blocker| (identity(d), blocker)));
