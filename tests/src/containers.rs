@@ -1,9 +1,10 @@
 use std::fs;
 use std::path::Path;
+use std::process::Stdio;
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::statfs::{CGROUP_SUPER_MAGIC, CGROUP2_SUPER_MAGIC, statfs};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tranship_lab::{Lab, runc_root};
 
 /// What there is of a container on one node.
@@ -182,4 +183,32 @@ fn may_run(pid: u32) -> bool {
         })
     };
     !matches!(state(pid), None | Some('T' | 't' | 'Z' | 'X')) && !frozen()
+}
+
+/// Runs another runc container in node a, like the one that is called `model` but for its command, and for what `change` changes in
+/// its configuration.
+///
+/// # Errors
+/// If there is no such model, or runc fails.
+pub fn run_beside(
+    lab: &Lab,
+    model: &str,
+    name: &str,
+    command: &[String],
+    change: impl FnOnce(&mut Value),
+) -> Result<()> {
+    let state: Value = serde_json::from_str(&lab.check("a", &["runc", "state", model])?)?;
+    let bundle = state["bundle"].as_str().context("no bundle")?;
+    let mut config: Value = serde_json::from_slice(&fs::read(lab.path("a", format!("{bundle}/config.json"))?)?)?;
+    config["process"]["args"] = json!(command);
+    let cgroup = config["linux"]["cgroupsPath"].as_str().context("no cgroup")?.replace(model, name);
+    config["linux"]["cgroupsPath"] = cgroup.into();
+    change(&mut config);
+    let directory = format!("/run/containers/{name}");
+    fs::create_dir_all(lab.path("a", &directory)?)?;
+    fs::write(lab.path("a", format!("{directory}/config.json"))?, config.to_string())?;
+    let mut run = lab.command("a", &["runc", "run", "--detach", "--bundle", &directory, name])?;
+    let status = run.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status()?;
+    ensure!(status.success(), "runc run {name}: {status}");
+    Ok(())
 }

@@ -38,14 +38,15 @@ mod torture;
 pub use agents::{Log, is_gone, restart_agent, send, state, track_by};
 pub use asked::{arguments, asked, asked_modes};
 pub use computation::{Computation, Progress};
-pub use containers::{Copy, copies, exactly_one_runs, nothing_left, remove};
+pub use containers::{Copy, copies, exactly_one_runs, nothing_left, remove, run_beside};
 pub use dialogue::Dialogue;
 pub use engines::{CONTAINERD, DOCKER, PODMAN};
 pub use guest::{Guest, ZooLine};
 pub use limits::{limits, set_limit};
 pub use managed::{Dialect, Managed, Run};
 pub use moves::{
-    Refusal, connection_alive, move_container, move_with, refused_move, refused_move_with, second_move_succeeds,
+    Refusal, connection_alive, move_container, move_with, newest_group_report, refused_move, refused_move_with,
+    second_move_succeeds,
 };
 pub use moving::{Ended, MODES, Moving};
 pub use postgres::postgres_programs;

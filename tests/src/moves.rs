@@ -1,3 +1,4 @@
+use std::fs;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -5,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use tranship_api::ApiError;
 use tranship_lab::{CounterClient, CounterReport, Lab, report_of};
-use tranship_types::{Blocker, Outcome, Phase, Report};
+use tranship_types::{Blocker, GroupReport, Outcome, Phase, Report};
 
 use crate::containers::exactly_one_runs;
 
@@ -107,4 +108,17 @@ pub fn second_move_succeeds(lab: &Lab, name: &str) -> Result<String> {
     let now = exactly_one_runs(lab, name).context("after the second move")?;
     ensure!(now == to, "after the second move {name} runs on {now}, not on {to}");
     Ok(now)
+}
+
+/// The newest of the groups' reports that a node has kept.
+///
+/// # Errors
+/// If there is none, or one cannot be read.
+pub fn newest_group_report(lab: &Lab, node: &str) -> Result<GroupReport> {
+    let kept = fs::read_dir(lab.path(node, "/var/lib/tranship/groups")?).context("the groups' reports")?;
+    let read = |entry: std::io::Result<fs::DirEntry>| -> Result<GroupReport> {
+        Ok(serde_json::from_slice(&fs::read(entry?.path())?)?)
+    };
+    let reports: Vec<GroupReport> = kept.map(read).collect::<Result<_>>()?;
+    reports.into_iter().max_by_key(|report| report.started_unix_ms).context("no group was moved")
 }

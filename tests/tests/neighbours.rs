@@ -1,8 +1,7 @@
 //! Who shares a container's namespaces is not harmed by its move: the move is refused before the freeze, by the neighbour's name.
 
-use std::fs;
 use std::net::Ipv4Addr;
-use std::process::{Child, ExitCode, Stdio};
+use std::process::{Child, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -10,7 +9,7 @@ use serde_json::{Value, json};
 use tranship_api::Plan;
 use tranship_e2e::{
     DOCKER, Log, Managed, Moving, PODMAN, Stage, connection_alive, move_container, move_with, refused_move,
-    refused_move_with, remove, scenarios, wait_until,
+    refused_move_with, remove, run_beside, scenarios, wait_until,
 };
 use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, redis_command};
 use tranship_types::{BlockerKind, Mode, Outcome};
@@ -46,24 +45,6 @@ fn init_of(lab: &Lab, name: &str) -> Result<String> {
     Ok(state["pid"].to_string())
 }
 
-/// Runs a second runc container in node a, like the first one but for its command, and for what `change` changes in its configuration.
-fn run_beside(lab: &Lab, name: &str, command: &[String], change: impl FnOnce(&mut Value)) -> Result<()> {
-    let state: Value = serde_json::from_str(&lab.check("a", &["runc", "state", NAME])?)?;
-    let bundle = state["bundle"].as_str().context("no bundle")?;
-    let mut config: Value = serde_json::from_slice(&fs::read(lab.path("a", format!("{bundle}/config.json"))?)?)?;
-    config["process"]["args"] = json!(command);
-    let cgroup = config["linux"]["cgroupsPath"].as_str().context("no cgroup")?.replace(NAME, name);
-    config["linux"]["cgroupsPath"] = cgroup.into();
-    change(&mut config);
-    let directory = format!("/run/containers/{name}");
-    fs::create_dir_all(lab.path("a", &directory)?)?;
-    fs::write(lab.path("a", format!("{directory}/config.json"))?, config.to_string())?;
-    let mut run = lab.command("a", &["runc", "run", "--detach", "--bundle", &directory, name])?;
-    let status = run.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status()?;
-    ensure!(status.success(), "runc run {name}: {status}");
-    Ok(())
-}
-
 fn end_beside(lab: &Lab, name: &str) -> Result<()> {
     lab.check("a", &["runc", "delete", "--force", name])?;
     lab.check("a", &["rm", "-r", &format!("/run/containers/{name}")]).map(drop).map_err(Into::into)
@@ -92,7 +73,7 @@ fn refused(lab: &Lab, name: &str, kind: BlockerKind, words: &[&str]) -> Result<(
 fn two_containers_of_runc_in_one_network_namespace_are_refused_one_by_one(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     let ip = web(lab, 70)?;
-    run_beside(lab, SIDE, &redis_at(SIDE_PORT), |_| {})?;
+    run_beside(lab, NAME, SIDE, &redis_at(SIDE_PORT), |_| {})?;
     let mut own = counter(lab, ip, REDIS_PORT)?;
     let mut its = wait_until("the neighbour to listen", Duration::from_secs(10), || {
         Ok(lab.check("a", &["nsenter", "--net=/run/netns/web", "ss", "-Hltn"])?.contains(":6380").then_some(()))
@@ -122,7 +103,7 @@ fn every_kind_of_namespace_that_is_shared_is_named(stage: &mut Stage) -> Result<
     let pid = init_of(lab, NAME)?;
     let sleep: Vec<String> = ["sleep", "1000"].map(str::to_owned).into();
     for (kind, link, of_sentence) in [("pid", "pid", "PID"), ("ipc", "ipc", "IPC"), ("uts", "uts", "UTS")] {
-        run_beside(lab, SIDE, &sleep, |config| {
+        run_beside(lab, NAME, SIDE, &sleep, |config| {
             config["linux"]["namespaces"] = json!([{"type": "mount"}, {"type": "network"}, {"type": kind, "path": format!("/proc/{pid}/ns/{link}")}]);
             if kind != "uts" {
                 config["hostname"] = Value::Null;
@@ -191,7 +172,7 @@ fn what_is_the_node_s_own_is_refused(stage: &mut Stage) -> Result<()> {
         ("pid", "container side uses the PID namespace of its node"),
         ("uts", "container side uses the UTS namespace of its node"),
     ] {
-        run_beside(lab, SIDE, &sleep, |config| {
+        run_beside(lab, NAME, SIDE, &sleep, |config| {
             config["hostname"] = Value::Null;
             let kinds = ["mount", "network", "pid", "ipc", "uts"].into_iter().filter(|one| *one != kind);
             config["linux"]["namespaces"] = kinds.map(|kind| json!({"type": kind})).collect();
@@ -202,7 +183,7 @@ fn what_is_the_node_s_own_is_refused(stage: &mut Stage) -> Result<()> {
         ensure!(refusal.blockers.iter().any(|blocker| blocker.cause.contains(words)), "no {words:?}: {refusal:#?}");
     }
     // Also by a path.
-    run_beside(lab, SIDE, &sleep, |config| {
+    run_beside(lab, NAME, SIDE, &sleep, |config| {
         config["linux"]["namespaces"] = json!([
             {"type": "mount"}, {"type": "pid"}, {"type": "ipc"}, {"type": "uts"}, {"type": "network", "path": "/proc/self/ns/net"},
         ]);
@@ -221,7 +202,7 @@ fn a_directory_that_another_container_has_does_not_move_away_from_it(stage: &mut
     lab.run("a", NAME, &RunOptions { volumes: volume("/srv/data"), ..options })?;
     let sleep: Vec<String> = ["sleep", "1000"].map(str::to_owned).into();
     let beside = |directory: &str| {
-        run_beside(lab, SIDE, &sleep, |config| {
+        run_beside(lab, NAME, SIDE, &sleep, |config| {
             config["linux"]["namespaces"] =
                 ["mount", "network", "pid", "ipc", "uts"].map(|kind| json!({"type": kind})).into();
             for mount in

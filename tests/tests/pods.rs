@@ -5,12 +5,12 @@ use std::net::Ipv4Addr;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use tranship_api::GroupPlan;
 use tranship_e2e::{
-    Stage, connection_alive, is_gone, nothing_left, refused_move, restart_agent, scenarios, wait_until,
+    Stage, connection_alive, is_gone, newest_group_report, nothing_left, refused_move, restart_agent, scenarios,
+    wait_until,
 };
-use tranship_lab::resp::Reply;
 use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, redis_command};
 use tranship_types::{BlockerKind, GroupReport, Outcome};
 
@@ -50,16 +50,9 @@ fn replica_command() -> Vec<String> {
     command
 }
 
-fn field(redis: &mut Redis, name: &str) -> Result<String> {
-    let Reply::Bulk(Some(text)) = redis.call(&["INFO", "everything"])? else { bail!("INFO gives no text") };
-    let text = String::from_utf8_lossy(&text).into_owned();
-    let line = text.lines().find_map(|l| l.strip_prefix(&format!("{name}:")).map(str::to_owned));
-    line.with_context(|| format!("INFO has no {name}: {text}"))
-}
-
 fn online(redis: &mut Redis) -> Result<()> {
     wait_until("the replica to be connected", PATIENCE, || {
-        Ok(field(redis, "slave0").is_ok_and(|one| one.contains("state=online")).then_some(()))
+        Ok(redis.info("slave0").is_ok_and(|one| one.contains("state=online")).then_some(()))
     })
 }
 
@@ -73,7 +66,7 @@ impl Shop {
         online(&mut redis)?;
         let counter =
             |port| CounterClient::start(lab, (IP, port).into(), &format!("counter-{port}"), Duration::from_micros(500));
-        let connects = (field(&mut redis, "sync_full")?, field(&mut redis, "sync_partial_ok")?);
+        let connects = (redis.info("sync_full")?, redis.info("sync_partial_ok")?);
         Ok(Self { counters: [counter(REDIS_PORT)?, counter(REPLICA_PORT)?], redis, connects })
     }
 
@@ -83,7 +76,7 @@ impl Shop {
             connection_alive(counter)?;
         }
         online(&mut self.redis)?;
-        let connects = (field(&mut self.redis, "sync_full")?, field(&mut self.redis, "sync_partial_ok")?);
+        let connects = (self.redis.info("sync_full")?, self.redis.info("sync_partial_ok")?);
         ensure!(connects == self.connects, "the replica connected anew: {connects:?} after {:?}", self.connects);
         Ok(())
     }
@@ -125,16 +118,6 @@ fn moves(lab: &Lab, from: &str, to: &str, options: &[&str]) -> Result<GroupRepor
     let output = lab.exec(from, &[&command, options].concat())?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     serde_json::from_slice(&output.stdout).with_context(|| said)
-}
-
-/// The newest of the groups' reports that a node has kept.
-fn newest(lab: &Lab, node: &str) -> Result<GroupReport> {
-    let kept = fs::read_dir(lab.path(node, "/var/lib/tranship/groups")?).context("the groups' reports")?;
-    let read = |entry: std::io::Result<fs::DirEntry>| -> Result<GroupReport> {
-        Ok(serde_json::from_slice(&fs::read(entry?.path())?)?)
-    };
-    let reports: Vec<GroupReport> = kept.map(read).collect::<Result<_>>()?;
-    reports.into_iter().max_by_key(|report| report.started_unix_ms).context("no group was moved")
 }
 
 fn remove(lab: &Lab, node: &str) -> Result<()> {
@@ -192,7 +175,7 @@ fn a_pod_is_on_one_node_whoever_dies(stage: &mut Stage) -> Result<()> {
         let mut client = lab.spawn(from, &["tranship", "move-group", "/tmp/pod.yaml", "--to", to, "--atomic"])?;
         if fault.ends_with("die") {
             wait_until("the agent to die", PATIENCE, || Ok(lab.agent_pid(at)?.is_none_or(is_gone).then_some(())))
-                .with_context(|| format!("{fault}: {:?}", newest(lab, from)))?;
+                .with_context(|| format!("{fault}: {:?}", newest_group_report(lab, from)))?;
             lab.start_agent(at, &[])?;
         }
         wait_until("the end of the group", SETTLED, || Ok(client.try_wait()?)).context(fault)?;

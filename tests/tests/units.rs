@@ -2,17 +2,16 @@
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
-use std::process::{ExitCode, Stdio};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use tranship_api::GroupPlan;
 use tranship_e2e::{
-    Stage, connection_alive, exactly_one_runs, is_gone, nothing_left, refused_move, restart_agent, scenarios,
-    wait_until,
+    Stage, connection_alive, exactly_one_runs, is_gone, newest_group_report, nothing_left, refused_move, restart_agent,
+    run_beside, scenarios, wait_until,
 };
-use tranship_lab::resp::Reply;
 use tranship_lab::{CLIENT, CounterClient, Lab, REDIS_PORT, Redis, RunOptions, redis_command};
 use tranship_types::{BlockerKind, GroupReport, MemberOutcome, Outcome};
 
@@ -54,30 +53,6 @@ struct Unit {
     connects: (String, String),
 }
 
-fn run_beside(lab: &Lab, name: &str, command: &[String], change: impl FnOnce(&mut Value)) -> Result<()> {
-    let state: Value = serde_json::from_str(&lab.check("a", &["runc", "state", NETWORK])?)?;
-    let bundle = state["bundle"].as_str().context("no bundle")?;
-    let mut config: Value = serde_json::from_slice(&fs::read(lab.path("a", format!("{bundle}/config.json"))?)?)?;
-    config["process"]["args"] = json!(command);
-    let cgroup = config["linux"]["cgroupsPath"].as_str().context("no cgroup")?.replace(NETWORK, name);
-    config["linux"]["cgroupsPath"] = cgroup.into();
-    change(&mut config);
-    let directory = format!("/run/containers/{name}");
-    fs::create_dir_all(lab.path("a", &directory)?)?;
-    fs::write(lab.path("a", format!("{directory}/config.json"))?, config.to_string())?;
-    let mut run = lab.command("a", &["runc", "run", "--detach", "--bundle", &directory, name])?;
-    let status = run.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status()?;
-    ensure!(status.success(), "runc run {name}: {status}");
-    Ok(())
-}
-
-fn field(redis: &mut Redis, name: &str) -> Result<String> {
-    let Reply::Bulk(Some(text)) = redis.call(&["INFO", "everything"])? else { anyhow::bail!("INFO gives no text") };
-    let text = String::from_utf8_lossy(&text).into_owned();
-    let line = text.lines().find_map(|l| l.strip_prefix(&format!("{name}:")).map(str::to_owned));
-    line.with_context(|| format!("INFO has no {name}: {text}"))
-}
-
 fn counter(lab: &Lab, port: u16) -> Result<CounterClient> {
     Ok(CounterClient::start(lab, (IP, port).into(), &format!("counter-{port}"), Duration::from_micros(500))?)
 }
@@ -93,10 +68,10 @@ impl Unit {
             .collect();
         replica.extend(["--replicaof", "127.0.0.1", &REDIS_PORT.to_string()].map(str::to_owned));
         replica.extend(["--replica-read-only", "no"].map(str::to_owned));
-        run_beside(lab, "app", &replica, |_| {})?;
-        run_beside(lab, "queue", &["/usr/bin/python3", "-c", QUEUE].map(str::to_owned), |_| {})?;
+        run_beside(lab, NETWORK, "app", &replica, |_| {})?;
+        run_beside(lab, NETWORK, "queue", &["/usr/bin/python3", "-c", QUEUE].map(str::to_owned), |_| {})?;
         wait_until("the replica to be connected", PATIENCE, || {
-            Ok(field(&mut redis, "slave0").is_ok_and(|one| one.contains("state=online")).then_some(()))
+            Ok(redis.info("slave0").is_ok_and(|one| one.contains("state=online")).then_some(()))
         })?;
         wait_until("the queue to be open", PATIENCE, || {
             let open = lab.check("a", &["nsenter", "--net=/run/netns/db", "ss", "-Hlun"])?;
@@ -113,7 +88,7 @@ impl Unit {
     }
 
     fn connects(redis: &mut Redis) -> Result<(String, String)> {
-        Ok((field(redis, "sync_full")?, field(redis, "sync_partial_ok")?))
+        Ok((redis.info("sync_full")?, redis.info("sync_partial_ok")?))
     }
 
     /// Sends datagrams that nobody reads until [`Self::read`].
@@ -138,7 +113,7 @@ impl Unit {
             connection_alive(counter)?;
         }
         wait_until("the replica to be connected", PATIENCE, || {
-            Ok(field(&mut self.redis, "slave0").is_ok_and(|one| one.contains("state=online")).then_some(()))
+            Ok(self.redis.info("slave0").is_ok_and(|one| one.contains("state=online")).then_some(()))
         })?;
         let connects = Self::connects(&mut self.redis)?;
         ensure!(connects == self.connects, "the replica connected anew: {connects:?} after {:?}", self.connects);
@@ -166,16 +141,6 @@ fn every_one() -> bool {
 fn write(lab: &Lab, node: &str) -> Result<&'static str> {
     fs::write(lab.path(node, "/tmp/unit.yaml")?, FILE)?;
     Ok("/tmp/unit.yaml")
-}
-
-/// The newest of the groups' reports that a node has kept.
-fn newest(lab: &Lab, node: &str) -> Result<GroupReport> {
-    let kept = fs::read_dir(lab.path(node, "/var/lib/tranship/groups")?).context("the groups' reports")?;
-    let read = |entry: std::io::Result<fs::DirEntry>| -> Result<GroupReport> {
-        Ok(serde_json::from_slice(&fs::read(entry?.path())?)?)
-    };
-    let reports: Vec<GroupReport> = kept.map(read).collect::<Result<_>>()?;
-    reports.into_iter().max_by_key(|report| report.started_unix_ms).context("no group was moved")
 }
 
 fn moves(lab: &Lab, from: &str, options: &[&str]) -> Result<GroupReport> {
@@ -236,18 +201,18 @@ fn who_shares_more_or_is_not_in_the_group_is_named(stage: &mut Stage) -> Result<
     ensure!(said.contains("(sleep) shares the network namespace"), "{report:#?}");
     fs::write(lab.path("a", "/tmp/part.yaml")?, "containers:\n  app:\n  db:\n")?;
     lab.exec("a", &["tranship", "move-group", "/tmp/part.yaml", "--to", "b", "--atomic", "--json"])?;
-    let report = newest(lab, "a")?;
+    let report = newest_group_report(lab, "a")?;
     ensure!(format!("{report:?}").contains("of container queue shares the network namespace"), "{report:#?}");
     let state: Value = serde_json::from_str(&lab.check("a", &["runc", "state", "app"])?)?;
     let ipc = json!({"type": "ipc", "path": format!("/proc/{}/ns/ipc", state["pid"])});
-    run_beside(lab, "more", &["sleep", "1000"].map(str::to_owned), |config| {
+    run_beside(lab, NETWORK, "more", &["sleep", "1000"].map(str::to_owned), |config| {
         let namespaces = config["linux"]["namespaces"].as_array_mut().expect("namespaces are a list");
         namespaces.retain(|namespace| namespace["type"] != "ipc");
         namespaces.push(ipc);
     })?;
     fs::write(lab.path("a", "/tmp/more.yaml")?, format!("{FILE}  more:\n"))?;
     lab.exec("a", &["tranship", "move-group", "/tmp/more.yaml", "--to", "b", "--atomic", "--json"])?;
-    let report = newest(lab, "a")?;
+    let report = newest_group_report(lab, "a")?;
     lab.check("a", &["runc", "delete", "--force", "more"])?;
     lab.check("a", &["rm", "-r", "/run/containers/more"])?;
     ensure!(format!("{report:?}").contains("of container more shares the network and IPC namespaces"), "{report:#?}");
@@ -300,9 +265,10 @@ fn exactly_one_unit_lives_whoever_dies(stage: &mut Stage) -> Result<()> {
         }
         wait_until("the end of the group", SETTLED, || Ok(client.try_wait()?)).context(fault)?;
         let (here, there) = if all { (to, from) } else { (from, to) };
-        wait_until("the unit to be on one node", SETTLED, || Ok(all_are_on(lab, here, there).ok()))
-            .with_context(|| format!("{fault}: {:?}: {:?}", all_are_on(lab, here, there), newest(lab, from)))?;
-        let outcomes: Vec<_> = newest(lab, from)?.members.iter().map(|member| member.outcome).collect();
+        wait_until("the unit to be on one node", SETTLED, || Ok(all_are_on(lab, here, there).ok())).with_context(
+            || format!("{fault}: {:?}: {:?}", all_are_on(lab, here, there), newest_group_report(lab, from)),
+        )?;
+        let outcomes: Vec<_> = newest_group_report(lab, from)?.members.iter().map(|member| member.outcome).collect();
         eprintln!("{fault}: {outcomes:?}");
         ensure!(outcomes.iter().all(|one| (*one == MemberOutcome::Moved) == all), "{fault}: {outcomes:?}");
         unit.is_whole().context(fault)?;
@@ -326,7 +292,7 @@ fn a_unit_is_given_up_as_a_whole(stage: &mut Stage) -> Result<()> {
         Ok(given_up.status.success().then_some(()))
     })?;
     wait_until("the end of the group", SETTLED, || Ok(client.try_wait()?))?;
-    let outcomes: Vec<_> = newest(lab, "a")?.members.iter().map(|member| member.outcome).collect();
+    let outcomes: Vec<_> = newest_group_report(lab, "a")?.members.iter().map(|member| member.outcome).collect();
     ensure!(outcomes.iter().all(|one| *one == MemberOutcome::GivenUp), "{outcomes:?}");
     unit.is_whole()?;
     lab.start_agent("b", &[])?;

@@ -12,7 +12,7 @@ use tranship_e2e::{
     Computation, Dialogue, Guest, Progress, Stage, exactly_one_runs, move_container, move_with, nothing_left,
     postgres_programs, remove, scenarios, wait_until,
 };
-use tranship_lab::{CLIENT, Lab, RunOptions, find_program};
+use tranship_lab::{CLIENT, Lab, RunOptions, find_program, patience};
 
 /// Moves a container from where it is to the other node, and checks that it is there and only there.
 fn to_and_fro(lab: &Lab, name: &str) -> Result<String> {
@@ -59,7 +59,9 @@ fn a_transaction_stays_open_and_pgbench_goes_on(stage: &mut Stage) -> Result<()>
     inside.ask("INSERT INTO kept VALUES (1)")?;
     let identity = inside.ask("SELECT pg_backend_pid(), txid_current()")?;
 
-    let mut busy = lab.spawn(CLIENT, &arguments(&["-c", "4", "-j", "2", "-T", "20", "-P", "1"]))?;
+    // On a busy machine a move of a database under load takes seconds.
+    let seconds = patience(Duration::from_secs(20)).as_secs().to_string();
+    let mut busy = lab.spawn(CLIENT, &arguments(&["-c", "4", "-j", "2", "-T", &seconds, "-P", "1"]))?;
     drop(busy.stdin.take());
     let mut output = busy.stdout.take().context("pgbench has no stdout")?;
     let (report, mut errors) = (
@@ -76,7 +78,6 @@ fn a_transaction_stays_open_and_pgbench_goes_on(stage: &mut Stage) -> Result<()>
     }
     let progress = std::thread::spawn(move || errors.read_to_string(&mut progress).map(|_| progress));
 
-    // On a busy machine a move of a database under load takes seconds.
     let (mut moves, mut under_load) = (0, 0);
     while moves < 4 && busy.try_wait()?.is_none() {
         moves += 1;

@@ -114,15 +114,22 @@ impl Redis {
     /// # Errors
     /// As `call`.
     pub fn resident_bytes(&mut self) -> Result<u64> {
-        let reply = self.call(&["INFO", "memory"])?;
-        let found = match &reply {
-            Reply::Bulk(Some(text)) => {
-                let text = String::from_utf8_lossy(text).into_owned();
-                text.lines().find_map(|line| line.strip_prefix("used_memory_rss:")?.trim().parse().ok())
-            }
-            _ => None,
-        };
-        found.ok_or_else(|| self.unexpected("INFO memory", &reply))
+        let text = self.info("used_memory_rss")?;
+        text.parse().map_err(|_| LabError::Refused(format!("used_memory_rss is not a number: {text}")))
+    }
+
+    /// A field of what `INFO everything` tells, e.g. `sync_full`.
+    ///
+    /// # Errors
+    /// As `call`, and if there is no such field.
+    pub fn info(&mut self, field: &str) -> Result<String> {
+        let reply = self.call(&["INFO", "everything"])?;
+        let Reply::Bulk(Some(text)) = &reply else { return Err(self.unexpected("INFO", &reply)) };
+        let text = String::from_utf8_lossy(text);
+        let found = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+        found
+            .map(|value| value.trim().to_owned())
+            .ok_or_else(|| self.unexpected(&format!("INFO without {field}"), &reply))
     }
 
     /// A checksum of all keys and values (`DEBUG DIGEST`), 40 hexadecimal digits.

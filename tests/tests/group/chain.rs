@@ -52,9 +52,7 @@ pub fn started(lab: &Lab) -> Result<Vec<Redis>> {
         if below.is_none() {
             redis.populate(KEYS, "key", 100)?;
         } else {
-            wait_until("the replica", PATIENCE, || {
-                Ok((field(&mut redis, "master_link_status")? == "up").then_some(()))
-            })?;
+            wait_until("the replica", PATIENCE, || Ok((redis.info("master_link_status")? == "up").then_some(())))?;
         }
         all.push(redis);
         below = Some((name, ip));
@@ -64,18 +62,9 @@ pub fn started(lab: &Lab) -> Result<Vec<Redis>> {
     Ok(all)
 }
 
-fn field(redis: &mut Redis, name: &str) -> Result<String> {
-    let tranship_lab::resp::Reply::Bulk(Some(text)) = redis.call(&["INFO", "everything"])? else {
-        anyhow::bail!("INFO gives no text")
-    };
-    let text = String::from_utf8_lossy(&text).into_owned();
-    let line = text.lines().find_map(|l| l.strip_prefix(&format!("{name}:")).map(str::to_owned));
-    line.with_context(|| format!("INFO has no {name}: {text}"))
-}
-
 /// How often replicas had to connect anew, which is once if no connection ever broke: by database and replica.
 pub fn connects(redis: &mut [Redis]) -> Result<Vec<String>> {
-    let of = |redis: &mut Redis| Ok(field(redis, "sync_full")? + "+" + &field(redis, "sync_partial_ok")?);
+    let of = |redis: &mut Redis| Ok(redis.info("sync_full")? + "+" + &redis.info("sync_partial_ok")?);
     redis.iter_mut().map(of).collect()
 }
 
@@ -129,16 +118,6 @@ pub fn all_moved(report: Option<GroupReport>, status: i32, said: &str, names: us
 /// All names.
 pub fn names() -> impl Iterator<Item = &'static str> {
     CHAIN.iter().chain([&ASIDE]).map(|(name, _)| *name)
-}
-
-/// The newest of the groups' reports that a node has kept.
-pub fn newest(lab: &Lab, node: &str) -> Result<GroupReport> {
-    let kept = fs::read_dir(lab.path(node, "/var/lib/tranship/groups")?).context("the groups' reports")?;
-    let read = |entry: std::io::Result<fs::DirEntry>| -> Result<GroupReport> {
-        Ok(serde_json::from_slice(&fs::read(entry?.path())?)?)
-    };
-    let reports: Vec<GroupReport> = kept.map(read).collect::<Result<_>>()?;
-    reports.into_iter().max_by_key(|r| r.started_unix_ms).context("no group was moved")
 }
 
 pub fn tidy(lab: &Lab) -> Result<()> {

@@ -4,11 +4,11 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tranship_e2e::{Stage, exactly_one_runs, is_gone, nothing_left, restart_agent, wait_until};
+use tranship_e2e::{Stage, exactly_one_runs, is_gone, newest_group_report, nothing_left, restart_agent, wait_until};
 use tranship_lab::Lab;
 use tranship_types::{GroupReport, MemberOutcome, Outcome};
 
-use crate::chain::{CHAIN_FILE, PATIENCE, all_moved, move_group, names, newest, started, tidy, write};
+use crate::chain::{CHAIN_FILE, PATIENCE, all_moved, move_group, names, started, tidy, write};
 
 /// How long it may take until all is undone or finished.
 const SETTLED: Duration = Duration::from_secs(60);
@@ -28,7 +28,7 @@ fn disturbed(lab: &Lab, (from, to): (&str, &str), fault: &str, options: &[&str])
     }
     // Whoever follows the group sees its end, too.
     wait_until("the end of the group", SETTLED, || Ok(client.try_wait()?))?;
-    let report = newest(lab, from)?;
+    let report = newest_group_report(lab, from)?;
     ensure!(report.outcome != Outcome::Running, "{fault}: {report:?}");
     Ok(report)
 }

@@ -18,7 +18,7 @@ const CGROUP2: &str = "+cgroup2";
 const UNIT: &str = "unit-";
 const DOCUMENTATION: &str = "documentation";
 /// Suites that take long, the longest first: begun first, they do not keep the others waiting at the end.
-const LONG: [&str; 12] = [
+const LONG: [&str; 14] = [
     "faults",
     "traffic",
     "docker",
@@ -30,6 +30,8 @@ const LONG: [&str; 12] = [
     "crossing",
     "workloads",
     "podman",
+    "pods",
+    "group",
     "containerd",
 ];
 
