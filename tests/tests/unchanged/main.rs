@@ -1,5 +1,7 @@
-//! A program is the same after plans, after moves that fail, and after moves: its signals, its descriptors, and the system calls in which it
-//! waits.
+//! A program is the same after plans, after moves that fail, and after moves: its signals, its descriptors, the system
+//! calls in which it waits, and what waits for it.
+
+mod recorder;
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -260,6 +262,7 @@ fn main() -> ExitCode {
     scenarios(&[
         ("nothing_is_noticed", nothing_is_noticed),
         ("waits_end_when_they_should", waits_end_when_they_should),
+        ("nothing_that_waits_is_lost_or_out_of_order", recorder::nothing_that_waits_is_lost_or_out_of_order),
         ("the_source_s_agent_is_killed_in_precopy", the_source_s_agent_is_killed_in_precopy),
     ])
 }
