@@ -257,12 +257,62 @@ def after(master, slave):
 
 
 @kind
+def terminal_output():
+    master, slave = terminal(output=termios.OPOST | termios.ONLCR)
+    os.write(slave, b'one\ntwo\r\n')
+    settled(master, 11)
+    yield
+    return after(master, slave)
+
+
+@kind
 def terminal_raw():
     master, slave = terminal()
     os.write(master, bytes(range(256)))
     os.write(slave, bytes(range(256)))
     settled(master, 256)
     settled(slave, 256)
+    yield
+    return after(master, slave)
+
+
+@kind
+def terminal_lines():
+    master, slave = terminal(termios.ICANON | termios.ECHO | termios.ISIG | termios.IEXTEN, given=termios.ICRNL)
+    os.write(master, b'one\rtwo\nthr\x04\x04five\n')
+    settled(master, 16)
+    yield
+    return after(master, slave)
+
+
+@kind
+def terminal_unfinished_line():
+    master, slave = terminal(termios.ICANON | termios.ECHO)
+    os.write(master, b'one\nunfin')
+    settled(master, 9)
+    yield
+    os.write(master, b'ished\n')
+    settled(master, 15)
+    return after(master, slave)
+
+
+@kind
+def terminal_only_unfinished_line():
+    master, slave = terminal(termios.ICANON | termios.ECHO)
+    os.write(master, b'unfin')
+    settled(master, 5)
+    yield
+    os.write(master, b'ished\n')
+    settled(master, 11)
+    return after(master, slave)
+
+
+@kind
+def terminal_packets():
+    master, slave = terminal()
+    fcntl.ioctl(master, termios.TIOCPKT, struct.pack('i', 1))
+    os.write(slave, b'one\n')
+    settled(master, 4)
     yield
     return after(master, slave)
 

@@ -8,6 +8,7 @@
 //!
 //! System calls that a dump interrupts begin again where they can ([`interrupted`]), and end when they would have ended ([`waits`]).
 //! What criu asks of sockets, and how it makes them anew, it puts right where needed ([`sockets`]).
+//! What waits in terminals is after a dump what it was before ([`terminals`]).
 //!
 //! It tells the resource limits of a task of another user where the kernel wants CAP_SYS_RESOURCE for that, from
 //! `/proc/PID/limits`, which wants nothing.
@@ -27,6 +28,7 @@ mod joined;
 mod map_files;
 mod shared;
 mod sockets;
+mod terminals;
 mod trace;
 mod waits;
 
@@ -102,6 +104,17 @@ fn whole_table() -> &'static Table {
         let _ = std::fs::write(used, b"");
         table
     })
+}
+
+/// Whether criu is to dump, and not to restore.
+fn is_dump() -> bool {
+    static DUMP: OnceLock<bool> = OnceLock::new();
+    *DUMP.get_or_init(|| std::env::var_os("TRANSHIP_HIDDEN").is_some())
+}
+
+fn is_restore() -> bool {
+    static RESTORE: OnceLock<bool> = OnceLock::new();
+    *RESTORE.get_or_init(|| std::env::var_os("TRANSHIP_SHARED").is_some())
 }
 
 fn table() -> &'static [Hidden] {

@@ -10,11 +10,8 @@
 //! - The kernel computes the size of segments when a connection is made. criu tells the peer's limit later, so it is computed once more.
 
 use std::ffi::{CStr, c_int, c_void};
-use std::sync::OnceLock;
 
 use libc::{sockaddr, sockaddr_in6, socklen_t};
-
-use crate::next;
 
 type Getsockopt = unsafe extern "C" fn(c_int, c_int, c_int, *mut c_void, *mut socklen_t) -> c_int;
 type Setsockopt = unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int;
@@ -26,12 +23,13 @@ const IPV6_2292PKTOPTIONS: c_int = 6;
 
 macro_rules! real {
     ($symbol:literal, $kind:ty) => {{
-        static REAL: OnceLock<usize> = OnceLock::new();
-        let at = *REAL.get_or_init(|| next($symbol) as usize);
+        static REAL: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
+        let at = *REAL.get_or_init(|| $crate::next($symbol) as usize);
         // SAFETY: the symbol is libc's function of this type.
         unsafe { std::mem::transmute::<usize, $kind>(at) }
     }};
 }
+pub(crate) use real;
 
 fn errno() -> c_int {
     // SAFETY: errno of this thread.
