@@ -142,6 +142,17 @@ def unix_packets():
 
 
 @kind
+def unix_error():
+    """The peer was closed with something unread, while there is something to read."""
+    one, other = socket.socketpair(UNIX, STREAM)
+    one.send(b'unread')
+    other.send(b'data')
+    other.close()
+    yield
+    return packets(one)
+
+
+@kind
 def unix_error_without_data():
     one, other = socket.socketpair(UNIX, STREAM)
     one.send(b'unread')

@@ -8,7 +8,7 @@
 //!
 //! System calls that a dump interrupts begin again where they can ([`interrupted`]), and end when they would have ended ([`waits`]).
 //! What criu asks of sockets, and how it makes them anew, it puts right where needed ([`sockets`]).
-//! What waits in terminals is after a dump what it was before ([`terminals`]).
+//! What waits in terminals ([`terminals`]) and errors of sockets ([`queues`]) are after a dump what they were before.
 //!
 //! It tells the resource limits of a task of another user where the kernel wants CAP_SYS_RESOURCE for that, from
 //! `/proc/PID/limits`, which wants nothing.
@@ -26,6 +26,7 @@ mod epoll;
 mod interrupted;
 mod joined;
 mod map_files;
+mod queues;
 mod shared;
 mod sockets;
 mod terminals;

@@ -42,7 +42,7 @@ fn set_errno(value: c_int) {
 }
 
 /// An option whose value is an int.
-fn number(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
+pub(crate) fn number(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
     let (mut value, mut len): (c_int, socklen_t) = (0, size_of::<c_int>() as socklen_t);
     let real = real!(c"getsockopt", Getsockopt);
     // SAFETY: both are ours, and fit.

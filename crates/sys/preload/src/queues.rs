@@ -1,0 +1,80 @@
+//! Looking into the queue of a Unix socket without taking its error.
+//!
+//! Criu looks until there is no more (`dump_sk_queue` of sk-queue.c). The kernel then reports an error of the
+//! connection, which is gone with that: at the end of the data of a stream, and before the data of a socket of
+//! datagrams or packets (net/unix/af_unix.c, `unix_stream_read_generic`, `__unix_dgram_recvmsg`). Of a stream it is
+//! known here where the data ends; of the others the dump fails before anything is taken.
+
+use std::ffi::{c_int, c_ulong};
+
+use libc::{msghdr, pollfd};
+
+use crate::shared::set_errno;
+use crate::sockets::{number, real};
+
+type Recvmsg = unsafe extern "C" fn(c_int, *mut msghdr, c_int) -> isize;
+
+/// Why not to look any further at a Unix socket that has an error: an error number.
+fn obstacle(fd: c_int) -> Option<c_int> {
+    if number(fd, libc::SOL_SOCKET, libc::SO_DOMAIN) != Some(libc::AF_UNIX) {
+        return None;
+    }
+    let mut asked = pollfd { fd, events: 0, revents: 0 };
+    // SAFETY: the one structure is ours.
+    let answered = unsafe { libc::poll(&raw mut asked, 1, 0) };
+    if answered < 1 || asked.revents & libc::POLLERR == 0 {
+        return None;
+    }
+    if number(fd, libc::SOL_SOCKET, libc::SO_TYPE) != Some(libc::SOCK_STREAM) {
+        return Some(libc::EIO);
+    }
+    let mut left: c_int = 0;
+    // SAFETY: the request writes an int.
+    let counted = unsafe { libc::ioctl(fd, libc::FIONREAD as c_ulong, &raw mut left) } == 0;
+    let looked_at = number(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF)?;
+    (counted && looked_at >= left).then_some(libc::EAGAIN)
+}
+
+/// Stands in for libc's `recvmsg`.
+///
+/// # Safety
+/// As libc's: the message's parts must be valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
+    let real = real!(c"recvmsg", Recvmsg);
+    if flags & libc::MSG_PEEK != 0
+        && let Some(error) = obstacle(fd)
+    {
+        set_errno(error);
+        return -1;
+    }
+    // SAFETY: handed on as it came.
+    unsafe { real(fd, message, flags) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn the_error_of_a_stream_stays_when_its_data_has_been_looked_at() {
+        let (mut one, mut other) = UnixStream::pair().unwrap();
+        one.write_all(b"unread").unwrap();
+        other.write_all(b"data").unwrap();
+        drop(other);
+        let fd = one.as_raw_fd();
+        assert_eq!(obstacle(fd), None);
+        let offset: c_int = 4;
+        // SAFETY: the kernel reads an int that is ours.
+        let set = unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF, (&raw const offset).cast(), 4) };
+        assert_eq!((set, obstacle(fd)), (0, Some(libc::EAGAIN)));
+        let mut data = [0; 4];
+        one.read_exact(&mut data).unwrap();
+        assert_eq!(one.read(&mut data).unwrap_err().raw_os_error(), Some(libc::ECONNRESET));
+        assert_eq!(obstacle(fd), None, "it has been taken");
+    }
+}
