@@ -561,6 +561,11 @@ def segment(attached):
 
 
 @kind
+def attached_segment():
+    return (yield from segment(True))
+
+
+@kind
 def detached_segment():
     return (yield from segment(False))
 

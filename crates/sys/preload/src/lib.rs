@@ -8,7 +8,8 @@
 //!
 //! System calls that a dump interrupts begin again where they can ([`interrupted`]), and end when they would have ended ([`waits`]).
 //! What criu asks of sockets, and how it makes them anew, it puts right where needed ([`sockets`]).
-//! What waits in terminals ([`terminals`]) and errors of sockets ([`queues`]) are after a dump what they were before.
+//! What waits in terminals ([`terminals`]), errors of sockets ([`queues`]) and the marks of System V segments ([`segments`]) are after a dump
+//! what they were before.
 //!
 //! It tells the resource limits of a task of another user where the kernel wants CAP_SYS_RESOURCE for that, from
 //! `/proc/PID/limits`, which wants nothing.
@@ -27,6 +28,7 @@ mod interrupted;
 mod joined;
 mod map_files;
 mod queues;
+mod segments;
 mod shared;
 mod sockets;
 mod terminals;

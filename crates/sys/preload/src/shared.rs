@@ -155,6 +155,11 @@ pub unsafe extern "C" fn shmat(id: c_int, address: *const c_void, flags: c_int) 
     static REAL: OnceLock<usize> = OnceLock::new();
     // SAFETY: the symbol is libc's function of this type.
     let real: Shmat = unsafe { std::mem::transmute(*REAL.get_or_init(|| next(c"shmat") as usize)) };
+    if address.is_null()
+        && let Some(mapped) = crate::segments::map(id, flags)
+    {
+        return mapped;
+    }
     // SAFETY: handed on as it came.
     let attached = unsafe { real(id, address, flags) };
     LAST_SEGMENT.store(attached as usize, Ordering::Relaxed);
