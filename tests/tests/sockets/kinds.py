@@ -9,7 +9,7 @@ A kind is a function that makes sockets and returns a check, which may be called
 import ctypes, json, os, select, signal, socket, struct, subprocess, sys, time
 
 MPTCP, SOL_NETLINK, SO_PROTOCOL = 262, 270, 38
-SO_ZEROCOPY, MSG_ZEROCOPY, MSG_MORE, UDP_CORK = 60, 0x4000000, 0x8000, 1
+IP_RECVERR, SO_ZEROCOPY, MSG_ZEROCOPY, MSG_MORE, UDP_CORK = 11, 60, 0x4000000, 0x8000, 1
 KEPT, CARRIED, REFUSED = [], {}, {}
 
 
@@ -485,9 +485,40 @@ def error_queue_of_connection():
 
 
 @refused
+def udp_error_queue():
+    s = new(INET, DGRAM)
+    s.setsockopt(socket.IPPROTO_IP, IP_RECVERR, 1)
+    s.connect(("127.0.0.1", 7104))
+    s.send(b"x")
+    poll_for(s, select.POLLERR)
+    return lambda: poll_for(s, select.POLLERR)
+
+
+@refused
 def error_of_unix_connection():
     left, right = socket.socketpair()
     left.send(b"x")
+    right.close()
+    poll_for(left, select.POLLERR)
+    return lambda: poll_for(left, select.POLLERR)
+
+
+@refused
+def unaccepted_with_data():
+    listener = new(UNIX, STREAM)
+    listener.bind("\0unaccepted")
+    listener.listen()
+    client = new(UNIX, STREAM)
+    client.connect("\0unaccepted")
+    client.send(b"early")
+    return lambda: equal(bool(select.select([listener], [], [], 0)[0]), True)
+
+
+@refused
+def error_of_unix_packets():
+    left, right = socket.socketpair(UNIX, socket.SOCK_SEQPACKET)
+    left.send(b"x")
+    right.send(b"y")
     right.close()
     poll_for(left, select.POLLERR)
     return lambda: poll_for(left, select.POLLERR)

@@ -22,7 +22,10 @@ const ALLOWED: [(&str, &[&str]); 6] = [
     ("closed-connections", &[CLOSED]),
     ("datagram-senders", &["sender_of_unix_datagram"]),
     ("peer-credentials", &["credentials_of_dead_process"]),
-    ("socket-errors", &["error_of_reset_connection", "error_queue_of_connection", "error_of_unix_connection"]),
+    (
+        "socket-errors",
+        &["error_of_reset_connection", "error_queue_of_connection", "udp_error_queue", "error_of_unix_connection"],
+    ),
     ("unfinished-datagrams", &["unfinished_datagram_4", "unfinished_datagram_6"]),
     ("urgent-data", &["urgent_byte", "urgent_byte_of_unix_connection"]),
 ];

@@ -22,6 +22,8 @@ pub(super) struct UnixSocket {
     pub is_datagram: bool,
     /// Whether it has something to read.
     pub unread: bool,
+    /// Whether it has sent something that was not read.
+    pub unsent: bool,
     /// Whether it listens.
     pub listening: bool,
     /// Inodes of connections that wait to be accepted; 0 where the other end is closed by now.
@@ -175,7 +177,10 @@ fn unix_socket(m: &[u8]) -> Option<(u64, UnixSocket)> {
     for (kind, value) in attributes(m.get(16..)?) {
         match kind {
             NAME => s.name = String::from_utf8_lossy(value).trim_end_matches('\0').replace('\0', "@"),
-            LENGTHS => s.unread = u32_at(value, 0).is_some_and(|length| length > 0),
+            LENGTHS => {
+                s.unread = u32_at(value, 0).is_some_and(|length| length > 0);
+                s.unsent = u32_at(value, 4).is_some_and(|length| length > 0);
+            }
             PEER => s.peer = u32_at(value, 0).unwrap_or(0).into(),
             ICONS => s.waiting = (0..value.len() / 4).filter_map(|i| u32_at(value, 4 * i).map(u64::from)).collect(),
             _ => {}
@@ -281,6 +286,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let server = UnixListener::bind(dir.path().join("s")).unwrap();
         let waiting = UnixStream::connect(dir.path().join("s")).unwrap();
+        let mut sender = UnixStream::connect(dir.path().join("s")).unwrap();
+        io::Write::write_all(&mut sender, b"early").unwrap();
 
         let all = sockets(&File::open("/proc/thread-self/ns/net").unwrap()).unwrap();
         let listening = &all.tcp[&inode(&listener)];
@@ -291,7 +298,8 @@ mod tests {
         assert_eq!(all.unix[&inode(&left)].peer, inode(&right));
         let server = &all.unix[&inode(&server)];
         assert!(server.listening && server.name.ends_with("/s"), "{server:?}");
-        assert_eq!(server.waiting, [inode(&waiting)]);
+        assert_eq!(server.waiting, [inode(&waiting), inode(&sender)]);
+        assert_eq!((all.unix[&inode(&waiting)].unsent, all.unix[&inode(&sender)].unsent), (false, true));
     }
 
     #[test]

@@ -124,7 +124,24 @@ fn datagrams(d: &Descriptor<'_>, inode: u64, socket: &OwnedFd, look: &mut Look) 
         let what = "is a UDP socket with a datagram that is not complete yet (MSG_MORE)";
         look.wait(inode, blocker(d, what, remedy).allowable("unfinished-datagrams"));
     }
-    if socket::readiness(socket.as_fd()).is_ok_and(|socket| socket.error) {
+    if !socket::readiness(socket.as_fd()).is_ok_and(|socket| socket.error) {
+        return;
+    }
+    // Which of the two it is shows only when it is taken.
+    if has_error_queue(socket) {
+        let what =
+            "has an error to report that the program has not taken, or messages in its error queue (MSG_ERRQUEUE)";
+        let remedy = "let the program read from the socket's error queue or close it, and try again";
+        look.wait(inode, blocker(d, what, remedy).allowable("socket-errors"));
+    } else {
         look.change(format!("{} has an error to report that the program has not taken, and a move drops it", d.name()));
     }
+}
+
+/// Whether errors, or the times at which datagrams were sent, are put into a queue with what they are about: by IP_RECVERR,
+/// IPV6_RECVERR, SO_TIMESTAMPING or SO_ZEROCOPY.
+fn has_error_queue(socket: &OwnedFd) -> bool {
+    /// Of asm-generic/socket.h, linux/in.h and linux/in6.h.
+    const OPTIONS: [(i32, i32); 4] = [(0, 11), (41, 25), (1, 37), (1, 60)];
+    OPTIONS.iter().any(|(level, name)| socket::int_option(socket.as_fd(), *level, *name).is_ok_and(|value| value != 0))
 }

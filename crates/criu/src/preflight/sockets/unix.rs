@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
+use rustix::net::{SocketType, sockopt};
 use tranship_sys::socket;
 
 use super::super::Look;
@@ -43,6 +44,10 @@ pub(super) fn check(
     if s.listening && s.waiting.contains(&0) {
         let what = format!("listens at {} and has a connection waiting whose client has left", s.name);
         look.wait(inode, blocker(d, &what, "let the program accept its connections, then try again"));
+    } else if s.listening && s.waiting.iter().any(|client| known.unix.get(client).is_some_and(|c| c.unsent)) {
+        // sk-unix.c, `dump_one_unix_fd`: "Non-empty write queue on an in-flight socket".
+        let what = format!("listens at {} and has a connection waiting whose client has sent something", s.name);
+        look.wait(inode, blocker(d, &what, "let the program accept its connections, then try again"));
     }
 }
 
@@ -56,7 +61,12 @@ pub(super) fn borrowed(
     socket: &OwnedFd,
     look: &mut Look,
 ) {
-    if let Some(found) = not_taken(d, socket) {
+    if let Some(mut found) = not_taken(d, socket) {
+        // CRIU cannot look at what there is to read without taking the error, but for streams.
+        let is_stream = sockopt::socket_type(socket).is_ok_and(|kind| kind == SocketType::STREAM);
+        if s.unread && !is_stream && found.allow.as_deref() == Some("socket-errors") {
+            found.allow = None;
+        }
         look.wait(inode, found);
         return;
     }
