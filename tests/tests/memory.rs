@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use tranship_e2e::{
-    Guest, Moving, Stage, copies, exactly_one_runs, move_with, nothing_left, processes, quiet, refused_move, remove,
-    scenarios, send, state,
+    Guest, Moving, Stage, asked, copies, exactly_one_runs, move_with, nothing_left, processes, quiet, refused_move,
+    remove, scenarios, send, state,
 };
 use tranship_lab::{Lab, RunOptions, find_program};
 use tranship_types::Mode;
@@ -186,6 +186,38 @@ fn huge_kib(lab: &Lab) -> Result<u64> {
     Ok(all)
 }
 
+/// Each kind by itself, in each mode: written all the time, and most of it is on the destination before the freeze. `TRANSHIP_HUGE_PAGES=64` takes so
+/// many huge pages instead of 8.
+fn huge_pages_move_in_rounds(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let pages: u64 = asked("TRANSHIP_HUGE_PAGES", |text| text.parse().ok())?.unwrap_or(8);
+    let bytes = pages * (2 << 20);
+    let reserved = Reserved::take(2 * pages)?;
+    for kind in ["huge-private", "huge-shared", "huge-memfd", "huge-segment", "huge-grown", "huge-changed"] {
+        let mut guest = run(lab, &[&format!("{kind}:{pages}")], 68)?;
+        goes_on(&mut guest)?;
+        for mode in ["auto", "cold", "precopy", "postcopy", "hybrid"] {
+            let from = exactly_one_runs(lab, NAME)?;
+            let to = if from == "a" { "b" } else { "a" };
+            let report = move_with(lab, &from, NAME, to, &["--mode", mode])?;
+            goes_on(&mut guest).with_context(|| format!("{kind} after a move in mode {mode}"))?;
+            nothing_left(lab, &from, NAME)?;
+            let (images, frozen) = (report.skeleton_bytes, report.frozen_bytes);
+            eprintln!(
+                "{kind}, {mode}: blackout {:.0} ms, {frozen} bytes frozen, {images} of images",
+                report.blackout_ms.unwrap_or_default()
+            );
+            ensure!(images < bytes / 3, "{kind}, mode {mode}: {images} bytes of images");
+            let ahead = mode != "cold";
+            ensure!(!ahead || frozen < bytes / 3, "{kind}, mode {mode}: {frozen} bytes were sent in the freeze");
+        }
+        drop(guest);
+        remove(lab, NAME)?;
+    }
+    drop(reserved);
+    Ok(())
+}
+
 fn huge_pages_are_counted_and_move_in_every_mode(stage: &mut Stage) -> Result<()> {
     const KINDS: [&str; 4] = ["huge-private", "huge-shared", "huge-memfd", "huge-segment"];
     const PAGES: u64 = 8 * KINDS.len() as u64;
@@ -205,6 +237,23 @@ fn huge_pages_are_counted_and_move_in_every_mode(stage: &mut Stage) -> Result<()
     Ok(())
 }
 
+/// What is forked counts twice, since it is after a restore; what is not reserved counts as far as it is there.
+fn huge_pages_that_are_forked_or_not_reserved_are_counted(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let here = Reserved::take(8 + 2)?;
+    let mut guest = run(lab, &["huge-forked", "huge-unreserved"], 69)?;
+    goes_on(&mut guest)?;
+    let refusal = refused_move(lab, "a", NAME, "b")?;
+    ensure!(refusal.sentence.contains("memory in 18 huge pages of 2048 kB"), "{}", refusal.sentence);
+    let there = Reserved::take(18)?;
+    move_with(lab, "a", NAME, "b", &[])?;
+    goes_on(&mut guest).context("after the move")?;
+    nothing_left(lab, "a", NAME)?;
+    remove(lab, NAME)?;
+    drop((here, there));
+    Ok(())
+}
+
 fn main() -> ExitCode {
     scenarios(&[
         ("guard_pages_stay_guards_in_every_mode", guard_pages_stay_guards_in_every_mode),
@@ -219,6 +268,11 @@ fn main() -> ExitCode {
         (
             "nobody_reads_zeros_whichever_process_of_the_pager_is_killed",
             nobody_reads_zeros_whichever_process_of_the_pager_is_killed,
+        ),
+        ("huge_pages_move_in_rounds", huge_pages_move_in_rounds),
+        (
+            "huge_pages_that_are_forked_or_not_reserved_are_counted",
+            huge_pages_that_are_forked_or_not_reserved_are_counted,
         ),
         ("huge_pages_are_counted_and_move_in_every_mode", huge_pages_are_counted_and_move_in_every_mode),
         ("memory_that_cannot_be_read_is_refused_by_name", memory_that_cannot_be_read_is_refused_by_name),

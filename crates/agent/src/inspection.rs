@@ -175,6 +175,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions, unit: Option<&Uni
     let binds = container.binds.iter().filter(|source| !comes_along(source)).cloned().collect();
     let huge_pages = hugetlb::needed(&subject.pids)
         .map_err(|e| Failure::new(format!("the mappings of {name} cannot be read: {e}")))?;
+    let huge_bytes = hugetlb::private(&subject.pids);
     let offer = Offer {
         container: name.to_owned(),
         engine: to.to_string(),
@@ -186,8 +187,8 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions, unit: Option<&Uni
         joined_network,
         network_owner: unit.and_then(|unit| unit.owner.clone()),
         network_shared: !joins && !others.is_empty(),
-        memory_bytes: findings.memory_bytes,
-        shared_bytes: findings.shared_bytes,
+        memory_bytes: findings.memory_bytes + huge_bytes,
+        shared_bytes: findings.shared_bytes + huge_bytes,
         huge_pages: huge_pages.into_iter().collect(),
         rootfs,
         cpu: serde_json::to_value(cpu::features()).unwrap_or_default(),

@@ -1,29 +1,35 @@
 //! Memory in huge pages that were reserved for it (hugetlb): how many a container has, and how many a node has to give.
 //!
-//! CRIU carries their content. A restore makes the same mappings, and so needs as many free huge pages of the same size.
+//! A restore makes the same mappings, and so needs as many free huge pages of the same size.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use nix::libc::{ENOENT, ESRCH};
+use nix::sys::memfd::MFdFlags;
 use nix::sys::statfs::{HUGETLBFS_MAGIC, statfs};
-use tranship_sys::process;
+use tranship_sys::pagemap::Pagemap;
+use tranship_sys::{hugetlb, process};
+use tranship_types::PageRange;
 
 use crate::maps::Mapping;
-use crate::survey::{field, status};
+use crate::survey::{field, status, survey};
 
 /// Where the kernel shows the huge pages of each size.
 const POOLS: &str = "/sys/kernel/mm/hugepages";
 
-/// Huge pages that processes have or reserve: number by size in bytes. All pages of a mapping count, as the kernel
-/// reserves them; of one that was inherited, the process's own copies.
+/// Huge pages that processes have or reserve: number by size in bytes. All pages of a mapping count, as the kernel reserves them; where it
+/// does not (`MAP_NORESERVE`, and what was inherited by fork), those that are there. What a process has inherited is its own after a restore.
 ///
 /// # Errors
 /// If the mappings of a process cannot be read.
 pub fn needed(pids: &[u32]) -> io::Result<BTreeMap<u64, u64>> {
     let (mut sizes, mut shared) = (HashMap::new(), HashMap::new());
     let mut private: HashMap<u32, Vec<(Mapping, u64)>> = HashMap::new();
+    let mut details = HashMap::new();
     for pid in pids {
         for mapping in mappings(*pid)? {
             let known = sizes.get(&mapping.device).copied();
@@ -33,28 +39,63 @@ pub fn needed(pids: &[u32]) -> io::Result<BTreeMap<u64, u64>> {
             if size == 0 {
                 continue;
             }
+            let details = details.entry(*pid).or_insert_with(|| Detail::of(*pid));
             if mapping.private {
                 private.entry(*pid).or_default().push((mapping, size));
-            } else {
-                let end: &mut u64 = shared.entry((mapping.device, mapping.inode, size)).or_default();
-                *end = (*end).max(mapping.offset + mapping.range.len());
+                continue;
             }
+            let bytes = match details.get(&mapping.range.start) {
+                Some(Detail { reserves: false, .. }) => content(*pid, &mapping),
+                _ => mapping.offset + mapping.range.len(),
+            };
+            let most: &mut u64 = shared.entry((mapping.device, mapping.inode, size)).or_default();
+            *most = (*most).max(bytes);
         }
     }
     let mut all: BTreeMap<u64, u64> = BTreeMap::new();
-    for ((.., size), end) in shared {
-        *all.entry(size).or_default() += end.div_ceil(size);
+    for ((.., size), bytes) in shared {
+        *all.entry(size).or_default() += bytes.div_ceil(size);
     }
     for (pid, mappings) in &private {
         let above = parent(*pid).and_then(|parent| private.get(&parent));
         for (mapping, size) in mappings {
+            let detail = details.get(pid).and_then(|details| details.get(&mapping.range.start));
             let inherited = above.is_some_and(|above| above.iter().any(|(other, _)| other.range == mapping.range));
-            let bytes = if inherited { own_copies(*pid, mapping.range.start) } else { mapping.range.len() };
+            let bytes = match detail {
+                Some(detail) if inherited || !detail.reserves => detail.bytes,
+                _ => mapping.range.len(),
+            };
             *all.entry(*size).or_default() += bytes.div_ceil(*size);
         }
     }
     all.retain(|_, pages| *pages > 0);
     Ok(all)
+}
+
+/// Bytes of private memory in huge pages. On its way to such pages it is in ordinary ones.
+pub fn private(pids: &[u32]) -> u64 {
+    let mut bytes = 0;
+    for space in survey(pids).unwrap_or_default() {
+        let Ok(mut pagemap) = Pagemap::open(space.pid) else { continue };
+        for Mapping { range, .. } in &space.huge {
+            let _ = pagemap.copied(range.start, range.end, |start, end| bytes += end - start);
+        }
+    }
+    bytes
+}
+
+/// The kernel's own file systems for memory in huge pages, anonymous and of memfds and segments: size of a page by device.
+pub fn devices() -> &'static HashMap<u64, u64> {
+    static DEVICES: OnceLock<HashMap<u64, u64>> = OnceLock::new();
+    DEVICES.get_or_init(|| {
+        let pools = std::fs::read_dir(POOLS).into_iter().flatten().flatten();
+        let device = |name: &str| {
+            let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+            let probe = hugetlb::create(c"tranship-probe", kib << 10, MFdFlags::MFD_CLOEXEC).ok()?;
+            Some((probe.metadata().ok()?.dev(), kib << 10))
+        };
+        pools.filter_map(|pool| device(pool.file_name().to_str()?)).collect()
+    })
 }
 
 /// The size of the huge pages of a mapping; 0 where it has none. The file is not opened.
@@ -79,18 +120,41 @@ fn parent(pid: u32) -> Option<u32> {
     field(&status(pid).ok()?, "PPid").parse().ok()
 }
 
-/// Bytes of huge pages in a private mapping that no other process has.
-fn own_copies(pid: u32, start: u64) -> u64 {
-    let smaps = std::fs::read(format!("/proc/{pid}/smaps")).unwrap_or_default();
-    let mut here = false;
-    for line in String::from_utf8_lossy(&smaps).lines() {
-        if let Some(mapping) = Mapping::parse(line) {
-            here = mapping.range.start == start;
-        } else if let Some(rest) = line.strip_prefix("Private_Hugetlb:").filter(|_| here) {
-            return rest.trim().strip_suffix(" kB").and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) << 10;
+/// Bytes of the file behind a mapping that are there.
+fn content(pid: u32, mapping: &Mapping) -> u64 {
+    let PageRange { start, end } = mapping.range;
+    std::fs::metadata(format!("/proc/{pid}/map_files/{start:x}-{end:x}")).map_or(0, |found| found.blocks() * 512)
+}
+
+/// What the kernel tells of a mapping in huge pages.
+#[derive(Debug, Clone, Copy)]
+struct Detail {
+    /// Bytes that are in the page table.
+    bytes: u64,
+    /// The kernel reserves huge pages for all of it.
+    reserves: bool,
+}
+
+impl Detail {
+    /// Those of all mappings of a process, by their start.
+    fn of(pid: u32) -> HashMap<u64, Self> {
+        let smaps = std::fs::read(format!("/proc/{pid}/smaps")).unwrap_or_default();
+        let (mut details, mut start): (HashMap<u64, Self>, _) = (HashMap::new(), 0);
+        for line in String::from_utf8_lossy(&smaps).lines() {
+            let detail = details.entry(start).or_insert(Self { bytes: 0, reserves: true });
+            if let Some((name, value)) = line.split_once(':')
+                && ["Private_Hugetlb", "Shared_Hugetlb"].contains(&name)
+            {
+                let kib = value.trim().strip_suffix(" kB").and_then(|kib| kib.parse::<u64>().ok());
+                detail.bytes += kib.unwrap_or(0) << 10;
+            } else if let Some(flags) = line.strip_prefix("VmFlags:") {
+                detail.reserves = !flags.split_ascii_whitespace().any(|flag| flag == "nr");
+            } else if let Some(mapping) = Mapping::parse(line) {
+                start = mapping.range.start;
+            }
         }
+        details
     }
-    0
 }
 
 /// How many huge pages of a size, in bytes, this node can give.

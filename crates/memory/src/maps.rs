@@ -9,6 +9,8 @@ pub struct Mapping {
     pub range: PageRange,
     /// Whether the process itself may read it.
     pub readable: bool,
+    /// Whether the process itself may write to it.
+    pub writable: bool,
     /// Whether code may run there.
     pub executable: bool,
     /// Whether writes stay in this address space.
@@ -39,6 +41,7 @@ impl Mapping {
         Some(Self {
             range: PageRange::new(u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?)?,
             readable: *permissions.first()? == b'r',
+            writable: *permissions.get(1)? == b'w',
             executable: *permissions.get(2)? == b'x',
             private: *permissions.get(3)? == b'p',
             offset,
@@ -74,7 +77,7 @@ pub fn locked_starts(smaps: &str) -> Vec<u64> {
     let mut locked = Vec::new();
     for line in smaps.lines() {
         if let Some(flags) = line.strip_prefix("VmFlags:") {
-            if flags.split_ascii_whitespace().any(|f| matches!(f, "lo" | "ht" | "pf" | "io" | "ss")) {
+            if flags.split_ascii_whitespace().any(|f| matches!(f, "lo" | "pf" | "io" | "ss")) {
                 locked.extend(current);
             }
         } else if let Some(mapping) = Mapping::parse(line) {

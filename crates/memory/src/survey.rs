@@ -5,6 +5,7 @@ use std::io;
 use tranship_sys::process;
 use tranship_types::{AddressSpaceId, PageRange};
 
+use crate::hugetlb;
 use crate::maps::{self, Mapping};
 
 /// One address space of the container.
@@ -19,8 +20,11 @@ pub struct Space {
     /// Those of `ranges` in which code may run. CRIU borrows executable memory for a moment while it dumps, so these
     /// must be read before it begins.
     pub executable: Vec<PageRange>,
-    /// The private mappings of files of which pages may have been written ([`crate::shared::copies`]).
+    /// The private mappings of files, and those in reserved huge pages, of which pages may have been written
+    /// ([`crate::shared::copies`]).
     pub files: Vec<PageRange>,
+    /// Those of `files` that are in reserved huge pages.
+    pub huge: Vec<Mapping>,
 }
 
 impl Space {
@@ -85,13 +89,13 @@ pub fn survey(pids: &[u32]) -> Result<Vec<Space>, SurveyError> {
         }
         let id = id_in(&status, pid)?;
         // smaps walks every page; it is worth reading only where something is locked.
-        let locked = if field(&status, "VmLck").starts_with("0 ") && field(&status, "HugetlbPages").starts_with("0 ") {
+        let locked = if field(&status, "VmLck").starts_with("0 ") {
             Vec::new()
         } else {
             maps::locked_starts(&process::text(format!("/proc/{pid}/smaps")).map_err(failed)?)
         };
-        let (ranges, executable, files) = Default::default();
-        let mut space = Space { id, pid, ranges, executable, files };
+        let (ranges, executable, files, huge) = Default::default();
+        let mut space = Space { id, pid, ranges, executable, files, huge };
         for line in maps {
             let mapping = Mapping::parse(&line.map_err(failed)?);
             let Some(mapping) = mapping.filter(|mapping| !locked.contains(&mapping.range.start)) else { continue };
@@ -101,7 +105,13 @@ pub fn survey(pids: &[u32]) -> Result<Vec<Space>, SurveyError> {
                 }
                 space.ranges.push(mapping.range);
             } else if mapping.is_private_file() {
+                let huge = hugetlb::devices().contains_key(&mapping.device);
+                // Nobody can write to huge pages in the place of a process that may not.
+                if huge && !mapping.writable {
+                    continue;
+                }
                 space.files.push(mapping.range);
+                space.huge.extend(huge.then_some(mapping));
             }
         }
         spaces.push(space);
@@ -124,9 +134,9 @@ mod tests {
     #[test]
     fn mappings_that_lie_beside_another_one_are_found() {
         let range = |start: u64, end: u64| PageRange { start: start * 4096, end: end * 4096 };
-        let (id, executable, files) = (AddressSpaceId(1), Vec::new(), Vec::new());
+        let (id, executable, files, huge) = (AddressSpaceId(1), Vec::new(), Vec::new(), Vec::new());
         let ranges = vec![range(1, 2), range(3, 4), range(4, 6), range(6, 7), range(8, 9)];
-        let space = Space { id, pid: 1, ranges, executable, files };
+        let space = Space { id, pid: 1, ranges, executable, files, huge };
         assert_eq!(space.adjoining(), [range(3, 4), range(4, 6), range(6, 7)]);
     }
 

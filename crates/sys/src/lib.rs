@@ -18,6 +18,7 @@ pub mod file_handle;
 pub mod guard_log;
 pub mod hidden_states;
 pub mod huge;
+pub mod hugetlb;
 mod interrupted;
 pub mod journal;
 pub mod kcmp;

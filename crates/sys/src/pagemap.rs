@@ -64,6 +64,17 @@ fn guards() -> u64 {
     })
 }
 
+/// What a page table tells of a huge page under a watch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Copied {
+    /// It is there, and may have been written since it was protected.
+    Written,
+    /// It is there, and was not.
+    Unwritten,
+    /// It is not there, but protected; or it is there, and was not written.
+    MarkOrUnwritten,
+}
+
 /// The page table of one task. Of anonymous mappings it is not asked whether a page is one of a file, because the kernel would
 /// have to look at each page's own record for that, which takes ten times as long.
 #[derive(Debug)]
@@ -156,6 +167,24 @@ impl Pagemap {
         self.scan(start, end, &arg, &mut found)
     }
 
+    /// The same of memory in reserved huge pages (hugetlb). Of these the kernel does not say that a page was written which is
+    /// not in the page table.
+    pub fn unproven_huge(&self, start: u64, end: u64, mut found: impl FnMut(u64, u64)) -> io::Result<()> {
+        let known = PAGE_IS_PRESENT | PAGE_IS_SWAPPED;
+        let arg = ScanArg {
+            category_inverted: PAGE_IS_PRESENT,
+            category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_WRITTEN,
+            return_mask: known | PAGE_IS_WRITTEN,
+            ..ScanArg::default()
+        };
+        self.regions(start, end, &arg, |region| {
+            // A mark is an entry like one of a page that is swapped out.
+            if region.categories & PAGE_IS_WRITTEN != 0 || region.categories & known == 0 {
+                found(region.start, region.end);
+            }
+        })
+    }
+
     /// Calls `found` with every run `[start, end)` of private anonymous pages below `[start, end)` that hold data: in
     /// memory or swapped out, and not the shared zero page. Runs come in order and do not overlap.
     pub fn populated(&mut self, start: u64, end: u64, found: impl FnMut(u64, u64)) -> io::Result<()> {
@@ -165,6 +194,29 @@ impl Pagemap {
     /// The same in a private mapping of a file: the pages that are not the file's any more, because they were written.
     pub fn copied(&mut self, start: u64, end: u64, found: impl FnMut(u64, u64)) -> io::Result<()> {
         self.holding(start, end, PAGE_IS_PFNZERO | PAGE_IS_FILE, found)
+    }
+
+    /// The same in a private mapping of reserved huge pages (hugetlb) over which there is a watch, with what the page table tells of each run.
+    pub fn copied_huge(&self, start: u64, end: u64, mut found: impl FnMut(u64, u64, Copied)) -> io::Result<()> {
+        let arg = ScanArg {
+            category_inverted: PAGE_IS_FILE,
+            category_mask: PAGE_IS_FILE,
+            category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+            return_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED | PAGE_IS_WRITTEN,
+            ..ScanArg::default()
+        };
+        self.regions(start, end, &arg, |region| {
+            let is = |category| region.categories & category != 0;
+            // Such pages are never swapped out: it is a mark, or a page that the kernel is moving to another place.
+            let copied = if is(PAGE_IS_WRITTEN) {
+                Copied::Written
+            } else if is(PAGE_IS_PRESENT) {
+                Copied::Unwritten
+            } else {
+                Copied::MarkOrUnwritten
+            };
+            found(region.start, region.end, copied);
+        })
     }
 
     /// Calls `found` with every run in `[start, end)` that is in huge pages as a whole. Kernels before 6.7 do not tell.

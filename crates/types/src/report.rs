@@ -163,6 +163,9 @@ pub struct Report {
     pub progress: Progress,
     /// Bytes of the skeleton's images.
     pub skeleton_bytes: u64,
+    /// Bytes of pages of shared memory, of files and in reserved huge pages that were sent while the container was frozen.
+    #[serde(default)]
+    pub frozen_bytes: u64,
     /// Most memory that the migration held on the source besides the container, in bytes.
     pub source_extra_bytes: u64,
     /// The same on the destination, the page store included.
@@ -216,6 +219,7 @@ impl Report {
             huge_pages: None,
             progress: Progress::default(),
             skeleton_bytes: 0,
+            frozen_bytes: 0,
             source_extra_bytes: 0,
             destination_extra_bytes: 0,
             ways: Vec::new(),

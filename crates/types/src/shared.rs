@@ -31,4 +31,7 @@ pub struct SharedObject {
     pub size: u64,
     /// Whether seals can be added to it.
     pub sealable: bool,
+    /// Size of the reserved huge pages (hugetlb) that a [`SharedKind::File`] consists of, in bytes; 0: it has ordinary pages.
+    #[serde(default)]
+    pub huge_page: u64,
 }

@@ -24,7 +24,7 @@ pub struct Versions {
 
 impl Versions {
     /// What this release speaks.
-    pub const OURS: Versions = Versions { min: 1, max: 6 };
+    pub const OURS: Versions = Versions { min: 1, max: 7 };
     /// The first in which pages may travel compressed ([`crate::Kind::Packed`]), and in which a source may ask why a stream
     /// failed ([`crate::message::Request::Streams`]).
     pub const PACKED: u16 = 2;
@@ -37,6 +37,8 @@ impl Versions {
     pub const CNI: u16 = 5;
     /// The first in which a network identity has rules of nftables, and what the kernel tracks of connections comes with the skeleton.
     pub const RULESET: u16 = 6;
+    /// The first in which shared memory may consist of reserved huge pages.
+    pub const HUGE: u16 = 7;
 }
 
 impl fmt::Display for Versions {

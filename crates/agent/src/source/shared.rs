@@ -40,7 +40,8 @@ impl SourceRun {
     pub(super) fn arm_shared(&mut self, destination_takes_it: bool) -> Result<(), Failure> {
         let way = match (layout::preload(), destination_takes_it) {
             (Some(_), true) => {
-                self.shared = Some(SharedMemory::new().map_err(failed)?);
+                let huge = self.control()?.version() >= Versions::HUGE;
+                self.shared = Some(SharedMemory::new(huge).map_err(failed)?);
                 return Ok(());
             }
             (None, _) => format!("node {}", self.node.config.node),

@@ -145,6 +145,7 @@ impl SourceRun {
         self.report.change(|r| {
             r.progress.moved_bytes += bytes;
             r.progress.memory_bytes += bytes;
+            r.frozen_bytes = bytes;
         });
         self.timeline.note("memory: named", start, named);
         Ok((push, named))

@@ -170,7 +170,7 @@ proptest! {
         let mut streams = [stream(), stream()];
         let chunks = |task: AddressSpaceId, first: usize, count: usize| {
             let (id, pid) = (task, std::process::id());
-            let space = Space { id, pid, ranges: Vec::new(), executable: Vec::new(), files: Vec::new() };
+            let space = Space { id, pid, ranges: Vec::new(), executable: Vec::new(), files: Vec::new(), huge: Vec::new() };
             let first = start + first as u64 * PAGE_SIZE;
             let mut chunks = Vec::new();
             Chunk::cut(&space, PageRange { start: first, end: first + count as u64 * PAGE_SIZE }, &mut chunks);
@@ -300,8 +300,15 @@ fn memory_is_promised_for_shared_pages_that_have_not_come() {
     const LARGE: u64 = 1 << 50;
     with_store("promised", |store| {
         let space = AddressSpaceId::object(1).unwrap();
-        let object =
-            SharedObject { space, key: 7, kind: SharedKind::File, name: "seven".into(), size: 1 << 20, sealable: true };
+        let object = SharedObject {
+            space,
+            key: 7,
+            kind: SharedKind::File,
+            name: "seven".into(),
+            size: 1 << 20,
+            sealable: true,
+            huge_page: 0,
+        };
         store.describe_shared(&[object]).unwrap();
         store.populate(0, LARGE).unwrap();
         assert!(promised() >= LARGE);

@@ -43,6 +43,8 @@ type Hashes = Box<[u64; CHUNK_PAGES]>;
 #[derive(Debug)]
 pub(super) struct Object {
     pub described: SharedObject,
+    /// Of the file system that it is on.
+    pub device: u64,
     /// Our own descriptor, open for reading only.
     pub file: File,
     /// Some task may run code in it. CRIU borrows executable memory for a moment while it dumps, so that it must be read
@@ -66,15 +68,18 @@ pub(super) struct Object {
     gone: PageSet,
     /// What cannot be read has been unmapped just now, and is looked at again; of [`SharedKind::Pages`].
     may_vanish: bool,
+    /// What was to be sent and could not be read.
+    missed: Mutex<PageSet>,
     /// By number of the chunk; what is not listed is zeros.
     sent: Mutex<BTreeMap<u64, Hashes>>,
 }
 
 impl Object {
-    /// One that nothing is known of yet.
-    pub fn new(described: SharedObject, file: File) -> Self {
+    /// One that nothing is known of yet. `device`: of the file system that it is on; 0: of none.
+    pub fn new(described: SharedObject, device: u64, file: File) -> Self {
         Self {
             described,
+            device,
             file,
             executable: false,
             mapped: false,
@@ -87,6 +92,7 @@ impl Object {
             resized: false,
             gone: PageSet::default(),
             may_vanish: false,
+            missed: Mutex::default(),
             sent: Mutex::default(),
         }
     }
@@ -184,17 +190,25 @@ impl Object {
             if std::mem::take(&mut self.resized) || doubtful { Changed::Any } else { Changed::These(changed) };
     }
 
-    /// For [`SharedKind::Pages`]: the pages that are there, each of which may have changed.
-    pub fn holds(&mut self, there: PageSet, look: Look) {
-        let mut gone = PageSet::default();
+    /// The pages that were sent and are not known to be gone; of [`SharedKind::Pages`].
+    pub fn brought(&self) -> PageSet {
+        let mut brought = PageSet::default();
         for (chunk, hashes) in self.sent().iter() {
             for number in (0..CHUNK_PAGES).filter(|number| hashes[*number] != 0) {
                 let start = chunk * CHUNK + number as u64 * PAGE_SIZE;
-                gone.insert(PageRange { start, end: start + PAGE_SIZE });
+                brought.insert(PageRange { start, end: start + PAGE_SIZE });
             }
         }
-        gone.remove_all(&there);
-        (self.gone, self.changed, self.may_vanish) = (gone, Changed::These(there), look == Look::Round);
+        brought
+    }
+
+    /// For [`SharedKind::Pages`]: the pages that are there, those of them that may have changed, and those that were brought.
+    pub fn holds(&mut self, there: &PageSet, mut changed: PageSet, mut brought: PageSet, look: Look) {
+        for missed in std::mem::take(self.missed.get_mut().unwrap_or_else(PoisonError::into_inner)).all() {
+            there.within(missed).into_iter().for_each(|run| changed.insert(run));
+        }
+        brought.remove_all(there);
+        (self.gone, self.changed, self.may_vanish) = (brought, Changed::These(changed), look == Look::Round);
     }
 
     /// Whether it can be used without any of its mappings: through a descriptor, or by who attaches it.
@@ -204,6 +218,10 @@ impl Object {
 
     /// Whether a watch takes little memory for what it can spare.
     fn is_worth_watching(&self) -> bool {
+        // Of huge pages the page tables are small.
+        if self.described.huge_page > 0 {
+            return true;
+        }
         let size = self.described.size;
         let data = self.file.metadata().map_or(0, |found| found.blocks() * 512);
         size <= LARGE || data >= size / SPARSE
@@ -308,7 +326,10 @@ pub(super) fn send_piece<W: Write>(
     let pages = &mut buffer[..range.len() as usize];
     if !gone {
         match object.read(range, pages) {
-            Err(_) if object.may_vanish => return Ok(()),
+            Err(_) if object.may_vanish => {
+                object.missed.lock().unwrap_or_else(PoisonError::into_inner).insert(range);
+                return Ok(());
+            }
             read => read.map_err(|e| object.failed(e))?,
         }
         counters.read.fetch_add(range.len(), Ordering::Relaxed);

@@ -14,10 +14,11 @@ use tranship_sys::process;
 use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange, SharedKind, SharedObject};
 use tranship_wire::WriteError;
 
-use super::copies::Copies;
+use super::copies::{Copies, Watching};
 use super::object::{Object, send_piece};
 use super::uses::{Moment, Uses};
 use super::watch::{View, Watches};
+use crate::hugetlb;
 use crate::maps::Mapping;
 use crate::send::{Counters, SendError, Stream};
 use crate::survey::survey;
@@ -25,6 +26,9 @@ use crate::survey::survey;
 /// Objects whose length is not a number of whole pages and less than this are left to criu, which also carries what lies
 /// behind their end in the last page.
 const SMALL: u64 = 1 << 20;
+
+/// What the kernel calls anonymous memory in huge pages.
+const ANONYMOUS_HUGE: &str = "/anon_hugepage";
 
 /// Shared memory that cannot be looked at.
 #[derive(Debug, thiserror::Error)]
@@ -74,8 +78,10 @@ fn kind(name: &str) -> SharedKind {
 /// The shared memory of a container that is to be moved.
 #[derive(Debug)]
 pub struct SharedMemory {
-    /// Of the kernel's own tmpfs, in which all such objects are.
+    /// Of the kernel's own tmpfs, in which all such objects are but those in huge pages.
     device: u64,
+    /// The destination can make objects in huge pages.
+    huge: bool,
     /// By inode.
     objects: BTreeMap<u64, Object>,
     /// What is left to criu, by inode.
@@ -94,11 +100,12 @@ pub struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Nothing found yet.
-    pub fn new() -> io::Result<Self> {
+    /// Nothing found yet. `huge`: the destination can make objects in reserved huge pages, which are left to criu else.
+    pub fn new(huge: bool) -> io::Result<Self> {
         let probe = File::from(memfd_create(c"tranship-probe", MFdFlags::MFD_CLOEXEC)?);
         Ok(Self {
             device: probe.metadata()?.dev(),
+            huge,
             objects: BTreeMap::new(),
             left: HashMap::new(),
             replaced: Vec::new(),
@@ -176,17 +183,20 @@ impl SharedMemory {
     fn find_mapped(&mut self, pid: u32) -> io::Result<()> {
         for line in process::mappings(pid)? {
             let Some(mapping) = Mapping::parse(&line?) else { continue };
-            if mapping.device != self.device {
+            let kind = kind(&mapping.name);
+            let Some(huge_page) = self.page_size(mapping.device, kind) else { continue };
+            // Each is a file of its own, which nobody else can have.
+            if huge_page > 0 && mapping.private && mapping.name.starts_with(ANONYMOUS_HUGE) {
                 continue;
             }
             let PageRange { start, end } = mapping.range;
             let path = PathBuf::from(format!("/proc/{pid}/map_files/{start:x}-{end:x}"));
-            match self.meet(mapping.inode, kind(&mapping.name), &path) {
+            match self.meet((mapping.device, mapping.inode), kind, &path) {
                 Ok(Some(object)) => {
                     object.mapped = true;
                     if !mapping.private {
                         let (inode, range, offset) = (mapping.inode, mapping.range, mapping.offset);
-                        object.views.push(View { pid, inode, range, offset });
+                        object.views.push(View { pid, inode, range, offset, huge: huge_page > 0, private: false });
                     }
                     object.executable |= mapping.executable;
                 }
@@ -231,10 +241,10 @@ impl SharedMemory {
                 continue;
             }
             let Ok(found) = std::fs::metadata(&path) else { continue };
-            if found.dev() != self.device {
+            if self.page_size(found.dev(), SharedKind::File).is_none() {
                 continue;
             }
-            match self.meet(found.ino(), SharedKind::File, &path) {
+            match self.meet((found.dev(), found.ino()), SharedKind::File, &path) {
                 Ok(Some(object)) => object.open = true,
                 Ok(None) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -244,14 +254,22 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// The object with this inode, opened through `path`. `None`: it is left to criu.
-    fn meet(&mut self, inode: u64, kind: SharedKind, path: &Path) -> io::Result<Option<&mut Object>> {
-        let of_another_kind = |known: &Object| known.described.kind != kind;
+    /// Of what objects on this device consist: the size of a huge page, or 0. `None`: no object is there that is ours.
+    fn page_size(&self, device: u64, kind: SharedKind) -> Option<u64> {
+        // The content of a segment is copied in the end.
+        let ours = self.huge || kind == SharedKind::Segment;
+        if device == self.device { Some(0) } else { hugetlb::devices().get(&device).copied().filter(|_| ours) }
+    }
+
+    /// The object with this device and inode, opened through `path`. `None`: it is left to criu.
+    fn meet(&mut self, file: (u64, u64), kind: SharedKind, path: &Path) -> io::Result<Option<&mut Object>> {
+        let (device, inode) = file;
+        let of_another_kind = |known: &Object| known.described.kind != kind || known.device != device;
         let other = self.objects.get(&inode).is_some_and(|known| of_another_kind(known) && known.is_there());
         if other || self.left.get(&inode).is_some_and(|left| *left != kind) {
             return Err(io::Error::other(format!(
-                "a segment and another file in memory have the same number {inode}, by which criu knows them; try again when one \
-                 of them is gone"
+                "two files in memory (segments, memfds) have the same number {inode}, by which criu knows them; try again when \
+                 one of them is gone"
             )));
         }
         // The number of a segment is its id, which is used again: what is met now may be another one.
@@ -259,16 +277,16 @@ impl SharedMemory {
         if known.is_some_and(|known| kind == SharedKind::File || known.mapped) {
             return Ok(self.objects.get_mut(&inode));
         }
-        let Some((described, file)) = self.open(inode, kind, path)? else { return Ok(None) };
+        let Some((described, file)) = self.open((device, inode), kind, path)? else { return Ok(None) };
         Ok(Some(match self.objects.entry(inode) {
-            Entry::Occupied(entry) if entry.get().described.kind == kind => {
+            Entry::Occupied(entry) if !of_another_kind(entry.get()) => {
                 let object = entry.into_mut();
                 object.file = file;
                 object
             }
             entry => {
                 self.next += 1;
-                let new = Object::new(described, file);
+                let new = Object::new(described, device, file);
                 match entry {
                     Entry::Occupied(mut entry) => {
                         self.replaced.push(entry.insert(new).described);
@@ -281,7 +299,12 @@ impl SharedMemory {
     }
 
     /// Opens what is behind `path`, and describes it. `None`: it is left to criu, or is another object by now.
-    fn open(&mut self, inode: u64, kind: SharedKind, path: &Path) -> io::Result<Option<(SharedObject, File)>> {
+    fn open(
+        &mut self,
+        (device, inode): (u64, u64),
+        kind: SharedKind,
+        path: &Path,
+    ) -> io::Result<Option<(SharedObject, File)>> {
         let (Ok(key), Some(space)) = (u32::try_from(inode), AddressSpaceId::object(self.next)) else {
             return Ok(None);
         };
@@ -291,7 +314,7 @@ impl SharedMemory {
         // Reading it shall not look as if it was used.
         let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NOATIME.bits()).open(path)?;
         let found = file.metadata()?;
-        if found.dev() != self.device || found.ino() != inode {
+        if (found.dev(), found.ino()) != (device, inode) {
             return Ok(None);
         }
         if !found.len().is_multiple_of(PAGE_SIZE) && found.len() < SMALL {
@@ -306,6 +329,7 @@ impl SharedMemory {
             name: link.strip_prefix("/memfd:").unwrap_or(link).to_owned(),
             size: found.len(),
             sealable: seals != SealFlag::F_SEAL_SEAL,
+            huge_page: self.page_size(device, kind).unwrap_or(0),
         };
         Ok(Some((described, file)))
     }
@@ -317,8 +341,10 @@ impl SharedMemory {
             self.objects.iter().partition(|(_, object)| object.described.kind == SharedKind::Segment);
         let user = segments.iter().find_map(|(_, object)| object.views.first());
         let segments = user.and_then(|view| Uses::of_segments(view.pid, since).ok()).unwrap_or_default();
+        // Of an open file in huge pages they do not tell that a part of it was punched out.
+        let files = files.into_iter().filter(|(_, object)| object.described.huge_page == 0 || !object.open);
         let file = |(inode, object): (&u64, &Object)| Some((*inode, Uses::of_file(&object.file, since).ok()?));
-        files.into_iter().filter_map(file).chain(segments).collect()
+        files.filter_map(file).chain(segments).collect()
     }
 
     /// Finds out which pages may have changed since the last look, of what [`Self::find`] has just found. To be followed by
@@ -327,14 +353,20 @@ impl SharedMemory {
     /// # Errors
     /// A frozen process's page table that cannot be read.
     pub fn look(&mut self, look: Look) -> Result<(), SharedError> {
-        self.copies.values_mut().try_for_each(|copies| copies.look(look))?;
-        let Some(watches) = &self.watches else { return Ok(()) };
+        let Some(watches) = &self.watches else {
+            return self.copies.values_mut().try_for_each(|copies| copies.look(None, look));
+        };
         let (doubts, uses) = (watches.take_doubts(), self.uses());
+        for copies in self.copies.values_mut() {
+            let doubt = doubts.get(&copies.space.pid);
+            copies.look(Some(&Watching { watches, pids: &self.pids, doubt }), look)?;
+        }
         for (inode, object) in &mut self.objects {
             object.look(watches, &self.pids, &doubts, uses.get(inode).copied(), look);
         }
-        let pids = self.objects.values().flat_map(|object| object.views.iter().map(|view| view.pid)).collect();
-        watches.keep(&pids);
+        let views = self.objects.values().flat_map(|object| object.views.iter().copied());
+        let huge = self.copies.values().flat_map(Copies::views);
+        watches.keep(&views.chain(huge).map(|view| view.pid).collect());
         Ok(())
     }
 
@@ -349,7 +381,7 @@ impl SharedMemory {
 
     /// The objects that criu must see empty: device and inode.
     pub fn hidden(&self) -> Vec<(u64, u64)> {
-        self.objects.keys().map(|inode| (self.device, *inode)).collect()
+        self.objects.iter().map(|(inode, object)| (object.device, *inode)).collect()
     }
 
     /// The addresses where criu must see no pages: by process (pid on this node).

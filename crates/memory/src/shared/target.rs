@@ -12,10 +12,12 @@ use std::time::Duration;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use tranship_sys::charge::Charger;
+use tranship_sys::hugetlb;
 use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange, SharedKind, SharedObject};
 
 use super::copies;
 use crate::page_set::PageSet;
+use crate::send::CHUNK;
 
 /// How long pages may be there before their object is described: the description takes another link.
 const DESCRIPTION: Duration = Duration::from_secs(10);
@@ -56,7 +58,8 @@ struct Target {
     file: File,
     /// How much memory it occupied when that was looked at last, in blocks.
     blocks: Mutex<u64>,
-    /// What there is, of [`SharedKind::Pages`]: to be told from holes, which the file may not have where it could.
+    /// What there is, of [`SharedKind::Pages`]: to be told from holes, which the file may not have where it could. Of a file in huge pages,
+    /// those that are allocated.
     pages: Mutex<PageSet>,
 }
 
@@ -67,11 +70,19 @@ impl Target {
         if object.sealable {
             flags |= MFdFlags::MFD_ALLOW_SEALING;
         }
-        let file = File::from(memfd_create(name.as_c_str(), flags)?);
+        let file = match Self::huge_page(object) {
+            Some(page) => hugetlb::create(&name, page, flags)?,
+            None => File::from(memfd_create(name.as_c_str(), flags)?),
+        };
         let target =
             Self { object: Mutex::new(object.clone()), file, blocks: Mutex::default(), pages: Mutex::default() };
         target.settle()?;
         Ok(target)
+    }
+
+    /// Of what the file consists, if it is of huge pages.
+    fn huge_page(object: &SharedObject) -> Option<u64> {
+        (object.huge_page > 0 && object.kind == SharedKind::File).then_some(object.huge_page)
     }
 
     fn object(&self) -> MutexGuard<'_, SharedObject> {
@@ -103,8 +114,12 @@ impl Target {
 
     /// Writes pages. Returns by how many bytes the file occupies more memory now.
     fn write(&self, range: PageRange, pages: &[u8], charger: &Charger) -> io::Result<i64> {
+        let object = self.object().clone();
+        if let Some(page) = Self::huge_page(&object) {
+            return self.write_huge(range, pages, charger, page).map(|()| 0);
+        }
         // What the others carry is copied into the restored tasks, which are charged then.
-        if self.object().kind == SharedKind::File {
+        if object.kind == SharedKind::File {
             charger.allocate(&self.file, range.start, range.len())?;
         }
         self.file.write_all_at(pages, range.start)?;
@@ -114,7 +129,38 @@ impl Target {
         self.grown()
     }
 
+    /// Huge pages are not of the memory that the container's other pages occupy.
+    fn write_huge(&self, range: PageRange, pages: &[u8], charger: &Charger, page: u64) -> io::Result<()> {
+        let PageRange { start, end } = widened(range, page);
+        let mut allocated = self.pages();
+        if allocated.within(PageRange { start, end }) != [PageRange { start, end }] {
+            if self.file.metadata()?.len() < end {
+                self.file.set_len(end)?;
+            }
+            charger.allocate(&self.file, start, end - start)?;
+            let mode = FallocateFlags::FALLOC_FL_KEEP_SIZE;
+            fallocate(&self.file, mode, start.cast_signed(), (end - start).cast_signed())?;
+            allocated.insert(PageRange { start, end });
+        }
+        drop(allocated);
+        hugetlb::write(&self.file, page, pages, range.start)
+    }
+
+    /// Zeros what there is; the rest is zeros.
+    fn zero_huge(&self, range: PageRange, page: u64) -> io::Result<()> {
+        let zeros = vec![0; CHUNK as usize];
+        let there = self.pages().within(range);
+        there
+            .iter()
+            .flat_map(|run| run.cut(CHUNK))
+            .try_for_each(|piece| hugetlb::write(&self.file, page, &zeros[..piece.len() as usize], piece.start))
+    }
+
     fn zero(&self, range: PageRange) -> io::Result<i64> {
+        let huge_page = Self::huge_page(&self.object());
+        if let Some(page) = huge_page {
+            return self.zero_huge(range, page).map(|()| 0);
+        }
         let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         fallocate(&self.file, mode, range.start.cast_signed(), range.len().cast_signed())?;
         self.pages().remove(range);
@@ -127,6 +173,11 @@ impl Target {
         let now = self.file.metadata()?.blocks();
         Ok((now.cast_signed() - std::mem::replace(&mut *blocks, now).cast_signed()) * 512)
     }
+}
+
+/// The whole pages of this size that a range touches.
+fn widened(range: PageRange, page: u64) -> PageRange {
+    PageRange { start: range.start / page * page, end: range.end.next_multiple_of(page) }
 }
 
 /// The objects of a container that is arriving.
@@ -158,15 +209,16 @@ impl SharedStore {
     {
         for object in objects {
             let implausible = |what: &str| StoreError::Implausible { what: what.to_owned() };
-            if !object.space.is_object() || object.size > SIZE {
-                return Err(implausible("its id or its length is out of bounds").into());
+            let page = object.huge_page;
+            if !object.space.is_object() || object.size > SIZE || page > 0 && !page.is_power_of_two() {
+                return Err(implausible("its id, its length or its pages are out of bounds").into());
             }
             let failed = |source| StoreError::Store { name: object.name.clone(), source };
             let known = self.targets().get(&object.space).cloned();
             match known {
                 Some(target) => {
                     let before = target.object().clone();
-                    if (before.key, before.kind) != (object.key, object.kind) {
+                    if (before.key, before.kind, before.huge_page) != (object.key, object.kind, object.huge_page) {
                         return Err(implausible("it has become another one").into());
                     }
                     *target.object() = object.clone();
@@ -234,7 +286,7 @@ mod tests {
     fn object(number: u32, size: u64) -> SharedObject {
         let space = AddressSpaceId::object(number).unwrap();
         let name = "a name".to_owned();
-        SharedObject { space, key: number, kind: SharedKind::File, name, size, sealable: true }
+        SharedObject { space, key: number, kind: SharedKind::File, name, size, sealable: true, huge_page: 0 }
     }
 
     fn keep_none(_: &SharedObject, _: BorrowedFd<'_>) -> Result<(), StoreError> {

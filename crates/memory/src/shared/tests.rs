@@ -97,7 +97,7 @@ impl Move {
         let mut command = Command::new("sleep");
         tranship_sys::process::with_descriptor(command.arg("60"), file.try_clone().unwrap().into(), 5);
         let owner = command.spawn().unwrap();
-        let source = SharedMemory::new().unwrap();
+        let source = SharedMemory::new(true).unwrap();
         let streams = (0..2).map(|_| Stream::new(Vec::new(), None)).collect();
         let mut all =
             Self { file, owner, source, destination: Destination::default(), streams, space: AddressSpaceId(0) };
@@ -312,7 +312,7 @@ impl Keeper {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let answers = BufReader::new(child.stdout.take().unwrap());
         let streams = (0..2).map(|_| Stream::new(Vec::new(), None)).collect();
-        let (source, destination) = (SharedMemory::new().unwrap(), Destination::default());
+        let (source, destination) = (SharedMemory::new(true).unwrap(), Destination::default());
         let mut keeper = Self { child, answers, source, destination, streams };
         keeper.hear("ready");
         keeper

@@ -28,7 +28,7 @@ use crate::maps::Mapping;
 use crate::page_set::PageSet;
 use crate::register;
 
-/// A shared mapping of an object.
+/// A shared mapping of an object, or a private one in reserved huge pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct View {
     /// Pid on this node.
@@ -39,6 +39,10 @@ pub(super) struct View {
     pub range: PageRange,
     /// Where in the object the first one is.
     pub offset: u64,
+    /// It consists of reserved huge pages.
+    pub huge: bool,
+    /// It is a private one.
+    pub private: bool,
 }
 
 impl View {
@@ -82,6 +86,11 @@ impl Doubt {
                 self.dropped.insert(PageRange { start, end });
             }
         }
+    }
+
+    /// What was unmapped, or whose content was thrown away; `None`: more than that was done.
+    pub fn dropped(&self) -> Option<&PageSet> {
+        (!self.everything).then_some(&self.dropped)
     }
 
     /// Whether it concerns an object of `size` bytes whose first byte would be at `base`.
@@ -168,13 +177,25 @@ impl Watches {
         drop(gone);
     }
 
+    /// Whether the whole of a view is registered.
+    pub fn is_watched(&self, view: &View) -> bool {
+        Pagemap::open(view.pid).is_ok_and(|pagemap| pagemap.is_watched(view.range.start, view.range.end))
+    }
+
     /// Calls `found` with every run of addresses of a view that was written since it was armed, if it is `asked` for that.
     pub fn written(&self, view: &View, asked: bool, found: impl FnMut(u64, u64)) -> Seen {
         let PageRange { start, end } = view.range;
         match Pagemap::open(view.pid) {
             // The kernel may have ended the watch and left marks that prove nothing.
             Ok(pagemap) if !pagemap.is_watched(start, end) => Seen::Unwatched,
-            Ok(pagemap) if asked && pagemap.unproven(start, end, found).is_ok() => Seen::Written,
+            Ok(pagemap) if asked => {
+                let told = if view.huge {
+                    pagemap.unproven_huge(start, end, found)
+                } else {
+                    pagemap.unproven(start, end, found)
+                };
+                told.map_or(Seen::Unknown, |()| Seen::Written)
+            }
             _ => Seen::Unknown,
         }
     }
@@ -182,9 +203,9 @@ impl Watches {
     /// Registers views of one process, which must be armed then. `pids`: the processes that may have its memory.
     pub fn register(&self, pid: u32, pids: &[u32], views: &[View]) {
         let wanted = |mapping: &Mapping| {
-            let is = |view: &&View| view.base() == mapping.range.start.wrapping_sub(mapping.offset);
-            let here = |view: &View| view.range.intersection(&mapping.range).is_some();
-            !mapping.private && views.iter().filter(is).any(|view| view.inode == mapping.inode && here(view))
+            let same = |view: &View| view.base() == mapping.range.start.wrapping_sub(mapping.offset);
+            let is = |view: &&View| view.inode == mapping.inode && view.private == mapping.private && same(view);
+            views.iter().filter(is).any(|view| view.range.intersection(&mapping.range).is_some())
         };
         let known = lock(&self.events).watches.get(&pid).cloned();
         let registered = known.map(|watch| register::whole_mappings(&watch, pid, pids, wanted));

@@ -109,6 +109,18 @@ fn is_reserved(len: usize, flags: c_int) -> bool {
     len >= LARGE && flags & (libc::MAP_TYPE | libc::MAP_ANONYMOUS) == own
 }
 
+/// Whether a mapping consists of reserved huge pages (hugetlb). Of those that libc makes for criu none is a task's: it looks at them,
+/// fills them, or tries the kernel. The kernel would set aside pages for each, which there need not be.
+fn is_of_huge_pages(flags: c_int, fd: c_int) -> bool {
+    if flags & libc::MAP_ANONYMOUS != 0 || fd < 0 {
+        return flags & libc::MAP_HUGETLB != 0;
+    }
+    // SAFETY: plain integers; all zeros is a value, and the call fills it.
+    let mut found: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the structure is ours.
+    unsafe { libc::fstatfs(fd, &raw mut found) == 0 && found.f_type == libc::HUGETLBFS_MAGIC }
+}
+
 macro_rules! mmap {
     ($name:ident) => {
         /// Stands in for libc's function of this name.
@@ -124,7 +136,8 @@ macro_rules! mmap {
             fd: c_int,
             offset: i64,
         ) -> *mut c_void {
-            // SAFETY: handed on as it came.
+            let flags = if is_of_huge_pages(flags, fd) { flags | libc::MAP_NORESERVE } else { flags };
+            // SAFETY: handed on as it came, but that no memory may be set aside for it.
             let mut mapped = unsafe { real_mmap()(address, len, protection, flags, fd, offset) };
             if mapped == libc::MAP_FAILED && is_reserved(len, flags) && errno() == libc::ENOMEM {
                 // SAFETY: handed on as it came, but that no memory is set aside for it.
@@ -293,7 +306,10 @@ impl Object {
             return Err(io::Error::last_os_error());
         }
         let (address, protection) = (std::ptr::with_exposed_provenance_mut(start), libc::PROT_READ | libc::PROT_WRITE);
-        let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+        let mut flags = libc::MAP_SHARED | libc::MAP_FIXED;
+        if is_of_huge_pages(flags, fd) {
+            flags |= libc::MAP_NORESERVE;
+        }
         // SAFETY: exactly the mapping that criu has just made, of the same length; it holds zeros that nobody has read.
         let mapped = unsafe { real_mmap()(address, len, protection, flags, file.as_raw_fd(), 0) };
         if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }

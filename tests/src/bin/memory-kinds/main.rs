@@ -8,6 +8,7 @@ use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use anyhow::{Context, Result, bail, ensure};
+use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use raw::{HUGE, Memory, PAGE};
 use tranship_e2e::serve_status;
@@ -168,8 +169,95 @@ fn forks() -> Result<Check> {
     }))
 }
 
+/// A file in huge pages that grows and shrinks, of which huge pages become holes and content again, by fallocate and by madvise; and private memory
+/// in huge pages that is thrown away and written again, forked, and moved.
+fn huge_grown() -> Result<Check> {
+    const MOST: usize = 4;
+    let file = File::from(memfd_create(c"grown", MFdFlags::MFD_HUGETLB)?);
+    file.set_len((MOST * HUGE) as u64)?;
+    let shared = Memory::map(MOST * HUGE, Some(file.as_fd()), true, libc::MAP_HUGETLB)?;
+    let private = Memory::map(MOST * HUGE, None, false, libc::MAP_HUGETLB)?;
+    let (mut in_file, mut in_private) = ([0u64; MOST], [0u64; MOST]);
+    let mut length = MOST;
+    Ok(Box::new(move |tick| {
+        let at = |huge: usize| huge * HUGE + (huge + 1) * 40 * PAGE;
+        for (huge, (shared_word, private_word)) in in_file.iter().zip(&in_private).enumerate() {
+            ensure!(huge >= length || shared.read(at(huge)) == *shared_word, "huge page {huge} of the file");
+            ensure!(private.read(at(huge)) == *private_word, "private huge page {huge}");
+        }
+        let huge = tick as usize % MOST;
+        match tick / 4 % 5 {
+            0 => {
+                length = 1 + tick as usize / 20 % MOST;
+                file.set_len((length * HUGE) as u64)?;
+                in_file[length..].fill(0);
+            }
+            1 => {
+                length = MOST;
+                file.set_len((MOST * HUGE) as u64)?;
+            }
+            2 => {
+                let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+                // A part of a huge page: nothing but its content changes.
+                fallocate(&file, mode, (at(huge) / PAGE * PAGE) as i64, PAGE as i64)?;
+                in_file[huge] = 0;
+                private.discard(huge * HUGE, HUGE)?;
+                in_private[huge] = 0;
+            }
+            _ => {
+                if huge < length {
+                    shared.write(at(huge), tick);
+                    in_file[huge] = tick;
+                }
+                private.write(at(huge), tick);
+                in_private[huge] = tick;
+            }
+        }
+        Ok(())
+    }))
+}
+
+/// Private memory in huge pages that is written, read, thrown away, and now and then forked and moved elsewhere.
+fn huge_changed() -> Result<Check> {
+    const MOST: usize = 6;
+    const PARTS: usize = 3;
+    let mut memory = Memory::map(MOST * HUGE, None, false, libc::MAP_HUGETLB)?;
+    let mut expected = [[0u64; PARTS]; MOST];
+    let mut chance = 1u64;
+    let at = |huge: usize, part: usize| huge * HUGE + part * 170 * PAGE;
+    Ok(Box::new(move |tick| {
+        match tick % 300 {
+            // A child would need huge pages of its own for what is not there.
+            0 => raw::in_child(|| {
+                let there = |huge: &usize| expected[*huge].iter().any(|word| *word != 0);
+                let right = |huge: usize| (0..PARTS).all(|part| memory.read(at(huge, part)) == expected[huge][part]);
+                (0..MOST).filter(there).all(right)
+            })?,
+            150 => memory.move_away_huge()?,
+            _ => {}
+        }
+        for deed in 0..16 {
+            chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let (huge, part) = ((chance >> 33) as usize % MOST, (chance >> 44) as usize % PARTS);
+            if deed == 0 && tick.is_multiple_of(4) {
+                memory.discard(huge * HUGE, HUGE)?;
+                expected[huge].fill(0);
+            } else if deed % 2 == 0 {
+                let found = memory.read(at(huge, part));
+                ensure!(found == expected[huge][part], "part {part} of huge page {huge} has {found:#x}");
+            } else if huge < MOST / 2 || deed == 1 {
+                memory.write(at(huge, part), chance);
+                expected[huge][part] = chance;
+            }
+        }
+        Ok(())
+    }))
+}
+
 fn kind(name: &str) -> Result<Check> {
-    let huge_bytes = 8 * HUGE;
+    // `huge-private:64` has so many huge pages.
+    let (name, huge_pages) = name.split_once(':').unwrap_or((name, "8"));
+    let huge_bytes = huge_pages.parse::<usize>()? * HUGE;
     match name {
         "guards-for-a-moment" => guards_for_a_moment(),
         "part-protected" => part_protected(),
@@ -195,7 +283,34 @@ fn kind(name: &str) -> Result<Check> {
         "huge-memfd" => {
             let memory = File::from(memfd_create(c"huge", MFdFlags::MFD_HUGETLB)?);
             memory.set_len(huge_bytes as u64)?;
-            rewritten(Memory::map(huge_bytes, Some(memory.as_fd()), true, libc::MAP_HUGETLB)?)
+            let mapped = Memory::map(huge_bytes, Some(memory.as_fd()), true, libc::MAP_HUGETLB)?;
+            // It stays open.
+            std::mem::forget(memory);
+            rewritten(mapped)
+        }
+        "huge-grown" => huge_grown(),
+        "huge-changed" => huge_changed(),
+        "huge-forked" => {
+            let memory = Memory::map(huge_bytes, None, false, libc::MAP_HUGETLB)?;
+            let pages = memory.len() / PAGE;
+            (0..pages).for_each(|page| memory.write(page * PAGE, word(page, 0)));
+            let right = move || (0..pages).all(|page| memory.read(page * PAGE) == word(page, 0));
+            let child = raw::watching_child(&right)?;
+            Ok(Box::new(move |_| {
+                ensure!(right() && raw::lives(child), "huge pages that were forked have another content");
+                Ok(())
+            }))
+        }
+        "huge-unreserved" => {
+            let memory = Memory::map(64 * HUGE, None, false, libc::MAP_HUGETLB | libc::MAP_NORESERVE)?;
+            let at = |huge: usize| huge * HUGE + PAGE;
+            [3, 9].into_iter().for_each(|huge| memory.write(at(huge), word(huge, 0)));
+            Ok(Box::new(move |tick| {
+                ensure!(memory.read(at(3)) == word(3, 0), "huge page 3 has {:#x}", memory.read(at(3)));
+                ensure!(memory.read(at(9)) == word(9, tick - 1), "huge page 9 has {:#x}", memory.read(at(9)));
+                memory.write(at(9), word(9, tick));
+                Ok(())
+            }))
         }
         "huge-segment" => rewritten(Memory::segment(huge_bytes, libc::SHM_HUGETLB)?),
         "anonymous" => rewritten(Memory::map(SOME, None, true, 0)?),

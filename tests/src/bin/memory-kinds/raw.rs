@@ -90,7 +90,18 @@ impl Memory {
 
     /// Moves the mapping to another place that the kernel chooses.
     pub fn move_away(&mut self) -> Result<()> {
-        let Self { start, length } = Self::map(self.length, None, false, 0)?;
+        let place = Self::map(self.length, None, false, 0)?;
+        self.move_to(&place)
+    }
+
+    /// The same with memory in huge pages.
+    pub fn move_away_huge(&mut self) -> Result<()> {
+        let place = Self::map(self.length, None, false, libc::MAP_HUGETLB | libc::MAP_NORESERVE)?;
+        self.move_to(&place)
+    }
+
+    fn move_to(&mut self, place: &Self) -> Result<()> {
+        let Self { start, length } = *place;
         // SAFETY: both are this program's own mappings, to which nobody has a reference.
         let moved =
             unsafe { libc::mremap(self.start, length, length, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, start) };
@@ -114,6 +125,14 @@ impl Memory {
         assert!(pages.end * PAGE <= self.length);
         // SAFETY: within the mapping, to which nobody has a reference.
         check(unsafe { libc::mprotect(self.at(pages.start * PAGE).cast(), pages.len() * PAGE, protection) })?;
+        Ok(())
+    }
+
+    /// Throws the content of a run of bytes away, which is zeros then.
+    pub fn discard(&self, offset: usize, length: usize) -> Result<()> {
+        assert!(offset + length <= self.length);
+        // SAFETY: within the mapping, to which nobody has a reference.
+        check(unsafe { libc::madvise(self.at(offset).cast(), length, libc::MADV_DONTNEED) })?;
         Ok(())
     }
 
@@ -156,4 +175,24 @@ pub fn in_child(right: impl FnOnce() -> bool) -> Result<()> {
     check(unsafe { libc::waitpid(pid as c_int, &raw mut status, 0) })?;
     ensure!(status == 0, "status {status:#x}");
     Ok(())
+}
+
+/// Forks a child that looks again and again whether what it sees is right, and ends when it is not. Returns its pid.
+pub fn watching_child(right: impl Fn() -> bool) -> Result<c_int> {
+    // SAFETY: the program has one thread, so the child may do whatever its parent may.
+    let pid = check(unsafe { libc::fork() })? as c_int;
+    if pid == 0 {
+        while right() {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        // SAFETY: _exit has no preconditions.
+        unsafe { libc::_exit(1) }
+    }
+    Ok(pid)
+}
+
+/// Whether a child has not ended.
+pub fn lives(pid: c_int) -> bool {
+    // SAFETY: no status is asked for.
+    unsafe { libc::waitpid(pid, null_mut(), libc::WNOHANG) == 0 }
 }
