@@ -90,6 +90,7 @@ struct Entry {
     arrival: Arc<Mutex<Arrival>>,
     inbox: Arc<Inbox>,
     peer: NodeName,
+    container: String,
 }
 
 impl Arrivals {
@@ -98,9 +99,9 @@ impl Arrivals {
     }
 
     pub fn insert(&self, id: &MigrationId, arrival: Arrival, inbox: Arc<Inbox>) -> Arc<Mutex<Arrival>> {
-        let peer = arrival.peer.clone();
+        let (peer, container) = (arrival.peer.clone(), arrival.run.container().to_owned());
         let arrival = Arc::new(Mutex::new(arrival));
-        self.map().insert(id.clone(), Entry { arrival: Arc::clone(&arrival), inbox, peer });
+        self.map().insert(id.clone(), Entry { arrival: Arc::clone(&arrival), inbox, peer, container });
         arrival
     }
 
@@ -110,6 +111,11 @@ impl Arrivals {
 
     pub fn inbox(&self, id: &MigrationId) -> Option<Arc<Inbox>> {
         self.map().get(id).map(|entry| Arc::clone(&entry.inbox))
+    }
+
+    /// That of the container of this name.
+    pub fn inbox_of(&self, container: &str) -> Option<Arc<Inbox>> {
+        self.map().values().find(|entry| entry.container == container).map(|entry| Arc::clone(&entry.inbox))
     }
 
     /// The node that a migration comes from.
@@ -178,10 +184,36 @@ pub struct Inbox {
     pub tmpfs: Arriving,
     /// The content of directory trees on disk.
     pub trees: Arriving,
+    /// What the containers of a pod share, where this one brings it.
+    pub pod: Brought,
     /// The way in for packets that the source has held.
     way_in: Mutex<Option<WayIn>>,
     /// Packets that came from the source before the gate was open: datagrams that no program had read there.
     ahead: Mutex<Queue>,
+}
+
+/// What others wait for that a container brings.
+#[derive(Default)]
+pub struct Brought {
+    state: Mutex<Option<Result<(), Failure>>>,
+    changed: Condvar,
+}
+
+impl Brought {
+    /// It is there, or will never be. The first word counts.
+    pub fn end(&self, result: Result<(), Failure>) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(result);
+        self.changed.notify_all();
+    }
+
+    /// Waits until it is there.
+    pub fn wait(&self, timeout: Duration) -> Result<(), Failure> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.wait_timeout_while(state, timeout, |state| state.is_none());
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let late = || Err(Failure::new(format!("what the pod's containers share was not there within {timeout:?}")));
+        state.clone().unwrap_or_else(late)
+    }
 }
 
 /// The way in for packets that the source has held.

@@ -265,6 +265,9 @@ impl DestinationRun {
             let stdio = Some(self.offer.stdio.clone()).filter(|all| !all.is_empty()).unwrap_or_else(none);
             std::fs::write(descriptors, serde_json::to_vec(&stdio).map_err(failed)?).map_err(failed)?;
         }
+        if let Some(shared) = tmpfs::of_pod(&self.layout, &self.offer)? {
+            self.engine.share_memory(&bundle, &shared).map_err(failed)?;
+        }
         let network = self.offer.network.as_ref().map(|(path, _)| path.as_path());
         let restore = |images: tranship_engine::Images<'_>| self.engine.restore(name, &bundle, images, network);
         let command = self.layout.with_images(Role::Restore, restore).map_err(failed)?;
@@ -395,7 +398,12 @@ impl DestinationRun {
             }
             // The files came with the request that leads here; memory comes on links of its own.
             DestinationStep::Receive => self.inbox.failed().map_or(Ok(()), Err),
-            DestinationStep::Restore => self.restore(),
+            DestinationStep::Restore => {
+                let restored = self.restore();
+                // Who waits for what it brings shall not go on waiting.
+                restored.as_ref().err().into_iter().for_each(|failure| self.inbox.pod.end(Err(failure.clone())));
+                restored
+            }
             DestinationStep::OpenGate => self.open_gate(),
             DestinationStep::Resume => self.resume(),
             DestinationStep::Announce => match &mut self.announcer {
@@ -433,6 +441,7 @@ impl DestinationPort for DestinationRun {
             DestinationStep::Directory => {
                 self.inbox.tmpfs.close();
                 self.inbox.trees.close();
+                self.inbox.pod.end(Err(failed("the migration was undone")));
                 let targets = trees::targets_left(&*self.engine, &self.id, &self.offer)?;
                 targets.iter().try_for_each(Target::undo).map_err(failed)?;
                 Note::remove(&self.node, &self.id)?;

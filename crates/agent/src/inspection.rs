@@ -31,6 +31,8 @@ pub struct Inspection {
     pub findings: preflight::Findings,
     /// The pod that the container moves with.
     pub pod: Option<Pod>,
+    /// The other containers that move with it and share namespaces with it, but not what holds the namespaces of a pod.
+    pub others: Vec<Container>,
     /// The container's namespaces, for a last look at who else is in them.
     pub namespaces: preflight::Namespaces,
 }
@@ -92,6 +94,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions, unit: Option<&Uni
     // They come first, as the cause of others: of a connection to a neighbour, of a group that it has joined.
     let mut others = unit.map_or(Ok(Vec::new()), |unit| unit.containers(node))?;
     let joins = unit.is_some_and(|unit| unit.owner.is_some());
+    let members = others.clone();
     let pod = engine.pod(&container).map_err(|e| Failure::new(e.to_string()))?;
     let mut blockers = match &pod {
         Some(pod) => {
@@ -105,7 +108,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions, unit: Option<&Uni
             if let Some(blocker) = pods::incomplete(pod, name, moved) {
                 return Err(blocked(blocker));
             }
-            pods::obstacles(pod, &container)
+            pods::obstacles(pod, &container, &members)
         }
         None => Vec::new(),
     };
@@ -187,22 +190,25 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions, unit: Option<&Uni
         joined_network,
         network_owner: unit.and_then(|unit| unit.owner.clone()),
         network_shared: !joins && !others.is_empty(),
+        shares_memory: pod.is_some() && container.joins_namespace("ipc"),
         memory_bytes: findings.memory_bytes + huge_bytes,
         shared_bytes: findings.shared_bytes + huge_bytes,
         huge_pages: huge_pages.into_iter().collect(),
         rootfs,
         cpu: serde_json::to_value(cpu::features()).unwrap_or_default(),
         binds,
-        tmpfs: crate::tmpfs::offered(&container)?,
+        tmpfs: crate::tmpfs::offered(&container, pod.as_ref().filter(|_| !joins))?,
         trees,
         streams: STREAMS,
         criu: criu.version,
         tells_last_datagrams: true,
         allow: options.allow,
     };
-    blockers.extend(crate::tmpfs::left_behind(&container, &offer));
+    if !(joins && offer.shares_memory && pod.as_ref().is_some_and(|pod| pod.shared_memory(&container).is_some())) {
+        blockers.extend(crate::tmpfs::left_behind(&container, &offer));
+    }
     let (blockers, allowed) = options.allow.part(blockers);
-    Ok(Inspection { container, offer, blockers, allowed, findings, pod, namespaces })
+    Ok(Inspection { container, offer, blockers, allowed, findings, pod, others: members, namespaces })
 }
 
 fn of_pod_to_engine(pod: &Pod, name: &str) -> Blocker {

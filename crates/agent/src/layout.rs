@@ -91,6 +91,11 @@ impl Layout {
         self.root.join(tranship_memory::pager::SHARED_TABLE)
     }
 
+    /// The note that the container was restored into the namespaces of its pod.
+    pub fn in_pod(&self) -> PathBuf {
+        self.root.join("in-pod")
+    }
+
     /// The limit of the container's CPU time that it had before it was slowed down.
     pub fn cpu_limit(&self) -> PathBuf {
         self.root.join("cpu-limit")
@@ -231,6 +236,9 @@ impl Layout {
                 environment.push((restart_blocks::RECORD_VARIABLE.to_owned(), waits));
                 let joined = self.images().join(tranship_criu::hidden::JOINED).to_string_lossy().into_owned();
                 environment.push((tranship_criu::hidden::JOINED_VARIABLE.to_owned(), joined));
+                if offer.shares_memory {
+                    environment.push((tranship_criu::hidden::JOINED_IPC_VARIABLE.to_owned(), "1".to_owned()));
+                }
                 (environment, Overrides { lazy_pages: Some(true), ..common })
             }
         };

@@ -289,6 +289,7 @@ fn offered(node: &Arc<Node>, id: &MigrationId, peer: &NodeName, offer: Offer, li
             shared: crate::layout::preload().is_some(),
             keeps_datagrams: true,
             shares_networks: true,
+            shares_memory: true,
         },
         Err(failure) => {
             abort(node, id, &failure);

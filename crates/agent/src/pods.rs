@@ -1,11 +1,20 @@
 //! Pods: containers that share namespaces which a further container holds.
 //!
-//! That container, the infra container, is made anew on the destination. What the shared namespaces hold but the network does not move.
+//! That container, the infra container, is made anew on the destination. What the namespaces and the `/dev/shm` hold that it shares with the others is brought
+//! by one of these, which brings the pod: the others are restored when it is there.
+//!
+//! ```text
+//!   pod         infra container started ─▶ /dev/shm mounted there
+//!   its bringer ─ files in /dev/shm complete ─▶ criu: IPC objects made ─▶ its tasks …
+//!   the others                                          └─▶ criu: objects found ─▶ their tasks …
+//! ```
 
-use std::path::Path;
+use std::collections::HashSet;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use tranship_engine::{Container, Pod};
-use tranship_sys::shared_namespaces;
+use tranship_sys::{process, shared_namespaces};
 use tranship_types::{Blocker, BlockerKind};
 
 /// The kinds of namespaces that members of a unit may share: those of a pod, or of containers that share a network.
@@ -37,7 +46,7 @@ pub fn incomplete(pod: &Pod, name: &str, others: &[String]) -> Option<Blocker> {
 }
 
 /// What stands in the way of a pod's move, seen from one of its containers that runs.
-pub fn obstacles(pod: &Pod, container: &Container) -> Vec<Blocker> {
+pub fn obstacles(pod: &Pod, container: &Container, others: &[Container]) -> Vec<Blocker> {
     let mut found = pod.obstacles.clone();
     let host_name = shared_namespaces::host_name(container.init);
     if container.joins_namespace("uts") && host_name.as_ref().is_ok_and(|name| *name != pod.host_name) {
@@ -49,19 +58,24 @@ pub fn obstacles(pod: &Pod, container: &Container) -> Vec<Blocker> {
         );
         found.push(Blocker::new(BlockerKind::Process, cause, "set it back"));
     }
-    found.extend(left_behind(container));
+    found.extend(left_behind(Some(pod), container));
+    found.extend(removed_files(pod, container, others));
     found
 }
 
-/// What a container has in an IPC namespace that it has joined. CRIU restores it into a namespace that is there already, and that has none of this.
-pub fn left_behind(container: &Container) -> Option<Blocker> {
+/// What a container has in an IPC namespace that it has joined, and does not move with it: outside of a pod System V objects, too.
+pub fn left_behind(pod: Option<&Pod>, container: &Container) -> Option<Blocker> {
     if !container.joins_namespace("ipc") {
         return None;
     }
     let name = &container.name;
     let queues = format!("/proc/{}/root/dev/mqueue", container.init);
     let has_queues = std::fs::read_dir(Path::new(&queues)).is_ok_and(|mut queues| queues.next().is_some());
-    let what = match shared_namespaces::ipc_objects(container.init) {
+    let objects = match pod {
+        Some(_) => Ok(Vec::new()),
+        None => shared_namespaces::ipc_objects(container.init),
+    };
+    let what = match objects {
         Ok(found) if found.is_empty() && !has_queues => return None,
         Ok(found) => {
             found.into_iter().chain(has_queues.then_some("POSIX message queues")).collect::<Vec<_>>().join(", ")
@@ -70,8 +84,50 @@ pub fn left_behind(container: &Container) -> Option<Blocker> {
     };
     let cause =
         format!("the IPC namespace that container {name} shares with others has {what}, which do not move with it");
-    let remedy = "end the programs that use them, or make the pod without a shared IPC namespace (`--share net,uts`)";
+    let remedy = match pod {
+        Some(_) => "remove them (in /dev/mqueue), or make the pod without a shared IPC namespace (`--share net,uts`)",
+        None => "end the programs that use them, or give the container an IPC namespace of its own",
+    };
     Some(Blocker::new(BlockerKind::Process, cause, remedy))
+}
+
+/// Files in the `/dev/shm` of a pod that are removed and that processes of several containers have. CRIU restores each container by itself, and would give
+/// each a file of its own.
+pub fn removed_files(pod: &Pod, container: &Container, others: &[Container]) -> Option<Blocker> {
+    let place = pod.shared_memory(container)?;
+    let path = format!("/proc/{}/root{}", container.init, place.display());
+    let device = std::fs::metadata(path).ok()?.dev();
+    let own = removed_of(container, device);
+    let with = others.iter().find(|other| !removed_of(other, device).is_disjoint(&own))?;
+    let cause = format!(
+        "processes of the containers {} and {} share a file in {} that has been removed",
+        container.name,
+        with.name,
+        place.display()
+    );
+    Some(Blocker::new(BlockerKind::Mount, cause, "remove it when nobody uses it any more"))
+}
+
+/// The inodes of the removed files of a filesystem that a container's processes have open or mapped.
+fn removed_of(container: &Container, device: u64) -> HashSet<u64> {
+    let mut found = HashSet::new();
+    let mut add = |path: PathBuf| {
+        if let Ok(file) = std::fs::metadata(path)
+            && (file.dev(), file.nlink()) == (device, 0)
+        {
+            found.insert(file.ino());
+        }
+    };
+    for pid in container.processes().unwrap_or_default() {
+        let open = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        open.for_each(|entry| add(entry.path()));
+        let mapped = process::mappings(pid).into_iter().flatten().flatten().filter(|line| line.ends_with(" (deleted)"));
+        for line in mapped {
+            let range = line.split(' ').next().unwrap_or_default();
+            add(format!("/proc/{pid}/map_files/{range}").into());
+        }
+    }
+    found
 }
 
 #[cfg(test)]

@@ -84,6 +84,8 @@ pub struct SourceRun {
     inspection: Option<(Container, Offer)>,
     /// The pod that it moves with.
     pod: Option<Pod>,
+    /// The other containers that move with it and share namespaces with it.
+    others: Vec<Container>,
     /// The container's namespaces.
     namespaces: Namespaces,
     /// What watches files whose paths criu has to be told.
@@ -176,6 +178,7 @@ impl SourceRun {
             poised: false,
             inspection: None,
             pod: None,
+            others: Vec::new(),
             namespaces: Namespaces::default(),
             watchers: Vec::new(),
             control: None,
@@ -272,7 +275,7 @@ impl SourceRun {
             return Err(failure);
         }
         self.inspection = Some((found.container, found.offer));
-        (self.pod, self.namespaces) = (found.pod, found.namespaces);
+        (self.pod, self.others, self.namespaces) = (found.pod, found.others, found.namespaces);
         self.watchers = found.findings.watchers;
         Ok(())
     }
@@ -304,6 +307,10 @@ impl SourceRun {
                     self.peer
                 )))
             }
+            Response::Prepared { shares_memory: false, .. } if self.shares_memory() => Err(Failure::new(format!(
+                "the agent of node {} is too old to take the shared memory of a pod; update it",
+                self.peer
+            ))),
             Response::Prepared { shared, keeps_datagrams, .. } => {
                 self.peer_keeps_datagrams = keeps_datagrams;
                 self.arm_shared(shared)
@@ -330,7 +337,8 @@ impl SourceRun {
         }
         self.find_shared(Where::Everywhere)?;
         self.tell_huge_pages()?;
-        self.files = tmpfs::Leaving::begin(&self.node, &self.peer, &self.id, &container, &offer);
+        let brought = self.pod.as_ref().filter(|_| !self.joins_network());
+        self.files = tmpfs::Leaving::begin(&self.node, &self.peer, &self.id, (&container, brought), &offer);
         self.begin_trees(&container, &offer)?;
         self.gate = prepared_gate(&offer)?;
         self.breakpoints = breakpoints::prepare().ok();

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use tranship_coordinator::Failure;
 use tranship_criu::rpc::ExternalMount;
-use tranship_engine::Container;
+use tranship_engine::{Container, Pod};
 use tranship_storage::copy::{CopyError, Moved};
 use tranship_storage::tmpfs::{self, Source, TmpfsMount};
 use tranship_sys::clock::monotonic_ns;
@@ -26,20 +26,24 @@ const MOUNTS: usize = 256;
 /// Where programs share memory by files.
 const SHARED_MEMORY: &str = "/dev/shm";
 
-/// What a source offers: for [`Offer::tmpfs`].
-pub fn offered(container: &Container) -> Result<serde_json::Value, Failure> {
-    let mut found = find(container)?;
+/// What a source offers: for [`Offer::tmpfs`]. The container brings the pod `brought` with it.
+pub fn offered(container: &Container, brought: Option<&Pod>) -> Result<serde_json::Value, Failure> {
+    let mut found = find(container, brought)?;
     found.truncate(MOUNTS);
     Ok(serde_json::to_value(found).unwrap_or_default())
 }
 
 /// The mounts that are the container's own: all but what the engine binds into it from elsewhere. (Paths that it masks are either
-/// bound from /dev/null, which is no whole filesystem, or are an empty tmpfs of the container's own.)
-fn find(container: &Container) -> Result<Vec<TmpfsMount>, Failure> {
-    let own = container.own_shared_memory();
+/// bound from /dev/null, which is no whole filesystem, or are an empty tmpfs of the container's own.) With a pod comes what its containers share.
+fn find(container: &Container, brought: Option<&Pod>) -> Result<Vec<TmpfsMount>, Failure> {
+    let of_pod = brought.and_then(|pod| pod.shared_memory(container));
+    let own = container.own_shared_memory().or(of_pod.clone());
     let binds = container.bind_mounts().into_iter().map(|(_, inside)| inside);
     let foreign: Vec<_> = binds.filter(|inside| own.as_ref() != Some(inside)).collect();
-    tmpfs::find(container.init, &foreign).map_err(failed)
+    let mut found = tmpfs::find(container.init, &foreign).map_err(failed)?;
+    let is_of_pod = |mount: &TmpfsMount| of_pod.as_ref().is_some_and(|inside| inside == Path::new(&mount.point));
+    found.iter_mut().for_each(|mount| mount.shared = is_of_pod(mount));
+    Ok(found)
 }
 
 /// What the container has in a `/dev/shm` that the engine binds into it stays behind, unless that is offered: CRIU carries no
@@ -109,10 +113,18 @@ pub fn for_restore(layout: &Layout, offer: &Offer) -> Result<Vec<ExternalMount>,
     Ok((0..mounts(offer)?.len()).filter(made).map(external).collect())
 }
 
+/// Where the content of the `/dev/shm` that a pod's containers share is, if this one brings it.
+pub fn of_pod(layout: &Layout, offer: &Offer) -> Result<Option<PathBuf>, Failure> {
+    let index = mounts(offer)?.iter().position(|mount| mount.shared);
+    Ok(index.map(|index| layout.tmpfs().join(index.to_string())))
+}
+
 /// The content of a container's tmpfs mounts, on the node that it leaves.
 pub struct Leaving {
     at_work: Result<(Source, Connection), String>,
     external: Vec<ExternalMount>,
+    /// How many mounts are carried: those, and the one that is shared and that criu leaves alone anyway.
+    carried: usize,
     ahead: Moved,
     /// Where this node sees the container's `/dev/shm`, if the engine binds that into it: to CRIU it cannot be left.
     bound: Option<PathBuf>,
@@ -120,22 +132,29 @@ pub struct Leaving {
 
 impl Leaving {
     /// Opens the link and the mounts; `None` if there are none.
-    pub fn begin(node: &Node, peer: &NodeName, id: &MigrationId, container: &Container, offer: &Offer) -> Option<Self> {
+    pub fn begin(
+        node: &Node,
+        peer: &NodeName,
+        id: &MigrationId,
+        (container, brought): (&Container, Option<&Pod>),
+        offer: &Offer,
+    ) -> Option<Self> {
         let offered = mounts(offer).unwrap_or_default();
         if offered.is_empty() {
             return None;
         }
         let begin = || -> Result<(Source, Connection), String> {
             // What was offered, with what identifies it here.
-            let found = find(container).map_err(|e| e.to_string())?;
+            let found = find(container, brought).map_err(|e| e.to_string())?;
             let same = |mount: &TmpfsMount| found.iter().find(|m| m.is_as_offered(mount)).unwrap_or(mount).clone();
             let found: Vec<TmpfsMount> = offered.iter().map(same).collect();
             let mut link = node.dial(peer, Purpose::Files, Some(id)).map_err(|e| e.to_string())?;
             link.set_timeout(Some(SYNC)).map_err(|e| e.to_string())?;
             Ok((Source::open(container.init, &found), link))
         };
-        let bound = container.own_shared_memory().map(|_| inside(container));
-        Some(Self { at_work: begin(), external: Vec::new(), ahead: Moved::default(), bound })
+        let of_pod = brought.and_then(|pod| pod.shared_memory(container));
+        let bound = container.own_shared_memory().or(of_pod).map(|_| inside(container));
+        Some(Self { at_work: begin(), external: Vec::new(), carried: 0, ahead: Moved::default(), bound })
     }
 
     /// Bounds what the link takes, in bytes a second.
@@ -175,22 +194,30 @@ impl Leaving {
         })
     }
 
-    /// Decides which mounts criu leaves alone, with the processes `pids` frozen. Returns the other ones, for the report.
-    pub fn decide(&mut self, pids: &[u32]) -> Result<Vec<String>, Failure> {
+    /// Decides which mounts criu leaves alone, with the processes `pids` and those of `others`, which have shared mounts, too, frozen. Returns the other
+    /// ones, for the report.
+    pub fn decide(&mut self, pids: &[u32], others: &[u32]) -> Result<Vec<String>, Failure> {
+        let mut carried = false;
         let left = match &mut self.at_work {
             Ok((source, _)) => {
-                let decision = source.decide(pids).map_err(failed)?;
-                let external = |(index, point): (usize, String)| ExternalMount { key: point, val: key(index) };
-                self.external = decision.external.into_iter().map(external).collect();
+                let decision = source.decide(pids, others).map_err(failed)?;
+                self.carried = decision.external.len();
+                carried = decision.external.iter().any(|(_, point)| point == SHARED_MEMORY);
+                let own = decision.external.into_iter().filter(|(index, _)| !source.is_shared(*index));
+                self.external = own.map(|(index, point)| ExternalMount { key: point, val: key(index) }).collect();
                 decision.left
             }
             Err(why) => vec![why.clone()],
         };
-        let carried = self.external.iter().any(|mount| mount.key == SHARED_MEMORY);
         match self.bound.as_deref().filter(|path| !carried && has_files(path)) {
             Some(_) => Err(Failure::new(format!("the files in {SHARED_MEMORY} cannot be moved: {}", left.join("; ")))),
             None => Ok(left.into_iter().map(|left| format!("tmpfs: by criu, {left}")).collect()),
         }
+    }
+
+    /// Whether the restore needs what is sent.
+    pub fn is_needed(&self) -> bool {
+        self.carried > 0
     }
 
     /// What criu is told for the dump.
@@ -210,9 +237,7 @@ impl Leaving {
         }
         let way = format!(
             "tmpfs: {} mounts, {} bytes ahead of the freeze and {} in it",
-            self.external.len(),
-            self.ahead.bytes,
-            moved.bytes
+            self.carried, self.ahead.bytes, moved.bytes
         );
         Ok(Left { start_ns, end_ns: monotonic_ns(), wire_bytes, way })
     }

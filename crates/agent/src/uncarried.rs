@@ -14,7 +14,7 @@ use tranship_coordinator::Failure;
 use tranship_criu::affinity::{self, BoundThread};
 use tranship_criu::slack::{self, TimerSlack};
 use tranship_criu::timers::{self, PeriodicTimer};
-use tranship_engine::Container;
+use tranship_engine::{Container, Pod};
 use tranship_memory::survey;
 use tranship_network::{Dropped, NetworkError, OpenSocket, SocketState};
 use tranship_sys::{process, segment};
@@ -66,6 +66,10 @@ pub struct Network<'a> {
     pub others: &'a [Container],
     /// Another container owns it, and whoever looks at that one sees which multicast groups have been joined in it.
     pub is_joined: bool,
+    /// The pod whose containers move together.
+    pub pod: Option<&'a Pod>,
+    /// The files in the `/dev/shm` of that pod move.
+    pub files_are_brought: bool,
 }
 
 /// Looks at all descriptors, threads and segments of a frozen container's processes, whose network namespace is at `netns`. What stands in the
@@ -88,7 +92,10 @@ pub fn look(
         let all = || all_sockets(container, network.others);
         states.unclaimed = tranship_network::unclaimed_groups(netns, all).map_err(failed)?;
     }
-    let left_behind = pods::left_behind(container).into_iter().chain(tmpfs::foreign_files(container));
+    let left_behind = pods::left_behind(network.pod, container)
+        .into_iter()
+        .chain(tmpfs::foreign_files(container).filter(|_| !network.files_are_brought))
+        .chain(network.pod.and_then(|pod| pods::removed_files(pod, container, network.others)));
     let joined = states.unclaimed.iter().map(|group| joined_by_others(&container.name, group));
     let dropped = states.dropped.iter().map(|(socket, what)| dropped(socket, *what));
     let (blockers, _) = allowed.part(joined.chain(dropped).chain(queues.unread()).chain(left_behind).collect());
@@ -101,10 +108,21 @@ pub fn look(
         pipes,
         others_have_groups,
         removed_segments: match container.has_namespace("ipc") {
-            true => segment::removed(container.init).map_err(failed)?,
+            true => removed_segments(container).map_err(failed)?,
             false => Vec::new(),
         },
     })
+}
+
+/// Segments that were removed while they were attached. Of a namespace that containers share, those that this one's processes have attached: others may
+/// not be attached yet when this one is restored, and would go away.
+fn removed_segments(container: &Container) -> io::Result<Vec<i32>> {
+    let mut removed = segment::removed(container.init)?;
+    if container.joins_namespace("ipc") {
+        let attached = segment::attached(&container.processes().map_err(io::Error::other)?);
+        removed.retain(|id| attached.contains(id));
+    }
+    Ok(removed)
 }
 
 /// What will stand in the way of it, as far as can be told while the container runs.

@@ -15,6 +15,9 @@ pub const SHARED_VARIABLE: &str = "TRANSHIP_SHARED";
 /// The environment variable that names the list of processes with mappings that may be joined, for a restore.
 pub const JOINED_VARIABLE: &str = "TRANSHIP_JOINED";
 
+/// The environment variable that has segments be found which the restore of another container has made.
+pub const JOINED_IPC_VARIABLE: &str = "TRANSHIP_JOINED_IPC";
+
 /// The list's name among the images.
 pub const JOINED: &str = "joined";
 

@@ -171,7 +171,12 @@ impl Container {
     /// Where the container has the tmpfs for `/dev/shm` that Docker and Podman mount for one container alone, among what they keep
     /// of it: its content is the container's.
     pub fn own_shared_memory(&self) -> Option<PathBuf> {
-        let of_this_one = |source: &Path| source.ends_with("shm") && source.iter().any(|part| part == self.id.as_str());
+        self.shared_memory_of(&self.id)
+    }
+
+    /// Where it has that tmpfs of the container with this id.
+    fn shared_memory_of(&self, id: &str) -> Option<PathBuf> {
+        let of_this_one = |source: &Path| source.ends_with("shm") && source.iter().any(|part| part == id);
         let found = self.bind_mounts().into_iter().find(|(source, _)| of_this_one(source));
         found.map(|(_, inside)| inside).filter(|inside| inside == Path::new("/dev/shm"))
     }
@@ -221,6 +226,11 @@ impl Pod {
             binds: Vec::new(),
             parameters: Value::Null,
         }
+    }
+
+    /// Where a container of it has the tmpfs for `/dev/shm` that all of them have.
+    pub fn shared_memory(&self, container: &Container) -> Option<PathBuf> {
+        container.shared_memory_of(&self.infra.as_ref()?.id)
     }
 
     /// Has the parameters of a container of it be those of one that moves with all others. One of them brings the pod itself.
@@ -439,6 +449,13 @@ pub trait Engine: Send + Sync {
         images: Images<'_>,
         network: Option<&Path>,
     ) -> Result<Command, EngineError>;
+
+    /// Has the pod that [`Engine::create`] made with this directory take the tmpfs that is mounted at `shared` for the `/dev/shm` of its containers, before
+    /// [`Engine::restore`] starts it. May be repeated.
+    fn share_memory(&self, bundle: &Path, shared: &Path) -> Result<(), EngineError> {
+        let _ = (bundle, shared);
+        Ok(())
+    }
 
     /// Ends what runs of a container that was restored, or half so, and leaves what [`Engine::create`] made. What is
     /// not there is no error.

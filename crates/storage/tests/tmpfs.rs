@@ -127,7 +127,7 @@ fn files_of_every_kind_are_copied() {
     pass(&mut source, &mut replica);
     assert_same(&stage, "second pass");
 
-    let decision = source.decide(NOBODY).unwrap();
+    let decision = source.decide(NOBODY, NOBODY).unwrap();
     assert_eq!(decision.external.len(), 1, "{decision:?}");
     fs::write(at("late"), vec![7; 100_000]).unwrap();
     source.finish(&mut Direct { replica: &mut replica, ops: 0 }).unwrap();
@@ -528,7 +528,7 @@ fn what_the_source_does_at_random_is_followed() {
                 chance.change(&stage.source());
             }
         }
-        assert_eq!(source.decide(NOBODY).unwrap().external.len(), 1);
+        assert_eq!(source.decide(NOBODY, NOBODY).unwrap().external.len(), 1);
         source.finish(&mut Direct { replica: &mut replica, ops: 0 }).unwrap();
         assert_same(&stage, &format!("seed {seed} round {round} end"));
     }
@@ -554,7 +554,7 @@ fn a_source_that_changes_while_it_is_read_is_right_once_it_stops() {
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
         busy.join().unwrap();
     });
-    source.decide(NOBODY).unwrap();
+    source.decide(NOBODY, NOBODY).unwrap();
     source.finish(&mut Direct { replica: &mut replica, ops: 0 }).unwrap();
     assert_same(&stage, "in the end");
 }

@@ -1,11 +1,12 @@
 //! System V shared memory segments, as the IPC namespace of a process has them.
 
+use std::collections::HashSet;
 use std::io;
 use std::ptr::null_mut;
 
 use nix::sched::CloneFlags;
 
-use crate::shared_namespaces;
+use crate::{process, shared_namespaces};
 
 /// Of the mode of a segment: it goes away when nobody has it attached any more.
 const SHM_DEST: u32 = 0o1000;
@@ -19,6 +20,11 @@ pub fn list(pid: u32) -> io::Result<String> {
     inside(pid, || std::fs::read_to_string("/proc/sysvipc/shm"))
 }
 
+/// The ids of all of them.
+pub fn ids(pid: u32) -> io::Result<Vec<u64>> {
+    Ok(list(pid)?.lines().filter_map(|line| line.split_whitespace().nth(1)?.parse().ok()).collect())
+}
+
 /// The ids of those that were removed while they were attached: they go away with their last user.
 pub fn removed(pid: u32) -> io::Result<Vec<i32>> {
     let removed = |line: &str| {
@@ -27,6 +33,18 @@ pub fn removed(pid: u32) -> io::Result<Vec<i32>> {
         (mode & SHM_DEST != 0).then_some(id)
     };
     Ok(list(pid)?.lines().filter_map(removed).collect())
+}
+
+/// The ids of those that some of these processes have attached.
+pub fn attached(pids: &[u32]) -> HashSet<i32> {
+    // Its name begins so, and its number is its id (proc_pid_maps(5)).
+    let id = |line: io::Result<String>| {
+        let line = line.ok()?;
+        let mut fields = line.split_whitespace().skip(4);
+        let id = fields.next()?.parse().ok()?;
+        fields.next()?.starts_with("/SYSV").then_some(id)
+    };
+    pids.iter().filter_map(|pid| process::mappings(*pid).ok()).flatten().filter_map(id).collect()
 }
 
 /// Removes segments: each goes away when nobody has it attached any more.
@@ -73,6 +91,8 @@ print('done', flush=True); sys.stdin.readline()
         output.read_line(&mut line).unwrap();
         let ids: Vec<i32> = line.split_whitespace().map(|id| id.parse().unwrap()).collect();
         assert_eq!(removed(pid).unwrap(), ids[1..]);
+        assert_eq!(super::ids(pid).unwrap(), ids.iter().map(|id| u64::try_from(*id).unwrap()).collect::<Vec<_>>());
+        assert_eq!(attached(&[pid]), ids.iter().copied().collect());
         remove(pid, &ids[..1]).unwrap();
         assert_eq!(removed(pid).unwrap(), ids);
         assert_eq!(list(pid).unwrap().lines().count(), 3, "a line above both");

@@ -52,6 +52,9 @@ pub struct Offer {
     /// Whether other containers of the same group share its network namespace.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub network_shared: bool,
+    /// Whether `/dev/shm` and the IPC namespace are those of its pod, which the container that brings the network brings, too.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shares_memory: bool,
     /// Bytes of memory that it has now.
     pub memory_bytes: u64,
     /// Those of them that several processes may share; they are not kept in the page store.
@@ -199,6 +202,9 @@ pub enum Response {
         /// Whether containers can come that share a network namespace ([`Offer::joined_network`]).
         #[serde(default)]
         shares_networks: bool,
+        /// Whether containers can come that share `/dev/shm` and an IPC namespace with what is in them ([`Offer::shares_memory`]).
+        #[serde(default)]
+        shares_memory: bool,
     },
     /// The destination's CLOCK_MONOTONIC in ns.
     Clock {

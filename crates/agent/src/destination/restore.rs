@@ -27,6 +27,8 @@ use crate::{tmpfs, wrapper};
 
 /// How long memory may take to arrive once the skeleton is there and nothing moves.
 const MEMORY: Duration = Duration::from_secs(600);
+/// CRIU's name for the moment when it has made the namespaces, and what is in them.
+const NAMESPACES_MADE: &str = "post-setup-namespaces";
 /// How long the pages that the kernel reads for others may keep the tasks waiting.
 const ARGUMENTS: Duration = Duration::from_secs(1);
 
@@ -52,13 +54,6 @@ impl DestinationRun {
         self.pages_named()?;
         let start = monotonic_ns();
         self.timeline.note("memory: all named", begun, start);
-        let words = || {
-            let last = self.layout.last_words(Role::Restore);
-            let here = &self.node.config.node;
-            let kept = self.layout.keep_log(Role::Restore, &self.node.history(), &self.id);
-            let log = kept.map(|path| format!("; criu's log is {} on node {here}", path.display())).unwrap_or_default();
-            Failure::new(format!("the container could not be restored on node {here}: {last}{log}"))
-        };
         if let Ok(store) = self.inbox.store() {
             // Its table of shared memory is complete when it has answered.
             store.pager().status(RESTORE).map_err(failed)?;
@@ -70,6 +65,14 @@ impl DestinationRun {
         self.put_root_back()?;
         // Files in memory are complete, and the front has other work from now on.
         self.inbox.charger.close();
+        let brings = self.enter_pod()?;
+        let words = || {
+            let last = self.layout.last_words(Role::Restore);
+            let here = &self.node.config.node;
+            let kept = self.layout.keep_log(Role::Restore, &self.node.history(), &self.id);
+            let log = kept.map(|path| format!("; criu's log is {} on node {here}", path.display())).unwrap_or_default();
+            Failure::new(format!("the container could not be restored on node {here}: {last}{log}"))
+        };
         let awake = Awake::keep();
         let front = self.front.as_mut().ok_or_else(|| failed("there is no front"))?;
         front.handle.order(&Order::Go { external: tmpfs::for_restore(&self.layout, &self.offer)? }).map_err(failed)?;
@@ -84,6 +87,7 @@ impl DestinationRun {
                 }
                 // Where pages were lost, that is the cause of whatever criu says.
                 Ok(Mark::Done { .. }) | Err(_) => return Err(self.inbox.failed().unwrap_or_else(words)),
+                Ok(Mark::Stage { script, .. }) if brings && script == NAMESPACES_MADE => self.inbox.pod.end(Ok(())),
                 Ok(_) => {}
             }
         };
@@ -95,6 +99,9 @@ impl DestinationRun {
         self.restore_uncarried(init)?;
         self.await_arguments(&arguments);
         self.remember_engine()?;
+        if self.offer.shares_memory {
+            std::fs::write(self.layout.in_pod(), b"").map_err(failed)?;
+        }
         drop(awake);
         let waited = monotonic_ns();
         if self.all_pages && self.inbox.store().is_ok() {
@@ -105,6 +112,33 @@ impl DestinationRun {
         }
         self.timeline.note("memory: last pages", waited, monotonic_ns());
         Ok(())
+    }
+
+    /// Waits until what the containers of the pod share is there, where another one brings it. Where this one does, tells the others, or returns true if its
+    /// restore has to make IPC objects first. What is there already is not made again: it may have changed, where the others run.
+    fn enter_pod(&mut self) -> Result<bool, Failure> {
+        if !self.offer.shares_memory {
+            return Ok(false);
+        }
+        let is_again = self.layout.in_pod().exists();
+        let bringer = self.offer.network_owner.as_ref().filter(|_| !is_again);
+        if let Some(inbox) = bringer.and_then(|owner| self.node.arrivals.inbox_of(owner)) {
+            let start = monotonic_ns();
+            inbox.pod.wait(RESTORE)?;
+            self.timeline.note("memory: of the pod", start, monotonic_ns());
+        }
+        let brings = self.offer.network_owner.is_none();
+        let objects = ipc_images(&self.layout.images()).map_err(failed)?;
+        if brings && !is_again && !objects.is_empty() {
+            return Ok(true);
+        }
+        // Segments are found by their ids.
+        let mut found = objects.iter().filter(|(kind, _)| kind != "shm");
+        found.try_for_each(|(_, path)| std::fs::remove_file(path)).map_err(failed)?;
+        if brings {
+            self.inbox.pod.end(Ok(()));
+        }
+        Ok(false)
     }
 
     /// Mounts the overlay again that the runtime wrapper has set aside: its upper directory is complete.
@@ -193,6 +227,21 @@ impl DestinationRun {
         self.timeline.note("descriptors: what criu has not carried", start, monotonic_ns());
         restored.map_err(|why| Failure::new(format!("on node {}, {why}", self.node.config.node)))
     }
+}
+
+/// The images of System V objects, with their kinds; criu writes none where there are no objects.
+fn ipc_images(images: &Path) -> io::Result<Vec<(String, PathBuf)>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(images)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if let Some((kind, _)) = name.strip_prefix("ipcns-").and_then(|rest| rest.split_once('-'))
+            && ["shm", "sem", "msg"].contains(&kind)
+        {
+            found.push((kind.to_owned(), path));
+        }
+    }
+    Ok(found)
 }
 
 /// Has what the kernel tells of the held tasks fetched, beside what else is done with them: from the source, where it has not come. A thread that

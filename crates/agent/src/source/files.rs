@@ -33,7 +33,8 @@ impl SourceRun {
     /// Copies what the destination does not have yet of the content of tmpfs mounts, while the container runs. Returns how many
     /// bytes that was.
     pub(super) fn send_files(&mut self) -> Result<u64, Failure> {
-        let pids = self.inspected()?.0.processes().map_err(failed)?;
+        let mut pids = self.inspected()?.0.processes().map_err(failed)?;
+        pids.extend(self.others_in_memory());
         let sent = self.files.as_mut().map_or(Ok(0), |files| files.pass(&pids))?;
         self.report.change(|r| r.progress.moved_bytes += sent);
         Ok(sent + self.send_trees()?)

@@ -10,7 +10,7 @@ use tranship_criu::smaps::{Smaps, has_protected_part, is_protected};
 use tranship_engine::Container;
 use tranship_memory::policy::{self, RoundSeen, Verdict};
 use tranship_memory::send::{self, Counters, Plan, Version};
-use tranship_memory::shared::source::{Look, SharedMemory, Where};
+use tranship_memory::shared::source::{Look, Segments, SharedMemory, Where};
 use tranship_memory::survey;
 use tranship_memory::tracker::{Round, Tracker};
 use tranship_sys::clock::monotonic_ns;
@@ -243,20 +243,32 @@ impl SourceRun {
     pub(super) fn survey(&mut self) -> Result<(), Failure> {
         let start = monotonic_ns();
         let pids = self.inspected()?.0.processes().map_err(failed)?;
+        let (others, there) = (self.others_in_memory(), self.shared_segments()?);
+        let segments = match self.segments() {
+            Segments::BroughtByAnother(_) => Segments::BroughtByAnother(there.clone()),
+            segments => segments,
+        };
         let Self { tracker, shared, files, smaps, node, layout, .. } = self;
         let (round, described, told, files) = std::thread::scope(|scope| {
             let described = scope.spawn(|| -> Result<_, Failure> {
                 schedule::stand(Standing::Realtime);
                 let Some(shared) = shared else { return Ok(Vec::new()) };
+                shared.take_segments(segments);
                 let described = shared.find(&pids, Where::Mappings).map_err(failed)?;
                 shared.look(Look::Last).map_err(failed)?;
-                Ok(described)
+                match shared.has_number_of(&there) {
+                    None => Ok(described),
+                    Some(number) => Err(Failure::new(format!(
+                        "a segment and another file in memory have the same number {number}, by which criu knows them; try again \
+                         when one of them is gone"
+                    ))),
+                }
             });
             let rest = scope.spawn(|| {
                 schedule::stand(Standing::Realtime);
                 let told = tell_mappings(smaps, node.mapping_flags.as_ref(), &layout.hidden(), &pids);
                 let begun = monotonic_ns();
-                (told, files.as_mut().map(|files| (files.decide(&pids), begun, monotonic_ns())))
+                (told, files.as_mut().map(|files| (files.decide(&pids, &others), begun, monotonic_ns())))
             });
             let round = last_round(tracker.as_mut(), &pids);
             let (told, files) = rest.join().expect("to look at mappings and files does not panic");

@@ -23,6 +23,7 @@ use tranship_wire::message::Request;
 
 use super::{FROZEN_PATIENCE, SourceRun, failed};
 use crate::layout::Role;
+use crate::tmpfs;
 use crate::uncarried::{self, Network, Uncarried};
 
 /// The images that criu has written completely. It opens each of them once.
@@ -147,9 +148,12 @@ fn changed(path: &Path) -> Failure {
 
 impl SourceRun {
     /// Lets criu dump, and sends what it writes.
-    pub(super) fn skeleton(&mut self, external: Vec<ExternalMount>, all_pages: bool) -> Result<(), Failure> {
+    pub(super) fn skeleton(
+        &mut self,
+        (external, needs_files): (Vec<ExternalMount>, bool),
+        all_pages: bool,
+    ) -> Result<(), Failure> {
         let start = monotonic_ns();
-        let tmpfs = !external.is_empty();
         self.control()?.set_timeout(Some(FROZEN_PATIENCE)).map_err(failed)?;
         let mut written = Written::watch(self.layout.images())?;
         let container = self.inspected()?.0.clone();
@@ -159,9 +163,14 @@ impl SourceRun {
         self.front()?.handle.order(&Order::Go { external }).map_err(failed)?;
         let trackers = self.trackers()?;
         let allowed = self.report.read().options.allow;
-        let (others, is_joined) = (self.unit_containers(), self.joins_network());
+        let (others, is_joined, pod) = (self.unit_containers(), self.joins_network(), self.pod.clone());
+        // By this container's move, or by another one's, which fails if they cannot be.
+        let has_pod_s = pod.as_ref().is_some_and(|pod| pod.shared_memory(&container).is_some());
+        let files_are_brought = self.shares_memory()
+            && has_pod_s
+            && (is_joined || tmpfs::of_pod(&self.layout, &self.inspected()?.1)?.is_some());
         std::thread::scope(|scope| {
-            let network = Network { others: &others, is_joined };
+            let network = Network { others: &others, is_joined, pod: pod.as_ref(), files_are_brought };
             let found = scope.spawn(move || look(&container, &network, allowed, trackers));
             while !self.dumped(&written)? {
                 let images = written.take()?;
@@ -182,7 +191,7 @@ impl SourceRun {
         })?;
         let dumped = monotonic_ns();
         self.timeline.note("skeleton: dump", start, dumped);
-        self.send_images(&written.rest()?, false, tmpfs)?;
+        self.send_images(&written.rest()?, false, needs_files)?;
         self.timeline.note("skeleton: sent", dumped, monotonic_ns());
         // Said now, so that the destination restores while memory is still on its way.
         self.say(&Request::Ready { all_pages })

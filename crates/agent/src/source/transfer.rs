@@ -99,6 +99,7 @@ impl SourceRun {
         let (shared, demand) = (self.shared.take(), self.demand.take());
         let counters = Counters::default();
         let external = self.files.as_ref().map(tmpfs::Leaving::external).unwrap_or_default();
+        let needs_files = self.files.as_ref().is_some_and(tmpfs::Leaving::is_needed);
         let (mut leaving, mut trees) = (self.files.take(), self.trees.take());
         let pids = self.inspected()?.0.processes().map_err(failed)?;
         let (skeleton, files, trees_left, named) = std::thread::scope(|scope| {
@@ -124,7 +125,7 @@ impl SourceRun {
                 })
             });
             let readable = early.map(|spaces| scope.spawn(|| spaces.iter().find_map(unreadable::find)));
-            let skeleton = self.skeleton(external, early.is_none());
+            let skeleton = self.skeleton((external, needs_files), early.is_none());
             if skeleton.is_err() {
                 // The memory is of no use any more; whoever waits for it shall not go on waiting.
                 closers.iter().for_each(Closer::close);

@@ -11,8 +11,10 @@
 use tranship_coordinator::Failure;
 use tranship_criu::preflight::Namespaces;
 use tranship_engine::{Container, Freezer};
+use tranship_memory::shared::source::Segments;
 use tranship_sys::awake::Awake;
 use tranship_sys::schedule::{self, Standing};
+use tranship_sys::segment;
 
 use super::{FREEZE, SourceRun, failed, original};
 use crate::groups::{Turn, UnitMember};
@@ -42,6 +44,34 @@ impl SourceRun {
     /// Their containers, and the one that holds the namespaces of a pod.
     pub(super) fn unit_containers(&self) -> Vec<Container> {
         self.unit().into_iter().map(|member| member.container).chain(self.infra()).collect()
+    }
+
+    /// Whether `/dev/shm` and the IPC namespace are those of its pod.
+    pub(super) fn shares_memory(&self) -> bool {
+        self.inspection.as_ref().is_some_and(|(_, offer)| offer.shares_memory)
+    }
+
+    /// The processes of the other containers of the pod, where this one's move brings what they share.
+    pub(super) fn others_in_memory(&self) -> Vec<u32> {
+        let brings = self.shares_memory() && !self.joins_network();
+        self.others.iter().filter(|_| brings).flat_map(|other| other.processes().unwrap_or_default()).collect()
+    }
+
+    /// Which segments its move brings.
+    pub(super) fn segments(&self) -> Segments {
+        match (self.shares_memory(), self.joins_network()) {
+            (false, _) => Segments::Own,
+            (true, false) => Segments::OfAll(self.others_in_memory()),
+            (true, true) => Segments::BroughtByAnother(Vec::new()),
+        }
+    }
+
+    /// The segments in the IPC namespace that it shares with the others of its pod.
+    pub(super) fn shared_segments(&self) -> Result<Vec<u64>, Failure> {
+        match self.shares_memory() {
+            true => segment::ids(self.inspected()?.0.init).map_err(failed),
+            false => Ok(Vec::new()),
+        }
     }
 
     fn infra(&self) -> Option<Container> {

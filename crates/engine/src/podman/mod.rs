@@ -421,6 +421,10 @@ impl Engine for Podman {
         Ok(command)
     }
 
+    fn share_memory(&self, bundle: &Path, shared: &Path) -> Result<(), EngineError> {
+        self.mount_shared_memory(bundle, shared)
+    }
+
     fn end(&self, name: &str, bundle: &Path) -> Result<(), EngineError> {
         let kill = |id: &str| match self.run(&["kill", "--signal", "KILL", id], "end", name) {
             // It has ended by itself.

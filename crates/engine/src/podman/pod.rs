@@ -5,8 +5,12 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::path::Path;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tranship_types::{Blocker, BlockerKind};
@@ -73,6 +77,9 @@ struct Made {
     pod: String,
     /// The id of its infra container; empty while it is being made.
     infra: String,
+    /// Where the content of its `/dev/shm` has been mounted.
+    #[serde(default)]
+    shared_memory: Option<PathBuf>,
 }
 
 fn text(value: &Value) -> String {
@@ -221,7 +228,7 @@ impl Podman {
             }
         };
         let note = |pod: &str, infra: &str| {
-            let made = Made { pod: pod.to_owned(), infra: infra.to_owned() };
+            let made = Made { pod: pod.to_owned(), infra: infra.to_owned(), shared_memory: None };
             note::write(bundle, NOTE, &made).map_err(Self::unmade(name))
         };
         // Nothing had its name before: whatever has it from now on is what is being made here.
@@ -250,10 +257,40 @@ impl Podman {
         Ok(true)
     }
 
+    /// Mounts a tmpfs where the infra container of the pod that was made with the container of this bundle has its `/dev/shm`: Podman takes what is mounted
+    /// there when it starts it, and mounts it into the others.
+    pub(super) fn mount_shared_memory(&self, bundle: &Path, shared: &Path) -> Result<(), EngineError> {
+        let made: Option<Made> = note::read(bundle, NOTE).map_err(Self::unmade("the pod"))?;
+        let Some(mut made) = made else { return Ok(()) };
+        let failed = |error: io::Error| described::not_made(Self::NAME, &made.pod, format!("its /dev/shm: {error}"));
+        let device = |path: &Path| Ok(std::fs::metadata(path)?.dev());
+        let described = self.there(&made.infra)?;
+        let place = Path::new(described["StaticDir"].as_str().unwrap_or_default()).join("shm");
+        std::fs::create_dir_all(&place).map_err(failed)?;
+        if device(&place).map_err(failed)? == device(shared).map_err(failed)? {
+            return Ok(());
+        }
+        made.shared_memory = Some(place.clone());
+        note::write(bundle, NOTE, &made).map_err(Self::unmade(&made.pod))?;
+        let (flags, none) = (MsFlags::MS_BIND, None::<&str>);
+        mount(Some(shared), &place, none, flags, none)
+            .and_then(|()| mount(none, &place, none, MsFlags::MS_PRIVATE, none))
+            .map_err(|error| described::not_made(Self::NAME, &made.pod, format!("its /dev/shm: {error}")))
+    }
+
     /// Removes the pod that was made with the container of this bundle, unless it has containers.
     pub(super) fn discard_pod(&self, bundle: &Path) -> Result<(), EngineError> {
         let made: Option<Made> = note::read(bundle, NOTE).map_err(Self::unmade("the pod"))?;
-        made.map_or(Ok(()), |made| self.remove_empty_pod(&made.pod))
+        let Some(made) = made else { return Ok(()) };
+        // An infra container that was never started leaves what is mounted there. One that runs has a mount of its own.
+        match made
+            .shared_memory
+            .as_deref()
+            .map(|place| umount2(place, MntFlags::UMOUNT_NOFOLLOW | MntFlags::MNT_DETACH))
+        {
+            None | Some(Ok(()) | Err(Errno::EINVAL | Errno::ENOENT)) => self.remove_empty_pod(&made.pod),
+            Some(Err(error)) => Err(described::not_made(Self::NAME, &made.pod, format!("its /dev/shm stays: {error}"))),
+        }
     }
 
     /// Removes a pod that has no container but the infra container. One that is not there is no error.

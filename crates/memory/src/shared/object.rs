@@ -52,6 +52,8 @@ pub(super) struct Object {
     pub executable: bool,
     pub mapped: bool,
     pub open: bool,
+    /// A segment that processes of other containers have attached, whose page tables are not watched.
+    pub of_others: bool,
     /// Where it is mapped so that it can be written.
     pub views: Vec<View>,
     /// The addresses of the views at the last look: by process, and by where its first byte would be.
@@ -84,6 +86,7 @@ impl Object {
             executable: false,
             mapped: false,
             open: false,
+            of_others: false,
             views: Vec::new(),
             looked: HashMap::new(),
             is_watched: false,
@@ -155,7 +158,7 @@ impl Object {
         let used = !uses.zip(self.used).is_some_and(unused);
         self.used = uses;
         let (viewed, worth) = (self.viewed(), self.is_worth_watching());
-        let mut doubtful = used || !worth || self.is_doubtful(doubts, &viewed);
+        let mut doubtful = used || !worth || self.of_others || self.is_doubtful(doubts, &viewed);
         let mut changed = PageSet::default();
         let mut written: HashMap<u32, Vec<PageRange>> = HashMap::new();
         let mut new: HashMap<u32, Vec<View>> = HashMap::new();

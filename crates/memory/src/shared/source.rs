@@ -61,6 +61,18 @@ pub enum Where {
     Mappings,
 }
 
+/// Whose segments are looked for: an IPC namespace may be shared by containers that move together.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Segments {
+    /// Those that the container's own processes have attached.
+    #[default]
+    Own,
+    /// Those that processes of the other containers have attached, too, which have these pids on this node.
+    OfAll(Vec<u32>),
+    /// None: another container's move brings all, of which these are there.
+    BroughtByAnother(Vec<u64>),
+}
+
 /// Whether the last look at the container is followed by others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Look {
@@ -90,6 +102,7 @@ pub struct SharedMemory {
     replaced: Vec<SharedObject>,
     /// By process.
     copies: BTreeMap<AddressSpaceId, Copies>,
+    segments: Segments,
     next: u32,
     /// When the mappings were listed.
     listed: Option<Moment>,
@@ -110,6 +123,7 @@ impl SharedMemory {
             left: HashMap::new(),
             replaced: Vec::new(),
             copies: BTreeMap::new(),
+            segments: Segments::Own,
             next: 0,
             listed: None,
             pids: Vec::new(),
@@ -117,12 +131,24 @@ impl SharedMemory {
         })
     }
 
+    /// From now on these segments are looked for.
+    pub fn take_segments(&mut self, segments: Segments) {
+        self.segments = segments;
+    }
+
+    /// A file in memory that has the number of one of these segments. Criu knows both by their numbers.
+    pub fn has_number_of(&self, segments: &[u64]) -> Option<u64> {
+        let files = self.objects.iter().filter(|(_, object)| object.described.kind == SharedKind::File);
+        let left = self.left.iter().filter(|(_, kind)| **kind == SharedKind::File).map(|(inode, _)| *inode);
+        files.map(|(inode, _)| *inode).chain(left).find(|inode| segments.contains(inode))
+    }
+
     /// Looks for the objects of the processes with these pids on this node. Returns those that the destination must be told
     /// of: new ones, those whose length has changed, and those that are gone, as ones of no length.
     pub fn find(&mut self, pids: &[u32], places: Where) -> Result<Vec<SharedObject>, SharedError> {
         (self.listed, self.pids) = (Moment::now().ok(), pids.to_vec());
         for object in self.objects.values_mut() {
-            (object.mapped, object.executable) = (false, false);
+            (object.mapped, object.executable, object.of_others) = (false, false, false);
             object.views.clear();
             object.open &= places == Where::Mappings;
         }
@@ -145,6 +171,15 @@ impl SharedMemory {
                 && process::mappings(pid).is_ok_and(|mut maps| maps.next().is_some())
             {
                 return Err(SharedError::Find { pid, source });
+            }
+        }
+        if let Segments::OfAll(others) = self.segments.clone() {
+            for pid in others {
+                if let Err(source) = self.find_segments(pid)
+                    && process::mappings(pid).is_ok_and(|mut maps| maps.next().is_some())
+                {
+                    return Err(SharedError::Find { pid, source });
+                }
             }
         }
         let mut described: Vec<_> = self.replaced.drain(..).map(|gone| SharedObject { size: 0, ..gone }).collect();
@@ -186,7 +221,9 @@ impl SharedMemory {
             let kind = kind(&mapping.name);
             let Some(huge_page) = self.page_size(mapping.device, kind) else { continue };
             // Each is a file of its own, which nobody else can have.
-            if huge_page > 0 && mapping.private && mapping.name.starts_with(ANONYMOUS_HUGE) {
+            let is_own = huge_page > 0 && mapping.private && mapping.name.starts_with(ANONYMOUS_HUGE);
+            let is_elsewhere = kind == SharedKind::Segment && matches!(self.segments, Segments::BroughtByAnother(_));
+            if is_own || is_elsewhere {
                 continue;
             }
             let PageRange { start, end } = mapping.range;
@@ -202,6 +239,28 @@ impl SharedMemory {
                 }
                 Ok(None) => {}
                 // Unmapped just now.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// The segments that a process of another container has attached.
+    fn find_segments(&mut self, pid: u32) -> io::Result<()> {
+        for line in process::mappings(pid)? {
+            let Some(mapping) = Mapping::parse(&line?) else { continue };
+            if mapping.device != self.device || kind(&mapping.name) != SharedKind::Segment {
+                continue;
+            }
+            let PageRange { start, end } = mapping.range;
+            let path = PathBuf::from(format!("/proc/{pid}/map_files/{start:x}-{end:x}"));
+            match self.meet((mapping.device, mapping.inode), SharedKind::Segment, &path) {
+                Ok(Some(object)) => {
+                    (object.mapped, object.of_others) = (true, true);
+                    object.executable |= mapping.executable;
+                }
+                Ok(None) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
@@ -381,7 +440,12 @@ impl SharedMemory {
 
     /// The objects that criu must see empty: device and inode.
     pub fn hidden(&self) -> Vec<(u64, u64)> {
-        self.objects.iter().map(|(inode, object)| (object.device, *inode)).collect()
+        let elsewhere = match &self.segments {
+            Segments::BroughtByAnother(all) => all.as_slice(),
+            _ => &[],
+        };
+        let own = self.objects.iter().map(|(inode, object)| (object.device, *inode));
+        own.chain(elsewhere.iter().map(|inode| (self.device, *inode))).collect()
     }
 
     /// The addresses where criu must see no pages: by process (pid on this node).

@@ -76,6 +76,9 @@ pub struct TmpfsMount {
     pub read_only: bool,
     /// Bytes in use.
     pub bytes: u64,
+    /// Containers that move with this one have it mounted, too.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shared: bool,
     /// Its line in the table of mounts, but for flags that CRIU carries: on the source, to tell whether it is still the same.
     #[serde(skip)]
     pub(super) identity: String,
@@ -163,6 +166,7 @@ pub(super) fn candidates(table: &str, external: &[PathBuf]) -> Vec<TmpfsMount> {
             options,
             read_only: line.options.split(',').any(|word| word == "ro"),
             bytes: 0,
+            shared: false,
             identity: line.identity.clone(),
             id: line.id,
         });

@@ -65,7 +65,7 @@ impl Source {
         let mounts = found.iter().cloned().zip(states).map(|(mount, state)| Mounted { mount, state }).collect();
         let log = if found.is_empty() { None } else { MappingLog::start().ok() };
         let mut source = Self { init, mounts, log, mapped: HashMap::new(), calls: None, uses: None };
-        if found.iter().map(|mount| mount.bytes).sum::<u64>() >= WORTH_FOLLOWING {
+        if found.iter().filter(|mount| !mount.shared).map(|mount| mount.bytes).sum::<u64>() >= WORTH_FOLLOWING {
             source.follow();
         }
         source
@@ -73,10 +73,17 @@ impl Source {
 
     /// Has the kernel tell what calls write.
     fn follow(&mut self) {
-        match Calls::start(self.init, self.devices().into_iter()) {
+        // Of calls of other containers nothing is told.
+        let own = self.mounts.iter().filter(|m| !m.mount.shared);
+        let devices: Vec<Device> = own.filter_map(|m| m.state.as_ref().ok()).map(|state| state.device).collect();
+        match Calls::start(self.init, devices.into_iter()) {
             Ok(calls) => {
                 let calls = Arc::new(calls);
-                self.mounts.iter_mut().filter_map(|m| m.state.as_mut().ok()).for_each(|state| state.follow(&calls));
+                self.mounts
+                    .iter_mut()
+                    .filter(|m| !m.mount.shared)
+                    .filter_map(|m| m.state.as_mut().ok())
+                    .for_each(|state| state.follow(&calls));
                 self.calls = Some(calls);
             }
             Err(error) => {
@@ -113,14 +120,14 @@ impl Source {
     }
 
     /// Decides, with the processes frozen, which mounts CRIU leaves alone: those that are still what they were, and in which CRIU
-    /// has nothing to do itself.
+    /// has nothing to do itself. `others` are the processes of containers that have shared mounts, too.
     ///
     /// # Errors
     /// If the table of mounts cannot be read.
-    pub fn decide(&mut self, pids: &[u32]) -> Result<Decision, CopyError> {
+    pub fn decide(&mut self, pids: &[u32], others: &[u32]) -> Result<Decision, CopyError> {
         let now = candidates(&table(self.init)?, &[]);
         let alike = |mount: &TmpfsMount| now.iter().any(|m| m.identity == mount.identity);
-        let uses = self.look(pids);
+        let uses = self.look(&[pids, others].concat());
         let apart = pids.iter().any(|pid| has_other_mounts(*pid, self.init));
         let mut decision = Decision::default();
         for (index, mounted) in self.mounts.iter_mut().enumerate() {
@@ -157,6 +164,11 @@ impl Source {
             calls.end();
         }
         moved
+    }
+
+    /// Whether other containers have mount number `index`, too.
+    pub fn is_shared(&self, index: usize) -> bool {
+        self.mounts.get(index).is_some_and(|mounted| mounted.mount.shared)
     }
 
     fn devices(&self) -> Vec<Device> {

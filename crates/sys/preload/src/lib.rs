@@ -3,6 +3,7 @@
 //! Where the agent has written what `/proc/PID/smaps` says, criu reads that file instead ([`smaps`]), and need not ask the
 //! kernel of each mapping which file it is of ([`map_files`]).
 //! Whether a task's sockets are those in its epoll sets it finds out faster than the kernel ([`epoll`]).
+//! Segments that the containers of a pod share are made once ([`ipc`]).
 //! Mappings that were parts of one it restores so that they can be one again ([`joined`]).
 //! At the end of a restore it keeps criu from waiting for each thread by itself ([`trace`]).
 //!
@@ -25,6 +26,7 @@
 
 mod epoll;
 mod interrupted;
+mod ipc;
 mod joined;
 mod map_files;
 mod queues;

@@ -60,23 +60,13 @@ pub(crate) fn map(id: c_int, flags: c_int) -> Option<*mut c_void> {
     Some(at)
 }
 
-/// Stands in for libc's `shmdt`.
-///
-/// # Safety
-/// As libc's: nobody uses the memory any more.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn shmdt(address: *const c_void) -> c_int {
-    type Shmdt = unsafe extern "C" fn(*const c_void) -> c_int;
+/// Undoes [`map`]; `None` of what is none of its mappings.
+pub(crate) fn unmap(address: *const c_void) -> Option<c_int> {
     let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(which) = mapped.iter().position(|(at, _)| *at == address as usize) {
-        let (_, len) = mapped.swap_remove(which);
-        // SAFETY: our own mapping, which its only user gives up.
-        return unsafe { libc::munmap(address.cast_mut(), len) };
-    }
-    drop(mapped);
-    let real = crate::sockets::real!(c"shmdt", Shmdt);
-    // SAFETY: handed on as it came.
-    unsafe { real(address) }
+    let which = mapped.iter().position(|(at, _)| *at == address as usize)?;
+    let (_, len) = mapped.swap_remove(which);
+    // SAFETY: our own mapping, which its only user gives up.
+    Some(unsafe { libc::munmap(address.cast_mut(), len) })
 }
 
 #[cfg(test)]

@@ -47,7 +47,6 @@ static LAST_SEGMENT: AtomicUsize = AtomicUsize::new(0);
 
 type Lseek = unsafe extern "C" fn(c_int, i64, c_int) -> i64;
 type Mmap = unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, c_int, i64) -> *mut c_void;
-type Shmat = unsafe extern "C" fn(c_int, *const c_void, c_int) -> *mut c_void;
 type Openat = unsafe extern "C" fn(c_int, *const c_char, c_int, libc::mode_t) -> c_int;
 
 fn errno() -> c_int {
@@ -93,7 +92,7 @@ macro_rules! lseek {
 lseek!(lseek, c"lseek");
 lseek!(lseek64, c"lseek64");
 
-fn real_mmap() -> Mmap {
+pub(super) fn real_mmap() -> Mmap {
     static REAL: OnceLock<usize> = OnceLock::new();
     // SAFETY: the symbol is libc's function of this type.
     unsafe { std::mem::transmute(*REAL.get_or_init(|| next(c"mmap64") as usize)) }
@@ -159,24 +158,9 @@ macro_rules! mmap {
 mmap!(mmap);
 mmap!(mmap64);
 
-/// Stands in for libc's `shmat`.
-///
-/// # Safety
-/// As libc's: an address that is given must be free.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn shmat(id: c_int, address: *const c_void, flags: c_int) -> *mut c_void {
-    static REAL: OnceLock<usize> = OnceLock::new();
-    // SAFETY: the symbol is libc's function of this type.
-    let real: Shmat = unsafe { std::mem::transmute(*REAL.get_or_init(|| next(c"shmat") as usize)) };
-    if address.is_null()
-        && let Some(mapped) = crate::segments::map(id, flags)
-    {
-        return mapped;
-    }
-    // SAFETY: handed on as it came.
-    let attached = unsafe { real(id, address, flags) };
-    LAST_SEGMENT.store(attached as usize, Ordering::Relaxed);
-    attached
+/// Takes note of where a segment has been attached.
+pub(super) fn attached(address: *mut c_void) {
+    LAST_SEGMENT.store(address as usize, Ordering::Relaxed);
 }
 
 macro_rules! openat {
@@ -200,6 +184,9 @@ macro_rules! openat {
                 if fd >= 0 {
                     return fd;
                 }
+            }
+            if let Some(fd) = crate::ipc::stands_in(name) {
+                return fd;
             }
             if name.ends_with(b".img")
                 && flags & libc::O_ACCMODE == libc::O_RDONLY
@@ -273,7 +260,7 @@ fn load(path: &std::path::Path) -> io::Result<Vec<Object>> {
 }
 
 /// Maps a file, shared, for as long as the process lives.
-fn map(file: &File, len: usize, protection: c_int) -> io::Result<usize> {
+pub(super) fn map(file: &File, len: usize, protection: c_int) -> io::Result<usize> {
     let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
     // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
     let mapped = unsafe { real_mmap()(std::ptr::null_mut(), len, protection, flags, file.as_raw_fd(), 0) };
@@ -282,7 +269,7 @@ fn map(file: &File, len: usize, protection: c_int) -> io::Result<usize> {
 
 impl Object {
     fn take_place(&self) -> io::Result<()> {
-        if self.len == 0 {
+        if self.len == 0 || (self.segment && crate::ipc::is_stand_in()) {
             return Ok(());
         }
         if self.segment { self.fill(LAST_SEGMENT.load(Ordering::Relaxed)) } else { self.replace() }
