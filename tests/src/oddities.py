@@ -1,5 +1,5 @@
 # Odd states that a move carries; /tmp/state says, ten times a second, what they are like.
-import ctypes, json, mmap, os, select, signal, struct, threading, time
+import ctypes, json, mmap, os, select, signal, socket, struct, threading, time
 
 libc = ctypes.CDLL(None, use_errno=True)
 COMM = 'процессы'.encode()  # the kernel cuts it in the middle of a letter
@@ -18,6 +18,26 @@ def odd_thread():
 slacks = []
 threading.Thread(target=odd_thread, daemon=True).start()
 libc.prctl(29, 123456, 0, 0, 0)
+with open('/proc/self/coredump_filter', 'w') as out:
+    out.write('0x7f')
+with open('/proc/self/autogroup', 'w') as out:
+    out.write('7')
+libc.syscall(251, 1, 0, 2 << 13 | 3)  # ioprio_set: best effort, 3
+
+# Of sockets: (level, name, value) of a closed one of TCP, a raw one, and two of UDP.
+tcp, udp = socket.socket(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
+udp6 = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+OPTIONS = [(tcp, 6, 2, 900), (tcp, 6, 10, 9000), (tcp, 6, 16, 1), (tcp, 6, 23, 5), (tcp, 6, 30, 1), (tcp, 6, 44, 5000), (tcp, 1, 44, 1),
+           (udp, 0, 4, b'\x01\x01\x01\x00'), (udp, 0, 23, 1), (udp, 1, 43, 1), (raw, 0, 5, 1), (udp6, 41, 33, 1), (udp6, 41, 72, 1),
+           (udp6, 17, 101, 1)]
+known = []
+for s, level, name, value in OPTIONS:
+    try:
+        s.setsockopt(level, name, value)
+        known.append((s, level, name))
+    except OSError:
+        pass  # one that this kernel does not have
 
 odd = b'/tmp/\xd0\xff\n(\x1b[31m'
 os.mkdir(odd)
@@ -51,6 +71,10 @@ while True:
         'comm': open('/proc/self/comm', 'rb').read().hex(),
         'threads': sorted(open(f'/proc/self/task/{t}/comm', 'rb').read().hex() for t in os.listdir('/proc/self/task')),
         'slack': [libc.prctl(30, 0, 0, 0, 0), slacks[0]],
+        'core dump': open('/proc/self/coredump_filter').read(),
+        'autogroup': open('/proc/self/autogroup').read().split()[-1],
+        'io priority': libc.syscall(252, 1, 0),
+        'options': [s.getsockopt(level, name, 40).hex() for s, level, name in known],
         'cwd': os.getcwdb().hex(),
         'link': os.readlink(f'/proc/self/fd/{file}'.encode()).hex(),
         'mapped': mapped[4090:4098].hex(),

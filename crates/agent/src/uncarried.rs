@@ -12,7 +12,7 @@ use nix::sys::stat::Mode;
 use serde::{Deserialize, Serialize};
 use tranship_coordinator::Failure;
 use tranship_criu::affinity::{self, BoundThread};
-use tranship_criu::slack::{self, TimerSlack};
+use tranship_criu::settings::{self, Setting};
 use tranship_criu::timers::{self, PeriodicTimer};
 use tranship_engine::{Container, Pod};
 use tranship_memory::survey;
@@ -35,7 +35,7 @@ pub struct Uncarried {
     #[serde(default)]
     threads: Vec<BoundThread>,
     #[serde(default)]
-    slacks: Vec<TimerSlack>,
+    settings: Vec<Setting>,
     #[serde(default)]
     pipes: Vec<OwnedPipe>,
     /// Segments that were removed while they were attached: CRIU makes ones that stay.
@@ -104,7 +104,7 @@ pub fn look(
         sockets: states.sockets,
         timers,
         threads: of_processes(container, affinity::bound),
-        slacks: of_processes(container, slack::of),
+        settings: of_processes(container, settings::of),
         pipes,
         others_have_groups,
         removed_segments: match container.has_namespace("ipc") {
@@ -273,8 +273,7 @@ impl Uncarried {
         for thread in free {
             tracing::warn!(?thread, "none of the processors that it was bound to is here; it may run on all");
         }
-        slack::set(&self.slacks, tasks)
-            .map_err(|error| format!("a thread's timer slack cannot be restored: {error}"))?;
+        settings::set(&self.settings, tasks).map_err(|error| format!("a setting cannot be restored: {error}"))?;
         for pipe in &self.pipes {
             let OwnedPipe { task, descriptor, .. } = pipe;
             let refused = |why: &dyn std::fmt::Display| {

@@ -9,6 +9,6 @@ pub mod hidden;
 pub mod irmap;
 pub mod preflight;
 pub mod rpc;
-pub mod slack;
+pub mod settings;
 pub mod smaps;
 pub mod timers;

@@ -19,13 +19,15 @@ use crate::btf::Btf;
 use crate::mapping_flags::FlagsReader;
 use crate::task_iterator::TaskIterator;
 
-/// Words of a row: flags of the thread, default flags of mappings, flags of the memory, address of the local descriptor table, and the
-/// words of the credentials that belong to security modules.
+/// Words of a row: flags of the thread, what it has the kernel do at system calls, default flags of mappings, flags of the memory, addresses of
+/// the bitmap of I/O ports and of the local descriptor table, and the words of the credentials that belong to security modules.
 const THREAD_FLAGS: usize = 0;
-const DEFAULT_FLAGS: usize = 1;
-const MEMORY_FLAGS: usize = 2;
-const DESCRIPTOR_TABLE: usize = 3;
-const MODULES: usize = 4;
+const SYSCALL_WORK: usize = 1;
+const DEFAULT_FLAGS: usize = 2;
+const MEMORY_FLAGS: usize = 3;
+const PORTS: usize = 4;
+const DESCRIPTOR_TABLE: usize = 5;
+const MODULES: usize = 6;
 /// As many of these are looked at.
 const MODULE_WORDS: usize = 24;
 const WORDS: usize = MODULES + MODULE_WORDS;
@@ -47,16 +49,28 @@ pub enum HiddenState {
     LandlockDomain,
     /// A mapping is sealed: `mseal`.
     SealedMemory,
+    /// A mapping has a NUMA policy: `mbind`.
+    MappingPolicy,
+    /// Its own system calls raise a signal: `PR_SET_SYSCALL_USER_DISPATCH`.
+    DispatchesSyscalls,
+    /// It may use I/O ports: `ioperm`.
+    IoPorts,
+    /// The instruction CPUID is forbidden: `ARCH_SET_CPUID`.
+    CpuidForbidden,
 }
 
 /// In the order in which the specimen enters them: none of them hinders those that follow, or shows in the same place.
-const ALL: [HiddenState; 6] = [
+const ALL: [HiddenState; 9] = [
     HiddenState::SealedMemory,
     HiddenState::LocksFutureMemory,
     HiddenState::LocalDescriptors,
     HiddenState::LandlockDomain,
+    HiddenState::IoPorts,
+    HiddenState::CpuidForbidden,
     HiddenState::DenyWriteExecute,
     HiddenState::TscForbidden,
+    // All of its later system calls but one would raise the signal, were the selector not to allow them.
+    HiddenState::DispatchesSyscalls,
 ];
 
 /// Where a state shows: the number of a word in a row, and those of its bits that are set by it.
@@ -83,6 +97,10 @@ pub struct HiddenStates {
 struct Offsets {
     seq: i16,
     thread_flags: usize,
+    /// Since Linux 5.11, where the architecture has it.
+    syscall_work: Option<usize>,
+    /// Only x86 has one.
+    ports: Option<usize>,
     mm: usize,
     cred: usize,
     default_flags: usize,
@@ -98,11 +116,25 @@ impl Offsets {
         let [thread, mm, cred] = btf.offsets("task_struct", ["thread_info", "mm", "cred"])?;
         let [flags] = btf.offsets("thread_info", ["flags"])?;
         let [context, default_flags, memory_flags] = btf.offsets("mm_struct", ["context", "def_flags", "flags"])?;
+        let syscall_work = btf.offsets("thread_info", ["syscall_work"]).ok().map(|[work]| thread + work);
+        let [registers] = btf.offsets("task_struct", ["thread"])?;
+        let ports = btf.offsets("thread_struct", ["io_bitmap"]).ok().map(|[bitmap]| registers + bitmap);
         let descriptor_table = btf.offsets("mm_context_t", ["ldt"]).ok().map(|[table]| context + table);
         let [security] = btf.offsets("cred", ["security"])?;
         let seq = i16::try_from(seq).map_err(|_| io::ErrorKind::Unsupported)?;
         let thread_flags = thread + flags;
-        Ok(Self { seq, thread_flags, mm, cred, default_flags, memory_flags, descriptor_table, security })
+        Ok(Self {
+            seq,
+            thread_flags,
+            syscall_work,
+            ports,
+            mm,
+            cred,
+            default_flags,
+            memory_flags,
+            descriptor_table,
+            security,
+        })
     }
 }
 
@@ -117,6 +149,12 @@ fn program(at: &Offsets) -> Vec<Instruction> {
     a.argument(R6, R9, 1);
     a.go_if(R6, If::Equal, 0, "end");
     a.read(word(THREAD_FLAGS), 8, (R6, at.thread_flags), "end");
+    for (slot, field) in [(SYSCALL_WORK, at.syscall_work), (PORTS, at.ports)] {
+        match field {
+            Some(field) => a.read(word(slot), 8, (R6, field), "end"),
+            None => a.store_number(word(slot), 0),
+        }
+    }
     a.read(POINTER, 8, (R6, at.mm), "end");
     a.load(R7, POINTER);
     a.go_if(R7, If::Equal, 0, "end");
@@ -160,10 +198,12 @@ impl HiddenStates {
         let is_in = |sign: &Sign| rows.iter().any(|row| row[sign.word] & sign.bits != 0);
         let mut found: BTreeSet<_> =
             self.signs.iter().filter(|(_, sign)| is_in(sign)).map(|(state, _)| *state).collect();
-        if let Some(bit) = self.sealed
-            && self.mappings.read(pid)?.iter().any(|mapping| mapping.flags & bit != 0)
-        {
+        let mappings = self.mappings.read(pid)?;
+        if self.sealed.is_some_and(|bit| mappings.iter().any(|mapping| mapping.flags & bit != 0)) {
             found.insert(HiddenState::SealedMemory);
+        }
+        if mappings.iter().any(|mapping| mapping.has_policy) {
+            found.insert(HiddenState::MappingPolicy);
         }
         Ok(found)
     }
@@ -206,12 +246,15 @@ fn sign(state: HiddenState, before: &Row, after: &Row) -> Option<Sign> {
     };
     let pointer = |word: usize| (before[word] == 0 && after[word] != 0).then_some(Sign { word, bits: u64::MAX });
     match state {
-        HiddenState::TscForbidden => bit(THREAD_FLAGS),
+        HiddenState::TscForbidden | HiddenState::CpuidForbidden => bit(THREAD_FLAGS),
+        HiddenState::DispatchesSyscalls => bit(SYSCALL_WORK),
+        HiddenState::IoPorts => pointer(PORTS),
         HiddenState::LocksFutureMemory => bit(DEFAULT_FLAGS),
         HiddenState::DenyWriteExecute => bit(MEMORY_FLAGS),
         HiddenState::LocalDescriptors => pointer(DESCRIPTOR_TABLE),
         HiddenState::LandlockDomain => (MODULES..WORDS).find_map(pointer),
-        HiddenState::SealedMemory => None,
+        // What mappings have is not in the row.
+        HiddenState::SealedMemory | HiddenState::MappingPolicy => None,
     }
 }
 
@@ -305,6 +348,11 @@ fn enter(state: HiddenState) -> bool {
     const PR_MDWE_REFUSE_EXEC_GAIN: libc::c_ulong = 1;
     const SYS_MSEAL: libc::c_long = 462;
     match state {
+        HiddenState::IoPorts => port(),
+        HiddenState::CpuidForbidden => forbid_cpuid(),
+        HiddenState::DispatchesSyscalls => dispatch_syscalls(),
+        // Needs no specimen.
+        HiddenState::MappingPolicy => false,
         // SAFETY: changes what later mappings of this process are like, which makes none.
         HiddenState::LocksFutureMemory => unsafe { libc::mlockall(libc::MCL_FUTURE) == 0 },
         HiddenState::LocalDescriptors => local_descriptor(),
@@ -322,6 +370,39 @@ fn enter(state: HiddenState) -> bool {
         // SAFETY: takes numbers only, and this process does not look at the clock from now on.
         HiddenState::TscForbidden => unsafe { libc::prctl(libc::PR_SET_TSC, libc::PR_TSC_SIGSEGV, 0, 0, 0) == 0 },
     }
+}
+
+/// The port that nothing listens to (of the diagnostics of the machine's start).
+#[cfg(target_arch = "x86_64")]
+fn port() -> bool {
+    // SAFETY: takes numbers only, and this process uses no ports.
+    unsafe { libc::ioperm(0x80, 1, 1) == 0 }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn forbid_cpuid() -> bool {
+    const ARCH_SET_CPUID: libc::c_ulong = 0x1012;
+    // SAFETY: takes numbers only, and this process does not ask for its processor from now on.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_SET_CPUID, 0) == 0 }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn port() -> bool {
+    false
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn forbid_cpuid() -> bool {
+    false
+}
+
+fn dispatch_syscalls() -> bool {
+    const PR_SET_SYSCALL_USER_DISPATCH: libc::c_int = 59;
+    const PR_SYS_DISPATCH_ON: libc::c_ulong = 1;
+    /// SYSCALL_DISPATCH_FILTER_ALLOW.
+    static ALLOW: u8 = 0;
+    // SAFETY: the kernel reads the selector, which lives as long as the process, at each system call, and lets it pass.
+    unsafe { libc::prctl(PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_ON, 0, 0, &raw const ALLOW) == 0 }
 }
 
 #[cfg(target_arch = "x86_64")]

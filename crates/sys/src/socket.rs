@@ -46,6 +46,17 @@ pub fn int_option(socket: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<i
     Ok(i32::from_ne_bytes(value))
 }
 
+/// Whether it is a socket of TCP that has no connection: it listens, or is closed.
+pub fn is_unconnected(socket: BorrowedFd<'_>) -> bool {
+    /// TCP_CLOSE and TCP_LISTEN of the kernel's net/tcp_states.h.
+    const CLOSED: u8 = 7;
+    const LISTENS: u8 = 10;
+    // `tcpi_state`, the first byte of `struct tcp_info`.
+    let mut state = [0];
+    let told = option(socket, libc::IPPROTO_TCP, libc::TCP_INFO, &mut state);
+    told.is_ok_and(|length| length == 1) && matches!(state[0], CLOSED | LISTENS)
+}
+
 /// A new socket, by the numbers of its family, type and protocol.
 ///
 /// # Errors

@@ -50,6 +50,10 @@ pub const ALLOWABLE: &[Allowable] = &[
     Allowable { name: "lock-on-fault", meaning: "memory locked with MLOCK_ONFAULT is locked as a whole" },
     Allowable { name: "memory-error-policy", meaning: "processes lose PR_MCE_KILL" },
     Allowable {
+        name: "memory-merging",
+        meaning: "processes lose PR_SET_MEMORY_MERGE: equal pages of what they map from then on are not merged",
+    },
+    Allowable {
         name: "node-host-name",
         meaning: "a container in the UTS namespace of its node gets another host name",
     },
@@ -59,11 +63,15 @@ pub const ALLOWABLE: &[Allowable] = &[
     },
     Allowable {
         name: "numa-policy",
-        meaning: "processes lose the policy for the nodes of their memory (set_mempolicy, numactl)",
+        meaning: "processes lose the policy for the nodes of their memory (set_mempolicy, mbind, numactl)",
     },
     Allowable {
         name: "peer-credentials",
         meaning: "SO_PEERCRED of Unix connections made by a process that has ended names another process",
+    },
+    Allowable {
+        name: "personality",
+        meaning: "processes lose their personality (setarch): addresses may be drawn at random again, say",
     },
     Allowable {
         name: "scheduling-attributes",

@@ -30,6 +30,20 @@ fn words(state: HiddenState) -> (&'static str, &'static str, Option<&'static str
         HiddenState::LandlockDomain => {
             ("has restricted itself with Landlock, which CRIU does not carry", WITHOUT, Some("landlock"))
         }
+        HiddenState::MappingPolicy => (
+            "has a NUMA policy for a part of its memory (mbind), which CRIU does not carry",
+            "let the engine bind all of the container's memory (--cpuset-mems)",
+            Some("numa-policy"),
+        ),
+        HiddenState::DispatchesSyscalls => (
+            "has its system calls raise signals (PR_SET_SYSCALL_USER_DISPATCH), which CRIU does not carry",
+            WITHOUT,
+            None,
+        ),
+        HiddenState::IoPorts => ("may use I/O ports (ioperm), which CRIU does not carry", WITHOUT, None),
+        HiddenState::CpuidForbidden => {
+            ("has forbidden itself the instruction CPUID (ARCH_SET_CPUID), which CRIU does not carry", WITHOUT, None)
+        }
         HiddenState::SealedMemory => {
             ("has sealed memory (mseal), which CRIU does not carry", WITHOUT, Some("sealed-memory"))
         }

@@ -133,8 +133,9 @@ fn namespaces(container: &Container, task: &Task, look: &mut Look) {
         (Some(a), Some(b)) => a != b,
         _ => false,
     };
-    // namespaces.c: only mount and network namespaces may be nested.
-    for kind in ["pid", "user", "ipc", "uts", "cgroup", "time"] {
+    // namespaces.c: only mount namespaces may be nested, and network namespaces where criu restores the network, which it does not here
+    // (net.c: "Unable to dump more than one netns if the --emptyns is set").
+    for kind in ["pid", "user", "ipc", "uts", "cgroup", "time", "net"] {
         if differs(kind) {
             let what = format!("lives in a {kind} namespace of its own inside the container");
             look.block(task.blocker(&what, "run it without nested namespaces (no containers within the container)"));

@@ -30,6 +30,14 @@ pub(super) fn check(container: &Container, look: &mut Look) {
         if let Some((what, kind)) = flags(container, task, &stat) {
             look.block(task.blocker(what, "run the program without it").allowable(kind));
         }
+        if let Some(personality) = personality(task.pid) {
+            let what = format!("has a personality of its own ({personality}, setarch), which CRIU does not carry");
+            look.block(task.blocker(&what, "run the program without it").allowable("personality"));
+        }
+        if merges_memory(task.pid) {
+            let what = "has equal pages of all its memory merged (PR_SET_MEMORY_MERGE), which CRIU does not carry";
+            look.block(task.blocker(what, "run the program without it").allowable("memory-merging"));
+        }
         if task.status.locked > 0 {
             locked(task, look);
         }
@@ -61,6 +69,19 @@ fn flags(container: &Container, task: &Task, stat: &str) -> Option<(&'static str
         "was made by clone() with another signal than SIGCHLD for its end, which CRIU does not carry",
         "exit-signal",
     ))
+}
+
+/// What personality(2) has set, in hexadecimal digits; nothing where that is Linux's own.
+fn personality(pid: u32) -> Option<String> {
+    let text = procfs::text(format!("/proc/{pid}/personality")).ok()?;
+    let digits = text.trim();
+    digits.chars().any(|digit| digit != '0').then(|| digits.to_owned())
+}
+
+/// Told by Linux 6.16 and later.
+fn merges_memory(pid: u32) -> bool {
+    procfs::text(format!("/proc/{pid}/ksm_stat"))
+        .is_ok_and(|text| text.lines().any(|line| line == "ksm_merge_any: yes"))
 }
 
 /// What the flags of a process (`PF_…` of the kernel's include/linux/sched.h) have that it has asked for.

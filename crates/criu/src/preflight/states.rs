@@ -95,6 +95,16 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("landlocked", LANDLOCKED, "has restricted itself with Landlock"),
     ("landlock-thread", LANDLOCKED_THREAD, "has restricted itself with Landlock"),
     ("mlock-onfault", LOCK_ON_FAULT, "is locked as it is used"),
+    ("mbind", MAPPING_POLICY, "has a NUMA policy for a part of its memory (mbind)"),
+    ("ksm", "assert libc.prctl(67, 1, 0, 0, 0) == 0", "has equal pages of all its memory merged"),
+    ("user-dispatch", USER_DISPATCH, "has its system calls raise signals"),
+    ("personality", "libc.personality(0x0040000)", "has a personality of its own (00040000, setarch)"),
+    ("nested-net", "sc(272, 0x40000000)", "lives in a net namespace of its own"),
+    (
+        "inotify-sys",
+        "f = libc.inotify_init(); assert libc.inotify_add_watch(f, b'/sys', 0x100) > 0; return f",
+        "watches files of /sys",
+    ),
     ("numa", "sc(238, 2, ctypes.byref(ctypes.c_ulong(1)), 8)", "has a NUMA policy for its memory (bind:0)"),
     ("deadline", DEADLINE, "uses deadline scheduling"),
     ("slice", "sc(314, 0, struct.pack('IIQiIQQQ', 48, 0, 0, 0, 0, 5000000, 0, 0), 0)", "has a time slice of its own"),
@@ -108,6 +118,11 @@ const LANDLOCKED: &str =
     "libc.prctl(38, 1, 0, 0, 0); f = sc(444, struct.pack('Q', 1 << 9), 8, 0); sc(446, f, 0); os.close(f)";
 const LANDLOCKED_THREAD: &str = "def restrict(): libc.prctl(38, 1, 0, 0, 0); f = sc(444, struct.pack('Q', 1 << 9), 8, 0); sc(446, f, 0); os.close(f)\n\
                                  thread(restrict)";
+const MAPPING_POLICY: &str = "m = mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE)\n\
+    sc(237, ctypes.c_ulong(ctypes.addressof(ctypes.c_char.from_buffer(m))), ctypes.c_ulong(1 << 20), 2, \
+       ctypes.byref(ctypes.c_ulong(1)), ctypes.c_ulong(64), 0); return m";
+const USER_DISPATCH: &str = "s = ctypes.create_string_buffer(1); kept.append(s); assert libc.prctl(59, ctypes.c_ulong(1), \
+                             ctypes.c_ulong(0), ctypes.c_ulong(0), s) == 0";
 const EPOLL_ELSEWHERE: &str = "r, w = os.pipe(); e = select.epoll(); e.register(r, 1)\nif os.fork() == 0: e.close(); time.sleep(1000)\n\
                                os.close(r); return e, w";
 const EPOLL_QUEUED: &str = "a, b = socket.socketpair(); r, w = os.pipe(); e = select.epoll(); e.register(r, 1)\n\

@@ -13,6 +13,10 @@ use super::container::Container;
 use super::files::{Descriptor, Files};
 use crate::irmap::{Paths, Watch};
 
+/// Filesystems in which the kernel shows something of itself, and where they are.
+const KERNEL: [(&str, &str); 4] =
+    [("proc", "/proc"), ("sysfs", "/sys"), ("cgroup", "/sys/fs/cgroup"), ("cgroup2", "/sys/fs/cgroup")];
+
 pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) {
     let in_memory = |d: &Descriptor<'_>| {
         let is_tmpfs = |id| container.mounts.iter().any(|m| m.id == id && m.fstype == "tmpfs");
@@ -23,7 +27,7 @@ pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) {
     for d in &files.all {
         if d.link.starts_with("anon_inode:inotify") {
             look.passing.extend(unread(d).map(|blocker| (identity(d), blocker)));
-            look.findings.blockers.extend(of_processes(container, d));
+            look.findings.blockers.extend(of_kernel(container, d));
             of_node(paths.as_ref(), d, look);
         } else if d.kind.kind == FileType::Directory {
             directory(d).into_iter().for_each(|blocker| look.block(blocker));
@@ -51,15 +55,16 @@ fn unread(d: &Descriptor<'_>) -> Option<Blocker> {
     })
 }
 
-/// fsnotify.c, `get_mark_path`: "Can't dump that handle", as files of /proc cannot be opened by handles.
-fn of_processes(container: &Container, d: &Descriptor<'_>) -> Option<Blocker> {
-    let is_proc = |watch: Watch| {
+/// fsnotify.c, `get_mark_path`: "Can't dump that handle", as files of the kernel's filesystems cannot be opened by handles.
+fn of_kernel(container: &Container, d: &Descriptor<'_>) -> Option<Blocker> {
+    let filesystem = |watch: Watch| {
         let device = watch.device();
-        container.all_mounts.iter().any(|m| m.fstype == "proc" && m.device == device)
+        let of_kernel = container.all_mounts.iter().filter(|m| m.device == device);
+        of_kernel.filter_map(|m| KERNEL.iter().find(|(kind, _)| *kind == m.fstype)).map(|(_, place)| *place).next()
     };
-    Watch::all(&d.info.text).any(is_proc).then(|| {
-        let what = "watches files of /proc by inotify, which CRIU does not support";
-        blocker(d, what, "let the program read them from time to time")
+    Watch::all(&d.info.text).find_map(filesystem).map(|place| {
+        let what = format!("watches files of {place} by inotify, which CRIU does not support");
+        blocker(d, &what, "let the program read them from time to time")
     })
 }
 

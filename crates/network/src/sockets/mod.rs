@@ -261,11 +261,9 @@ fn differing(
     defaults: &[(&'static Choice, options::Value)],
     interfaces: &HashMap<u32, String>,
 ) -> Vec<Set> {
-    let mut listens = None;
+    let mut unconnected = None;
     let mut is_asked = |choice: &Choice| {
-        let ask =
-            || socket::int_option(socket, libc::SOL_SOCKET, libc::SO_ACCEPTCONN).is_ok_and(|listens| listens == 1);
-        choice.of != Of::Listening || *listens.get_or_insert_with(ask)
+        choice.of != Of::Unconnected || *unconnected.get_or_insert_with(|| socket::is_unconnected(socket))
     };
     let mut set = Vec::new();
     for (choice, default) in defaults {

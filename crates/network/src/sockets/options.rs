@@ -10,8 +10,12 @@ const SOL_TCP: i32 = 6;
 const SOL_UDP: i32 = 17;
 const SOL_IPV6: i32 = 41;
 const SOL_NETLINK: i32 = 270;
-/// Of the longest value: the name of a congestion control.
-const LONGEST: usize = 16;
+/// Of the longest value: options of IP.
+const LONGEST: usize = 40;
+const IP_OPTIONS: i32 = 4;
+const TCP_CONGESTION: i32 = 13;
+/// Of the name of a congestion control.
+const CONGESTION_CONTROL: usize = 16;
 
 /// What the value of an option is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,8 +32,8 @@ pub(super) enum Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Of {
     All,
-    /// Those that listen.
-    Listening,
+    /// Those of TCP without a connection: they listen, or may.
+    Unconnected,
     /// Those without connections: with others the kernel keeps something else in its place.
     Datagrams,
 }
@@ -53,19 +57,20 @@ const fn index(kind: Kind, level: i32, name: i32, text: &'static str) -> Choice 
     Choice { kind, ..plain(level, name, text) }
 }
 
-const fn listening(name: i32, text: &'static str) -> Choice {
-    Choice { of: Of::Listening, ..plain(SOL_TCP, name, text) }
+const fn unconnected(name: i32, text: &'static str) -> Choice {
+    Choice { of: Of::Unconnected, ..plain(SOL_TCP, name, text) }
 }
 
-const fn multicast(level: i32, name: i32, text: &'static str) -> Choice {
+const fn datagrams(level: i32, name: i32, text: &'static str) -> Choice {
     Choice { of: Of::Datagrams, ..plain(level, name, text) }
 }
 
 /// All of them, in the order in which they are set. Some that CRIU carries are here because it does so for one family only, or
-/// because another one changes them. Not here: what changes by itself (`TCP_QUICKACK`, `TCP_WINDOW_CLAMP`, `SO_INCOMING_CPU`), what
-/// only says how a connection begins (`TCP_FASTOPEN_CONNECT`), and what cannot be read (`IP_MULTICAST_IF` by index).
+/// because another one changes them. Not here: what changes by itself (`TCP_QUICKACK`, `SO_INCOMING_CPU`, `TCP_WINDOW_CLAMP` of a
+/// connection), and what cannot be read (`IP_MULTICAST_IF` by index).
 #[rustfmt::skip]
-pub(super) const ALL: [Choice; 86] = [
+pub(super) const ALL: [Choice; 103] = [
+    plain(SOL_SOCKET, 1, "SO_DEBUG"),
     plain(SOL_SOCKET, 29, "SO_TIMESTAMP"),
     plain(SOL_SOCKET, 35, "SO_TIMESTAMPNS"),
     plain(SOL_SOCKET, 63, "SO_TIMESTAMP_NEW"),
@@ -73,7 +78,9 @@ pub(super) const ALL: [Choice; 86] = [
     plain(SOL_SOCKET, 37, "SO_TIMESTAMPING"),
     plain(SOL_SOCKET, 65, "SO_TIMESTAMPING_NEW"),
     plain(SOL_SOCKET, 40, "SO_RXQ_OVFL"),
+    plain(SOL_SOCKET, 41, "SO_WIFI_STATUS"),
     plain(SOL_SOCKET, 42, "SO_PEEK_OFF"),
+    plain(SOL_SOCKET, 43, "SO_NOFCS"),
     plain(SOL_SOCKET, 45, "SO_SELECT_ERR_QUEUE"),
     plain(SOL_SOCKET, 46, "SO_BUSY_POLL"),
     plain(SOL_SOCKET, 47, "SO_MAX_PACING_RATE"),
@@ -86,6 +93,9 @@ pub(super) const ALL: [Choice; 86] = [
     plain(SOL_SOCKET, 82, "SO_RCVPRIORITY"),
     plain(SOL_IP, 1, "IP_TOS"),
     plain(SOL_IP, 2, "IP_TTL"),
+    // With TCP they change what TCP_MAXSEG says.
+    datagrams(SOL_IP, IP_OPTIONS, "IP_OPTIONS"),
+    plain(SOL_IP, 5, "IP_ROUTER_ALERT"),
     plain(SOL_IP, 6, "IP_RECVOPTS"),
     plain(SOL_IP, 7, "IP_RETOPTS"),
     plain(SOL_IP, 8, "IP_PKTINFO"),
@@ -97,23 +107,25 @@ pub(super) const ALL: [Choice; 86] = [
     plain(SOL_IP, 19, "IP_TRANSPARENT"),
     plain(SOL_IP, 20, "IP_RECVORIGDSTADDR"),
     plain(SOL_IP, 21, "IP_MINTTL"),
+    plain(SOL_IP, 23, "IP_CHECKSUM"),
     plain(SOL_IP, 24, "IP_BIND_ADDRESS_NO_PORT"),
     plain(SOL_IP, 25, "IP_RECVFRAGSIZE"),
     plain(SOL_IP, 26, "IP_RECVERR_RFC4884"),
-    multicast(SOL_IP, 32, "IP_MULTICAST_IF"),
-    multicast(SOL_IP, 33, "IP_MULTICAST_TTL"),
-    multicast(SOL_IP, 34, "IP_MULTICAST_LOOP"),
-    multicast(SOL_IP, 49, "IP_MULTICAST_ALL"),
+    datagrams(SOL_IP, 32, "IP_MULTICAST_IF"),
+    datagrams(SOL_IP, 33, "IP_MULTICAST_TTL"),
+    datagrams(SOL_IP, 34, "IP_MULTICAST_LOOP"),
+    datagrams(SOL_IP, 49, "IP_MULTICAST_ALL"),
     index(Kind::NetworkIndex, SOL_IP, 50, "IP_UNICAST_IF"),
     plain(SOL_IP, 51, "IP_LOCAL_PORT_RANGE"),
     plain(SOL_IPV6, 16, "IPV6_UNICAST_HOPS"),
-    Choice { kind: Kind::Index, ..multicast(SOL_IPV6, 17, "IPV6_MULTICAST_IF") },
-    multicast(SOL_IPV6, 18, "IPV6_MULTICAST_HOPS"),
-    multicast(SOL_IPV6, 19, "IPV6_MULTICAST_LOOP"),
+    Choice { kind: Kind::Index, ..datagrams(SOL_IPV6, 17, "IPV6_MULTICAST_IF") },
+    datagrams(SOL_IPV6, 18, "IPV6_MULTICAST_HOPS"),
+    datagrams(SOL_IPV6, 19, "IPV6_MULTICAST_LOOP"),
     plain(SOL_IPV6, 23, "IPV6_MTU_DISCOVER"),
     plain(SOL_IPV6, 25, "IPV6_RECVERR"),
-    multicast(SOL_IPV6, 29, "IPV6_MULTICAST_ALL"),
+    datagrams(SOL_IPV6, 29, "IPV6_MULTICAST_ALL"),
     plain(SOL_IPV6, 31, "IPV6_RECVERR_RFC4884"),
+    plain(SOL_IPV6, 33, "IPV6_FLOWINFO_SEND"),
     plain(SOL_IPV6, 49, "IPV6_RECVPKTINFO"),
     plain(SOL_IPV6, 51, "IPV6_RECVHOPLIMIT"),
     plain(SOL_IPV6, 53, "IPV6_RECVHOPOPTS"),
@@ -124,24 +136,33 @@ pub(super) const ALL: [Choice; 86] = [
     plain(SOL_IPV6, 66, "IPV6_RECVTCLASS"),
     plain(SOL_IPV6, 67, "IPV6_TCLASS"),
     plain(SOL_IPV6, 70, "IPV6_AUTOFLOWLABEL"),
+    plain(SOL_IPV6, 72, "IPV6_ADDR_PREFERENCES"),
     plain(SOL_IPV6, 73, "IPV6_MINHOPCOUNT"),
     plain(SOL_IPV6, 74, "IPV6_RECVORIGDSTADDR"),
     plain(SOL_IPV6, 75, "IPV6_TRANSPARENT"),
     index(Kind::NetworkIndex, SOL_IPV6, 76, "IPV6_UNICAST_IF"),
     plain(SOL_IPV6, 77, "IPV6_RECVFRAGSIZE"),
-    listening(2, "TCP_MAXSEG"),
+    unconnected(2, "TCP_MAXSEG"),
     plain(SOL_TCP, 7, "TCP_SYNCNT"),
     plain(SOL_TCP, 8, "TCP_LINGER2"),
     plain(SOL_TCP, 9, "TCP_DEFER_ACCEPT"),
-    plain(SOL_TCP, 13, "TCP_CONGESTION"),
+    unconnected(10, "TCP_WINDOW_CLAMP"),
+    plain(SOL_TCP, TCP_CONGESTION, "TCP_CONGESTION"),
+    plain(SOL_TCP, 16, "TCP_THIN_LINEAR_TIMEOUTS"),
     plain(SOL_TCP, 18, "TCP_USER_TIMEOUT"),
-    listening(23, "TCP_FASTOPEN"),
+    unconnected(23, "TCP_FASTOPEN"),
     plain(SOL_TCP, 25, "TCP_NOTSENT_LOWAT"),
     plain(SOL_TCP, 27, "TCP_SAVE_SYN"),
-    listening(34, "TCP_FASTOPEN_NO_COOKIE"),
+    unconnected(30, "TCP_FASTOPEN_CONNECT"),
+    unconnected(34, "TCP_FASTOPEN_NO_COOKIE"),
     plain(SOL_TCP, 36, "TCP_INQ"),
     plain(SOL_TCP, 37, "TCP_TX_DELAY"),
+    plain(SOL_TCP, 44, "TCP_RTO_MAX_MS"),
+    plain(SOL_TCP, 45, "TCP_RTO_MIN_US"),
+    plain(SOL_TCP, 46, "TCP_DELACK_MAX_US"),
     plain(SOL_UDP, 100, "UDP_ENCAP"),
+    plain(SOL_UDP, 101, "UDP_NO_CHECK6_TX"),
+    plain(SOL_UDP, 102, "UDP_NO_CHECK6_RX"),
     plain(SOL_UDP, 103, "UDP_SEGMENT"),
     plain(SOL_UDP, 104, "UDP_GRO"),
     plain(SOL_NETLINK, 3, "NETLINK_PKTINFO"),
@@ -153,13 +174,19 @@ pub(super) const ALL: [Choice; 86] = [
     plain(SOL_NETLINK, 12, "NETLINK_GET_STRICT_CHK"),
     // The type of service decides on it.
     plain(SOL_SOCKET, 12, "SO_PRIORITY"),
+    // It comes last: the filter can then no longer be changed.
+    plain(SOL_SOCKET, 44, "SO_LOCK_FILTER"),
 ];
 
 impl Choice {
     /// The value that a socket has, or nothing where it has none.
     pub(super) fn value(&self, socket: BorrowedFd<'_>) -> Option<Value> {
         let mut bytes = [0; LONGEST];
-        let asked = if self.level == SOL_TCP && self.name == 13 { LONGEST } else { 8 };
+        let asked = match (self.level, self.name) {
+            (SOL_TCP, TCP_CONGESTION) => CONGESTION_CONTROL,
+            (SOL_IP, IP_OPTIONS) => LONGEST,
+            _ => 8,
+        };
         let length = socket::option(socket, self.level, self.name, &mut bytes[..asked]).ok()?;
         Some(Value { bytes, length })
     }

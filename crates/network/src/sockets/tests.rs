@@ -4,6 +4,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use super::*;
 
+/// A filter that was locked cannot be unlocked.
+const SO_LOCK_FILTER: i32 = 44;
 const HERE: &str = "/proc/thread-self/ns/net";
 
 /// One of each sort: TCP, UDP and raw, of both families.
@@ -29,7 +31,12 @@ fn every_option_can_be_set_to_what_it_can_be() {
     let mut met = HashSet::new();
     for socket in new_sockets() {
         for choice in ALL {
-            let Some(value) = choice.value(socket.as_fd()).filter(|_| choice.of != Of::Listening) else { continue };
+            let Some(value) = choice
+                .value(socket.as_fd())
+                .filter(|_| choice.name != SO_LOCK_FILTER || choice.level != libc::SOL_SOCKET)
+            else {
+                continue;
+            };
             let set = |value: &[u8]| socket::set_option(socket.as_fd(), choice.level, choice.name, value);
             match set(&value) {
                 Ok(()) => drop(met.insert(choice.text)),
