@@ -1,0 +1,1000 @@
+# Kinds of state, each in a process of its own: set up, left alone while the container moves, and looked at when told to.
+#
+#   kinds.py DIR NAME...   makes DIR/NAME, with `ready`, or `missing WHY` where this machine does not have the kind; as soon as DIR/look exists,
+#                          with `same`, or `changed HOW`
+#   kinds.py --list        their names
+#
+# A kind is a generator: what comes before its `yield` sets it up, what comes after it fails if anything is not what it was. The process of the
+# kind with number N is called `kN-NAME`.
+import ctypes, fcntl, mmap, os, select, signal, socket, struct, sys, threading, time, traceback
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
+KINDS = {}
+
+
+def kind(function):
+    KINDS[function.__name__] = function
+    return function
+
+
+class Missing(Exception):
+    pass
+
+
+def call(result):
+    if result == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def syscall(*arguments):
+    return call(libc.syscall(*[ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]))
+
+
+def prctl(*arguments):
+    return call(libc.prctl(*[ctypes.c_ulong(a) if isinstance(a, int) else a for a in list(arguments) + [0] * (5 - len(arguments))]))
+
+
+def same(now, then, what=''):
+    if now != then:
+        raise AssertionError(f'{what} {now!r} instead of {then!r}')
+
+
+def keeps(look):
+    """The kind is all that `look` sees."""
+    before = look()
+    yield before
+    same(look(), before)
+
+
+def text(path):
+    with open(path, errors='replace') as f:
+        return f.read()
+
+
+def flags_of(address):
+    flags, found = '', False
+    for line in text('/proc/self/smaps').splitlines():
+        first = line.split(' ', 1)[0]
+        if '-' in first and not first.endswith(':'):
+            begin, end = (int(x, 16) for x in first.split('-'))
+            found = begin <= address < end
+        elif found and line.startswith('VmFlags:'):
+            return sorted(set(line.split()[1:]) - {'sd', 'um', 'uw'})
+    return flags
+
+
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+
+
+def memory(size=1 << 20, flags=0x22, fd=-1):
+    address = libc.mmap(None, size, 3, flags, fd, 0)
+    if address in (None, ctypes.c_void_p(-1).value):
+        call(-1)
+    return address
+
+
+def advised(advice):
+    address = memory()
+    call(libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(1 << 20), advice))
+    yield from keeps(lambda: flags_of(address))
+
+
+for name, advice in dict(dontfork=10, mergeable=12, hugepage=14, nohugepage=15, dontdump=16, wipeonfork=18).items():
+    KINDS['madvise_' + name] = lambda advice=advice: advised(advice)
+
+
+@kind
+def grows_down():
+    address = memory(1 << 16, 0x122)
+    ctypes.memset(address, 7, 4096)
+    yield from keeps(lambda: flags_of(address))
+
+
+@kind
+def mlocked():
+    address = memory()
+    call(libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(1 << 16)))
+    yield from keeps(lambda: flags_of(address))
+
+
+@kind
+def droppable():
+    address = memory(1 << 16, 0x08 | 0x20)
+    yield from keeps(lambda: flags_of(address))
+
+
+@kind
+def mapping_name():
+    address = memory()
+    buffer = ctypes.create_string_buffer(b'cache of pages')
+    prctl(0x53564d41, 0, ctypes.c_void_p(address), ctypes.c_ulong(1 << 20), buffer)
+    yield from keeps(lambda: '[anon:cache of pages]' in text('/proc/self/maps'))
+
+
+@kind
+def shared_mapping_name():
+    address = memory(flags=0x21)
+    buffer = ctypes.create_string_buffer(b'pool')
+    prctl(0x53564d41, 0, ctypes.c_void_p(address), ctypes.c_ulong(1 << 20), buffer)
+    yield from keeps(lambda: 'anon_shmem:pool' in text('/proc/self/maps'))
+
+
+@kind
+def protection_keys():
+    key = call(libc.pkey_alloc(0, 0))
+    address = memory()
+    ctypes.memset(address, 5, 4096)
+    call(libc.pkey_mprotect(ctypes.c_void_p(address), ctypes.c_size_t(1 << 20), 3, key))
+    call(libc.pkey_set(key, 2))
+
+    def look():
+        found, inside = None, False
+        for line in text('/proc/self/smaps').splitlines():
+            first = line.split(' ', 1)[0]
+            if '-' in first and not first.endswith(':'):
+                begin, end = (int(x, 16) for x in first.split('-'))
+                inside = begin <= address < end
+            elif inside and line.startswith('ProtectionKey'):
+                found = line.split()[1]
+        return found, libc.pkey_get(key)
+
+    before = look()
+    yield
+    same(look(), before)
+    same(call(libc.pkey_alloc(0, 0)) != key, True, 'a key that is in use was given away:')
+
+
+@kind
+def memory_merge():
+    prctl(67, 1)
+    yield from keeps(lambda: prctl(68))
+
+
+@kind
+def personality():
+    call(libc.personality(0x0040000))
+    yield from keeps(lambda: text('/proc/self/personality'))
+
+
+@kind
+def personality_read_implies_exec():
+    call(libc.personality(0x0400000))
+    yield from keeps(lambda: text('/proc/self/personality'))
+
+
+@kind
+def coredump_filter():
+    with open('/proc/self/coredump_filter', 'w') as f:
+        f.write('0x7f')
+    yield from keeps(lambda: text('/proc/self/coredump_filter'))
+
+
+@kind
+def autogroup():
+    os.setsid()
+    with open('/proc/self/autogroup', 'w') as f:
+        f.write('7')
+    yield from keeps(lambda: text('/proc/self/autogroup').split()[-1])
+
+
+@kind
+def core_scheduling():
+    prctl(62, 1, 0, 0, 0)
+    cookie = ctypes.c_ulong()
+
+    def look():
+        prctl(62, 0, 0, 0, ctypes.byref(cookie))
+        return cookie.value != 0
+    yield from keeps(look)
+
+
+@kind
+def speculation_store_bypass():
+    prctl(53, 0, 4)
+    yield from keeps(lambda: prctl(52, 0))
+
+
+@kind
+def speculation_indirect_branch():
+    prctl(53, 1, 4)
+    yield from keeps(lambda: prctl(52, 1))
+
+
+@kind
+def speculation_l1d_flush():
+    prctl(53, 2, 2)
+    yield from keeps(lambda: prctl(52, 2))
+
+
+@kind
+def cpuid_fault():
+    syscall(158, 0x1012, 0)
+    yield from keeps(lambda: syscall(158, 0x1011, 0))
+
+
+@kind
+def gs_base():
+    syscall(158, 0x1001, ctypes.c_ulong(0x12345678))
+
+    def look():
+        value = ctypes.c_ulong()
+        syscall(158, 0x1004, ctypes.byref(value))
+        return value.value
+    yield from keeps(look)
+
+
+@kind
+def securebits():
+    prctl(28, 1 << 0 | 1 << 2)
+    yield from keeps(lambda: prctl(27))
+
+
+@kind
+def ambient_capabilities():
+    class Header(ctypes.Structure):
+        _fields_ = [('version', ctypes.c_uint32), ('pid', ctypes.c_int)]
+    header, data = Header(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    call(libc.capget(ctypes.byref(header), data))
+    data[2] = 1 << 10
+    call(libc.capset(ctypes.byref(header), data))
+    prctl(47, 2, 10, 0, 0)
+    yield from keeps(lambda: [l for l in text('/proc/self/status').splitlines() if l.startswith('Cap')])
+
+
+@kind
+def parent_death_signal():
+    prctl(1, 10)
+
+    def look():
+        value = ctypes.c_int()
+        prctl(2, ctypes.byref(value))
+        return value.value
+    yield from keeps(look)
+
+
+@kind
+def syscall_user_dispatch():
+    selector = ctypes.create_string_buffer(1)
+    prctl(59, 1, 0, 0, selector)
+    yield
+    raise AssertionError('nothing tells what has become of it')
+
+
+@kind
+def alternate_stack():
+    class Stack(ctypes.Structure):
+        _fields_ = [('sp', ctypes.c_void_p), ('flags', ctypes.c_int), ('size', ctypes.c_size_t)]
+    area = memory(1 << 16)
+    stack = Stack(area, -(1 << 31), 1 << 16)
+    call(libc.sigaltstack(ctypes.byref(stack), None))
+
+    def look():
+        now = Stack()
+        call(libc.sigaltstack(None, ctypes.byref(now)))
+        return now.sp, now.flags & 0xffffffff, now.size
+    yield from keeps(look)
+
+
+@kind
+def signal_flags():
+    class Action(ctypes.Structure):
+        _fields_ = [('handler', ctypes.c_void_p), ('flags', ctypes.c_ulong), ('restorer', ctypes.c_void_p), ('mask', ctypes.c_ulong)]
+    restorer = ctypes.cast(libc.abort, ctypes.c_void_p).value
+    flags = [0x40000000, 0x80000000, 0x10000000, 0x08000000, 0x2, 0x1, 0x4, 0x800]
+    for i, flag in enumerate(flags):
+        action = Action(ctypes.cast(libc.abort, ctypes.c_void_p).value, flag | 0x04000000, restorer, 1 << 3)
+        syscall(13, 40 + i, ctypes.byref(action), 0, 8)
+
+    def look():
+        found = []
+        for i, _ in enumerate(flags):
+            action = Action()
+            syscall(13, 40 + i, 0, ctypes.byref(action), 8)
+            found.append((action.handler, action.flags, action.restorer, action.mask))
+        return found
+    yield from keeps(look)
+
+
+@kind
+def signal_of_a_pipe():
+    reader, writer = os.pipe()
+    fcntl.fcntl(reader, 10, 42)
+    fcntl.fcntl(reader, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(reader, fcntl.F_SETFL, fcntl.fcntl(reader, fcntl.F_GETFL) | os.O_ASYNC)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [42])
+    look = lambda: (fcntl.fcntl(reader, 11), fcntl.fcntl(reader, fcntl.F_GETOWN), fcntl.fcntl(reader, fcntl.F_GETFL))
+    before = look()
+    yield
+    same(look(), before)
+    os.write(writer, b'x')
+    info = signal.sigtimedwait([42], 2)
+    same(info is not None and info.si_signo, 42)
+
+
+@kind
+def signal_of_a_socket():
+    one, two = socket.socketpair()
+    fcntl.fcntl(one, 10, 43)
+    fcntl.fcntl(one, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(one, fcntl.F_SETFL, fcntl.fcntl(one, fcntl.F_GETFL) | os.O_ASYNC)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [43])
+    look = lambda: (fcntl.fcntl(one, 11), fcntl.fcntl(one, fcntl.F_GETOWN), fcntl.fcntl(one, fcntl.F_GETFL))
+    before = look()
+    yield
+    same(look(), before)
+    two.send(b'x')
+    info = signal.sigtimedwait([43], 2)
+    same(info is not None and info.si_signo, 43)
+
+
+@kind
+def signal_of_a_tcp_socket():
+    server = socket.create_server(('127.0.0.1', 0))
+    one = socket.create_connection(server.getsockname())
+    two, _ = server.accept()
+    fcntl.fcntl(one, 10, 44)
+    fcntl.fcntl(one, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(one, fcntl.F_SETFL, fcntl.fcntl(one, fcntl.F_GETFL) | os.O_ASYNC)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [44])
+    look = lambda: (fcntl.fcntl(one, 11), fcntl.fcntl(one, fcntl.F_GETOWN), fcntl.fcntl(one, fcntl.F_GETFL))
+    before = look()
+    yield
+    same(look(), before)
+    two.send(b'x')
+    info = signal.sigtimedwait([44], 2)
+    same(info is not None and info.si_signo, 44)
+
+
+@kind
+def owner_of_a_socket_in_siocspgrp():
+    one, two = socket.socketpair()
+    fcntl.ioctl(one, 0x8902, struct.pack('i', os.getpid()))
+    yield from keeps(lambda: struct.unpack('i', fcntl.ioctl(one, 0x8904, b'\0' * 4)))
+
+
+@kind
+def packet_pipe():
+    reader, writer = os.pipe2(os.O_DIRECT)
+    for part in (b'one', b'two', b'three'):
+        os.write(writer, part)
+    yield
+    same([os.read(reader, 100) for _ in range(3)], [b'one', b'two', b'three'])
+    os.write(writer, b'a')
+    os.write(writer, b'b')
+    same(os.read(reader, 100), b'a')
+
+
+@kind
+def pipe_size():
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, 1031, 1 << 18)
+    os.write(writer, b'x' * 200000)
+    before = fcntl.fcntl(reader, 1032)
+    yield
+    same(fcntl.fcntl(reader, 1032), before)
+    same(len(os.read(reader, 1 << 20)), 200000)
+
+
+@kind
+def semaphore_with_undo():
+    ident = call(libc.semget(0, 2, 0o1600))
+    call(libc.semctl(ident, 0, 16, 5))
+    pid = os.fork()
+    if pid == 0:
+        operation = struct.pack('hhh', 0, -1, 0x1000)
+        call(libc.semop(ident, operation, 1))
+        while True:
+            time.sleep(1)
+    time.sleep(0.3)
+    same(libc.semctl(ident, 0, 12), 4)
+    yield
+    same(libc.semctl(ident, 0, 12), 4)
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    same(libc.semctl(ident, 0, 12), 5, 'after the death of who had decreased it:')
+
+
+@kind
+def locked_segment():
+    ident = call(libc.shmget(0, 1 << 16, 0o1600))
+    call(libc.shmctl(ident, 11, None))
+
+    def look():
+        for line in text('/proc/sysvipc/shm').splitlines()[1:]:
+            if int(line.split()[1]) == ident:
+                return line.split()[2]
+    yield from keeps(look)
+
+
+@kind
+def rw_hint():
+    fd = os.open('/tmp/hinted', os.O_RDWR | os.O_CREAT)
+    fcntl.fcntl(fd, 1036, struct.pack('Q', 4))
+    yield from keeps(lambda: fcntl.fcntl(fd, 1035, b'\0' * 8))
+
+
+@kind
+def file_flags():
+    fds = [os.open('/tmp/flags%d' % i, os.O_RDWR | os.O_CREAT | f) for i, f in
+           enumerate([os.O_NOATIME, os.O_SYNC, os.O_DSYNC, os.O_APPEND, os.O_NONBLOCK, os.O_LARGEFILE])]
+    yield from keeps(lambda: [fcntl.fcntl(f, fcntl.F_GETFL) for f in fds])
+
+
+@kind
+def high_descriptor():
+    import resource
+    resource.setrlimit(resource.RLIMIT_NOFILE, (900, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    fd = os.open('/dev/null', os.O_RDONLY)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1000, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    os.dup2(fd, 950)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    yield
+    os.fstat(950)
+    same(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 64)
+
+
+def option(family, type_, protocol, level, name, value, prepare=None):
+    s = socket.socket(family, type_, protocol)
+    if prepare:
+        prepare(s)
+    s.setsockopt(level, name, value)
+    size = len(value) if isinstance(value, bytes) else 4
+    yield from keeps(lambda: s.getsockopt(level, name, size))
+
+
+TCP, UDP = (socket.AF_INET, socket.SOCK_STREAM, 0), (socket.AF_INET, socket.SOCK_DGRAM, 0)
+UDP6, UNIX = (socket.AF_INET6, socket.SOCK_DGRAM, 0), (socket.AF_UNIX, socket.SOCK_DGRAM, 0)
+RAW = (socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
+TCP6 = (socket.AF_INET6, socket.SOCK_STREAM, 0)
+for name, (socket_kind, level, number, value) in {
+    'so_mark': (UDP, 1, 36, 7), 'so_priority': (UDP, 1, 12, 5), 'so_busy_poll': (UDP, 1, 46, 20), 'so_prefer_busy_poll': (UDP, 1, 69, 1),
+    'so_busy_poll_budget': (UDP, 1, 70, 16), 'so_incoming_cpu': (UDP, 1, 49, 1), 'so_rcvlowat': (TCP, 1, 18, 5), 'so_txrehash': (TCP, 1, 74, 0),
+    'so_buf_lock': (UDP, 1, 72, 3), 'so_reserve_mem': (TCP, 1, 73, 4096), 'so_rcvmark': (UDP, 1, 75, 1), 'so_rcvpriority': (UDP, 1, 82, 1),
+    'so_passpidfd': (UNIX, 1, 76, 1), 'so_passcred': (UNIX, 1, 16, 1), 'so_passsec': (UNIX, 1, 34, 1), 'so_passrights_off': (UNIX, 1, 83, 0),
+    'so_inq': (UNIX, 1, 84, 1),
+    'so_peek_off': (UNIX, 1, 42, 3), 'so_nofcs': (UDP, 1, 43, 1), 'so_select_err_queue': (UDP, 1, 45, 1), 'so_rxq_ovfl': (UDP, 1, 40, 1),
+    'so_wifi_status': (UDP, 1, 41, 1), 'so_timestamping': (UDP, 1, 37, 0x1a), 'so_timestampns_new': (UDP, 1, 64, 1), 'so_zerocopy': (UDP, 1, 60, 1),
+    'so_txtime': (UDP, 1, 61, struct.pack('ii', 1, 0)), 'so_max_pacing_rate': (TCP, 1, 47, 100000), 'so_linger': (TCP, 1, 13, struct.pack('ii', 1, 7)),
+    'so_no_check': (UDP, 1, 11, 1), 'so_oobinline': (TCP, 1, 10, 1), 'so_dontroute': (UDP, 1, 5, 1), 'so_bindtodevice': (UDP, 1, 25, b'lo\0'),
+    'so_rcvtimeo': (TCP, 1, 20, struct.pack('qq', 3, 0)), 'so_debug': (UDP, 1, 1, 1), 'so_keepalive': (TCP, 1, 9, 1),
+    'ip_hdrincl': (RAW, 0, 3, 1), 'icmp_filter': (RAW, 255, 1, 0x55), 'ip_tos': (UDP, 0, 1, 0x10), 'ip_ttl': (UDP, 0, 2, 33),
+    'ip_recvopts': (UDP, 0, 6, 1), 'ip_options': (UDP, 0, 4, b'\x01\x01\x01\x00'), 'ip_mtu_discover': (UDP, 0, 10, 2), 'ip_recverr': (UDP, 0, 11, 1),
+    'ip_recvtos': (UDP, 0, 13, 1), 'ip_freebind': (UDP, 0, 15, 1), 'ip_minttl': (TCP, 0, 21, 9), 'ip_nodefrag': (RAW, 0, 22, 1),
+    'ip_checksum': (UDP, 0, 23, 1), 'ip_bind_address_no_port': (TCP, 0, 24, 1), 'ip_recvfragsize': (UDP, 0, 25, 1),
+    'ip_recverr_rfc4884': (UDP, 0, 26, 1), 'ip_multicast_ttl': (UDP, 0, 33, 9), 'ip_multicast_loop': (UDP, 0, 34, 0), 'ip_multicast_all': (UDP, 0, 49, 0),
+    'ip_unicast_if': (UDP, 0, 50, struct.pack('!i', 1)), 'ip_local_port_range': (TCP, 0, 51, (50000 << 16) | 40000), 'ip_transparent': (TCP, 0, 19, 1),
+    'ip_router_alert': (RAW, 0, 5, 1), 'ip_pktinfo': (UDP, 0, 8, 1),
+    'ipv6_tclass': (UDP6, 41, 67, 0x20), 'ipv6_unicast_hops': (UDP6, 41, 16, 9), 'ipv6_mtu': (UDP6, 41, 24, 1300), 'ipv6_dontfrag': (UDP6, 41, 62, 1),
+    'ipv6_recvtclass': (UDP6, 41, 66, 1), 'ipv6_recverr': (UDP6, 41, 25, 1), 'ipv6_flowinfo_send': (UDP6, 41, 33, 1), 'ipv6_autoflowlabel': (UDP6, 41, 70, 1),
+    'ipv6_addr_preferences': (UDP6, 41, 72, 1), 'ipv6_minhopcount': (TCP6, 41, 73, 5), 'ipv6_recvpathmtu': (UDP6, 41, 60, 1), 'ipv6_v6only': (UDP6, 41, 26, 1),
+    'ipv6_freebind': (UDP6, 41, 78, 1), 'ipv6_transparent': (UDP6, 41, 75, 1), 'ipv6_multicast_all': (UDP6, 41, 29, 0), 'ipv6_rthdr': (UDP6, 41, 56, 1),
+    'tcp_congestion': (TCP, 6, 13, b'reno'), 'tcp_defer_accept': (TCP, 6, 9, 10), 'tcp_user_timeout': (TCP, 6, 18, 9000), 'tcp_keepidle': (TCP, 6, 4, 77),
+    'tcp_syncnt': (TCP, 6, 7, 3), 'tcp_linger2': (TCP, 6, 8, 17), 'tcp_window_clamp': (TCP, 6, 10, 9000), 'tcp_quickack': (TCP, 6, 12, 0),
+    'tcp_thin_linear': (TCP, 6, 16, 1), 'tcp_notsent_lowat': (TCP, 6, 25, 5000), 'tcp_save_syn': (TCP, 6, 27, 1), 'tcp_fastopen': (TCP, 6, 23, 5),
+    'tcp_fastopen_connect': (TCP, 6, 30, 1), 'tcp_fastopen_no_cookie': (TCP, 6, 34, 1), 'tcp_inq': (TCP, 6, 36, 1), 'tcp_tx_delay': (TCP, 6, 37, 1000),
+    'tcp_maxseg': (TCP, 6, 2, 900), 'tcp_rto_max_ms': (TCP, 6, 44, 5000), 'tcp_rto_min_us': (TCP, 6, 45, 5000), 'tcp_delack_max_us': (TCP, 6, 46, 5000),
+    'udp_segment': (UDP, 17, 103, 1000), 'udp_gro': (UDP, 17, 104, 1), 'udp_no_check6_tx': (UDP6, 17, 101, 1), 'udp_encap': (UDP, 17, 100, 2),
+}.items():
+    KINDS[name] = lambda k=socket_kind, l=level, n=number, v=value: option(*k, l, n, v)
+
+
+def connected(level, number, value):
+    """An option of an established TCP connection."""
+    server = socket.create_server(('127.0.0.1', 0))
+    one = socket.create_connection(server.getsockname())
+    two, _ = server.accept()
+    one.setsockopt(level, number, value)
+    size = len(value) if isinstance(value, bytes) else 4
+    before = one.getsockopt(level, number, size)
+    yield
+    same(one.getsockopt(level, number, size), before)
+    one.send(b'x')
+    same(two.recv(1), b'x')
+
+
+for name, (level, number, value) in {
+    'tcp_congestion': (6, 13, b'reno'), 'tcp_user_timeout': (6, 18, 9000), 'tcp_keepidle': (6, 4, 77), 'tcp_notsent_lowat': (6, 25, 5000),
+    'tcp_inq': (6, 36, 1), 'tcp_nodelay': (6, 1, 1), 'tcp_cork': (6, 3, 1), 'tcp_syncnt': (6, 7, 3), 'tcp_linger2': (6, 8, 17),
+    'tcp_window_clamp': (6, 10, 9000), 'tcp_thin_linear': (6, 16, 1), 'tcp_tx_delay': (6, 37, 1000), 'tcp_rto_max_ms': (6, 44, 5000),
+    'so_mark': (1, 36, 7), 'so_priority': (1, 12, 5), 'so_rcvlowat': (1, 18, 5), 'so_linger': (1, 13, struct.pack('ii', 1, 7)), 'so_oobinline': (1, 10, 1),
+    'so_rcvbuf': (1, 8, 40000), 'so_sndbuf': (1, 7, 40000), 'so_max_pacing_rate': (1, 47, 100000), 'so_timestamping': (1, 37, 0x1a), 'so_zerocopy': (1, 60, 1),
+    'ip_tos': (0, 1, 0x10), 'ip_ttl': (0, 2, 33), 'ip_minttl': (0, 21, 9), 'so_sndtimeo': (1, 21, struct.pack('qq', 3, 0)), 'so_busy_poll': (1, 46, 20),
+    'ip_recvttl': (0, 12, 1),
+}.items():
+    KINDS['connected_' + name] = lambda l=level, n=number, v=value: connected(l, n, v)
+
+
+@kind
+def tcp_tls():
+    server = socket.create_server(('127.0.0.1', 0))
+    one = socket.create_connection(server.getsockname())
+    two, _ = server.accept()
+    one.setsockopt(6, 31, b'tls')
+    yield
+    same(one.getsockopt(6, 31, 16).rstrip(b'\0'), b'tls')
+
+
+def filtered(lock):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    s.bind(('127.0.0.1', 0))
+    code = struct.pack('HBBI', 6, 0, 0, 0)
+    buffer = ctypes.create_string_buffer(code)
+    s.setsockopt(1, 26, struct.pack('HxxxxxxP', 1, ctypes.addressof(buffer)))
+    if lock:
+        s.setsockopt(1, 44, 1)
+    yield
+    same(s.getsockopt(1, 44), int(lock))
+    s.settimeout(0.2)
+    s.sendto(b'x', s.getsockname())
+    try:
+        s.recv(10)
+        raise AssertionError('the filter has let a datagram through')
+    except TimeoutError:
+        pass
+
+
+KINDS['socket_filter'] = lambda: filtered(False)
+KINDS['locked_socket_filter'] = lambda: filtered(True)
+
+
+def family(number, type_, protocol=0, prepare=None):
+    s = socket.socket(number, type_, protocol)
+    if prepare:
+        prepare(s)
+    yield
+    s.getsockname()
+    raise AssertionError('nothing tells what has become of it')
+
+
+KINDS['vsock'] = lambda: family(40, 1, 0, lambda s: (s.bind((0xffffffff, 7102)), s.listen()))
+KINDS['xdp'] = lambda: family(44, 3)
+
+
+@kind
+def ping_socket():
+    with open('/proc/sys/net/ipv4/ping_group_range', 'w') as f:
+        f.write('0 100')
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)
+    s.bind(('127.0.0.1', 77))
+    before = s.getsockname()
+    yield
+    same(s.getsockname(), before)
+
+
+def netlink(protocol, group):
+    s = socket.socket(16, 3, protocol)
+    s.bind((0, group))
+    before = s.getsockname()
+    yield
+    same(s.getsockname(), before)
+
+
+for name, (protocol, group) in dict(generic=(16, 0), uevent=(15, 1), netfilter=(12, 0), audit=(9, 0), diag=(4, 0), connector=(11, 0), xfrm=(6, 0)).items():
+    KINDS['netlink_' + name] = lambda p=protocol, g=group: netlink(p, g)
+
+
+@kind
+def netlink_group_40():
+    s = socket.socket(16, 3, 0)
+    s.bind((0, 0))
+    s.setsockopt(270, 1, 33)
+    yield from keeps(lambda: s.getsockopt(270, 9, 8))
+
+
+@kind
+def packet_socket_options():
+    s = socket.socket(17, 3, socket.htons(3))
+    s.bind(('lo', 3))
+    s.setsockopt(263, 8, 1)
+    s.setsockopt(263, 10, 2)
+    s.setsockopt(263, 12, 5)
+    yield from keeps(lambda: [s.getsockopt(263, n) for n in (8, 10, 12)])
+
+
+@kind
+def packet_fanout():
+    s = socket.socket(17, 3, socket.htons(3))
+    s.bind(('lo', 3))
+    s.setsockopt(263, 18, 7)
+    yield from keeps(lambda: s.getsockopt(263, 18))
+
+
+def device(path, flags=os.O_RDWR):
+    fd = os.open(path, flags)
+    yield
+    os.fstat(fd)
+    os.readlink(f'/proc/self/fd/{fd}')
+
+
+for path in ['kvm', 'fuse', 'loop-control', 'kmsg', 'rtc0', 'urandom', 'random', 'full', 'vhost-net', 'uinput', 'hpet', 'mem', 'port', 'udmabuf',
+             'userfaultfd', 'autofs', 'ptmx', 'tty', 'console', 'cpu_dma_latency', 'btrfs-control', 'zero', 'snapshot', 'mapper/control', 'net/tun', 'vsock']:
+    KINDS['dev_' + path.replace('/', '_').replace('-', '_')] = lambda p=path: device('/dev/' + p)
+for path in ['self/mem', 'self/pagemap', 'self/ns/net', 'self/maps', 'self/task', 'self/fdinfo', 'self/root', 'self/exe', 'self/comm', 'self/mountinfo',
+             'self/oom_score_adj', 'self/cgroup', 'kmsg', 'sys/kernel/hostname', 'sysrq-trigger', 'net/tcp', 'self/net', 'pressure/memory', 'self/attr/current', 'self/environ', 'self/clear_refs']:
+    KINDS['proc_' + path.replace('/', '_').replace('-', '_')] = \
+        lambda p=path: device('/proc/' + p, os.O_WRONLY if p in ('sysrq-trigger', 'self/clear_refs') else os.O_RDONLY)
+for path in ['kernel/mm', 'kernel/mm/transparent_hugepage/enabled', 'class/net/lo/mtu', 'class/net', 'fs/cgroup', 'devices']:
+    KINDS['sys_' + path.replace('/', '_')] = lambda p=path: device('/sys/' + p, os.O_RDONLY)
+
+
+@kind
+def mount_tree():
+    path = ctypes.create_string_buffer(b'/tmp')
+    fd = syscall(428, -100, path, 1)
+    yield
+    raise AssertionError('nothing tells what has become of it')
+
+
+@kind
+def timer_cancelled_on_set():
+    fd = syscall(283, 0, 0)
+    syscall(286, fd, 3, struct.pack('qqqq', 0, 0, int(time.time()) + 10000, 0), 0)
+    yield
+    info = text(f'/proc/self/fdinfo/{fd}')
+    same('settime flags: 03' in info, True, info)
+
+
+@kind
+def timer_of_boot_time():
+    fd = syscall(283, 7, 0)
+    syscall(286, fd, 0, struct.pack('qqqq', 0, 0, 10000, 0), 0)
+    yield
+    info = text(f'/proc/self/fdinfo/{fd}')
+    same('clockid: 7' in info, True, info)
+
+
+@kind
+def timer_of_alarm():
+    fd = syscall(283, 9, 0)
+    yield
+    info = text(f'/proc/self/fdinfo/{fd}')
+    same('clockid: 9' in info, True, info)
+
+
+@kind
+def posix_timer_overrun():
+    signal.pthread_sigmask(signal.SIG_BLOCK, [45])
+    event = struct.pack('QiiQQQQQQ', 0, 45, 0, 0, 0, 0, 0, 0, 0)
+    timer = ctypes.c_int()
+    syscall(222, 1, event, ctypes.byref(timer))
+    syscall(223, timer.value, 0, struct.pack('qqqq', 0, 1000000, 0, 1000000), 0)
+    time.sleep(0.3)
+    yield
+    signal.sigtimedwait([45], 2)
+    overrun = syscall(225, timer.value)
+    same(overrun > 200, True, f'{overrun} overruns:')
+
+
+def epolled(events):
+    reader, writer = os.pipe()
+    poll = select.epoll()
+    poll.register(reader, events)
+    os.write(writer, b'x')
+    first = poll.poll(0)
+    yield
+    same(len(first), 1)
+    return poll, reader, writer
+
+
+@kind
+def epoll_edge_triggered():
+    rest = yield from epolled(select.EPOLLIN | select.EPOLLET)
+    poll, reader, writer = rest
+    same(len(poll.poll(0)) <= 1, True)
+    os.write(writer, b'y')
+    same(len(poll.poll(0)), 1)
+
+
+@kind
+def epoll_one_shot():
+    poll, reader, writer = yield from epolled(select.EPOLLIN | select.EPOLLONESHOT)
+    same(poll.poll(0), [])
+
+
+@kind
+def epoll_parameters():
+    poll = select.epoll()
+    fcntl.ioctl(poll, 0x40088a01, struct.pack('IHBB', 100, 8, 0, 0))
+    yield from keeps(lambda: fcntl.ioctl(poll, 0x80088a02, b'\0' * 8))
+
+
+@kind
+def inotify_one_shot():
+    os.makedirs('/tmp/watched', exist_ok=True)
+    fd = call(libc.inotify_init())
+    call(libc.inotify_add_watch(fd, b'/tmp/watched', 0x80000000 | 0x100 | 0x04000000))
+    yield
+    open('/tmp/watched/new', 'w').close()
+    same(len(os.read(fd, 4096)) > 0, True)
+    open('/tmp/watched/newer', 'w').close()
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_NONBLOCK)
+    try:
+        left = os.read(fd, 4096)
+    except BlockingIOError:
+        left = b''
+    same(b'newer' in left, False)
+
+
+def watched(prepare, act):
+    """An inotify watch; how it is made says `prepare`, which returns what `act` needs."""
+    fd = call(libc.inotify_init())
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_NONBLOCK)
+    thing = prepare(fd)
+    try:
+        os.read(fd, 4096)
+    except BlockingIOError:
+        pass
+    yield
+    act(thing)
+    same(len(os.read(fd, 4096)) > 0, True)
+
+
+def fifo(fd):
+    os.mkfifo('/tmp/fifo')
+    call(libc.inotify_add_watch(fd, b'/tmp/fifo', 0x4))
+
+
+def hidden(fd):
+    file = os.open('/tmp/renamed', os.O_RDWR | os.O_CREAT)
+    call(libc.inotify_add_watch(fd, b'/tmp/renamed', 0x2))
+    os.rename('/tmp/renamed', '/tmp/other-name')
+    return file
+
+
+KINDS['watch_of_a_fifo'] = lambda: watched(fifo, lambda _: os.chmod('/tmp/fifo', 0o600))
+KINDS['watch_of_a_renamed_file'] = lambda: watched(hidden, lambda f: os.write(f, b'x'))
+KINDS['watch_of_dev'] = lambda: watched(lambda fd: call(libc.inotify_add_watch(fd, b'/dev', 0x100)), lambda _: open('/dev/zzz', 'w').close())
+KINDS['watch_of_dev_null'] = lambda: watched(lambda fd: call(libc.inotify_add_watch(fd, b'/dev/null', 0x2)), lambda _: open('/dev/null', 'w').write('x'))
+KINDS['watch_of_sys'] = lambda: watched(lambda fd: call(libc.inotify_add_watch(fd, b'/sys/class', 0x20)), lambda _: os.listdir('/sys/class'))
+KINDS['watch_of_cgroup'] = lambda: watched(lambda fd: call(libc.inotify_add_watch(fd, b'/sys/fs/cgroup', 0x20)), lambda _: os.listdir('/sys/fs/cgroup'))
+
+
+@kind
+def exclusive_terminal():
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, 0x540C)
+    yield from keeps(lambda: fcntl.ioctl(slave, 0x80045440, b'\0' * 4))
+
+
+@kind
+def packet_terminal():
+    master, slave = os.openpty()
+    fcntl.ioctl(master, 0x5420, struct.pack('i', 1))
+    yield from keeps(lambda: fcntl.ioctl(master, 0x80045438, b'\0' * 4))
+
+
+@kind
+def locked_termios():
+    master, slave = os.openpty()
+    lock = bytearray(60)
+    lock[12] = 8
+    fcntl.ioctl(slave, 0x5457, bytes(lock))
+    yield from keeps(lambda: fcntl.ioctl(slave, 0x5456, b'\0' * 60))
+
+
+@kind
+def stopped_terminal():
+    import termios
+    master, slave = os.openpty()
+    termios.tcflow(slave, termios.TCOOFF)
+    os.set_blocking(slave, False)
+    yield
+    try:
+        os.write(slave, b'x')
+    except BlockingIOError:
+        return
+    os.set_blocking(master, False)
+    try:
+        got = os.read(master, 10)
+    except BlockingIOError:
+        return
+    raise AssertionError(f'{got!r} came through')
+
+
+@kind
+def terminal_line_discipline():
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, 0x5423, struct.pack('i', 3))
+    yield from keeps(lambda: fcntl.ioctl(slave, 0x5424, b'\0' * 4))
+
+
+@kind
+def io_priority():
+    syscall(251, 1, 0, 2 << 13 | 3)
+    yield from keeps(lambda: syscall(252, 1, 0))
+
+
+@kind
+def scheduler_fifo():
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(3))
+    yield from keeps(lambda: (os.sched_getscheduler(0), os.sched_getparam(0).sched_priority))
+
+
+@kind
+def memory_policy_of_a_mapping():
+    address = memory()
+    mask = ctypes.c_ulong(1)
+    syscall(237, ctypes.c_ulong(address), 1 << 20, 2, ctypes.byref(mask), 64, 0)
+
+    def look():
+        mode, nodes = ctypes.c_int(), ctypes.c_ulong()
+        syscall(239, ctypes.byref(mode), ctypes.byref(nodes), 64, ctypes.c_ulong(address), 2)
+        return mode.value, nodes.value
+    yield from keeps(look)
+
+
+@kind
+def robust_futexes():
+    def look():
+        head, size = ctypes.c_void_p(), ctypes.c_size_t()
+        syscall(274, 0, ctypes.byref(head), ctypes.byref(size))
+        return head.value, size.value
+    yield from keeps(look)
+
+
+@kind
+def tid_address():
+    def look():
+        value = ctypes.c_void_p()
+        prctl(40, ctypes.byref(value))
+        return value.value
+    yield from keeps(look)
+
+
+@kind
+def limits_of_all_kinds():
+    import resource
+    resource.setrlimit(resource.RLIMIT_RTTIME, (1000000, 2000000))
+    resource.setrlimit(resource.RLIMIT_MSGQUEUE, (70000, 80000))
+    resource.setrlimit(resource.RLIMIT_SIGPENDING, (50, 60))
+    yield from keeps(lambda: text('/proc/self/limits'))
+
+
+@kind
+def cpu_time():
+    end = time.process_time() + 0.5
+    while time.process_time() < end:
+        pass
+    before = time.process_time()
+    yield
+    same(time.process_time() >= before, True, f'{time.process_time()} s of CPU time after {before} s:')
+
+
+@kind
+def children_cpu_time():
+    pid = os.fork()
+    if pid == 0:
+        end = time.process_time() + 0.3
+        while time.process_time() < end:
+            pass
+        os._exit(0)
+    os.waitpid(pid, 0)
+    before = os.times().children_user
+    yield
+    same(os.times().children_user >= before, True, f'{os.times().children_user} after {before}:')
+
+
+@kind
+def start_time():
+    look = lambda: text('/proc/self/stat').rsplit(')', 1)[1].split()[19]
+    before = look()
+    yield
+    same(look(), before)
+
+
+@kind
+def login_uid():
+    with open('/proc/self/loginuid', 'w') as f:
+        f.write('1000')
+    yield from keeps(lambda: text('/proc/self/loginuid'))
+
+
+@kind
+def dumpable_zero():
+    prctl(4, 0)
+    yield from keeps(lambda: prctl(3))
+
+
+@kind
+def thread_name_of_others():
+    ready = threading.Event()
+
+    def run():
+        prctl(15, ctypes.create_string_buffer(b'worker one'))
+        ready.set()
+        while True:
+            time.sleep(1)
+    threading.Thread(target=run, daemon=True).start()
+    ready.wait()
+    yield from keeps(lambda: sorted(text(f'/proc/self/task/{t}/comm') for t in os.listdir('/proc/self/task')))
+
+
+@kind
+def process_title():
+    yield from keeps(lambda: (text('/proc/self/cmdline'), text('/proc/self/environ')))
+
+
+@kind
+def file_attributes():
+    fd = os.open('/tmp/attributes', os.O_RDWR | os.O_CREAT)
+    os.setxattr('/tmp/attributes', 'trusted.kind', b'value')
+    os.utime('/tmp/attributes', ns=(123456789012345678, 234567890123456789))
+    look = lambda: (os.getxattr('/tmp/attributes', 'trusted.kind'), os.stat('/tmp/attributes').st_mtime_ns, os.stat('/tmp/attributes').st_atime_ns)
+    yield from keeps(look)
+
+
+@kind
+def inode_flags():
+    fd = os.open('/tmp/immutable', os.O_RDWR | os.O_CREAT)
+    fcntl.ioctl(fd, 0x40086602, struct.pack('l', 0x20))
+    yield from keeps(lambda: fcntl.ioctl(fd, 0x80086601, b'\0' * 8))
+
+
+@kind
+def quota_of_tmpfs():
+    yield from keeps(lambda: os.statvfs('/tmp').f_blocks)
+
+
+@kind
+def file_with_holes():
+    fd = os.open('/tmp/holes', os.O_RDWR | os.O_CREAT)
+    os.pwrite(fd, b'end', 1 << 30)
+    before = os.fstat(fd).st_blocks
+    yield
+    same(os.fstat(fd).st_blocks, before)
+
+
+@kind
+def preallocated_file():
+    fd = os.open('/tmp/preallocated', os.O_RDWR | os.O_CREAT)
+    os.posix_fallocate(fd, 0, 1 << 20)
+    call(libc.fallocate(fd, 1, ctypes.c_long(1 << 20), ctypes.c_long(1 << 20)))
+    look = lambda: (os.fstat(fd).st_blocks, os.fstat(fd).st_size)
+    yield from keeps(look)
+
+
+def run(name, directory):
+    path = os.path.join(directory, name)
+
+    def say(what):
+        with open(path + '.new', 'w') as f:
+            f.write(what)
+        os.rename(path + '.new', path)
+    look = os.path.join(directory, 'look')
+    libc.prctl(15, ctypes.create_string_buffer(f'k{NUMBERS[name]}-{name}'.encode()[:15]), 0, 0, 0)
+    steps = KINDS[name]()
+    try:
+        next(steps)
+    except Exception as error:
+        say(f'missing {error!r}')
+        os._exit(0)
+    say('ready')
+    while not os.path.exists(look):
+        time.sleep(0.05)
+    try:
+        for _ in steps:
+            pass
+        say('same')
+    except BaseException as error:
+        say(f'changed {error!r}')
+    os._exit(0)
+
+
+NUMBERS = {name: number for number, name in enumerate(sorted(KINDS))}
+if sys.argv[1:] == ['--list']:
+    print('\n'.join(NUMBERS))
+    sys.exit()
+directory, names = sys.argv[1], sys.argv[2:]
+os.makedirs(directory, exist_ok=True)
+for name in names:
+    if os.fork() == 0:
+        run(name, directory)
+while True:
+    try:
+        os.waitpid(-1, 0)
+    except ChildProcessError:
+        time.sleep(0.1)

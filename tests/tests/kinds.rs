@@ -1,0 +1,138 @@
+//! Every kind of state that a process may have (`tests/src/kinds.py`) is carried by a move, or refused by name before it, or is known to be lost.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use tranship_api::Plan;
+use tranship_e2e::{Stage, move_with, remove, scenarios, wait_until};
+use tranship_lab::{Lab, RunOptions};
+
+const NAME: &str = "kinds";
+const IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 58);
+const PROGRAM: &str = include_str!("../src/kinds.py");
+const PATIENCE: Duration = Duration::from_secs(60);
+const CAPABILITIES: [&str; 7] = [
+    "CAP_SYS_ADMIN",
+    "CAP_NET_ADMIN",
+    "CAP_NET_RAW",
+    "CAP_IPC_LOCK",
+    "CAP_SYS_NICE",
+    "CAP_LINUX_IMMUTABLE",
+    "CAP_AUDIT_CONTROL",
+];
+
+/// Kinds that are refused, and words of what is said. The other kinds are carried, but for those of [`LOST`].
+const REFUSED: &[(&str, &str)] = &[
+    ("memory_merge", "has equal pages of all its memory merged"),
+    ("memory_policy_of_a_mapping", "has a NUMA policy for a part of its memory"),
+    ("mount_tree", "is the host directory"),
+    ("netlink_group_40", "is a netlink socket of a protocol whose multicast groups are more than CRIU carries"),
+    ("packet_pipe", "is a pipe in packet mode"),
+    ("personality", "has a personality of its own (00040000"),
+    ("personality_read_implies_exec", "has a personality of its own (00400000"),
+    ("syscall_user_dispatch", "has its system calls raise signals"),
+    ("vsock", "is a socket to a virtual machine or its host"),
+    ("watch_of_cgroup", "watches files of /sys"),
+    ("watch_of_sys", "watches files of /sys"),
+    ("xdp", "is an express data path socket"),
+];
+
+/// Kinds that a move loses without a word; docs/zoo.md says so.
+const LOST: &[&str] = &[
+    "children_cpu_time",
+    "connected_tcp_window_clamp",
+    "cpu_time",
+    "epoll_parameters",
+    "exclusive_terminal",
+    "inode_flags",
+    "inotify_one_shot",
+    "locked_segment",
+    "posix_timer_overrun",
+    "preallocated_file",
+    "rw_hint",
+    "semaphore_with_undo",
+    "so_incoming_cpu",
+    "so_passpidfd",
+    "so_passrights_off",
+    "so_peek_off",
+    "start_time",
+    "stopped_terminal",
+    "tcp_quickack",
+];
+
+/// Runs these kinds in node a; what each of them says when all are ready.
+fn start(lab: &Lab, names: &[&str]) -> Result<BTreeMap<String, String>> {
+    let command = [&["python3", "-c", PROGRAM, "/tmp/kinds"], names].concat();
+    let capabilities = CAPABILITIES.map(str::to_owned).to_vec();
+    lab.run("a", NAME, &RunOptions { capabilities, ..RunOptions::new(IP, command) })?;
+    wait_until("all kinds to be ready", PATIENCE, || {
+        Ok(said(lab, "a").ok().filter(|said| names.iter().all(|name| said.contains_key(*name))))
+    })
+}
+
+/// What each kind says last.
+fn said(lab: &Lab, node: &str) -> Result<BTreeMap<String, String>> {
+    let text = lab.check(node, &["runc", "exec", NAME, "sh", "-c", "cd /tmp/kinds && grep -H '' *"])?;
+    let line = |line: &str| line.split_once(':').map(|(name, said)| (name.to_owned(), said.to_owned()));
+    Ok(text.lines().filter_map(line).filter(|(name, _)| !name.ends_with(".new")).collect())
+}
+
+fn every_kind_is_carried_or_refused_or_known_to_be_lost(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let list = lab.check("a", &["python3", "-c", PROGRAM, "--list"])?;
+    let all: Vec<&str> = list.lines().collect();
+    let numbers: BTreeMap<&str, usize> = all.iter().enumerate().map(|(number, name)| (*name, number)).collect();
+    for name in REFUSED.iter().map(|(name, _)| name).chain(LOST) {
+        ensure!(numbers.contains_key(name), "there is no kind {name}");
+    }
+    let ready = start(lab, &all)?;
+    let missing: BTreeSet<&str> = all.iter().copied().filter(|name| !ready[*name].starts_with("ready")).collect();
+    if !missing.is_empty() {
+        println!("skipped: this machine does not have the kinds {missing:?}");
+    }
+    let text = lab.exec("a", &["tranship", "move", NAME, "--to", "b", "--dry-run", "--json"])?.stdout;
+    let plan: Plan = serde_json::from_slice(&text).with_context(|| String::from_utf8_lossy(&text).into_owned())?;
+    let mut causes: Vec<String> = plan.blockers.into_iter().map(|blocker| blocker.cause).collect();
+    for (name, words) in REFUSED.iter().filter(|(name, _)| !missing.contains(name)) {
+        let process = format!("k{}-", numbers[name]);
+        let own = |cause: &String| cause.contains(&process) && cause.contains(words);
+        ensure!(causes.iter().filter(|cause| own(cause)).count() == 1, "{name} is not refused once: {causes:#?}");
+        causes.retain(|cause| !own(cause));
+    }
+    ensure!(causes.is_empty(), "refused besides: {causes:#?}");
+    remove(lab, NAME)?;
+
+    let left = |name: &&&str| !missing.contains(**name) && REFUSED.iter().all(|(refused, _)| refused != *name);
+    let carried: Vec<&str> = all.iter().filter(|name| left(name)).copied().collect();
+    start(lab, &carried)?;
+    move_with(lab, "a", NAME, "b", &[])?;
+    lab.check("b", &["runc", "exec", NAME, "touch", "/tmp/kinds/look"])?;
+    let looked = wait_until("all kinds to have looked", PATIENCE, || {
+        let is_done = |said: &String| !said.starts_with("ready");
+        Ok(said(lab, "b").ok().filter(|said| carried.iter().all(|name| said.get(*name).is_some_and(is_done))))
+    })?;
+    let changed: BTreeMap<_, _> = looked.iter().filter(|(_, said)| *said != "same").collect();
+    let unexpected: Vec<_> = changed.iter().filter(|(name, _)| !LOST.contains(&name.as_str())).collect();
+    ensure!(unexpected.is_empty(), "a move changes {unexpected:#?}");
+    let carried_after_all: Vec<_> =
+        LOST.iter().filter(|name| carried.contains(name) && !changed.contains_key(&(**name).to_owned())).collect();
+    ensure!(carried_after_all.is_empty(), "a move carries what is said to be lost: {carried_after_all:?}");
+    println!(
+        "{} kinds carried, {} refused, {} lost, {} not on this machine",
+        carried.len() - changed.len(),
+        REFUSED.len(),
+        changed.len(),
+        missing.len()
+    );
+    remove(lab, NAME)
+}
+
+fn main() -> ExitCode {
+    scenarios(&[(
+        "every_kind_is_carried_or_refused_or_known_to_be_lost",
+        every_kind_is_carried_or_refused_or_known_to_be_lost,
+    )])
+}
