@@ -28,7 +28,7 @@ libc.syscall(251, 1, 0, 2 << 13 | 3)  # ioprio_set: best effort, 3
 tcp, udp = socket.socket(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
 udp6 = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
-OPTIONS = [(tcp, 6, 2, 900), (tcp, 6, 10, 9000), (tcp, 6, 16, 1), (tcp, 6, 23, 5), (tcp, 6, 30, 1), (tcp, 6, 44, 5000), (tcp, 1, 44, 1),
+OPTIONS = [(tcp, 6, 10, 9000), (tcp, 6, 16, 1), (tcp, 6, 23, 5), (tcp, 6, 30, 1), (tcp, 6, 44, 5000), (tcp, 1, 44, 1),
            (udp, 0, 4, b'\x01\x01\x01\x00'), (udp, 0, 23, 1), (udp, 1, 43, 1), (raw, 0, 5, 1), (udp6, 41, 33, 1), (udp6, 41, 72, 1),
            (udp6, 17, 101, 1)]
 known = []

@@ -60,6 +60,7 @@ const LOST: &[&str] = &[
     "so_peek_off",
     "start_time",
     "stopped_terminal",
+    "tcp_maxseg",
     "tcp_quickack",
 ];
 

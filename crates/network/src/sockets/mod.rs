@@ -261,9 +261,14 @@ fn differing(
     defaults: &[(&'static Choice, options::Value)],
     interfaces: &HashMap<u32, String>,
 ) -> Vec<Set> {
-    let mut unconnected = None;
-    let mut is_asked = |choice: &Choice| {
-        choice.of != Of::Unconnected || *unconnected.get_or_insert_with(|| socket::is_unconnected(socket))
+    let (mut unconnected, mut listens) = (None, None);
+    let mut is_asked = |choice: &Choice| match choice.of {
+        Of::All | Of::Datagrams => true,
+        Of::Unconnected => *unconnected.get_or_insert_with(|| socket::is_unconnected(socket)),
+        Of::Listening => {
+            let asked = || socket::int_option(socket, libc::SOL_SOCKET, libc::SO_ACCEPTCONN);
+            *listens.get_or_insert_with(|| asked().is_ok_and(|listens| listens == 1))
+        }
     };
     let mut set = Vec::new();
     for (choice, default) in defaults {

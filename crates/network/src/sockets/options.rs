@@ -34,6 +34,8 @@ pub(super) enum Of {
     All,
     /// Those of TCP without a connection: they listen, or may.
     Unconnected,
+    /// Those that listen: of others the kernel tells something else.
+    Listening,
     /// Those without connections: with others the kernel keeps something else in its place.
     Datagrams,
 }
@@ -142,7 +144,7 @@ pub(super) const ALL: [Choice; 103] = [
     plain(SOL_IPV6, 75, "IPV6_TRANSPARENT"),
     index(Kind::NetworkIndex, SOL_IPV6, 76, "IPV6_UNICAST_IF"),
     plain(SOL_IPV6, 77, "IPV6_RECVFRAGSIZE"),
-    unconnected(2, "TCP_MAXSEG"),
+    Choice { of: Of::Listening, ..plain(SOL_TCP, 2, "TCP_MAXSEG") },
     plain(SOL_TCP, 7, "TCP_SYNCNT"),
     plain(SOL_TCP, 8, "TCP_LINGER2"),
     plain(SOL_TCP, 9, "TCP_DEFER_ACCEPT"),
