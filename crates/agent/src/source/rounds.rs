@@ -10,7 +10,7 @@ use tranship_criu::smaps::{Smaps, has_protected_part, is_protected};
 use tranship_engine::Container;
 use tranship_memory::policy::{self, RoundSeen, Verdict};
 use tranship_memory::send::{self, Counters, Plan, Version};
-use tranship_memory::shared::source::{Look, Segments, SharedMemory, Where};
+use tranship_memory::shared::source::{Look, SharedMemory, Where};
 use tranship_memory::survey;
 use tranship_memory::tracker::{Round, Tracker};
 use tranship_sys::clock::monotonic_ns;
@@ -244,10 +244,7 @@ impl SourceRun {
         let start = monotonic_ns();
         let pids = self.inspected()?.0.processes().map_err(failed)?;
         let (others, there) = (self.others_in_memory(), self.shared_segments()?);
-        let segments = match self.segments() {
-            Segments::BroughtByAnother(_) => Segments::BroughtByAnother(there.clone()),
-            segments => segments,
-        };
+        let segments = self.segments(others.clone(), there.clone());
         let Self { tracker, shared, files, smaps, node, layout, .. } = self;
         let (round, described, told, files) = std::thread::scope(|scope| {
             let described = scope.spawn(|| -> Result<_, Failure> {

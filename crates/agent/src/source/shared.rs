@@ -55,7 +55,8 @@ impl SourceRun {
     /// Finds what there is now, and tells the destination what is new.
     pub(super) fn find_shared(&mut self, places: Where) -> Result<(), Failure> {
         let pids = self.inspected()?.0.processes().map_err(failed)?;
-        let segments = self.segments();
+        // What another container's move brings is hidden in the freeze.
+        let segments = self.segments(self.others_in_memory(), Vec::new());
         let Some(shared) = &mut self.shared else { return Ok(()) };
         shared.take_segments(segments);
         let described = shared.find(&pids, places).map_err(failed)?;

@@ -57,12 +57,12 @@ impl SourceRun {
         self.others.iter().filter(|_| brings).flat_map(|other| other.processes().unwrap_or_default()).collect()
     }
 
-    /// Which segments its move brings.
-    pub(super) fn segments(&self) -> Segments {
+    /// Which segments its move brings. `others` are the processes of [`Self::others_in_memory`], `there` the segments of [`Self::shared_segments`].
+    pub(super) fn segments(&self, others: Vec<u32>, there: Vec<u64>) -> Segments {
         match (self.shares_memory(), self.joins_network()) {
             (false, _) => Segments::Own,
-            (true, false) => Segments::OfAll(self.others_in_memory()),
-            (true, true) => Segments::BroughtByAnother(Vec::new()),
+            (true, false) => Segments::OfAll(others),
+            (true, true) => Segments::BroughtByAnother(there),
         }
     }
 
