@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::fs;
 use std::io;
 
-use nix::libc;
 use serde::{Deserialize, Serialize};
+use tranship_sys::io_priority::{CLASS_SHIFT, io_priority, set_io_priority};
 use tranship_sys::process::text;
 
 use crate::affinity::{RestoredThreads, id_within, threads};
@@ -40,16 +40,21 @@ pub struct Setting {
     value: i64,
 }
 
+/// The usual timer slack, in ns.
+const SLACK: i64 = 50_000;
+/// The usual filter of core dumps: anonymous memory, headers of ELF files, private huge pages.
+const DUMPED: i64 = 0x33;
+
 impl Kind {
     /// Nothing where a thread has the usual one, or has ended, or the kernel does not tell.
     fn read(self, thread: u32) -> Option<i64> {
         let file = |name: &str| text(format!("/proc/{thread}/{name}")).ok();
         match self {
             // That of real-time threads is 0, and comes with their policy.
-            Self::TimerSlack => file("timerslack_ns")?.trim().parse().ok().filter(|slack| !matches!(slack, 0 | 50_000)),
-            Self::IoPriority => io_priority(thread).filter(|priority| priority >> CLASS != 0),
+            Self::TimerSlack => file("timerslack_ns")?.trim().parse().ok().filter(|slack| !matches!(*slack, 0 | SLACK)),
+            Self::IoPriority => io_priority(thread).ok().filter(|priority| priority >> CLASS_SHIFT != 0),
             Self::CoreDump => {
-                i64::from_str_radix(file("coredump_filter")?.trim(), 16).ok().filter(|filter| *filter != 0x33)
+                i64::from_str_radix(file("coredump_filter")?.trim(), 16).ok().filter(|filter| *filter != DUMPED)
             }
             // `/autogroup-25 nice 7`
             Self::Autogroup => file("autogroup")?.rsplit(' ').next()?.trim().parse().ok().filter(|nice| *nice != 0),
@@ -66,33 +71,16 @@ impl Kind {
     }
 }
 
-/// IOPRIO_CLASS_SHIFT and IOPRIO_WHO_PROCESS of the kernel's linux/ioprio.h.
-const CLASS: u32 = 13;
-const WHO_PROCESS: i32 = 1;
-
-fn io_priority(thread: u32) -> Option<i64> {
-    // SAFETY: takes numbers only.
-    let priority = unsafe { libc::syscall(libc::SYS_ioprio_get, WHO_PROCESS, thread) };
-    (priority >= 0).then_some(priority)
-}
-
-fn set_io_priority(thread: u32, priority: i64) -> io::Result<()> {
-    // SAFETY: takes numbers only.
-    match unsafe { libc::syscall(libc::SYS_ioprio_set, WHO_PROCESS, thread, priority) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 /// What a process and its threads have that is not usual; the process is given by its pids here and in the container.
 pub fn of(pid: u32, task: u32) -> Vec<Setting> {
-    let setting = |thread, kind: Kind| {
+    let of_process =
+        OF_PROCESSES.into_iter().filter_map(|kind| Some(Setting { task, thread: task, kind, value: kind.read(pid)? }));
+    let of_thread = |thread, kind: Kind| {
         let value = kind.read(thread)?;
         Some(Setting { task, thread: id_within(pid, thread)?, kind, value })
     };
-    let of_process = OF_PROCESSES.into_iter().filter_map(|kind| setting(pid, kind));
     let of_threads =
-        threads(pid).flat_map(|thread| OF_THREADS.into_iter().filter_map(move |kind| setting(thread, kind)));
+        threads(pid).flat_map(|thread| OF_THREADS.into_iter().filter_map(move |kind| of_thread(thread, kind)));
     of_process.chain(of_threads).collect()
 }
 
@@ -125,24 +113,24 @@ mod tests {
         while text(format!("/proc/{pid}/comm")).unwrap() != "sleep\n" {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        assert_eq!(of(pid, 7), []);
         let own = id_within(pid, pid).unwrap();
-        let setting = |kind, value| Setting { task: 7, thread: own, kind, value };
+        assert_eq!(of(pid, own), []);
+        let setting = |kind, value| Setting { task: own, thread: own, kind, value };
         let mut all = vec![
             setting(Kind::CoreDump, 0x7f),
             setting(Kind::Autogroup, 5),
             setting(Kind::TimerSlack, 123_456),
-            setting(Kind::IoPriority, 2 << CLASS | 3),
+            setting(Kind::IoPriority, 2 << CLASS_SHIFT | 3),
         ];
         // Where the kernel or this machine's user may not, that is all that may be missing.
-        all.retain(|one| match set(std::slice::from_ref(one), &HashMap::from([(7, pid)])) {
+        all.retain(|one| match set(std::slice::from_ref(one), &HashMap::from([(own, pid)])) {
             Ok(()) => true,
             Err(error) => {
                 println!("skipped: {error}");
                 false
             }
         });
-        let found = of(pid, 7);
+        let found = of(pid, own);
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(found, all);

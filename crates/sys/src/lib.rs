@@ -20,6 +20,7 @@ pub mod hidden_states;
 pub mod huge;
 pub mod hugetlb;
 mod interrupted;
+pub mod io_priority;
 pub mod journal;
 pub mod kcmp;
 pub mod keyrings;
