@@ -54,16 +54,21 @@ def text(path):
         return f.read()
 
 
-def flags_of(address):
-    flags, found = '', False
+def told_of(address, name):
+    """The words that /proc/self/smaps has of a mapping under this name."""
+    found = False
     for line in text('/proc/self/smaps').splitlines():
         first = line.split(' ', 1)[0]
         if '-' in first and not first.endswith(':'):
             begin, end = (int(x, 16) for x in first.split('-'))
             found = begin <= address < end
-        elif found and line.startswith('VmFlags:'):
-            return sorted(set(line.split()[1:]) - {'sd', 'um', 'uw'})
-    return flags
+        elif found and first == name + ':':
+            return line.split()[1:]
+    return []
+
+
+def flags_of(address):
+    return sorted(set(told_of(address, 'VmFlags')) - {'sd', 'um', 'uw'})
 
 
 libc.mmap.restype = ctypes.c_void_p
@@ -132,15 +137,7 @@ def protection_keys():
     call(libc.pkey_set(key, 2))
 
     def look():
-        found, inside = None, False
-        for line in text('/proc/self/smaps').splitlines():
-            first = line.split(' ', 1)[0]
-            if '-' in first and not first.endswith(':'):
-                begin, end = (int(x, 16) for x in first.split('-'))
-                inside = begin <= address < end
-            elif inside and line.startswith('ProtectionKey'):
-                found = line.split()[1]
-        return found, libc.pkey_get(key)
+        return told_of(address, 'ProtectionKey'), libc.pkey_get(key)
 
     before = look()
     yield
@@ -299,54 +296,41 @@ def signal_flags():
     yield from keeps(look)
 
 
+def signalled(number, reader, write):
+    """`reader` sends a signal when there is something to read."""
+    fcntl.fcntl(reader, 10, number)
+    fcntl.fcntl(reader, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(reader, fcntl.F_SETFL, fcntl.fcntl(reader, fcntl.F_GETFL) | os.O_ASYNC)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+    yield from keeps(lambda: (fcntl.fcntl(reader, 11), fcntl.fcntl(reader, fcntl.F_GETOWN), fcntl.fcntl(reader, fcntl.F_GETFL)))
+    write(b'x')
+    info = signal.sigtimedwait([number], 2)
+    same(info is not None and info.si_signo, number)
+
+
+def tcp_connection():
+    """Both ends, and who listens."""
+    server = socket.create_server(('127.0.0.1', 0))
+    one = socket.create_connection(server.getsockname())
+    return one, server.accept()[0], server
+
+
 @kind
 def signal_of_a_pipe():
     reader, writer = os.pipe()
-    fcntl.fcntl(reader, 10, 42)
-    fcntl.fcntl(reader, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(reader, fcntl.F_SETFL, fcntl.fcntl(reader, fcntl.F_GETFL) | os.O_ASYNC)
-    signal.pthread_sigmask(signal.SIG_BLOCK, [42])
-    look = lambda: (fcntl.fcntl(reader, 11), fcntl.fcntl(reader, fcntl.F_GETOWN), fcntl.fcntl(reader, fcntl.F_GETFL))
-    before = look()
-    yield
-    same(look(), before)
-    os.write(writer, b'x')
-    info = signal.sigtimedwait([42], 2)
-    same(info is not None and info.si_signo, 42)
+    yield from signalled(42, reader, lambda data: os.write(writer, data))
 
 
 @kind
 def signal_of_a_socket():
     one, two = socket.socketpair()
-    fcntl.fcntl(one, 10, 43)
-    fcntl.fcntl(one, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(one, fcntl.F_SETFL, fcntl.fcntl(one, fcntl.F_GETFL) | os.O_ASYNC)
-    signal.pthread_sigmask(signal.SIG_BLOCK, [43])
-    look = lambda: (fcntl.fcntl(one, 11), fcntl.fcntl(one, fcntl.F_GETOWN), fcntl.fcntl(one, fcntl.F_GETFL))
-    before = look()
-    yield
-    same(look(), before)
-    two.send(b'x')
-    info = signal.sigtimedwait([43], 2)
-    same(info is not None and info.si_signo, 43)
+    yield from signalled(43, one, two.send)
 
 
 @kind
 def signal_of_a_tcp_socket():
-    server = socket.create_server(('127.0.0.1', 0))
-    one = socket.create_connection(server.getsockname())
-    two, _ = server.accept()
-    fcntl.fcntl(one, 10, 44)
-    fcntl.fcntl(one, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(one, fcntl.F_SETFL, fcntl.fcntl(one, fcntl.F_GETFL) | os.O_ASYNC)
-    signal.pthread_sigmask(signal.SIG_BLOCK, [44])
-    look = lambda: (fcntl.fcntl(one, 11), fcntl.fcntl(one, fcntl.F_GETOWN), fcntl.fcntl(one, fcntl.F_GETFL))
-    before = look()
-    yield
-    same(look(), before)
-    two.send(b'x')
-    info = signal.sigtimedwait([44], 2)
-    same(info is not None and info.si_signo, 44)
+    one, two, server = tcp_connection()
+    yield from signalled(44, one, two.send)
 
 
 @kind
@@ -484,9 +468,7 @@ for name, (socket_kind, level, number, value) in {
 
 def connected(level, number, value):
     """An option of an established TCP connection."""
-    server = socket.create_server(('127.0.0.1', 0))
-    one = socket.create_connection(server.getsockname())
-    two, _ = server.accept()
+    one, two, server = tcp_connection()
     one.setsockopt(level, number, value)
     size = len(value) if isinstance(value, bytes) else 4
     before = one.getsockopt(level, number, size)
@@ -510,9 +492,7 @@ for name, (level, number, value) in {
 
 @kind
 def tcp_tls():
-    server = socket.create_server(('127.0.0.1', 0))
-    one = socket.create_connection(server.getsockname())
-    two, _ = server.accept()
+    one, two, server = tcp_connection()
     one.setsockopt(6, 31, b'tls')
     yield
     same(one.getsockopt(6, 31, 16).rstrip(b'\0'), b'tls')

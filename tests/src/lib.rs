@@ -49,7 +49,7 @@ pub use moves::{
     second_move_succeeds,
 };
 pub use moving::{Ended, MODES, Moving};
-pub use postgres::postgres_programs;
+pub use postgres::{make_pgbench_tables, pgbench, postgres_accepts, postgres_programs};
 pub use quiet::{Helper, processes, quiet, quiet_under};
 pub use runner::{Scenario, Stage, scenarios, wait_until};
 pub use status::serve_status;

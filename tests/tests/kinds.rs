@@ -106,8 +106,9 @@ fn every_kind_is_carried_or_refused_or_known_to_be_lost(stage: &mut Stage) -> Re
     ensure!(causes.is_empty(), "refused besides: {causes:#?}");
     remove(lab, NAME)?;
 
-    let left = |name: &&&str| !missing.contains(**name) && REFUSED.iter().all(|(refused, _)| refused != *name);
-    let carried: Vec<&str> = all.iter().filter(|name| left(name)).copied().collect();
+    let refused: BTreeSet<&str> = REFUSED.iter().map(|(name, _)| *name).collect();
+    let carried: Vec<&str> =
+        all.iter().copied().filter(|name| !missing.contains(name) && !refused.contains(name)).collect();
     start(lab, &carried)?;
     move_with(lab, "a", NAME, "b", &[])?;
     lab.check("b", &["runc", "exec", NAME, "touch", "/tmp/kinds/look"])?;

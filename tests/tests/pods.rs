@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use tranship_api::GroupPlan;
 use tranship_e2e::{
-    Dialogue, Stage, connection_alive, is_gone, newest_group_report, nothing_left, postgres_programs, refused_move,
-    restart_agent, scenarios, wait_until,
+    Dialogue, Stage, connection_alive, is_gone, make_pgbench_tables, newest_group_report, nothing_left, pgbench,
+    postgres_accepts, postgres_programs, refused_move, restart_agent, scenarios, wait_until,
 };
 use tranship_lab::{CLIENT, CounterClient, Lab, REDIS_PORT, Redis, redis_command};
 use tranship_types::{BlockerKind, GroupReport, Outcome};
@@ -311,19 +311,10 @@ fn a_database_in_a_pod_moves_under_load(stage: &mut Stage) -> Result<()> {
     );
     run_in_pod(lab, "a", "db", &[], &["sh".to_owned(), "-c".to_owned(), script])?;
     run_in_pod(lab, "a", "kv", &[], &redis_command())?;
-    let ready = programs.join("pg_isready").display().to_string();
-    wait_until("PostgreSQL to accept connections", PATIENCE, || {
-        Ok(lab.exec(CLIENT, &[ready.as_str(), "-q", "-h", &IP.to_string()])?.status.success().then_some(()))
-    })
-    .with_context(|| lab.podman("a", &["logs", "db"]).unwrap_or_else(|error| error.to_string()))?;
-    let bench = programs.join("pgbench").display().to_string();
-    let target = ["-h", &IP.to_string(), "-U", "postgres", "postgres"].map(str::to_owned);
-    let arguments = |own: &[&str]| -> Vec<String> {
-        [bench.as_str()].iter().chain(own).map(|s| (*s).to_owned()).chain(target.clone()).collect()
-    };
-    let made = lab.exec(CLIENT, &arguments(&["-i", "-q", "-s", "2"]))?;
-    ensure!(made.status.success(), "pgbench -i: {}", String::from_utf8_lossy(&made.stderr));
-    let mut load = Pgbench(lab.spawn(CLIENT, &arguments(&["-c", "4", "-j", "2", "-T", "3600"]))?);
+    wait_until("PostgreSQL to accept connections", PATIENCE, || postgres_accepts(lab, &programs, IP))
+        .with_context(|| lab.podman("a", &["logs", "db"]).unwrap_or_else(|error| error.to_string()))?;
+    make_pgbench_tables(lab, &programs, IP)?;
+    let mut load = Pgbench(lab.spawn(CLIENT, &pgbench(&programs, IP, &["-c", "4", "-j", "2", "-T", "3600"]))?);
     let count = "SELECT count(*) FROM pgbench_history";
     for (from, to) in [("a", "b"), ("b", "a")] {
         let mut inside = Dialogue::with_psql(lab, &programs, IP)?;

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use tranship_e2e::{
-    Computation, Dialogue, Guest, Progress, Stage, exactly_one_runs, move_container, move_with, nothing_left,
-    postgres_programs, remove, scenarios, wait_until,
+    Computation, Dialogue, Guest, Progress, Stage, exactly_one_runs, make_pgbench_tables, move_container, move_with,
+    nothing_left, pgbench, postgres_accepts, postgres_programs, remove, scenarios, wait_until,
 };
 use tranship_lab::{CLIENT, Lab, RunOptions, find_program, patience};
 
@@ -39,18 +39,9 @@ fn a_transaction_stays_open_and_pgbench_goes_on(stage: &mut Stage) -> Result<()>
     let mut options = RunOptions::new(IP, ["sh", "-c", &script]);
     options.user = (user.uid.as_raw(), user.gid.as_raw());
     lab.run("a", NAME, &options)?;
-    let ready = programs.join("pg_isready").display().to_string();
-    wait_until("PostgreSQL to accept connections", Duration::from_secs(60), || {
-        Ok(lab.exec(CLIENT, &[ready.as_str(), "-q", "-h", &IP.to_string()])?.status.success().then_some(()))
-    })?;
+    wait_until("PostgreSQL to accept connections", Duration::from_secs(60), || postgres_accepts(lab, &programs, IP))?;
 
-    let bench = programs.join("pgbench").display().to_string();
-    let target = ["-h", &IP.to_string(), "-U", "postgres", "postgres"].map(str::to_owned);
-    let arguments = |own: &[&str]| -> Vec<String> {
-        [bench.as_str()].iter().chain(own).map(|s| (*s).to_owned()).chain(target.clone()).collect()
-    };
-    let made = lab.exec(CLIENT, &arguments(&["-i", "-q", "-s", "2"]))?;
-    ensure!(made.status.success(), "pgbench -i: {}", String::from_utf8_lossy(&made.stderr));
+    make_pgbench_tables(lab, &programs, IP)?;
 
     let mut inside = Dialogue::with_psql(lab, &programs, IP)?;
     let mut outside = Dialogue::with_psql(lab, &programs, IP)?;
@@ -61,7 +52,7 @@ fn a_transaction_stays_open_and_pgbench_goes_on(stage: &mut Stage) -> Result<()>
 
     // On a busy machine a move of a database under load takes seconds.
     let seconds = patience(Duration::from_secs(20)).as_secs().to_string();
-    let mut busy = lab.spawn(CLIENT, &arguments(&["-c", "4", "-j", "2", "-T", &seconds, "-P", "1"]))?;
+    let mut busy = lab.spawn(CLIENT, &pgbench(&programs, IP, &["-c", "4", "-j", "2", "-T", &seconds, "-P", "1"]))?;
     drop(busy.stdin.take());
     let mut output = busy.stdout.take().context("pgbench has no stdout")?;
     let (report, mut errors) = (

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use tranship_e2e::{Dialogue, postgres_programs};
+use tranship_e2e::{Dialogue, make_pgbench_tables, pgbench, postgres_accepts, postgres_programs};
 use tranship_lab::{CLIENT, Lab};
 
 use crate::Site;
@@ -41,28 +41,19 @@ pub fn moves_at_work(lab: &Lab, site: &Site, number: u8) -> Result<()> {
     let programs = postgres_programs()?;
     POSTGRES.make(lab, &site.engine)?;
     site.start_image(lab, number, &POSTGRES, &[])?;
-    let ready = programs.join("pg_isready").display().to_string();
-    let accepts = || {
-        site.answers(lab, "a", || {
-            Ok(lab.exec(CLIENT, &[ready.as_str(), "-q", "-h", &ip.to_string()])?.status.success().then_some(()))
-        })
-    };
+    let accepts = || site.answers(lab, "a", || postgres_accepts(lab, &programs, ip));
     accepts()?;
 
-    let bench = programs.join("pgbench").display().to_string();
-    let target = ["-h", &ip.to_string(), "-U", "postgres", "postgres"].map(str::to_owned);
-    let arguments = |own: &[&str]| -> Vec<String> {
-        ["timeout", "60", &bench].iter().chain(own).map(|s| (*s).to_owned()).chain(target.clone()).collect()
-    };
-    let made = lab.exec(CLIENT, &arguments(&["-i", "-q", "-s", "2"]))?;
-    ensure!(made.status.success(), "pgbench -i: {}", String::from_utf8_lossy(&made.stderr));
+    make_pgbench_tables(lab, &programs, ip)?;
     let mut session = Dialogue::with_psql(lab, &programs, ip)?;
     session.ask("CREATE TABLE kept (n int)")?;
     let identity = "SELECT pg_backend_pid(), pg_postmaster_start_time()";
     let before = session.ask(identity)?;
 
     // Longer than the moves take: it is ended when they are done.
-    let mut busy = lab.spawn(CLIENT, &arguments(&["-c", "4", "-j", "2", "-T", "50", "-P", "1"]))?;
+    let limit = ["timeout", "60"].map(str::to_owned).to_vec();
+    let load = pgbench(&programs, ip, &["-c", "4", "-j", "2", "-T", "50", "-P", "1"]);
+    let mut busy = lab.spawn(CLIENT, &[limit, load].concat())?;
     let mut errors = BufReader::new(busy.stderr.take().context("pgbench has no stderr")?);
     // Its progress, a line a second, goes to stderr.
     let mut progress = String::new();

@@ -296,26 +296,25 @@ def terminal_lines():
     return after(master, slave)
 
 
-@kind
-def terminal_unfinished_line():
+def unfinished(written, echoed, finished):
+    """A line that is finished later; what waits at the master before and after that is so long."""
     master, slave = terminal(termios.ICANON | termios.ECHO)
-    os.write(master, b'one\nunfin')
-    settled(master, 9)
+    os.write(master, written)
+    settled(master, echoed)
     yield
     os.write(master, b'ished\n')
-    settled(master, 15)
+    settled(master, finished)
     return after(master, slave)
+
+
+@kind
+def terminal_unfinished_line():
+    return (yield from unfinished(b'one\nunfin', 9, 15))
 
 
 @kind
 def terminal_only_unfinished_line():
-    master, slave = terminal(termios.ICANON | termios.ECHO)
-    os.write(master, b'unfin')
-    settled(master, 5)
-    yield
-    os.write(master, b'ished\n')
-    settled(master, 11)
-    return after(master, slave)
+    return (yield from unfinished(b'unfin', 5, 11))
 
 
 @kind
