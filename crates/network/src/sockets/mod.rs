@@ -287,7 +287,7 @@ impl Value {
     fn of(choice: &Choice, bytes: Vec<u8>, interfaces: &HashMap<u32, String>) -> Option<Self> {
         let number = || bytes.first_chunk().copied();
         let index = match choice.kind {
-            Kind::Plain => return Some(Self::Bytes(bytes)),
+            Kind::Plain | Kind::OneWay => return Some(Self::Bytes(bytes)),
             Kind::Index => u32::from_ne_bytes(number()?),
             Kind::NetworkIndex => u32::from_be_bytes(number()?),
         };

@@ -22,6 +22,8 @@ const CONGESTION_CONTROL: usize = 16;
 pub(super) enum Kind {
     /// The same everywhere.
     Plain,
+    /// The same everywhere; the value of a socket that does not have it cannot be set.
+    OneWay,
     /// The index of an interface.
     Index,
     /// The same, in the network's byte order.
@@ -97,7 +99,7 @@ pub(super) const ALL: [Choice; 103] = [
     plain(SOL_IP, 2, "IP_TTL"),
     // With TCP they change what TCP_MAXSEG says.
     datagrams(SOL_IP, IP_OPTIONS, "IP_OPTIONS"),
-    plain(SOL_IP, 5, "IP_ROUTER_ALERT"),
+    Choice { kind: Kind::OneWay, ..plain(SOL_IP, 5, "IP_ROUTER_ALERT") },
     plain(SOL_IP, 6, "IP_RECVOPTS"),
     plain(SOL_IP, 7, "IP_RETOPTS"),
     plain(SOL_IP, 8, "IP_PKTINFO"),
