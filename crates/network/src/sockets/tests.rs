@@ -29,9 +29,8 @@ fn every_option_can_be_set_to_what_it_can_be() {
     let mut met = HashSet::new();
     for socket in new_sockets() {
         for choice in ALL {
-            let Some(value) = choice
-                .value(socket.as_fd())
-                .filter(|_| choice.of != Of::Listening && choice.kind != Kind::OneWay)
+            let Some(value) =
+                choice.value(socket.as_fd()).filter(|_| choice.of != Of::Listening && choice.kind != Kind::OneWay)
             else {
                 continue;
             };
