@@ -8,8 +8,10 @@ use tranship_lab::{CLIENT, Lab};
 
 /// A line that no answer has.
 const END: &str = "--end--";
+/// After how many seconds a client ends by itself: later than any scenario.
+const LIMIT: &str = "600";
 
-/// A database's command line client in the client node that is asked one thing after the other. It ends by itself after two minutes,
+/// A database's command line client in the client node that is asked one thing after the other. It ends by itself after ten minutes,
 /// whatever it waits for, and at the first error, which is then seen on the test's own stderr.
 #[derive(Debug)]
 pub struct Dialogue {
@@ -26,7 +28,7 @@ impl Dialogue {
     /// # Errors
     /// If it cannot be started.
     fn start(lab: &Lab, client: &[&str], end: &'static str) -> Result<Self> {
-        let mut command = lab.command(CLIENT, &[&["timeout", "120"], client].concat())?;
+        let mut command = lab.command(CLIENT, &[&["timeout", LIMIT], client].concat())?;
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("cannot start {}", client[0]))?;
         let (ask, hear) = (child.stdin.take().context("no stdin")?, child.stdout.take().context("no stdout")?);

@@ -51,7 +51,7 @@ pub use moves::{
 pub use moving::{Ended, MODES, Moving};
 pub use postgres::{make_pgbench_tables, pgbench, postgres_accepts, postgres_programs};
 pub use quiet::{Helper, processes, quiet, quiet_under};
-pub use runner::{Scenario, Stage, scenarios, wait_until};
+pub use runner::{Scenario, Stage, scenarios, wait_until, whole_matrices};
 pub use status::serve_status;
 pub use switch::{Capture, is_member, snooping};
 pub use torture::{TortureLine, Torturer};

@@ -45,14 +45,19 @@ pub fn scenarios(list: &[(&'static str, Scenario)]) -> ExitCode {
     arguments.test_threads = Some(1);
     let stage = Arc::new(Mutex::new(None));
     let before = Arc::new(Mutex::new(None));
+    let times = Arc::new(Mutex::new(Vec::new()));
     let mut trials: Vec<_> = list
         .iter()
         .map(|(name, scenario)| {
-            let (stage, before, name, scenario) = (Arc::clone(&stage), Arc::clone(&before), *name, *scenario);
+            let (stage, before, times) = (Arc::clone(&stage), Arc::clone(&before), Arc::clone(&times));
+            let (name, scenario) = (*name, *scenario);
             Trial::ignorable_test(name, move || {
                 unless_hindered(|| {
                     let _in_time = watch(name);
-                    play(scenario, &stage, &before)
+                    let begun = Instant::now();
+                    let result = play(scenario, &stage, &before);
+                    times.lock().unwrap_or_else(PoisonError::into_inner).push((begun.elapsed(), name));
+                    result
                 })
             })
         })
@@ -66,12 +71,21 @@ pub fn scenarios(list: &[(&'static str, Scenario)]) -> ExitCode {
         })
     }));
     let conclusion = libtest_mimic::run(&arguments, trials);
+    for (time, name) in times.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        println!("{:6.1} s  {name}", time.as_secs_f64());
+    }
     // A filter may have left out the test that does this.
     if let Err(error) = take_down(&stage) {
         eprintln!("{error:#}");
         return ExitCode::FAILURE;
     }
     conclusion.exit_code()
+}
+
+/// Whether whole matrices are played, as in `make test-all`; otherwise, where they take minutes, a part of each.
+#[must_use]
+pub fn whole_matrices() -> bool {
+    env::var("TRANSHIP_ENGINES").is_ok_and(|which| which == "all")
 }
 
 /// Executes this program again in namespaces of its own; returns only if that fails.

@@ -11,6 +11,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use tranship_e2e::{
     CONTAINERD, DOCKER, Dialect, Log, Managed, Moving, PODMAN, Stage, connection_alive, scenarios, send, wait_until,
+    whole_matrices,
 };
 use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, redis_command};
 use tranship_types::{Mode, Outcome};
@@ -158,7 +159,7 @@ fn a_port_that_is_taken_is_told_by_podman(stage: &mut Stage) -> Result<()> {
 }
 
 fn main() -> ExitCode {
-    if std::env::var("TRANSHIP_ENGINES").is_ok_and(|which| which == "all") {
+    if whole_matrices() {
         return scenarios(&[
             ("a_link_that_is_cut_under_an_image_is_given_up", a_link_that_is_cut_under_an_image_is_given_up),
             ("a_silent_agent_is_given_up", a_silent_agent_is_given_up),

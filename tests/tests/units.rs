@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tranship_api::GroupPlan;
 use tranship_e2e::{
     Stage, connection_alive, exactly_one_runs, is_gone, newest_group_report, nothing_left, refused_move, restart_agent,
-    run_beside, scenarios, wait_until,
+    run_beside, scenarios, wait_until, whole_matrices,
 };
 use tranship_lab::{CLIENT, CounterClient, Lab, REDIS_PORT, Redis, RunOptions, redis_command};
 use tranship_types::{BlockerKind, GroupReport, MemberOutcome, Outcome};
@@ -133,11 +133,6 @@ impl Unit {
     }
 }
 
-/// Whether all modes and faults are tried, as in `make test-all`.
-fn every_one() -> bool {
-    std::env::var("TRANSHIP_ENGINES").is_ok_and(|which| which == "all")
-}
-
 fn write(lab: &Lab, node: &str) -> Result<&'static str> {
     fs::write(lab.path(node, "/tmp/unit.yaml")?, FILE)?;
     Ok("/tmp/unit.yaml")
@@ -174,7 +169,7 @@ fn containers_that_share_a_network_move_together(stage: &mut Stage) -> Result<()
     ensure!(plan.members.iter().all(|member| !member.blockers.is_empty()), "{plan:#?}");
     let (mut from, mut to) = ("a", "b");
     let modes: &[&str] =
-        if every_one() { &["auto", "precopy", "postcopy", "cold", "auto"] } else { &["auto", "postcopy"] };
+        if whole_matrices() { &["auto", "precopy", "postcopy", "cold", "auto"] } else { &["auto", "postcopy"] };
     for mode in modes.iter().copied() {
         unit.send()?;
         let report = moves(lab, from, &["--to", to, "--mode", mode])?;
@@ -252,7 +247,7 @@ fn exactly_one_unit_lives_whoever_dies(stage: &mut Stage) -> Result<()> {
         ("destination.tidy.before.die", true),
     ];
     // One of four in `make test`.
-    let every = if every_one() { 1 } else { 4 };
+    let every = if whole_matrices() { 1 } else { 4 };
     for (fault, all) in steps.into_iter().step_by(every) {
         let at = if fault.starts_with("source") { from } else { to };
         restart_agent(lab, at, fault)?;

@@ -49,6 +49,20 @@ pub fn in_modes(cases: &[Case], all: bool) -> Vec<Case> {
     cases.iter().enumerate().map(|(number, case)| in_mode(case, turn(number))).collect()
 }
 
+/// Of each step half of the cases: one kind of fault before it, the other after it, in the next step the other way round; around the
+/// decision all. Between what comes after a step and what comes before the next one little happens.
+pub fn half(cases: &[Case]) -> Vec<Case> {
+    let steps: Vec<&[Case]> = cases.chunk_by(|a, b| a.step == b.step).collect();
+    let chosen = |number: usize, case: &Case| {
+        let other = number % 2 + usize::from(case.when == "after") + usize::from(matches!(case.what, "die" | "cut"));
+        ["ready", "commit"].contains(&case.step.as_str()) || other.is_multiple_of(2)
+    };
+    let of_step = |(number, step): (usize, &&[Case])| -> Vec<Case> {
+        step.iter().filter(|case| chosen(number, case)).cloned().collect()
+    };
+    steps.iter().enumerate().flat_map(of_step).collect()
+}
+
 /// A place where a fault can happen, in the order in which a move comes by.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Place {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use tranship_e2e::{
-    DOCKER, Log, MODES, Managed, Moving, Scenario, Stage, is_gone, restart_agent, scenarios, wait_until,
+    DOCKER, Log, MODES, Managed, Moving, Scenario, Stage, is_gone, restart_agent, scenarios, wait_until, whole_matrices,
 };
 use tranship_lab::{Lab, UpOptions, patience};
 use tranship_types::Side;
@@ -132,9 +132,11 @@ fn await_death(agent: u32, moving: &mut Moving) -> Result<()> {
     Ok(())
 }
 
-/// In every mode where time does not matter.
+/// In every mode where time does not matter; where it does, a part of them.
 fn in_modes(cases: &[Case]) -> Vec<Trial> {
-    cases::in_modes(cases, std::env::var_os("TRANSHIP_SEED").is_some()).iter().map(injected).collect()
+    let every_mode = std::env::var_os("TRANSHIP_SEED").is_some();
+    let chosen = if every_mode || whole_matrices() { cases.to_vec() } else { cases::half(cases) };
+    cases::in_modes(&chosen, every_mode).iter().map(injected).collect()
 }
 
 fn faults_of_the_source(stage: &mut Stage) -> Result<()> {
@@ -193,11 +195,6 @@ fn some_faults_under_docker(stage: &mut Stage) -> Result<()> {
     run_under(stage, Some(&DOCKER), &deaths_and_cuts(chosen))
 }
 
-/// Whether what takes minutes under engines is played, too.
-fn with_engines() -> bool {
-    std::env::var("TRANSHIP_ENGINES").is_ok_and(|which| which == "all")
-}
-
 fn main() -> ExitCode {
     let mut all: Vec<(&str, Scenario)> = vec![
         ("every_fault_of_the_source", faults_of_the_source),
@@ -210,12 +207,15 @@ fn main() -> ExitCode {
     } else {
         println!("skipped: killed_processes draws its moments by chance; `make soak` runs it, or TRANSHIP_SEED=N");
     }
-    if with_engines() {
+    if whole_matrices() {
         all.push(("docker_faults_of_the_source", faults_of_the_source_under_docker));
         all.push(("docker_faults_of_the_destination", faults_of_the_destination_under_docker));
     } else {
         all.push(("docker_some_faults", some_faults_under_docker));
         println!("skipped: the fault matrix under Docker takes minutes; `make test-engines` plays it");
+    }
+    if !whole_matrices() && std::env::var_os("TRANSHIP_SEED").is_none() {
+        println!("skipped: half of the fault matrix; `make test-all` plays all of it, and `make soak` in every mode");
     }
     scenarios(&all)
 }

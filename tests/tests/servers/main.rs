@@ -15,7 +15,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use tranship_e2e::{CONTAINERD, DOCKER, Dialect, Managed, PODMAN, Scenario, move_with, scenarios, wait_until};
+use tranship_e2e::{
+    CONTAINERD, DOCKER, Dialect, Managed, PODMAN, Scenario, move_with, scenarios, wait_until, whole_matrices,
+};
 use tranship_lab::Lab;
 
 use crate::image::Image;
@@ -154,7 +156,7 @@ fn main() -> ExitCode {
         ("docker_basex_keeps_its_documents", |stage| documents::are_kept(&stage.lab, &IN_DOCKER, 81)),
         ("docker_httpd_ends_what_it_has_begun", |stage| httpd::ends_what_it_has_begun(&stage.lab, &IN_DOCKER, 82)),
     ];
-    if std::env::var("TRANSHIP_ENGINES").is_ok_and(|which| which == "all") {
+    if whole_matrices() {
         let others: [(&str, Scenario); 13] = [
             ("docker_upload_arrives_whole", |stage| upload::arrives_whole(&stage.lab, &IN_DOCKER, 91)),
             ("podman_postgres_loses_nothing_committed", |stage| database::moves_at_work(&stage.lab, &IN_PODMAN, 93)),

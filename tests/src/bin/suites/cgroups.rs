@@ -96,6 +96,19 @@ pub fn enable_controllers(group: &Path) {
     }
 }
 
+/// The CPU time that all processes of a suite have used.
+pub fn cpu_time(name: &str) -> Option<Duration> {
+    hierarchies().ok()?.iter().find_map(|Hierarchy { point, .. }| {
+        let group = point.join(format!("{PREFIX}{name}"));
+        let v1 = || fs::read_to_string(group.join("cpuacct.usage")).ok()?.trim().parse().ok().map(Duration::from_nanos);
+        let v2 = || {
+            let text = fs::read_to_string(group.join("cpu.stat")).ok()?;
+            text.lines().find_map(|line| line.strip_prefix("usage_usec "))?.parse().ok().map(Duration::from_micros)
+        };
+        v1().or_else(v2)
+    })
+}
+
 /// Removes the cgroups of a suite whose processes have been killed.
 pub fn remove(name: &str) -> Result<()> {
     let deadline = Instant::now() + EMPTY_LIMIT;

@@ -18,21 +18,25 @@ const CGROUP2: &str = "+cgroup2";
 const UNIT: &str = "unit-";
 const DOCUMENTATION: &str = "documentation";
 /// Suites that take long, the longest first: begun first, they do not keep the others waiting at the end.
-const LONG: [&str; 14] = [
+const LONG: [&str; 18] = [
     "faults",
+    "pods",
+    "podman",
+    "group",
     "traffic",
     "docker",
-    "recover",
     "servers",
-    "wrong_use",
-    "redis",
-    "redis+cgroup2",
-    "crossing",
     "workloads",
-    "podman",
-    "pods",
-    "group",
+    "unit-memory",
+    "unit-network",
+    "unchanged",
+    "recover",
+    "zoo",
+    "shared",
+    "unit-coordinator",
     "containerd",
+    "torture",
+    "crossing",
 ];
 
 /// A test program.

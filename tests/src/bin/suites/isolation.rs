@@ -31,6 +31,8 @@ use crate::cgroups::{self, Hierarchy, enable_controllers};
 
 /// Set, to anything, for the command.
 pub const MARK: &str = "TRANSHIP_ISOLATED";
+/// The beginning of the line that says how many seconds of CPU time the command has used.
+pub const USED: &str = "seconds of CPU time: ";
 /// The exit code of a command that was ended at its deadline, as timeout(1) has it.
 const TIMED_OUT: u8 = 124;
 /// Get a tmpfs each. Those that are missing are made on the host, and stay there, empty: an isolated lab that removed them
@@ -63,6 +65,9 @@ pub fn isolate(mut what: Isolate) -> Result<ExitCode> {
     let status = next("enter", &what)?.status().context("cannot start it");
     // What is mounted there is mounted in the namespaces alone.
     fs::remove_dir_all(&scratch).with_context(|| format!("cannot remove {}", scratch.display()))?;
+    if let Some(used) = cgroups::cpu_time(&what.name) {
+        eprintln!("{USED}{:.1}", used.as_secs_f64());
+    }
     cgroups::remove(&what.name)?;
     Ok(ExitCode::from(status?.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
 }

@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 
 use crate::cgroups;
 use crate::discovery::{Kind, Suite};
-use crate::table::{Counts, Row, end, skips, table};
+use crate::table::{Counts, Row, cpu_seconds, end, skips, table};
 
 /// Where the logs are.
 const LOGS: &str = "target/suites";
@@ -53,7 +53,13 @@ pub fn all(suites: Vec<Suite>, jobs: usize, limit: Duration) -> Result<ExitCode>
 
     let (mut rows, mut unsteady, mut broken) = (Vec::new(), String::new(), String::new());
     for (name, first) in outcomes {
-        let mut row = Row { suite: name.clone(), result: "ok", seconds: first.seconds, counts: first.counts };
+        let mut row = Row {
+            suite: name.clone(),
+            result: "ok",
+            seconds: first.seconds,
+            cpu: cpu_seconds(&first.text),
+            counts: first.counts,
+        };
         if !first.success {
             println!("{name} failed; running it once more, alone");
             let kept = first.log.with_extension("first.log");

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use crate::isolation::USED;
+
 /// How many tests of a suite passed, failed and were left out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -58,19 +60,28 @@ pub struct Row {
     pub suite: String,
     pub result: &'static str,
     pub seconds: f64,
+    /// Seconds of CPU time, where they are known.
+    pub cpu: Option<f64>,
     pub counts: Counts,
+}
+
+/// The seconds of CPU time that a suite's log tells of.
+pub fn cpu_seconds(log: &str) -> Option<f64> {
+    log.lines().rev().find_map(|line| line.strip_prefix(USED))?.parse().ok()
 }
 
 /// The table, its columns as wide as they have to be.
 pub fn table(rows: &[Row]) -> String {
     let width = rows.iter().map(|row| row.suite.len()).max().unwrap_or(0).max("suite".len());
     let mut text = format!(
-        "{:width$}  {:6}  {:>7}  {:>6}  {:>6}  {:>7}\n",
-        "suite", "result", "seconds", "passed", "failed", "skipped"
+        "{:width$}  {:6}  {:>7}  {:>7}  {:>6}  {:>6}  {:>7}\n",
+        "suite", "result", "seconds", "CPU s", "passed", "failed", "skipped"
     );
-    for Row { suite, result, seconds, counts } in rows {
+    for Row { suite, result, seconds, cpu, counts } in rows {
         let Counts { passed, failed, skipped } = counts;
-        let _ = writeln!(text, "{suite:width$}  {result:6}  {seconds:7.1}  {passed:6}  {failed:6}  {skipped:7}");
+        let cpu = cpu.map_or_else(|| "-".into(), |cpu| format!("{cpu:.1}"));
+        let _ =
+            writeln!(text, "{suite:width$}  {result:6}  {seconds:7.1}  {cpu:>7}  {passed:6}  {failed:6}  {skipped:7}");
     }
     text
 }
