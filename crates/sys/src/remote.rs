@@ -119,8 +119,16 @@ impl StoppedThread {
     fn stop(process: u32) -> io::Result<Self> {
         let vdso = Vdso::of(process)?;
         let begin = Instant::now();
-        let (mut tried, mut refusal) = (Vec::new(), None);
+        let (mut tried, mut late, mut refusal) = (Vec::new(), Vec::<Tracee>::new(), None);
         while begin.elapsed() < TO_STOP {
+            let in_the_end = |tracee: &Tracee| tracee.wait_for_trap(Some(Instant::now()), nap).unwrap_or(false);
+            if let Some(number) = late.iter().position(in_the_end) {
+                match Self::prepare(process, late.swap_remove(number), &vdso) {
+                    Ok(stopped) => return Ok(stopped),
+                    Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                    Err(error) => refusal = Some(error),
+                }
+            }
             let mut candidates = Vec::new();
             let threads = threads(process)?;
             if threads.is_empty() {
@@ -135,17 +143,25 @@ impl StoppedThread {
             }
             candidates.retain(|(disturbance, _)| *disturbance < Disturbance::Part || begin.elapsed() > CHOOSY);
             let Some((_, thread)) = candidates.into_iter().min() else {
-                if let Some(error) = refusal {
+                if late.is_empty()
+                    && let Some(error) = refusal
+                {
                     return Err(error);
                 }
                 nap(Duration::from_millis(1));
                 continue;
             };
-            match Self::stop_one(process, thread, &vdso) {
-                Ok(stopped) => return Ok(stopped),
+            let attempt = Self::ask(process, thread).and_then(|(tracee, is_in_time)| {
+                if is_in_time { Self::prepare(process, tracee, &vdso).map(Ok) } else { Ok(Err(tracee)) }
+            });
+            match attempt {
+                Ok(Ok(stopped)) => return Ok(stopped),
+                Ok(Err(tracee)) => {
+                    tried.push(thread);
+                    late.push(tracee);
+                }
                 // It has ended, and so may the process have.
                 Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
-                Err(error) if error.kind() == io::ErrorKind::TimedOut => tried.push(thread),
                 Err(error) => {
                     tried.push(thread);
                     refusal = Some(error);
@@ -155,16 +171,23 @@ impl StoppedThread {
         Err(io::Error::new(io::ErrorKind::TimedOut, "no thread of the process stops: each waits in the kernel"))
     }
 
-    fn stop_one(process: u32, thread: Pid, vdso: &Vdso) -> io::Result<Self> {
+    /// Asks a thread to stop: whether it does so in time. Otherwise it may do so later.
+    fn ask(process: u32, thread: Pid) -> io::Result<(Tracee, bool)> {
         let tracee = Tracee::seize(thread, 0)?;
         tracee.interrupt()?;
         let begin = Instant::now();
         while !tracee.wait_for_trap(Some(Instant::now() + ONE_TO_STOP), nap)? {
             // One that only waits for a processor stops when it gets one.
             if state(process, thread) != Some(b'R') || begin.elapsed() > TO_STOP {
-                return Err(io::ErrorKind::TimedOut.into());
+                return Ok((tracee, false));
             }
         }
+        Ok((tracee, true))
+    }
+
+    /// Of a thread that has stopped.
+    fn prepare(process: u32, tracee: Tracee, vdso: &Vdso) -> io::Result<Self> {
+        let thread = tracee.thread();
         // Suspended while it stands still, so that it makes no system call unseen but ours. A tracer that is confined itself may not do
         // that; most processes have no filters.
         let prepared = if tracee.set_options(Tracee::SUSPEND_SECCOMP).is_ok() || !is_filtered(process, thread) {
