@@ -4,7 +4,9 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tranship_e2e::{Stage, exactly_one_runs, is_gone, newest_group_report, nothing_left, restart_agent, wait_until};
+use tranship_e2e::{
+    Stage, exactly_one_runs, is_gone, newest_group_report, nothing_left, restart_agent, wait_until, whole_matrices,
+};
 use tranship_lab::Lab;
 use tranship_types::{GroupReport, MemberOutcome, Outcome};
 
@@ -58,13 +60,15 @@ fn as_reported(lab: &Lab, (from, to): (&str, &str), report: &GroupReport) -> Res
 pub fn whatever_happens_to_a_pipeline_each_container_is_where_the_report_says(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     let way = ("a", "b");
-    for fault in [
+    let faults = [
         "source.transfer.before.die",
-        "source.transfer.before.cut",
         "source.deliver.after.die",
         "destination.restore.before.die",
         "destination.resume.after.die",
-    ] {
+        "source.transfer.before.cut",
+    ];
+    let played = if whole_matrices() { faults.len() } else { 3 };
+    for fault in faults.into_iter().take(played) {
         let mut redis = started(lab)?;
         let digest = redis[0].digest()?;
         let report = disturbed(lab, way, fault, &[])?;
@@ -92,7 +96,7 @@ pub fn all_move_or_none_whoever_dies(stage: &mut Stage) -> Result<()> {
     let mut redis = started(lab)?;
     let digest = redis[0].digest()?;
     let (mut from, mut to) = ("a", "b");
-    for (fault, all) in [
+    let faults = [
         ("source.freeze.after.die", false),
         ("source.commit.before.die", false),
         ("source.transfer.before.cut", false),
@@ -101,7 +105,9 @@ pub fn all_move_or_none_whoever_dies(stage: &mut Stage) -> Result<()> {
         ("source.commit.after.die", true),
         ("destination.commit.before.die", true),
         ("destination.resume.after.die", true),
-    ] {
+    ];
+    let every = if whole_matrices() { 1 } else { 2 };
+    for (fault, all) in faults.into_iter().step_by(every) {
         let report = disturbed(lab, (from, to), fault, &["--atomic"])?;
         as_reported(lab, (from, to), &report).context(fault)?;
         let outcomes: Vec<_> = report.members.iter().map(|m| m.outcome).collect();

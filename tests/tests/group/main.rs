@@ -7,9 +7,12 @@ mod pipeline;
 
 use std::process::ExitCode;
 
-use tranship_e2e::scenarios;
+use tranship_e2e::{scenarios, whole_matrices};
 
 fn main() -> ExitCode {
+    if !whole_matrices() {
+        println!("skipped: half of the faults of groups; `make test-all` plays all");
+    }
     scenarios(&[
         (
             "connected_containers_move_in_order_and_stay_connected",
