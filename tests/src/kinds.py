@@ -498,6 +498,68 @@ def tcp_tls():
     same(one.getsockopt(6, 31, 16).rstrip(b'\0'), b'tls')
 
 
+def signed(listens):
+    """A socket with a key for the segments of one peer."""
+    s = socket.socket()
+    s.bind(('127.0.0.1', 0))
+    if listens:
+        s.listen()
+    peer = struct.pack('=HH4s120x', socket.AF_INET, 0, socket.inet_aton('127.0.0.9'))
+    s.setsockopt(6, 14, peer + struct.pack('=BBHi80s', 0, 0, 3, 0, b'key'))
+    yield
+    raise AssertionError('nothing tells what has become of it')
+
+
+KINDS['tcp_md5_key'] = lambda: signed(True)
+KINDS['tcp_md5_key_of_a_closed_socket'] = lambda: signed(False)
+
+
+@kind
+def reuseport_program():
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    s.setsockopt(1, 15, 1)
+    s.bind(('127.0.0.1', 0))
+    code = ctypes.create_string_buffer(struct.pack('HBBI', 6, 0, 0, 0))
+    s.setsockopt(1, 51, struct.pack('HxxxxxxP', 1, ctypes.addressof(code)))
+    yield
+    raise AssertionError('nothing tells what has become of it')
+
+
+@kind
+def flow_label():
+    s = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+    request = socket.inet_pton(socket.AF_INET6, '::1') + struct.pack('!I', 0x12345) + struct.pack('=BBHHHI', 0, 255, 1, 0, 60, 0)
+    s.setsockopt(41, 32, request)
+    yield
+    raise AssertionError('nothing tells what has become of it')
+
+
+@kind
+def timestamps_of_a_unix_socket():
+    one, two = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    two.setsockopt(1, 35, 1)
+    yield
+    same(two.getsockopt(1, 35), 1)
+    one.send(b'x')
+    same(len(two.recvmsg(10, 100)[1]), 1)
+
+
+@kind
+def excluded_unlinked_files():
+    """IN_EXCL_UNLINK: what is done to a file that has no name any more is not reported."""
+    os.makedirs('/tmp/excluded', exist_ok=True)
+    file = os.open('/tmp/excluded/file', os.O_RDWR | os.O_CREAT)
+    os.unlink('/tmp/excluded/file')
+    fd = call(libc.inotify_init())
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_NONBLOCK)
+    call(libc.inotify_add_watch(fd, b'/tmp/excluded', 0x04000000 | 0x2 | 0x100))
+    yield
+    os.write(file, b'x')
+    open('/tmp/excluded/other', 'w').close()
+    events = os.read(fd, 4096)
+    same(struct.unpack_from('iI', events)[1], 0x100)
+
+
 def filtered(lock):
     s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     s.bind(('127.0.0.1', 0))
@@ -773,6 +835,27 @@ def stopped_terminal():
     except BlockingIOError:
         return
     raise AssertionError(f'{got!r} came through')
+
+
+@kind
+def stopped_terminal_with_output():
+    import termios
+    master, slave = os.openpty()
+    os.write(slave, b'out')
+    termios.tcflow(slave, termios.TCOOFF)
+    yield
+    raise AssertionError('nothing tells what has become of it')
+
+
+@kind
+def unread_state_of_terminal():
+    import termios
+    master, slave = os.openpty()
+    fcntl.ioctl(master, 0x5420, struct.pack('i', 1))
+    termios.tcflush(slave, termios.TCOFLUSH)
+    same(select.select([], [], [master], 0)[2], [master])
+    yield
+    raise AssertionError('nothing tells what has become of it')
 
 
 @kind

@@ -26,6 +26,7 @@ const CAPABILITIES: [&str; 7] = [
 
 /// Kinds that are refused, and words of what is said. The other kinds are carried, but for those of [`LOST`].
 const REFUSED: &[(&str, &str)] = &[
+    ("flow_label", "has leased IPv6 flow labels"),
     ("memory_merge", "has equal pages of all its memory merged"),
     ("memory_policy_of_a_mapping", "has a NUMA policy for a part of its memory"),
     ("mount_tree", "is the host directory"),
@@ -33,7 +34,14 @@ const REFUSED: &[(&str, &str)] = &[
     ("packet_pipe", "is a pipe in packet mode"),
     ("personality", "has a personality of its own (00040000"),
     ("personality_read_implies_exec", "has a personality of its own (00400000"),
+    ("reuseport_program", "is in a group whose program shares out what comes"),
+    ("semaphore_with_undo", "has semaphore operations that are undone when it ends"),
+    ("stopped_terminal", "whose output is stopped"),
+    ("stopped_terminal_with_output", "whose output is stopped"),
     ("syscall_user_dispatch", "has its system calls raise signals"),
+    ("tcp_md5_key", "keys"),
+    ("tcp_md5_key_of_a_closed_socket", "has keys to sign segments of TCP with"),
+    ("unread_state_of_terminal", "has a change of its terminal's state to read"),
     ("vsock", "is a socket to a virtual machine or its host"),
     ("watch_of_cgroup", "watches files of /sys"),
     ("watch_of_sys", "watches files of /sys"),
@@ -46,6 +54,7 @@ const LOST: &[&str] = &[
     "connected_tcp_window_clamp",
     "cpu_time",
     "epoll_parameters",
+    "excluded_unlinked_files",
     "exclusive_terminal",
     "inode_flags",
     "inotify_one_shot",
@@ -53,15 +62,14 @@ const LOST: &[&str] = &[
     "posix_timer_overrun",
     "preallocated_file",
     "rw_hint",
-    "semaphore_with_undo",
     "so_incoming_cpu",
     "so_passpidfd",
     "so_passrights_off",
     "so_peek_off",
     "start_time",
-    "stopped_terminal",
     "tcp_maxseg",
     "tcp_quickack",
+    "timestamps_of_a_unix_socket",
 ];
 
 /// Runs these kinds in node a; what each of them says when all are ready.

@@ -14,6 +14,7 @@ use tranship_coordinator::Failure;
 use tranship_criu::affinity::{self, BoundThread};
 use tranship_criu::settings::{self, Setting};
 use tranship_criu::timers::{self, PeriodicTimer};
+use tranship_criu::undo;
 use tranship_engine::{Container, Pod};
 use tranship_memory::survey;
 use tranship_network::{Dropped, NetworkError, OpenSocket, SocketState};
@@ -98,7 +99,9 @@ pub fn look(
         .chain(network.pod.and_then(|pod| pods::removed_files(pod, container, network.others)));
     let joined = states.unclaimed.iter().map(|group| joined_by_others(&container.name, group));
     let dropped = states.dropped.iter().map(|(socket, what)| dropped(socket, *what));
-    let (blockers, _) = allowed.part(joined.chain(dropped).chain(queues.unread()).chain(left_behind).collect());
+    let undone = undo::blockers(&container.processes().unwrap_or_default());
+    let found = joined.chain(dropped).chain(queues.unread()).chain(left_behind).chain(undone);
+    let (blockers, _) = allowed.part(found.collect());
     Failure::blocked(blockers).map_or(Ok(()), Err)?;
     Ok(Uncarried {
         sockets: states.sockets,

@@ -12,3 +12,4 @@ pub mod rpc;
 pub mod settings;
 pub mod smaps;
 pub mod timers;
+pub mod undo;

@@ -355,6 +355,10 @@ impl Assembler {
         self.code.push(op(0x0f, target, source, 0, 0));
     }
 
+    pub fn add_number(&mut self, target: u8, number: i32) {
+        self.code.push(op(0x07, target, 0, 0, number));
+    }
+
     pub fn subtract(&mut self, target: u8, source: u8) {
         self.code.push(op(0x1f, target, source, 0, 0));
     }

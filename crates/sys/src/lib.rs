@@ -15,7 +15,9 @@ pub mod clock;
 pub mod descriptor;
 pub mod dirty_log;
 pub mod file_handle;
+pub mod file_settings;
 pub mod guard_log;
+pub mod hidden_files;
 pub mod hidden_states;
 pub mod huge;
 pub mod hugetlb;
@@ -45,6 +47,7 @@ pub mod sched_attr;
 pub mod schedule;
 mod scratch;
 pub mod segment;
+pub mod semaphores;
 pub mod shared_namespaces;
 #[cfg(target_arch = "x86_64")]
 mod siblings;

@@ -36,6 +36,7 @@ pub const ALLOWABLE: &[Allowable] = &[
         name: "exit-signal",
         meaning: "processes made by clone() with another signal than SIGCHLD end with SIGCHLD",
     },
+    Allowable { name: "flow-labels", meaning: "IPv6 sockets lose the flow labels that they have leased" },
     Allowable { name: "inotify-events", meaning: "inotify events that wait unread are lost" },
     Allowable { name: "io-flusher", meaning: "processes lose PR_SET_IO_FLUSHER" },
     Allowable {
@@ -74,14 +75,23 @@ pub const ALLOWABLE: &[Allowable] = &[
         meaning: "processes lose their personality (setarch): addresses may be drawn at random again, say",
     },
     Allowable {
+        name: "reuseport-programs",
+        meaning: "groups of sockets lose the program that shares out what comes (SO_ATTACH_REUSEPORT_EBPF, _CBPF)",
+    },
+    Allowable {
         name: "scheduling-attributes",
         meaning: "threads lose their time slice and utilisation limits (sched_setattr)",
     },
     Allowable { name: "sealed-memory", meaning: "memory sealed by mseal() may be changed and unmapped again" },
     Allowable {
+        name: "semaphore-undo",
+        meaning: "operations on System V semaphores are not undone when their process ends (SEM_UNDO)",
+    },
+    Allowable {
         name: "socket-errors",
         meaning: "sockets lose errors that no program has taken, and their error queues",
     },
+    Allowable { name: "stopped-terminals", meaning: "output of terminals that was stopped (TCOOFF, or ^S) goes on" },
     Allowable {
         name: "unfinished-datagrams",
         meaning: "UDP sockets lose what was sent with MSG_MORE and not completed",

@@ -10,6 +10,7 @@ mod diag;
 mod directories;
 mod files;
 mod hidden;
+mod hidden_files;
 mod keyrings;
 mod mappings;
 mod mounts;
@@ -18,10 +19,12 @@ mod paths;
 mod processes;
 mod procfs;
 mod scheduling;
+mod semaphores;
 mod sharing;
 mod sockets;
 #[cfg(test)]
 mod states;
+mod terminals;
 #[cfg(test)]
 mod tests;
 mod timers;
@@ -219,10 +222,12 @@ fn examine(subject: &Subject) -> Result<Look, PreflightError> {
     sharing::check(&container, &mut look);
     scheduling::check(&container, &mut look);
     hidden::check(&container, &mut look);
+    semaphores::check(&container, &mut look);
     timers::check(&container, &mut look);
     keyrings::check(&container, &mut look);
     let files = files::Files::read(&container);
     descriptors::check(&container, subject, &files, &mut look);
+    terminals::check(&files, &mut look);
     paths::check(&container, &files, &mut look);
     mounts::check(&container, subject, &mut look);
     watches::check(&container, &files, &mut look);

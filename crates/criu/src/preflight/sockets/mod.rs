@@ -15,9 +15,11 @@ use tranship_types::{Blocker, BlockerKind};
 use super::container::Container;
 use super::diag::{self, ClosedConnection, Sockets};
 use super::files::{Descriptor, Files};
+use super::hidden_files::Known;
 use super::procfs::bracketed;
 use super::{Look, PreflightError};
 
+mod hidden;
 mod inet;
 mod netlink;
 mod unix;
@@ -29,7 +31,7 @@ fn blocker(d: &Descriptor<'_>, what: &str, remedy: &str) -> Blocker {
 pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) -> Result<(), PreflightError> {
     let known = sockets(container)?;
     known.closed.iter().for_each(|connection| closed(connection, look));
-    let mut seen = HashSet::new();
+    let (mut seen, mut hidden_files) = (HashSet::new(), Known::default());
     for d in &files.all {
         let Some(inode) = bracketed(&d.link, "socket").filter(|i| seen.insert(*i)) else { continue };
         if known.unix.contains_key(&inode) {
@@ -41,6 +43,7 @@ pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) -
             netlink::listed(socket, d, inode, look);
         } else if let Ok(socket) = borrow(d, inode) {
             other(container, &known, d, inode, &socket, look);
+            hidden::check(&mut hidden_files, &known, d, inode, &socket, look);
         }
     }
     if look.peers_of_users > 0 {
