@@ -49,28 +49,8 @@ const REFUSED: &[(&str, &str)] = &[
 ];
 
 /// Kinds that a move loses without a word; docs/zoo.md says so.
-const LOST: &[&str] = &[
-    "children_cpu_time",
-    "connected_tcp_window_clamp",
-    "cpu_time",
-    "epoll_parameters",
-    "excluded_unlinked_files",
-    "exclusive_terminal",
-    "inode_flags",
-    "inotify_one_shot",
-    "locked_segment",
-    "posix_timer_overrun",
-    "preallocated_file",
-    "rw_hint",
-    "so_incoming_cpu",
-    "so_passpidfd",
-    "so_passrights_off",
-    "so_peek_off",
-    "start_time",
-    "tcp_maxseg",
-    "tcp_quickack",
-    "timestamps_of_a_unix_socket",
-];
+const LOST: &[&str] =
+    &["children_cpu_time", "cpu_time", "inode_flags", "posix_timer_overrun", "preallocated_file", "start_time"];
 
 /// Runs these kinds in node a; what each of them says when all are ready.
 fn start(lab: &Lab, names: &[&str]) -> Result<BTreeMap<String, String>> {

@@ -12,13 +12,16 @@ use nix::sys::stat::Mode;
 use serde::{Deserialize, Serialize};
 use tranship_coordinator::Failure;
 use tranship_criu::affinity::{self, BoundThread};
+use tranship_criu::file_settings::{self, FileSetting};
 use tranship_criu::settings::{self, Setting};
 use tranship_criu::timers::{self, PeriodicTimer};
 use tranship_criu::undo;
+use tranship_criu::watch_flags::{self, FlaggedWatch};
 use tranship_engine::{Container, Pod};
 use tranship_memory::survey;
 use tranship_network::{Dropped, NetworkError, OpenSocket, SocketState};
-use tranship_sys::{process, segment};
+use tranship_sys::process::{self, OpenFiles};
+use tranship_sys::segment::{self, Marked};
 use tranship_types::{Allowances, Blocker, BlockerKind};
 
 use crate::node::failed;
@@ -42,6 +45,13 @@ pub struct Uncarried {
     /// Segments that were removed while they were attached: CRIU makes ones that stay.
     #[serde(default)]
     removed_segments: Vec<i32>,
+    /// Segments that are locked in memory.
+    #[serde(default)]
+    locked_segments: Vec<i32>,
+    #[serde(default)]
+    files: Vec<FileSetting>,
+    #[serde(default)]
+    watches: Vec<FlaggedWatch>,
     /// Whether programs of other containers in the same network have joined multicast groups.
     #[serde(skip)]
     others_have_groups: bool,
@@ -82,7 +92,7 @@ pub fn look(
     netns: Option<&Path>,
     allowed: Allowances,
 ) -> Result<Uncarried, Failure> {
-    let Descriptors { sockets, timers, pipes, queues } = descriptors(container);
+    let Descriptors { sockets, timers, pipes, queues, files, watches } = descriptors(container);
     let states = netns.map(|netns| tranship_network::socket_states(netns, &sockets)).transpose().map_err(failed)?;
     let mut states = states.unwrap_or_default();
     if network.is_joined {
@@ -103,6 +113,10 @@ pub fn look(
     let found = joined.chain(dropped).chain(queues.unread()).chain(left_behind).chain(undone);
     let (blockers, _) = allowed.part(found.collect());
     Failure::blocked(blockers).map_or(Ok(()), Err)?;
+    let segments = match container.has_namespace("ipc") {
+        true => segments(container).map_err(failed)?,
+        false => Marked::default(),
+    };
     Ok(Uncarried {
         sockets: states.sockets,
         timers,
@@ -110,22 +124,23 @@ pub fn look(
         settings: of_processes(container, settings::of),
         pipes,
         others_have_groups,
-        removed_segments: match container.has_namespace("ipc") {
-            true => removed_segments(container).map_err(failed)?,
-            false => Vec::new(),
-        },
+        removed_segments: segments.removed,
+        locked_segments: segments.locked,
+        files,
+        watches,
     })
 }
 
-/// Segments that were removed while they were attached. Of a namespace that containers share, those that this one's processes have attached: others may
-/// not be attached yet when this one is restored, and would go away.
-fn removed_segments(container: &Container) -> io::Result<Vec<i32>> {
-    let mut removed = segment::removed(container.init)?;
+/// Segments that are locked, or were removed while they were attached. Of a namespace that containers share, those that this one's processes have
+/// attached: others may not be attached yet when this one is restored, and would go away if they are removed then.
+fn segments(container: &Container) -> io::Result<Marked> {
+    let mut marked = segment::marked(container.init)?;
     if container.joins_namespace("ipc") {
         let attached = segment::attached(&container.processes().map_err(io::Error::other)?);
-        removed.retain(|id| attached.contains(id));
+        marked.removed.retain(|id| attached.contains(id));
+        marked.locked.retain(|id| attached.contains(id));
     }
-    Ok(removed)
+    Ok(marked)
 }
 
 /// What will stand in the way of it, as far as can be told while the container runs.
@@ -139,13 +154,15 @@ fn all_sockets(container: &Container, unit: &[Container]) -> Vec<OpenSocket> {
     [container].into_iter().chain(unit).flat_map(|one| descriptors(one).sockets).collect()
 }
 
-/// What there is of descriptors: sockets and pipes, each once, periodic timers and inotify queues.
+/// What there is of descriptors: sockets and pipes, each once, periodic timers, inotify queues, watches with flags and settings of files.
 #[derive(Default)]
 struct Descriptors {
     sockets: Vec<OpenSocket>,
     timers: Vec<PeriodicTimer>,
     pipes: Vec<OwnedPipe>,
     queues: Queues,
+    files: Vec<FileSetting>,
+    watches: Vec<FlaggedWatch>,
 }
 
 fn descriptors(container: &Container) -> Descriptors {
@@ -157,20 +174,28 @@ fn descriptors(container: &Container) -> Descriptors {
         let Ok(mut open) = Dir::open(path.as_str(), OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty()) else {
             continue;
         };
+        let files = OpenFiles::of(pid).ok();
         let numbers: Vec<_> = open.iter().flatten().map(|entry| entry.file_name().to_owned()).collect();
         for name in numbers {
             let number = name.to_str().ok().and_then(|name| name.parse().ok());
             let (Some(descriptor), Ok(target)) = (number, readlinkat(&open, name.as_c_str())) else { continue };
             match target.to_str() {
                 Some("anon_inode:[timerfd]") => all.timers.extend(timers::periodic(pid, task, descriptor)),
-                Some(queue) if is_queue(queue) => all.queues.add(pid, descriptor),
+                Some(queue) if is_queue(queue) => {
+                    all.queues.add(pid, descriptor);
+                    all.watches.extend(watch_flags::of(pid, task, descriptor));
+                }
                 Some(socket) if socket.starts_with("socket:") && seen.insert(target.clone()) => {
                     all.sockets.push(OpenSocket { pid, task, descriptor });
                 }
                 Some(pipe) if is_pipe(pipe) && seen.insert(target.clone()) => {
                     all.pipes.extend(OwnedPipe::at(Path::new(&format!("{path}/{descriptor}")), task, descriptor));
                 }
-                _ => {}
+                link => {
+                    // Only a path may be no text.
+                    let link = link.unwrap_or("/");
+                    all.files.extend(files.as_ref().and_then(|files| file_settings::of(files, task, descriptor, link)));
+                }
             }
         }
     }
@@ -284,6 +309,20 @@ impl Uncarried {
             };
             let pid = tasks.get(task).ok_or_else(|| refused(&"there is no such process"))?;
             pipe.give(*pid).map_err(|error| refused(&error))?;
+        }
+        for file in &self.files {
+            let FileSetting { task, descriptor, .. } = file;
+            let refused = |why: &dyn std::fmt::Display| {
+                format!("the setting of descriptor {descriptor} of process {task} cannot be restored: {why}")
+            };
+            let pid = tasks.get(task).ok_or_else(|| refused(&"there is no such process"))?;
+            file.set(*pid).map_err(|error| refused(&error))?;
+        }
+        watch_flags::set(&self.watches, init, tasks)
+            .map_err(|error| format!("the flags of an inotify watch cannot be restored: {error}"))?;
+        if !self.locked_segments.is_empty() {
+            segment::lock(init, &self.locked_segments)
+                .map_err(|error| format!("a shared memory segment cannot be locked again: {error}"))?;
         }
         if self.removed_segments.is_empty() {
             return Ok(());

@@ -30,6 +30,10 @@ const HOSTS: [&str; 8] = ["ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs",
 /// A file that is watched, as one line of a descriptor's `fdinfo` tells of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Watch {
+    /// Its number, by which events name it.
+    pub(crate) number: i32,
+    /// The events, and flags of inotify_add_watch(2).
+    pub(crate) mask: u32,
     /// The device of its filesystem, as the kernel numbers it inside (20 bits for the minor number).
     device: u32,
     inode: u64,
@@ -65,6 +69,8 @@ impl Watch {
             .collect();
         let kind = number("fhandle-type:").and_then(|kind| i32::try_from(kind).ok()).unwrap_or(-1);
         Some(Self {
+            number: number("wd:")?.try_into().ok()?,
+            mask: number("mask:")?.try_into().ok()?,
             device: number("sdev:")?.try_into().ok()?,
             inode: number("ino:")?,
             handle: FileHandle { kind, bytes: bytes.unwrap_or_default() },
@@ -141,6 +147,28 @@ impl Paths {
 
     fn is_overlay(&self, device: &str) -> bool {
         self.mounts.iter().any(|mount| mount.device == device && mount.fstype == "overlay")
+    }
+
+    /// The file that is watched, opened with `O_PATH`: nobody is told of it. `None` where it is not found.
+    pub(crate) fn open(&self, watch: &Watch) -> Option<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let open_in_container =
+            |path: &Path| openat2(&self.root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT).ok();
+        if self.are_wanted(watch) {
+            return open_in_container(self.find(std::slice::from_ref(watch)).pop()??.as_path());
+        }
+        let device = watch.device();
+        let points = self.mounts.iter().filter(|mount| mount.device == device).map(|mount| Path::new(&mount.point));
+        let directories: Vec<OwnedFd> = points.filter_map(open_in_container).collect();
+        let open = || {
+            // The working directory is this thread's own.
+            unshare(CloneFlags::CLONE_FS).ok()?;
+            directories.iter().find_map(|directory| {
+                nix::unistd::fchdir(directory).ok()?;
+                watch.handle.open_on_working_directory().ok()
+            })
+        };
+        std::thread::scope(|scope| scope.spawn(open).join().expect("to open a file does not panic"))
     }
 
     /// Where files are in the container, in the order of the watches; `None` of one that is not found.

@@ -3,6 +3,7 @@
 
 pub mod affinity;
 pub mod cpu;
+pub mod file_settings;
 pub mod find;
 pub mod front;
 pub mod hidden;
@@ -13,3 +14,4 @@ pub mod settings;
 pub mod smaps;
 pub mod timers;
 pub mod undo;
+pub mod watch_flags;

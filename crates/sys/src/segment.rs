@@ -10,6 +10,10 @@ use crate::{process, shared_namespaces};
 
 /// Of the mode of a segment: it goes away when nobody has it attached any more.
 const SHM_DEST: u32 = 0o1000;
+/// Its pages are not swapped out.
+const SHM_LOCKED: u32 = 0o2000;
+/// Of linux/shm.h.
+const SHM_LOCK: libc::c_int = 11;
 
 fn inside<T: Send>(pid: u32, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
     shared_namespaces::inside(pid, ("ipc", CloneFlags::CLONE_NEWIPC), work)
@@ -25,14 +29,25 @@ pub fn ids(pid: u32) -> io::Result<Vec<u64>> {
     Ok(list(pid)?.lines().filter_map(|line| line.split_whitespace().nth(1)?.parse().ok()).collect())
 }
 
-/// The ids of those that were removed while they were attached: they go away with their last user.
-pub fn removed(pid: u32) -> io::Result<Vec<i32>> {
-    let removed = |line: &str| {
+/// Segments in a state that CRIU does not carry, by their ids.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Marked {
+    /// Those that were removed while they were attached: they go away with their last user.
+    pub removed: Vec<i32>,
+    /// Those that are locked in memory (`SHM_LOCK`).
+    pub locked: Vec<i32>,
+}
+
+/// The segments in these states.
+pub fn marked(pid: u32) -> io::Result<Marked> {
+    let list = list(pid)?;
+    let segment = |line: &str| {
         let mut fields = line.split_whitespace().skip(1);
-        let (id, mode) = (fields.next()?.parse().ok()?, u32::from_str_radix(fields.next()?, 8).ok()?);
-        (mode & SHM_DEST != 0).then_some(id)
+        Some((fields.next()?.parse().ok()?, u32::from_str_radix(fields.next()?, 8).ok()?))
     };
-    Ok(list(pid)?.lines().filter_map(removed).collect())
+    let segments: Vec<(i32, u32)> = list.lines().filter_map(segment).collect();
+    let with = |bit: u32| segments.iter().filter(|(_, mode)| mode & bit != 0).map(|(id, _)| *id).collect();
+    Ok(Marked { removed: with(SHM_DEST), locked: with(SHM_LOCKED) })
 }
 
 /// The ids of those that some of these processes have attached.
@@ -47,16 +62,22 @@ pub fn attached(pids: &[u32]) -> HashSet<i32> {
     pids.iter().filter_map(|pid| process::mappings(*pid).ok()).flatten().filter_map(id).collect()
 }
 
+fn control(id: i32, command: libc::c_int) -> io::Result<()> {
+    // SAFETY: neither IPC_RMID nor SHM_LOCK touches memory of this process.
+    match unsafe { libc::shmctl(id, command, null_mut()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Removes segments: each goes away when nobody has it attached any more.
 pub fn remove(pid: u32, ids: &[i32]) -> io::Result<()> {
-    let remove = |id: &i32| {
-        // SAFETY: IPC_RMID touches no memory.
-        match unsafe { libc::shmctl(*id, libc::IPC_RMID, null_mut()) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
-    };
-    inside(pid, || ids.iter().try_for_each(remove))
+    inside(pid, || ids.iter().try_for_each(|id| control(*id, libc::IPC_RMID)))
+}
+
+/// Locks segments in memory.
+pub fn lock(pid: u32, ids: &[i32]) -> io::Result<()> {
+    inside(pid, || ids.iter().try_for_each(|id| control(*id, SHM_LOCK)))
 }
 
 #[cfg(test)]
@@ -90,11 +111,13 @@ print('done', flush=True); sys.stdin.readline()
         let mut line = String::new();
         output.read_line(&mut line).unwrap();
         let ids: Vec<i32> = line.split_whitespace().map(|id| id.parse().unwrap()).collect();
-        assert_eq!(removed(pid).unwrap(), ids[1..]);
+        assert_eq!(marked(pid).unwrap(), Marked { removed: ids[1..].to_vec(), locked: Vec::new() });
+        lock(pid, &ids[..1]).unwrap();
+        assert_eq!(marked(pid).unwrap(), Marked { removed: ids[1..].to_vec(), locked: ids[..1].to_vec() });
         assert_eq!(super::ids(pid).unwrap(), ids.iter().map(|id| u64::try_from(*id).unwrap()).collect::<Vec<_>>());
         assert_eq!(attached(&[pid]), ids.iter().copied().collect());
         remove(pid, &ids[..1]).unwrap();
-        assert_eq!(removed(pid).unwrap(), ids);
+        assert_eq!(marked(pid).unwrap().removed, ids);
         assert_eq!(list(pid).unwrap().lines().count(), 3, "a line above both");
         let mut input = user.stdin.take().unwrap();
         writeln!(input).unwrap();

@@ -46,15 +46,53 @@ pub fn int_option(socket: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<i
     Ok(i32::from_ne_bytes(value))
 }
 
-/// Whether it is a socket of TCP that has no connection: it listens, or is closed.
-pub fn is_unconnected(socket: BorrowedFd<'_>) -> bool {
-    /// TCP_CLOSE and TCP_LISTEN of the kernel's net/tcp_states.h.
-    const CLOSED: u8 = 7;
-    const LISTENS: u8 = 10;
-    // `tcpi_state`, the first byte of `struct tcp_info`.
-    let mut state = [0];
-    let told = option(socket, libc::IPPROTO_TCP, libc::TCP_INFO, &mut state);
-    told.is_ok_and(|length| length == 1) && matches!(state[0], CLOSED | LISTENS)
+/// What TCP_INFO tells of a socket of TCP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TcpInfo {
+    /// Of the kernel's net/tcp_states.h.
+    state: u8,
+    /// The MTU of the path of its connection, or of the last one; 0 before the first.
+    path_mtu: u32,
+    /// The segment size that it has announced to its peer.
+    announced_segment: u32,
+}
+
+impl TcpInfo {
+    /// `None` of what is no socket of TCP.
+    pub fn of(socket: BorrowedFd<'_>) -> Option<Self> {
+        /// `struct tcp_info` of linux/tcp.h up to `tcpi_advmss`.
+        const BYTES: usize = 88;
+        let mut info = [0; BYTES];
+        let length = option(socket, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info).ok()?;
+        let number = |at: usize| u32::from_ne_bytes(info[at..at + 4].try_into().expect("4 bytes"));
+        (length == BYTES).then(|| Self { state: info[0], path_mtu: number(60), announced_segment: number(84) })
+    }
+
+    /// Whether it has no connection: it listens, or is closed.
+    pub fn is_unconnected(&self) -> bool {
+        /// TCP_CLOSE and TCP_LISTEN.
+        const CLOSED: u8 = 7;
+        const LISTENS: u8 = 10;
+        matches!(self.state, CLOSED | LISTENS)
+    }
+
+    /// Whether it has never had a connection.
+    pub fn is_fresh(&self) -> bool {
+        self.is_unconnected() && self.path_mtu == 0
+    }
+
+    /// The least of the largest windows that the kernel itself allows a connection with a receive buffer of so many bytes
+    /// (`tcp_init_buffer_space`), where as much of the buffer counts for content as the kernel assumes at first.
+    pub fn usual_window(&self, receive_buffer: u32) -> u32 {
+        let (whole, two_segments) = (receive_buffer / 2, self.announced_segment.saturating_mul(2));
+        if whole > two_segments { two_segments.max(whole - self.announced_segment) } else { whole }
+    }
+}
+
+/// Whether a socket has no peer.
+pub fn has_no_peer(socket: BorrowedFd<'_>) -> bool {
+    nix::sys::socket::getpeername::<nix::sys::socket::SockaddrStorage>(socket.as_raw_fd())
+        == Err(nix::errno::Errno::ENOTCONN)
 }
 
 /// A new socket, by the numbers of its family, type and protocol.

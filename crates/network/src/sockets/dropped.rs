@@ -30,9 +30,8 @@ impl Dropped {
             Some((libc::AF_INET | libc::AF_INET6, libc::SOCK_DGRAM, _)) => {
                 is_unfinished(socket).then_some(Self::UnfinishedDatagram)
             }
-            // A Unix socket, or one of TCP.
-            None | Some((_, libc::SOCK_STREAM, _)) if ready.error => Some(Self::Error),
-            None | Some((_, libc::SOCK_STREAM, _)) => ready.urgent.then_some(Self::UrgentByte),
+            None | Some((libc::AF_UNIX, ..) | (_, libc::SOCK_STREAM, _)) if ready.error => Some(Self::Error),
+            None | Some((libc::AF_UNIX, ..) | (_, libc::SOCK_STREAM, _)) => ready.urgent.then_some(Self::UrgentByte),
             Some(_) => None,
         }
     }

@@ -1,16 +1,18 @@
 //! What the sockets of a container have that CRIU does not carry: options that programs have set, and memberships in multicast
 //! groups.
 
+use std::cell::LazyCell;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
+use std::time::Duration;
 
 use nix::libc;
 use nix::net::if_::if_nameindex;
 use serde::{Deserialize, Serialize};
 use tranship_sys::process::{OpenFiles, take_descriptor};
-use tranship_sys::socket;
+use tranship_sys::socket::{self, TcpInfo};
 
 use crate::NetworkError;
 use crate::multicast::{self, Membership};
@@ -22,6 +24,11 @@ mod options;
 pub use dropped::Dropped;
 use options::{ALL, Choice, Kind, Of};
 
+/// The least that `TCP_MAXSEG` can be set to (`TCP_MIN_MSS` of the kernel's net/tcp.h).
+const LEAST_SEGMENT: u32 = 88;
+/// How often an option that CRIU changes for a moment is looked at again, and after which time.
+const SETTLED: u32 = 20;
+const LOOK: Duration = Duration::from_millis(1);
 /// Sockets that are worth a thread of their own.
 const SHARE: usize = 64;
 
@@ -138,7 +145,7 @@ pub fn unclaimed_groups(
     })
 }
 
-/// Takes each of the sockets that is still open, with its sort where it is one of the internet or of netlink.
+/// Takes each of the sockets that is still open, with its sort where it is one of the internet, of netlink or a Unix socket.
 fn each(sockets: &[OpenSocket], mut look: impl FnMut(&OpenSocket, BorrowedFd<'_>, Option<Sort>)) {
     for of_one in sockets.chunk_by(|one, next| one.pid == next.pid) {
         let Ok(files) = OpenFiles::of(of_one[0].pid) else { continue };
@@ -168,14 +175,14 @@ fn states(
     (states, all_dropped)
 }
 
-/// The memberships of a socket of that sort in groups of IP; those of TCP and netlink have none.
+/// The memberships of a socket of that sort in groups of IP; those of TCP, netlink and Unix sockets have none.
 fn memberships(
     socket: BorrowedFd<'_>,
     (family, kind, _): Sort,
     joined: &[(String, IpAddr)],
     interfaces: &HashMap<u32, String>,
 ) -> Vec<Membership> {
-    match kind == libc::SOCK_STREAM || family == libc::AF_NETLINK {
+    match kind == libc::SOCK_STREAM || matches!(family, libc::AF_NETLINK | libc::AF_UNIX) {
         true => Vec::new(),
         false => multicast::memberships(socket, joined, interfaces),
     }
@@ -241,19 +248,23 @@ fn index(interfaces: &HashMap<u32, String>, name: &str) -> Option<u32> {
     interfaces.iter().find(|(_, known)| *known == name).map(|(index, _)| *index)
 }
 
-/// What sort of internet or netlink socket it is; nothing where it is another.
+/// What sort of internet, netlink or Unix socket it is; nothing where it is another.
 fn sort(socket: BorrowedFd<'_>) -> Option<Sort> {
     let ask = |name| socket::int_option(socket, libc::SOL_SOCKET, name).ok();
-    let family = ask(libc::SO_DOMAIN).filter(|f| matches!(*f, libc::AF_INET | libc::AF_INET6 | libc::AF_NETLINK))?;
+    const FAMILIES: [i32; 4] = [libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK, libc::AF_UNIX];
+    let family = ask(libc::SO_DOMAIN).filter(|family| FAMILIES.contains(family))?;
     Some((family, ask(libc::SO_TYPE)?, ask(libc::SO_PROTOCOL)?))
 }
 
 /// The options that sockets of a sort can have set, each with the value that a new one has.
-fn defaults((family, kind, protocol): Sort) -> Vec<(&'static Choice, options::Value)> {
+fn defaults(sort: Sort) -> Vec<(&'static Choice, options::Value)> {
     // Where none can be made, nothing can be told.
+    let (family, kind, protocol) = sort;
     let Ok(new) = socket::new(family, kind, protocol) else { return Vec::new() };
-    let can_be_set = |choice: &&Choice| choice.of != Of::Datagrams || kind != libc::SOCK_STREAM;
-    ALL.iter().filter(can_be_set).filter_map(|choice| Some((choice, choice.value(new.as_fd())?))).collect()
+    ALL.iter()
+        .filter(|choice| choice.fits(sort))
+        .filter_map(|choice| Some((choice, choice.value(new.as_fd())?)))
+        .collect()
 }
 
 fn differing(
@@ -261,13 +272,25 @@ fn differing(
     defaults: &[(&'static Choice, options::Value)],
     interfaces: &HashMap<u32, String>,
 ) -> Vec<Set> {
-    let (mut unconnected, mut listens) = (None, None);
-    let mut is_asked = |choice: &Choice| match choice.of {
+    let tcp = LazyCell::new(|| TcpInfo::of(socket));
+    let is_unconnected = LazyCell::new(|| tcp.map_or_else(|| socket::has_no_peer(socket), |tcp| tcp.is_unconnected()));
+    let is_asked = |choice: &Choice| match choice.of {
         Of::All | Of::Datagrams => true,
-        Of::Unconnected => *unconnected.get_or_insert_with(|| socket::is_unconnected(socket)),
-        Of::Listening => {
-            let asked = || socket::int_option(socket, libc::SOL_SOCKET, libc::SO_ACCEPTCONN);
-            *listens.get_or_insert_with(|| asked().is_ok_and(|listens| listens == 1))
+        Of::Unconnected => *is_unconnected,
+        Of::Fresh => tcp.is_some_and(|tcp| tcp.is_fresh()),
+        Of::Limited => tcp.is_some(),
+    };
+    // Others are what the kernel itself has set.
+    let is_own = |choice: &Choice, value: &options::Value| {
+        let number = || value.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
+        match choice.of {
+            Of::Fresh => number() >= Some(LEAST_SEGMENT),
+            Of::Limited if !*is_unconnected => {
+                let buffer = socket::int_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUF).ok();
+                let usual = tcp.zip(buffer).map(|(tcp, buffer)| tcp.usual_window(buffer.unsigned_abs()));
+                number() < usual
+            }
+            _ => true,
         }
     };
     let mut set = Vec::new();
@@ -275,12 +298,37 @@ fn differing(
         if !is_asked(choice) {
             continue;
         }
-        let Some(value) = choice.value(socket).filter(|value| value != default) else { continue };
+        let is_set = |value: &options::Value| value != default;
+        let mut value = choice.value(socket).filter(is_set);
+        if (choice.level, choice.name) == (libc::SOL_SOCKET, libc::SO_PEEK_OFF) && value.is_some() {
+            value = settled(choice, socket, is_set);
+        }
+        let Some(value) = value else { continue };
+        if !is_own(choice, &value) {
+            continue;
+        }
         if let Some(value) = Value::of(choice, value.to_vec(), interfaces) {
             set.push(Set { level: choice.level, name: choice.name, value });
         }
     }
     set
+}
+
+/// The value of an option that CRIU changes for a moment when it looks at what waits in a socket, as it is afterwards; nothing where it is not set
+/// then.
+fn settled(
+    choice: &Choice,
+    socket: BorrowedFd<'_>,
+    is_set: impl Fn(&options::Value) -> bool,
+) -> Option<options::Value> {
+    let (mut last, mut same) = (choice.value(socket), 0);
+    while same < SETTLED && last.as_ref().is_some_and(&is_set) {
+        std::thread::sleep(LOOK);
+        let now = choice.value(socket);
+        same = if now == last { same + 1 } else { 0 };
+        last = now;
+    }
+    last.filter(is_set)
 }
 
 impl Value {

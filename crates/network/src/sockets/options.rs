@@ -1,8 +1,11 @@
-//! The options of internet and netlink sockets that programs set and CRIU does not carry.
+//! The options of internet, netlink and Unix sockets that programs set and CRIU does not carry.
 
 use std::os::fd::BorrowedFd;
 
+use nix::libc;
 use tranship_sys::socket;
+
+use super::Sort;
 
 const SOL_SOCKET: i32 = 1;
 const SOL_IP: i32 = 0;
@@ -34,10 +37,12 @@ pub(super) enum Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Of {
     All,
-    /// Those of TCP without a connection: they listen, or may.
+    /// Those without a connection.
     Unconnected,
-    /// Those that listen: of others the kernel tells something else.
-    Listening,
+    /// Those of TCP that have never had a connection: of others the kernel shows something else.
+    Fresh,
+    /// Those of TCP without a connection, and those with one whose value is less than what the kernel sets by itself.
+    Limited,
     /// Those without connections: with others the kernel keeps something else in its place.
     Datagrams,
 }
@@ -61,8 +66,8 @@ const fn index(kind: Kind, level: i32, name: i32, text: &'static str) -> Choice 
     Choice { kind, ..plain(level, name, text) }
 }
 
-const fn unconnected(name: i32, text: &'static str) -> Choice {
-    Choice { of: Of::Unconnected, ..plain(SOL_TCP, name, text) }
+const fn unconnected(level: i32, name: i32, text: &'static str) -> Choice {
+    Choice { of: Of::Unconnected, ..plain(level, name, text) }
 }
 
 const fn datagrams(level: i32, name: i32, text: &'static str) -> Choice {
@@ -73,7 +78,7 @@ const fn datagrams(level: i32, name: i32, text: &'static str) -> Choice {
 /// because another one changes them. Not here: what changes by itself (`TCP_QUICKACK`, `SO_INCOMING_CPU`, `TCP_WINDOW_CLAMP` of a
 /// connection), and what cannot be read (`IP_MULTICAST_IF` by index).
 #[rustfmt::skip]
-pub(super) const ALL: [Choice; 103] = [
+pub(super) const ALL: [Choice; 108] = [
     plain(SOL_SOCKET, 1, "SO_DEBUG"),
     plain(SOL_SOCKET, 29, "SO_TIMESTAMP"),
     plain(SOL_SOCKET, 35, "SO_TIMESTAMPNS"),
@@ -88,13 +93,17 @@ pub(super) const ALL: [Choice; 103] = [
     plain(SOL_SOCKET, 45, "SO_SELECT_ERR_QUEUE"),
     plain(SOL_SOCKET, 46, "SO_BUSY_POLL"),
     plain(SOL_SOCKET, 47, "SO_MAX_PACING_RATE"),
+    unconnected(SOL_SOCKET, 49, "SO_INCOMING_CPU"),
     plain(SOL_SOCKET, 60, "SO_ZEROCOPY"),
     plain(SOL_SOCKET, 61, "SO_TXTIME"),
     plain(SOL_SOCKET, 69, "SO_PREFER_BUSY_POLL"),
     plain(SOL_SOCKET, 70, "SO_BUSY_POLL_BUDGET"),
     plain(SOL_SOCKET, 74, "SO_TXREHASH"),
     plain(SOL_SOCKET, 75, "SO_RCVMARK"),
+    plain(SOL_SOCKET, 76, "SO_PASSPIDFD"),
     plain(SOL_SOCKET, 82, "SO_RCVPRIORITY"),
+    plain(SOL_SOCKET, 83, "SO_PASSRIGHTS"),
+    plain(SOL_SOCKET, 84, "SO_INQ"),
     plain(SOL_IP, 1, "IP_TOS"),
     plain(SOL_IP, 2, "IP_TTL"),
     // With TCP they change what TCP_MAXSEG says.
@@ -146,19 +155,20 @@ pub(super) const ALL: [Choice; 103] = [
     plain(SOL_IPV6, 75, "IPV6_TRANSPARENT"),
     index(Kind::NetworkIndex, SOL_IPV6, 76, "IPV6_UNICAST_IF"),
     plain(SOL_IPV6, 77, "IPV6_RECVFRAGSIZE"),
-    Choice { of: Of::Listening, ..plain(SOL_TCP, 2, "TCP_MAXSEG") },
+    Choice { of: Of::Fresh, ..plain(SOL_TCP, 2, "TCP_MAXSEG") },
     plain(SOL_TCP, 7, "TCP_SYNCNT"),
     plain(SOL_TCP, 8, "TCP_LINGER2"),
     plain(SOL_TCP, 9, "TCP_DEFER_ACCEPT"),
-    unconnected(10, "TCP_WINDOW_CLAMP"),
+    Choice { of: Of::Limited, ..plain(SOL_TCP, 10, "TCP_WINDOW_CLAMP") },
+    unconnected(SOL_TCP, 12, "TCP_QUICKACK"),
     plain(SOL_TCP, TCP_CONGESTION, "TCP_CONGESTION"),
     plain(SOL_TCP, 16, "TCP_THIN_LINEAR_TIMEOUTS"),
     plain(SOL_TCP, 18, "TCP_USER_TIMEOUT"),
-    unconnected(23, "TCP_FASTOPEN"),
+    unconnected(SOL_TCP, 23, "TCP_FASTOPEN"),
     plain(SOL_TCP, 25, "TCP_NOTSENT_LOWAT"),
     plain(SOL_TCP, 27, "TCP_SAVE_SYN"),
-    unconnected(30, "TCP_FASTOPEN_CONNECT"),
-    unconnected(34, "TCP_FASTOPEN_NO_COOKIE"),
+    unconnected(SOL_TCP, 30, "TCP_FASTOPEN_CONNECT"),
+    unconnected(SOL_TCP, 34, "TCP_FASTOPEN_NO_COOKIE"),
     plain(SOL_TCP, 36, "TCP_INQ"),
     plain(SOL_TCP, 37, "TCP_TX_DELAY"),
     plain(SOL_TCP, 44, "TCP_RTO_MAX_MS"),
@@ -182,7 +192,18 @@ pub(super) const ALL: [Choice; 103] = [
     plain(SOL_SOCKET, 44, "SO_LOCK_FILTER"),
 ];
 
+/// Options of `SOL_SOCKET` that mean something to Unix sockets: times of arrival, where to peek, what comes with messages.
+const UNIX: [i32; 9] = [29, 35, 63, 64, 37, 42, 76, 83, 84];
+
 impl Choice {
+    /// Whether sockets of this family and kind can have it set.
+    pub(super) fn fits(&self, (family, kind, _): Sort) -> bool {
+        match family {
+            libc::AF_UNIX => self.level == SOL_SOCKET && UNIX.contains(&self.name),
+            _ => self.of != Of::Datagrams || kind != libc::SOCK_STREAM,
+        }
+    }
+
     /// The value that a socket has, or nothing where it has none.
     pub(super) fn value(&self, socket: BorrowedFd<'_>) -> Option<Value> {
         let mut bytes = [0; LONGEST];
