@@ -136,6 +136,11 @@ impl Arriving {
         self.fail(&Failure::new("the migration was undone"));
     }
 
+    /// Gives files their flags, once criu has opened them.
+    pub fn set_flags(&self) -> Result<(), Failure> {
+        self.replica().as_mut().map_or(Ok(()), |replica| replica.set_flags().map_err(failed))
+    }
+
     /// So many bytes of memory are promised for what is to come.
     pub fn promise(&self, memory: u64) {
         self.to_come.add(memory);

@@ -153,6 +153,38 @@ fn a_last_page_that_became_a_hole_needs_no_memory() {
 }
 
 #[test]
+fn blocks_without_content_and_flags_are_copied() {
+    use nix::fcntl::{FallocateFlags, fallocate};
+    use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
+    let stage = Stage::new("size=16m,mode=755");
+    let file = |name: &str| {
+        fs::File::options().create(true).write(true).truncate(false).open(stage.source().join(name)).unwrap()
+    };
+    let reserve = |name: &str, flags, offset, length| fallocate(file(name), flags, offset, length).unwrap();
+    reserve("grown", FallocateFlags::empty(), 0, 1 << 20);
+    reserve("beyond", FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, 1 << 20);
+    file("between").write_all_at(b"content", 100_000).unwrap();
+    reserve("between", FallocateFlags::empty(), 0, 300_000);
+    file("log").write_all_at(b"first\n", 0).unwrap();
+    let blocks = |directory: PathBuf, name: &str| fs::metadata(directory.join(name)).unwrap().blocks();
+    let (mut source, mut replica) = stage.open();
+    pass(&mut source, &mut replica);
+    ioctl_setflags(file("log"), IFlags::APPEND).unwrap();
+    reserve("beyond", FallocateFlags::FALLOC_FL_KEEP_SIZE, 1 << 20, 1 << 20);
+    source.decide(&[], &[]).unwrap();
+    source.finish(&mut Direct { replica: &mut replica, ops: 0 }).unwrap();
+    assert_same(&stage, "with blocks");
+    for (name, size) in [("grown", 1 << 20), ("beyond", 2 << 20), ("between", 303_104)] {
+        assert_eq!(blocks(stage.source(), name) * 512, size, "{name}");
+        assert_eq!(blocks(stage.copy(), name) * 512, size, "{name}");
+    }
+    let flags = || ioctl_getflags(fs::File::open(stage.copy().join("log")).unwrap()).unwrap();
+    assert!(!flags().contains(IFlags::APPEND));
+    replica.set_flags().unwrap();
+    assert!(flags().contains(IFlags::APPEND));
+}
+
+#[test]
 fn a_quiet_filesystem_costs_nothing() {
     let stage = Stage::new("mode=755");
     for n in 0..100 {

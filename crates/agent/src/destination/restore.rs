@@ -221,6 +221,7 @@ impl DestinationRun {
 
     /// Gives the held tasks what criu does not carry.
     fn restore_uncarried(&mut self, init: u32) -> Result<(), Failure> {
+        self.inbox.tmpfs.set_flags()?;
         let Some(uncarried) = Uncarried::read(&self.layout.images())? else { return Ok(()) };
         let start = monotonic_ns();
         let restored = uncarried.restore(init, &tasks(init)?);

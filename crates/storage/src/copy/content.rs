@@ -108,6 +108,40 @@ pub(super) fn send(
     Ok(Outcome { bytes: writer.bytes, touched: writer.begun })
 }
 
+/// The parts of a file without content, by offset and length, in whole pages.
+pub(super) fn holes(file: &OwnedFd, size: u64) -> io::Result<Vec<(u64, u64)>> {
+    const PAGE_BYTES: u64 = PAGE as u64;
+    let (mut next, mut holes) = (0, Vec::new());
+    while let Some((start, end)) = data(file, next, size)? {
+        holes.push((next, (start - start % PAGE_BYTES).saturating_sub(next)));
+        next = end.next_multiple_of(PAGE_BYTES);
+    }
+    holes.push((next, size.next_multiple_of(PAGE_BYTES).saturating_sub(next)));
+    holes.retain(|(_, length)| *length > 0);
+    Ok(holes)
+}
+
+/// The parts of a file in memory whose blocks are allocated without content (fallocate(2)), by offset and length, given how many bytes its blocks
+/// have. Which holes have blocks the kernel does not show: if not all of them have, it is assumed of the first ones.
+pub(super) fn preallocated(file: &OwnedFd, size: u64, blocks: u64, sent: &Sent) -> io::Result<Vec<(u64, u64)>> {
+    let filled = sent.chunks.iter().flat_map(|(_, pages)| pages).filter(|page| **page != ZEROS).count();
+    if blocks <= (filled * PAGE) as u64 {
+        return Ok(Vec::new());
+    }
+    let holes = holes(file, size)?;
+    let end = size.next_multiple_of(PAGE as u64);
+    let content = end - holes.iter().map(|(_, length)| length).sum::<u64>();
+    let mut left = blocks.saturating_sub(content);
+    let mut parts = Vec::new();
+    for (offset, length) in holes.into_iter().chain([(end, u64::MAX)]) {
+        let length = length.min(left);
+        left -= length;
+        parts.push((offset, length));
+    }
+    parts.retain(|(_, length)| *length > 0);
+    Ok(parts)
+}
+
 /// The chunks of an extent that are to be read, those in a row in one: all, or what was written and the edges.
 fn runs(written: Option<&Chunks>, edges: [Option<u64>; 2], extent: Range<u64>) -> Vec<Range<u64>> {
     let Some(written) = written else { return vec![extent] };

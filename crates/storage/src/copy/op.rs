@@ -177,12 +177,23 @@ pub enum Op {
         /// All extended attributes, names and values; none if they are as they were.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         xattrs: Option<Vec<(Name, Name)>>,
+        /// Of a file in memory: parts, each by offset and length, whose blocks are allocated without content. Older peers ignore it.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        allocated: Vec<(u64, u64)>,
+        /// In memory: its flags (FS_IOC_SETFLAGS). Older peers ignore it.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        flags: u32,
     },
     /// The mount is complete.
     PassEnd {
         /// For good: nothing follows about it.
         last: bool,
     },
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_zero(flags: &u32) -> bool {
+    *flags == 0
 }
 
 #[cfg(test)]

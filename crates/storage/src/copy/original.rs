@@ -109,6 +109,8 @@ pub(crate) struct Original {
     doubted: HashSet<u64>,
     /// Inodes that the peer has extended attributes of.
     attributed: HashSet<u64>,
+    /// Parts of files in memory that are allocated without content, of files that have any.
+    preallocated: HashMap<u64, Vec<(u64, u64)>>,
 }
 
 impl Original {
@@ -148,6 +150,7 @@ impl Original {
             sent: HashMap::new(),
             doubted: HashSet::new(),
             attributed: HashSet::new(),
+            preallocated: HashMap::new(),
         })
     }
 
@@ -225,6 +228,7 @@ impl Pass<'_> {
         state.doubted = new.nodes.iter().filter(|(_, node)| node.ctime >= limit).map(|(ino, _)| *ino).collect();
         state.sent.retain(|ino, _| new.nodes.contains_key(ino));
         state.attributed.retain(|ino| new.nodes.contains_key(ino));
+        state.preallocated.retain(|ino, _| new.nodes.contains_key(ino));
         state.tree = Some(new);
         Ok(())
     }
@@ -396,6 +400,21 @@ impl Pass<'_> {
                     Trouble::Link(e) => CopyError::Link(e),
                 },
             )?;
+            if self.is_in_memory() {
+                // Asked again: more may have been written since.
+                let blocks = look(&file, b"").map_or(0, |stat| stat.stx_blocks * 512);
+                let parts = content::preallocated(&file, stat.stx_size, blocks, &sent)
+                    .map_err(|e| CopyError::refused("read", &full(), e))?;
+                let before = match parts.is_empty() {
+                    true => self.state.preallocated.remove(&ino),
+                    false => self.state.preallocated.insert(ino, parts.clone()),
+                };
+                // The peer's file may have blocks that this one has not any more.
+                if let Some(before) = before.filter(|before| *before != parts) {
+                    self.release(&file, ino, stat.stx_size, &before)?;
+                    touched.insert(ino);
+                }
+            }
             self.state.sent.insert(ino, sent);
             self.moved.bytes += outcome.bytes;
             if outcome.touched {
@@ -404,6 +423,25 @@ impl Pass<'_> {
             }
         }
         Ok(touched)
+    }
+
+    /// Has the peer release blocks that were allocated without content: beyond the end of the file, and where it has no content.
+    fn release(&mut self, file: &OwnedFd, ino: u64, size: u64, parts: &[(u64, u64)]) -> Result<(), CopyError> {
+        self.op(&Op::Content { ino, size })?;
+        let holes = content::holes(file, size).unwrap_or_default();
+        for (offset, length) in parts {
+            for (hole, hole_length) in &holes {
+                let (start, end) = ((*offset).max(*hole), size.min(offset + length).min(hole + hole_length));
+                if start < end {
+                    self.op(&Op::Zero { offset: start, length: end - start })?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn is_in_memory(&self) -> bool {
+        matches!(self.state.account, Account::Memory { .. })
     }
 
     /// Notes whether a file was compared only where calls have written.
@@ -456,7 +494,9 @@ impl Pass<'_> {
             }
         }
         let &Node { mode, uid, gid, atime, mtime, .. } = node;
-        self.op(&Op::Meta { ino, mode, uid, gid, atime, mtime, xattrs })
+        let flags = if self.is_in_memory() { node.flags } else { 0 };
+        let allocated = self.state.preallocated.get(&ino).cloned().unwrap_or_default();
+        self.op(&Op::Meta { ino, mode, uid, gid, atime, mtime, xattrs, allocated, flags })
     }
 }
 

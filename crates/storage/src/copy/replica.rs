@@ -14,16 +14,16 @@ use std::sync::Arc;
 
 use nix::mount::{MsFlags, mount};
 use rustix::fs::{
-    AtFlags, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, Timespec, Timestamps, Uid, XattrFlags, chmodat,
-    chownat, fallocate, flistxattr, fremovexattr, fsetxattr, ftruncate, linkat, makedev, mkdirat, mknodat, openat,
-    renameat_with, symlinkat, unlinkat, utimensat,
+    AtFlags, FallocateFlags, FileType, Gid, IFlags, Mode, OFlags, RenameFlags, Timespec, Timestamps, Uid, XattrFlags,
+    chmodat, chownat, fallocate, flistxattr, fremovexattr, fsetxattr, ftruncate, ioctl_getflags, ioctl_setflags,
+    linkat, makedev, mkdirat, mknodat, openat, renameat_with, symlinkat, unlinkat, utimensat,
 };
 
 use tranship_sys::charge::Charger;
 use tranship_sys::dirty_log::write_back;
 
 use super::op::{Kind, Name, Op, Time};
-use super::tree::open_beneath;
+use super::tree::{FLAGS, open_beneath};
 use super::{CopyError, OWN_ATTRIBUTES, nonsense};
 use crate::Root;
 use crate::carried::{Digests, digests};
@@ -87,6 +87,14 @@ impl Replica {
     /// As [`Self::apply`].
     pub fn data(&mut self, offset: u64, bytes: &[u8]) -> Result<(), CopyError> {
         self.mount()?.data(offset, bytes)
+    }
+
+    /// Gives files and directories the flags that they had (FS_IOC_SETFLAGS): once whoever opens them for writing has done so.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn set_flags(&mut self) -> Result<(), CopyError> {
+        self.copies.iter_mut().try_for_each(Copy::set_flags)
     }
 
     /// Sends what was written so far on its way to the disk if it is much, so that the disk does not get all of it after the resume.
@@ -160,6 +168,8 @@ pub(crate) struct Copy {
     ended: bool,
     /// Of files in memory: has their pages charged to the container.
     charger: Option<Arc<Charger>>,
+    /// What inodes get in the end.
+    flags: HashMap<u64, IFlags>,
 }
 
 impl Copy {
@@ -179,6 +189,7 @@ impl Copy {
             unflushed: 0,
             ended: false,
             charger: None,
+            flags: HashMap::new(),
         }
     }
 
@@ -212,7 +223,13 @@ impl Copy {
             Op::Unpark => self.unpark(),
             Op::Content { ino, size } => self.content(ino, size),
             Op::Zero { offset, length } => self.zero(offset, length),
-            Op::Meta { ino, mode, uid, gid, atime, mtime, xattrs } => {
+            Op::Meta { ino, mode, uid, gid, atime, mtime, xattrs, allocated, flags } => {
+                let flags = FLAGS & IFlags::from_bits_retain(flags);
+                match flags.is_empty() {
+                    true => self.flags.remove(&ino),
+                    false => self.flags.insert(ino, flags),
+                };
+                self.allocate(ino, &allocated)?;
                 self.attributes(ino, (mode, uid, gid), (atime, mtime), xattrs)
             }
             Op::PassEnd { last } => self.end(last),
@@ -415,6 +432,45 @@ impl Copy {
             .map_err(|e| self.refused("clear a part of a file in", Path::new("."), e))
     }
 
+    /// Allocates blocks without content, and leaves the size.
+    fn allocate(&mut self, ino: u64, parts: &[(u64, u64)]) -> Result<(), CopyError> {
+        if parts.is_empty() {
+            return Ok(());
+        }
+        if self.node(ino)?.kind != Kind::File
+            || parts.iter().any(|(offset, length)| offset.checked_add(*length).is_none())
+        {
+            return Err(nonsense("blocks of what is no file, or beyond any"));
+        }
+        let path = self.path(ino)?;
+        let file = open_beneath(&self.root, &path, OFlags::WRONLY).map_err(|e| self.refused("open", &path, e))?;
+        let file = File::from(file);
+        for (offset, length) in parts {
+            if let Some(charger) = &self.charger {
+                let allocated = charger.allocate(&file, *offset, *length);
+                allocated.map_err(|e| self.refused("allocate blocks of", &path, e))?;
+            }
+            // What is allocated already stays.
+            fallocate(&file, FallocateFlags::KEEP_SIZE, *offset, *length)
+                .map_err(|e| self.refused("allocate blocks of", &path, e))?;
+        }
+        Ok(())
+    }
+
+    /// Gives inodes their flags: nothing can be written to many of them afterwards.
+    fn set_flags(&mut self) -> Result<(), CopyError> {
+        for (ino, flags) in std::mem::take(&mut self.flags) {
+            if !self.nodes.get(&ino).is_some_and(|node| matches!(node.kind, Kind::File | Kind::Directory)) {
+                continue;
+            }
+            let path = self.path(ino)?;
+            let file = open_beneath(&self.root, &path, OFlags::RDONLY).map_err(|e| self.refused("open", &path, e))?;
+            let set = ioctl_getflags(&file).and_then(|others| ioctl_setflags(&file, others | flags));
+            set.map_err(|e| self.refused("set the flags of", &path, e))?;
+        }
+        Ok(())
+    }
+
     fn attributes(
         &mut self,
         ino: u64,
@@ -461,6 +517,9 @@ impl Copy {
         }
         if last {
             self.ended = true;
+            if self.limits.as_ref().is_some_and(|limits| limits.read_only) {
+                self.set_flags()?;
+            }
             self.limits.take().map_or(Ok(()), Limits::set)?;
         }
         Ok(())

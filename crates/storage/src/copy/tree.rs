@@ -6,7 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Statx, StatxFlags, openat2, readlinkat, statx};
+use rustix::fs::{
+    AtFlags, Dir, FileType, IFlags, Mode, OFlags, ResolveFlags, Statx, StatxFlags, openat2, readlinkat, statx,
+};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 use super::CopyError;
@@ -21,6 +23,9 @@ const PATH_LIMIT: usize = 4000;
 const SUBVOLUME: &str =
     "is a subvolume of its own, whose files have the same numbers as others; mount it as a volume of its own";
 
+/// Flags of inodes that statx(2) shows. They have the same numbers there as in ioctl_iflags(2).
+pub(crate) const FLAGS: IFlags = IFlags::IMMUTABLE.union(IFlags::APPEND).union(IFlags::NODUMP);
+
 /// What is known of an inode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Node {
@@ -32,6 +37,8 @@ pub(crate) struct Node {
     pub atime: Time,
     pub mtime: Time,
     pub ctime: Time,
+    /// Those of [`FLAGS`] that are set.
+    pub flags: u32,
     /// One of its names: directory, and name there.
     first: (u64, Vec<u8>),
 }
@@ -257,6 +264,7 @@ fn node(stat: &Statx, kind: Kind, first: Entry) -> Node {
         atime: time(stat.stx_atime),
         mtime: time(stat.stx_mtime),
         ctime: time(stat.stx_ctime),
+        flags: (stat.stx_attributes.bits() & stat.stx_attributes_mask.bits()) as u32 & FLAGS.bits(),
         first,
     }
 }
