@@ -795,6 +795,72 @@ KINDS['watch_of_sys'] = lambda: watched(lambda fd: call(libc.inotify_add_watch(f
 KINDS['watch_of_cgroup'] = lambda: watched(lambda fd: call(libc.inotify_add_watch(fd, b'/sys/fs/cgroup', 0x20)), lambda _: os.listdir('/sys/fs/cgroup'))
 
 
+def session_of_its_own(name):
+    """A child leads a session with this terminal, and says what it sees of it."""
+    ours, its = socket.socketpair()
+    if os.fork() == 0:
+        ours.close()
+        os.setsid()
+        terminal = os.open(name, os.O_RDWR)
+        tty = os.open('/dev/tty', os.O_RDWR)
+        while its.recv(1):
+            its.send(f'{os.tcgetpgrp(tty) == os.getpid()} {os.ttyname(terminal)}'.encode())
+        os._exit(0)
+    its.close()
+    return ours
+
+
+def answer(child):
+    child.send(b'?')
+    return child.recv(100)
+
+
+@kind
+def terminal_by_dev_tty():
+    parent, child = socket.socketpair()
+    if os.fork() == 0:
+        # It has both ends.
+        os.setsid()
+        master, slave = os.openpty()
+        os.close(os.open(os.ttyname(slave), os.O_RDWR))
+        tty = os.open('/dev/tty', os.O_RDWR)
+        while child.recv(1):
+            child.send(f'{os.tcgetpgrp(tty) == os.getpid()} {os.ttyname(slave)}'.encode())
+        os._exit(0)
+    child.close()
+    yield from keeps(lambda: answer(parent))
+
+
+@kind
+def terminal_by_dev_tty_and_master():
+    master, slave = os.openpty()
+    child = session_of_its_own(os.ttyname(slave))
+    answer(child)
+    yield
+    raise AssertionError('it was refused')
+
+
+@kind
+def terminal_by_dev_tty_and_slave():
+    # The master's process comes after it.
+    parent, reader = socket.socketpair()
+    if os.fork() == 0:
+        os.setsid()
+        master, slave = os.openpty()
+        os.close(os.open(os.ttyname(slave), os.O_RDWR))
+        if os.fork() == 0:
+            os.close(slave)
+            while True:
+                time.sleep(1)
+        os.close(master)
+        tty = os.open('/dev/tty', os.O_RDWR)
+        while reader.recv(1):
+            reader.send(f'{os.tcgetpgrp(tty) == os.getpid()} {os.ttyname(slave)}'.encode())
+        os._exit(0)
+    reader.close()
+    yield from keeps(lambda: answer(parent))
+
+
 @kind
 def exclusive_terminal():
     master, slave = os.openpty()

@@ -41,6 +41,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("syscall_user_dispatch", "has its system calls raise signals"),
     ("tcp_md5_key", "keys"),
     ("tcp_md5_key_of_a_closed_socket", "has keys to sign segments of TCP with"),
+    ("terminal_by_dev_tty_and_master", "was opened as /dev/tty, and"),
     ("unread_state_of_terminal", "has a change of its terminal's state to read"),
     ("vsock", "is a socket to a virtual machine or its host"),
     ("watch_of_cgroup", "watches files of /sys"),

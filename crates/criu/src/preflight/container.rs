@@ -115,6 +115,18 @@ impl Container {
         false
     }
 
+    /// The tree's pids in the order in which CRIU dumps them (pstree.c, `pstree_item_next`): each before its children, and these in the order in
+    /// which the kernel lists them, which is that of their births but where one was inherited.
+    pub(super) fn dump_order(&self) -> Vec<u32> {
+        let mut order = Vec::with_capacity(self.tasks.len());
+        let mut next = vec![self.init];
+        while let Some(pid) = next.pop() {
+            order.push(pid);
+            next.extend(self.tasks.values().rev().filter(|t| t.status.ppid == pid && t.pid != pid).map(|t| t.pid));
+        }
+        order
+    }
+
     /// All namespaces that a task lives in, as links (`net:[…]`).
     pub(super) fn namespaces(&self) -> HashSet<&str> {
         self.tasks.values().flat_map(|t| t.namespaces.values()).map(String::as_str).collect()

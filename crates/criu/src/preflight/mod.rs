@@ -227,7 +227,7 @@ fn examine(subject: &Subject) -> Result<Look, PreflightError> {
     keyrings::check(&container, &mut look);
     let files = files::Files::read(&container);
     descriptors::check(&container, subject, &files, &mut look);
-    terminals::check(&files, &mut look);
+    terminals::check(&container, &files, &mut look);
     paths::check(&container, &files, &mut look);
     mounts::check(&container, subject, &mut look);
     watches::check(&container, &files, &mut look);

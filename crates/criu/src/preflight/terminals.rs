@@ -5,15 +5,19 @@ use std::collections::HashSet;
 use rustix::fs::FileType;
 use rustix::io::ioctl_fionread;
 use tranship_sys::file_settings::has_state_to_read;
+use tranship_sys::kcmp::same_file;
 use tranship_sys::process::take_descriptor;
 use tranship_types::{Blocker, BlockerKind};
 
 use super::Look;
+use super::container::Container;
 use super::files::{Descriptor, Files};
 use super::hidden_files::Known;
+use super::procfs;
 
 /// Of the slaves of pseudo-terminals.
 const SLAVES: u32 = 136;
+const SLAVE_MAJORS: std::ops::Range<u32> = SLAVES..144;
 
 /// Which pseudo-terminal it is, and whether this is its master.
 fn terminal(d: &Descriptor<'_>) -> Option<(i64, bool)> {
@@ -26,8 +30,9 @@ fn terminal(d: &Descriptor<'_>) -> Option<(i64, bool)> {
     }
 }
 
-pub(super) fn check(files: &Files<'_>, look: &mut Look) {
+pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) {
     let all: Vec<_> = files.all.iter().filter_map(|d| Some((d, terminal(d)?))).collect();
+    by_dev_tty(container, files, &all, look);
     let (mut known, mut named) = (Known::default(), HashSet::new());
     for (d, of @ (index, is_master)) in &all {
         if !named.insert(*of) {
@@ -57,6 +62,82 @@ pub(super) fn check(files: &Files<'_>, look: &mut Look) {
     }
 }
 
+/// A terminal's descriptor, with its number and whether it is the master.
+type Open<'a> = (&'a Descriptor<'a>, (i64, bool));
+
+/// Rules for descriptors that were opened by `/dev/tty`, the name of a session's own terminal. CRIU (tty.c, `tty_verify_ctty`) looks for the
+/// first descriptor of that terminal, in the order in which it dumps processes. A slave counts in processes of the session alone; and the
+/// session must be in the foreground.
+fn by_dev_tty(container: &Container, files: &Files<'_>, terminals: &[Open<'_>], look: &mut Look) {
+    const DEV_TTY: (u32, u32) = (5, 0);
+    let opened: Vec<_> =
+        files.all.iter().filter(|d| d.kind.kind == FileType::CharacterDevice && d.kind.stands_for == DEV_TTY).collect();
+    if opened.is_empty() {
+        return;
+    }
+    let order = container.dump_order();
+    let place = |d: &Descriptor<'_>| order.iter().position(|pid| *pid == d.task.pid);
+    for d in &opened {
+        let Some(own) = Controlling::of(d.task.pid) else { continue };
+        let is_of = |(other, (index, is_master)): &&Open<'_>| {
+            *index == own.index && (*is_master || Controlling::of(other.task.pid).is_some_and(|its| its == own))
+        };
+        let first = terminals.iter().filter(is_of).min_by_key(|(other, _)| place(other)).map(|(other, _)| other.task);
+        // What was inherited is dumped with the process that comes first.
+        let holders = opened.iter().filter(|o| same_file((o.task.pid, o.fd), (d.task.pid, d.fd)));
+        let Some(holder) = holders.min_by_key(|o| place(o)).map(|o| o.task) else { continue };
+        let (what, remedy) = match first {
+            _ if own.index < 0 => {
+                ("was opened as /dev/tty, and is not its terminal any more".to_owned(), "let the program close it")
+            }
+            _ if own.foreground != own.session => (
+                "was opened as /dev/tty, while another process group of its session is in the foreground".to_owned(),
+                "end the foreground job of that terminal, or let the program close it",
+            ),
+            Some(first) if first.pid != holder.pid => (
+                format!("was opened as /dev/tty, and {} has the same terminal open", first.name()),
+                "let the program close it, or open its terminal by the name that tty(1) tells",
+            ),
+            Some(_) => continue,
+            None => (
+                "was opened as /dev/tty, and no process of the container has that terminal open besides".to_owned(),
+                "let the program open its terminal by the name that tty(1) tells",
+            ),
+        };
+        look.wait(
+            u64::from(d.task.pid) << 32 | u64::from(d.fd.unsigned_abs()),
+            blocker(d, &format!("{what}, which CRIU does not support"), remedy),
+        );
+    }
+}
+
+/// The terminal of a process's session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Controlling {
+    session: i32,
+    /// The number of the pseudo-terminal; negative if there is none, or it is another kind of terminal.
+    index: i64,
+    /// The process group in the foreground.
+    foreground: i32,
+}
+
+impl Controlling {
+    fn of(pid: u32) -> Option<Self> {
+        Self::parse(&procfs::text(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    /// From the sixth to the eighth field of /proc/PID/stat.
+    fn parse(stat: &str) -> Option<Self> {
+        let mut fields = stat.rsplit(')').next()?.split_ascii_whitespace().skip(6 - 3);
+        let mut number = || fields.next()?.parse::<i32>().ok();
+        let (session, device, foreground) = (number()?, number()?.cast_unsigned(), number()?);
+        // As `new_encode_dev` of the kernel's kdev_t.h has it.
+        let (major, minor) = (device >> 8 & 0xfff, device & 0xff | device >> 12 & 0xf_ff00);
+        let index = if SLAVE_MAJORS.contains(&major) { i64::from(major - SLAVES) << 8 | i64::from(minor) } else { -1 };
+        Some(Self { session, index, foreground })
+    }
+}
+
 fn has_output(reader: &Descriptor<'_>) -> bool {
     let waiting = take_descriptor(reader.task.pid, reader.fd).ok().and_then(|taken| ioctl_fionread(taken).ok());
     waiting.is_some_and(|bytes| bytes > 0)
@@ -64,4 +145,20 @@ fn has_output(reader: &Descriptor<'_>) -> bool {
 
 fn blocker(d: &Descriptor<'_>, what: &str, remedy: &str) -> Blocker {
     d.blocker(BlockerKind::Descriptor, what, remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_terminal_of_a_session_is_read_from_stat() {
+        let stat = "21 (a) b) S 20 21 21 34821 22 4194304 92 0";
+        let expected = Controlling { session: 21, index: 5, foreground: 22 };
+        assert_eq!(Controlling::parse(stat), Some(expected));
+        // Minor 300 of a kernel that has one major number for all.
+        let stat = "21 (a) S 20 21 21 1083436 22 0";
+        assert_eq!(Controlling::parse(stat).map(|own| own.index), Some(300));
+        assert_eq!(Controlling::parse("21 (a) S 20 21 21 0 -1 0").map(|own| own.index), Some(-1));
+    }
 }

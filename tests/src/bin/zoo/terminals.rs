@@ -89,9 +89,9 @@ pub fn controlling(_: &Path) -> Result<Check> {
         let terminal = File::options().read(true).write(true).open(&name)?;
         Ok(Box::new(move |_| {
             verify(&terminal)?;
-            let tty = File::options().read(true).write(true).open("/dev/tty")?;
             ensure!(getsid(None)?.as_raw() == std::process::id().cast_signed(), "no longer the session's leader");
-            ensure!(tcgetpgrp(&tty)? == getpgrp(), "no longer in the foreground");
+            // Only of the session's own terminal the kernel tells this to who has the slave.
+            ensure!(tcgetpgrp(&terminal)? == getpgrp(), "no longer in the foreground");
             Ok(String::new())
         }))
     })?;
