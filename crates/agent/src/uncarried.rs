@@ -12,7 +12,7 @@ use nix::sys::stat::Mode;
 use serde::{Deserialize, Serialize};
 use tranship_coordinator::Failure;
 use tranship_criu::affinity::{self, BoundThread};
-use tranship_criu::file_settings::{self, FileSetting};
+use tranship_criu::file_settings::{self, FileSetting, Served};
 use tranship_criu::settings::{self, Setting};
 use tranship_criu::timers::{self, PeriodicTimer};
 use tranship_criu::undo;
@@ -167,6 +167,7 @@ struct Descriptors {
 
 fn descriptors(container: &Container) -> Descriptors {
     let (mut all, mut seen) = (Descriptors::default(), HashSet::new());
+    let served = Served::of(container.init);
     // Processes end, and descriptors are closed.
     for pid in container.processes().unwrap_or_default() {
         let Ok(task) = survey::id_of(pid).map(|id| id.0) else { continue };
@@ -174,7 +175,7 @@ fn descriptors(container: &Container) -> Descriptors {
         let Ok(mut open) = Dir::open(path.as_str(), OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty()) else {
             continue;
         };
-        let files = OpenFiles::of(pid).ok();
+        let process = OpenFiles::of(pid).ok().map(|files| file_settings::Process { pid, task, files, served: &served });
         let numbers: Vec<_> = open.iter().flatten().map(|entry| entry.file_name().to_owned()).collect();
         for name in numbers {
             let number = name.to_str().ok().and_then(|name| name.parse().ok());
@@ -194,7 +195,7 @@ fn descriptors(container: &Container) -> Descriptors {
                 link => {
                     // Only a path may be no text.
                     let link = link.unwrap_or("/");
-                    all.files.extend(files.as_ref().and_then(|files| file_settings::of(files, task, descriptor, link)));
+                    all.files.extend(process.as_ref().and_then(|process| file_settings::of(process, descriptor, link)));
                 }
             }
         }

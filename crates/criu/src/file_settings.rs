@@ -1,15 +1,56 @@
 //! Settings of open files, epoll sets and terminals that CRIU does not carry.
 
+use std::collections::HashSet;
 use std::io;
 
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use serde::{Deserialize, Serialize};
 use tranship_sys::file_settings::{
     EpollParameters, epoll_parameters, is_exclusive, set_epoll_parameters, set_exclusive, set_write_hint, write_hint,
 };
-use tranship_sys::process::{OpenFiles, take_descriptor};
+use tranship_sys::process::{OpenFiles, take_descriptor, text};
+
+use crate::preflight::Mount;
 
 /// Paths of terminals begin so; `/dev/ptmx` is the master's.
 const TERMINALS: [&str; 4] = ["/dev/pts/", "/dev/ptmx", "/dev/tty", "/dev/console"];
+
+/// Filesystems whose servers are asked when a descriptor is closed: their names begin so.
+const SERVED: [&str; 7] = ["fuse", "nfs", "cifs", "smb", "9p", "ceph", "afs"];
+
+/// The devices of filesystems that have servers, which may not answer: their files are not looked at.
+#[derive(Debug, Default)]
+pub struct Served(HashSet<String>);
+
+impl Served {
+    /// Those that are mounted in the container whose first process is `init`.
+    pub fn of(init: u32) -> Self {
+        let mounts = Mount::parse_all(&text(format!("/proc/{init}/mountinfo")).unwrap_or_default());
+        let is_served = |mount: &Mount| SERVED.iter().any(|name| mount.fstype.starts_with(name));
+        Self(mounts.into_iter().filter(is_served).map(|mount| mount.device).collect())
+    }
+
+    /// Whether the file is on one of them. Does not ask a server.
+    fn has(&self, pid: u32, descriptor: i32) -> bool {
+        let path = format!("/proc/{pid}/fd/{descriptor}");
+        !self.0.is_empty()
+            && statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::empty())
+                .is_ok_and(|file| self.0.contains(&format!("{}:{}", file.stx_dev_major, file.stx_dev_minor)))
+    }
+}
+
+/// A process whose open files are looked at, by its pids here and in the container.
+#[derive(Debug)]
+pub struct Process<'a> {
+    /// Here.
+    pub pid: u32,
+    /// In the container.
+    pub task: u32,
+    /// Its open files.
+    pub files: OpenFiles,
+    /// What is mounted in its container.
+    pub served: &'a Served,
+}
 
 /// What is set, with its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,16 +74,17 @@ pub struct FileSetting {
     value: Value,
 }
 
-/// The setting of what process `task` (its pid in the container) has open as `descriptor`; `link` is the target of its link in
-/// `/proc/PID/fd`. Takes three system calls where `link` is of a kind that has settings, and no other ones.
-pub fn of(files: &OpenFiles, task: u32, descriptor: i32, link: &str) -> Option<FileSetting> {
+/// The setting of what a process has open as `descriptor`; `link` is the target of its link in `/proc/PID/fd`. Takes three system calls where
+/// `link` is of a kind that has settings, and no other ones.
+pub fn of(process: &Process<'_>, descriptor: i32, link: &str) -> Option<FileSetting> {
+    let &Process { pid, task, ref files, served } = process;
     let taken = || files.take(descriptor).ok();
     let value = if link == "anon_inode:[eventpoll]" {
         let parameters = epoll_parameters(taken()?).ok()?;
         (parameters != EpollParameters::default()).then_some(Value::EpollParameters(parameters))
     } else if TERMINALS.iter().any(|terminal| link.starts_with(terminal)) {
         is_exclusive(taken()?).ok()?.then_some(Value::Exclusive)
-    } else if link.starts_with('/') {
+    } else if link.starts_with('/') && !served.has(pid, descriptor) {
         let hint = write_hint(taken()?).ok()?;
         (hint != 0).then_some(Value::WriteHint(hint))
     } else {
@@ -69,6 +111,7 @@ impl FileSetting {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsRawFd;
+    use std::os::unix::fs::MetadataExt;
 
     use super::*;
 
@@ -76,14 +119,21 @@ mod tests {
     fn a_hint_is_found_and_given_to_another_file() {
         let [one, other] = [tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()];
         let pid = std::process::id();
-        let files = OpenFiles::of(pid).unwrap();
-        let look = |file: &std::fs::File| of(&files, 7, file.as_raw_fd(), "/tmp/file");
+        let mut served = Served::of(pid);
+        let of = |served: &Served, file: &std::fs::File, link: &str| {
+            of(&Process { pid, task: 7, files: OpenFiles::of(pid).unwrap(), served }, file.as_raw_fd(), link)
+        };
+        let look = |file: &std::fs::File| of(&Served::default(), file, "/tmp/file");
         assert_eq!(look(&one), None);
         set_write_hint(&one, 4).unwrap();
         let mut found = look(&one).unwrap();
         found.descriptor = other.as_raw_fd();
         found.set(pid).unwrap();
         assert_eq!(look(&other), Some(found));
-        assert_eq!(of(&files, 7, one.as_raw_fd(), "pipe:[7]"), None);
+        assert_eq!(of(&served, &one, "pipe:[7]"), None);
+        let metadata = one.metadata().unwrap();
+        let (major, minor) = (rustix::fs::major(metadata.dev()), rustix::fs::minor(metadata.dev()));
+        served.0.insert(format!("{major}:{minor}"));
+        assert_eq!(of(&served, &one, "/tmp/file"), None);
     }
 }

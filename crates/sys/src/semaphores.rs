@@ -104,10 +104,10 @@ impl UndoReader {
     /// assumed. Where there are no semaphores no process is looked at.
     ///
     /// # Errors
-    /// The iterator cannot be made; the semaphores of the namespace cannot be read.
+    /// The iterator cannot be made.
     pub fn adjusted(&self, pids: &[u32]) -> io::Result<Vec<u32>> {
-        let Some(first) = pids.first() else { return Ok(Vec::new()) };
-        let sizes = sizes(*first)?;
+        // One that has ended has no namespace any more.
+        let sizes = pids.iter().find_map(|pid| sizes(*pid).ok()).unwrap_or_default();
         if sizes.is_empty() {
             return Ok(Vec::new());
         }
