@@ -13,6 +13,7 @@ use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use tranship_criu::preflight;
 use tranship_engine::{Container, Pod};
 use tranship_sys::{process, shared_namespaces};
 use tranship_types::{Blocker, BlockerKind};
@@ -70,7 +71,7 @@ pub fn left_behind(pod: Option<&Pod>, container: &Container) -> Option<Blocker> 
     }
     let name = &container.name;
     let queues = format!("/proc/{}/root/dev/mqueue", container.init);
-    let has_queues = std::fs::read_dir(Path::new(&queues)).is_ok_and(|mut queues| queues.next().is_some());
+    let has_queues = preflight::has_message_queues(Path::new(&queues));
     let objects = match pod {
         Some(_) => Ok(Vec::new()),
         None => shared_namespaces::ipc_objects(container.init),

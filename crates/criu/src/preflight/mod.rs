@@ -42,6 +42,7 @@ pub(crate) use procfs::Mount;
 use crate::irmap::Watcher;
 use container::Container;
 pub use directories::{Sharer, sharers};
+pub use mounts::has_message_queues;
 pub use neighbours::{Depth, Namespaces, Neighbour};
 
 /// How long a state that usually passes (a task in uninterruptible sleep, data in a queue that CRIU cannot carry) may

@@ -1,10 +1,10 @@
 //! The destination's half: one tmpfs for each mount.
 
-use std::fs::File;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use nix::mount::{MsFlags, mount};
+use rustix::fs::{Mode, OFlags, open};
 
 use super::MAX_FILES;
 use super::find::TmpfsMount;
@@ -39,7 +39,9 @@ fn copy(path: PathBuf, wanted: &TmpfsMount) -> Result<Copy, CopyError> {
     mount(Some(wanted.source.as_str()), &path, Some("tmpfs"), flags, Some(options.as_str()))
         .and_then(|()| mount(None::<&str>, &path, None::<&str>, MsFlags::MS_PRIVATE, None::<&str>))
         .map_err(|e| CopyError::refused("mount a tmpfs on", &path, e))?;
-    let root = File::open(&path).map_err(|e| CopyError::refused("open", &path, e))?.into();
+    // A reference: a program that watches the directory is not told when it is closed.
+    let root = open(&path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let root = root.map_err(|e| CopyError::refused("open", &path, e))?;
     let limits = Limits { path, options: wanted.options.limits(), read_only: wanted.read_only };
     Ok(Copy::new(root, PathBuf::from(&wanted.point), MAX_FILES, Some(limits)))
 }

@@ -12,6 +12,8 @@
 //! What waits in terminals ([`terminals`]), errors of sockets ([`queues`]) and the marks of System V segments ([`segments`]) are after a dump
 //! what they were before.
 //!
+//! Directories that are roots of mounts it refers to and does not open ([`mount_points`]).
+//!
 //! It tells the resource limits of a task of another user where the kernel wants CAP_SYS_RESOURCE for that, from
 //! `/proc/PID/limits`, which wants nothing.
 //!
@@ -29,6 +31,7 @@ mod interrupted;
 mod ipc;
 mod joined;
 mod map_files;
+mod mount_points;
 mod queues;
 mod segments;
 mod shared;
@@ -322,6 +325,10 @@ pub unsafe extern "C" fn syscall(
         if epoll::is_socket_in(a as c_int, d, slot) {
             return 0;
         }
+    }
+    if number == libc::SYS_open_by_handle_at && a as c_int != libc::AT_FDCWD && mount_points::is_reference(a as c_int) {
+        // SAFETY: for this call the second argument is a handle.
+        return unsafe { mount_points::open_by_handle(a as c_int, b, c) };
     }
     // SAFETY: handed on as it came.
     let done = unsafe { real(number, a, b, c, d, e, f) };

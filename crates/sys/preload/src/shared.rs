@@ -175,7 +175,11 @@ macro_rules! openat {
             // SAFETY: the symbol is libc's function of this type; a mode that is not needed is ignored.
             let real: Openat = unsafe { std::mem::transmute(*REAL.get_or_init(|| next(c"openat64") as usize)) };
             // SAFETY: by contract.
-            let name = unsafe { CStr::from_ptr(path) }.to_bytes();
+            let path_of = unsafe { CStr::from_ptr(path) };
+            if let Some(fd) = crate::mount_points::referred(dir, path_of, flags) {
+                return fd;
+            }
+            let name = path_of.to_bytes();
             if name == b"smaps"
                 && let Some(told) = crate::smaps(dir)
             {
