@@ -28,8 +28,6 @@ fn blocker(d: &Descriptor<'_>, what: &str, remedy: &str) -> Blocker {
 
 pub(super) fn check(container: &Container, subject: &Subject, files: &Files<'_>, look: &mut Look) {
     let namespaces = container.namespaces();
-    // A file that many processes have inherited is named once, for the first of them.
-    let mut named = HashSet::new();
     for d in &files.all {
         let found = match d.kind.kind {
             _ if d.info.flags & O_PATH != 0 && is_opened(d) => Some(reference(d)),
@@ -50,9 +48,7 @@ pub(super) fn check(container: &Container, subject: &Subject, files: &Files<'_>,
             _ if d.link.starts_with('/') => place(container, d),
             _ => namespace(&namespaces, d),
         };
-        // Anonymous files all have one inode: these are named for each process.
-        let process = if d.link.starts_with("anon_inode:") { d.task.pid } else { 0 };
-        if let Some(found) = found.filter(|_| named.insert((process, d.link.clone(), d.kind.inode))) {
+        if let Some(found) = found {
             // What is mapped as well is named here.
             match named_elsewhere(d, &found) {
                 Some((pid, part)) => look.block_once(pid, part, found),

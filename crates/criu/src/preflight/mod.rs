@@ -30,11 +30,12 @@ mod tests;
 mod timers;
 mod watches;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use tranship_sys::kcmp::same_file;
 use tranship_types::{Blocker, BlockerKind};
 
 pub(crate) use procfs::Mount;
@@ -199,8 +200,56 @@ pub fn inspect(subject: &Subject) -> Result<Findings, PreflightError> {
     }
     let mut findings = look.findings;
     findings.blockers.extend(lasting.into_iter().map(|(_, b)| b));
-    findings.blockers = in_order(findings.blockers);
+    findings.blockers = in_order(once_for_all(findings.blockers));
     Ok(findings)
+}
+
+/// A descriptor that several processes have is named for the first of them, with the number of the others; of descriptors of one process for
+/// the same reason, the first.
+fn once_for_all(blockers: Vec<Blocker>) -> Vec<Blocker> {
+    let mut once: Vec<(Blocker, BTreeSet<u32>)> = Vec::new();
+    // By what is said of a file, and its name: those that were named.
+    let mut known: HashMap<(String, String), Vec<usize>> = HashMap::new();
+    for blocker in blockers {
+        let place = blocker.pid.zip(blocker.fd);
+        let file = place.and_then(|place| Some((place, what(&blocker, place)?)));
+        let Some((place, what)) = file else {
+            once.push((blocker, BTreeSet::new()));
+            continue;
+        };
+        // Objects of the kernel all have the same few names.
+        let is_anonymous = what.1.starts_with("anon_inode:");
+        let named = known.entry(what).or_default();
+        let is_same = |(first, pids): &(Blocker, BTreeSet<u32>)| {
+            let is_of_process = first.pid == blocker.pid || pids.contains(&place.0);
+            is_of_process || !is_anonymous || first.pid.zip(first.fd).is_some_and(|first| same_file(first, place))
+        };
+        match named.iter().find(|first| is_same(&once[**first])) {
+            Some(first) => {
+                once[*first].1.insert(place.0);
+            }
+            None => {
+                named.push(once.len());
+                once.push((blocker, BTreeSet::new()));
+            }
+        }
+    }
+    let with_others = |(mut blocker, mut pids): (Blocker, BTreeSet<u32>)| {
+        blocker.pid.map(|pid| pids.remove(&pid));
+        match pids.len() {
+            0 => {}
+            1 => blocker.cause.push_str("; another process has it too"),
+            others => blocker.cause.push_str(&format!("; {others} other processes have it too")),
+        }
+        blocker
+    };
+    once.into_iter().map(with_others).collect()
+}
+
+/// What a blocker says of the file behind a descriptor, after the names of both, and the name that the file has.
+fn what(blocker: &Blocker, (pid, fd): (u32, i32)) -> Option<(String, String)> {
+    let (_, what) = blocker.cause.split_once(&format!("(pid {pid}) "))?;
+    Some((what.to_owned(), procfs::link(format!("/proc/{pid}/fd/{fd}")).ok()?))
 }
 
 /// Each blocker once, and those that may be the cause of others first: of an odd process the descriptors and sockets are odd too.

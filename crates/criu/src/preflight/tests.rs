@@ -473,6 +473,24 @@ fn other_objects_of_the_kernel_are_named() {
 }
 
 #[test]
+fn a_descriptor_that_was_inherited_is_named_once() {
+    let script = "fd = libc.syscall(323, 1)\nassert fd > 0\ncopy = os.dup(fd)\n\
+                  for _ in range(3):\n    if os.fork() == 0: time.sleep(1000)\n\
+                  if os.fork() == 0:\n    other = libc.syscall(323, 1)\n    os.close(fd)\n    os.close(copy)\n    time.sleep(1000)\nready()\n";
+    let Some(container) = Sandbox::run("inherited", script, None).map(Sandbox::started) else { return };
+    wait("all children are there", || container.subject().pids.len() == 5);
+    let blockers = inspect(&container.subject()).unwrap().blockers;
+    let causes: Vec<&str> = blockers.iter().map(|b| b.cause.as_str()).collect();
+    assert_eq!(causes.len(), 2, "{causes:#?}");
+    assert!(
+        causes[0].ends_with("is a userfaultfd, which CRIU does not support; 3 other processes have it too"),
+        "{causes:#?}"
+    );
+    assert_eq!(blockers[0].pid, Some(container.init));
+    assert!(causes[1].ends_with("is a userfaultfd, which CRIU does not support"), "{causes:#?}");
+}
+
+#[test]
 fn a_container_that_has_ended_is_an_error_of_its_own() {
     let mut child = Command::new("true").spawn().unwrap();
     child.wait().unwrap();
