@@ -28,7 +28,7 @@ for name in 'frw': open('/tmp/o/d/' + name, 'w').write('x' * 100000)
 signals = []
 signal.signal(signal.SIGIO, lambda number, _: signals.append(number))
 queue = libc.inotify_init1(os.O_NONBLOCK)
-for path in ['/tmp', '/dev/shm', '/tmp/o', '/tmp/o/d', '/tmp/o/d/f']: libc.inotify_add_watch(queue, path.encode(), 0xfff)
+for path in ['/tmp', '/dev/shm', '/dev/pts', '/tmp/o', '/tmp/o/d', '/tmp/o/d/f']: libc.inotify_add_watch(queue, path.encode(), 0xfff)
 lease = os.open('/tmp/o/d/r', os.O_RDONLY)
 fcntl.fcntl(lease, fcntl.F_SETLEASE, fcntl.F_RDLCK)
 if 'write-lease' in want:

@@ -9,13 +9,16 @@
 //!                └── /usr/share/config                                   the end of it that names inode 2a on device 3d
 //! ```
 
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use nix::sched::{CloneFlags, unshare};
-use rustix::fs::{Mode, OFlags, ResolveFlags, fstat, major, minor, open, openat2};
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, ResolveFlags, StatxFlags, fstat, major, minor, open, openat2, statx,
+};
 use tranship_sys::file_handle::FileHandle;
 
 use crate::preflight::Mount;
@@ -40,6 +43,15 @@ pub struct Watch {
     handle: FileHandle,
 }
 
+/// Where a file is that is watched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// From the root of the container's mount namespace on.
+    pub path: PathBuf,
+    /// What it is there.
+    pub kind: FileType,
+}
+
 /// An entry of CRIU's cache.
 #[derive(Clone, PartialEq, prost::Message)]
 struct CacheEntry {
@@ -56,9 +68,10 @@ struct CacheEntry {
 pub type Watcher = (u32, i32);
 
 impl Watch {
-    /// Of a line such as `inotify wd:1 ino:2a sdev:3d mask:100 ignored_mask:0 fhandle-bytes:1c fhandle-type:f8 f_handle:00…`.
+    /// Of a line such as `inotify wd:1 ino:2a sdev:3d mask:100 ignored_mask:0 fhandle-bytes:1c fhandle-type:f8 f_handle:00…`; that of a mark of
+    /// fanotify is similar.
     fn of(line: &str) -> Option<Self> {
-        let words = line.strip_prefix("inotify ")?;
+        let words = line.strip_prefix("inotify ").or_else(|| line.strip_prefix("fanotify "))?;
         let field = |name: &str| words.split(' ').find_map(|word| word.strip_prefix(name));
         let number = |name: &str| u64::from_str_radix(field(name)?, 16).ok();
         let digits = field("f_handle:").unwrap_or_default();
@@ -97,21 +110,23 @@ impl Watch {
         Some(FileHandle { kind: kind.into(), bytes: all.get(HEAD..length.into())?.to_vec() })
     }
 
-    /// Whether this is it.
-    fn is_at(&self, root: &OwnedFd, path: &Path) -> bool {
+    /// What is at a path, if this is it.
+    fn at(&self, root: &OwnedFd, path: &Path) -> Option<FileType> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let found = openat2(root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT).and_then(fstat);
-        found.is_ok_and(|is| {
-            is.st_ino == self.inode && self.device() == format!("{}:{}", major(is.st_dev), minor(is.st_dev))
-        })
+        let is = openat2(root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT).and_then(fstat).ok()?;
+        let device = format!("{}:{}", major(is.st_dev), minor(is.st_dev));
+        (is.st_ino == self.inode && device == self.device()).then(|| FileType::from_raw_mode(is.st_mode))
     }
 
-    /// Its path in the container, given what it is called on the node in a layer.
-    fn seen_as(&self, in_layer: &Path, points: &[PathBuf], root: &OwnedFd) -> Option<PathBuf> {
+    /// Its place in the container, given what it is called on the node in a layer.
+    fn seen_as(&self, in_layer: &Path, points: &[PathBuf], root: &OwnedFd) -> Option<Place> {
         let parts: Vec<_> = in_layer.components().skip(1).collect();
         let ends = (0..=parts.len()).map(|skipped| parts[skipped..].iter().collect::<PathBuf>());
         let candidates = ends.flat_map(|end| points.iter().map(move |point| point.join(&end)));
-        candidates.map(|path| path.components().collect()).find(|path: &PathBuf| self.is_at(root, path))
+        candidates.map(|path| path.components().collect()).find_map(|path: PathBuf| {
+            let kind = self.at(root, &path)?;
+            Some(Place { path, kind })
+        })
     }
 }
 
@@ -120,6 +135,8 @@ pub struct Paths {
     root: OwnedFd,
     mounts: Vec<Mount>,
     hosts: Vec<Mount>,
+    /// All devices of the node's filesystems.
+    devices: HashSet<String>,
 }
 
 impl Paths {
@@ -133,16 +150,26 @@ impl Paths {
         };
         let mut hosts = mounts("self")?;
         hosts.retain(|mount| HOSTS.contains(&mount.fstype.as_str()));
+        let devices = hosts.iter().map(|mount| mount.device.clone()).collect();
+        // Of a device, one that no other mount hides.
+        hosts.retain(|mount| opened(None, mount).is_some());
         hosts.sort_by(|a, b| (a.fstype == "tmpfs", &a.device).cmp(&(b.fstype == "tmpfs", &b.device)));
         hosts.dedup_by(|a, b| a.device == b.device);
         let root = open(format!("/proc/{init}/root"), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-        Ok(Self { root, mounts: mounts(&init.to_string())?, hosts })
+        Ok(Self { root, mounts: mounts(&init.to_string())?, hosts, devices })
     }
 
-    /// Whether a file is on an overlay, or on a filesystem of the node's. What else there is has nothing that CRIU would not find.
+    /// Whether a file is on a filesystem that the first process has mounted.
+    pub fn are_known(&self, watch: &Watch) -> bool {
+        let device = watch.device();
+        self.mounts.iter().any(|mount| mount.device == device)
+    }
+
+    /// Whether CRIU has to be told where a file is. In a tmpfs of the container's own it finds each file that has a path.
     pub fn are_wanted(&self, watch: &Watch) -> bool {
         let device = watch.device();
-        self.is_overlay(&device) || self.hosts.iter().any(|mount| mount.device == device)
+        let mut own = self.mounts.iter().filter(|mount| mount.device == device);
+        self.devices.contains(&device) || own.any(|mount| mount.fstype != "tmpfs")
     }
 
     fn is_overlay(&self, device: &str) -> bool {
@@ -172,30 +199,56 @@ impl Paths {
     }
 
     /// Where files are in the container, in the order of the watches; `None` of one that is not found.
-    pub fn find(&self, watches: &[Watch]) -> Vec<Option<PathBuf>> {
+    pub fn find(&self, watches: &[Watch]) -> Vec<Option<Place>> {
         let find = || {
             // The working directory is this thread's own.
             unshare(CloneFlags::CLONE_FS)?;
-            Ok(watches.iter().map(|watch| self.path(watch)).collect())
+            Ok(watches.iter().map(|watch| self.place(watch)).collect())
         };
         let found: nix::Result<Vec<_>> =
             std::thread::scope(|scope| scope.spawn(find).join().expect("to look for files does not panic"));
         found.unwrap_or_else(|_| vec![None; watches.len()])
     }
 
-    fn path(&self, watch: &Watch) -> Option<PathBuf> {
-        let device = watch.device();
-        let is_overlay = self.is_overlay(&device);
+    fn place(&self, watch: &Watch) -> Option<Place> {
+        let of_watch = watch.device();
+        let is_overlay = self.is_overlay(&of_watch);
+        let own: Vec<&Mount> = self.mounts.iter().filter(|mount| mount.device == of_watch).collect();
+        let points: Vec<PathBuf> = own.iter().map(|mount| (&mount.point).into()).collect();
+        // A file that is mounted by itself may be on a filesystem that the node hides.
+        let mounted = points.iter().find_map(|path| {
+            let kind = watch.at(&self.root, path)?;
+            Some(Place { path: path.clone(), kind })
+        });
+        if mounted.is_some() {
+            return mounted;
+        }
         let handle = if is_overlay { watch.in_layer()? } else { watch.handle.clone() };
-        let points: Vec<PathBuf> =
-            self.mounts.iter().filter(|mount| mount.device == device).map(|mount| (&mount.point).into()).collect();
-        self.hosts.iter().filter(|host| is_overlay || host.device == device).find_map(|host| {
-            nix::unistd::chdir(host.point.as_str()).ok()?;
+        // An overlay itself opens none of its handles.
+        let inside = own.iter().filter(|_| !is_overlay).filter_map(|mount| opened(Some(&self.root), mount));
+        let hosts = self.hosts.iter().filter(|host| is_overlay || host.device == of_watch);
+        inside.chain(hosts.filter_map(|host| opened(None, host))).find_map(|directory| {
+            nix::unistd::fchdir(directory).ok()?;
             let file = handle.open_on_working_directory().ok()?;
             let link = std::fs::read_link(format!("/proc/thread-self/fd/{}", file.as_raw_fd())).ok()?;
             watch.seen_as(&link, &points, &self.root)
         })
     }
+}
+
+/// A reference to the root of a mount, at its place below `root` or on this node; `None` if that is no directory, or another mount hides it.
+fn opened(root: Option<&OwnedFd>, mount: &Mount) -> Option<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let point = mount.point.as_str();
+    let directory = match root {
+        Some(root) => openat2(root, point, flags, Mode::empty(), ResolveFlags::IN_ROOT),
+        None => open(point, flags, Mode::empty()),
+    };
+    let directory = directory.ok()?;
+    // Before Linux 5.8 the number of the mount is not told.
+    let is = statx(&directory, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::MNT_ID).ok()?;
+    let is_told = is.stx_mask & StatxFlags::MNT_ID.bits() != 0;
+    (!is_told || is.stx_mnt_id == u64::from(mount.id)).then_some(directory)
 }
 
 /// What CRIU is to find in its cache of the files that these descriptors watch; `None` without descriptors. Of a file that is not
@@ -213,8 +266,8 @@ pub fn cache(init: u32, watchers: &[Watcher]) -> io::Result<Option<Vec<u8>>> {
     let watches: Vec<Watch> =
         infos.flat_map(|info| Watch::all(&info).collect::<Vec<_>>()).filter(|watch| paths.are_wanted(watch)).collect();
     let found = paths.find(&watches);
-    let entries = watches.iter().zip(found).filter_map(|(watch, path)| {
-        let path = path?.as_os_str().as_bytes().to_vec();
+    let entries = watches.iter().zip(found).filter_map(|(watch, place)| {
+        let path = place?.path.as_os_str().as_bytes().to_vec();
         Some(CacheEntry { device: watch.device, inode: watch.inode, path })
     });
     let mut image: Vec<u8> = MAGIC.iter().flat_map(|magic| magic.to_le_bytes()).collect();

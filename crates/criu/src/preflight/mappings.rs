@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::os::fd::AsRawFd;
+use std::path::Path;
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, openat};
 use rustix::net::{AddressFamily, sockopt};
@@ -128,8 +129,8 @@ fn file(container: &Container, task: &Task, m: &Mapping) -> Option<Blocker> {
 }
 
 /// The mount that a file was opened through, found by a reference to it (`O_PATH`), which opens nothing.
-pub(super) fn mount_of(path: &str) -> Option<u32> {
-    let reference = openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+pub(super) fn mount_of(path: impl AsRef<Path>) -> Option<u32> {
+    let reference = openat(CWD, path.as_ref(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let info = procfs::text(format!("/proc/self/fdinfo/{}", reference.as_raw_fd())).ok()?;
     Some(FdInfo::parse(&info).mount)
 }

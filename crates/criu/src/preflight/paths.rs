@@ -1,6 +1,7 @@
 //! Rules about the paths of open files, programs and working directories (CRIU: files-reg.c, `check_path_remap`).
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
@@ -30,7 +31,7 @@ pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) {
 
 /// A file that has names, but the one that it was opened by is now that of another file, or cannot be reached.
 fn replaced(container: &Container, d: &Descriptor<'_>) -> Option<Blocker> {
-    let named = matches!(d.kind.kind, FileType::RegularFile | FileType::Directory | FileType::Symlink);
+    let named = matches!(d.kind.kind, FileType::RegularFile | FileType::Directory | FileType::Symlink | FileType::Fifo);
     let mount = container.mounts.iter().find(|m| m.id == d.info.mount)?;
     let by_path = !matches!(mount.fstype.as_str(), "proc" | "devpts" | "sysfs" | "cgroup" | "cgroup2");
     if !named || !by_path || d.kind.links == 0 || !d.link.starts_with('/') || container.covered.contains(&mount.id) {
@@ -40,15 +41,21 @@ fn replaced(container: &Container, d: &Descriptor<'_>) -> Option<Blocker> {
     let link = std::fs::read_link(d.path()).ok()?;
     let root = std::path::PathBuf::from(format!("/proc/{}/root", container.init));
     let path = root.join(link.strip_prefix("/").ok()?);
-    let what = match Kind::at(path, AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT) {
+    let what = match Kind::at(&path, AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT) {
         Ok(now) if (now.inode, now.device) == (d.kind.inode, d.kind.device) => return None,
-        // CRIU gives it another name for as long as it needs one.
-        Err(Errno::NOENT) => return None,
+        // CRIU gives it another name for as long as it needs one, in the directory that is there.
+        Err(Errno::NOENT) if above(&path).is_none_or(|mount| mount == d.info.mount) => return None,
+        Err(Errno::NOENT) => format!("is the file {}, which another mount hides", d.link),
         Ok(_) => format!("is the file that was {}, where another one is now", d.link),
         Err(error) => format!("is the file {}, to which no path leads any more ({error})", d.link),
     };
     let remedy = "let the program open it again, or restart the program";
     Some(d.blocker(BlockerKind::Descriptor, &what, remedy))
+}
+
+/// The mount of the nearest directory above a path that is there.
+fn above(path: &Path) -> Option<u32> {
+    path.ancestors().skip(1).find_map(mount_of)
 }
 
 /// A program in a memfd has no file of which a restore could map it (files-reg.c, `collect_filemap`).

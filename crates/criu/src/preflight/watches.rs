@@ -11,11 +11,13 @@ use tranship_types::{Blocker, BlockerKind};
 use super::Look;
 use super::container::Container;
 use super::files::{Descriptor, Files};
-use crate::irmap::{Paths, Watch};
+use crate::irmap::{Paths, Place, Watch};
 
 /// Filesystems in which the kernel shows something of itself, and where they are.
 const KERNEL: [(&str, &str); 4] =
     [("proc", "/proc"), ("sysfs", "/sys"), ("cgroup", "/sys/fs/cgroup"), ("cgroup2", "/sys/fs/cgroup")];
+
+const FANOTIFY: &str = "anon_inode:[fanotify]";
 
 pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) {
     let in_memory = |d: &Descriptor<'_>| {
@@ -25,10 +27,12 @@ pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) {
     // Most containers watch nothing.
     let paths = LazyCell::new(|| Paths::of(container.init).ok());
     for d in &files.all {
-        if d.link.starts_with("anon_inode:inotify") {
+        if d.link.starts_with("anon_inode:inotify") || d.link == FANOTIFY {
             look.passing.extend(unread(d).map(|blocker| (identity(d), blocker)));
-            look.findings.blockers.extend(of_kernel(container, d));
-            of_node(paths.as_ref(), d, look);
+            match of_kernel(container, d).or_else(|| of_filesystem(d)) {
+                Some(blocker) => look.block(blocker),
+                None => by_path(paths.as_ref(), d, look),
+            }
         } else if d.kind.kind == FileType::Directory {
             directory(d).into_iter().for_each(|blocker| look.block(blocker));
         } else if in_memory(d) && has_write_lease(&d.info.text) {
@@ -46,12 +50,17 @@ fn identity(d: &Descriptor<'_>) -> u64 {
     u64::from(d.task.pid) << 32 | u64::from(d.fd.cast_unsigned())
 }
 
-/// fsnotify.c, `dump_one_inotify`: "events will be dropped".
+/// By what a descriptor watches files.
+fn system(d: &Descriptor<'_>) -> &'static str {
+    if d.link == FANOTIFY { "fanotify" } else { "inotify" }
+}
+
+/// fsnotify.c, `dump_one_inotify` and `dump_one_fanotify`: "events will be dropped".
 fn unread(d: &Descriptor<'_>) -> Option<Blocker> {
     let bytes = take_descriptor(d.task.pid, d.fd).ok().and_then(|taken| ioctl_fionread(&taken).ok())?;
     (bytes > 0).then(|| {
-        let what = "has inotify events that wait unread, which would be lost";
-        blocker(d, what, "have the program read them").allowable("inotify-events")
+        let what = format!("has {} events that wait unread, which would be lost", system(d));
+        blocker(d, &what, "have the program read them").allowable("inotify-events")
     })
 }
 
@@ -63,22 +72,42 @@ fn of_kernel(container: &Container, d: &Descriptor<'_>) -> Option<Blocker> {
         of_kernel.filter_map(|m| KERNEL.iter().find(|(kind, _)| *kind == m.fstype)).map(|(_, place)| *place).next()
     };
     Watch::all(&d.info.text).find_map(filesystem).map(|place| {
-        let what = format!("watches files of {place} by inotify, which CRIU does not support");
+        let what = format!("watches files of {place} by {}, which CRIU does not support", system(d));
         blocker(d, &what, "let the program read them from time to time")
     })
 }
 
-/// irmap.c, `irmap_lookup`: "Can't dump that handle", where the path of a file is not found.
-fn of_node(paths: Option<&Paths>, d: &Descriptor<'_>, look: &mut Look) {
+/// proc_parse.c, `parse_fdinfo_pid_s`, knows marks of inodes and mounts.
+fn of_filesystem(d: &Descriptor<'_>) -> Option<Blocker> {
+    d.info.text.lines().any(|line| line.starts_with("fanotify sdev:")).then(|| {
+        let what = "watches a whole filesystem by fanotify (FAN_MARK_FILESYSTEM), which CRIU does not carry";
+        blocker(d, what, "let the program watch mounts or directories")
+    })
+}
+
+/// CRIU puts a watch in place again by the path of its file: fsnotify.c, `check_open_handle`, and irmap.c, `irmap_lookup`.
+fn by_path(paths: Option<&Paths>, d: &Descriptor<'_>, look: &mut Look) {
     let Some(paths) = paths else { return };
-    let watches: Vec<Watch> = Watch::all(&d.info.text).filter(|watch| paths.are_wanted(watch)).collect();
-    if watches.is_empty() {
-        return;
+    if Watch::all(&d.info.text).any(|watch| paths.are_wanted(&watch)) {
+        look.findings.watchers.push((d.task.pid, d.fd));
     }
-    look.findings.watchers.push((d.task.pid, d.fd));
-    if paths.find(&watches).contains(&None) {
-        let what = "watches a file by inotify whose path is not found, which CRIU needs";
-        look.wait(identity(d), blocker(d, what, "let the program watch files that have a name"));
+    let watches: Vec<Watch> =
+        Watch::all(&d.info.text).filter(|watch| paths.are_known(watch) || paths.are_wanted(watch)).collect();
+    let by = system(d);
+    let what = paths.find(&watches).into_iter().find_map(|place| match place {
+        None => Some(format!("watches a file by {by} whose path is not found, which CRIU needs")),
+        // The path is followed: the watch would be one of another file.
+        Some(Place { path, kind: FileType::Symlink }) => {
+            Some(format!("watches the symbolic link {} by {by}, which CRIU does not support", path.display()))
+        }
+        // The file is made anew when its socket is bound.
+        Some(Place { path, kind: FileType::Socket }) => {
+            Some(format!("watches the file {} of a Unix socket by {by}, which CRIU does not support", path.display()))
+        }
+        Some(_) => None,
+    });
+    if let Some(what) = what {
+        look.wait(identity(d), blocker(d, &what, "let the program watch files and directories that have a name"));
     }
 }
 
