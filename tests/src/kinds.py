@@ -787,12 +787,161 @@ def hidden(fd):
     return file
 
 
+def removed(make, remove, path):
+    """Watches what has lost its name and is open."""
+    def prepare(fd):
+        make(path)
+        file = os.open(path, os.O_RDONLY)
+        call(libc.inotify_add_watch(fd, path.encode(), 0x4 | 0x1))
+        remove(path)
+        return file
+    return prepare
+
+
+def bound(fd):
+    server = socket.socket(socket.AF_UNIX)
+    server.bind('/tmp/watched-socket')
+    call(libc.inotify_add_watch(fd, b'/tmp/watched-socket', 0x4))
+    return server
+
+
+def linked(fd):
+    os.symlink('/tmp', '/tmp/watched-link')
+    call(libc.inotify_add_watch(fd, b'/tmp/watched-link', 0x02000000 | 0x4))
+
+
+def touch(path):
+    open(path, 'w').close()
+
+
+KINDS['watch_of_a_removed_file'] = \
+    lambda: watched(removed(touch, os.unlink, '/tmp/watched-removed'), lambda f: os.fchmod(f, 0o600))
+KINDS['watch_of_a_removed_directory'] = \
+    lambda: watched(removed(os.mkdir, os.rmdir, '/tmp/watched-removed-directory'), lambda f: os.fchmod(f, 0o700))
+KINDS['watch_of_a_socket'] = lambda: watched(bound, lambda _: os.chmod('/tmp/watched-socket', 0o600))
+KINDS['watch_of_a_symbolic_link'] = lambda: watched(linked, lambda _: os.utime('/tmp/watched-link', (1, 1), follow_symlinks=False))
+KINDS['watch_of_dev_pts'] = lambda: watched(lambda fd: call(libc.inotify_add_watch(fd, b'/dev/pts', 0x4)), lambda _: os.chmod('/dev/pts', 0o755))
+KINDS['watch_of_dev_mqueue'] = lambda: watched(lambda fd: call(libc.inotify_add_watch(fd, b'/dev/mqueue', 0x100)), lambda _: call(libc.mq_open(b'/new', os.O_CREAT | os.O_RDWR, 0o600, None)))
+
+
+def mounted(directory):
+    os.mkdir(directory)
+    call(libc.mount(b'none', directory.encode(), b'tmpfs', 0, None))
+    return directory
+
+
+def fanotify(flags, mark, directory, unread=False):
+    """A mark of fanotify, with an event that waits or without."""
+    path = f'{directory}/marked-{os.getpid()}'
+    touch(path)
+    fd = syscall(300, 0x2 | flags, 0)
+    syscall(301, fd, 0x1 | mark, 0x20, -100, ctypes.create_string_buffer(path.encode()))
+    if unread:
+        open(path).close()
+
+    def marks():
+        lines = [line.split() for line in text(f'/proc/self/fdinfo/{fd}').splitlines() if line.startswith('fanotify')]
+        return [[word for word in line if word.split(':')[0] in ('fanotify', 'flags', 'event-flags', 'mflags', 'mask')] for line in lines]
+    before = marks()
+    yield
+    same(marks(), before)
+    open(path).close()
+    same(len(os.read(fd, 4096)) > 0, True)
+
+
+KINDS['fanotify_of_a_file'] = lambda: fanotify(0, 0, '/tmp')
+KINDS['fanotify_of_a_mount'] = lambda: fanotify(0, 0x10, mounted('/tmp/marked-mount'))
+KINDS['fanotify_of_a_filesystem'] = lambda: fanotify(0, 0x100, mounted('/tmp/marked-filesystem'))
+KINDS['fanotify_with_names'] = lambda: fanotify(0x600, 0, '/tmp')
+KINDS['fanotify_unread'] = lambda: fanotify(0, 0, '/tmp', True)
+
+
+def overmounted(make, flags):
+    """Something that is open in a directory on which another filesystem was mounted."""
+    directory = '/tmp/overmounted-' + make.__name__
+    os.mkdir(directory)
+    make(directory + '/it')
+    fd = os.open(directory + '/it', flags)
+    call(libc.mount(b'none', directory.encode(), b'tmpfs', 0, None))
+    before = os.fstat(fd).st_mode
+    yield
+    same(os.fstat(fd).st_mode, before)
+    call(libc.umount2(directory.encode(), 0))
+    same(os.stat(directory + '/it').st_mode, before)
+
+
+KINDS['overmounted_file'] = lambda: overmounted(touch, os.O_RDONLY)
+KINDS['overmounted_fifo'] = lambda: overmounted(os.mkfifo, os.O_RDWR)
+KINDS['overmounted_directory'] = lambda: overmounted(os.mkdir, os.O_RDONLY)
+
+
+def told(child):
+    """What a child, that ends then, writes into a pipe."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        child(lambda number: os.write(writer, struct.pack('i', number)))
+        os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(writer)
+    return struct.unpack('i', os.read(reader, 4))[0]
+
+
+def orphan(tell):
+    """Begins a session, and leaves a process in it."""
+    os.setsid()
+    pid = os.fork()
+    if pid == 0:
+        while True:
+            signal.pause()
+    tell(pid)
+
+
+def orphaned(reaper):
+    if reaper:
+        prctl(36, 1)
+    pid = told(orphan)
+    yield from keeps(lambda: (os.getsid(pid), os.getpgid(pid)))
+
+
+KINDS['orphan'] = lambda: orphaned(False)
+KINDS['orphan_of_a_subreaper'] = lambda: orphaned(True)
+
+
+@kind
+def born_before_the_session():
+    pid = os.fork()
+    if pid == 0:
+        while True:
+            signal.pause()
+    before = os.getsid(pid)
+    os.setsid()
+    yield from keeps(lambda: (os.getsid(pid) == before, os.getsid(0) == os.getpid()))
+
+
+@kind
+def group_that_its_leader_has_left():
+    os.setsid()
+    pids = []
+    for _ in range(3):
+        pid = os.fork()
+        if pid == 0:
+            while True:
+                signal.pause()
+        os.setpgid(pid, 0)
+        pids.append(pid)
+    one, two, three = pids
+    os.setpgid(two, one)
+    os.setpgid(one, three)
+    yield from keeps(lambda: [os.getpgid(pid) for pid in pids])
+
+
 KINDS['watch_of_a_fifo'] = lambda: watched(fifo, lambda _: os.chmod('/tmp/fifo', 0o600))
 KINDS['watch_of_a_renamed_file'] = lambda: watched(hidden, lambda f: os.write(f, b'x'))
 KINDS['watch_of_dev'] = lambda: watched(lambda fd: call(libc.inotify_add_watch(fd, b'/dev', 0x100)), lambda _: open('/dev/zzz', 'w').close())
 KINDS['watch_of_dev_null'] = lambda: watched(lambda fd: call(libc.inotify_add_watch(fd, b'/dev/null', 0x2)), lambda _: open('/dev/null', 'w').write('x'))
-KINDS['watch_of_sys'] = lambda: watched(lambda fd: call(libc.inotify_add_watch(fd, b'/sys/class', 0x20)), lambda _: os.listdir('/sys/class'))
-KINDS['watch_of_cgroup'] = lambda: watched(lambda fd: call(libc.inotify_add_watch(fd, b'/sys/fs/cgroup', 0x20)), lambda _: os.listdir('/sys/fs/cgroup'))
+KINDS['watch_of_sys'] = lambda: watched(lambda fd: call(libc.inotify_add_watch(fd, b'/sys/class', 0x4)), lambda _: os.chmod('/sys/class', 0o755))
+KINDS['watch_of_cgroup'] = lambda: watched(lambda fd: call(libc.inotify_add_watch(fd, b'/sys/fs/cgroup', 0x4)), lambda _: os.chmod('/sys/fs/cgroup', 0o755))
 
 
 def session_of_its_own(name):

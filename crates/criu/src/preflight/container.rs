@@ -46,6 +46,8 @@ pub(super) struct Container {
     pub root: u32,
     /// The tree that CRIU dumps, by pid: the first process and its descendants.
     pub tasks: BTreeMap<u32, Task>,
+    /// Processes of the tree that have ended and for which nobody has waited: cgroups do not list them.
+    pub zombies: BTreeMap<u32, Task>,
     /// Processes of the container that are no descendants of the first one: they were started by exec.
     pub entered: BTreeMap<u32, Task>,
     /// The first process's mounts.
@@ -77,6 +79,7 @@ impl Container {
             return Err(PreflightError::Gone { pid: init });
         }
         let (tasks, entered) = tree(init, tasks);
+        let zombies = zombies(&tasks);
         let mountinfo = |pid: u32| procfs::text(format!("/proc/{pid}/mountinfo")).map(|t| Mount::parse_all(&t));
         let mounts = mountinfo(init).map_err(PreflightError::reading("mountinfo", init))?;
         let mut covered = covered(&mounts);
@@ -93,7 +96,7 @@ impl Container {
         let mount_ids = all_mounts.iter().map(|m| m.id).collect();
         let map = procfs::text(format!("/proc/{init}/uid_map")).unwrap_or_default();
         let root = map.split_ascii_whitespace().nth(1).and_then(|id| id.parse().ok()).unwrap_or(0);
-        Ok(Self { init, root, tasks, entered, mounts, all_mounts, mount_ids, covered })
+        Ok(Self { init, root, tasks, zombies, entered, mounts, all_mounts, mount_ids, covered })
     }
 
     pub(super) fn first(&self) -> &Task {
@@ -148,6 +151,23 @@ fn tree(init: u32, mut tasks: BTreeMap<u32, Task>) -> (BTreeMap<u32, Task>, BTre
     };
     let inside: BTreeSet<u32> = tasks.values().filter(|t| descends(t)).map(|t| t.pid).collect();
     tasks.into_iter().partition(|(pid, _)| inside.contains(pid))
+}
+
+/// Children of these that have ended and are not among them.
+fn zombies(tasks: &BTreeMap<u32, Task>) -> BTreeMap<u32, Task> {
+    let threads = |task: &Task| match task.status.threads {
+        0 | 1 => vec![task.pid],
+        _ => procfs::numbers(format!("/proc/{}/task", task.pid)).unwrap_or_default(),
+    };
+    let children = |pid: u32, tid: u32| {
+        let text = procfs::text(format!("/proc/{pid}/task/{tid}/children")).unwrap_or_default();
+        text.split_ascii_whitespace().filter_map(|child| child.parse().ok()).collect::<Vec<u32>>()
+    };
+    let of_task = |task: &Task| threads(task).into_iter().flat_map(|tid| children(task.pid, tid)).collect::<Vec<u32>>();
+    let all = tasks.values().flat_map(of_task).filter(|pid| !tasks.contains_key(pid));
+    let ended =
+        all.filter_map(|pid| Some(Task { pid, status: Status::read(pid, None).ok()?, namespaces: HashMap::new() }));
+    ended.filter(Task::zombie).map(|task| (task.pid, task)).collect()
 }
 
 /// Mounts that cannot be seen at their place: another mount lies on top of them, or on a directory on the way there

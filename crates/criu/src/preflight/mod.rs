@@ -20,6 +20,7 @@ mod processes;
 mod procfs;
 mod scheduling;
 mod semaphores;
+mod sessions;
 mod sharing;
 mod sockets;
 #[cfg(test)]

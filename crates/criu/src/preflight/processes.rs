@@ -1,10 +1,13 @@
 //! Rules about processes and threads.
 
+use std::collections::BTreeMap;
+
 use tranship_sys::process::{owner_of_namespace, waits_for_vforked};
 use tranship_types::Blocker;
 
 use super::container::{Container, Task};
 use super::procfs::{self, Status};
+use super::sessions::{self, Obstacle, Process};
 use super::{Look, Subject};
 
 const SIGTRAP: u32 = 5;
@@ -35,6 +38,10 @@ pub(super) fn check(container: &Container, subject: &Subject, look: &mut Look) {
         limits(task, subject, look);
         machine(task, subject, look);
     }
+    for task in container.zombies.values() {
+        session(container, task, look);
+    }
+    tree(container, look);
     let root = procfs::link(format!("/proc/{}/root", container.init)).unwrap_or_default();
     if !root.is_empty() && root != "/" {
         // mount.c: the first task's root must be the root of its mount namespace.
@@ -72,6 +79,52 @@ fn session(container: &Container, task: &Task, look: &mut Look) {
     }
 }
 
+/// Sessions and groups that CRIU does not restore; each is named once.
+fn tree(container: &Container, look: &mut Look) {
+    let process = |task: &Task| {
+        let status = &task.status;
+        Process { parent: status.ppid, session: status.session, group: status.group }
+    };
+    if container.first().status.session != container.init {
+        return;
+    }
+    // Sessions and groups from outside are named one by one.
+    let all = || container.tasks.values().chain(container.zombies.values());
+    let own = all().filter(|task| task.status.inner_sid != 0);
+    let processes: BTreeMap<u32, Process> = own.map(|task| (task.pid, process(task))).collect();
+    let named = |pid: u32| all().find(|task| task.pid == pid);
+    let mut found: BTreeMap<(Obstacle, u32), Vec<u32>> = BTreeMap::new();
+    for (pid, obstacle) in sessions::obstacles(container.init, &processes) {
+        let number = if obstacle == Obstacle::Session { processes[&pid].session } else { processes[&pid].group };
+        found.entry((obstacle, number)).or_default().push(pid);
+    }
+    for ((obstacle, number), pids) in found {
+        let Some(task) = named(pids[0]) else { continue };
+        let others = match pids.len() - 1 {
+            0 => String::new(),
+            1 => ", as is another process".to_owned(),
+            n => format!(", as are {n} other processes"),
+        };
+        let (what, remedy) = match obstacle {
+            Obstacle::Session => (
+                format!("is in the session of process {number}, which CRIU cannot restore below these ancestors{others}"),
+                "start it in a session of its own (setsid), or leave it to the container's first process to inherit orphans \
+                 (no PR_SET_CHILD_SUBREAPER)"
+                    .to_owned(),
+            ),
+            Obstacle::Group => {
+                let leader = named(number).map_or_else(|| format!("process {number}"), Task::name);
+                (
+                    format!("is in the process group of {leader}, which has left it for another group{others}"),
+                    format!("end {leader}, or let it go back to its group (setpgid)"),
+                )
+            }
+        };
+        // A process may have ended between two looks at others.
+        look.wait(u64::from(number), task.blocker(&what, remedy));
+    }
+}
+
 fn threads(container: &Container, task: &Task, subject: &Subject, look: &mut Look) {
     let tids = procfs::numbers(format!("/proc/{}/task", task.pid)).unwrap_or_default();
     let (mut stopped, mut running) = (0, 0);
@@ -100,7 +153,30 @@ fn threads(container: &Container, task: &Task, subject: &Subject, look: &mut Loo
     } else if stopped > 0 && !subject.stopped_can_be_traced {
         let what = "is stopped by a signal, so that criu cannot take hold of it in a frozen cgroup of version 1";
         look.wait(0, task.blocker(what, "continue it (SIGCONT) or end it"));
+    } else if stopped > 0 {
+        stop(task, look);
     }
+}
+
+/// compel's infect.c knows two signals that stop a process, and sends the one that has stopped it again. Once the parent has waited for
+/// the process, nothing tells which one it was.
+fn stop(task: &Task, look: &mut Look) {
+    const SIGTTIN: u32 = 21;
+    const SIGTTOU: u32 = 22;
+    let stat = procfs::text(format!("/proc/{}/stat", task.pid)).unwrap_or_default();
+    // The last field (proc_pid_stat(5), `exit_code`) is the signal's number in the second byte.
+    let signal = stat.split_whitespace().next_back().and_then(|word| word.parse::<u32>().ok());
+    let name = match signal.map(|code| if code > 0xff { code >> 8 } else { code }) {
+        Some(SIGTTIN) => "SIGTTIN",
+        Some(SIGTTOU) => "SIGTTOU",
+        _ => {
+            look.change(format!("{} is stopped by a signal, of which its parent is told once more", task.name()));
+            return;
+        }
+    };
+    let what =
+        format!("is stopped by {name} (it has used its terminal in the background), which CRIU does not support");
+    look.wait(0, task.blocker(&what, "continue it in the foreground (fg), or end it"));
 }
 
 fn traced(container: &Container, task: &Task, tracer: u32) -> Blocker {

@@ -23,6 +23,9 @@ pub(super) struct Status {
     pub inner_pid: u32,
     /// Session in the innermost pid namespace, 0 where its leader is outside of it.
     pub inner_sid: u32,
+    /// Session and process group as this /proc shows them; 0 where their leaders are out of its sight.
+    pub session: u32,
+    pub group: u32,
     /// All user ids, then all group ids: real, effective, saved, of the filesystem.
     pub ids: Vec<u32>,
     /// Signals that are pending for the thread or for its process, by their numbers less one.
@@ -38,6 +41,7 @@ pub(super) struct Status {
 impl Status {
     pub(super) fn parse(text: &str) -> Option<Self> {
         let mut status = Status { state: '?', ..Status::default() };
+        let first = |v: &str| v.split_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or(0);
         let last = |v: &str| v.split_whitespace().next_back().and_then(|n| n.parse().ok()).unwrap_or(0);
         let kib = |v: &str| v.split_whitespace().next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) * 1024;
         for line in text.lines() {
@@ -50,7 +54,8 @@ impl Status {
                 "TracerPid" => status.tracer = value.parse().ok()?,
                 "Threads" => status.threads = value.parse().ok()?,
                 "NSpid" => status.inner_pid = last(value),
-                "NSsid" => status.inner_sid = last(value),
+                "NSpgid" => status.group = first(value),
+                "NSsid" => (status.session, status.inner_sid) = (first(value), last(value)),
                 "Uid" | "Gid" => status.ids.extend(value.split_whitespace().filter_map(|n| n.parse::<u32>().ok())),
                 "voluntary_ctxt_switches" | "nonvoluntary_ctxt_switches" => {
                     status.switches += value.parse::<u64>().unwrap_or(0);
@@ -248,11 +253,12 @@ mod tests {
 
     #[test]
     fn status_takes_the_innermost_numbers_and_survives_odd_names() {
-        let text = "Name:\tx: y) z\nState:\tS (sleeping)\nPPid:\t7\nTracerPid:\t0\nNSpid:\t812\t1\nNSsid:\t812\t1\n\
+        let text = "Name:\tx: y) z\nState:\tS (sleeping)\nPPid:\t7\nTracerPid:\t0\nNSpid:\t812\t1\nNSpgid:\t810\t0\nNSsid:\t812\t1\n\
                     VmSwap:\t       4 kB\nRssAnon:\t    12 kB\nThreads:\t3\nSigPnd:\t0000000000000010\n\
                     ShdPnd:\t0000000000000800\n";
         let s = Status::parse(text).unwrap();
         assert_eq!((s.name.as_str(), s.state, s.ppid, s.inner_pid, s.inner_sid), ("x: y) z", 'S', 7, 1, 1));
+        assert_eq!((s.group, s.session), (810, 812));
         assert_eq!((s.threads, s.anonymous, s.pending), (3, 16 * 1024, 0x810));
         assert_eq!(Status::parse("Name:\tx\n"), None);
     }

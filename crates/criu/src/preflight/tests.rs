@@ -127,6 +127,26 @@ impl Sandbox {
         Some(if output.status.success() { Ok(()) } else { Err(said) })
     }
 
+    /// Whether criu dumps and restores it; where there is a criu.
+    fn is_restored(&self) -> Option<bool> {
+        let criu: Criu = find(None).map_err(|e| eprintln!("not compared with criu: {e}")).ok()?;
+        let images = self.dir.path().join("images");
+        let work = |action: &str, options: &[&str]| {
+            let mut path = criu.path.parent().unwrap().as_os_str().to_owned();
+            path.push(":");
+            path.push(std::env::var_os("PATH").unwrap());
+            // In some trees a process waits for ever.
+            let mut command = Command::new("timeout");
+            command.arg("10").arg("runc").arg("--root").arg(self.dir.path().join("state"));
+            command.env("PATH", path).arg(action).args(options).arg("--image-path").arg(&images);
+            command.arg("--work-path").arg(&images).arg(&self.name);
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success()
+        };
+        assert!(work("checkpoint", &[]), "{}", fs::read_to_string(images.join("dump.log")).unwrap_or_default());
+        let bundle = self.dir.path().to_str().unwrap();
+        Some(work("restore", &["-d", "--bundle", bundle]))
+    }
+
     pub(super) fn passes(&self) -> Findings {
         let findings = inspect(&self.subject()).unwrap();
         assert_eq!(findings.blockers, [], "a false alarm");
@@ -327,6 +347,56 @@ fn a_process_that_a_signal_has_stopped_is_named_where_criu_would_wait_for_it() {
     let [blocker] = &blockers(false)[..] else { panic!("{:?}", blockers(false)) };
     assert!(blocker.cause.contains("is stopped by a signal") && blocker.pid != Some(container.init), "{blocker}");
     assert_eq!(blockers(true), []);
+    let Findings { changes, .. } = inspect(&Subject { stopped_can_be_traced: true, ..container.subject() }).unwrap();
+    assert!(changes.len() == 1 && changes[0].contains("is stopped by a signal"), "{changes:?}");
+}
+
+#[test]
+fn a_process_that_its_terminal_has_stopped_is_named() {
+    let script =
+        "if os.fork() == 0:\n  os.setpgid(0, 0)\n  os.kill(os.getpid(), signal.SIGTTIN)\n  os._exit(0)\nready()\n";
+    let Some(container) = Sandbox::run("background", script, None).map(Sandbox::started) else { return };
+    let subject = || Subject { stopped_can_be_traced: true, ..container.subject() };
+    wait("the child is stopped", || inspect(&subject()).unwrap().blockers.len() == 1);
+    let blocker = &inspect(&subject()).unwrap().blockers[0];
+    assert!(blocker.cause.contains("is stopped by SIGTTIN"), "{blocker}");
+}
+
+/// What the rules for sessions and groups say of random trees is what criu does with them.
+#[test]
+fn trees_are_refused_if_criu_cannot_restore_them_and_only_then() {
+    let seeds = std::env::var("TRANSHIP_TREES").ok().and_then(|n| n.parse().ok()).unwrap_or(12);
+    let (mut carried, mut refused) = (0, 0);
+    for seed in 0..seeds {
+        let script = "exec(open('/shared/trees.py').read())\n";
+        let script = format!("while not os.path.exists('/shared/seed'): time.sleep(0.001)\n{script}");
+        let Some(container) = Sandbox::run("trees", &script, None) else { return };
+        fs::write(container.shared("trees.py"), include_str!("trees.py")).unwrap();
+        fs::write(container.shared("seed.new"), seed.to_string()).unwrap();
+        fs::rename(container.shared("seed.new"), container.shared("seed")).unwrap();
+        let container = container.started();
+        let blockers = inspect(&container.subject()).unwrap().blockers;
+        let is_named =
+            |b: &Blocker| b.cause.contains("is in the session of") || b.cause.contains("is in the process group");
+        assert!(blockers.iter().all(is_named), "seed {seed}: {blockers:?}");
+        let Some(restored) = container.is_restored() else { return };
+        let log = || fs::read_to_string(container.dir.path().join("images/restore.log")).unwrap_or_default();
+        let errors = || log().lines().filter(|l| l.contains("Error")).collect::<Vec<_>>().join("\n");
+        assert_eq!(blockers.is_empty(), restored, "seed {seed}: {blockers:#?} {}", errors());
+        *(if restored { &mut carried } else { &mut refused }) += 1;
+    }
+    assert!(carried > 0 && refused > 0, "{carried} carried, {refused} refused");
+    println!("{carried} trees carried, {refused} refused");
+}
+
+#[test]
+fn a_group_that_its_leader_has_left_is_refused_as_criu_waits_for_ever() {
+    let script = "pids = []\nfor _ in range(3):\n  pids.append(os.fork())\n  if pids[-1] == 0: time.sleep(1000)\n  os.setpgid(pids[-1], 0)\n\
+                  one, two, three = pids\nos.setpgid(two, one)\nos.setpgid(one, three)\nready()\n";
+    let Some(container) = Sandbox::run("group", script, None).map(Sandbox::started) else { return };
+    let blockers = inspect(&container.subject()).unwrap().blockers;
+    assert!(blockers.len() == 1 && blockers[0].cause.contains("is in the process group of python3"), "{blockers:?}");
+    assert!(container.is_restored().is_none_or(|restored| !restored));
 }
 
 #[test]
