@@ -182,7 +182,7 @@ impl Paths {
         let open_in_container =
             |path: &Path| openat2(&self.root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT).ok();
         if self.are_wanted(watch) {
-            return open_in_container(self.find(std::slice::from_ref(watch)).pop()??.as_path());
+            return open_in_container(&self.find(std::slice::from_ref(watch)).pop()??.path);
         }
         let device = watch.device();
         let points = self.mounts.iter().filter(|mount| mount.device == device).map(|mount| Path::new(&mount.point));
