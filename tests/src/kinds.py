@@ -849,6 +849,17 @@ def fanotify(flags, mark, directory, unread=False):
     same(len(os.read(fd, 4096)) > 0, True)
 
 
+@kind
+def fanotify_of_a_removed_file():
+    path = '/tmp/marked-and-removed'
+    held = os.open(path, os.O_RDWR | os.O_CREAT)
+    fd = syscall(300, 0x2, 0)
+    syscall(301, fd, 0x1, 0x20, -100, ctypes.create_string_buffer(path.encode()))
+    os.unlink(path)
+    yield
+    raise AssertionError('it was refused')
+
+
 KINDS['fanotify_of_a_file'] = lambda: fanotify(0, 0, '/tmp')
 KINDS['fanotify_of_a_mount'] = lambda: fanotify(0, 0x10, mounted('/tmp/marked-mount'))
 KINDS['fanotify_of_a_filesystem'] = lambda: fanotify(0, 0x100, mounted('/tmp/marked-filesystem'))

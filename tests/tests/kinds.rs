@@ -27,6 +27,7 @@ const CAPABILITIES: [&str; 7] = [
 /// Kinds that are refused, and words of what is said. The other kinds are carried, but for those of [`CHANGED`].
 const REFUSED: &[(&str, &str)] = &[
     ("fanotify_of_a_filesystem", "watches a whole filesystem by fanotify"),
+    ("fanotify_of_a_removed_file", "watches a file by fanotify whose path is not found"),
     ("fanotify_unread", "has fanotify events that wait unread"),
     ("flow_label", "has leased IPv6 flow labels"),
     ("group_that_its_leader_has_left", "is in the process group of"),

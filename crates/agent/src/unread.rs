@@ -1,4 +1,4 @@
-//! inotify events that wait unread: CRIU drops them (fsnotify.c, `dump_one_inotify`).
+//! inotify and fanotify events that wait unread: CRIU drops them (fsnotify.c, `dump_one_inotify`, `dump_one_fanotify`).
 
 use std::fs::DirEntry;
 
@@ -9,12 +9,12 @@ use tranship_types::{Blocker, BlockerKind};
 /// The kind that `--allow` names.
 pub const KIND: &str = "inotify-events";
 
-/// Whether a link in `/proc/PID/fd` stands for an inotify descriptor.
+/// Whether a link in `/proc/PID/fd` stands for an inotify or fanotify descriptor.
 pub fn is_queue(target: &str) -> bool {
-    target == "anon_inode:inotify"
+    ["anon_inode:inotify", "anon_inode:[fanotify]"].contains(&target)
 }
 
-/// The inotify descriptors of a container, or of several, as they are at one moment.
+/// The inotify and fanotify descriptors of a container, or of several, as they are at one moment.
 #[derive(Debug, Default)]
 pub struct Queues(Vec<(u32, i32)>);
 
@@ -46,7 +46,7 @@ impl Queues {
         let (pid, fd) = *self.0.iter().find(waits)?;
         let name = process::name(pid).unwrap_or_default();
         let cause = format!(
-            "descriptor {fd} of process {pid} ({name}) has inotify events that wait unread, which would be lost"
+            "descriptor {fd} of process {pid} ({name}) has inotify or fanotify events that wait unread, which would be lost"
         );
         let blocker = Blocker::new(BlockerKind::Descriptor, cause, "try again when the program has read them");
         Some(blocker.at(pid, Some(fd)).allowable(KIND))

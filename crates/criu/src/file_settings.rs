@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use serde::{Deserialize, Serialize};
@@ -16,7 +17,26 @@ use crate::preflight::Mount;
 const TERMINALS: [&str; 4] = ["/dev/pts/", "/dev/ptmx", "/dev/tty", "/dev/console"];
 
 /// Filesystems whose servers are asked when a descriptor is closed: their names begin so.
-const SERVED: [&str; 7] = ["fuse", "nfs", "cifs", "smb", "9p", "ceph", "afs"];
+const SERVED: [&str; 13] = [
+    "fuse",
+    "virtiofs",
+    "nfs",
+    "cifs",
+    "smb",
+    "9p",
+    "ceph",
+    "afs",
+    "orangefs",
+    "lustre",
+    "beegfs",
+    "glusterfs",
+    "gpfs",
+];
+
+/// Whether a filesystem has a server, which may not answer.
+pub(crate) fn is_served(mount: &Mount) -> bool {
+    SERVED.iter().any(|name| mount.fstype.starts_with(name))
+}
 
 /// The devices of filesystems that have servers, which may not answer: their files are not looked at.
 #[derive(Debug, Default)]
@@ -26,7 +46,6 @@ impl Served {
     /// Those that are mounted in the container whose first process is `init`.
     pub fn of(init: u32) -> Self {
         let mounts = Mount::parse_all(&text(format!("/proc/{init}/mountinfo")).unwrap_or_default());
-        let is_served = |mount: &Mount| SERVED.iter().any(|name| mount.fstype.starts_with(name));
         Self(mounts.into_iter().filter(is_served).map(|mount| mount.device).collect())
     }
 
@@ -35,8 +54,15 @@ impl Served {
         let path = format!("/proc/{pid}/fd/{descriptor}");
         !self.0.is_empty()
             && statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::empty())
-                .is_ok_and(|file| self.0.contains(&format!("{}:{}", file.stx_dev_major, file.stx_dev_minor)))
+                .map_or(true, |file| self.0.contains(&format!("{}:{}", file.stx_dev_major, file.stx_dev_minor)))
     }
+}
+
+/// Whether a process can write to what it has open, by the mode of the link.
+fn is_for_writing(pid: u32, descriptor: i32) -> bool {
+    const WRITE: u32 = 0o200;
+    let link = std::fs::symlink_metadata(format!("/proc/{pid}/fd/{descriptor}"));
+    link.is_ok_and(|link| link.mode() & WRITE != 0)
 }
 
 /// A process whose open files are looked at, by its pids here and in the container.
@@ -74,8 +100,8 @@ pub struct FileSetting {
     value: Value,
 }
 
-/// The setting of what a process has open as `descriptor`; `link` is the target of its link in `/proc/PID/fd`. Takes three system calls where
-/// `link` is of a kind that has settings, and no other ones.
+/// The setting of what a process has open as `descriptor`; `link` is the target of its link in `/proc/PID/fd`. Takes up to five system calls
+/// where `link` is of a kind that has settings, and no other ones. Hints are for who writes: files that are open for reading alone are left out.
 pub fn of(process: &Process<'_>, descriptor: i32, link: &str) -> Option<FileSetting> {
     let &Process { pid, task, ref files, served } = process;
     let taken = || files.take(descriptor).ok();
@@ -84,7 +110,7 @@ pub fn of(process: &Process<'_>, descriptor: i32, link: &str) -> Option<FileSett
         (parameters != EpollParameters::default()).then_some(Value::EpollParameters(parameters))
     } else if TERMINALS.iter().any(|terminal| link.starts_with(terminal)) {
         is_exclusive(taken()?).ok()?.then_some(Value::Exclusive)
-    } else if link.starts_with('/') && !served.has(pid, descriptor) {
+    } else if link.starts_with('/') && is_for_writing(pid, descriptor) && !served.has(pid, descriptor) {
         let hint = write_hint(taken()?).ok()?;
         (hint != 0).then_some(Value::WriteHint(hint))
     } else {
@@ -110,10 +136,8 @@ impl FileSetting {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsRawFd;
-    use std::os::unix::fs::MetadataExt;
-
     use super::*;
+    use std::os::fd::AsRawFd;
 
     #[test]
     fn a_hint_is_found_and_given_to_another_file() {

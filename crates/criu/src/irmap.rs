@@ -21,6 +21,7 @@ use rustix::fs::{
 };
 use tranship_sys::file_handle::FileHandle;
 
+use crate::file_settings::is_served;
 use crate::preflight::Mount;
 
 /// What CRIU calls the cache, in its working directory.
@@ -82,7 +83,8 @@ impl Watch {
             .collect();
         let kind = number("fhandle-type:").and_then(|kind| i32::try_from(kind).ok()).unwrap_or(-1);
         Some(Self {
-            number: number("wd:")?.try_into().ok()?,
+            // Marks of fanotify have none.
+            number: number("wd:").and_then(|number| i32::try_from(number).ok()).unwrap_or(-1),
             mask: number("mask:")?.try_into().ok()?,
             device: number("sdev:")?.try_into().ok()?,
             inode: number("ino:")?,
@@ -162,13 +164,13 @@ impl Paths {
     /// Whether a file is on a filesystem that the first process has mounted.
     pub fn are_known(&self, watch: &Watch) -> bool {
         let device = watch.device();
-        self.mounts.iter().any(|mount| mount.device == device)
+        self.mounts.iter().any(|mount| mount.device == device && !is_served(mount))
     }
 
     /// Whether CRIU has to be told where a file is. In a tmpfs of the container's own it finds each file that has a path.
     pub fn are_wanted(&self, watch: &Watch) -> bool {
         let device = watch.device();
-        let mut own = self.mounts.iter().filter(|mount| mount.device == device);
+        let mut own = self.mounts.iter().filter(|mount| mount.device == device && !is_served(mount));
         self.devices.contains(&device) || own.any(|mount| mount.fstype != "tmpfs")
     }
 
@@ -176,37 +178,26 @@ impl Paths {
         self.mounts.iter().any(|mount| mount.device == device && mount.fstype == "overlay")
     }
 
-    /// The file that is watched, opened with `O_PATH`: nobody is told of it. `None` where it is not found.
+    /// The file that is watched, opened with `O_PATH`: nobody is told of it. `None` where it is not found. Changes the working directory of this
+    /// thread, see [`with_directory`].
     pub(crate) fn open(&self, watch: &Watch) -> Option<OwnedFd> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let open_in_container =
             |path: &Path| openat2(&self.root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT).ok();
         if self.are_wanted(watch) {
-            return open_in_container(&self.find(std::slice::from_ref(watch)).pop()??.path);
+            return open_in_container(&self.place(watch)?.path);
         }
         let device = watch.device();
         let points = self.mounts.iter().filter(|mount| mount.device == device).map(|mount| Path::new(&mount.point));
-        let directories: Vec<OwnedFd> = points.filter_map(open_in_container).collect();
-        let open = || {
-            // The working directory is this thread's own.
-            unshare(CloneFlags::CLONE_FS).ok()?;
-            directories.iter().find_map(|directory| {
-                nix::unistd::fchdir(directory).ok()?;
-                watch.handle.open_on_working_directory().ok()
-            })
-        };
-        std::thread::scope(|scope| scope.spawn(open).join().expect("to open a file does not panic"))
+        points.filter_map(open_in_container).find_map(|directory| {
+            nix::unistd::fchdir(directory).ok()?;
+            watch.handle.open_on_working_directory().ok()
+        })
     }
 
     /// Where files are in the container, in the order of the watches; `None` of one that is not found.
     pub fn find(&self, watches: &[Watch]) -> Vec<Option<Place>> {
-        let find = || {
-            // The working directory is this thread's own.
-            unshare(CloneFlags::CLONE_FS)?;
-            Ok(watches.iter().map(|watch| self.place(watch)).collect())
-        };
-        let found: nix::Result<Vec<_>> =
-            std::thread::scope(|scope| scope.spawn(find).join().expect("to look for files does not panic"));
+        let found = with_directory(|| watches.iter().map(|watch| self.place(watch)).collect());
         found.unwrap_or_else(|_| vec![None; watches.len()])
     }
 
@@ -234,6 +225,18 @@ impl Paths {
             watch.seen_as(&link, &points, &self.root)
         })
     }
+}
+
+/// Does something in a thread that has a working directory of its own.
+///
+/// # Errors
+/// There can be no such thread.
+pub(crate) fn with_directory<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
+    let separate = || {
+        unshare(CloneFlags::CLONE_FS)?;
+        Ok(work())
+    };
+    std::thread::scope(|scope| scope.spawn(separate).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
 }
 
 /// A reference to the root of a mount, at its place below `root` or on this node; `None` if that is no directory, or another mount hides it.
@@ -301,6 +304,14 @@ mod tests {
             assert_eq!(Watch::of(&format!("{before}f_handle:{handle}")).and_then(|watch| watch.in_layer()), None);
         }
         assert_eq!(Watch::all("pos:\t0\nflags:\t02000000\n").count(), 0);
+    }
+
+    #[test]
+    fn marks_of_fanotify_are_read() {
+        let mark = "fanotify ino:2a sdev:3d mflags:0 mask:8000002 ignored_mask:0 fhandle-bytes:8 fhandle-type:1 f_handle:2a00000007000000";
+        let watch = Watch::of(mark).unwrap();
+        assert_eq!((watch.device(), watch.inode, watch.number), ("0:61".to_owned(), 0x2a, -1));
+        assert_eq!(Watch::of("fanotify mnt_id:2a mflags:0 mask:2 ignored_mask:0"), None);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 
 use nix::libc::{IN_ALL_EVENTS, IN_EXCL_UNLINK, IN_ONESHOT};
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use tranship_sys::file_settings;
 use tranship_sys::process::{take_descriptor, text};
 
-use crate::irmap::{Paths, Watch};
+use crate::irmap::{Paths, Watch, with_directory};
 
 /// The kernel keeps these with a watch, and shows them since Linux 5.19.
 const FLAGS: u32 = IN_EXCL_UNLINK | IN_ONESHOT;
@@ -31,7 +31,7 @@ pub struct FlaggedWatch {
 /// Those of an inotify descriptor of a process, which is given by its pids here and in the container.
 pub fn of(pid: u32, task: u32, descriptor: i32) -> Vec<FlaggedWatch> {
     let info = text(format!("/proc/{pid}/fdinfo/{descriptor}")).unwrap_or_default();
-    let flagged = Watch::all(&info).filter(|watch| watch.mask & FLAGS != 0);
+    let flagged = Watch::all(&info).filter(|watch| watch.number >= 0 && watch.mask & FLAGS != 0);
     let watch = |Watch { number, mask, .. }| FlaggedWatch {
         task,
         descriptor,
@@ -51,25 +51,36 @@ pub fn set(watches: &[FlaggedWatch], init: u32, tasks: &HashMap<u32, u32>) -> io
         return Ok(());
     }
     let paths = Paths::of(init)?;
-    watches.iter().try_for_each(|flagged| {
-        let FlaggedWatch { task, descriptor, watch, .. } = flagged;
-        flagged.set(&paths, tasks).map_err(|error| {
-            io::Error::other(format!("watch {watch} of descriptor {descriptor} of process {task}: {error}"))
+    with_directory(|| {
+        // One after the other those of a descriptor, in which there may be thousands.
+        watches.chunk_by(|a, b| (a.task, a.descriptor) == (b.task, b.descriptor)).try_for_each(|of_descriptor| {
+            let FlaggedWatch { task, descriptor, .. } = of_descriptor[0];
+            let told =
+                |error: io::Error| io::Error::other(format!("descriptor {descriptor} of process {task}: {error}"));
+            let pid = *tasks.get(&task).ok_or_else(|| told(missing("process")))?;
+            let info = text(format!("/proc/{pid}/fdinfo/{descriptor}")).map_err(told)?;
+            let restored: HashMap<i32, Watch> = Watch::all(&info).map(|watch| (watch.number, watch)).collect();
+            let inotify = take_descriptor(pid, descriptor).map_err(told)?;
+            of_descriptor.iter().try_for_each(|flagged| {
+                flagged
+                    .set(&paths, &restored, inotify.as_fd())
+                    .map_err(|error| told(io::Error::other(format!("watch {}: {error}", flagged.watch))))
+            })
         })
-    })
+    })?
+}
+
+fn missing(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, format!("there is no such {what}"))
 }
 
 impl FlaggedWatch {
-    fn set(&self, paths: &Paths, tasks: &HashMap<u32, u32>) -> io::Result<()> {
-        let missing = |what: &str| io::Error::new(io::ErrorKind::NotFound, format!("there is no such {what}"));
-        let pid = *tasks.get(&self.task).ok_or_else(|| missing("process"))?;
-        let info = text(format!("/proc/{pid}/fdinfo/{}", self.descriptor))?;
-        let restored = Watch::all(&info).find(|restored| restored.number == self.watch);
-        let file = paths.open(&restored.ok_or_else(|| missing("watch"))?).ok_or_else(|| missing("file"))?;
-        let inotify = take_descriptor(pid, self.descriptor)?;
+    fn set(&self, paths: &Paths, restored: &HashMap<i32, Watch>, inotify: BorrowedFd<'_>) -> io::Result<()> {
+        let watch = restored.get(&self.watch).ok_or_else(|| missing("watch"))?;
+        let file = paths.open(watch).ok_or_else(|| missing("file"))?;
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         // A watch of another file would be a new one.
-        match file_settings::watch(inotify.as_fd(), Path::new(&path), self.mask)? {
+        match file_settings::watch(inotify, Path::new(&path), self.mask)? {
             number if number == self.watch => Ok(()),
             _ => Err(io::Error::other("another file is in the place of the watched one")),
         }

@@ -125,7 +125,9 @@ impl Container {
         let mut next = vec![self.init];
         while let Some(pid) = next.pop() {
             order.push(pid);
-            next.extend(self.tasks.values().rev().filter(|t| t.status.ppid == pid && t.pid != pid).map(|t| t.pid));
+            next.extend(
+                self.tasks.values().rev().filter(|t| t.status.ppid == pid && t.pid != self.init).map(|t| t.pid),
+            );
         }
         order
     }

@@ -72,8 +72,10 @@ pub(super) fn check(container: &Container, subject: &Subject, look: &mut Look) {
 /// Whether there are POSIX message queues in a filesystem of them. Its root is larger for each (ipc/mqueue.c); to read it would be noticed by
 /// who watches it.
 pub fn has_message_queues(root: &Path) -> bool {
+    const MQUEUE_MAGIC: u64 = 0x1980_0202;
     const EMPTY: u64 = 40;
-    fs::symlink_metadata(root).is_ok_and(|is| is.len() > EMPTY)
+    statfs(root).is_ok_and(|s| u64::try_from(s.f_type) == Ok(MQUEUE_MAGIC))
+        && fs::symlink_metadata(root).is_ok_and(|is| is.len() > EMPTY)
 }
 
 /// The path of the removed file that a mount shows, if there is another one now (mount-v2.c, `restore_one_sharing`).

@@ -71,7 +71,9 @@ fn session(container: &Container, task: &Task, look: &mut Look) {
     if status.inner_sid == 0 {
         // cr-dump.c, for tasks and zombies alike.
         let what = "belongs to a session whose leader is outside of the container";
-        look.block(task.blocker(what, "start it in a session of its own (setsid)"));
+        let found = task.blocker(what, "start it in a session of its own (setsid)");
+        // One that has ended is soon gone.
+        if task.zombie() { look.wait(task.pid.into(), found) } else { look.block(found) }
     } else if task.pid == container.init && status.inner_sid != status.inner_pid {
         // pstree.c: the root task leads its session, unless it is a shell's job.
         let what = "is the first process but does not lead its session";

@@ -10,14 +10,13 @@ use tranship_sys::process::take_descriptor;
 use tranship_types::{Blocker, BlockerKind};
 
 use super::Look;
-use super::container::Container;
+use super::container::{Container, Task};
 use super::files::{Descriptor, Files};
 use super::hidden_files::Known;
 use super::procfs;
 
 /// Of the slaves of pseudo-terminals.
 const SLAVES: u32 = 136;
-const SLAVE_MAJORS: std::ops::Range<u32> = SLAVES..144;
 
 /// Which pseudo-terminal it is, and whether this is its master.
 fn terminal(d: &Descriptor<'_>) -> Option<(i64, bool)> {
@@ -76,16 +75,19 @@ fn by_dev_tty(container: &Container, files: &Files<'_>, terminals: &[Open<'_>], 
         return;
     }
     let order = container.dump_order();
-    let place = |d: &Descriptor<'_>| order.iter().position(|pid| *pid == d.task.pid);
+    let place = |task: &Task| order.iter().position(|pid| *pid == task.pid);
     for d in &opened {
         let Some(own) = Controlling::of(d.task.pid) else { continue };
-        let is_of = |(other, (index, is_master)): &&Open<'_>| {
-            *index == own.index && (*is_master || Controlling::of(other.task.pid).is_some_and(|its| its == own))
+        // Of each end CRIU looks at the first descriptor alone.
+        let first_of = |end: bool| {
+            let of_end = terminals.iter().filter(|(_, of)| *of == (own.index, end)).map(|(other, _)| other.task);
+            of_end.min_by_key(|task| place(task))
         };
-        let first = terminals.iter().filter(is_of).min_by_key(|(other, _)| place(other)).map(|(other, _)| other.task);
+        let slave = first_of(false).filter(|task| Controlling::of(task.pid).is_some_and(|its| its == own));
+        let first = slave.into_iter().chain(first_of(true)).min_by_key(|task| place(task));
         // What was inherited is dumped with the process that comes first.
         let holders = opened.iter().filter(|o| same_file((o.task.pid, o.fd), (d.task.pid, d.fd)));
-        let Some(holder) = holders.min_by_key(|o| place(o)).map(|o| o.task) else { continue };
+        let Some(holder) = holders.map(|o| o.task).min_by_key(|task| place(task)) else { continue };
         let (what, remedy) = match first {
             _ if own.index < 0 => {
                 ("was opened as /dev/tty, and is not its terminal any more".to_owned(), "let the program close it")
@@ -133,7 +135,7 @@ impl Controlling {
         let (session, device, foreground) = (number()?, number()?.cast_unsigned(), number()?);
         // As `new_encode_dev` of the kernel's kdev_t.h has it.
         let (major, minor) = (device >> 8 & 0xfff, device & 0xff | device >> 12 & 0xf_ff00);
-        let index = if SLAVE_MAJORS.contains(&major) { i64::from(major - SLAVES) << 8 | i64::from(minor) } else { -1 };
+        let index = if major == SLAVES { i64::from(minor) } else { -1 };
         Some(Self { session, index, foreground })
     }
 }

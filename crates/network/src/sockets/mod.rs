@@ -28,6 +28,8 @@ use options::{ALL, Choice, Kind, Of};
 const LEAST_SEGMENT: u32 = 88;
 /// How often an option that CRIU changes for a moment is looked at again, and after which time.
 const SETTLED: u32 = 20;
+/// How often at the most: another process may change it all the time.
+const LOOKS: u32 = 200;
 const LOOK: Duration = Duration::from_millis(1);
 /// Sockets that are worth a thread of their own.
 const SHARE: usize = 64;
@@ -321,11 +323,12 @@ fn settled(
     socket: BorrowedFd<'_>,
     is_set: impl Fn(&options::Value) -> bool,
 ) -> Option<options::Value> {
-    let (mut last, mut same) = (choice.value(socket), 0);
-    while same < SETTLED && last.as_ref().is_some_and(&is_set) {
+    let (mut last, mut same, mut looks) = (choice.value(socket), 0, 0);
+    while same < SETTLED && looks < LOOKS && last.as_ref().is_some_and(&is_set) {
         std::thread::sleep(LOOK);
         let now = choice.value(socket);
         same = if now == last { same + 1 } else { 0 };
+        looks += 1;
         last = now;
     }
     last.filter(is_set)

@@ -75,8 +75,8 @@ const fn datagrams(level: i32, name: i32, text: &'static str) -> Choice {
 }
 
 /// All of them, in the order in which they are set. Some that CRIU carries are here because it does so for one family only, or
-/// because another one changes them. Not here: what changes by itself (`TCP_QUICKACK`, `SO_INCOMING_CPU`, `TCP_WINDOW_CLAMP` of a
-/// connection), and what cannot be read (`IP_MULTICAST_IF` by index).
+/// because another one changes them. Of connections not: what changes by itself (`TCP_QUICKACK`,
+/// `SO_INCOMING_CPU`, a `TCP_WINDOW_CLAMP` that the kernel may have set); and not what cannot be read (`IP_MULTICAST_IF` by index).
 #[rustfmt::skip]
 pub(super) const ALL: [Choice; 108] = [
     plain(SOL_SOCKET, 1, "SO_DEBUG"),

@@ -111,6 +111,9 @@ pub(crate) struct Original {
     attributed: HashSet<u64>,
     /// Parts of files in memory that are allocated without content, of files that have any.
     preallocated: HashMap<u64, Vec<(u64, u64)>>,
+    /// Of files in memory, their sizes and the bytes of their blocks when it was looked for those: where both are as they were, nothing was
+    /// allocated. What has got content since is still in `preallocated`, to no harm.
+    blocks: HashMap<u64, (u64, u64)>,
 }
 
 impl Original {
@@ -151,6 +154,7 @@ impl Original {
             doubted: HashSet::new(),
             attributed: HashSet::new(),
             preallocated: HashMap::new(),
+            blocks: HashMap::new(),
         })
     }
 
@@ -229,6 +233,7 @@ impl Pass<'_> {
         state.sent.retain(|ino, _| new.nodes.contains_key(ino));
         state.attributed.retain(|ino| new.nodes.contains_key(ino));
         state.preallocated.retain(|ino, _| new.nodes.contains_key(ino));
+        state.blocks.retain(|ino, _| new.nodes.contains_key(ino));
         state.tree = Some(new);
         Ok(())
     }
@@ -400,10 +405,13 @@ impl Pass<'_> {
                     Trouble::Link(e) => CopyError::Link(e),
                 },
             )?;
-            if self.is_in_memory() {
-                // Asked again: more may have been written since.
-                let blocks = look(&file, b"").map_or(0, |stat| stat.stx_blocks * 512);
-                let parts = content::preallocated(&file, stat.stx_size, blocks, &sent)
+            // Asked again: more may have been written since.
+            let blocks = self.is_in_memory().then(|| look(&file, b"").map_or(0, |stat| stat.stx_blocks * 512));
+            let told = blocks.map(|blocks| (stat.stx_size, blocks));
+            if let Some((size, blocks)) = told
+                && self.state.blocks.insert(ino, (size, blocks)) != told
+            {
+                let parts = content::preallocated(&file, size, blocks, &sent)
                     .map_err(|e| CopyError::refused("read", &full(), e))?;
                 let before = match parts.is_empty() {
                     true => self.state.preallocated.remove(&ino),
@@ -411,7 +419,7 @@ impl Pass<'_> {
                 };
                 // The peer's file may have blocks that this one has not any more.
                 if let Some(before) = before.filter(|before| *before != parts) {
-                    self.release(&file, ino, stat.stx_size, &before)?;
+                    self.release(&file, ino, size, &before)?;
                     touched.insert(ino);
                 }
             }
