@@ -11,6 +11,7 @@
 //!
 //! Until the pager is told to fill, every page is in the store, so that the copy can be made again as often as need be.
 
+use std::process::Child;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -170,7 +171,9 @@ impl DestinationRun {
     /// Whether the engine waits for its restore, as far as this agent has started that: a copy whose start it has given up, or that was
     /// killed, would not be the engine's.
     fn is_awaited(&mut self) -> bool {
-        self.restoring.as_mut().is_none_or(|restoring| matches!(restoring.try_wait(), Ok(None)))
+        // One that was killed is a zombie for as long as its other threads take to end, and cannot be waited for yet.
+        let waits = |restoring: &mut Child| matches!(restoring.try_wait(), Ok(None)) && node::is_alive(restoring.id());
+        self.restoring.as_mut().is_none_or(waits)
     }
 
     /// Whether there is a pager that knows of every page.
