@@ -7,7 +7,7 @@ demo: setup build
 
 # Unit tests, and one pass through each end-to-end suite with real containers, side by side in namespaces of their own; see
 # docs/testing.md. make test [SUITES="zoo redis"] [JOBS=N]
-JOBS ?= 3
+JOBS ?= 2
 test: setup build
 	target/release/suites run --jobs $(JOBS) $(SUITES)
 

@@ -615,7 +615,8 @@ def netlink(protocol, group):
     same(s.getsockname(), before)
 
 
-for name, (protocol, group) in dict(generic=(16, 0), uevent=(15, 1), netfilter=(12, 0), audit=(9, 0), diag=(4, 0), connector=(11, 0), xfrm=(6, 0)).items():
+# The kernel tells group 1 of events of the whole machine, which would wait unread; group 2 is udev's.
+for name, (protocol, group) in dict(generic=(16, 0), uevent=(15, 2), netfilter=(12, 0), audit=(9, 0), diag=(4, 0), connector=(11, 0), xfrm=(6, 0)).items():
     KINDS['netlink_' + name] = lambda p=protocol, g=group: netlink(p, g)
 
 

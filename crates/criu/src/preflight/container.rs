@@ -66,14 +66,19 @@ impl Container {
         let mut tasks = BTreeMap::new();
         let pids: BTreeSet<u32> = subject.pids.iter().copied().chain([init]).collect();
         for pid in pids {
+            // Of a process that ends they are there no more, one after the other: whoever lives afterwards had all.
+            let namespaces = procfs::namespaces(pid).unwrap_or_default();
             let status = match Status::read(pid, None) {
                 Ok(status) => status,
                 Err(e) if pid == init => return Err(PreflightError::reading("status", pid)(e)),
                 // It ended in the meantime, which is its right.
                 Err(_) => continue,
             };
-            let namespaces = procfs::namespaces(pid).unwrap_or_default();
-            tasks.insert(pid, Task { pid, status, namespaces });
+            let mut task = Task { pid, status, namespaces };
+            if task.ended() {
+                task.namespaces.clear();
+            }
+            tasks.insert(pid, task);
         }
         if tasks[&init].zombie() {
             return Err(PreflightError::Gone { pid: init });
@@ -103,7 +108,7 @@ impl Container {
         &self.tasks[&self.init]
     }
 
-    /// Whether a process is one of the container's, also if it was born after the list of them was made.
+    /// Whether a process is one of the container's, also if it was born after the list of them was made. One that has ended is nobody's.
     pub(super) fn owns(&self, pid: u32) -> bool {
         let mut current = pid;
         for _ in 0..64 {
@@ -112,6 +117,8 @@ impl Container {
             }
             match Status::read(current, None) {
                 Ok(status) if status.ppid > 1 => current = status.ppid,
+                // An ancestor that has just ended: its children have another parent by now.
+                Err(_) if current != pid => current = pid,
                 _ => return false,
             }
         }

@@ -132,14 +132,22 @@ fn holders(container: &Container) -> HashMap<String, Holder> {
     for pid in procfs::numbers("/proc").unwrap_or_default().into_iter().filter(|p| *p != own) {
         let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else { continue };
         let links: Vec<String> = entries.flatten().filter_map(|e| procfs::link(e.path()).ok()).collect();
-        let mut holder = None;
-        for link in links.into_iter().filter(|l| l.starts_with("pipe:[") || l.starts_with("socket:[")) {
-            let holder = holder.get_or_insert_with(|| match container.owns(pid) {
-                true => Holder::Inside,
-                false => Holder::Outside(pid, procfs::Status::read(pid, None).map(|s| s.name).unwrap_or_default()),
-            });
+        let links: Vec<String> =
+            links.into_iter().filter(|l| l.starts_with("pipe:[") || l.starts_with("socket:[")).collect();
+        if links.is_empty() {
+            continue;
+        }
+        let holder = match container.owns(pid) {
+            true => Holder::Inside,
+            false => match procfs::Status::read(pid, None) {
+                Ok(status) => Holder::Outside(pid, status.name),
+                // It has ended, and holds nothing any more.
+                Err(_) => continue,
+            },
+        };
+        for link in links {
             // Both ends of a pipe have one name, so the container's own end says nothing; of a socket there is but one.
-            let decides = if link.starts_with("pipe:") { *holder != Holder::Inside } else { *holder == Holder::Inside };
+            let decides = if link.starts_with("pipe:") { holder != Holder::Inside } else { holder == Holder::Inside };
             if decides || !all.contains_key(&link) {
                 all.insert(link, holder.clone());
             }

@@ -231,7 +231,7 @@ fn namespaces(container: &Container, task: &Task, look: &mut Look) {
     }
     if own.contains_key("time") && own.get("time") != own.get("time_for_children") {
         let what = "has prepared another time namespace for its children";
-        look.block(task.blocker(what, "run it without a nested time namespace"));
+        look.wait(u64::from(task.pid), task.blocker(what, "run it without a nested time namespace"));
     }
     for kind in ["mnt", "net"] {
         if differs(kind) {
