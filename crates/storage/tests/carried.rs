@@ -451,14 +451,24 @@ fn a_source_that_changes_while_it_is_read_is_right_once_it_stops() {
                 let _ = big.write_all_at(&[chance.below(255) as u8; 700], chance.below(8 << 20));
             }
         });
+        let stopping = Stopping(&stop);
         for _ in 0..30 {
             pass(&mut source, &mut replica);
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(stopping);
         busy.join().unwrap();
     });
     finish(&mut source, &mut replica);
     assert_same(&stage.source(), &stage.staging(), "in the end");
+}
+
+/// Ends what goes on in another thread, also when this one panics: it would be waited for, for ever.
+struct Stopping<'a>(&'a AtomicBool);
+
+impl Drop for Stopping<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 #[test]

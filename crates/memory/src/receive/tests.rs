@@ -23,10 +23,20 @@ fn with_store(name: &str, test: impl FnOnce(&Store)) {
     std::thread::scope(|scope| {
         scope.spawn(|| crate::pager::run(&directory, &directory).unwrap());
         let store = Store::new(1 << 20, connect(&directory)).unwrap();
+        let _pager = Ending(&directory);
         test(&store);
-        PagerHandle::connect(&directory).unwrap().quit().unwrap();
     });
     std::fs::remove_dir_all(&directory).unwrap();
+}
+
+/// Ends the pager, also when the test panics: it would be waited for, for ever.
+struct Ending<'a>(&'a Path);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        let ended = PagerHandle::connect(self.0).and_then(|pager| pager.quit());
+        assert!(ended.is_ok() || std::thread::panicking(), "{ended:?}");
+    }
 }
 
 fn connect(directory: &Path) -> PagerHandle {

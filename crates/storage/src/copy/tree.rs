@@ -201,8 +201,8 @@ impl Tree {
             };
             let number = stat.stx_ino;
             let is_directory = kind == Kind::Directory;
-            if is_directory && self.nodes.contains_key(&number) {
-                // It was moved meanwhile, and has been seen where it was.
+            if self.nodes.get(&number).is_some_and(|seen| is_directory || seen.kind != kind) {
+                // A directory that was moved meanwhile, and has been seen where it was; or what has got the number of something that is gone.
                 continue;
             }
             let entry = (ino, name);
