@@ -234,6 +234,12 @@ fn of_processes<T>(container: &Container, find: impl Fn(u32, u32) -> Vec<T>) -> 
     processes.filter_map(|pid| Some(find(pid, survey::id_of(pid).ok()?.0))).flatten().collect()
 }
 
+/// Gives something to the restored process that has the pid `task` in the container: by its pid here.
+fn to_process(tasks: &HashMap<u32, u32>, task: u32, give: impl FnOnce(u32) -> io::Result<()>) -> Result<(), String> {
+    let pid = tasks.get(&task).ok_or("there is no such process")?;
+    give(*pid).map_err(|error| error.to_string())
+}
+
 /// What a socket has got since the container was inspected, and CRIU drops.
 fn dropped(socket: &OpenSocket, what: Dropped) -> Blocker {
     let (what, kind) = match what {
@@ -291,11 +297,8 @@ impl Uncarried {
             .map_err(|error| format!("a socket cannot be restored: {error}"))?;
         for timer in &self.timers {
             let PeriodicTimer { task, descriptor, .. } = timer;
-            let refused = |why: &dyn std::fmt::Display| {
-                format!("timer descriptor {descriptor} of process {task} cannot be restored: {why}")
-            };
-            let pid = tasks.get(task).ok_or_else(|| refused(&"there is no such process"))?;
-            timer.go_on(*pid).map_err(|error| refused(&error))?;
+            to_process(tasks, *task, |pid| timer.go_on(pid).map(drop))
+                .map_err(|why| format!("timer descriptor {descriptor} of process {task} cannot be restored: {why}"))?;
         }
         let free = affinity::bind(&self.threads, tasks)
             .map_err(|error| format!("a thread cannot be bound to its processors again: {error}"))?;
@@ -305,19 +308,15 @@ impl Uncarried {
         settings::set(&self.settings, tasks).map_err(|error| format!("a setting cannot be restored: {error}"))?;
         for pipe in &self.pipes {
             let OwnedPipe { task, descriptor, .. } = pipe;
-            let refused = |why: &dyn std::fmt::Display| {
+            to_process(tasks, *task, |pid| pipe.give(pid)).map_err(|why| {
                 format!("the pipe at descriptor {descriptor} of process {task} cannot be given to its owner: {why}")
-            };
-            let pid = tasks.get(task).ok_or_else(|| refused(&"there is no such process"))?;
-            pipe.give(*pid).map_err(|error| refused(&error))?;
+            })?;
         }
         for file in &self.files {
             let FileSetting { task, descriptor, .. } = file;
-            let refused = |why: &dyn std::fmt::Display| {
+            to_process(tasks, *task, |pid| file.set(pid)).map_err(|why| {
                 format!("the setting of descriptor {descriptor} of process {task} cannot be restored: {why}")
-            };
-            let pid = tasks.get(task).ok_or_else(|| refused(&"there is no such process"))?;
-            file.set(*pid).map_err(|error| refused(&error))?;
+            })?;
         }
         watch_flags::set(&self.watches, init, tasks)
             .map_err(|error| format!("the flags of an inotify watch cannot be restored: {error}"))?;

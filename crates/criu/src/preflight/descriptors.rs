@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use rustix::fs::{FileType, statfs};
+use rustix::fs::FileType;
 use tranship_sys::kcmp::{self, EpollTarget};
 use tranship_types::{Blocker, BlockerKind};
 
 use super::container::Container;
 use super::files::{Descriptor, Files, Holder, Kind};
+use super::mounts::{MQUEUE_MAGIC, is_of};
 use super::procfs::{self, FdInfo, bracketed};
 use super::{Look, Subject};
 
@@ -87,7 +88,6 @@ fn reference(d: &Descriptor<'_>) -> Blocker {
 
 /// Files must lie on a mount that the container can see (files-reg.c, `dump_one_reg_file`).
 fn place(container: &Container, d: &Descriptor<'_>) -> Option<Blocker> {
-    const MQUEUE_MAGIC: u64 = 0x1980_0202;
     let path = d.link.strip_suffix(" (deleted)").unwrap_or(&d.link);
     if let Some(name) = path.strip_prefix("/secretmem") {
         let what = format!("is secret memory{name} (memfd_secret), which nobody but its process can read");
@@ -106,7 +106,7 @@ fn place(container: &Container, d: &Descriptor<'_>) -> Option<Blocker> {
             blocker(d, &what, "unmount what lies on top, or close the file")
         });
     }
-    if statfs(d.path()).is_ok_and(|s| u64::try_from(s.f_type) == Ok(MQUEUE_MAGIC)) {
+    if is_of(d.path(), MQUEUE_MAGIC) {
         let what = format!("is the POSIX message queue {path}, which CRIU does not support");
         return Some(blocker(d, &what, "use another means of communication"));
     }

@@ -69,13 +69,19 @@ pub(super) fn check(container: &Container, subject: &Subject, look: &mut Look) {
     }
 }
 
+/// The filesystem of POSIX message queues (`MQUEUE_MAGIC` of the kernel's ipc/mqueue.c).
+pub(super) const MQUEUE_MAGIC: u64 = 0x1980_0202;
+
+/// Whether a path is on a filesystem of this kind, by its magic number.
+pub(super) fn is_of(path: impl AsRef<Path>, magic: u64) -> bool {
+    statfs(path.as_ref()).is_ok_and(|s| u64::try_from(s.f_type) == Ok(magic))
+}
+
 /// Whether there are POSIX message queues in a filesystem of them. Its root is larger for each (ipc/mqueue.c); to read it would be noticed by
 /// who watches it.
 pub fn has_message_queues(root: &Path) -> bool {
-    const MQUEUE_MAGIC: u64 = 0x1980_0202;
     const EMPTY: u64 = 40;
-    statfs(root).is_ok_and(|s| u64::try_from(s.f_type) == Ok(MQUEUE_MAGIC))
-        && fs::symlink_metadata(root).is_ok_and(|is| is.len() > EMPTY)
+    is_of(root, MQUEUE_MAGIC) && fs::symlink_metadata(root).is_ok_and(|is| is.len() > EMPTY)
 }
 
 /// The path of the removed file that a mount shows, if there is another one now (mount-v2.c, `restore_one_sharing`).
@@ -89,7 +95,7 @@ fn replaced(container: &Container, m: &Mount) -> Option<String> {
 /// Bytes in use in the tmpfs at `path`; 0 if it is something else by now.
 fn used(path: &Path) -> u64 {
     const TMPFS_MAGIC: u64 = 0x0102_1994;
-    if statfs(path).is_ok_and(|s| u64::try_from(s.f_type) == Ok(TMPFS_MAGIC)) {
+    if is_of(path, TMPFS_MAGIC) {
         return statvfs(path).map_or(0, |s| (s.f_blocks - s.f_bfree) * s.f_frsize);
     }
     0
