@@ -956,6 +956,21 @@ KINDS['watch_of_sys'] = lambda: watched(lambda fd: call(libc.inotify_add_watch(f
 KINDS['watch_of_cgroup'] = lambda: watched(lambda fd: call(libc.inotify_add_watch(fd, b'/sys/fs/cgroup', 0x4)), lambda _: os.chmod('/sys/fs/cgroup', 0o755))
 
 
+def say_when_asked(its, tty, terminal):
+    """Says what a session sees of its terminal, until nobody asks any more."""
+    while its.recv(1):
+        its.send(f'{os.tcgetpgrp(tty) == os.getpid()} {os.ttyname(terminal)}'.encode())
+    os._exit(0)
+
+
+def begin_session():
+    """Leads a session with a terminal of which this process has both ends."""
+    os.setsid()
+    master, slave = os.openpty()
+    os.close(os.open(os.ttyname(slave), os.O_RDWR))
+    return master, slave
+
+
 def session_of_its_own(name):
     """A child leads a session with this terminal, and says what it sees of it."""
     ours, its = socket.socketpair()
@@ -964,9 +979,7 @@ def session_of_its_own(name):
         os.setsid()
         terminal = os.open(name, os.O_RDWR)
         tty = os.open('/dev/tty', os.O_RDWR)
-        while its.recv(1):
-            its.send(f'{os.tcgetpgrp(tty) == os.getpid()} {os.ttyname(terminal)}'.encode())
-        os._exit(0)
+        say_when_asked(its, tty, terminal)
     its.close()
     return ours
 
@@ -980,14 +993,8 @@ def answer(child):
 def terminal_by_dev_tty():
     parent, child = socket.socketpair()
     if os.fork() == 0:
-        # It has both ends.
-        os.setsid()
-        master, slave = os.openpty()
-        os.close(os.open(os.ttyname(slave), os.O_RDWR))
-        tty = os.open('/dev/tty', os.O_RDWR)
-        while child.recv(1):
-            child.send(f'{os.tcgetpgrp(tty) == os.getpid()} {os.ttyname(slave)}'.encode())
-        os._exit(0)
+        master, slave = begin_session()
+        say_when_asked(child, os.open('/dev/tty', os.O_RDWR), slave)
     child.close()
     yield from keeps(lambda: answer(parent))
 
@@ -1006,18 +1013,13 @@ def terminal_by_dev_tty_and_slave():
     # The master's process comes after it.
     parent, reader = socket.socketpair()
     if os.fork() == 0:
-        os.setsid()
-        master, slave = os.openpty()
-        os.close(os.open(os.ttyname(slave), os.O_RDWR))
+        master, slave = begin_session()
         if os.fork() == 0:
             os.close(slave)
             while True:
                 time.sleep(1)
         os.close(master)
-        tty = os.open('/dev/tty', os.O_RDWR)
-        while reader.recv(1):
-            reader.send(f'{os.tcgetpgrp(tty) == os.getpid()} {os.ttyname(slave)}'.encode())
-        os._exit(0)
+        say_when_asked(reader, os.open('/dev/tty', os.O_RDWR), slave)
     reader.close()
     yield from keeps(lambda: answer(parent))
 
