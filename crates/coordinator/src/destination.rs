@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use tranship_types::{Phase, Side};
 
-use crate::{Failure, Fault, FaultPlan, Journal, Record, When};
+use crate::{Failure, Fault, FaultPlan, Journal, Record, When, caught};
 
 /// The destination's steps, in their order. Those up to `Restore` can be undone by a failure, those up to `Announce` by the
 /// source's word that the copy is void.
@@ -154,14 +154,8 @@ fn pass(
     step: impl fmt::Display,
     when: When,
 ) -> Result<(), Failure> {
-    match faults.due(Side::Destination, &step, when) {
-        None => Ok(()),
-        Some(Fault::Error) => Err(Failure::new(format!("an injected fault at {step}"))),
-        Some(other) => {
-            port.inject(other);
-            Ok(())
-        }
-    }
+    let place = step.to_string();
+    caught(format_args!("step {place}"), || faults.pass(Side::Destination, step, when, |fault| port.inject(fault)))
 }
 
 fn run(
@@ -179,7 +173,7 @@ fn run(
         }
         begun.push(*step);
         pass(port, faults, step, When::Before)?;
-        port.run(*step)?;
+        caught(format_args!("step {step}"), || port.run(*step))?;
         pass(port, faults, step, When::After)?;
     }
     Ok(())
@@ -255,7 +249,7 @@ pub fn abort(
     let undone = Record::Undone { failure: failure.clone() };
     let mut leftovers: Vec<String> = journal.append(&undone).err().map(|e| e.to_string()).into_iter().collect();
     for step in begun.iter().rev() {
-        if let Err(failure) = port.undo(*step) {
+        if let Err(failure) = caught(format_args!("the undo of step {step}"), || port.undo(*step)) {
             leftovers.push(format!("undoing {step}: {failure}"));
         }
     }

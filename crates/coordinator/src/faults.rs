@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use tranship_types::Side;
 
+use crate::Failure;
+
 /// Before or after a step's action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum When {
@@ -24,6 +26,8 @@ pub enum When {
 pub enum Fault {
     /// The step reports an error.
     Error,
+    /// The step panics.
+    Panic,
     /// The agent is killed (SIGKILL).
     Die,
     /// The criu of this side is killed (SIGKILL), if one runs.
@@ -42,6 +46,7 @@ impl FromStr for Fault {
     fn from_str(s: &str) -> Result<Self, ()> {
         Ok(match s {
             "error" => Fault::Error,
+            "panic" => Fault::Panic,
             "die" => Fault::Die,
             "kill-criu" => Fault::KillCriu,
             "cut" => Fault::Cut,
@@ -65,7 +70,7 @@ struct Injection {
 /// A specification that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the fault {0:?} is not of the form SIDE.STEP.WHEN.WHAT (source|destination, a step, before|after, error|die|kill-criu|cut|hold|delay-MS)"
+    "the fault {0:?} is not of the form SIDE.STEP.WHEN.WHAT (source|destination, a step, before|after, error|panic|die|kill-criu|cut|hold|delay-MS)"
 )]
 pub struct FaultSpecError(String);
 
@@ -105,6 +110,28 @@ impl FaultPlan {
         Ok(Self(Mutex::new(list?)))
     }
 
+    /// Has the fault happen that is due here, if any: what is not in a step's own power is left to `inject`.
+    ///
+    /// # Panics
+    /// If the fault is a panic.
+    pub(crate) fn pass(
+        &self,
+        side: Side,
+        step: impl fmt::Display,
+        when: When,
+        inject: impl FnOnce(Fault),
+    ) -> Result<(), Failure> {
+        match self.due(side, &step, when) {
+            None => Ok(()),
+            Some(Fault::Error) => Err(Failure::new(format!("an injected fault at {step}"))),
+            Some(Fault::Panic) => panic!("an injected panic at {step}"),
+            Some(other) => {
+                inject(other);
+                Ok(())
+            }
+        }
+    }
+
     /// The fault that is due here, if any; each is due once.
     pub fn due(&self, side: Side, step: impl fmt::Display, when: When) -> Option<Fault> {
         let mut list = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -128,6 +155,8 @@ mod tests {
         assert_eq!(plan.due(Side::Source, "freeze", When::After), Some(Fault::Die));
         assert_eq!(plan.due(Side::Source, "freeze", When::After), None);
         assert_eq!(plan.due(Side::Destination, "pager", When::Before), Some(Fault::Error));
+        let panic = FaultPlan::parse("source.arm.before.panic").unwrap();
+        assert_eq!(panic.due(Side::Source, "arm", When::Before), Some(Fault::Panic));
         let late = FaultPlan::parse("destination.restore.before.delay-3000").unwrap();
         let delay = Fault::Delay(Duration::from_secs(3));
         assert_eq!(late.due(Side::Destination, "restore", When::Before), Some(delay));

@@ -19,7 +19,7 @@
 //! [`DestinationPort`]) do it. Each step has an action and an idempotent undo, and the journal entry precedes the action.
 //!
 //! Before the commit point any failure undoes every step that was begun, last first. After it the remaining steps are
-//! repeated until they succeed. The source alone decides; a destination that was READY keeps its stopped copy until the
+//! repeated until they succeed. A panic in a step or an undo is such a failure. The source alone decides; a destination that was READY keeps its stopped copy until the
 //! source's word reaches it (presumed abort: what the source has no record of was aborted).
 //!
 //! ```text
@@ -37,6 +37,7 @@ mod failure;
 mod faults;
 pub mod group;
 mod journal;
+mod panics;
 mod source;
 
 pub use destination::{
@@ -45,4 +46,5 @@ pub use destination::{
 pub use failure::Failure;
 pub use faults::{Fault, FaultPlan, FaultSpecError, When};
 pub use journal::{Journal, JournalError, Record};
+pub use panics::{caught, keep_places};
 pub use source::{Ending, Retry, SourcePort, SourceStep, migrate, recover};

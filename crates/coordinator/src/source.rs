@@ -4,7 +4,7 @@ use std::fmt;
 
 use tranship_types::{Phase, Side};
 
-use crate::{Failure, Fault, FaultPlan, Journal, Record, When};
+use crate::{Failure, Fault, FaultPlan, Journal, Record, When, caught};
 
 /// The source's steps, in their order. Those up to `AwaitReady` can be undone; `Deliver`, `Drain` and `Release` come after the
 /// commit point and are repeated until they succeed. Those up to `Drain` are undone, too, where an operator gives the migration up.
@@ -96,7 +96,8 @@ pub trait SourcePort {
     fn undo(&mut self, step: SourceStep) -> Result<(), Failure>;
 
     /// Waits for the decision where others have a part in it: all of them move, or none does. True once it is on the disk that
-    /// they do, which from then on counts for this one, too; false where the decision is its own.
+    /// they do, which from then on counts for this one, too; false where the decision is its own. An error, or a panic, says that
+    /// it was not taken, nor ever will be.
     fn agree(&mut self) -> Result<bool, Failure> {
         Ok(false)
     }
@@ -162,14 +163,16 @@ impl Ending {
 }
 
 fn pass(port: &mut dyn SourcePort, faults: &FaultPlan, step: impl fmt::Display, when: When) -> Result<(), Failure> {
-    match faults.due(Side::Source, &step, when) {
-        None => Ok(()),
-        Some(Fault::Error) => Err(Failure::new(format!("an injected fault at {step}"))),
-        Some(other) => {
-            port.inject(other);
-            Ok(())
-        }
-    }
+    faults.pass(Side::Source, step, when, |fault| port.inject(fault))
+}
+
+/// Does a step; a panic in it is its failure.
+fn perform(port: &mut dyn SourcePort, faults: &FaultPlan, step: SourceStep) -> Result<(), Failure> {
+    caught(format_args!("step {step}"), || {
+        pass(port, faults, step, When::Before)?;
+        port.run(step)?;
+        pass(port, faults, step, When::After)
+    })
 }
 
 /// Runs a migration to its end.
@@ -193,18 +196,21 @@ fn attempt(
         journal.append(&Record::Step { step: step.to_string() }).map_err(written)?;
         begun.push(step);
         port.entered(step.phase());
-        pass(port, faults, step, When::Before)?;
-        port.run(step)?;
-        pass(port, faults, step, When::After)?;
+        perform(port, faults, step)?;
     }
     port.entered(Phase::Commit);
-    pass(port, faults, "commit", When::Before)?;
-    if !port.agree()? {
+    let agreed = caught("the decision", || {
+        pass(port, faults, "commit", When::Before)?;
+        port.agree()
+    });
+    if !agreed? {
         return journal.decide(&Record::Commit).map_err(written);
     }
     // From here on nothing leads back.
-    if let Some(fault) = faults.due(Side::Source, "agree", When::After) {
-        port.inject(fault);
+    match faults.due(Side::Source, "agree", When::After) {
+        Some(Fault::Panic) => panic!("an injected panic at agree"),
+        Some(fault) => port.inject(fault),
+        None => {}
     }
     // Where it cannot be written, the decision that is shared stays, and tells the next agent.
     if journal.decide(&Record::Commit).is_ok() {
@@ -219,16 +225,13 @@ fn forward(port: &mut dyn SourcePort, journal: &mut Journal, faults: &FaultPlan,
     // A step's entry says that those before it are done, and must not be done again: once the original is being removed,
     // the destination may have forgotten the migration.
     let from = SourceStep::AFTER_COMMIT.into_iter().rposition(|step| records.contains(&entry(step))).unwrap_or(0);
-    let mut step_after_commit = pass(port, faults, "commit", When::After);
+    let mut step_after_commit = caught("the decision", || pass(port, faults, "commit", When::After));
     for step in SourceStep::AFTER_COMMIT.into_iter().skip(from) {
         // Where it cannot be written, a restart does more than it must.
         let _ = journal.append(&entry(step));
         port.entered(step.phase());
         loop {
-            let done = std::mem::replace(&mut step_after_commit, Ok(()))
-                .and_then(|()| pass(port, faults, step, When::Before))
-                .and_then(|()| port.run(step))
-                .and_then(|()| pass(port, faults, step, When::After));
+            let done = std::mem::replace(&mut step_after_commit, Ok(())).and_then(|()| perform(port, faults, step));
             let Err(failure) = done else { break };
             match port.try_again(step, &failure) {
                 Retry::GiveUp(failure) if step < SourceStep::Release => match give_up(port, journal, failure) {
@@ -277,7 +280,7 @@ fn undo_steps(
     port.entered(Phase::Undo);
     for step in begun.iter().rev() {
         // One failure must not keep the others from being undone.
-        if let Err(failure) = port.undo(*step) {
+        if let Err(failure) = caught(format_args!("the undo of step {step}"), || port.undo(*step)) {
             leftovers.push(format!("undoing {step}: {failure}"));
         }
     }

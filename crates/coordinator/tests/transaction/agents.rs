@@ -9,7 +9,7 @@ use tranship_coordinator::{
 };
 use tranship_types::{MigrationId, NodeName, Side};
 
-use crate::ports::{DestinationEnd, SourceEnd};
+use crate::ports::{DestinationEnd, SourceEnd, assert_injected};
 use crate::stage::{Heard, Request, Response, Stage};
 
 fn create(stage: &Stage, side: Side) -> Result<Journal, Failure> {
@@ -46,6 +46,9 @@ fn source_goes_on(stage: &Stage) -> bool {
             (journal, ending)
         }
     };
+    if let Ending::Undone { failure, .. } | Ending::GivenUp { failure, .. } = &ending {
+        assert_injected(&failure.message);
+    }
     stage.turn(Side::Source, format_args!("{ending:?}"), |scene| scene.endings.push(ending.clone()));
     let word = if matches!(ending, Ending::GivenUp { .. }) { Request::Void } else { Request::Abort };
     match ending {
@@ -71,6 +74,7 @@ fn tell_that_it_was_undone(port: &SourceEnd<'_>, word: Request) {
 
 /// Nothing is left that is not named. (A restarted source may name what it had not begun.)
 fn assert_left_over(stage: &Stage, side: Side, leftovers: &[String]) {
+    leftovers.iter().for_each(|line| assert_injected(line));
     let step = |line: &String| Some(line.strip_prefix("undoing ")?.split_once(':')?.0.to_owned());
     let named: BTreeSet<String> = leftovers.iter().filter_map(step).collect();
     let left = stage.turn(side, "looks back", |scene| scene.world.made(side).clone());
@@ -130,7 +134,8 @@ impl Destination<'_> {
         let Some((mut journal, records)) = open(self.stage, Side::Destination) else { return };
         if standing(&records) == Standing::Running {
             // Whatever fails is repeated when the source asks.
-            let _ = drain(&mut self.port, &mut journal, &self.stage.plan);
+            let drained = drain(&mut self.port, &mut journal, &self.stage.plan);
+            drained.err().into_iter().for_each(|failure| assert_injected(&failure.message));
         }
     }
 
@@ -161,6 +166,7 @@ impl Destination<'_> {
             }
             (Request::Commit, Some((mut journal, records))) if stands == Some(Standing::Ready) => {
                 let done = commit(&mut self.port, &mut journal, plan, &mut begun(&records));
+                done.as_ref().err().into_iter().for_each(|failure| assert_injected(&failure.message));
                 return done.map_or_else(|e| Response::Failed(e.message), |()| Response::Running);
             }
             (Request::Commit, Some(_)) if matches!(stands, Some(Standing::Running | Standing::Drained)) => {
@@ -189,6 +195,7 @@ impl Destination<'_> {
             (request, found) => panic!("{request:?} must not come to {found:?}"),
         };
         done.unwrap_or_else(|failure| {
+            assert_injected(&failure.message);
             self.abort(&failure);
             Response::Failed(failure.message)
         })

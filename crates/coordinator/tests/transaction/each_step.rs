@@ -104,6 +104,52 @@ fn an_undo_that_fails_is_named_and_keeps_no_other_from_being_done() {
 }
 
 #[test]
+fn a_panic_in_any_step_undoes_before_the_commit_point_and_is_repeated_after_it() {
+    for place in places() {
+        for when in ["before", "after"] {
+            let case = Case { faults: spec(&place, when, "panic"), ..Case::default() };
+            let end = run(&case);
+            assert_ends(&end, place.undone, &case);
+            if let Some(Ending::Undone { failure, leftovers }) = end.endings.last() {
+                let cause = format!("failed internally in step {0}: an injected panic at {0}", place.name);
+                assert!(failure.message.contains(&cause), "{case:?}: {failure}");
+                assert_eq!(leftovers.len(), 0, "{case:?}");
+            }
+        }
+    }
+    for place in places().into_iter().filter(|place| place.step) {
+        let failing_action = Some((place.side, place.name.clone()));
+        let case = Case { failing_action, panics: true, ..Case::default() };
+        assert_ends(&run(&case), place.undone, &case);
+    }
+    for (when, undone) in [("before", true), ("after", false)] {
+        let case = Case { faults: format!("source.commit.{when}.panic"), ..Case::default() };
+        assert_ends(&run(&case), undone, &case);
+    }
+}
+
+#[test]
+fn an_undo_that_panics_is_named_and_keeps_no_other_from_being_done() {
+    for place in places().into_iter().filter(|place| place.undone && place.step) {
+        let faults = match place.side {
+            Side::Source => "source.commit.before.error",
+            Side::Destination => "destination.ready.after.error",
+        };
+        let failing_undo = Some((place.side, place.name.clone()));
+        let case = Case { failing_undo, panics: true, faults: faults.into(), ..Case::default() };
+        let end = run(&case);
+        let named = match (place.side, &end.endings[0]) {
+            (Side::Source, Ending::Undone { leftovers, .. }) => leftovers,
+            (Side::Destination, _) => &end.leftovers,
+            (_, ending) => panic!("{case:?}: {ending:?}"),
+        };
+        let [named] = named.as_slice() else { panic!("{case:?}: {named:?}") };
+        assert!(named.starts_with(&format!("undoing {}: ", place.name)), "{named}");
+        assert!(named.contains("failed internally") && named.contains("it is stuck"), "{named}");
+    }
+}
+
+#[test]
 fn an_agent_may_die_around_each_step() {
     for place in places() {
         for when in ["before", "after"] {

@@ -64,15 +64,17 @@ impl SourcePort for SourceEnd<'_> {
             SourceStep::Release => drop(self.request(Request::Released, &Response::Drained)),
             _ => {}
         }
-        self.0.turn(Side::Source, format_args!("has done {step}"), |scene| {
+        let done = self.0.turn(Side::Source, format_args!("has done {step}"), |scene| {
             scene.fail_once(Side::Source, &step.to_string())
-        })
+        });
+        panic_or(self.0, done)
     }
 
     fn undo(&mut self, step: SourceStep) -> Result<(), Failure> {
-        self.0.turn(Side::Source, format_args!("undoes {step}"), |scene| {
+        let undone = self.0.turn(Side::Source, format_args!("undoes {step}"), |scene| {
             scene.undo_twice(Side::Source, &step.to_string(), |world| world.source_undoes(step))
-        })?;
+        });
+        panic_or(self.0, undone)?;
         self.0.turn(Side::Source, format_args!("has undone {step}"), |_| Ok(()))
     }
 
@@ -81,6 +83,7 @@ impl SourcePort for SourceEnd<'_> {
     }
 
     fn try_again(&mut self, step: SourceStep, failure: &Failure) -> Retry {
+        assert_injected(&failure.message);
         self.0.turn(Side::Source, format_args!("will try {step} again: {failure}"), |scene| {
             if std::mem::take(&mut scene.stopping) {
                 Retry::Stop
@@ -100,15 +103,17 @@ impl SourcePort for SourceEnd<'_> {
 impl DestinationPort for DestinationEnd<'_> {
     fn run(&mut self, step: DestinationStep) -> Result<(), Failure> {
         self.0.turn(Side::Destination, format_args!("does {step}"), |scene| scene.world.destination_does(step))?;
-        self.0.turn(Side::Destination, format_args!("has done {step}"), |scene| {
+        let done = self.0.turn(Side::Destination, format_args!("has done {step}"), |scene| {
             scene.fail_once(Side::Destination, &step.to_string())
-        })
+        });
+        panic_or(self.0, done)
     }
 
     fn undo(&mut self, step: DestinationStep) -> Result<(), Failure> {
-        self.0.turn(Side::Destination, format_args!("undoes {step}"), |scene| {
+        let undone = self.0.turn(Side::Destination, format_args!("undoes {step}"), |scene| {
             scene.undo_twice(Side::Destination, &step.to_string(), |world| world.destination_undoes(step))
-        })?;
+        });
+        panic_or(self.0, undone)?;
         self.0.turn(Side::Destination, format_args!("has undone {step}"), |_| Ok(()))
     }
 
@@ -137,11 +142,22 @@ impl Scene {
     }
 }
 
+/// The error of an action or an undo, or a panic in its place. Not on the stage: whoever acts there must not panic.
+fn panic_or(stage: &Stage, result: Result<(), Failure>) -> Result<(), Failure> {
+    result.inspect_err(|failure| assert!(!stage.case.panics, "an injected panic: {failure}"))
+}
+
+/// What fails because of a panic fails because of one that was asked for; any other is that of an assertion of this test.
+pub fn assert_injected(message: &str) {
+    let unexpected = message.contains("failed internally") && !message.contains("an injected panic");
+    assert!(!unexpected, "{message}");
+}
+
 fn inject(stage: &Stage, side: Side, fault: Fault) {
     match fault {
         Fault::Die => stage.die(side),
         Fault::Cut => stage.turn(side, "loses the link", Scene::hang_up),
-        Fault::Error | Fault::KillCriu | Fault::Hold | Fault::Delay(_) => {
+        Fault::Error | Fault::Panic | Fault::KillCriu | Fault::Hold | Fault::Delay(_) => {
             unreachable!("{fault:?} is no affair of this world's ports")
         }
     }

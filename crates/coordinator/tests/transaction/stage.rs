@@ -69,6 +69,8 @@ pub struct Case {
     pub failing_action: Option<(Side, String)>,
     /// A step of which the undo fails, once.
     pub failing_undo: Option<(Side, String)>,
+    /// These two panic, and report no error.
+    pub panics: bool,
     /// Who dies is just writing a line of its journal.
     pub torn: bool,
     /// Whose journal begins with a record that is longer than all others of the other side's.
