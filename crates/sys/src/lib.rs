@@ -14,6 +14,7 @@ pub mod charge;
 pub mod clock;
 pub mod descriptor;
 pub mod dirty_log;
+pub mod environment;
 pub mod file_handle;
 pub mod file_settings;
 pub mod guard_log;
@@ -40,6 +41,7 @@ pub mod processors;
 pub mod promise;
 #[cfg(target_arch = "x86_64")]
 mod remote;
+pub mod reserve;
 pub mod restart_blocks;
 #[cfg(target_arch = "x86_64")]
 mod rseq;
@@ -56,6 +58,7 @@ pub mod soft_dirty;
 pub mod standstill;
 mod task_iterator;
 pub mod thaw;
+pub mod threads;
 mod tracee;
 mod tracepoint;
 pub mod userfault;

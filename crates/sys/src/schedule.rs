@@ -60,6 +60,20 @@ pub fn stand_for(thread: u32, wanted: Standing) -> Standing {
         .map_or(Standing::Ordinary, |(standing, _)| *standing)
 }
 
+/// Does work that may give the calling thread another standing, which then has the one again that it had.
+pub fn keeping<T>(work: impl FnOnce() -> T) -> T {
+    let mut had = Attributes::default();
+    let size = size_of::<Attributes>();
+    // SAFETY: the kernel writes as many bytes at most as it is told the structure has, all of which may have any value.
+    let known = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut had, size, 0) == 0 };
+    let result = work();
+    if known {
+        had.size = size as u32;
+        set(0, &had);
+    }
+    result
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -80,6 +94,8 @@ mod tests {
             }
             std::thread::spawn(move || assert_eq!(nice(), 20)).join().unwrap();
             stand(Standing::Ordinary);
+            assert_eq!(nice(), 20);
+            keeping(|| stand(Standing::Realtime));
             assert_eq!(nice(), 20);
         })
         .join()

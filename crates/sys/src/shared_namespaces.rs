@@ -5,6 +5,8 @@ use std::io;
 
 use nix::sched::{CloneFlags, setns};
 
+use crate::threads;
+
 /// The kernel's lists of System V objects, which show the namespace of the process that reads them (proc(5)), and what they list.
 const LISTS: [(&str, &str); 3] = [
     ("/proc/sysvipc/shm", "System V shared memory"),
@@ -19,13 +21,10 @@ pub(crate) fn inside<T: Send>(
     work: impl FnOnce() -> io::Result<T> + Send,
 ) -> io::Result<T> {
     let namespace = File::open(format!("/proc/{pid}/ns/{link}"))?;
-    std::thread::scope(|scope| {
-        let done = scope.spawn(|| {
-            setns(&namespace, kind)?;
-            work()
-        });
-        done.join().expect("a thread that makes system calls does not panic")
-    })
+    threads::apart("namespace", || {
+        setns(&namespace, kind)?;
+        work()
+    })?
 }
 
 /// The kinds of System V objects that there are in the IPC namespace of a process.

@@ -5,12 +5,14 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::unistd::Pid;
 
 use crate::interrupted::let_go;
 use crate::process::waits_for_vforked;
+use crate::threads;
 use crate::tracee::{Tracee, state};
 
 /// How often it is looked whether a thread has stopped.
@@ -22,27 +24,23 @@ const SOON: Duration = Duration::from_millis(2);
 /// thread that waits in the kernel without being interruptible stops only when it has waited, and one that waits for a child
 /// of vfork is not waited for; one that another process traces cannot be stopped.
 pub fn during<R: Send>(processes: &[u32], patience: Duration, work: impl FnOnce(io::Result<()>) -> R + Send) -> R {
-    std::thread::scope(|scope| {
-        // One that has failed ends, and with it the stop; the work is done by another.
-        let tracer = scope.spawn(move || {
-            let mut stopped = HashSet::new();
-            match stop(processes, Instant::now() + patience, &mut stopped) {
-                Ok(()) => {
-                    let result = work(Ok(()));
-                    stopped.into_iter().for_each(let_go);
-                    Ok(result)
-                }
-                Err(error) => {
-                    stopped.into_iter().for_each(let_go);
-                    Err((error, work))
-                }
-            }
-        });
-        match tracer.join().expect("what stops processes does not panic") {
-            Ok(result) => result,
-            Err((error, work)) => work(Err(error)),
-        }
-    })
+    let work = Mutex::new(Some(work));
+    let take = || lock(&work).take().expect("the work is done once");
+    // One that has failed ends, and with it the stop; the work is done by another.
+    let traced = threads::apart("standstill", || {
+        let mut stopped = HashSet::new();
+        let result = stop(processes, Instant::now() + patience, &mut stopped).map(|()| take()(Ok(())));
+        stopped.into_iter().for_each(let_go);
+        result
+    });
+    match traced.and_then(|result| result) {
+        Ok(result) => result,
+        Err(error) => take()(Err(error)),
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Stops every thread, also those that are started meanwhile by threads which still run.

@@ -5,6 +5,7 @@
 //! when they come out of the freezer, before they run any code of their own, and are put right. This is done by a process that does
 //! nothing else ([`crate::own_process`]), so that no thread keeps foreign registers, whatever becomes of this one.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io;
 use std::time::{Duration, Instant};
@@ -36,7 +37,14 @@ pub fn resume<R>(processes: &[u32], waits: &[Wait], resume: impl FnOnce() -> R) 
     if !interrupted.is_empty() {
         let meanwhile = || result = resume.take().map(|resume| resume());
         // Where it fails, system calls end too early or too late.
-        let _ = own_process::run_in_two_steps(c"tranship-thaw", |asked| put_right(&interrupted, asked), meanwhile);
+        let _ = own_process::run_in_two_steps(c"tranship-thaw", |asked| put_right(&interrupted, asked, nap), meanwhile);
+    }
+    if !interrupted.is_empty() && resume.is_some() {
+        // Where no process can be started, or there is no descriptor to hear of it, this one does it.
+        let (left, done) = (Cell::new(resume.take()), Cell::new(None));
+        let asked = || done.set(left.take().map(|resume| resume()));
+        let _ = put_right(&interrupted, &asked, std::thread::sleep);
+        (resume, result) = (left.take(), done.take());
     }
     result.unwrap_or_else(|| resume.take().expect("it was not done")())
 }
@@ -49,7 +57,7 @@ fn interrupted(process: u32, waits: &[Wait]) -> Vec<Interrupted> {
     threads(process).unwrap_or_default().into_iter().filter_map(thread).collect()
 }
 
-fn put_right(interrupted: &[Interrupted], asked: &dyn Fn()) -> io::Result<std::os::fd::OwnedFd> {
+fn put_right(interrupted: &[Interrupted], asked: &dyn Fn(), nap: fn(Duration)) -> io::Result<std::os::fd::OwnedFd> {
     let traced = |one: &Interrupted| {
         // One that another process traces is that one's.
         let tracee = ask(one.process, one.thread).ok()??;
