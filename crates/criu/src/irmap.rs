@@ -232,11 +232,10 @@ impl Paths {
 /// # Errors
 /// There can be no such thread.
 pub(crate) fn with_directory<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
-    let separate = || {
+    tranship_sys::threads::apart("directory", || {
         unshare(CloneFlags::CLONE_FS)?;
         Ok(work())
-    };
-    std::thread::scope(|scope| scope.spawn(separate).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })?
 }
 
 /// A reference to the root of a mount, at its place below `root` or on this node; `None` if that is no directory, or another mount hides it.

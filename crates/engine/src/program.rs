@@ -5,7 +5,7 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
-use tranship_sys::process;
+use tranship_sys::{process, threads};
 
 /// How long after a process's end its last words may come.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -21,10 +21,14 @@ pub(crate) fn ended(child: &mut Child, patience: Duration) -> io::Result<Option<
 /// What a process says.
 pub(crate) struct Reading(Receiver<Vec<u8>>);
 
-/// Reads what a process says as it says it.
-pub(crate) fn reading(stream: Option<impl Read + Send + 'static>) -> Reading {
+/// Reads what a process says on one of its streams as it says it. Where there is no thread for that, the process is ended.
+pub(crate) fn reading<S: Read + Send + 'static>(
+    child: &mut Child,
+    stream: impl FnOnce(&mut Child) -> Option<S>,
+) -> io::Result<Reading> {
     let (sender, receiver) = mpsc::channel();
-    std::thread::spawn(move || {
+    let stream = stream(child);
+    let read = move || {
         let Some(mut stream) = stream else { return };
         let mut piece = [0; 16 << 10];
         loop {
@@ -35,8 +39,12 @@ pub(crate) fn reading(stream: Option<impl Read + Send + 'static>) -> Reading {
                 _ => return,
             }
         }
-    });
-    Reading(receiver)
+    };
+    if let Err(error) = threads::start("reading", read) {
+        let _ = child.kill().and_then(|()| child.wait());
+        return Err(error);
+    }
+    Ok(Reading(receiver))
 }
 
 impl Reading {
@@ -53,8 +61,10 @@ impl Reading {
 
 /// Runs a command without input to its end; `None` if it had to be ended.
 pub(crate) fn output(command: &mut Command, patience: Duration) -> io::Result<Option<Output>> {
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-    let (stdout, stderr) = (reading(child.stdout.take()), reading(child.stderr.take()));
+    let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(threads::explained)?;
+    let stdout = reading(&mut child, |child| child.stdout.take())?;
+    let stderr = reading(&mut child, |child| child.stderr.take())?;
     let Some(status) = ended(&mut child, patience)? else { return Ok(None) };
     Ok(Some(Output { status, stdout: stdout.said(), stderr: stderr.said() }))
 }

@@ -2,6 +2,7 @@
 //! `/proc/PID/cmdline` and `environ` as `ps` does; unlike the process itself it does not wait for a page that is missing, but tells less. So
 //! these pages are in place before the process runs.
 
+use tranship_sys::threads;
 use std::io::{self, IoSliceMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -37,9 +38,11 @@ fn for_each(pids: &[u32], fetch: impl Fn(u32) -> io::Result<u64> + Sync) -> io::
         result
     };
     thread::scope(|scope| {
-        let others: Vec<_> = (1..pids.len().min(AT_ONCE)).map(|_| scope.spawn(work)).collect();
+        // As many as there can be: the calling thread does what is left.
+        let others = (1..pids.len().min(AT_ONCE)).map_while(|_| threads::start_within(scope, "arguments", work).ok());
+        let others: Vec<_> = others.collect();
         let own = work();
-        others.into_iter().fold(own, |result, other| result.and(other.join().expect("to fetch does not panic")))
+        others.into_iter().fold(own, |result, other| result.and(threads::joined(other.join())))
     })
 }
 

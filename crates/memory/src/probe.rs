@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 use tranship_sys::arena::Arena;
+use tranship_sys::threads::{self, Beside};
 use tranship_types::{AddressSpaceId, PageRange};
 use tranship_wire::message::{Request, Response};
 use tranship_wire::{FrameHeader, Kind, ReadError, WriteError};
@@ -60,8 +61,8 @@ pub fn measure<L: Read + Write + Send>(links: &mut [L]) -> Result<f64, ProbeErro
     loop {
         let start = Instant::now();
         std::thread::scope(|scope| {
-            let trials: Vec<_> = links.iter_mut().map(|link| scope.spawn(|| trial(link, bytes, &noise))).collect();
-            trials.into_iter().try_for_each(|t| t.join().expect("a trial does not panic"))
+            let trials: Vec<_> = links.iter_mut().map(|link| threads::beside(scope, "probe", || trial(link, bytes, &noise))).collect();
+            trials.into_iter().try_for_each(Beside::join)
         })?;
         let took = start.elapsed();
         best = best.max((bytes * links.len() as u64) as f64 / took.as_secs_f64().max(1e-6));

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 use tranship_sys::pagemap::Pagemap;
+use tranship_sys::threads::{self, Beside};
 use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange};
 use tranship_wire::{FrameHeader, WriteError};
 
@@ -191,7 +192,7 @@ fn send_all<W: Write + Send>(
                 let own = move || chunks.iter().filter(move |c| c.route(count) == number);
                 // In the freeze there may be nothing for a stream, and then nobody waits for a thread to get its turn.
                 own().next()?;
-                Some(scope.spawn(move || -> Result<(), SendError> {
+                Some(threads::beside(scope, "send", move || -> Result<(), SendError> {
                     if let Some(table) = stream.deduplicator.as_mut().filter(|t| several_tasks || !t.is_empty()) {
                         own().for_each(|chunk| table.expect(chunk.space, chunk.range.start));
                     }
@@ -211,7 +212,7 @@ fn send_all<W: Write + Send>(
                 }))
             })
             .collect();
-        workers.into_iter().try_for_each(|w| w.join().expect("a sender does not panic"))
+        workers.into_iter().try_for_each(Beside::join)
     })
 }
 

@@ -10,6 +10,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::statfs::{FsType, fstatfs};
 
+use tranship_sys::threads;
 use crate::NetworkError;
 
 const NSFS_MAGIC: FsType = FsType(0x6e73_6673);
@@ -55,13 +56,7 @@ pub(crate) fn in_a_new_one<T: Send>(work: impl FnOnce() -> Result<T, NetworkErro
 }
 
 fn on_a_thread<T: Send>(work: impl FnOnce() -> Result<T, NetworkError> + Send) -> Result<T, NetworkError> {
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new()
-            .name("netns".into())
-            .spawn_scoped(scope, work)
-            .map_err(|e| NetworkError::refused("start a thread", e))?;
-        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
+    threads::apart("netns", work).map_err(|e| NetworkError::refused("start a thread", e))?
 }
 
 /// Makes a new, empty network namespace at `netns`. Refuses if anything is there.

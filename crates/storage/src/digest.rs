@@ -12,6 +12,7 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat};
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
+use tranship_sys::threads::{self, Beside};
 use crate::error::DEPTH_LIMIT;
 use crate::{Root, StorageError, mounts};
 
@@ -321,11 +322,8 @@ impl Walk {
             }
         };
         let found = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();
-            threads
-                .into_iter()
-                .map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-                .collect::<Result<Vec<_>, _>>()
+            let threads: Vec<_> = (0..THREADS).map(|_| threads::beside(scope, "digest", work)).collect();
+            threads.into_iter().map(Beside::join).collect::<Result<Vec<_>, _>>()
         })?;
         let mut found: Vec<(usize, Sum)> = found.into_iter().flatten().collect();
         found.sort_unstable_by_key(|(index, _)| *index);

@@ -162,8 +162,8 @@ impl Overlay {
             nix::unistd::chdir(home)?;
             mount(Some("overlay"), &self.point, Some("overlay"), MsFlags::empty(), Some(self.options.as_str()))
         };
-        let done = std::thread::scope(|scope| scope.spawn(mount_there).join().expect("to mount does not panic"));
-        done.map_err(|e| StorageError::refused("mount the overlay on", &self.point, e))
+        let refused = |e: std::io::Error| StorageError::refused("mount the overlay on", &self.point, e);
+        tranship_sys::threads::apart("overlay", mount_there).map_err(refused)?.map_err(|e| refused(e.into()))
     }
 }
 

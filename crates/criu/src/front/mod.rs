@@ -198,7 +198,12 @@ pub fn run(plan: &Path, engine: OwnedFd, number: i32) -> Result<i32, FrontError>
     let criu = command.spawn().map_err(|source| FrontError::Start { path: plan.criu.clone(), source })?;
     // The closure in it owns criu's end of the socket: while that is open here, criu's death would not show.
     drop(command);
-    hang_up_after(criu.id(), ours.try_clone().map_err(lost("criu"))?);
+    let socket = ours.try_clone().map_err(lost("criu"))?;
+    if let Err(source) = hang_up_after(criu.id(), socket) {
+        let mut criu = criu;
+        let _ = criu.kill().and_then(|()| criu.wait());
+        return Err(FrontError::Start { path: plan.criu.clone(), source });
+    }
 
     let mut front = Front::new(engine, ours, criu);
     if !working {
@@ -217,15 +222,16 @@ pub fn run(plan: &Path, engine: OwnedFd, number: i32) -> Result<i32, FrontError>
 
 /// Shuts the socket to criu down when criu has ended. What it said before can still be read. Its death alone does not close
 /// the socket: the tasks that it has restored so far have the other end as long as they are part of criu.
-fn hang_up_after(criu: u32, socket: OwnedFd) {
+fn hang_up_after(criu: u32, socket: OwnedFd) -> io::Result<()> {
     use std::os::fd::AsRawFd;
-    std::thread::spawn(move || {
+    let wait = move || {
         let criu = nix::unistd::Pid::from_raw(criu.cast_signed());
         // Only looked at: whoever owns the child collects it.
         let flags = nix::sys::wait::WaitPidFlag::WEXITED | nix::sys::wait::WaitPidFlag::WNOWAIT;
         while nix::sys::wait::waitid(nix::sys::wait::Id::Pid(criu), flags) == Err(nix::errno::Errno::EINTR) {}
         let _ = nix::sys::socket::shutdown(socket.as_raw_fd(), nix::sys::socket::Shutdown::Both);
-    });
+    };
+    tranship_sys::threads::start("hang up", wait).map(drop)
 }
 
 /// CRIU opens such descriptors of the process that sent the request, which is the front: so the front must have them.

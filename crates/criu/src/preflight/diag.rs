@@ -89,13 +89,10 @@ pub(super) const LISTEN: u8 = 10;
 /// Lists the sockets of the namespace that the file `namespace` (a /proc/PID/ns/net) stands for. A thread of its own
 /// enters it, and ends there, so that nothing else of this program changes its place.
 pub(super) fn sockets(namespace: &File) -> io::Result<Sockets> {
-    std::thread::scope(|scope| {
-        let inside = scope.spawn(|| -> io::Result<Sockets> {
-            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
-            collect()
-        });
-        inside.join().unwrap_or_else(|_| Err(io::Error::other("the thread that lists sockets ended early")))
-    })
+    tranship_sys::threads::apart("sockets", || {
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
+        collect()
+    })?
 }
 
 fn collect() -> io::Result<Sockets> {

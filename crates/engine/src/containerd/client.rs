@@ -73,7 +73,7 @@ fn wait<T: Send>(answer: impl Future<Output = Result<T, Status>> + Send) -> Resu
         let answer = async { tokio::time::timeout(PATIENCE, answer).await };
         runtime.block_on(answer).unwrap_or_else(|_| Err(Status::unavailable("no answer in time")))
     };
-    std::thread::scope(|scope| scope.spawn(run).join()).unwrap_or_else(|_| Err(Status::internal("a panic")))
+    tranship_sys::threads::apart("containerd", run).unwrap_or_else(|error| Err(Status::unavailable(error.to_string())))
 }
 
 impl Containerd {

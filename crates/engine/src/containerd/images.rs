@@ -160,7 +160,7 @@ impl Containerd {
         const WHAT: &str = "save the image";
         let image = parameters.image.as_str();
         let mut child = self.run((WHAT, image), &parameters.namespace, &["images", "export", "-", image])?;
-        let words = child.stderr.take().map(last_words);
+        let words = child.stderr.take().and_then(last_words);
         let left_out: HashSet<PathBuf> =
             missing.known.iter().filter(|digest| is_digest(digest)).map(|d| in_archive(d)).collect();
         let copied = match child.stdout.take() {
@@ -192,8 +192,8 @@ impl Containerd {
             return Err(Self::image_trouble(WHAT, image, "that is no name for a snapshotter"));
         }
         let mut child = self.run((WHAT, image), namespace, &["images", "import", "--snapshotter", snapshotter, "-"])?;
-        let words = child.stderr.take().map(last_words);
-        let said = child.stdout.take().map(last_words);
+        let words = child.stderr.take().and_then(last_words);
+        let said = child.stdout.take().and_then(last_words);
         let copied = child.stdin.take().map_or(Ok(0), |mut stdin| io::copy(archive, &mut stdin));
         let status = child.wait().map_err(|e| Self::image_trouble(WHAT, image, e.to_string()))?;
         let words = words.and_then(|words| words.join().ok()).unwrap_or_default();
@@ -210,16 +210,17 @@ impl Containerd {
     }
 }
 
-/// The last line of what a program says, from a thread that reads all of it.
-fn last_words(mut pipe: impl Read + Send + 'static) -> std::thread::JoinHandle<String> {
-    std::thread::spawn(move || {
+/// The last line of what a program says, from a thread that reads all of it. Where there is none, a program that says anything fails.
+fn last_words(mut pipe: impl Read + Send + 'static) -> Option<std::thread::JoinHandle<String>> {
+    let read = move || {
         let mut text = Vec::new();
         // Whatever came before an error is what there is to tell.
         let _ = (&mut pipe).take(WORDS_CAP).read_to_end(&mut text);
         let _ = io::copy(&mut pipe, &mut io::sink());
         let text = String::from_utf8_lossy(&text);
         text.trim().lines().last().unwrap_or_default().trim_start_matches("ctr: ").to_owned()
-    })
+    };
+    tranship_sys::threads::start("last words", read).ok()
 }
 
 #[cfg(test)]

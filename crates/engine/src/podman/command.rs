@@ -90,7 +90,7 @@ impl Podman {
         name: &str,
     ) -> Result<Vec<u8>, EngineError> {
         let mut child = self.begin(environment, arguments, Stdio::null(), Stdio::piped())?;
-        let output = reading(child.stdout.take());
+        let output = reading(&mut child, |child| child.stdout.take()).map_err(|source| self.unusable(source))?;
         self.conclude(&mut child, PATIENCE, what, name)?;
         Ok(output.said())
     }
@@ -165,7 +165,7 @@ impl Podman {
         what: &'static str,
         name: &str,
     ) -> Result<(), EngineError> {
-        let errors = reading(child.stderr.take());
+        let errors = reading(child, |child| child.stderr.take()).map_err(|source| self.unusable(source))?;
         let status = ended(child, patience).map_err(|source| self.unusable(source))?;
         let Some(status) = status else {
             let seconds = patience.as_secs();

@@ -17,6 +17,7 @@ use std::os::unix::fs::FileExt;
 use nix::sys::uio::{RemoteIoVec, process_vm_writev};
 use nix::unistd::Pid;
 use tranship_sys::pagemap::{Copied, Pagemap};
+use tranship_sys::threads::{self, Beside};
 use tranship_types::{AddressSpaceId, PageRange, SharedKind, SharedObject};
 use tranship_wire::USER_ADDRESS_END;
 
@@ -242,8 +243,9 @@ pub fn place(file: &File, pid: u32) -> io::Result<u64> {
         })
     };
     std::thread::scope(|scope| {
-        let workers: Vec<_> = shares.map(|share| scope.spawn(|| place(share))).collect();
-        workers.into_iter().try_for_each(|worker| worker.join().expect("to place pages does not panic"))
+        let place = &place;
+        let workers: Vec<_> = shares.map(|share| threads::beside(scope, "place", move || place(share))).collect();
+        workers.into_iter().try_for_each(Beside::join)
     })?;
     Ok(pieces.iter().map(PageRange::len).sum())
 }

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use tranship_sys::process;
+use tranship_sys::threads::{self, Beside};
 use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange, SharedKind, SharedObject};
 use tranship_wire::WriteError;
 
@@ -487,7 +488,7 @@ impl SharedMemory {
                 .filter_map(|(number, stream)| {
                     let mut own = pieces.iter().filter(move |p| p.route(count) == number).peekable();
                     own.peek()?;
-                    Some(scope.spawn(move || -> Result<(), SendError> {
+                    Some(threads::beside(scope, "send", move || -> Result<(), SendError> {
                         for piece in own {
                             if broken.load(Ordering::Relaxed) {
                                 break;
@@ -500,7 +501,7 @@ impl SharedMemory {
                     }))
                 })
                 .collect();
-            workers.into_iter().try_for_each(|w| w.join().expect("a sender does not panic"))
+            workers.into_iter().try_for_each(Beside::join)
         })
     }
 }

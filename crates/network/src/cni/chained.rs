@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
+use tranship_sys::threads;
 use tranship_types::CniAttachment;
 
 use super::files;
@@ -194,12 +195,17 @@ fn converse(mut command: Command, input: Vec<u8>, patience: Duration) -> Result<
     let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
     let (tell, told) = mpsc::channel();
     // They end with the pipes. That a program has not read all is for it to judge.
-    thread::spawn(move || stdin.map(|mut stdin| stdin.write_all(&input)));
-    thread::spawn(move || {
+    let hear = move || {
         let mut said = Vec::new();
         let read = stdout.map(|stdout| stdout.take(MOST_SAID).read_to_end(&mut said));
         tell.send(read.map_or(Ok(0), |read| read).map(|_| said))
-    });
+    };
+    let started = threads::start("cni said", hear)
+        .and_then(|_| threads::start("cni input", move || stdin.map(|mut stdin| stdin.write_all(&input))));
+    if let Err(error) = started {
+        let _ = child.kill().and_then(|()| child.wait());
+        return Err(error.to_string());
+    }
     let ended = loop {
         match child.try_wait() {
             Ok(None) if Instant::now() < deadline => thread::sleep(Duration::from_millis(1)),

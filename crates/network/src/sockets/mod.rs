@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use tranship_sys::process::{OpenFiles, take_descriptor};
 use tranship_sys::socket::{self, TcpInfo};
 
+use tranship_sys::threads::{self, Beside};
 use crate::NetworkError;
 use crate::multicast::{self, Membership};
 use crate::namespace::inside;
@@ -107,9 +108,9 @@ pub fn socket_states(netns: &Path, sockets: &[OpenSocket]) -> Result<SocketState
         let share = sockets.len().div_ceil(cores).max(SHARE);
         let looks = std::thread::scope(|scope| {
             // They are in this namespace, too.
-            let look = |sockets| scope.spawn(move || states(sockets, joined, interfaces));
+            let look = |sockets| threads::beside(scope, "sockets", move || states(sockets, joined, interfaces));
             let workers: Vec<_> = sockets.chunks(share).map(look).collect();
-            let looks = workers.into_iter().map(|worker| worker.join().expect("to look at sockets does not panic"));
+            let looks = workers.into_iter().map(Beside::join);
             looks.reduce(|(mut states, mut dropped), more| {
                 states.extend(more.0);
                 dropped.extend(more.1);
