@@ -6,7 +6,7 @@ use std::time::Duration;
 use tranship_coordinator::Failure;
 use tranship_memory::pager::{self, PagerHandle, Status};
 use tranship_memory::receive::Store;
-use tranship_sys::schedule;
+use tranship_sys::{reserve, schedule};
 use tranship_transport::{Connection, Link};
 use tranship_types::MigrationId;
 use tranship_wire::{FrameHeader, runs};
@@ -68,7 +68,14 @@ pub fn give_up(node: &Node, id: &MigrationId) {
 /// Waits until every page is in place; `None` if that is so, or can not be found out because the pager is gone.
 pub fn still_draining(node: &Node, id: &MigrationId, patience: Duration) -> Option<Status> {
     let layout = Layout::new(&node.config.run_dir, id);
-    let pager = PagerHandle::connect(layout.root()).ok()?;
+    let pager = match PagerHandle::connect(layout.root()) {
+        Err(_) if !reserve::are_there(1) => {
+            // It cannot be asked now.
+            std::thread::sleep(patience);
+            return Some(Status::default());
+        }
+        connected => connected.ok()?,
+    };
     match pager.drained(patience) {
         Ok(status) if status.drained => return None,
         _ if layout.root().join(pager::DRAINED_FILE).exists() => return None,

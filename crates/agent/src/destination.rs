@@ -419,7 +419,7 @@ impl DestinationRun {
 impl DestinationPort for DestinationRun {
     fn run(&mut self, step: DestinationStep) -> Result<(), Failure> {
         let start = monotonic_ns();
-        let done = self.perform(step);
+        let done = self.perform(step).map_err(|failure| self.node.lacking(failure));
         // Those in the blackout tell of what they do in finer parts.
         if DestinationStep::PREPARE.contains(&step) {
             self.timeline.note(format!("prepare: {step}"), start, monotonic_ns());
@@ -479,7 +479,7 @@ impl DestinationPort for DestinationRun {
             }
             Fault::Cut => self.cut.iter().for_each(tranship_transport::Closer::close),
             Fault::Delay(time) => std::thread::sleep(time),
-            Fault::Error => {}
+            Fault::Error | Fault::Panic => {}
         }
     }
 }

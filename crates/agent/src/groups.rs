@@ -19,7 +19,9 @@ mod units;
 use std::sync::Arc;
 
 use tranship_api::{ErrorKind, GroupPlan, GroupRequest, MemberPlan, MoveRequest, PlanRequest, ServiceError};
+use tranship_coordinator as coordinator;
 use tranship_coordinator::group::{self, Limits, OrderError, Ranked, Schedule, Stage};
+use tranship_sys::threads;
 use tranship_types::{GroupId, GroupMember, GroupOrder, GroupReport, MemberOutcome, NodeName, Outcome};
 
 use decision::Decision;
@@ -178,8 +180,17 @@ fn start(
     tracing::info!(id = %report.id, members = turns.len(), order = %report.order, "a group begins to move");
     for (turn, member) in turns.into_iter().zip(report.members) {
         let wish = MoveRequest { options: request.options, ..MoveRequest::new(member.container, member.destination) };
-        let node = Arc::clone(node);
-        std::thread::spawn(move || run(&node, &turn, &wish));
+        let (node, its_turn) = (Arc::clone(node), turn.clone());
+        let started = threads::start("member", move || {
+            let run = coordinator::caught("a member of a group", || {
+                run(&node, &its_turn, &wish);
+                Ok(())
+            });
+            run.err().into_iter().for_each(|failure| its_turn.refused(failure.message));
+        });
+        if let Err(error) = started {
+            turn.refused(error.to_string());
+        }
     }
     Ok(())
 }
@@ -210,8 +221,9 @@ pub fn recover(node: &Arc<Node>) {
         }
         tracing::info!(id = %report.id, "a group was interrupted by the agent's end");
         let live = node.groups.begin(GroupReport { interrupted: true, ..report.clone() });
-        let node = Arc::clone(node);
-        std::thread::spawn(move || {
+        let its_node = Arc::clone(node);
+        node.start_patiently("group", move || {
+            let node = its_node;
             for (rank, member) in report.members.iter().enumerate() {
                 let ended = match (member.outcome, &member.migration) {
                     (MemberOutcome::Running, Some(id)) => node.registry.wait(id),

@@ -23,6 +23,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tranship_coordinator::Failure;
 use tranship_engine::{Engine, MissingImage};
+use tranship_sys::threads;
 use tranship_transport::{Connection, Link};
 use tranship_types::{EngineName, MigrationId, NodeName};
 use tranship_wire::message::Offer;
@@ -76,7 +77,7 @@ impl<'a> Shared<'a> {
     fn during<T>(&self, word: &(impl Serialize + Sync), work: impl FnOnce() -> T) -> T {
         std::thread::scope(|scope| {
             let (done, goes_on) = channel::<()>();
-            scope.spawn(move || {
+            let pulse = move || {
                 while goes_on.recv_timeout(PULSE) == Err(RecvTimeoutError::Timeout) {
                     if !self.heard.load(Ordering::Acquire) {
                         continue;
@@ -87,7 +88,10 @@ impl<'a> Shared<'a> {
                             .and_then(|()| link.flush().map_err(Into::into));
                     }
                 }
-            });
+            };
+            if let Err(error) = threads::start_within(scope, "pulse", pulse) {
+                tracing::warn!(%error, "the other side does not hear that it goes on");
+            }
             let result = work();
             drop(done);
             result

@@ -43,7 +43,7 @@ mod wrapper;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -57,6 +57,9 @@ use tranship_transport::{Connector, Identity, Listener};
 
 use crate::config::Config;
 use crate::node::Node;
+
+/// Calls of the API that can be answered where no thread can be started any more.
+const CALLERS: usize = 4;
 
 /// The Tranship agent: moves this node's containers to other nodes, and takes theirs.
 #[derive(Debug, Parser)]
@@ -124,11 +127,31 @@ fn patiently<T, E>(mut attempt: impl FnMut() -> Result<T, E>) -> Result<T, E> {
     }
 }
 
+/// Has the threads started that calls of the API are done on.
+fn start_callers(runtime: &tokio::runtime::Runtime) {
+    let started = Arc::new((Mutex::new(0), Condvar::new()));
+    for _ in 0..CALLERS {
+        let started = Arc::clone(&started);
+        // A thread that waits for the others to be started is not given the work of one of them.
+        drop(runtime.spawn_blocking(move || {
+            let mut count = started.0.lock().unwrap_or_else(PoisonError::into_inner);
+            *count += 1;
+            started.1.notify_all();
+            let all = |count: &mut usize| *count < CALLERS;
+            drop(started.1.wait_timeout_while(count, Duration::from_secs(1), all));
+        }));
+    }
+}
+
 fn agent(arguments: &Arguments) -> anyhow::Result<()> {
+    tranship_coordinator::keep_places();
     let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
     let filter = EnvFilter::try_from_env("TRANSHIP_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(terminal).init();
 
+    if !tranship_sys::reserve::fill() {
+        tracing::warn!("no descriptors are to spare; {}", tranship_sys::reserve::REMEDY);
+    }
     let config = Config::load(&arguments.config)?;
     let identity = Identity::load(&config.tls.ca, &config.tls.cert, &config.tls.key)?;
     identity.expect_node(&config.node)?;
@@ -158,7 +181,13 @@ fn agent(arguments: &Arguments) -> anyhow::Result<()> {
         std::fs::create_dir_all(directory).with_context(|| format!("{} cannot be made", directory.display()))?;
     }
     let engines: Vec<Arc<dyn Engine>> = vec![Arc::new(runc), Arc::new(docker), Arc::new(podman), Arc::new(containerd)];
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    // Threads that it has started are kept: there may be none to be had when one is needed.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .thread_keep_alive(Duration::from_secs(365 * 24 * 3600))
+        .enable_all()
+        .build()?;
+    start_callers(&runtime);
     let timers = runtime.handle().clone();
     let node = Node::new(config, engines, Connector::new(identity.clone()), faults, tracking, timers);
     if let Err(blocker) = node.criu() {
@@ -172,8 +201,7 @@ fn agent(arguments: &Arguments) -> anyhow::Result<()> {
     groups::recover(&node);
     let closer = listener.closer()?;
     let (peers_node, peers_listener) = (Arc::clone(&node), Arc::clone(&listener));
-    let peers =
-        std::thread::Builder::new().name("peers".into()).spawn(move || peers::serve(&peers_node, &peers_listener))?;
+    let peers = tranship_sys::threads::start("peers", move || peers::serve(&peers_node, &peers_listener))?;
     tracing::info!(node = %node.config.node, %listen, socket = %socket.display(), %tracking, "ready");
 
     let router = tranship_api::router(Arc::new(service::Service(Arc::clone(&node))));

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tranship_api::{ErrorKind, MoveRequest, ServiceError};
 use tranship_coordinator::{self as coordinator, Ending, Failure, Journal, Record};
+use tranship_sys::{schedule, threads};
 use tranship_types::{MigrationId, MoveOptions, NodeName, Outcome, Phase, Report, Side};
 
 use crate::arrivals::{Arrival, Context, Inbox, Standing};
@@ -34,10 +35,16 @@ pub fn begin(node: &Arc<Node>, request: &MoveRequest, turn: Option<Turn>) -> Res
         return Err(ServiceError::blocked(name, vec![node.unknown_peer(&request.to)]));
     }
     let claim = node.claim(name, &id).map_err(|blocker| ServiceError::blocked(name, vec![blocker]))?;
-    Ok(start(node, claim, id, &request, turn))
+    start(node, claim, id, &request, turn)
 }
 
-fn start(node: &Arc<Node>, claim: Claim, id: MigrationId, request: &MoveRequest, turn: Option<Turn>) -> Report {
+fn start(
+    node: &Arc<Node>,
+    claim: Claim,
+    id: MigrationId,
+    request: &MoveRequest,
+    turn: Option<Turn>,
+) -> Result<Report, ServiceError> {
     let source = node.config.node.clone();
     let options = request.options;
     let (container, destination) = (request.container.clone(), request.to.clone());
@@ -50,10 +57,17 @@ fn start(node: &Arc<Node>, claim: Claim, id: MigrationId, request: &MoveRequest,
         ..Report::new(id, container, source, destination, options.mode, unix_ms())
     };
     let live = node.registry.begin(report.clone());
-    let node = Arc::clone(node);
     let began = Instant::now();
-    std::thread::spawn(move || run(&node, claim, &live, turn, began));
-    report
+    let (its_node, its_live) = (Arc::clone(node), live.clone());
+    match threads::start("move", move || run(&its_node, claim, &its_live, turn, began)) {
+        Ok(_) => Ok(report),
+        Err(error) => {
+            let text = format!("the move of {} was not begun: {error}", report.container);
+            live.end(|r| (r.outcome, r.phase, r.error) = (Outcome::Failed, Phase::Undone, Some(text.clone())));
+            let (cause, remedy) = text.split_once("; ").unwrap_or((&text, ""));
+            Err(ServiceError::new(ErrorKind::Internal, cause, remedy))
+        }
+    }
 }
 
 fn first_record(report: &Report) -> Record {
@@ -80,15 +94,70 @@ fn run(node: &Arc<Node>, claim: Claim, live: &LiveReport, turn: Option<Turn>, be
             });
         }
     };
-    let mut port = SourceRun::new(node, live.clone(), turn);
-    let ending = coordinator::migrate(&mut port, &mut journal, &node.faults);
-    conclude(node, Some(claim), live, &mut port, journal, ending, began);
+    let place = journal.path().to_owned();
+    let mut claim = Some(claim);
+    let mut port = SourceRun::new(node, live.clone(), turn.clone());
+    let done = coordinator::caught("a migration", || {
+        let ending = coordinator::migrate(&mut port, &mut journal, &node.faults);
+        conclude(node, &mut claim, live, &mut port, journal, ending, began);
+        Ok(())
+    });
+    let dropped = coordinator::caught("the end of a migration", || {
+        drop(port);
+        Ok(())
+    });
+    dropped.err().into_iter().for_each(|failure| tracing::error!(id = %report.id, %failure, "something may be left"));
+    if let Err(failure) = done {
+        take_up_again(node, claim, live, turn.as_ref(), &place, failure);
+    }
 }
 
-/// Puts a migration's end on record, and sees to it that the destination learns of an undone one.
+/// After a panic outside of a migration's steps: goes on by its journal, as an agent that was restarted would.
+fn take_up_again(
+    node: &Arc<Node>,
+    mut claim: Option<Claim>,
+    live: &LiveReport,
+    turn: Option<&Turn>,
+    place: &Path,
+    mut failure: Failure,
+) {
+    let id = live.read().id;
+    schedule::stand(schedule::Standing::Ordinary);
+    loop {
+        tracing::error!(%id, %failure, "the migration is taken up again by its journal");
+        if !place.exists() || !node.pause(Duration::from_secs(1)) {
+            return;
+        }
+        let done = coordinator::caught("a migration that was taken up again", || {
+            let (mut journal, mut records) = Journal::open(place).map_err(|e| Failure::new(e.to_string()))?;
+            if !records.contains(&Record::Commit) {
+                // What its group has decided, nothing leads back from.
+                let decided = turn.is_some_and(|turn| turn.is_shared() && turn.leave(failure.clone()).is_ok());
+                let record = if decided { Record::Commit } else { Record::Undone { failure: failure.clone() } };
+                if !records.iter().any(|record| matches!(record, Record::Undone { .. })) {
+                    let noted = if decided { journal.decide(&record) } else { journal.append(&record) };
+                    noted.map_err(|e| Failure::new(e.to_string()))?;
+                    records.push(record);
+                }
+                turn.into_iter().filter(|_| decided).for_each(Turn::handed_down);
+            }
+            let mut port = SourceRun::taken_up(node, live.clone(), records.contains(&Record::Commit));
+            port.turn = turn.cloned();
+            let ending = coordinator::recover(&mut port, &mut journal, &records);
+            conclude(node, &mut claim, live, &mut port, journal, ending, Instant::now());
+            Ok(())
+        });
+        match done {
+            Ok(()) => return,
+            Err(next) => failure = next,
+        }
+    }
+}
+
+/// Puts a migration's end on record, and sees to it that the destination learns of an undone one. The container is free from then on.
 fn conclude(
     node: &Arc<Node>,
-    claim: Option<Claim>,
+    claim: &mut Option<Claim>,
     live: &LiveReport,
     port: &mut SourceRun,
     mut journal: Journal,
@@ -113,7 +182,7 @@ fn conclude(
     let total_ms = Some(began.elapsed().as_secs_f64() * 1e3);
     match ending {
         Ending::Moved => {
-            drop(claim);
+            *claim = None;
             live.end(|r| {
                 r.outcome = Outcome::Moved;
                 r.phase = Phase::Done;
@@ -126,7 +195,7 @@ fn conclude(
             }
         }
         Ending::Undone { failure, leftovers } => {
-            drop(claim);
+            *claim = None;
             live.end(|r| {
                 r.outcome = Outcome::Failed;
                 r.phase = Phase::Undone;
@@ -141,7 +210,7 @@ fn conclude(
             }
         }
         Ending::GivenUp { failure, leftovers } => {
-            drop(claim);
+            *claim = None;
             live.end(|r| {
                 r.outcome = Outcome::GivenUp;
                 r.phase = Phase::Undone;
@@ -246,11 +315,19 @@ fn recover_source(
     };
     // One that has ended already, and only has to tell the other node so, keeps the report that it had.
     let live = node.registry.begin(node.registry.report(&report.id).unwrap_or(report));
-    let node = Arc::clone(node);
-    std::thread::spawn(move || {
-        let mut port = SourceRun::taken_up(&node, live.clone(), records.contains(&Record::Commit));
-        let ending = coordinator::recover(&mut port, &mut journal, &records);
-        conclude(&node, claim, &live, &mut port, journal, ending, Instant::now());
+    let its_node = Arc::clone(node);
+    node.start_patiently("move", move || {
+        let (node, place) = (its_node, journal.path().to_owned());
+        let mut claim = claim;
+        let done = coordinator::caught("a migration of an earlier agent", || {
+            let mut port = SourceRun::taken_up(&node, live.clone(), records.contains(&Record::Commit));
+            let ending = coordinator::recover(&mut port, &mut journal, &records);
+            conclude(&node, &mut claim, &live, &mut port, journal, ending, Instant::now());
+            Ok(())
+        });
+        if let Err(failure) = done {
+            take_up_again(&node, claim, &live, None, &place, failure);
+        }
     });
 }
 
@@ -302,15 +379,15 @@ fn recover_destination(
     });
     // The word that the copy is void may have come just before.
     let void = undone.is_some() && records.contains(&Record::Commit);
-    let (node, id) = (Arc::clone(node), id.clone());
+    let (its_node, id) = (Arc::clone(node), id.clone());
     match at {
-        Standing::Open => drop(std::thread::spawn(move || {
+        Standing::Open => node.start_patiently("undo", move || {
             let restarted = || Failure::new("the agent was restarted in the middle of the migration");
             let failure = undone.unwrap_or_else(restarted);
-            undoing::go_on(&node, &id, &failure, void);
-        })),
+            undoing::go_on(&its_node, &id, &failure, void);
+        }),
         Standing::Ready => tracing::info!(%id, %peer, "a stopped copy waits for the source's word"),
-        Standing::Running => drop(std::thread::spawn(move || peers::resume_drain(&node, &id))),
+        Standing::Running => node.start_patiently("drain", move || peers::resume_drain(&its_node, &id)),
         Standing::Drained => {}
     }
 }

@@ -11,7 +11,7 @@ use tranship_engine::{Container, Engine, EngineError};
 use tranship_memory::tracker::Method;
 use tranship_sys::awake::Awake;
 use tranship_sys::mapping_flags::FlagsReader;
-use tranship_sys::restart_blocks;
+use tranship_sys::{reserve, restart_blocks, threads};
 use tranship_transport::{Connection, Connector};
 use tranship_types::{Blocker, BlockerKind, EngineName, GroupReport, MigrationId, NodeName, Report};
 use tranship_wire::{Hello, Purpose};
@@ -278,6 +278,27 @@ impl Node {
         let (stopping, _) =
             condition.wait_timeout_while(stopping, time, |s| !*s).unwrap_or_else(PoisonError::into_inner);
         !*stopping
+    }
+
+    /// Adds to a failure what may be behind it: no descriptor can be opened any more.
+    pub fn lacking(&self, mut failure: Failure) -> Failure {
+        if !reserve::are_there(1) && !failure.message.contains(reserve::REMEDY) {
+            let node = &self.config.node;
+            failure.message +=
+                &format!(" (the agent of node {node} has no file descriptors left); {}", reserve::REMEDY);
+        }
+        failure
+    }
+
+    /// Starts a thread for what must be done, and waits until there is one to be had, or the agent stops.
+    pub fn start_patiently(&self, name: &str, mut work: impl FnOnce() + Send + 'static) {
+        while let Err(refused) = threads::start_or_back(name, work) {
+            tracing::error!(name, error = %refused.error, "it is tried again");
+            if !self.pause(Duration::from_millis(200)) {
+                return;
+            }
+            work = refused.work;
+        }
     }
 
     /// Lets processors sleep again when a container that has just been resumed has served those that waited. Does not wait for that.

@@ -1,19 +1,20 @@
 //! Answers other agents: each link has a thread of its own.
 
+mod drain;
+
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tranship_coordinator::{self as coordinator, Failure, Journal, Record};
-use tranship_engine::Container;
 use tranship_memory::huge;
 use tranship_memory::receive::Carries;
 use tranship_network::HeldFrame;
 use tranship_sys::clock::monotonic_ns;
-use tranship_sys::schedule;
+use tranship_sys::{reserve, schedule, threads};
 use tranship_transport::{Connection, Incoming, Link, Listener};
-use tranship_types::{HugePages, Latencies, MigrationId, NodeName, Outcome, Phase, SharedObject, Side};
+use tranship_types::{MigrationId, NodeName, Phase, SharedObject, Side};
 use tranship_wire::message::{Offer, Request, Response};
 use tranship_wire::{Hello, Purpose, ReadError};
 
@@ -23,13 +24,12 @@ use crate::destination::{self, DestinationRun};
 use crate::images;
 use crate::node::{Node, sentence};
 use crate::probes::Probed;
-use crate::registry::{LiveReport, unix_ms};
+use crate::registry::unix_ms;
 use crate::undoing::{self, abort};
+use drain::{drain_in_time, drained};
 
-/// How often it is said how many pages are missing after the resume.
-const SAY_DRAINING: Duration = Duration::from_millis(250);
-/// How often that is put on record.
-const SLOW_DRAIN: Duration = Duration::from_secs(5);
+pub use drain::resume_drain;
+
 /// How long the memory for pages may still be being taken when the source asks.
 const MEMORY: Duration = Duration::from_secs(30);
 /// How long a caller may take to say who it is.
@@ -58,18 +58,27 @@ pub fn serve(node: &Arc<Node>, listener: &Listener) {
                 continue;
             }
         };
+        if !reserve::fill() {
+            let address = incoming.addr();
+            tracing::warn!(%address, "a caller was turned away: no descriptors are to spare; {}", reserve::REMEDY);
+            continue;
+        }
         if links.fetch_add(1, Ordering::Relaxed) >= LINKS {
             links.fetch_sub(1, Ordering::Relaxed);
             continue;
         }
         let (node, counter) = (Arc::clone(node), Arc::clone(&links));
         let place = Place(counter);
-        let spawned = std::thread::Builder::new().name("peer".into()).spawn(move || {
+        let spawned = threads::start("peer", move || {
             let _place = place;
-            answer(&node, incoming);
+            let answered = coordinator::caught("a link", || {
+                answer(&node, incoming);
+                Ok(())
+            });
+            answered.err().into_iter().for_each(|failure| tracing::error!(%failure, "a link has ended"));
         });
         if let Err(error) = spawned {
-            tracing::error!(%error, "no thread for a link");
+            tracing::error!(%error, "a caller was turned away");
         }
     }
 }
@@ -111,10 +120,10 @@ fn answer(node: &Arc<Node>, incoming: Incoming) {
             if wanted {
                 schedule::stand(schedule::Standing::Realtime);
             }
-            let received = link
-                .set_timeout(Some(IDLE))
-                .map_err(|e| failed(&e))
-                .and_then(|()| store.receive(&mut link, carries, || inbox.named()).map_err(|e| failed(&e)));
+            let received = link.set_timeout(Some(IDLE)).map_err(|e| failed(&e)).and_then(|()| {
+                let received = || store.receive(&mut link, carries, || inbox.named()).map_err(|e| failed(&e));
+                coordinator::caught("the receipt of pages", received)
+            });
             if let Err(failure) = &received {
                 tracing::debug!(%id, stream, %failure, "a stream of pages broke off");
             }
@@ -136,10 +145,11 @@ fn answer(node: &Arc<Node>, incoming: Incoming) {
         (purpose @ (Purpose::Files | Purpose::Trees), Some(id)) => {
             let Some(inbox) = node.arrivals.inbox(&id) else { return };
             let arriving = if purpose == Purpose::Files { &inbox.tmpfs } else { &inbox.trees };
-            let received = link
-                .set_timeout(Some(IDLE))
-                .map_err(|e| Failure::new(e.to_string()))
-                .and_then(|()| arriving.receive(&mut link, &node.config.node));
+            let received = link.set_timeout(Some(IDLE)).map_err(|e| Failure::new(e.to_string())).and_then(|()| {
+                let received = || arriving.receive(&mut link, &node.config.node);
+                // Whoever waits for them shall not go on waiting.
+                coordinator::caught("the receipt of files", received).inspect_err(|failure| arriving.fail(failure))
+            });
             if let Err(failure) = received {
                 tracing::warn!(%address, %id, ?purpose, %failure, "files did not arrive");
             }
@@ -171,55 +181,16 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
             Ok(request) => request,
             Err(error) => break Err(error),
         };
-        let response = match (request, id) {
-            (Request::Clock, _) => Response::Clock { now_ns: monotonic_ns() },
-            (Request::Check(offer), _) => Response::Checked {
-                blockers: destination::check(node, &offer),
-                notes: images::note(node, &offer).into_iter().collect(),
-            },
-            (Request::Offer(offer), Some(id)) => offered(node, id, &peer, *offer, &link),
-            (Request::Shared { objects }, Some(id)) => {
-                describe(node, id, &objects);
-                continue;
+        committed |= matches!(request, Request::Commit);
+        let answer = || Ok(reply(node, &peer, id, request, (&mut link, &mut probed)));
+        let response = match coordinator::caught("the answer to a request", answer) {
+            Ok(Ok(Some(response))) => response,
+            Ok(Ok(None)) => continue,
+            Ok(Err(error)) => break Err(error),
+            Err(failure) => {
+                tracing::error!(%peer, %failure, "a request failed");
+                failure_response(failure)
             }
-            (Request::HugePages { pages }, Some(id)) => {
-                if let Some(arrival) = node.arrivals.get(id) {
-                    huge::take_in(&mut lock(&arrival).run.huge_pages, pages);
-                }
-                continue;
-            }
-            (Request::Skeleton { files, early, tmpfs }, Some(id)) => {
-                match skeleton(node, id, (files, early, tmpfs), &mut link) {
-                    Ok(()) => continue,
-                    Err(failure) => failure_response(failure),
-                }
-            }
-            (Request::Held { frames, last_datagrams, last_to_groups }, Some(id)) => {
-                let Some(inbox) = node.arrivals.inbox(id) else { continue };
-                held(&inbox, id, frames);
-                if last_datagrams || last_to_groups {
-                    take_over(inbox, id.clone(), last_to_groups);
-                }
-                continue;
-            }
-            (Request::Ready { all_pages }, Some(id)) => ready(node, id, all_pages),
-            (Request::Commit, Some(id)) => {
-                committed = true;
-                commit(node, id)
-            }
-            (Request::Abort, Some(id)) => undoing::called_off(node, id),
-            (Request::Drained { released }, Some(id)) => drained(node, id, released),
-            (Request::Holding, Some(id)) => undoing::holding(node, id),
-            (Request::Void, Some(id)) => undoing::void(node, id),
-            (Request::Streams, Some(id)) => match streams(node, id) {
-                Err(failure) => failure_response(failure),
-                Ok(()) => Response::Streams,
-            },
-            (Request::Probe { bytes }, _) => match probed.receive(&mut link, bytes) {
-                Ok(()) => Response::Probed,
-                Err(error) => break Err(error),
-            },
-            (_, None) => failure_response(Failure::new("the request belongs to no migration")),
         };
         if let Err(error) = tranship_wire::write_message(&mut link, &response) {
             break Err(ReadError::Io(io::Error::other(error.to_string())));
@@ -236,9 +207,68 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
         && let Some(arrival) = node.arrivals.get(id)
         && lock(&arrival).standing == Standing::Open
     {
-        abort(node, id, &Failure::new("the link to the source was lost"));
+        drop(arrival);
+        undoing::link_lost(node, id);
     }
     ended
+}
+
+/// Does what is requested; `None`: the request has no answer.
+fn reply(
+    node: &Arc<Node>,
+    peer: &NodeName,
+    id: Option<&MigrationId>,
+    request: Request,
+    (link, probed): (&mut Connection, &mut Probed),
+) -> Result<Option<Response>, ReadError> {
+    let response = match (request, id) {
+        (Request::Clock, _) => Response::Clock { now_ns: monotonic_ns() },
+        (Request::Check(offer), _) => Response::Checked {
+            blockers: destination::check(node, &offer),
+            notes: images::note(node, &offer).into_iter().collect(),
+        },
+        (Request::Offer(offer), Some(id)) => offered(node, id, peer, *offer, link),
+        (Request::Shared { objects }, Some(id)) => {
+            describe(node, id, &objects);
+            return Ok(None);
+        }
+        (Request::HugePages { pages }, Some(id)) => {
+            if let Some(arrival) = node.arrivals.get(id) {
+                huge::take_in(&mut lock(&arrival).run.huge_pages, pages);
+            }
+            return Ok(None);
+        }
+        (Request::Skeleton { files, early, tmpfs }, Some(id)) => {
+            match skeleton(node, id, (files, early, tmpfs), link) {
+                Ok(()) => return Ok(None),
+                Err(failure) => failure_response(failure),
+            }
+        }
+        (Request::Held { frames, last_datagrams, last_to_groups }, Some(id)) => {
+            let Some(inbox) = node.arrivals.inbox(id) else { return Ok(None) };
+            held(&inbox, id, frames);
+            if last_datagrams || last_to_groups {
+                take_over(inbox, id.clone(), last_to_groups);
+            }
+            return Ok(None);
+        }
+        (Request::Ready { all_pages }, Some(id)) => ready(node, id, all_pages),
+        (Request::Commit, Some(id)) => commit(node, id),
+        (Request::Abort, Some(id)) => undoing::called_off(node, id),
+        (Request::Drained { released }, Some(id)) => drained(node, id, released),
+        (Request::Holding, Some(id)) => undoing::holding(node, id),
+        (Request::Void, Some(id)) => undoing::void(node, id),
+        (Request::Streams, Some(id)) => match streams(node, id) {
+            Err(failure) => failure_response(failure),
+            Ok(()) => Response::Streams,
+        },
+        (Request::Probe { bytes }, _) => match probed.receive(link, bytes) {
+            Ok(()) => Response::Probed,
+            Err(error) => return Err(error),
+        },
+        (_, None) => failure_response(Failure::new("the request belongs to no migration")),
+    };
+    Ok(Some(response))
 }
 
 pub fn failure_response(failure: Failure) -> Response {
@@ -429,6 +459,7 @@ pub fn commit(node: &Arc<Node>, id: &MigrationId) -> Response {
                 return failure_response(Failure::new("the migration has ended"));
             };
             report.change(|r| r.phase = Phase::Resume);
+            let _reserve = reserve::open_if_needed();
             if let Err(failure) = coordinator::commit(run, journal, &node.faults, begun) {
                 tracing::warn!(%id, %failure, "the commit will be tried again");
                 return failure_response(failure);
@@ -436,8 +467,10 @@ pub fn commit(node: &Arc<Node>, id: &MigrationId) -> Response {
             arrival.standing = Standing::Running;
             arrival.report.change(|r| r.phase = Phase::Drain);
             tracing::info!(%id, "running");
-            let (node, id, found) = (Arc::clone(node), id.clone(), Arc::clone(&found));
-            std::thread::spawn(move || drain_in_time(&node, &id, &found));
+            let (node, its_id, found) = (Arc::clone(node), id.clone(), Arc::clone(&found));
+            if let Err(error) = threads::start("drain", move || drain_in_time(&node, &its_id, &found)) {
+                tracing::warn!(%id, %error, "the source asks when every page is in place");
+            }
         }
     }
     let resumed_ns = arrival.run.resumed_ns.unwrap_or_else(monotonic_ns);
@@ -458,117 +491,14 @@ fn held(inbox: &Inbox, id: &MigrationId, frames: serde_json::Value) {
 
 /// Opens the gate to packets, on a thread of its own: it takes some 20 ms, and what it is late for comes out of order.
 fn take_over(inbox: Arc<Inbox>, id: MigrationId, groups: bool) {
-    std::thread::spawn(move || {
+    let open = move || {
         schedule::stand(schedule::Standing::Realtime);
         match groups {
             true => inbox.take_over_groups(&id),
             false => inbox.take_over_packets(&id),
         }
-    });
-}
-
-/// After the resume: waits for the last page, however long that takes, without keeping anybody from the arrival.
-fn drain_in_time(node: &Arc<Node>, id: &MigrationId, found: &Mutex<Arrival>) {
-    let report = lock(found).report.clone();
-    let mut told = Instant::now();
-    while let Some(status) = demand::still_draining(node, id, SAY_DRAINING) {
-        if told.elapsed() > SLOW_DRAIN {
-            tracing::info!(%id, ?status, "pages are still missing");
-            told = Instant::now();
-        }
-        report.change(|r| {
-            r.progress.remaining_bytes = status.remote_bytes;
-            r.progress.moved_bytes = r.progress.memory_bytes.saturating_sub(status.remote_bytes);
-            r.progress.remote_faults = status.remote_faults.count();
-        });
-        if !node.pause(Duration::ZERO) {
-            return;
-        }
-    }
-    // The source hears of a failure when it asks.
-    let _ = drain(node, id, found);
-}
-
-/// Puts it on record that the last page is in place, and removes what only the migration needed.
-fn drain(node: &Arc<Node>, id: &MigrationId, found: &Mutex<Arrival>) -> Result<(), Failure> {
-    let mut arrival = lock(found);
-    if arrival.standing != Standing::Running {
-        return Ok(());
-    }
-    let Arrival { run, journal: Some(journal), report, .. } = &mut *arrival else { return Ok(()) };
-    match coordinator::drain(run, journal, &node.faults) {
-        Ok(()) => {
-            report.change(|r| r.ways.extend(run.remarks.clone()));
-            arrival.standing = Standing::Drained;
-            arrival.claim = None;
-            arrival.end(Phase::Done, Outcome::Moved, None);
-            tracing::info!(%id, "drained");
-            let (list, container) = (std::mem::take(&mut arrival.run.huge_pages), arrival.run.own_container());
-            if let Some(container) = container.filter(|_| !list.is_empty()) {
-                let (node, report) = (Arc::clone(node), arrival.report.clone());
-                std::thread::spawn(move || make_huge_pages(&node, &container, &list, &report));
-            }
-        }
-        Err(failure) => {
-            tracing::error!(%id, %failure, "the migration could not be finished; it is tried again when the source asks");
-            return Err(Failure::new(format!("on node {}, {failure}", node.config.node)));
-        }
-    }
-    Ok(())
-}
-
-/// The container runs, and nobody waits for it: it gets the huge pages again that it had.
-fn make_huge_pages(node: &Node, container: &Container, list: &[HugePages], report: &LiveReport) {
-    // Until it moves on.
-    let go_on = |time| node.pause(time) && node.claimed_by(&container.name).is_none();
-    let made = huge::make_anew(list, &container.processes().unwrap_or_default(), go_on);
-    report.end(|r| r.huge_pages = Some(made));
-}
-
-/// The source asks whether every page is in place. If the original is `released` it is the last question: with its answer,
-/// this node may forget the migration. Until then the source may give it up.
-fn drained(node: &Arc<Node>, id: &MigrationId, released: bool) -> Response {
-    let found = match arrival(node, id) {
-        Ok(found) => found,
-        Err(_) if released => {
-            return Response::Drained {
-                faults: 0,
-                remote_faults: Latencies::default(),
-                peak_bytes: 0,
-                remarks: Vec::new(),
-            };
-        }
-        // Whoever does not know it can have lost every page.
-        Err(failure) => return failure_response(failure),
     };
-    if let Some(status) = demand::still_draining(node, id, SAY_DRAINING) {
-        return Response::Draining {
-            remote_bytes: status.remote_bytes,
-            pending_bytes: status.pending_bytes,
-            waiting: status.waiting,
-            remote_faults: status.remote_faults,
-        };
-    }
-    let done = drain(node, id, &found);
-    let arrival = lock(&found);
-    if arrival.standing != Standing::Drained {
-        return failure_response(done.err().unwrap_or_else(|| Failure::new("not every page is in place yet")));
-    }
-    let (status, remarks) = (arrival.run.drained.clone().unwrap_or_default(), arrival.run.remarks.clone());
-    if released {
-        node.arrivals.forget(id, arrival);
-    }
-    Response::Drained {
-        faults: status.faults,
-        remote_faults: status.remote_faults,
-        peak_bytes: status.peak_bytes,
-        remarks,
-    }
-}
-
-/// Goes on draining after a restart.
-pub fn resume_drain(node: &Arc<Node>, id: &MigrationId) {
-    if let Some(found) = node.arrivals.get(id) {
-        drain_in_time(node, id, &found);
+    if let Err(refused) = threads::start_or_back("takeover", open) {
+        schedule::keeping(refused.work);
     }
 }

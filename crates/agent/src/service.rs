@@ -9,6 +9,7 @@ use tranship_api::{
     NodeInfo, PeerInfo, PeerState, Plan, PlanRequest, Problem, RecoverRequest, ServiceError, ToolInfo,
 };
 use tranship_engine::{Engine, EngineError, State, Summary};
+use tranship_sys::threads::{self, Beside};
 use tranship_types::{Blocker, GroupId, GroupReport, MigrationId, NodeName, Report};
 use tranship_wire::Purpose;
 
@@ -95,9 +96,12 @@ impl AgentService for Service {
     fn node(&self) -> Result<NodeInfo, ServiceError> {
         let config = &self.0.config;
         let peers = std::thread::scope(|scope| {
-            let asked: Vec<_> =
-                config.peers.iter().map(|(name, address)| scope.spawn(|| self.peer_info(name, address))).collect();
-            asked.into_iter().filter_map(|a| a.join().ok()).collect()
+            let asked: Vec<_> = config
+                .peers
+                .iter()
+                .map(|(name, address)| threads::beside(scope, "ask", || self.peer_info(name, address)))
+                .collect();
+            asked.into_iter().map(Beside::join).collect()
         });
         Ok(NodeInfo {
             name: config.node.clone(),

@@ -4,11 +4,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tranship_coordinator::{Failure, Fault, Retry, SourcePort, SourceStep};
+use tranship_coordinator::{self as coordinator, Failure, Fault, Retry, SourcePort, SourceStep};
 use tranship_criu::irmap;
 use tranship_criu::preflight::{Depth, Namespaces};
 use tranship_criu::smaps::Smaps;
-use tranship_engine::{Container, Engine, Pod};
+use tranship_engine::{Container, Engine, OpenFreezer, Pod};
 use tranship_memory::compress::Tally;
 use tranship_memory::policy::Limits;
 use tranship_memory::send::{Outbox, Stream};
@@ -16,9 +16,10 @@ use tranship_memory::shared::source::{SharedMemory, Where};
 use tranship_memory::tracker::{Round, Tracker};
 use tranship_network::{Backlog, Conntrack, Gate, HeldFrame, Hold, NodeConntrack};
 use tranship_sys::awake::Awake;
-use tranship_sys::breakpoints;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
+use tranship_sys::threads::{self, Waiting};
+use tranship_sys::{breakpoints, reserve};
 use tranship_transport::{Connection, Link};
 use tranship_types::{Blocker, EngineName, MigrationId, NodeName, Phase};
 use tranship_wire::Purpose;
@@ -77,7 +78,7 @@ pub struct SourceRun {
     peer: NodeName,
     report: LiveReport,
     /// Its turns, where it is a member of a group.
-    turn: Option<Turn>,
+    pub turn: Option<Turn>,
     /// It has waited, before its freeze, for the others of a group that moves as a whole.
     poised: bool,
     layout: Layout,
@@ -96,6 +97,10 @@ pub struct SourceRun {
     tally: Arc<Tally>,
     front: Option<Front>,
     gate: Option<Gate>,
+    /// The container's freezer, opened before the freeze.
+    freezer: Option<OpenFreezer>,
+    /// Descriptors for the way back, for as long as that takes.
+    reserve: Option<reserve::Use>,
     /// Tells what the kernel tracks of the container's connections.
     conntrack: Option<Conntrack>,
     node_conntrack: Option<NodeConntrack>,
@@ -136,6 +141,8 @@ pub struct SourceRun {
     converged: bool,
     /// The links for pages that are asked for, until memory is on its way.
     demand: Option<Demand>,
+    /// The threads that will send memory.
+    crew: Vec<Waiting>,
     /// Memory on its way.
     push: Option<Push>,
     /// The content of its tmpfs mounts, until it is sent.
@@ -186,6 +193,8 @@ impl SourceRun {
             tally: Arc::default(),
             front: None,
             gate: None,
+            freezer: None,
+            reserve: None,
             conntrack: None,
             node_conntrack: None,
             hold: None,
@@ -209,6 +218,7 @@ impl SourceRun {
             cpus: 0.0,
             converged: false,
             demand: None,
+            crew: Vec::new(),
             push: None,
             files: None,
             trees: None,
@@ -325,6 +335,7 @@ impl SourceRun {
         self.layout.make()?;
         std::fs::write(self.layout.original(), &container.created).map_err(failed)?;
         self.note_freezer(&container.freezer)?;
+        self.freezer = container.freezer.open().ok();
         self.layout.write_plan(Role::Dump, &offer, &criu, self.node.config.criu.log_level)?;
         let command = self.layout.with_images(Role::Dump, |images| self.engine.dump(&container, images));
         self.front = Some(self.layout.start_front(Role::Dump, command)?);
@@ -332,6 +343,7 @@ impl SourceRun {
             let stream = self.page_stream(stream)?;
             self.streams.push(stream);
         }
+        self.crew = push::crew(offer.streams)?;
         if self.may_be_early() {
             self.demand = Some(self.open_demand()?);
         }
@@ -363,14 +375,17 @@ impl SourceRun {
         }
         let (node, looks, kinds) = (Arc::clone(&self.node), self.last_looks()?, pods::shared_kinds(self.pod.as_ref()));
         // Beside what is waited for anyway.
-        let joined = std::thread::spawn(move || {
+        let look_at_all = move || -> Vec<Blocker> {
             let look = |(container, namespaces, others): &(Container, Namespaces, Vec<Container>)| {
                 neighbours::obstacles(&node, container, namespaces, Depth::Processes, (others, kinds))
             };
             looks.iter().flat_map(look).collect()
+        };
+        let joined = std::thread::scope(|scope| {
+            let joined = threads::beside(scope, "neighbours", look_at_all);
+            self.let_closed_connections_finish();
+            joined.join()
         });
-        self.let_closed_connections_finish();
-        let joined = joined.join().map_err(|_| failed("the node's processes could not be looked at"))?;
         Failure::blocked(joined).map_or(Ok(()), Err)?;
         // Those that are opened after this are looked at beside criu's dump.
         let queues = match self.report.read().options.allow.permits(unread::KIND) {
@@ -466,7 +481,7 @@ impl SourcePort for SourceRun {
     fn run(&mut self, step: SourceStep) -> Result<(), Failure> {
         self.take_turn(step)?;
         let start = monotonic_ns();
-        let done = self.perform(step);
+        let done = self.perform(step).map_err(|failure| self.node.lacking(failure));
         // Those in the blackout tell of what they do in finer parts.
         match step.phase() {
             Phase::Plan | Phase::Prepare | Phase::Precopy => {
@@ -488,7 +503,12 @@ impl SourcePort for SourceRun {
     }
 
     fn agree(&mut self) -> Result<bool, Failure> {
-        self.agree_with_others()
+        let agreed = coordinator::caught("the decision of the group", || self.agree_with_others());
+        // A panic may have come when it was taken already.
+        agreed.or_else(|failure| match self.turn.as_ref().filter(|turn| turn.is_shared()) {
+            Some(turn) => turn.leave(failure).map(|()| true),
+            None => Err(failure),
+        })
     }
 
     fn agreed(&mut self) {
@@ -496,8 +516,13 @@ impl SourcePort for SourceRun {
     }
 
     fn entered(&mut self, phase: Phase) {
-        if phase == Phase::Undo {
-            self.turn.iter().for_each(Turn::stops);
+        match phase {
+            Phase::Undo => {
+                self.turn.iter().for_each(Turn::stops);
+                self.reserve = reserve::open_if_needed();
+            }
+            Phase::Undone => self.reserve = None,
+            _ => {}
         }
         if phase == Phase::Precopy && !self.report.read().mode.has_rounds() {
             return;
@@ -541,7 +566,7 @@ impl SourcePort for SourceRun {
                 self.push.iter().for_each(Push::cut);
             }
             Fault::Delay(time) => std::thread::sleep(time),
-            Fault::Error => {}
+            Fault::Error | Fault::Panic => {}
         }
     }
 }

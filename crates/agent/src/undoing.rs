@@ -5,6 +5,7 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use tranship_coordinator::{self as coordinator, Failure};
+use tranship_sys::reserve;
 use tranship_types::{MigrationId, Outcome, Phase};
 use tranship_wire::message::{Holding, Response};
 
@@ -42,6 +43,19 @@ pub fn abort(node: &Arc<Node>, id: &MigrationId, failure: &Failure) -> Response 
         return failure_response(Failure::new("the container runs here already"));
     }
     Response::Aborted { leftovers: undo(node, id, arrival, failure, false) }
+}
+
+/// The link to the source of a migration that was open has ended.
+pub fn link_lost(node: &Arc<Node>, id: &MigrationId) {
+    let failure = Failure::new("the link to the source was lost");
+    let undone = coordinator::caught("undoing", || {
+        abort(node, id, &failure);
+        Ok(())
+    });
+    undone
+        .err()
+        .into_iter()
+        .for_each(|failure| tracing::error!(%id, %failure, "it is tried again when the source asks"));
 }
 
 /// The source's word that the migration was given up after the decision: the original runs again, and the copy must not,
@@ -85,10 +99,12 @@ fn is_superseded(node: &Node, arrival: &Arrival) -> bool {
 
 /// What an earlier agent has begun to undo, or left open, is undone until nothing is left.
 pub fn go_on(node: &Arc<Node>, id: &MigrationId, failure: &Failure, void: bool) {
-    while let Some(found) = node.arrivals.get(id)
-        && !undo(node, id, lock(&found), failure, void).is_empty()
-        && node.pause(Duration::from_secs(1))
-    {}
+    while let Some(found) = node.arrivals.get(id) {
+        let undone = coordinator::caught("undoing", || Ok(undo(node, id, lock(&found), failure, void).is_empty()));
+        if undone == Ok(true) || !node.pause(Duration::from_secs(1)) {
+            return;
+        }
+    }
 }
 
 /// Undoes all that was begun, and forgets the migration; returns what could not be undone.
@@ -102,6 +118,7 @@ fn undo(
     let Arrival { run, journal: Some(journal), begun, report, .. } = &mut *arrival else { return Vec::new() };
     tracing::info!(%id, container = run.container(), %failure, "undoing");
     report.change(|r| r.phase = Phase::Undo);
+    let _reserve = reserve::open_if_needed();
     let leftovers = coordinator::abort(run, journal, begun, failure);
     if leftovers.is_empty() {
         let outcome = if void { Outcome::GivenUp } else { Outcome::Failed };

@@ -161,12 +161,12 @@ fn attach(config: &mut Value, namespace: &Path, id: &str, bundle: &Path) -> anyh
         let (done, until) = std::sync::mpsc::channel::<()>();
         // A thread has a directory in /proc like a process: it stands for the container's first process, which is not
         // there yet.
-        let stand_in = scope.spawn(move || -> anyhow::Result<()> {
+        let stand_in = tranship_sys::threads::start_within(scope, "stand-in", move || -> anyhow::Result<()> {
             nix::sched::setns(opened, nix::sched::CloneFlags::CLONE_NEWNET)?;
             entered.send(nix::unistd::gettid().as_raw())?;
             let _ = until.recv();
             Ok(())
-        });
+        })?;
         let ran = match wait.recv() {
             Ok(pid) => hooks.iter().try_for_each(|hook| run_hook(hook, &state(pid))),
             // The thread says why.

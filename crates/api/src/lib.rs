@@ -26,6 +26,7 @@
 //! [`GroupReport`]: tranship_types::GroupReport
 //! [`Report`]: tranship_types::Report
 
+mod accept;
 pub mod blocking;
 mod client;
 mod exchange;

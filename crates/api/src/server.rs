@@ -19,6 +19,7 @@ use tokio::net::UnixListener;
 use tokio::sync::{oneshot, watch};
 use tranship_types::{GroupId, GroupReport, MigrationId, Outcome, Report};
 
+use crate::accept::Accepting;
 use crate::{
     AgentService, ApiError, Begun, ContainerInfo, ErrorKind, GroupPlan, GroupRequest, Leftover, MoveRequest, NodeInfo,
     Plan, PlanRequest, RecoverRequest, ServiceError, Watched,
@@ -75,7 +76,7 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
     let (stopping, stopped) = oneshot::channel();
-    let serving = axum::serve(listener, router).with_graceful_shutdown(async move {
+    let serving = axum::serve(Accepting::new(listener), router).with_graceful_shutdown(async move {
         shutdown.await;
         // Nobody listens only where serving has ended already.
         let _ = stopping.send(());

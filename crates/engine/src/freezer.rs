@@ -4,7 +4,9 @@
 //! running twice. Freezing is polled tightly, since each millisecond is one of blackout.
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -28,6 +30,13 @@ pub enum Freezer {
     V1(PathBuf),
     /// `cgroup.freeze` and `cgroup.events` below this directory.
     V2(PathBuf),
+}
+
+/// A freezer that was opened before the freeze: to thaw by it needs no descriptor.
+#[derive(Debug)]
+pub struct OpenFreezer {
+    freezer: Freezer,
+    file: File,
 }
 
 /// What can go wrong with a freezer.
@@ -65,6 +74,18 @@ impl Freezer {
         }
     }
 
+    /// Opens it, for a thaw for which there may be no descriptor.
+    pub fn open(&self) -> Result<OpenFreezer, FreezerError> {
+        let path = self.directory().join(self.switch_file());
+        let file = File::options().write(true).open(&path).map_err(|source| FreezerError::File { path, source })?;
+        Ok(OpenFreezer { freezer: self.clone(), file })
+    }
+
+    /// Whether its cgroup is there.
+    pub fn is_there(&self) -> bool {
+        self.directory().exists()
+    }
+
     /// Stops all tasks; returns when every one of them has stopped. If that takes too long they run on.
     pub fn freeze(&self, timeout: Duration) -> Result<(), FreezerError> {
         self.switch(true)?;
@@ -95,15 +116,25 @@ impl Freezer {
         thaw::resume(&processes, waits, || self.switch(false))
     }
 
+    fn switch_file(&self) -> &'static str {
+        match self {
+            Freezer::V1(_) => "freezer.state",
+            Freezer::V2(_) => "cgroup.freeze",
+        }
+    }
+
+    fn word(&self, frozen: bool) -> &'static str {
+        match (self, frozen) {
+            (Freezer::V1(_), true) => "FROZEN",
+            (Freezer::V1(_), false) => "THAWED",
+            (Freezer::V2(_), true) => "1",
+            (Freezer::V2(_), false) => "0",
+        }
+    }
+
     fn switch(&self, frozen: bool) -> Result<(), FreezerError> {
-        let (file, word) = match (self, frozen) {
-            (Freezer::V1(_), true) => ("freezer.state", "FROZEN"),
-            (Freezer::V1(_), false) => ("freezer.state", "THAWED"),
-            (Freezer::V2(_), true) => ("cgroup.freeze", "1"),
-            (Freezer::V2(_), false) => ("cgroup.freeze", "0"),
-        };
-        let path = self.directory().join(file);
-        std::fs::write(&path, word).map_err(|source| FreezerError::File { path, source })
+        let path = self.directory().join(self.switch_file());
+        std::fs::write(&path, self.word(frozen)).map_err(|source| FreezerError::File { path, source })
     }
 
     /// Whether every task is stopped.
@@ -233,6 +264,16 @@ impl Freezer {
             std::thread::sleep(LOOK);
         }
         Ok(())
+    }
+}
+
+impl OpenFreezer {
+    /// As [`Freezer::thaw_after_dump`].
+    pub fn thaw_after_dump(&self, waits: &[Wait]) -> Result<(), FreezerError> {
+        let (freezer, word) = (&self.freezer, self.freezer.word(false));
+        let processes = freezer.processes().unwrap_or_default();
+        let failed = |source| FreezerError::File { path: freezer.directory().join(freezer.switch_file()), source };
+        thaw::resume(&processes, waits, || self.file.write_all_at(word.as_bytes(), 0).map_err(failed))
     }
 }
 

@@ -33,7 +33,7 @@ pub use containerd::Containerd;
 pub use cpu::Cpu;
 pub use docker::{Docker, start as start_docker};
 pub use etc_files::EtcFiles;
-pub use freezer::{Freezer, FreezerError};
+pub use freezer::{Freezer, FreezerError, OpenFreezer};
 pub use limits::{Limits, were_changed as limits_were_changed};
 pub use mark::Mark;
 pub use mounts::MountTree;

@@ -2,10 +2,10 @@
 //! `/proc/PID/cmdline` and `environ` as `ps` does; unlike the process itself it does not wait for a page that is missing, but tells less. So
 //! these pages are in place before the process runs.
 
-use tranship_sys::threads;
 use std::io::{self, IoSliceMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use tranship_sys::threads;
 
 use nix::errno::Errno;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};

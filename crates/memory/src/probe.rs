@@ -61,7 +61,8 @@ pub fn measure<L: Read + Write + Send>(links: &mut [L]) -> Result<f64, ProbeErro
     loop {
         let start = Instant::now();
         std::thread::scope(|scope| {
-            let trials: Vec<_> = links.iter_mut().map(|link| threads::beside(scope, "probe", || trial(link, bytes, &noise))).collect();
+            let trials: Vec<_> =
+                links.iter_mut().map(|link| threads::beside(scope, "probe", || trial(link, bytes, &noise))).collect();
             trials.into_iter().try_for_each(Beside::join)
         })?;
         let took = start.elapsed();

@@ -10,8 +10,8 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::statfs::{FsType, fstatfs};
 
-use tranship_sys::threads;
 use crate::NetworkError;
+use tranship_sys::threads;
 
 const NSFS_MAGIC: FsType = FsType(0x6e73_6673);
 const OWN: &str = "/proc/thread-self/ns/net";

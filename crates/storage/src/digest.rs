@@ -12,9 +12,9 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat};
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
-use tranship_sys::threads::{self, Beside};
 use crate::error::DEPTH_LIMIT;
 use crate::{Root, StorageError, mounts};
+use tranship_sys::threads::{self, Beside};
 
 /// Names that a [`TreeDigest`] carries at most, so that it stays small on the wire.
 const NAMES: usize = 4096;

@@ -6,8 +6,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nix::errno::Errno;
 
+/// What to do where there are no descriptors.
+pub const REMEDY: &str = "raise LimitNOFILE= of the agent's unit (ulimit -n)";
+
 /// So many are kept.
 const KEPT: usize = 32;
+/// Where so many can be opened besides, nothing is lacking.
+const ENOUGH: usize = 16;
 
 static RESERVE: Mutex<Vec<File>> = Mutex::new(Vec::new());
 /// Work for which they were given up, and which goes on.
@@ -49,9 +54,9 @@ pub fn are_there(count: usize) -> bool {
 #[derive(Debug)]
 pub struct Use(());
 
-/// Opens the reserve if there are less than so many descriptors. What must be done while a container waits calls it first.
+/// Opens the reserve if descriptors are lacking. Called first by what must be done while a container waits.
 pub fn open_if_needed() -> Option<Use> {
-    if USERS.load(Ordering::Acquire) == 0 && are_there(KEPT) {
+    if USERS.load(Ordering::Acquire) == 0 && are_there(ENOUGH) {
         return None;
     }
     USERS.fetch_add(1, Ordering::AcqRel);

@@ -13,7 +13,7 @@ pub struct Case {
     pub step: String,
     /// `before` or `after`.
     pub when: &'static str,
-    /// `error`, `die`, `kill-criu` or `cut`.
+    /// `error`, `panic`, `die`, `kill-criu` or `cut`.
     pub what: &'static str,
     /// How the container is moved.
     pub mode: Mode,
@@ -29,11 +29,16 @@ impl Case {
 
     /// As an agent's TRANSHIP_FAULTS has it.
     pub fn spec(&self) -> String {
+        format!("{}.{}", self.place(), self.what)
+    }
+
+    /// Where it happens: side, step, and before or after it.
+    pub fn place(&self) -> String {
         let side = match self.side {
             Side::Source => "source",
             Side::Destination => "destination",
         };
-        format!("{side}.{}.{}.{}", self.step, self.when, self.what)
+        format!("{side}.{}.{}", self.step, self.when)
     }
 }
 

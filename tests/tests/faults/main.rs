@@ -7,6 +7,7 @@
 
 mod cases;
 mod kills;
+mod lacking;
 mod links;
 mod play;
 
@@ -116,6 +117,10 @@ fn inject(lab: &Lab, play: &mut Play, case: &Case) -> Result<()> {
         Ok((case.what == "die" || log.text().contains("injected") || ended.error().contains("injected")).then_some(()))
     };
     wait_until("the fault to happen", Duration::from_secs(5), fired)?;
+    if case.what == "panic" && case.ends_on == Side::Source {
+        let cause = format!("failed internally in step {0}: an injected panic at {0}", case.step);
+        ensure!(ended.error().contains(&cause), "the cause is not told: {}", ended.error());
+    }
     ensure!(ended.report.is_some() || case.what == "die", "tranship was not answered: {}", ended.error());
     play.settle(lab, &ended, Some(case.ends_on))
 }
@@ -145,6 +150,36 @@ fn faults_of_the_source(stage: &mut Stage) -> Result<()> {
 
 fn faults_of_the_destination(stage: &mut Stage) -> Result<()> {
     run_all(stage, &in_modes(&cases::of_the_destination()))
+}
+
+/// One for each way in which a move can end, and each kind of thread that works for it.
+const PANICS: [&str; 9] = [
+    "source.arm.before",
+    "source.freeze.after",
+    "source.transfer.after",
+    "source.deliver.before",
+    "source.release.before",
+    "destination.engine.after",
+    "destination.restore.after",
+    "destination.resume.before",
+    "destination.drain.before",
+];
+
+/// A panic is undone like an error, or repeated, and `tranship` shows where it came from.
+fn panics_of_both_sides(stage: &mut Stage) -> Result<()> {
+    let mut all = [cases::of_the_source(), cases::of_the_destination()].concat();
+    all.retain(|case| case.what == "error" && PANICS.contains(&case.place().as_str()));
+    all.iter_mut().for_each(|case| case.what = "panic");
+    ensure!(all.len() == PANICS.len(), "not all of {PANICS:?} are in the matrix");
+    run_all(stage, &cases::in_modes(&all, false).iter().map(injected).collect::<Vec<_>>())
+}
+
+fn agents_that_lack_something(stage: &mut Stage) -> Result<()> {
+    let trial = |case: &'static lacking::Case| Trial {
+        name: case.name(),
+        run: Box::new(move |lab, play| case.play(lab, play)),
+    };
+    run_all(stage, &lacking::CASES.iter().map(trial).collect::<Vec<_>>())
 }
 
 fn links_that_go_down(stage: &mut Stage) -> Result<()> {
@@ -199,6 +234,8 @@ fn main() -> ExitCode {
     let mut all: Vec<(&str, Scenario)> = vec![
         ("every_fault_of_the_source", faults_of_the_source),
         ("every_fault_of_the_destination", faults_of_the_destination),
+        ("panics_of_both_sides", panics_of_both_sides),
+        ("agents_that_lack_something", agents_that_lack_something),
         ("links_that_go_down", links_that_go_down),
     ];
     // Killed at drawn moments: each run is another one, so it belongs to the soak and not to every test run.

@@ -57,6 +57,13 @@ impl Play {
         (self.at.clone(), other.to_owned())
     }
 
+    /// Checks that the container answers its client, wherever it is.
+    pub fn goes_on(&mut self) -> Result<()> {
+        let seen = self.counter.wait_replies(20, Duration::from_secs(15)).context("the client's connection")?;
+        ensure!(seen.error.is_none(), "the client's connection: {seen:?}");
+        Ok(())
+    }
+
     /// Waits until nothing is left to be done, checks everything that must hold then, and does a second move.
     pub fn settle(&mut self, lab: &Lab, ended: &Ended, ends_on: Option<Side>) -> Result<()> {
         let (from, to) = self.direction();

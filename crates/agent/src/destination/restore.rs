@@ -17,6 +17,7 @@ use tranship_sys::awake::Awake;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::process;
 use tranship_sys::schedule::{self, Standing};
+use tranship_sys::threads::{self, Beside};
 use tranship_wire::message::Offer;
 
 use super::{DestinationRun, RESTORE};
@@ -198,8 +199,9 @@ impl DestinationRun {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         std::thread::scope(|scope| {
             let shares = objects.chunks(objects.len().div_ceil(cores));
-            let workers: Vec<_> = shares.map(|share| scope.spawn(|| share.iter().try_for_each(place))).collect();
-            workers.into_iter().try_for_each(|worker| worker.join().expect("to place pages does not panic"))
+            let work = |share: &'_ [(u32, PathBuf)]| share.iter().try_for_each(place);
+            let workers: Vec<_> = shares.map(|share| threads::beside(scope, "pages", move || work(share))).collect();
+            workers.into_iter().try_for_each(Beside::join)
         })?;
         self.timeline.note("memory: pages of files", start, monotonic_ns());
         Ok(())
@@ -249,11 +251,13 @@ fn ipc_images(images: &Path) -> io::Result<Vec<(String, PathBuf)>> {
 /// waits for a page ends with its pager.
 fn fetch_arguments(init: u32) -> Receiver<io::Result<()>> {
     let (done, fetched) = mpsc::channel();
-    std::thread::spawn(move || {
+    let result = done.clone();
+    let started = threads::start("arguments", move || {
         schedule::stand(Standing::Favoured);
         // Who waited for it may have given up.
-        let _ = done.send(arguments::fetch_all(&process::family(init)));
+        let _ = result.send(arguments::fetch_all(&process::family(init)));
     });
+    started.err().into_iter().for_each(|error| drop(done.send(Err(error))));
     fetched
 }
 

@@ -28,9 +28,12 @@ use super::{DestinationRun, RESTORE, RESTORE_END, failed};
 use crate::arrivals::LAST_PACKETS;
 use crate::layout::{Front, Role};
 use crate::node;
+use tranship_sys::{reserve, threads};
 
 /// How long a pager or a front may take to say how it stands.
 const ANSWER: Duration = Duration::from_secs(2);
+/// Descriptors that a copy is found with, or made again.
+const DESCRIPTORS: usize = 16;
 /// How long an engine may take to note that a container runs.
 const STARTING: Duration = Duration::from_secs(3);
 /// How often it is asked meanwhile.
@@ -126,12 +129,16 @@ impl DestinationRun {
             return;
         }
         let (inbox, id) = (Arc::downgrade(&self.inbox), self.id.clone());
-        std::thread::spawn(move || {
+        let started = threads::start("last packets", move || {
             std::thread::sleep(LAST_PACKETS);
             if let Some(inbox) = inbox.upgrade() {
                 inbox.take_over_groups(&id);
             }
         });
+        if let Err(error) = started {
+            tracing::warn!(id = %self.id, %error, "packets may come out of order");
+            self.inbox.take_over_groups(&self.id);
+        }
     }
 
     fn let_go(&mut self) -> Result<(), Failure> {
@@ -296,6 +303,15 @@ impl DestinationRun {
 
     /// Makes the held copy again from the page store and the images, behind a closed gate.
     fn restore_again(&mut self) -> Result<(), Failure> {
+        // They may only seem to be lost, where it could not be asked.
+        if !reserve::are_there(DESCRIPTORS) {
+            return Err(Failure::new(format!(
+                "the agent of node {} has no descriptors left to resume container {} with; {}",
+                self.node.config.node,
+                self.offer.container,
+                reserve::REMEDY
+            )));
+        }
         tracing::warn!(id = %self.id, "the held tasks are lost; restoring them again");
         // First of all what can fail for good: until then nothing is ended.
         self.revive_pager()?;

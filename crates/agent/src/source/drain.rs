@@ -11,7 +11,7 @@ use tranship_types::AddressSpaceId;
 use tranship_wire::message::{Request, Response};
 use tranship_wire::{Purpose, URGENT_STREAM};
 
-use super::push::{Demand, Push};
+use super::push::{self, Demand, Push};
 use super::streams::show_tally;
 use super::{FROZEN_PATIENCE, SourceRun, failed};
 use crate::inspection::STREAMS;
@@ -156,6 +156,7 @@ impl SourceRun {
     fn push_again(&mut self) -> Result<Push, Failure> {
         let pids = self.container()?.processes().map_err(failed)?;
         let spaces = survey::survey(&pids).map_err(failed)?;
+        let crew = push::crew(STREAMS)?;
         let mut wants = self.node.dial(&self.peer, Purpose::Wants { resume: true }, Some(&self.id))?;
         wants.set_timeout(Some(FROZEN_PATIENCE)).map_err(failed)?;
         let mut missing: Vec<(AddressSpaceId, Vec<_>)> = Vec::new();
@@ -170,7 +171,7 @@ impl SourceRun {
         let urgent = self.page_stream(URGENT_STREAM)?;
         let outbox = Outbox::default();
         outbox.add(&send::lacking(&spaces, &missing));
-        let push = Push::start(outbox, streams, Some(Demand { wants, urgent }));
+        let push = Push::start(outbox, streams, Some(Demand { wants, urgent }), crew);
         push.begin(Standing::Ordinary);
         Ok(push)
     }

@@ -77,7 +77,11 @@ impl SourceRun {
         if self.given_up {
             freezer.continue_beneath(&self.stopped_before()).map_err(failed)?;
         }
-        freezer.thaw_after_dump(&restart_blocks::recorded(&self.layout.waits())).map_err(failed)
+        let waits = restart_blocks::recorded(&self.layout.waits());
+        match &self.freezer {
+            Some(open) => open.thaw_after_dump(&waits).map_err(failed),
+            None => freezer.thaw_after_dump(&waits).map_err(failed),
+        }
     }
 
     /// Freezes the original again if somebody has resumed it, which has done no harm.

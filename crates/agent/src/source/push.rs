@@ -3,13 +3,15 @@
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
 
 use tranship_coordinator::Failure;
 use tranship_memory::send::{Counters, Outbox, SendError, Stream};
 use tranship_sys::schedule::{self, Standing};
+use tranship_sys::threads::{Given, Waiting};
 use tranship_transport::{Closer, Connection, Link};
 use tranship_wire::ReadError;
+
+use crate::node::failed;
 
 /// The links on which the destination asks for pages and gets them.
 pub struct Demand {
@@ -19,13 +21,16 @@ pub struct Demand {
     pub urgent: Stream<Connection>,
 }
 
+/// What is said of a thread that panicked: the log has more.
+const PANICKED: &str = "the agent has failed internally in sending memory; see its log, and report it";
+
 /// Memory on its way. Dropping it breaks the links and waits for the threads.
 pub struct Push {
     counters: Arc<Counters>,
-    streams: Vec<JoinHandle<Result<(), SendError>>>,
+    streams: Vec<Given<Result<(), SendError>>>,
     /// Each stream has the other end until its own.
     ended: Receiver<()>,
-    demand: Option<JoinHandle<Result<(), String>>>,
+    demand: Option<Given<Result<(), String>>>,
     closers: Vec<Closer>,
     wire: Vec<tranship_transport::Counters>,
     start: Arc<Start>,
@@ -78,9 +83,24 @@ impl Gauge {
     }
 }
 
+/// The threads that send memory. They are made before the freeze, in which there may be none to be had.
+pub fn crew(streams: u8) -> Result<Vec<Waiting>, Failure> {
+    // One more answers demands.
+    (0..=streams).map(|_| Waiting::start("push").map_err(failed)).collect()
+}
+
 impl Push {
     /// Answers demands from now on; sends the rest over all the streams once [`Self::begin`] is called.
-    pub fn start(outbox: Outbox, streams: Vec<Stream<Connection>>, demand: Option<Demand>) -> Self {
+    ///
+    /// # Panics
+    /// If the [`crew`] is not one for so many streams.
+    pub fn start(
+        outbox: Outbox,
+        streams: Vec<Stream<Connection>>,
+        demand: Option<Demand>,
+        mut crew: Vec<Waiting>,
+    ) -> Self {
+        let mut thread = || crew.pop().expect("there is a thread for each stream");
         let outbox = Arc::new(outbox);
         let counters = Arc::new(Counters::default());
         let start = Arc::new(Start::default());
@@ -92,7 +112,7 @@ impl Push {
             wire.push(stream.link().counters());
             let (outbox, counters) = (Arc::clone(&outbox), Arc::clone(&counters));
             let (start, going) = (Arc::clone(&start), going.clone());
-            threads.push(std::thread::spawn(move || {
+            threads.push(thread().give(move || {
                 schedule::stand(start.wait());
                 let sent = outbox.send((number, count), &mut stream, &counters, Link::is_narrow);
                 drop(going);
@@ -103,7 +123,7 @@ impl Push {
             closers.extend([wants.closer(), urgent.link().closer()]);
             wire.push(urgent.link().counters());
             let (outbox, counters) = (Arc::clone(&outbox), Arc::clone(&counters));
-            std::thread::spawn(move || answer(wants, urgent, &outbox, &counters))
+            thread().give(move || answer(wants, urgent, &outbox, &counters))
         });
         Self { counters, streams: threads, ended, demand, closers, wire, start, broken: None, unreadable: false }
     }
@@ -121,7 +141,7 @@ impl Push {
 
     /// Whether every stream has come to its end; what was asked for is still answered.
     pub fn is_sent(&self) -> bool {
-        self.streams.iter().all(JoinHandle::is_finished)
+        self.streams.iter().all(Given::is_finished)
     }
 
     /// Disconnected when every stream has come to its end.
@@ -140,11 +160,11 @@ impl Push {
     /// Why it does not go on, if a link broke.
     pub fn broken(&mut self) -> Option<String> {
         let (ended, going): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.streams).into_iter().partition(JoinHandle::is_finished);
+            std::mem::take(&mut self.streams).into_iter().partition(Given::is_finished);
         self.streams = going;
         ended.into_iter().for_each(|stream| self.joined(stream));
         if let Some(demand) = self.demand.take_if(|demand| demand.is_finished())
-            && let Err(why) = demand.join().expect("a sender does not panic")
+            && let Err(why) = demand.join().unwrap_or_else(|_| Err(PANICKED.to_owned()))
         {
             self.broken.get_or_insert(why);
         }
@@ -161,10 +181,14 @@ impl Push {
         self.closers.iter().for_each(Closer::close);
     }
 
-    fn joined(&mut self, stream: JoinHandle<Result<(), SendError>>) {
-        if let Err(error) = stream.join().expect("a sender does not panic") {
-            self.unreadable |= self.broken.is_none() && !matches!(error, SendError::Send(_));
-            self.broken.get_or_insert_with(|| error.to_string());
+    fn joined(&mut self, stream: Given<Result<(), SendError>>) {
+        match stream.join() {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                self.unreadable |= self.broken.is_none() && !matches!(error, SendError::Send(_));
+                self.broken.get_or_insert_with(|| error.to_string());
+            }
+            Err(_) => drop(self.broken.get_or_insert_with(|| PANICKED.to_owned())),
         }
     }
 }

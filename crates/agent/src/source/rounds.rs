@@ -16,6 +16,7 @@ use tranship_memory::tracker::{Round, Tracker};
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::mapping_flags::FlagsReader;
 use tranship_sys::schedule::{self, Standing};
+use tranship_sys::threads;
 use tranship_transport::Link;
 use tranship_types::{MigrationId, RoundReport};
 
@@ -93,7 +94,8 @@ impl SourceRun {
             let Self { id, node, report, tally, streams, smaps, .. } = &mut *self;
             let sent = std::thread::scope(|scope| {
                 // The watch has left its mark on the flags by now.
-                scope.spawn(|| learn_mappings(id, smaps, node.mapping_flags.as_ref(), &processes));
+                let learn = || learn_mappings(id, smaps, node.mapping_flags.as_ref(), &processes);
+                let _learnt = threads::beside(scope, "mappings", learn);
                 shown_on((report, tally), round.plan.bytes(), streams, |streams, counters| {
                     let mut chunks = [&round.plan.first, &round.plan.rest].into_iter();
                     chunks.try_for_each(|chunks| send::send_running(chunks, version, streams, counters, &tracker))?;
@@ -247,7 +249,7 @@ impl SourceRun {
         let segments = self.segments(others.clone(), there.clone());
         let Self { tracker, shared, files, smaps, node, layout, .. } = self;
         let (round, described, told, files) = std::thread::scope(|scope| {
-            let described = scope.spawn(|| -> Result<_, Failure> {
+            let described = threads::beside(scope, "shared", || -> Result<_, Failure> {
                 schedule::stand(Standing::Realtime);
                 let Some(shared) = shared else { return Ok(Vec::new()) };
                 shared.take_segments(segments);
@@ -261,15 +263,15 @@ impl SourceRun {
                     ))),
                 }
             });
-            let rest = scope.spawn(|| {
+            let rest = threads::beside(scope, "survey", || {
                 schedule::stand(Standing::Realtime);
                 let told = tell_mappings(smaps, node.mapping_flags.as_ref(), &layout.hidden(), &pids);
                 let begun = monotonic_ns();
                 (told, files.as_mut().map(|files| (files.decide(&pids, &others), begun, monotonic_ns())))
             });
             let round = last_round(tracker.as_mut(), &pids);
-            let (told, files) = rest.join().expect("to look at mappings and files does not panic");
-            (round, described.join().expect("to look at shared memory does not panic"), told, files)
+            let (told, files) = rest.join();
+            (round, described.join(), told, files)
         });
         let round = round?;
         let told = told?;

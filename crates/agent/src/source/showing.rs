@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tranship_memory::compress::Tally;
 use tranship_memory::send::{Counters, Stream};
+use tranship_sys::threads;
 use tranship_transport::{Connection, Link};
 
 use super::push::Gauge;
@@ -27,7 +28,10 @@ pub(super) fn shown<T>((report, tally): Shown<'_>, gauge: &Gauge, bytes: u64, se
     std::thread::scope(|scope| {
         let (done, waiting) = mpsc::channel::<()>();
         // Ends when the sender is dropped.
-        scope.spawn(move || show((report, tally), gauge, (before, bytes), &waiting));
+        let showing = move || show((report, tally), gauge, (before, bytes), &waiting);
+        if let Err(error) = threads::start_within(scope, "progress", showing) {
+            tracing::debug!(%error, "progress is not shown");
+        }
         let sent = send();
         drop(done);
         sent

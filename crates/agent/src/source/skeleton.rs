@@ -17,6 +17,7 @@ use tranship_engine::{Container, EtcFiles};
 use tranship_network::{Conntrack, NetworkError, NodeConntrack};
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
+use tranship_sys::threads;
 use tranship_transport::Link;
 use tranship_types::Allowances;
 use tranship_wire::message::Request;
@@ -171,15 +172,14 @@ impl SourceRun {
             && (is_joined || tmpfs::of_pod(&self.layout, &self.inspected()?.1)?.is_some());
         std::thread::scope(|scope| {
             let network = Network { others: &others, is_joined, pod: pod.as_ref(), files_are_brought };
-            let found = scope.spawn(move || look(&container, &network, allowed, trackers));
+            let found = threads::beside(scope, "look", move || look(&container, &network, allowed, trackers));
             while !self.dumped(&written)? {
                 let images = written.take()?;
                 if !images.is_empty() {
                     self.send_images(&images, true, false)?;
                 }
             }
-            let Found { uncarried, times, tracked, tracked_by_node } =
-                found.join().expect("to look at descriptors does not panic")?;
+            let Found { uncarried, times, tracked, tracked_by_node } = found.join()?;
             self.timeline.note("descriptors: what criu does not carry", times.0, times.1);
             self.has_groups = uncarried.has_groups();
             uncarried.write(&self.layout.images())?;

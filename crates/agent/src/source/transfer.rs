@@ -9,6 +9,7 @@ use tranship_memory::unreadable;
 use tranship_sys::awake::Awake;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
+use tranship_sys::threads::{self, Beside};
 use tranship_transport::{Closer, Connection, Link};
 use tranship_types::Mode;
 
@@ -96,7 +97,7 @@ impl SourceRun {
         start: u64,
     ) -> Result<(Push, u64), Failure> {
         let closers: Vec<_> = streams.iter_mut().map(|stream| stream.link().closer()).collect();
-        let (shared, demand) = (self.shared.take(), self.demand.take());
+        let (shared, demand, crew) = (self.shared.take(), self.demand.take(), std::mem::take(&mut self.crew));
         let counters = Counters::default();
         let external = self.files.as_ref().map(tmpfs::Leaving::external).unwrap_or_default();
         let needs_files = self.files.as_ref().is_some_and(tmpfs::Leaving::is_needed);
@@ -104,37 +105,38 @@ impl SourceRun {
         let pids = self.inspected()?.0.processes().map_err(failed)?;
         let (skeleton, files, trees_left, named) = std::thread::scope(|scope| {
             let (shared, counters) = (shared.as_ref(), &counters);
-            let named = scope.spawn(move || -> Result<_, SendError> {
+            let named = threads::beside(scope, "names", move || -> Result<_, SendError> {
                 // The restore waits for it.
                 schedule::stand(Standing::Favoured);
                 shared.map_or(Ok(()), |shared| shared.send(&mut streams, counters))?;
                 send::name(&plan, &mut streams)?;
                 send::named(&mut streams)?;
                 let named = monotonic_ns();
-                let push = Push::start(outbox, streams, demand);
+                let push = Push::start(outbox, streams, demand, crew);
                 if early.is_none() {
                     push.begin(Standing::Favoured);
                 }
                 Ok((push, named))
             });
-            let files = leaving.as_mut().map(|leaving| scope.spawn(|| leaving.finish()));
+            let files = leaving.as_mut().map(|leaving| threads::beside(scope, "files", || leaving.finish()));
             let trees = trees.as_mut().map(|trees| {
-                scope.spawn(|| {
+                threads::beside(scope, "trees", || {
                     schedule::stand(Standing::Favoured);
                     trees.finish(&pids)
                 })
             });
-            let readable = early.map(|spaces| scope.spawn(|| spaces.iter().find_map(unreadable::find)));
+            let readable =
+                early.map(|spaces| threads::beside(scope, "readable", || spaces.iter().find_map(unreadable::find)));
             let skeleton = self.skeleton((external, needs_files), early.is_none());
             if skeleton.is_err() {
                 // The memory is of no use any more; whoever waits for it shall not go on waiting.
                 closers.iter().for_each(Closer::close);
             }
-            let files = files.map(|files| files.join().expect("the copying of files does not panic"));
-            let trees = trees.map(|trees| trees.join().expect("the copying of files does not panic"));
-            let unreadable = readable.and_then(|looked| looked.join().expect("a look at memory does not panic"));
+            let files = files.map(Beside::join);
+            let trees = trees.map(Beside::join);
+            let unreadable = readable.and_then(Beside::join);
             let skeleton = skeleton.and_then(|()| unreadable.map_or(Ok(()), |page| Err(failed(page))));
-            (skeleton, files, trees, named.join().expect("a sender does not panic"))
+            (skeleton, files, trees, named.join())
         });
         (self.shared, self.files, self.trees) = (shared, leaving, trees);
         // What is lacking of the trees is why the destination does not go on.

@@ -45,20 +45,26 @@ impl SourceRun {
                 let ended = self.layout.end_front(Role::Dump, DUMP_END);
                 self.end_engine(DUMP_END);
                 self.streams.clear();
+                self.crew.clear();
                 (self.demand, self.files, self.trees) = (None, None, None);
                 ended.and(self.layout.remove())
             }
             SourceStep::Freeze => {
                 self.turn.iter().for_each(Turn::leaves_unit);
-                match (self.engine.inspect(&self.name), &self.inspection) {
-                    (Ok(container), _) => self.let_original_run(&container.freezer),
-                    // The container does not wait for its engine's daemon.
-                    (Err(EngineError::Silent { .. }), Some((container, _))) => {
-                        self.let_original_run(&container.freezer)
-                    }
-                    (Err(EngineError::NoSuchContainer { .. }), _) => return Ok(()),
-                    (Err(error), _) => Err(failed(error)),
-                }?;
+                // The container does not wait for its engine, which may be silent; or there is no process to ask it with.
+                let freezer = match &self.inspection {
+                    Some((container, _)) => container.freezer.clone(),
+                    None => match self.engine.inspect(&self.name) {
+                        Ok(container) => container.freezer,
+                        Err(EngineError::NoSuchContainer { .. }) => return Ok(()),
+                        Err(error) => return Err(failed(error)),
+                    },
+                };
+                if !freezer.is_there() {
+                    // It has ended.
+                    return Ok(());
+                }
+                self.let_original_run(&freezer)?;
                 // It may have been closed to new connections, and no further.
                 self.open_gate_again()
             }

@@ -14,10 +14,10 @@ use serde::{Deserialize, Serialize};
 use tranship_sys::process::{OpenFiles, take_descriptor};
 use tranship_sys::socket::{self, TcpInfo};
 
-use tranship_sys::threads::{self, Beside};
 use crate::NetworkError;
 use crate::multicast::{self, Membership};
 use crate::namespace::inside;
+use tranship_sys::threads::{self, Beside};
 
 mod dropped;
 mod options;
