@@ -23,6 +23,7 @@ mod moves;
 mod neighbours;
 mod netavark;
 mod node;
+mod notify;
 mod options;
 mod peers;
 mod plan;
@@ -57,6 +58,7 @@ use tranship_transport::{Connector, Identity, Listener};
 
 use crate::config::Config;
 use crate::node::Node;
+use crate::notify::Manager;
 
 /// Calls of the API that can be answered where no thread can be started any more.
 const CALLERS: usize = 4;
@@ -148,6 +150,7 @@ fn agent(arguments: &Arguments) -> anyhow::Result<()> {
     let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
     let filter = EnvFilter::try_from_env("TRANSHIP_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(terminal).init();
+    let manager = Arc::new(Manager::take());
 
     if !tranship_sys::reserve::fill() {
         tracing::warn!("no descriptors are to spare; {}", tranship_sys::reserve::REMEDY);
@@ -204,6 +207,8 @@ fn agent(arguments: &Arguments) -> anyhow::Result<()> {
     let peers = tranship_sys::threads::start("peers", move || peers::serve(&peers_node, &peers_listener))?;
     tracing::info!(node = %node.config.node, %listen, socket = %socket.display(), %tracking, "ready");
 
+    manager.watch(&node, listener.local_addr())?;
+    manager.tell("READY=1");
     let router = tranship_api::router(Arc::new(service::Service(Arc::clone(&node))));
     let stopped = async {
         let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate());
@@ -216,6 +221,7 @@ fn agent(arguments: &Arguments) -> anyhow::Result<()> {
     runtime.block_on(tranship_api::serve(api, router, stopped))?;
     // Migrations under way are left as a killed agent would leave them: the next one takes them up.
     tracing::info!("stopping");
+    manager.tell("STOPPING=1");
     node.stop();
     closer.close();
     let _ = peers.join();

@@ -19,6 +19,7 @@ use tranship_wire::{Hello, Purpose};
 use crate::absent;
 use crate::arrivals::Arrivals;
 use crate::config::Config;
+use crate::notify::Liveness;
 use crate::recovery::Words;
 use crate::registry::Registry;
 
@@ -40,6 +41,7 @@ pub struct Node {
     pub arrivals: Arrivals,
     pub words: Words,
     pub faults: FaultPlan,
+    pub liveness: Liveness,
     /// Tells the flags of mappings, where the kernel lets that be asked for.
     pub mapping_flags: Option<FlagsReader>,
     /// How writes to memory are found.
@@ -96,6 +98,7 @@ impl Node {
             arrivals: Arrivals::default(),
             words: Words::default(),
             faults,
+            liveness: Liveness::default(),
             mapping_flags: FlagsReader::load()
                 .inspect_err(
                     |error| tracing::info!(%error, "criu reads smaps itself: mappings' flags cannot be read by BPF"),

@@ -48,7 +48,9 @@ const FILES: u32 = 4096;
 pub fn serve(node: &Arc<Node>, listener: &Listener) {
     let links = Arc::new(AtomicUsize::new(0));
     loop {
-        let incoming = match listener.accept() {
+        let accepted = listener.accept();
+        node.liveness.accepted();
+        let incoming = match accepted {
             Ok(incoming) => incoming,
             Err(error) => {
                 if !node.pause(Duration::from_millis(100)) {
@@ -100,6 +102,7 @@ fn answer(node: &Arc<Node>, incoming: Incoming) {
     };
     let (mut link, hello) = match incoming.handshake_if(HANDSHAKE, known) {
         Ok(opened) => opened,
+        Err(_) if node.liveness.is_probe(address) => return,
         Err(error) => return tracing::warn!(%address, %error, "a caller was turned away"),
     };
     match (hello.purpose, hello.migration) {
