@@ -105,6 +105,7 @@ pub fn all_move_or_none_whoever_dies(stage: &mut Stage) -> Result<()> {
         ("source.commit.after.die", true),
         ("destination.commit.before.die", true),
         ("destination.resume.after.die", true),
+        ("source.agree.after.panic", true),
     ];
     let every = if whole_matrices() { 1 } else { 2 };
     for (fault, all) in faults.into_iter().step_by(every) {
