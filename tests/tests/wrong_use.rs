@@ -1,9 +1,11 @@
 //! What cannot be done is said in one sentence before anything is frozen, and the container does not notice.
 
+use std::collections::VecDeque;
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{ExitCode, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -19,6 +21,8 @@ use tranship_types::BlockerKind;
 
 const NAME: &str = "wronged";
 const IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 50);
+/// Where a lab's agents listen.
+const AGENT_PORT: u16 = 7077;
 
 /// Exit statuses of `tranship move`.
 const USAGE: i32 = 2;
@@ -393,6 +397,45 @@ fn a_move_is_under_way_already(stage: &mut Stage) -> Result<()> {
     remove(lab, NAME)
 }
 
+/// Strangers that connect and stay silent, far more of them than there are places, neither keep a peer out nor delay it: not even those
+/// from the peer's own address.
+fn strangers_who_stay_silent(stage: &mut Stage) -> Result<()> {
+    const AT_A_TIME: usize = 300;
+    const AT_MOST: usize = 20_000;
+    let lab = &stage.lab;
+    lab.run("a", NAME, &redis())?;
+    Redis::connect(lab, IP, Duration::from_secs(10))?;
+    let mut counter = CounterClient::start(lab, (IP, REDIS_PORT).into(), "counter", Duration::from_micros(500))?;
+    let agent = SocketAddr::from((lab.address("b")?, AGENT_PORT));
+    let (stop, made) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        let strangers = scope.spawn(|| -> Result<()> {
+            let mut open = VecDeque::new();
+            while !stop.load(Ordering::Relaxed) && made.load(Ordering::Relaxed) < AT_MOST {
+                open.push_back(lab.connect("a", agent, Duration::from_secs(5))?);
+                open.drain(..open.len().saturating_sub(AT_A_TIME));
+                made.fetch_add(1, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(())
+        });
+        let moved = wait_until("enough strangers", Duration::from_secs(60), || {
+            let enough = made.load(Ordering::Relaxed) >= AT_A_TIME || strangers.is_finished();
+            Ok(enough.then_some(()))
+        })
+        .and_then(|()| Ok(lab.move_container("a", NAME, "b")?));
+        stop.store(true, Ordering::Relaxed);
+        strangers.join().map_err(|_| anyhow::anyhow!("the strangers panicked"))??;
+        let report = moved?;
+        ensure!(report["outcome"] == "moved", "{report}");
+        Ok(())
+    })?;
+    connection_alive(&mut counter)?;
+    ensure!(exactly_one_runs(lab, NAME)? == "b", "the container is not on the destination");
+    drop(counter);
+    remove(lab, NAME)
+}
+
 /// While runc restores a container it mounts that one's binds on the node, in a root filesystem that others may have as well.
 fn a_restore_beside_mounts_in_the_same_root(stage: &mut Stage) -> Result<()> {
     const MOUNTED: &str = "/run/tranship-lab/rootfs/usr";
@@ -435,6 +478,7 @@ fn main() -> ExitCode {
         ("agent_is_not_running", agent_is_not_running),
         ("an_agent_that_hangs_is_said_to_hang", an_agent_that_hangs_is_said_to_hang),
         ("a_move_is_under_way_already", a_move_is_under_way_already),
+        ("strangers_who_stay_silent", strangers_who_stay_silent),
         ("a_restore_beside_mounts_in_the_same_root", a_restore_beside_mounts_in_the_same_root),
         ("then_the_right_use_succeeds", then_the_right_use_succeeds),
     ])

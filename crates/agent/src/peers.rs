@@ -3,7 +3,6 @@
 mod drain;
 
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -18,6 +17,7 @@ use tranship_types::{MigrationId, NodeName, Phase, SharedObject, Side};
 use tranship_wire::message::{Offer, Request, Response};
 use tranship_wire::{Hello, Purpose, ReadError};
 
+use crate::admission::{HandshakePlace, Handshakes, Links};
 use crate::arrivals::{Arrival, Context, Inbox, Standing, lock};
 use crate::demand;
 use crate::destination::{self, DestinationRun};
@@ -32,21 +32,19 @@ pub use drain::resume_drain;
 
 /// How long the memory for pages may still be being taken when the source asks.
 const MEMORY: Duration = Duration::from_secs(30);
-/// How long a caller may take to say who it is.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long a caller may take to show who it is.
+const HANDSHAKE: Duration = Duration::from_secs(3);
 /// How long a source may be silent before its link counts as dead: longer than anything that it does in between.
 const SILENCE: Duration = Duration::from_secs(300);
 /// And those for pages and files: as long as a member of a group waits for its turn. A source that is gone is noticed by the
 /// link itself, and one that hangs on its control link.
 const IDLE: Duration = Duration::from_secs(24 * 3600);
-/// Links at a time; beyond, callers are turned away.
-const LINKS: usize = 256;
 /// Files of a skeleton.
 const FILES: u32 = 4096;
 
 /// Takes links until the listener is closed.
 pub fn serve(node: &Arc<Node>, listener: &Listener) {
-    let links = Arc::new(AtomicUsize::new(0));
+    let (handshakes, links) = (Arc::<Handshakes>::default(), Arc::<Links>::default());
     loop {
         let accepted = listener.accept();
         node.liveness.accepted();
@@ -65,16 +63,11 @@ pub fn serve(node: &Arc<Node>, listener: &Listener) {
             tracing::warn!(%address, "a caller was turned away: no descriptors are to spare; {}", reserve::REMEDY);
             continue;
         }
-        if links.fetch_add(1, Ordering::Relaxed) >= LINKS {
-            links.fetch_sub(1, Ordering::Relaxed);
-            continue;
-        }
-        let (node, counter) = (Arc::clone(node), Arc::clone(&links));
-        let place = Place(counter);
+        let place = handshakes.enter(incoming.addr().ip(), incoming.closer());
+        let (node, links) = (Arc::clone(node), Arc::clone(&links));
         let spawned = threads::start("peer", move || {
-            let _place = place;
             let answered = coordinator::caught("a link", || {
-                answer(&node, incoming);
+                answer(&node, incoming, place, &links);
                 Ok(())
             });
             answered.err().into_iter().for_each(|failure| tracing::error!(%failure, "a link has ended"));
@@ -85,26 +78,30 @@ pub fn serve(node: &Arc<Node>, listener: &Listener) {
     }
 }
 
-/// One of the links that are allowed at a time; free again on drop, also of a thread that panics.
-struct Place(Arc<AtomicUsize>);
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-fn answer(node: &Arc<Node>, incoming: Incoming) {
+fn answer(node: &Arc<Node>, incoming: Incoming, place: HandshakePlace, links: &Arc<Links>) {
     let address = incoming.addr();
-    let known = |hello: &Hello| match node.config.peers.contains_key(&hello.node) {
-        true => Ok(()),
-        false => Err(format!("node {} does not have node {} among its peers", node.config.node, hello.node)),
+    let (mut place, mut of_link) = (Some(place), None);
+    let admit = |hello: &Hello| {
+        if !node.config.peers.contains_key(&hello.node) {
+            return Err(format!("node {} does not have node {} among its peers", node.config.node, hello.node));
+        }
+        let source = hello.migration.as_ref().and_then(|id| node.arrivals.peer(id));
+        of_link = Some(links.enter(&hello.node, source.as_ref() == Some(&hello.node))?);
+        // Before it is welcomed: nobody takes a peer's place.
+        place = None;
+        Ok(())
     };
-    let (mut link, hello) = match incoming.handshake_if(HANDSHAKE, known) {
+    let (mut link, hello) = match incoming.handshake_if(HANDSHAKE, admit) {
         Ok(opened) => opened,
         Err(_) if node.liveness.is_probe(address) => return,
         Err(error) => return tracing::warn!(%address, %error, "a caller was turned away"),
     };
+    let _place = of_link;
+    let peer = link.peer().clone();
+    let is_source = |id: &MigrationId| node.arrivals.peer(id).is_none_or(|source| source == peer);
+    if hello.migration.as_ref().is_some_and(|id| !is_source(id)) && !matches!(hello.purpose, Purpose::Control) {
+        return tracing::warn!(%address, %peer, "a link for a migration of another node was turned away");
+    }
     match (hello.purpose, hello.migration) {
         (Purpose::Control, id) => {
             if let Err(error) = control(node, link, id.as_ref()) {
@@ -170,20 +167,21 @@ fn answer(node: &Arc<Node>, incoming: Incoming) {
 fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> Result<(), ReadError> {
     let peer = link.peer().clone();
     link.set_timeout(Some(SILENCE)).map_err(ReadError::Io)?;
-    if let Some(source) = id.and_then(|id| node.arrivals.peer(id))
-        && source != peer
-    {
-        let failure = Failure::new(format!("the migration is not one of node {peer}"));
-        tracing::warn!(%peer, "asked about a migration of another node");
-        return tranship_wire::write_message(&mut link, &failure_response(failure))
-            .map_err(|e| ReadError::Io(io::Error::other(e.to_string())));
-    }
+    // Asked for each request: a link may be older than the migration that it names.
+    let of_another = || id.and_then(|id| node.arrivals.peer(id)).is_some_and(|source| source != peer);
     let (mut probed, mut committed) = (Probed::default(), false);
     let ended = loop {
         let request: Request = match tranship_wire::read_message(&mut link) {
             Ok(request) => request,
             Err(error) => break Err(error),
         };
+        let of_no_migration = matches!(request, Request::Clock | Request::Check(_) | Request::Probe { .. });
+        if !of_no_migration && of_another() {
+            tracing::warn!(%peer, "asked about a migration of another node");
+            let refused = failure_response(Failure::new(format!("the migration is not one of node {peer}")));
+            let _ = tranship_wire::write_message(&mut link, &refused);
+            break Err(ReadError::Io(io::ErrorKind::PermissionDenied.into()));
+        }
         committed |= matches!(request, Request::Commit);
         let answer = || Ok(reply(node, &peer, id, request, (&mut link, &mut probed)));
         let response = match coordinator::caught("the answer to a request", answer) {
@@ -206,7 +204,7 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
         take_over(inbox, id.clone(), true);
     }
     // Whoever is READY waits for the word, over whatever link it comes. Everybody else is undone.
-    if let Some(id) = id
+    if let Some(id) = id.filter(|_| !of_another())
         && let Some(arrival) = node.arrivals.get(id)
         && lock(&arrival).standing == Standing::Open
     {

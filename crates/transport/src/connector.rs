@@ -1,5 +1,6 @@
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustls::client::UnbufferedClientConnection;
@@ -45,7 +46,7 @@ impl Connector {
 
         let name = server_name(peer).map_err(protocol)?;
         let stream = dial(addr, deadline).map_err(|e| remote.unreachable(e))?;
-        let socket = Socket::new(stream).map_err(|e| remote.unreachable(e))?;
+        let socket = Socket::new(Arc::new(stream)).map_err(|e| remote.unreachable(e))?;
         let session =
             UnbufferedClientConnection::new(self.identity.client.clone(), name).map_err(|e| protocol(e.to_string()))?;
         let mut channel = Channel::new(socket, Session::Client(session));

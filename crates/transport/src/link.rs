@@ -64,7 +64,8 @@ pub trait Link: Read + Write + Send {
 pub struct Closer(Arc<dyn Fn() + Send + Sync>);
 
 impl Closer {
-    pub(crate) fn new(close: impl Fn() + Send + Sync + 'static) -> Self {
+    /// A handle that does this.
+    pub fn new(close: impl Fn() + Send + Sync + 'static) -> Self {
         Self(Arc::new(close))
     }
 

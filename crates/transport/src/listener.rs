@@ -1,5 +1,6 @@
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustls::server::UnbufferedServerConnection;
@@ -45,7 +46,9 @@ impl Listener {
     pub fn accept(&self) -> Result<Incoming, TransportError> {
         loop {
             match self.listener.accept() {
-                Ok((stream, addr)) => return Ok(Incoming { stream, addr, identity: self.identity.clone() }),
+                Ok((stream, addr)) => {
+                    return Ok(Incoming { stream: Arc::new(stream), addr, identity: self.identity.clone() });
+                }
                 // What the caller did while in the queue is no failure of ours: accept(2).
                 Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {}
                 Err(e) => return Err(TransportError::Accept(e)),
@@ -71,7 +74,7 @@ impl Listener {
 /// A caller that has not said who it is.
 #[derive(Debug)]
 pub struct Incoming {
-    stream: TcpStream,
+    stream: Arc<TcpStream>,
     addr: SocketAddr,
     identity: Identity,
 }
@@ -80,6 +83,16 @@ impl Incoming {
     /// The caller's address.
     pub fn addr(&self) -> SocketAddr {
         self.addr
+    }
+
+    /// A handle that ends the caller's connection from another thread, for as long as the caller has not been welcomed and dropped.
+    pub fn closer(&self) -> Closer {
+        let stream = Arc::downgrade(&self.stream);
+        Closer::new(move || {
+            if let Some(stream) = stream.upgrade() {
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+        })
     }
 
     /// Finds out who the caller is and what it wants, and welcomes it; to be run in a thread of its own. All of it

@@ -39,7 +39,7 @@ struct Way {
 }
 
 impl Socket {
-    pub fn new(stream: TcpStream) -> io::Result<Self> {
+    pub fn new(stream: Arc<TcpStream>) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         // A peer whose machine has died is noticed in about ten seconds, whether data is under way (user timeout) or not
         // (keepalive): tcp(7).
@@ -52,14 +52,7 @@ impl Socket {
         // time ends the kernel's own tuning, which goes higher.
         let _ = setsockopt(&stream, sockopt::SndBufForce, &SOCKET_BUFFER);
         let _ = setsockopt(&stream, sockopt::RcvBufForce, &SOCKET_BUFFER);
-        Ok(Self {
-            stream: Arc::new(stream),
-            counters: Counters::default(),
-            timeout: None,
-            deadline: None,
-            pace: None,
-            way: None,
-        })
+        Ok(Self { stream, counters: Counters::default(), timeout: None, deadline: None, pace: None, way: None })
     }
 
     pub fn counters(&self) -> &Counters {

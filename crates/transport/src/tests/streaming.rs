@@ -99,7 +99,7 @@ fn a_dead_peers_socket_ends_by_itself() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let other = stream.try_clone().unwrap();
-    crate::socket::Socket::new(stream).unwrap();
+    crate::socket::Socket::new(stream.into()).unwrap();
     assert!(other.nodelay().unwrap());
     assert!(getsockopt(&other, sockopt::KeepAlive).unwrap());
     assert_eq!(getsockopt(&other, sockopt::TcpUserTimeout).unwrap(), 10_000);
