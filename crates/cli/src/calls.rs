@@ -3,10 +3,12 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tranship_api::{ApiError, Begun, Client, ClientError, ErrorBody, MoveRequest, Plan, PlanRequest, RecoverRequest};
 use tranship_types::{MigrationId, Outcome, Report};
 
 use crate::follow::{Followed, follow, interrupted};
+use crate::plain::plain;
 use crate::progress::Progress;
 use crate::screen::Screen;
 use crate::show;
@@ -206,6 +208,7 @@ impl Calls<'_> {
 
     /// Tells people how a move ended.
     fn ended(&self, report: &Report, json: bool) -> Exit {
+        let report = &plain(report);
         // That a move was given up is what somebody wanted, if hardly who waits for it.
         let told = matches!(report.outcome, Outcome::Moved | Outcome::GivenUp);
         if told && !json {
@@ -228,12 +231,12 @@ impl Calls<'_> {
     /// Lists blockers below the sentence that has said the first of them: where that was not all there is to say.
     fn tell_blockers(blockers: &[tranship_types::Blocker]) {
         if blockers.len() > 1 || blockers.iter().any(|b| b.pid.is_some()) {
-            Screen::tell(&show::blockers(blockers));
+            Screen::tell(&show::blockers(&plain(&blockers.to_vec())));
         }
     }
 
     /// Prints an answer as JSON or as text, or says why there is none.
-    pub fn print<T: Serialize>(
+    pub fn print<T: Serialize + DeserializeOwned + Clone>(
         &self,
         answer: Result<T, ClientError>,
         json: bool,
@@ -241,7 +244,7 @@ impl Calls<'_> {
     ) -> Exit {
         match answer {
             Ok(answer) if json => print_json(&answer),
-            Ok(answer) => Screen::print(&text(&answer)),
+            Ok(answer) => Screen::print(&text(&plain(&answer))),
             Err(e) => return self.refused(&e, json),
         }
         Exit::Done

@@ -7,6 +7,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tranship_api::{Client, ClientError, Events, Watched};
 use tranship_types::Outcome;
 
+use crate::plain::plain;
 use crate::progress::{Shows, TICK};
 
 /// How long an agent may be away: systemd restarts one that died after a second, and it then reads its journal.
@@ -38,7 +39,7 @@ pub async fn follow<R: Watched>(client: &Client, first: R, progress: &mut impl S
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut interrupt = std::pin::pin!(interrupted());
     let mut latest = first;
-    progress.show(&latest);
+    progress.show(&plain(&latest));
     let followed = loop {
         if latest.outcome() != Outcome::Running {
             break Followed::Ended(latest);
@@ -47,12 +48,12 @@ pub async fn follow<R: Watched>(client: &Client, first: R, progress: &mut impl S
             Some(news) = news.recv() => match news {
                 News::Report(report) => {
                     latest = *report;
-                    progress.show(&latest);
+                    progress.show(&plain(&latest));
                 }
                 News::Away => progress.note("the agent went away; waiting for it to come back …"),
                 News::Lost(error) => break Followed::Lost(latest, error),
             },
-            _ = ticks.tick() => progress.tick(&latest),
+            _ = ticks.tick() => progress.tick(&plain(&latest)),
             () = &mut interrupt => break Followed::Interrupted(latest),
         }
     };

@@ -9,6 +9,7 @@ use tranship_types::{GroupId, GroupReport, MemberOutcome, NodeName, Outcome};
 
 use crate::calls::{Calls, Exit, print_json};
 use crate::follow::{Followed, follow};
+use crate::plain::plain;
 use crate::progress::GroupProgress;
 use crate::screen::Screen;
 use crate::show;
@@ -121,7 +122,7 @@ impl Calls<'_> {
         if json {
             print_json(&report);
         } else if report.outcome != Outcome::Running {
-            Screen::print(&show::group(&report, self.screen.out));
+            Screen::print(&show::group(&plain(&report), self.screen.out));
         }
         if report.outcome == Outcome::Failed {
             let not = report.members.iter().filter(|m| m.outcome != MemberOutcome::Moved).count();

@@ -7,6 +7,7 @@ mod follow;
 mod group;
 mod init;
 mod launch;
+mod plain;
 mod progress;
 mod screen;
 mod show;

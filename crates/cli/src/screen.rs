@@ -3,6 +3,7 @@
 use std::io::{IsTerminal, Write};
 
 use jiff::tz::TimeZone;
+use tranship_types::escaped;
 
 /// Where output goes, found out once.
 #[derive(Debug, Clone)]
@@ -40,9 +41,10 @@ impl Screen {
         let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     }
 
-    /// Prints on stderr: `error: SENTENCE`.
+    /// Prints on stderr: `error: SENTENCE`, its lines below each other, all else that a terminal obeys escaped.
     pub fn error(&self, sentence: &str) {
-        Self::tell(&format!("{} {sentence}\n", self.err.bad("error:")));
+        let lines: Vec<String> = sentence.lines().map(escaped).collect();
+        Self::tell(&format!("{} {}\n", self.err.bad("error:"), lines.join("\n")));
     }
 
     /// Prints on stderr.

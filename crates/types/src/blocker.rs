@@ -2,7 +2,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ALLOWABLE;
+use crate::{ALLOWABLE, escaped};
 
 /// What kind of thing stands in the way of a move; stable names for programs, the texts are for people.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -73,7 +73,7 @@ pub struct Blocker {
 impl Blocker {
     /// A blocker that is not about one process.
     pub fn new(kind: BlockerKind, cause: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { kind, cause: shown(&cause.into()), remedy: remedy.into(), pid: None, fd: None, allow: None }
+        Self { kind, cause: escaped(&cause.into()), remedy: escaped(&remedy.into()), pid: None, fd: None, allow: None }
     }
 
     /// The same, naming the process and, if there is one, the descriptor.
@@ -88,17 +88,6 @@ impl Blocker {
         debug_assert!(ALLOWABLE.iter().any(|known| known.name == kind), "{kind} is no kind of ALLOWABLE");
         Self { remedy: format!("{}, or give --allow {kind}", self.remedy), allow: Some(kind.to_owned()), ..self }
     }
-}
-
-/// A text without control characters: names and paths in it are those of a container's programs.
-fn shown(text: &str) -> String {
-    text.chars().fold(String::with_capacity(text.len()), |mut shown, c| {
-        match c.is_control() {
-            true => shown.extend(c.escape_default()),
-            false => shown.push(c),
-        }
-        shown
-    })
 }
 
 impl fmt::Display for Blocker {

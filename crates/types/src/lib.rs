@@ -17,6 +17,7 @@ mod phase;
 mod prediction;
 mod report;
 mod shared;
+mod text;
 mod tree;
 
 pub use allow::{ALLOWABLE, Allowable, Allowances, UnknownAllowable};
@@ -36,4 +37,5 @@ pub use phase::{Outcome, Phase};
 pub use prediction::Prediction;
 pub use report::{Compressed, FaultReport, Part, Progress, Report, RoundReport, Side};
 pub use shared::{SharedKind, SharedObject};
+pub use text::escaped;
 pub use tree::{CarriedTree, TreeKind};
