@@ -18,6 +18,7 @@ use tranship_types::MigrationId;
 use tranship_wire::message::Offer;
 
 use crate::criu_log::{self, Cause};
+use crate::program;
 
 /// How long an engine may take until it asks criu for something.
 const ENGINE_START: Duration = Duration::from_secs(30);
@@ -162,9 +163,24 @@ impl Layout {
             for directory in [self.root.clone(), self.images(), self.work(), self.bin()] {
                 builder.create(directory)?;
             }
-            std::os::unix::fs::symlink(own_program(), self.bin().join("criu"))
+            self.place_front()
         };
         make().map_err(|e| failed(&e))
+    }
+
+    /// Puts the front in place, unless it is there: this agent's own program, under criu's name.
+    fn place_front(&self) -> io::Result<()> {
+        let (program, front) = (program::path()?, self.bin().join("criu"));
+        if std::fs::read_link(&front).is_ok_and(|target| target == program) {
+            return Ok(());
+        }
+        let nascent = self.bin().join("criu.new");
+        match std::fs::remove_file(&nascent) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        std::os::unix::fs::symlink(program, &nascent)?;
+        std::fs::rename(nascent, front)
     }
 
     /// Removes them, whatever a killed process has left mounted there.
@@ -263,12 +279,14 @@ impl Layout {
 
     /// Starts an engine's command and waits until its front is waiting. The engine survives this agent.
     pub fn start_front(&self, role: Role, mut command: Command) -> Result<Front, Failure> {
+        // Without the front the engine would find the real criu, which does not know of the pages that are elsewhere.
+        self.place_front().map_err(|e| Failure::new(format!("the CRIU front cannot be put in place: {e}")))?;
         // What criu says is said of this start, not of one before it.
         let _ = std::fs::remove_file(self.criu_log(role));
         let log = std::fs::File::create(self.work().join("engine.log"));
         let log = log.map_err(|e| Failure::new(format!("the engine's log cannot be made: {e}")))?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        tranship_sys::process::detach(&mut command);
+        tranship_sys::process::with_usual_umask(tranship_sys::process::detach(&mut command));
         let program = command.get_program().to_owned();
         let mut engine =
             command.spawn().map_err(|e| Failure::new(format!("{} cannot be run: {e}", program.display())))?;
@@ -303,7 +321,7 @@ impl Layout {
     pub fn start_pager(&self) -> Result<Child, Failure> {
         let failed = |e: &dyn std::fmt::Display| Failure::new(format!("the pager cannot be started: {e}"));
         let log = std::fs::File::create(self.work().join("pager.log")).map_err(|e| failed(&e))?;
-        let mut command = Command::new(own_program());
+        let mut command = Command::new(program::path().map_err(|e| failed(&e))?);
         command.arg("pager").arg(&self.root).arg(self.work());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         tranship_sys::process::detach(&mut command);
@@ -412,11 +430,6 @@ fn await_path(path: &Path, timeout: Duration, process: &mut Child) -> io::Result
         let _ = inotify.read_events();
     }
     Ok(true)
-}
-
-/// This agent's own program, as it was when it was started: the file of its name may have been replaced since.
-fn own_program() -> PathBuf {
-    PathBuf::from(format!("/proc/{}/exe", std::process::id()))
 }
 
 /// The preloaded library: beside this program, or where packages put it.

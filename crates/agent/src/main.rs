@@ -8,6 +8,7 @@
 //! - `transhipd start-in-docker SOCKET ID` has Docker start a container, and waits for that.
 
 mod absent;
+mod admission;
 mod arrivals;
 mod config;
 mod copying;
@@ -29,6 +30,7 @@ mod peers;
 mod plan;
 mod pods;
 mod probes;
+mod program;
 mod recovery;
 mod registry;
 mod service;
@@ -182,6 +184,10 @@ fn agent(arguments: &Arguments) -> anyhow::Result<()> {
     let (listen, socket) = (config.listen.clone(), config.socket.clone());
     for directory in [&config.run_dir, &config.state_dir] {
         std::fs::create_dir_all(directory).with_context(|| format!("{} cannot be made", directory.display()))?;
+    }
+    if let Err(error) = program::keep([&config.state_dir, &config.run_dir].map(|path| path.join("program")).into()) {
+        // Not an end: a full disk must not keep the agent from taking up migrations. The next move tries again.
+        tracing::error!(%error, "the agent's program cannot be kept; moves will be refused");
     }
     let engines: Vec<Arc<dyn Engine>> = vec![Arc::new(runc), Arc::new(docker), Arc::new(podman), Arc::new(containerd)];
     // Threads that it has started are kept: there may be none to be had when one is needed.

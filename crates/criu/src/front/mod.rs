@@ -31,6 +31,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use prost::Message;
 use serde::{Deserialize, Serialize};
@@ -46,6 +47,22 @@ pub const PLAN_VARIABLE: &str = "TRANSHIP_FRONT";
 
 /// Largest RPC message; CRIU itself uses 40 KiB and less.
 const MESSAGE_CAP: usize = 1 << 20;
+
+/// Programs that are fronts, by device and inode.
+static PROGRAMS: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
+
+/// Makes the program with this device and inode known as that of fronts.
+pub fn add_program(program: (u64, u64)) {
+    let mut programs = PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner);
+    if !programs.contains(&program) {
+        programs.push(program);
+    }
+}
+
+/// Whether the program with this device and inode is that of fronts.
+pub fn is_program(program: (u64, u64)) -> bool {
+    PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner).contains(&program)
+}
 
 /// What the agent wants of a front; a JSON file.
 #[derive(Debug, Clone, Serialize, Deserialize)]

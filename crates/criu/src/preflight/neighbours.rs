@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use super::procfs::{self, Status};
 use super::{INTERVAL, PATIENCE};
+use crate::front;
 
 /// The kinds of namespaces: their links in `/proc/PID/ns`, and what a sentence calls them.
 const KINDS: [(&str, &str); 10] = [
@@ -84,8 +85,8 @@ fn program(pid: u32) -> Option<(u64, u64)> {
 /// Whether a process is Tranship's own: the CRIU shim and the criu that it runs wait in the container's network namespace.
 fn is_ours(pid: u32) -> bool {
     let this = std::process::id();
-    let Some(own) = program(this) else { return false };
-    let is_own = |pid: u32| program(pid) == Some(own);
+    let own = program(this);
+    let is_own = |pid: u32| program(pid).is_some_and(|its| own == Some(its) || front::is_program(its));
     is_own(pid) || Status::read(pid, None).is_ok_and(|status| status.ppid != this && is_own(status.ppid))
 }
 
