@@ -115,6 +115,7 @@ fn start_in_docker(arguments: &[OsString]) -> anyhow::Result<i32> {
 
 fn run_pager(arguments: &[OsString]) -> anyhow::Result<i32> {
     let [_, _, directory, work] = arguments else { anyhow::bail!("usage: transhipd pager DIRECTORY WORK") };
+    tranship_sys::process::protect_secrets();
     pager::keep(Path::new(directory), Path::new(work))?;
     Ok(0)
 }
@@ -149,6 +150,7 @@ fn start_callers(runtime: &tokio::runtime::Runtime) {
 
 fn agent(arguments: &Arguments) -> anyhow::Result<()> {
     tranship_coordinator::keep_places();
+    tranship_sys::process::protect_secrets();
     let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
     let filter = EnvFilter::try_from_env("TRANSHIP_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(terminal).init();

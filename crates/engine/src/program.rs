@@ -61,6 +61,7 @@ impl Reading {
 
 /// Runs a command without input to its end; `None` if it had to be ended.
 pub(crate) fn output(command: &mut Command, patience: Duration) -> io::Result<Option<Output>> {
+    let command = process::with_usual_umask(command);
     let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(threads::explained)?;
     let stdout = reading(&mut child, |child| child.stdout.take())?;

@@ -1,14 +1,15 @@
 //! Named network namespaces, as `ip netns` makes them: a file with a namespace bind-mounted over it.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::statfs::{FsType, fstatfs};
+use tranship_sys::directory::make_public;
 
 use crate::NetworkError;
 use tranship_sys::threads;
@@ -64,7 +65,7 @@ pub(crate) fn make(netns: &Path) -> Result<(), NetworkError> {
     let refused =
         |what: &str, e: &dyn ToString| NetworkError::refused(format!("{what} {}", netns.display()), e.to_string());
     if let Some(dir) = netns.parent() {
-        DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(|e| refused("make the directory of", &e))?;
+        make_public(dir).map_err(|e| refused("make the directory of", &e))?;
     }
     OpenOptions::new().write(true).create_new(true).mode(0o444).open(netns).map_err(|e| match e.kind() {
         io::ErrorKind::AlreadyExists => NetworkError::Exists { netns: netns.to_owned() },
@@ -117,7 +118,7 @@ pub(crate) fn share_names(netns: &Path) -> Result<(), NetworkError> {
     let nothing = None::<&str>;
     let directory = netns.parent().unwrap_or(Path::new("/"));
     let refused = |why: String| NetworkError::refused(format!("share {}", directory.display()), why);
-    DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(|e| refused(e.to_string()))?;
+    make_public(directory).map_err(|e| refused(e.to_string()))?;
     let share = || mount(nothing, directory, nothing, MsFlags::MS_SHARED | MsFlags::MS_REC, nothing);
     let shared = match share() {
         // It is no mount point yet.

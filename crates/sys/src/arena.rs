@@ -52,6 +52,9 @@ impl Mapping {
         // Kept out of swap as it is touched, where the limits allow: a container's memory must not reach a disk.
         // SAFETY: locking changes neither content nor validity of the range that was mapped just now.
         unsafe { libc::mlock2(start.as_ptr(), size.get(), libc::MLOCK_ONFAULT) };
+        // And so must no core dump of whoever has it mapped.
+        // SAFETY: the advice changes neither content nor validity of the range that was mapped just now.
+        unsafe { libc::madvise(start.as_ptr(), size.get(), libc::MADV_DONTDUMP) };
         Ok(Self { start, len: size.get() })
     }
 }

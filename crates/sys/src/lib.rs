@@ -13,6 +13,7 @@ pub mod call_log;
 pub mod charge;
 pub mod clock;
 pub mod descriptor;
+pub mod directory;
 pub mod dirty_log;
 pub mod environment;
 pub mod file_handle;

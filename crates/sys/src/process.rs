@@ -171,6 +171,14 @@ pub fn fork_sharing_descriptors() -> io::Result<Option<u32>> {
     }
 }
 
+/// Keeps the memory of this process, which may be that of containers or a key, from others and from the disk: no core dump is made
+/// of it, nobody but root reads it, and files and sockets that it makes are for its owner alone unless it says otherwise.
+pub fn protect_secrets() {
+    nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
+    // SAFETY: prctl(2) with these arguments changes an attribute of the process, and touches no memory.
+    unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) };
+}
+
 /// Takes note of children that have ended, so that nothing is left of them.
 pub fn reap_children() {
     // SAFETY: without a place for the status the kernel writes nothing.
@@ -272,6 +280,18 @@ pub fn detach(command: &mut Command) -> &mut Command {
         command.pre_exec(|| {
             // Fails only if the process leads a group already, which a freshly forked child does not.
             libc::setsid();
+            Ok(())
+        })
+    }
+}
+
+/// Gives the command's process the usual umask, 022, in place of that of [`protect_secrets`]: engines make directories that the
+/// programs of a container must be able to enter.
+pub fn with_usual_umask(command: &mut Command) -> &mut Command {
+    // SAFETY: umask is async-signal-safe and touches no memory.
+    unsafe {
+        command.pre_exec(|| {
+            libc::umask(0o022);
             Ok(())
         })
     }

@@ -147,7 +147,9 @@ impl Containerd {
         }
         let mut command = self.ctr(namespace, arguments);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.spawn().map_err(|source| EngineError::Run { program: self.ctr.clone().into(), source })
+        tranship_sys::process::with_usual_umask(&mut command)
+            .spawn()
+            .map_err(|source| EngineError::Run { program: self.ctr.clone().into(), source })
     }
 
     /// Writes an image as an archive, but for the layers that are known.

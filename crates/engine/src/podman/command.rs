@@ -154,7 +154,7 @@ impl Podman {
         command.envs(environment.iter().copied());
         command.args(arguments.iter().map(AsRef::as_ref)).current_dir("/");
         command.stdin(input).stdout(output).stderr(Stdio::piped());
-        command.spawn().map_err(|source| self.unusable(source))
+        tranship_sys::process::with_usual_umask(&mut command).spawn().map_err(|source| self.unusable(source))
     }
 
     /// Waits for a command's end; an error, with its last words, if that is none.

@@ -266,7 +266,7 @@ impl Podman {
         let device = |path: &Path| Ok(std::fs::metadata(path)?.dev());
         let described = self.there(&made.infra)?;
         let place = Path::new(described["StaticDir"].as_str().unwrap_or_default()).join("shm");
-        std::fs::create_dir_all(&place).map_err(failed)?;
+        tranship_sys::directory::make_public(&place).map_err(failed)?;
         if device(&place).map_err(failed)? == device(shared).map_err(failed)? {
             return Ok(());
         }

@@ -2,15 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use nix::unistd::{Whence, lseek};
 use tranship_types::{PAGE_SIZE, PageRange, SharedKind, SharedObject};
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::source::{Look, SharedError};
 use super::uses::Uses;
@@ -36,6 +37,8 @@ enum Changed {
 
 /// In the place of the hash of a page of which nobody knows what it is on the destination.
 const UNKNOWN: u64 = u64::MAX;
+/// Of the pages' hashes: known to nobody outside, so that no program can write pages that are taken for others.
+static SEED: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0));
 
 /// Hashes of the pages of one chunk as they were last sent; 0 is a page of zeros, which was perhaps never sent.
 type Hashes = Box<[u64; CHUNK_PAGES]>;
@@ -253,7 +256,7 @@ impl Object {
     /// 0 for a page of zeros (where that is what is not sent), something else but `UNKNOWN` for any other.
     fn hash(&self, page: &[u8]) -> u64 {
         let zeros = self.described.kind != SharedKind::Pages && page.iter().fold(0, |all, byte| all | byte) == 0;
-        if zeros { 0 } else { xxh3_64(page).clamp(1, UNKNOWN - 1) }
+        if zeros { 0 } else { xxh3_64_with_seed(page, *SEED).clamp(1, UNKNOWN - 1) }
     }
 
     fn sent(&self) -> MutexGuard<'_, BTreeMap<u64, Hashes>> {

@@ -186,7 +186,7 @@ fn execute(
 /// hold little: whether the program reads or not, and whoever has inherited its end of a pipe, nobody waits for it longer.
 fn converse(mut command: Command, input: Vec<u8>, patience: Duration) -> Result<Output, String> {
     let deadline = Instant::now() + patience;
-    let mut child = command
+    let mut child = tranship_sys::process::with_usual_umask(&mut command)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())

@@ -99,7 +99,7 @@ fn lock(network: &str) -> Result<Flock<File>, NetworkError> {
     let refused = |e: &dyn std::fmt::Display| {
         NetworkError::refused(format!("lock the reservations in {}", directory.display()), e)
     };
-    DirBuilder::new().recursive(true).mode(0o755).create(&directory).map_err(|e| refused(&e))?;
+    tranship_sys::directory::make_public(&directory).map_err(|e| refused(&e))?;
     let path = directory.join("lock");
     let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path);
     Flock::lock(file.map_err(|e| refused(&e))?, FlockArg::LockExclusive).map_err(|(_, e)| refused(&e.desc()))
