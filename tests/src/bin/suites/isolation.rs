@@ -74,7 +74,7 @@ pub fn isolate(mut what: Isolate) -> Result<ExitCode> {
 
 /// The command that goes on with the next step.
 fn next(step: &str, what: &Isolate) -> Result<Command> {
-    let mut command = Command::new(env::current_exe().context("cannot find this program")?);
+    let mut command = Command::new(crate::own_program().context("cannot find this program")?);
     command.arg(step).args(arguments(what));
     Ok(command)
 }
@@ -101,7 +101,7 @@ pub fn enter(what: &Isolate) -> Result<ExitCode> {
     cgroups::enter(&what.name)?;
     let mut command = Command::new("unshare");
     command.args(["--mount", "--net", "--pid", "--fork", "--uts", "--ipc", "--cgroup", "--mount-proc", "--kill-child"]);
-    command.arg("--").arg(env::current_exe()?).arg("init").args(arguments(what));
+    command.arg("--").arg(crate::own_program()?).arg("init").args(arguments(what));
     Err(command.exec()).context("cannot execute unshare; is util-linux installed?")
 }
 
@@ -207,7 +207,7 @@ fn share_controllers(root: &Path) -> Result<()> {
 
 /// Whether a directory of temporary files has nothing that the command needs: a working copy may be there.
 fn may_hide(directory: &Path, what: &Isolate) -> Result<bool> {
-    let needed = [env::current_exe()?, env::current_dir()?, PathBuf::from(&what.command[0])];
+    let needed = [crate::own_program()?, env::current_dir()?, PathBuf::from(&what.command[0])];
     Ok(!needed.iter().any(|path| path.starts_with(directory)))
 }
 

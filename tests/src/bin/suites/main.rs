@@ -6,7 +6,10 @@ mod isolation;
 mod run;
 mod table;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -58,7 +61,7 @@ struct Isolate {
     limit: Option<u64>,
     /// The directory whose `tmp` and `var-tmp` become /tmp and /var/tmp
     #[arg(long, hide = true)]
-    scratch: Option<std::path::PathBuf>,
+    scratch: Option<PathBuf>,
     /// A name for its cgroups: letters, digits, '-' and '_'
     name: String,
     /// The program and its arguments
@@ -87,4 +90,11 @@ fn run(jobs: u8, all: bool, list: bool, wanted: &[String]) -> Result<ExitCode> {
     }
     let limit = Duration::from_secs(if all { 2 * 3600 } else { 900 });
     run::all(suites, usize::from(jobs), limit)
+}
+
+/// The path of this program. Where `run` has just built it anew, the file of that name is another one by now, and does the same.
+fn own_program() -> io::Result<PathBuf> {
+    let path = std::env::current_exe()?;
+    let replaced = path.as_os_str().as_bytes().strip_suffix(b" (deleted)").map(OsStr::from_bytes);
+    Ok(replaced.map_or_else(|| path.clone(), PathBuf::from))
 }

@@ -188,7 +188,7 @@ fn command(suite: &Suite, limit: Duration) -> Result<Command> {
     script.push_str("exit $status\n");
     let mut command;
     if nix::unistd::geteuid().is_root() {
-        command = Command::new(std::env::current_exe().context("cannot find this program")?);
+        command = Command::new(crate::own_program().context("cannot find this program")?);
         command.args(["isolate", "--limit", &limit.as_secs().to_string()]);
         if *cgroup2 {
             command.arg("--cgroup2");
