@@ -44,6 +44,7 @@ impl Ended {
             let reported = match report.outcome {
                 Outcome::Moved => to,
                 Outcome::Failed | Outcome::GivenUp => from,
+                Outcome::Ended => bail!("the container has ended: {:?}", report.ended),
                 Outcome::Running => bail!("the move was not reported to its end: {report:?}"),
             };
             ensure!(reported == at, "the container is on {at}, but the report says {:?} ({error})", report.outcome);

@@ -200,7 +200,7 @@ mod tests {
         let answering = std::thread::spawn(move || {
             let _: Request = tranship_wire::read_message(&mut there).unwrap();
             Sink::new().unwrap().receive(&mut there, LEAST).unwrap();
-            let refusal = Response::Failed { message: "too many probes".into(), blockers: vec![] };
+            let refusal = Response::Failed { message: "too many probes".into(), blockers: vec![], waiting: None };
             tranship_wire::write_message(&mut there, &refusal).unwrap();
         });
         assert!(measure(&mut [here]).unwrap_err().to_string().contains("too many probes"));

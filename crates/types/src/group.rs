@@ -47,6 +47,8 @@ pub enum MemberOutcome {
     Failed,
     /// It runs on the source: its move was given up after the commit point.
     GivenUp,
+    /// It was moved, and ended on the destination before its last pages had followed it: it runs nowhere.
+    Ended,
     /// It runs on the source: one without which it does not move has not moved, or the agent was restarted before its turn.
     Skipped,
 }
@@ -58,6 +60,7 @@ impl From<Outcome> for MemberOutcome {
             Outcome::Moved => Self::Moved,
             Outcome::Failed => Self::Failed,
             Outcome::GivenUp => Self::GivenUp,
+            Outcome::Ended => Self::Ended,
         }
     }
 }
@@ -70,6 +73,7 @@ impl fmt::Display for MemberOutcome {
             MemberOutcome::Moved => "moved",
             MemberOutcome::Failed => "failed",
             MemberOutcome::GivenUp => "given up",
+            MemberOutcome::Ended => "ended",
             MemberOutcome::Skipped => "skipped",
         })
     }

@@ -35,7 +35,7 @@ pub use options::{Bandwidth, Compress, InvalidBandwidth, MoveOptions, SenselessO
 pub use pages::{AddressSpaceId, PAGE_SIZE, PageRange};
 pub use phase::{Outcome, Phase};
 pub use prediction::Prediction;
-pub use report::{Compressed, FaultReport, Part, Progress, Report, RoundReport, Side};
+pub use report::{Compressed, FaultReport, Original, Part, Progress, Report, RoundReport, Side, WaitKind, Waiting};
 pub use shared::{SharedKind, SharedObject};
 pub use text::escaped;
 pub use tree::{CarriedTree, TreeKind};

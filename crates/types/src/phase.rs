@@ -77,4 +77,7 @@ pub enum Outcome {
     /// freeze; `Report::error` says what that costs.
     #[serde(rename = "given-up")]
     GivenUp,
+    /// The container was moved, and ended on the destination before its last pages had followed it: it runs nowhere. `Report::ended`
+    /// says how.
+    Ended,
 }

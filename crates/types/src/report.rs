@@ -109,6 +109,65 @@ pub struct RoundReport {
     pub dirty_rate: f64,
 }
 
+/// What kind of thing a move waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum WaitKind {
+    /// Pages that are still on the source.
+    Pages,
+    /// Pages that have come are being put in place.
+    Placing,
+    /// The destination's pager does not answer.
+    Pager,
+    /// The destination's pager and its keeper are gone before every page was in place. This does not pass by itself.
+    PagerGone,
+    /// A filesystem has no space.
+    Disk,
+    /// The last step on the destination fails, and is repeated.
+    Cleanup,
+    /// The destination does not answer, or a step of the source fails, and is repeated.
+    Source,
+    /// Something that this version does not know.
+    #[serde(other)]
+    Other,
+}
+
+/// What a move waits for, since when, and what an operator can do.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Waiting {
+    /// The kind of it.
+    pub kind: WaitKind,
+    /// What is waited for, in words.
+    pub what: String,
+    /// Since when, in ms since the Unix epoch.
+    pub since_unix_ms: u64,
+    /// What to do, with the command to type where there is one; empty where waiting is all there is to do.
+    #[serde(default)]
+    pub remedy: String,
+}
+
+/// What there is of the original on the source after a move that was undone, as it was found then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum Original {
+    /// It runs, with the first process that it had.
+    Running,
+    /// It runs, but its first process is another one than at the beginning of the move: it was started anew.
+    Restarted,
+    /// It is paused.
+    Paused,
+    /// It has ended.
+    Stopped,
+    /// The engine does not know it any more.
+    Gone,
+    /// It could not be looked at.
+    #[serde(other)]
+    Unknown,
+}
+
 /// Everything that is known about one migration: what `status`, `history` and `move --json` show.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -180,6 +239,15 @@ pub struct Report {
     pub allowed: Vec<Blocker>,
     /// The one sentence for the user, where it failed.
     pub error: Option<String>,
+    /// What it waits for, while it does so for longer than a moment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<Waiting>,
+    /// How the container ended on the destination, if it did before its last pages had followed it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<String>,
+    /// What there is of the original, where the move was undone: looked at afterwards.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub original: Option<Original>,
     /// CRIU's log on the source, where its dump failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub criu_log: Option<String>,
@@ -226,8 +294,25 @@ impl Report {
             blockers: Vec::new(),
             allowed: Vec::new(),
             error: None,
+            waiting: None,
+            ended: None,
+            original: None,
             criu_log: None,
             leftovers: Vec::new(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_later_version_waits_for_is_read_as_something_else() {
+        let later = r#"{"kind": "the-moon", "what": "the moon", "since_unix_ms": 1}"#;
+        let waiting: Waiting = serde_json::from_str(later).unwrap();
+        assert_eq!((waiting.kind, waiting.remedy.as_str()), (WaitKind::Other, ""));
+        assert_eq!(serde_json::to_string(&WaitKind::PagerGone).unwrap(), r#""pager-gone""#);
+        assert_eq!(serde_json::from_str::<Original>(r#""elsewhere""#).unwrap(), Original::Unknown);
     }
 }

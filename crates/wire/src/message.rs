@@ -21,7 +21,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use tranship_types::{
-    Allowances, Blocker, CarriedTree, HugePages, Latencies, Mode, NetworkIdentity, Part, SharedObject,
+    Allowances, Blocker, CarriedTree, HugePages, Latencies, Mode, NetworkIdentity, Part, SharedObject, Waiting,
 };
 
 /// What a source offers: everything that the destination must know before the freeze.
@@ -250,6 +250,9 @@ pub enum Response {
         waiting: u64,
         /// How long threads waited for pages from the source so far.
         remote_faults: Latencies,
+        /// What is waited for. Older peers leave it out.
+        #[serde(default)]
+        waiting_for: Option<Waiting>,
     },
     /// Every page is in place.
     Drained {
@@ -262,6 +265,9 @@ pub enum Response {
         /// What the source's user has to know of how it went there.
         #[serde(default)]
         remarks: Vec<String>,
+        /// How the container ended there, if it did before every page had come. Older peers leave it out, and ignore it.
+        #[serde(default)]
+        ended: Option<String>,
     },
     /// No stream of pages has failed; one that has is answered by [`Response::Failed`].
     Streams,
@@ -273,5 +279,8 @@ pub enum Response {
         message: String,
         /// What stood in the way.
         blockers: Vec<Blocker>,
+        /// What is waited for, where it is that. Older peers leave it out, and ignore it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        waiting: Option<Waiting>,
     },
 }
