@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, connect, listen, socket};
+use nix::sys::socket::sockopt::SendTimeout;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, connect, listen, setsockopt, socket};
+use nix::sys::time::{TimeVal, TimeValLike};
 use serde::{Deserialize, Serialize};
 use tranship_sys::descriptor;
 use tranship_types::{AddressSpaceId, Latencies, PAGE_SIZE, PageRange, SharedObject};
@@ -19,6 +21,8 @@ const EXTENT_BYTES: usize = 24;
 pub(super) const BATCH: usize = 1024;
 /// Bytes of a range of pages in a message.
 const RANGE_BYTES: usize = 16;
+/// How long a pager may take to accept a connection.
+const CONNECT: Duration = Duration::from_secs(5);
 /// Largest message.
 const MESSAGE_CAP: usize = 1 + EXTENT_BYTES * BATCH;
 
@@ -83,6 +87,17 @@ pub struct Status {
     pub waiting: u64,
     /// Most bytes of memory that the store has occupied.
     pub peak_bytes: u64,
+    /// Why a file of the pager's cannot be written, for as long as that is so. Pages are supplied meanwhile.
+    #[serde(default)]
+    pub trouble: Option<String>,
+}
+
+impl ControlError {
+    /// Whether there is certainly no pager, nor a keeper that would start another one: nobody listens at the socket any more.
+    pub fn is_gone(&self) -> bool {
+        let gone = [io::ErrorKind::ConnectionRefused, io::ErrorKind::NotFound];
+        matches!(self, Self::Absent { source, .. } if gone.contains(&source.kind()))
+    }
 }
 
 impl Message {
@@ -257,16 +272,37 @@ pub struct PagerHandle {
 }
 
 impl PagerHandle {
-    /// Connects to the pager of the migration whose directory is `directory`.
+    /// Connects to the pager of the migration whose directory is `directory`. What is sent then may take as long as it takes.
+    ///
+    /// # Errors
+    /// There is no pager, or it does not take calls within a few seconds.
     pub fn connect(directory: &Path) -> Result<Self, ControlError> {
+        let handle = Self::connect_within(directory, CONNECT)?;
+        handle.limit_sending(Duration::ZERO)?;
+        Ok(handle)
+    }
+
+    /// The same for questions: neither to connect nor to send any of them takes longer than `limit`. A pager that is stopped
+    /// accepts no connection, and the queue of those that wait for that is short.
+    ///
+    /// # Errors
+    /// There is no pager, or it does not take calls in time.
+    pub fn connect_within(directory: &Path, limit: Duration) -> Result<Self, ControlError> {
         let path = directory.join(super::CONTROL_SOCKET);
-        let go = || -> io::Result<OwnedFd> {
-            let fd = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
-            connect(fd.as_raw_fd(), &UnixAddr::new(&path)?)?;
-            Ok(fd)
+        let go = || -> io::Result<Self> {
+            let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
+            let handle = Self { socket, directory: directory.to_owned() };
+            handle.limit_sending(limit)?;
+            connect(handle.socket.as_raw_fd(), &UnixAddr::new(&path)?)?;
+            Ok(handle)
         };
-        let socket = go().map_err(|source| ControlError::Absent { path: path.clone(), source })?;
-        Ok(Self { socket, directory: directory.to_owned() })
+        go().map_err(|source| ControlError::Absent { path: path.clone(), source })
+    }
+
+    /// `SO_SNDTIMEO`, which bounds connect as well (unix(7)); zero is no limit.
+    fn limit_sending(&self, limit: Duration) -> io::Result<()> {
+        let limit = TimeVal::milliseconds(i64::try_from(limit.as_millis()).unwrap_or(i64::MAX));
+        Ok(setsockopt(&self.socket, SendTimeout, &limit)?)
     }
 
     /// Another way to the same pager: what is said here does not wait behind what is said there.

@@ -129,7 +129,10 @@ impl Pager<'_> {
                 let later = self.later.entry(id).or_default();
                 ranges.into_iter().for_each(|range| later.insert(range));
             }
-            Message::Object(object, file) => self.objects.keep(object, file)?,
+            Message::Object(object, file) => {
+                self.objects.keep(object, file);
+                self.write_table();
+            }
             Message::Named => {
                 self.status.named = true;
                 self.retry_all()?;

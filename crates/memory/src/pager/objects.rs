@@ -13,23 +13,26 @@ use tranship_types::{SharedKind, SharedObject};
 pub(super) struct Objects {
     table: PathBuf,
     kept: Vec<(SharedObject, OwnedFd)>,
+    /// The table does not name all of them, or not those of this process.
+    pub outdated: bool,
 }
 
 impl Objects {
     /// None yet; the table will be `table`.
     pub fn new(table: PathBuf) -> Self {
-        Self { table, kept: Vec::new() }
+        Self { table, kept: Vec::new(), outdated: false }
     }
 
-    /// Keeps one more.
-    pub fn keep(&mut self, object: SharedObject, file: OwnedFd) -> io::Result<()> {
+    /// Keeps one more, which [`Self::tell`] writes to the table.
+    pub fn keep(&mut self, object: SharedObject, file: OwnedFd) {
         self.kept.push((object, file));
-        self.tell()
+        self.outdated = true;
     }
 
-    /// Writes the table anew: this process has the files.
-    pub fn tell(&self) -> io::Result<()> {
+    /// Writes the table anew: this process has the files. What fails is to be tried again.
+    pub fn tell(&mut self) -> io::Result<()> {
         if self.kept.is_empty() {
+            self.outdated = false;
             return Ok(());
         }
         let mut text = String::new();
@@ -44,7 +47,9 @@ impl Objects {
         }
         let nascent = self.table.with_extension("nascent");
         std::fs::write(&nascent, text)?;
-        std::fs::rename(nascent, &self.table)
+        std::fs::rename(nascent, &self.table)?;
+        self.outdated = false;
+        Ok(())
     }
 
     /// Bytes of memory that they occupy.

@@ -1,8 +1,10 @@
 //! The pager's loop: one thread, faults before everything else.
 
 use std::collections::{HashMap, VecDeque};
+use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -43,6 +45,10 @@ const LONGEST_REST: Duration = Duration::from_micros(400);
 const BROWNOUT: Duration = Duration::from_millis(200);
 /// How soon is tried again what failed because an address space was changing.
 const RETRY: Duration = Duration::from_millis(1);
+/// How soon a file that could not be written is written again.
+const WRITE_AGAIN: Duration = Duration::from_millis(200);
+/// Bytes that are reserved for [`DRAINED_FILE`] from the beginning: more than a status has.
+const RESERVED: usize = 16 << 10;
 
 /// A pager that cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -85,10 +91,24 @@ impl Context {
             let lazy = UnixListener::bind(work.join(LAZY_SOCKET))?;
             let control = control::listen_at(&directory.join(CONTROL_SOCKET))?;
             let guards = GuardLog::new().ok();
+            // The filesystem may be full by the time that this is written. If it is full now, it may have room then.
+            let _ = std::fs::write(nascent(directory), [0; RESERVED]);
             Ok(Self { directory: directory.to_owned(), control, lazy, journal, guards })
         };
         listen().map_err(|source| PagerError::Listen { directory: directory.to_owned(), source })
     }
+}
+
+/// Where [`DRAINED_FILE`] is written before it gets its name.
+fn nascent(directory: &Path) -> PathBuf {
+    directory.join(DRAINED_FILE).with_extension("nascent")
+}
+
+/// Writes a file in the place of one that is there, whose memory it takes where it is not longer.
+fn overwrite(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
+    file.write_all_at(bytes, 0)?;
+    file.set_len(bytes.len() as u64)
 }
 
 pub(super) struct Pager<'a> {
@@ -130,6 +150,8 @@ pub(super) struct Pager<'a> {
     forked: bool,
     /// Memory that tasks share.
     pub objects: Objects,
+    /// When their table was last written, or tried to be.
+    table_tried: Option<Instant>,
     pub status: Status,
     /// What it has asked the scheduler for.
     standing: Standing,
@@ -162,6 +184,7 @@ impl<'a> Pager<'a> {
             freed: PageSet::default(),
             forked: false,
             objects: Objects::new(context.directory.join(SHARED_TABLE)),
+            table_tried: None,
             status: Status::default(),
             standing: Standing::Ordinary,
             spaces: 0,
@@ -175,13 +198,70 @@ impl<'a> Pager<'a> {
             return Ok(());
         }
         self.count();
-        let text = serde_json::to_vec(&self.status).map_err(io::Error::from)?;
-        let path = self.context.directory.join(DRAINED_FILE);
-        let nascent = path.with_extension("nascent");
-        std::fs::write(&nascent, text)?;
-        std::fs::rename(nascent, path)?;
+        let directory = &self.context.directory;
+        loop {
+            let status = Status { trouble: None, ..self.status.clone() };
+            let text = serde_json::to_vec(&status).map_err(io::Error::from)?;
+            let written = overwrite(&nascent(directory), &text)
+                .and_then(|()| std::fs::rename(nascent(directory), directory.join(DRAINED_FILE)));
+            match written {
+                // Whoever has removed the directory knows that nothing is lacking.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => break,
+                Err(error) => self.status.trouble = Some(format!("{DRAINED_FILE} cannot be written: {error}")),
+                Ok(()) => {
+                    self.status.trouble = None;
+                    break;
+                }
+            }
+            // An agent that hears it now needs no file.
+            self.tell_all();
+            if !self.attend(WRITE_AGAIN)? {
+                return Ok(());
+            }
+        }
         self.tell_all();
         Ok(())
+    }
+
+    /// Answers agents for a while, where nothing else is left to be done. False when one says that it is over.
+    fn attend(&mut self, time: Duration) -> Result<bool, PagerError> {
+        let end = Instant::now() + time;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let read = |fd| PollFd::new(fd, PollFlags::POLLIN);
+            let mut polled: Vec<PollFd<'_>> = self.agents.iter().map(|agent| read(agent.as_fd())).collect();
+            polled.push(read(self.context.control.as_fd()));
+            match ppoll(&mut polled, Some(TimeSpec::from(left)), None) {
+                Ok(0) => return Ok(true),
+                Err(nix::errno::Errno::EINTR) => continue,
+                Err(error) => return Err(io::Error::from(error).into()),
+                Ok(_) => {}
+            }
+            let ready: Vec<bool> = polled.iter().map(|fd| fd.revents().is_some_and(|r| !r.is_empty())).collect();
+            drop(polled);
+            let agents = self.agents.len();
+            for index in (0..agents).rev().filter(|index| ready[*index]) {
+                if self.hear(index)? {
+                    return Ok(false);
+                }
+            }
+            if ready[agents] {
+                self.accept_agent()?;
+            }
+        }
+    }
+
+    /// Writes the table of shared memory where it is out of date. A filesystem that is full keeps nobody from being supplied with
+    /// pages: it is tried again.
+    pub fn write_table(&mut self) {
+        if self.replaying || !self.objects.outdated {
+            return;
+        }
+        self.table_tried = Some(Instant::now());
+        self.status.trouble = match self.objects.tell() {
+            Ok(()) => None,
+            Err(error) => Some(format!("the table of shared memory cannot be written: {error}")),
+        };
     }
 
     /// How many address spaces there have been.
@@ -235,6 +315,9 @@ impl<'a> Pager<'a> {
             self.status.drained = true;
             return Ok(false);
         }
+        if self.table_tried.is_none_or(|tried| tried.elapsed() >= WRITE_AGAIN) {
+            self.write_table();
+        }
         // The newest pages are put in place while criu is still busy with letting the tasks go.
         let ahead = self.status.restored && self.status.named && !self.newest.is_empty();
         let busy = (self.filling || ahead) && self.served.iter().any(|s| !s.pending.is_empty());
@@ -260,6 +343,7 @@ impl<'a> Pager<'a> {
         let timeout = match (busy && !self.stalled, busy || changing) {
             (true, _) => Some(self.rested.saturating_duration_since(Instant::now())),
             (_, true) => Some(RETRY),
+            _ if self.objects.outdated => Some(WRITE_AGAIN),
             _ => None,
         };
         match ppoll(&mut polled, timeout.map(TimeSpec::from), None) {

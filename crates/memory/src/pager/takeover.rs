@@ -60,7 +60,8 @@ impl Pager<'_> {
         }
         eprintln!("transhipd pager: takes over from one that was killed, with {} address spaces", self.served.len());
         self.adopt(subscribed)?;
-        self.objects.tell()?;
+        self.objects.outdated = true;
+        self.write_table();
         Ok(self.served.iter().try_for_each(|space| space.userfault.wake_all())?)
     }
 
