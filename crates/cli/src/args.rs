@@ -12,10 +12,11 @@ use crate::units;
 const EXIT_STATUS: &str = "\
 Exit status:
     0  done; for `move`: the container runs on the destination; for `move-group`: all do; for `recover`: on the source
-    1  failed; for `move`: the container runs on the source, unharmed; for `move-group`: at least one does
+    1  failed; for `move`: the container is on the source as it was found there; for `move-group`: at least one does
     2  the command line makes no sense
     3  `move` is blocked, or `recover` refused: nothing was touched
     4  the agent cannot be reached
+    5  the container was moved, and ended on the destination before its last pages had come
   130  Ctrl-C; a move that has begun goes on
 
 Environment:

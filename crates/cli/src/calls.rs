@@ -22,6 +22,7 @@ pub enum Exit {
     Usage = 2,
     Blocked = 3,
     NoAgent = 4,
+    Ended = 5,
     Interrupted = 130,
 }
 
@@ -57,7 +58,7 @@ impl Calls<'_> {
     /// `tranship status ID`.
     pub async fn status(&self, id: &MigrationId, json: bool) -> Exit {
         let report = self.patiently(self.client.report(id)).await;
-        self.print(report, json, |r| show::report(r, self.screen.out, &self.screen.zone))
+        self.print(report, json, |r| show::report(r, now_unix_ms(), self.screen.out, &self.screen.zone))
     }
 
     /// `tranship status --timing ID`.
@@ -223,6 +224,7 @@ impl Calls<'_> {
         }
         match (report.outcome, report.blockers.is_empty()) {
             (Outcome::Moved, _) => Exit::Done,
+            (Outcome::Ended, _) => Exit::Ended,
             (_, true) => Exit::Failed,
             (_, false) => Exit::Blocked,
         }

@@ -8,7 +8,7 @@ use std::process::Stdio;
 
 use support::{Agent, ID, err, out, tranship};
 use tranship_api::{ApiError, GroupPlan, Plan};
-use tranship_types::{Blocker, BlockerKind, GroupReport, Outcome, Phase, Report};
+use tranship_types::{Blocker, BlockerKind, GroupReport, Original, Outcome, Phase, Report};
 
 #[test]
 fn a_move_prints_its_phases_and_what_was_measured() {
@@ -57,7 +57,7 @@ fn a_move_that_fails_says_so_in_one_sentence() {
     for (arguments, json) in [("move redis --to b", false), ("move redis --to b --json", true)] {
         let child = agent.command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         agent.service.change(|r| {
-            (r.phase, r.outcome) = (Phase::Undone, Outcome::Failed);
+            (r.phase, r.outcome, r.original) = (Phase::Undone, Outcome::Failed, Some(Original::Running));
             r.error = Some("node b went away; start its agent and move again".into());
         });
         let output = child.wait_with_output().unwrap();

@@ -75,7 +75,7 @@ pub fn under_way(list: &[Report], now_unix_ms: u64) -> String {
     };
     let why = |r: &Report| r.error.as_ref().map(|error| format!("{}: {error}\n", r.container));
     let doubt = |r: &Report| super::report::in_doubt(r).map(|how| why(r).unwrap_or_default() + &how);
-    let lines = |r: &Report| [super::report::depends(r), doubt(r)];
+    let lines = |r: &Report| [super::report::depends(r), super::report::waits(r, now_unix_ms), doubt(r)];
     let below: String = list.iter().flat_map(lines).flatten().collect();
     table("", &columns, running.map(row)) + &below
 }
@@ -99,6 +99,7 @@ pub fn history(list: &[Report], zone: &TimeZone) -> String {
         Outcome::Running => "running",
         Outcome::Moved => "moved",
         Outcome::GivenUp => "given up",
+        Outcome::Ended => "ended there",
         Outcome::Failed if !r.blockers.is_empty() => "blocked",
         Outcome::Failed => "failed",
     };

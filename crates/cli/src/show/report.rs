@@ -1,11 +1,11 @@
 use std::fmt::Write;
 
 use jiff::tz::TimeZone;
-use tranship_types::{Compressed, Outcome, Part, Phase, Report, Side};
+use tranship_types::{Compressed, Original, Outcome, Part, Phase, Report, Side, WaitKind, Waiting};
 
 use super::table::{Column, table};
 use crate::screen::Paint;
-use crate::units::{bytes, duration, when};
+use crate::units::{bytes, duration, since, when};
 
 /// Cells of a bar that spans the whole blackout.
 const BAR: usize = 32;
@@ -28,12 +28,36 @@ fn headline(r: &Report, paint: Paint) -> String {
             line + "\n"
         }
         Outcome::Failed => {
-            format!("{container} {} to {destination}; it runs on {source}, unharmed\n", paint.bad("was not moved"))
+            format!("{container} {} to {destination}; {}\n", paint.bad("was not moved"), original(r))
         }
-        Outcome::GivenUp => format!(
-            "{container} {} to {destination}; it runs on {source} again, as it was at the freeze\n",
-            paint.bad("was not moved")
-        ),
+        Outcome::GivenUp => match r.original {
+            None | Some(Original::Running) => format!(
+                "{container} {} to {destination}; it runs on {source} again, as it was at the freeze\n",
+                paint.bad("was not moved")
+            ),
+            Some(_) => format!("{container} {} to {destination}; {}\n", paint.bad("was not moved"), original(r)),
+        },
+        Outcome::Ended => {
+            let how = r.ended.as_deref().unwrap_or("how is not known");
+            format!(
+                "{container} was moved from {source} to {destination}, and {} there before its last pages had come: {how}\n",
+                paint.bad("ended")
+            )
+        }
+    }
+}
+
+/// What there is of the original after a move that was undone, as it was found then.
+fn original(r: &Report) -> String {
+    let source = &r.source;
+    match r.original {
+        Some(Original::Running) => format!("it runs on {source}, unharmed"),
+        Some(Original::Restarted) => format!("it runs on {source}, where it was started anew meanwhile"),
+        Some(Original::Paused) => format!("it is paused on {source}"),
+        Some(Original::Stopped) => format!("it has ended on {source}"),
+        Some(Original::Gone) => format!("it is gone from {source}"),
+        Some(Original::Unknown) => format!("what has become of it on {source} could not be seen"),
+        None => format!("it stays on {source}"),
     }
 }
 
@@ -62,20 +86,40 @@ pub fn in_doubt(r: &Report) -> Option<String> {
         (Outcome::Running, Phase::Drain, Some(_)) => " --host-is-down",
         _ => return None,
     };
+    if r.waiting.as_ref().is_some_and(|waiting| waiting.kind == WaitKind::PagerGone) {
+        // What it waits for says how to end that.
+        return None;
+    }
     Some(format!(
         "{container} stays frozen on {source} until {destination} answers; if {destination} is lost for good, `tranship \
          recover {id} --destination-lost{known_to_run}` lets it run on {source} again\n"
     ))
 }
 
-/// The one sentence about a move that failed.
+/// What a move waits for: what, since when, and what to do.
+pub fn waits(r: &Report, now_unix_ms: u64) -> Option<String> {
+    let Waiting { what, since_unix_ms, remedy, .. } = r.waiting.as_ref().filter(|_| r.outcome == Outcome::Running)?;
+    let mut text = format!("{} waits for {what} (for {})\n", r.container, since(*since_unix_ms, now_unix_ms));
+    if !remedy.is_empty() {
+        let _ = writeln!(text, "  {remedy}");
+    }
+    Some(text)
+}
+
+/// The one sentence about a move that failed, or whose container has ended.
 pub fn failure(r: &Report) -> String {
     let why = match (&r.error, r.blockers.as_slice()) {
         (Some(error), _) => error.clone(),
         (None, [one]) => one.to_string(),
         (None, many) => format!("{} things stand in the way", many.len()),
     };
-    format!("{} was not moved to {} and runs on {}, unharmed: {why}", r.container, r.destination, r.source)
+    match (r.outcome, r.original) {
+        (Outcome::Ended, _) => headline(r, Paint(false)).trim_end().to_owned(),
+        (_, Some(Original::Running)) => {
+            format!("{} was not moved to {} and runs on {}, unharmed: {why}", r.container, r.destination, r.source)
+        }
+        _ => format!("{} was not moved to {}; {}: {why}", r.container, r.destination, original(r)),
+    }
 }
 
 /// Which part of their bytes compressed pages took on the wire, if there were any.
@@ -170,9 +214,10 @@ pub fn details(r: &Report, zone: &TimeZone) -> String {
 }
 
 /// Everything about one move: `tranship status ID`.
-pub fn report(r: &Report, paint: Paint, zone: &TimeZone) -> String {
+pub fn report(r: &Report, now_unix_ms: u64, paint: Paint, zone: &TimeZone) -> String {
     let mut text = ending(r, paint);
     text += &depends(r).unwrap_or_default();
+    text += &waits(r, now_unix_ms).unwrap_or_default();
     text += &in_doubt(r).unwrap_or_default();
     text += &super::blockers(&r.blockers);
     text + "\n" + &details(r, zone)
@@ -249,6 +294,8 @@ pub mod tests {
 
     use super::*;
 
+    const NOW: u64 = 1_700_000_000_000;
+
     fn part(name: &str, side: Side, start_ms: f64, ms: f64) -> Part {
         Part { name: name.into(), side, start_ms, ms }
     }
@@ -294,6 +341,7 @@ pub mod tests {
             phase: Phase::Undone,
             outcome: Outcome::Failed,
             total_ms: Some(310.0),
+            original: Some(Original::Running),
             error: Some(
                 "node b went away while the skeleton travelled (connection reset); start its agent and move again"
                     .into(),
@@ -305,7 +353,7 @@ pub mod tests {
     #[test]
     fn a_move_that_succeeded() {
         assert_eq!(
-            report(&moved(), Paint(false), &TimeZone::UTC),
+            report(&moved(), NOW, Paint(false), &TimeZone::UTC),
             "\
 redis moved from a to b in 1.84 s; blackout 213.4 ms (± 0.2 ms)
 
@@ -341,7 +389,7 @@ redis moved from a to b in 1.84 s; blackout 213.4 ms (± 0.2 ms)
     #[test]
     fn a_move_that_failed_says_where_the_container_runs_and_why() {
         assert_eq!(
-            report(&failed(), Paint(false), &TimeZone::UTC),
+            report(&failed(), NOW, Paint(false), &TimeZone::UTC),
             "\
 redis was not moved to b; it runs on a, unharmed
 node b went away while the skeleton travelled (connection reset); start its agent and move again
@@ -355,6 +403,45 @@ node b went away while the skeleton travelled (connection reset); start its agen
             "redis was not moved to b and runs on a, unharmed: node b went away while the skeleton travelled (connection \
              reset); start its agent and move again"
         );
+    }
+
+    #[test]
+    fn a_move_that_was_undone_is_told_as_the_original_was_found() {
+        let mut r = failed();
+        for (original, words) in [
+            (Some(Original::Running), "redis was not moved to b and runs on a, unharmed: "),
+            (Some(Original::Restarted), "redis was not moved to b; it runs on a, where it was started anew meanwhile: "),
+            (Some(Original::Stopped), "redis was not moved to b; it has ended on a: "),
+            (Some(Original::Gone), "redis was not moved to b; it is gone from a: "),
+            (None, "redis was not moved to b; it stays on a: "),
+        ] {
+            r.original = original;
+            assert!(failure(&r).starts_with(words), "{}", failure(&r));
+            assert_eq!(headline(&r, Paint(false)).contains("unharmed"), original == Some(Original::Running));
+        }
+    }
+
+    #[test]
+    fn a_container_that_ended_in_the_drain_is_not_told_as_moved() {
+        let mut r = moved();
+        (r.outcome, r.ended) = (Outcome::Ended, Some("its first process (pid 7) ended on node b".into()));
+        let line = "redis was moved from a to b, and ended there before its last pages had come: its first process (pid 7) \
+                    ended on node b";
+        assert_eq!(failure(&r), line);
+        assert!(report(&r, NOW, Paint(false), &TimeZone::UTC).starts_with(line));
+    }
+
+    #[test]
+    fn what_a_move_waits_for_says_since_when_and_what_to_do() {
+        let mut r = moved();
+        let (kind, since_unix_ms) = (WaitKind::Pager, NOW - 8000);
+        let (what, remedy) = ("the pager on node b, which cannot be asked: no".into(), "`kill -CONT PID`".into());
+        r.waiting = Some(Waiting { kind, what, since_unix_ms, remedy });
+        assert_eq!(waits(&r, NOW), None, "it has ended");
+        (r.outcome, r.phase) = (Outcome::Running, Phase::Drain);
+        let text = "redis waits for the pager on node b, which cannot be asked: no (for 8 s)\n  `kill -CONT PID`\n";
+        assert_eq!(waits(&r, NOW).as_deref(), Some(text));
+        assert!(report(&r, NOW, Paint(false), &TimeZone::UTC).contains(text));
     }
 
     #[test]
@@ -373,7 +460,7 @@ node b went away while the skeleton travelled (connection reset); start its agen
         (r.outcome, r.phase, r.progress.remaining_bytes) = (Outcome::Running, Phase::Drain, 4096);
         let needs = "redis runs on b, and needs its frozen original on a until the last 4.0 KiB have arrived\n";
         assert_eq!(depends(&r).as_deref(), Some(needs));
-        assert!(report(&r, Paint(false), &TimeZone::UTC).contains(needs));
+        assert!(report(&r, NOW, Paint(false), &TimeZone::UTC).contains(needs));
     }
 
     #[test]
@@ -392,7 +479,7 @@ node b went away while the skeleton travelled (connection reset); start its agen
         let hint = "redis stays frozen on a until b answers; if b is lost for good, `tranship recover m-4k7tq0zd \
                     --destination-lost` lets it run on a again\n";
         assert_eq!(in_doubt(&r).as_deref(), Some(hint));
-        assert!(report(&r, Paint(false), &TimeZone::UTC).contains(hint));
+        assert!(report(&r, NOW, Paint(false), &TimeZone::UTC).contains(hint));
         r.phase = Phase::Drain;
         assert!(in_doubt(&r).unwrap().contains("m-4k7tq0zd --destination-lost --host-is-down`"));
         r.phase = Phase::Release;
@@ -401,7 +488,7 @@ node b went away while the skeleton travelled (connection reset); start its agen
         assert_eq!(in_doubt(&r), None);
         let text =
             "redis was not moved to b; it runs on a again, as it was at the freeze\nnode b was given up as lost\n";
-        assert!(report(&r, Paint(false), &TimeZone::UTC).starts_with(text));
+        assert!(report(&r, NOW, Paint(false), &TimeZone::UTC).starts_with(text));
     }
 
     #[test]
