@@ -15,6 +15,7 @@ use tranship_wire::message::Offer;
 
 use crate::copying::Arriving;
 use crate::destination::DestinationRun;
+use crate::draining::Drain;
 use crate::node::{Claim, Node};
 use crate::registry::{LiveReport, unix_ms};
 
@@ -184,6 +185,8 @@ pub struct Inbox {
     pub tmpfs: Arriving,
     /// The content of directory trees on disk.
     pub trees: Arriving,
+    /// What is known of its drain, once it runs here.
+    pub drain: Drain,
     /// What the containers of a pod share, where this one brings it.
     pub pod: Brought,
     /// The way in for packets that the source has held.

@@ -4,9 +4,9 @@ use std::io::Write;
 use std::time::Duration;
 
 use tranship_coordinator::Failure;
-use tranship_memory::pager::{self, PagerHandle, Status};
+use tranship_memory::pager::PagerHandle;
 use tranship_memory::receive::Store;
-use tranship_sys::{reserve, schedule};
+use tranship_sys::schedule;
 use tranship_transport::{Connection, Link};
 use tranship_types::MigrationId;
 use tranship_wire::{FrameHeader, runs};
@@ -28,14 +28,14 @@ pub fn tell(node: &Node, id: &MigrationId, resume: bool, link: &mut Connection) 
         return Err(Failure::new(format!("node {} is not the source of migration {id}", link.peer())));
     }
     let root = Layout::new(&node.config.run_dir, id).root().to_owned();
-    let pager = || PagerHandle::connect(&root).map_err(failed);
+    let pager = || PagerHandle::connect_within(&root, ANSWER).map_err(failed);
     if resume {
         let arrival = node.arrivals.get(id).ok_or_else(|| failed("the migration is over"))?;
         if lock(&arrival).standing != Standing::Running {
             return Err(failed("the container does not run here, so that nothing is lacking"));
         }
         let inbox = node.arrivals.inbox(id).ok_or_else(|| failed("the migration is over"))?;
-        inbox.open_again(&link.peer().clone(), STREAMS, || Store::attach(pager()?).map_err(failed))?;
+        inbox.open_again(&link.peer().clone(), STREAMS, || Store::attach(PagerHandle::connect(&root).map_err(failed)?).map_err(failed))?;
         for (space, ranges) in pager()?.missing(ANSWER).map_err(failed)? {
             runs::write_want(link, space, &ranges).map_err(failed)?;
         }
@@ -58,28 +58,9 @@ pub fn tell(node: &Node, id: &MigrationId, resume: bool, link: &mut Connection) 
 /// Ends the pager of a copy that nobody will need: tasks that wait in it for pages see zeros, and are ended before they run.
 pub fn give_up(node: &Node, id: &MigrationId) {
     let layout = Layout::new(&node.config.run_dir, id);
-    if let Ok(pager) = PagerHandle::connect(layout.root())
+    if let Ok(pager) = PagerHandle::connect_within(layout.root(), ANSWER)
         && let Err(error) = pager.quit()
     {
         tracing::warn!(%id, %error, "the pager of a copy that is not needed could not be ended");
     }
-}
-
-/// Waits until every page is in place; `None` if that is so, or can not be found out because the pager is gone.
-pub fn still_draining(node: &Node, id: &MigrationId, patience: Duration) -> Option<Status> {
-    let layout = Layout::new(&node.config.run_dir, id);
-    let pager = match PagerHandle::connect(layout.root()) {
-        Err(_) if !reserve::are_there(1) => {
-            // It cannot be asked now.
-            std::thread::sleep(patience);
-            return Some(Status::default());
-        }
-        connected => connected.ok()?,
-    };
-    match pager.drained(patience) {
-        Ok(status) if status.drained => return None,
-        _ if layout.root().join(pager::DRAINED_FILE).exists() => return None,
-        _ => {}
-    }
-    pager.status(ANSWER).ok().filter(|status| !status.drained)
 }

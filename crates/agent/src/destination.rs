@@ -1,5 +1,6 @@
 //! The destination's steps, done with the real parts.
 
+mod ended;
 mod preflight;
 mod restore;
 mod resume;
@@ -24,6 +25,7 @@ use tranship_wire::message::Offer;
 
 pub use self::preflight::{available_memory, check, place_network};
 use crate::arrivals::{Inbox, WayIn};
+use crate::draining::{self, Pages};
 use crate::layout::{Front, Layout, Role};
 use crate::node::{self, Node, failed};
 use crate::timeline::Timeline;
@@ -34,8 +36,6 @@ use crate::trees::{self, Note};
 const RESTORE: Duration = Duration::from_secs(60);
 /// How long a restore that is no longer wanted may take to end.
 const RESTORE_END: Duration = Duration::from_secs(20);
-/// How long the last page may take to be put in place.
-const DRAIN: Duration = Duration::from_secs(600);
 /// Held from when it is looked how much memory there is until some of it is promised.
 static PROMISING: Mutex<()> = Mutex::new(());
 
@@ -68,6 +68,8 @@ pub struct DestinationRun {
     /// When the last task was let go.
     pub resumed_ns: Option<u64>,
     pub drained: Option<pager::Status>,
+    /// How it ended here, if it did before its last pages had come.
+    pub ended: Option<String>,
     /// What the source's user has to know of how it went here.
     pub remarks: Vec<String>,
     /// Where it had transparent huge pages on the source.
@@ -108,6 +110,7 @@ impl DestinationRun {
             spoilt: false,
             resumed_ns: None,
             drained: None,
+            ended: None,
             remarks: Vec::new(),
             huge_pages: Vec::new(),
             all_pages: true,
@@ -288,8 +291,8 @@ impl DestinationRun {
         there.map_err(|e| self.inbox.failed().unwrap_or_else(|| self.no_memory(&e)))
     }
 
+    /// Nothing is waited for here: who has this done has seen that every page is in place, or that the container has ended.
     fn drain(&mut self) -> Result<(), Failure> {
-        let file = self.layout.root().join(pager::DRAINED_FILE);
         if self.is_lost() {
             return Err(Failure::new(format!(
                 "container {} is lost on node {}, whose host was restarted before every page was there; the original is \
@@ -303,27 +306,19 @@ impl DestinationRun {
         // Whoever asks whether it has drained may then remove the files that it was copied from.
         let targets = trees::targets_left(&*self.engine, &self.id, &self.offer)?;
         targets.iter().try_for_each(|target| carried::flush(target.path())).map_err(failed)?;
-        let read = || serde_json::from_slice(&std::fs::read(&file).ok()?).ok();
-        self.drained = read();
-        if self.drained.is_none() {
-            let waited = match self.inbox.store() {
-                Ok(store) => store.pager().drained(DRAIN),
-                // After a restart: another connection to the same pager.
-                Err(_) => PagerHandle::connect(self.layout.root()).and_then(|p| p.drained(DRAIN)),
-            };
-            // It writes the file before it says so, and ends.
-            self.drained = read().or(waited.ok());
-        }
-        match &self.drained {
-            Some(status) if status.drained => {
-                // It ends by itself once it has said so.
-                self.pager.take().map_or(Ok(()), |pager| node::reap(pager, RESTORE_END)).map_err(failed)
+        if self.ended.is_none() && self.drained.as_ref().is_none_or(|status| !status.drained) {
+            match draining::look(self.layout.root(), Duration::ZERO) {
+                Pages::Drained(status) => self.drained = status,
+                Pages::Draining(status) => {
+                    let missing = status.remote_bytes + status.pending_bytes;
+                    return Err(Failure::new(format!("{missing} bytes of its memory are not in place yet")));
+                }
+                Pages::Unknown { why, .. } => {
+                    return Err(Failure::new(format!("whether every page is in place cannot be told: {why}")));
+                }
             }
-            _ => Err(Failure::new(format!(
-                "migration {} has not drained within {DRAIN:?}, or its pager is gone",
-                self.id
-            ))),
         }
+        self.end_pager()
     }
 
     fn tidy(&mut self) -> Result<(), Failure> {
@@ -332,7 +327,10 @@ impl DestinationRun {
         self.inbox.await_takeover();
         (self.gate, self.announcer, self.breakpoints) = (None, None, None);
         self.reinstate()?;
-        self.look_for_overlooked()?;
+        // Of one that has ended there may be nothing left that the engine could tell.
+        if self.ended.is_none() {
+            self.look_for_overlooked()?;
+        }
         let targets = trees::targets_left(&*self.engine, &self.id, &self.offer)?;
         targets.iter().try_for_each(Target::settle).map_err(failed)?;
         Note::remove(&self.node, &self.id)?;

@@ -16,6 +16,7 @@ mod criu_log;
 mod demand;
 mod destination;
 mod doctor;
+mod draining;
 mod groups;
 mod images;
 mod inspection;

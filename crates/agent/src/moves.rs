@@ -16,7 +16,7 @@ use crate::node::{Claim, Node, random_bytes};
 use crate::plan::refused;
 use crate::registry::{LiveReport, unix_ms};
 use crate::source::SourceRun;
-use crate::{inspection, peers, undoing};
+use crate::{draining, inspection, undoing};
 
 /// For how long an ended arrival is remembered for a source that has not asked.
 const REMEMBERED: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -56,12 +56,20 @@ fn start(
         network_owner,
         ..Report::new(id, container, source, destination, options.mode, unix_ms())
     };
+    // Without one nothing is begun: who asked is told at once, since the history has no room for it either.
+    let journal = Journal::create(&node.journals(), &report.id, &first_record(&report)).map_err(|error| {
+        let text = error.to_string();
+        let (cause, remedy) = text.split_once("; ").unwrap_or((&text, ""));
+        ServiceError::new(ErrorKind::Unusable, format!("{} was not moved: {cause}", report.container), remedy)
+    })?;
     let live = node.registry.begin(report.clone());
     let began = Instant::now();
-    let (its_node, its_live) = (Arc::clone(node), live.clone());
-    match threads::start("move", move || run(&its_node, claim, &its_live, turn, began)) {
+    let (its_node, its_live, place) = (Arc::clone(node), live.clone(), journal.path().to_owned());
+    match threads::start("move", move || run(&its_node, claim, &its_live, journal, turn, began)) {
         Ok(_) => Ok(report),
         Err(error) => {
+            // Nothing has been done yet, so that no record of it is needed.
+            let _ = Journal::open(&place).map(|(journal, _)| journal.close());
             let text = format!("the move of {} was not begun: {error}", report.container);
             live.end(|r| (r.outcome, r.phase, r.error) = (Outcome::Failed, Phase::Undone, Some(text.clone())));
             let (cause, remedy) = text.split_once("; ").unwrap_or((&text, ""));
@@ -80,20 +88,14 @@ fn first_record(report: &Report) -> Record {
     }
 }
 
-fn run(node: &Arc<Node>, claim: Claim, live: &LiveReport, turn: Option<Turn>, began: Instant) {
-    let report = live.read();
-    let mut journal = match Journal::create(&node.journals(), &report.id, &first_record(&report)) {
-        Ok(journal) => journal,
-        Err(error) => {
-            drop(claim);
-            return live.end(|r| {
-                r.outcome = Outcome::Failed;
-                r.phase = Phase::Undone;
-                r.error = Some(error.to_string());
-                r.total_ms = Some(began.elapsed().as_secs_f64() * 1e3);
-            });
-        }
-    };
+fn run(
+    node: &Arc<Node>,
+    claim: Claim,
+    live: &LiveReport,
+    mut journal: Journal,
+    turn: Option<Turn>,
+    began: Instant,
+) {
     let place = journal.path().to_owned();
     let mut claim = Some(claim);
     let mut port = SourceRun::new(node, live.clone(), turn.clone());
@@ -106,7 +108,7 @@ fn run(node: &Arc<Node>, claim: Claim, live: &LiveReport, turn: Option<Turn>, be
         drop(port);
         Ok(())
     });
-    dropped.err().into_iter().for_each(|failure| tracing::error!(id = %report.id, %failure, "something may be left"));
+    dropped.err().into_iter().for_each(|failure| tracing::error!(id = %live.read().id, %failure, "something may be left"));
     if let Err(failure) = done {
         take_up_again(node, claim, live, turn.as_ref(), &place, failure);
     }
@@ -184,9 +186,9 @@ fn conclude(
         Ending::Moved => {
             *claim = None;
             live.end(|r| {
-                r.outcome = Outcome::Moved;
+                r.outcome = if r.ended.is_some() { Outcome::Ended } else { Outcome::Moved };
                 r.phase = Phase::Done;
-                r.error = None;
+                (r.error, r.waiting) = (None, None);
                 r.total_ms = r.total_ms.or(total_ms);
             });
             // The destination remembers the migration until it has been asked.
@@ -195,8 +197,10 @@ fn conclude(
             }
         }
         Ending::Undone { failure, leftovers } => {
+            let original = port.look_at_original();
             *claim = None;
             live.end(|r| {
+                (r.original, r.waiting) = (Some(original), None);
                 r.outcome = Outcome::Failed;
                 r.phase = Phase::Undone;
                 r.error = Some(failure.message);
@@ -210,8 +214,10 @@ fn conclude(
             }
         }
         Ending::GivenUp { failure, leftovers } => {
+            let original = port.look_at_original();
             *claim = None;
             live.end(|r| {
+                (r.original, r.waiting) = (Some(original), None);
                 r.outcome = Outcome::GivenUp;
                 r.phase = Phase::Undone;
                 r.error = Some(failure.message);
@@ -387,7 +393,7 @@ fn recover_destination(
             undoing::go_on(&its_node, &id, &failure, void);
         }),
         Standing::Ready => tracing::info!(%id, %peer, "a stopped copy waits for the source's word"),
-        Standing::Running => node.start_patiently("drain", move || peers::resume_drain(&its_node, &id)),
+        Standing::Running => node.start_patiently("drain", move || draining::resume(&its_node, &id)),
         Standing::Drained => {}
     }
 }

@@ -304,6 +304,14 @@ impl Node {
         }
     }
 
+    /// Starts a thread for what goes on in the background. Where there is none, one of those that answer calls of the API is lent.
+    pub fn start_or_lend(&self, name: &str, work: impl FnOnce() + Send + 'static) {
+        if let Err(refused) = threads::start_or_back(name, work) {
+            tracing::warn!(name, error = %refused.error, "a thread of the API is used for it");
+            drop(self.timers.spawn_blocking(refused.work));
+        }
+    }
+
     /// Lets processors sleep again when a container that has just been resumed has served those that waited. Does not wait for that.
     pub fn sleep_later(&self, awake: Awake) {
         self.timers.spawn(async move {

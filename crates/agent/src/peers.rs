@@ -1,7 +1,5 @@
 //! Answers other agents: each link has a thread of its own.
 
-mod drain;
-
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -21,14 +19,12 @@ use crate::admission::{HandshakePlace, Handshakes, Links};
 use crate::arrivals::{Arrival, Context, Inbox, Standing, lock};
 use crate::demand;
 use crate::destination::{self, DestinationRun};
+use crate::draining;
 use crate::images;
 use crate::node::{Node, sentence};
 use crate::probes::Probed;
 use crate::registry::unix_ms;
 use crate::undoing::{self, abort};
-use drain::{drain_in_time, drained};
-
-pub use drain::resume_drain;
 
 /// How long the memory for pages may still be being taken when the source asks.
 const MEMORY: Duration = Duration::from_secs(30);
@@ -256,7 +252,7 @@ fn reply(
         (Request::Ready { all_pages }, Some(id)) => ready(node, id, all_pages),
         (Request::Commit, Some(id)) => commit(node, id),
         (Request::Abort, Some(id)) => undoing::called_off(node, id),
-        (Request::Drained { released }, Some(id)) => drained(node, id, released),
+        (Request::Drained { released }, Some(id)) => draining::answer(node, id, released),
         (Request::Holding, Some(id)) => undoing::holding(node, id),
         (Request::Void, Some(id)) => undoing::void(node, id),
         (Request::Streams, Some(id)) => match streams(node, id) {
@@ -273,7 +269,7 @@ fn reply(
 }
 
 pub fn failure_response(failure: Failure) -> Response {
-    Response::Failed { message: failure.message, blockers: failure.blockers }
+    Response::Failed { message: failure.message, blockers: failure.blockers, waiting: None }
 }
 
 fn offered(node: &Arc<Node>, id: &MigrationId, peer: &NodeName, offer: Offer, link: &Connection) -> Response {
@@ -286,7 +282,7 @@ fn offered(node: &Arc<Node>, id: &MigrationId, peer: &NodeName, offer: Offer, li
     let claim = match node.claim(&offer.container, id) {
         Ok(claim) => claim,
         Err(blocker) => {
-            return Response::Failed { message: blocker.to_string(), blockers: vec![blocker] };
+            return Response::Failed { message: blocker.to_string(), blockers: vec![blocker], waiting: None };
         }
     };
     let context = Context { offer, began_unix_ms: unix_ms() };
@@ -468,10 +464,8 @@ pub fn commit(node: &Arc<Node>, id: &MigrationId) -> Response {
             arrival.standing = Standing::Running;
             arrival.report.change(|r| r.phase = Phase::Drain);
             tracing::info!(%id, "running");
-            let (node, its_id, found) = (Arc::clone(node), id.clone(), Arc::clone(&found));
-            if let Err(error) = threads::start("drain", move || drain_in_time(&node, &its_id, &found)) {
-                tracing::warn!(%id, %error, "the source asks when every page is in place");
-            }
+            let (its_node, its_id, found) = (Arc::clone(node), id.clone(), Arc::clone(&found));
+            node.start_or_lend("drain", move || draining::watch(&its_node, &its_id, &found));
         }
     }
     let resumed_ns = arrival.run.resumed_ns.unwrap_or_else(monotonic_ns);

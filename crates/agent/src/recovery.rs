@@ -93,6 +93,9 @@ fn may_give_up(node: &Arc<Node>, report: &Report, request: &RecoverRequest) -> R
         (Outcome::Moved, _) => {
             return nothing(format!("migration {id} has ended: {container} runs on node {destination}"));
         }
+        (Outcome::Ended, _) => {
+            return nothing(format!("migration {id} has ended: {container} was moved to node {destination}, and ended there"));
+        }
         (Outcome::Failed | Outcome::GivenUp, _) => {
             return nothing(format!("migration {id} has ended: {container} runs on node {source}"));
         }

@@ -11,11 +11,15 @@ use tranship_types::{Outcome, Report};
 
 /// Reports kept on disk.
 const HISTORY: usize = 500;
+/// Reports kept in memory that the disk did not take.
+const UNKEPT: usize = 50;
 
 /// All reports of this node, of one kind.
 #[derive(Debug)]
 pub struct Registry<R: Watched> {
     live: Mutex<HashMap<R::Id, watch::Sender<R>>>,
+    /// The last ones that ended and could not be written: who follows them shall learn how.
+    unkept: Mutex<Vec<R>>,
     directory: PathBuf,
 }
 
@@ -38,7 +42,7 @@ pub fn unix_ms() -> u64 {
 impl<R: Watched> Registry<R> {
     /// A registry whose history is this directory, which need not exist yet.
     pub fn new(directory: PathBuf) -> Arc<Self> {
-        Arc::new(Self { live: Mutex::default(), directory })
+        Arc::new(Self { live: Mutex::default(), unkept: Mutex::default(), directory })
     }
 
     fn live(&self) -> std::sync::MutexGuard<'_, HashMap<R::Id, watch::Sender<R>>> {
@@ -61,7 +65,7 @@ impl<R: Watched> Registry<R> {
         if let Some(sender) = self.live().get(id) {
             return Some(sender.subscribe());
         }
-        Some(watch::channel(self.read(&self.path(id))?).1)
+        Some(watch::channel(self.ended(id)?).1)
     }
 
     /// Waits until one has ended, or the agent stops; its last report. Not to be called within a tokio runtime.
@@ -80,12 +84,24 @@ impl<R: Watched> Registry<R> {
     /// One report.
     pub fn report(&self, id: &R::Id) -> Option<R> {
         let live = self.live().get(id).map(|s| s.borrow().clone());
-        live.or_else(|| self.read(&self.path(id)))
+        live.or_else(|| self.ended(id))
+    }
+
+    fn unkept(&self) -> std::sync::MutexGuard<'_, Vec<R>> {
+        self.unkept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One that has ended. What the disk has of one that it did not take later is out of date.
+    fn ended(&self, id: &R::Id) -> Option<R> {
+        let unkept = self.unkept().iter().find(|report| report.id() == id).cloned();
+        unkept.or_else(|| self.read(&self.path(id)))
     }
 
     /// All reports, newest first.
     pub fn reports(&self) -> Vec<R> {
         let mut all: Vec<R> = self.live().values().map(|s| s.borrow().clone()).collect();
+        let unkept: Vec<R> = self.unkept().iter().filter(|r| all.iter().all(|l| l.id() != r.id())).cloned().collect();
+        all.extend(unkept);
         let live: Vec<R::Id> = all.iter().map(|r| r.id().clone()).collect();
         // What is under way may be kept, too.
         all.extend(self.files().iter().filter_map(|path| self.read(path)).filter(|r| !live.contains(r.id())));
@@ -114,9 +130,16 @@ impl<R: Watched> Registry<R> {
     }
 
     fn keep(&self, report: &R) {
-        if let Err(error) = self.write(report) {
+        let written = self.write(report);
+        let mut unkept = self.unkept();
+        unkept.retain(|other| other.id() != report.id());
+        if let Err(error) = written {
             tracing::warn!(%error, id = %report.id(), "the report cannot be kept in the history");
+            unkept.push(report.clone());
+            let over = unkept.len().saturating_sub(UNKEPT);
+            unkept.drain(..over);
         }
+        drop(unkept);
         let mut files = self.files();
         if files.len() > HISTORY {
             files.sort_by_key(|p| p.metadata().and_then(|m| m.modified()).ok());

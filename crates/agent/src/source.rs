@@ -21,7 +21,7 @@ use tranship_sys::schedule::{self, Standing};
 use tranship_sys::threads::{self, Waiting};
 use tranship_sys::{breakpoints, reserve};
 use tranship_transport::{Connection, Link};
-use tranship_types::{Blocker, EngineName, MigrationId, NodeName, Phase};
+use tranship_types::{Blocker, EngineName, MigrationId, NodeName, Phase, Waiting};
 use tranship_wire::Purpose;
 use tranship_wire::message::{Offer, Request, Response};
 
@@ -165,6 +165,8 @@ pub struct SourceRun {
     drain_confirmed: bool,
     /// The destination has been told that the original is no more.
     release_told: bool,
+    /// What the destination's last failure waits for.
+    awaited: Option<Waiting>,
     /// Whether datagrams may be sent to the destination before it is ready.
     peer_keeps_datagrams: bool,
     attempts: u32,
@@ -230,6 +232,7 @@ impl SourceRun {
             stray_removed: false,
             drain_confirmed: false,
             release_told: false,
+            awaited: None,
             peer_keeps_datagrams: false,
             attempts: 0,
         }
@@ -535,8 +538,8 @@ impl SourcePort for SourceRun {
         tracing::warn!(id = %self.id, %step, %failure, "will be tried again");
         (self.control, self.awake) = (None, None);
         self.attempts += 1;
-        let waiting = format!("after the commit point, still trying: {failure}");
-        self.report.change(|r| r.error = Some(waiting));
+        let (error, waiting) = (format!("after the commit point, still trying: {failure}"), self.waits(failure));
+        self.report.change(|r| (r.error, r.waiting) = (Some(error), Some(waiting)));
         // A word to commit that arrived later would let a void copy run.
         if self.unanswered.is_none_or(|said| said.elapsed() > LAST_WORD)
             && let Some(word) = self.node.words.take(&self.id, step.phase())

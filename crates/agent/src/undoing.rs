@@ -92,7 +92,7 @@ fn is_superseded(node: &Node, arrival: &Arrival) -> bool {
     node.registry.reports().iter().any(|r| {
         r.container == own.container
             && r.id != own.id
-            && r.outcome == Outcome::Moved
+            && matches!(r.outcome, Outcome::Moved | Outcome::Ended)
             && r.started_unix_ms >= own.started_unix_ms
     })
 }
@@ -133,6 +133,10 @@ fn undo(
 
 /// What there is here of the container.
 pub fn holding(node: &Node, id: &MigrationId) -> Response {
+    // While the drain goes on, nobody need wait for who works on the arrival.
+    if let Some(lost) = node.arrivals.inbox(id).and_then(|inbox| inbox.drain.goes_on()) {
+        return Response::Holding { holding: if lost { Holding::Lost } else { Holding::Running } };
+    }
     let holding = node.arrivals.get(id).map_or(Holding::Nothing, |found| {
         let arrival = lock(&found);
         match arrival.standing {

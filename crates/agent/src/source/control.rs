@@ -13,7 +13,7 @@ use crate::node::sentence;
 /// The answer to a request, or the failure that it tells of.
 pub(super) fn answered(response: Response) -> Result<Response, Failure> {
     match response {
-        Response::Failed { message, blockers } => Err(Failure { message, blockers }),
+        Response::Failed { message, blockers, .. } => Err(Failure { message, blockers }),
         other => Ok(other),
     }
 }
@@ -45,6 +45,9 @@ impl SourceRun {
         control.set_timeout(Some(patience)).map_err(|e| broke(&peer, &e))?;
         let response = tranship_wire::read_message(control).map_err(|e| broke(&peer, &e))?;
         self.unanswered = None;
+        if let Response::Failed { waiting, .. } = &response {
+            self.awaited.clone_from(waiting);
+        }
         answered(response)
     }
 

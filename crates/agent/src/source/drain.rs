@@ -7,7 +7,7 @@ use tranship_memory::send::{self, Outbox, Stream};
 use tranship_memory::survey;
 use tranship_sys::schedule::Standing;
 use tranship_transport::{Connection, Link};
-use tranship_types::AddressSpaceId;
+use tranship_types::{AddressSpaceId, WaitKind, Waiting};
 use tranship_wire::message::{Request, Response};
 use tranship_wire::{Purpose, URGENT_STREAM};
 
@@ -15,6 +15,7 @@ use super::push::{self, Demand, Push};
 use super::streams::show_tally;
 use super::{FROZEN_PATIENCE, SourceRun, failed};
 use crate::inspection::STREAMS;
+use crate::registry::unix_ms;
 
 /// How long pages may take to arrive after the last of them was sent.
 const LOST: Duration = Duration::from_secs(3);
@@ -75,7 +76,8 @@ impl SourceRun {
                 r.progress.rate = rate;
                 r.progress.wire_bytes = wire.unwrap_or(r.progress.wire_bytes);
             });
-            if lacking != seen.0 {
+            // While the destination cannot take pages, to send them again is of no use.
+            if lacking != seen.0 || !self.wants_pages() {
                 seen = (lacking, Instant::now());
             }
             let push = self.push.as_mut();
@@ -117,16 +119,18 @@ impl SourceRun {
             self.control = Some(self.node.dial(&self.peer, Purpose::Control, Some(&self.id))?);
         }
         match self.ask(&Request::Drained { released }, FROZEN_PATIENCE) {
-            Ok(Response::Draining { remote_bytes, remote_faults, .. }) => {
+            Ok(Response::Draining { remote_bytes, remote_faults, waiting_for, .. }) => {
                 self.report.change(|r| {
+                    r.waiting = waiting_for;
                     r.progress.remote_faults = remote_faults.count();
                     r.progress.remaining_bytes = remote_bytes;
                     show_tally(&self.tally, r);
                 });
                 Ok(Some(remote_bytes))
             }
-            Ok(Response::Drained { peak_bytes, faults, remote_faults, remarks }) => {
+            Ok(Response::Drained { peak_bytes, faults, remote_faults, remarks, ended }) => {
                 self.release_told |= released;
+                self.note_end(ended);
                 if std::mem::replace(&mut self.drain_confirmed, true) {
                     return Ok(None);
                 }
@@ -150,6 +154,39 @@ impl SourceRun {
                 Err(failure)
             }
         }
+    }
+
+    /// Whether the destination waits for pages, as far as it has said.
+    fn wants_pages(&self) -> bool {
+        self.report.read().waiting.is_none_or(|waiting| matches!(waiting.kind, WaitKind::Pages | WaitKind::Placing))
+    }
+
+    /// Puts on record how the container has ended on the destination, if it has. The destination may forget that with its next answer.
+    fn note_end(&self, ended: Option<String>) {
+        self.report.change(|r| {
+            r.waiting = None;
+            if ended.is_some() {
+                r.ended.clone_from(&ended);
+            }
+        });
+        if ended.is_some()
+            && let Err(error) = self.report.save()
+        {
+            tracing::warn!(id = %self.id, %error, "how the container ended cannot be kept");
+        }
+    }
+
+    /// What a step that failed, and is tried again, waits for.
+    pub(super) fn waits(&mut self, failure: &Failure) -> Waiting {
+        let before = self.report.read().waiting.filter(|waiting| waiting.kind == WaitKind::Source);
+        let since_unix_ms = before.map_or_else(unix_ms, |waiting| waiting.since_unix_ms);
+        let peer = &self.peer;
+        self.awaited.take().unwrap_or_else(|| Waiting {
+            kind: WaitKind::Source,
+            what: failure.message.clone(),
+            since_unix_ms,
+            remedy: format!("see that node {peer} and its agent run, and the link to it; `tranship status` there tells more"),
+        })
     }
 
     /// Sends what the destination says that it lacks, over new links.

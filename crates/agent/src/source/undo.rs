@@ -5,14 +5,16 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tranship_coordinator::{Failure, SourceStep};
-use tranship_engine::EngineError;
+use tranship_engine::{EngineError, State};
 use tranship_network::{Announcer, Gate};
+use tranship_types::Original;
 use tranship_wire::Purpose;
 use tranship_wire::message::{Request, Response};
 
 use super::{SourceRun, failed};
 use crate::groups::Turn;
 use crate::layout::Role;
+use crate::node;
 
 /// How long a dump that is under way is let finish when it is no longer wanted.
 const DUMP_END: Duration = Duration::from_secs(60);
@@ -79,6 +81,23 @@ impl SourceRun {
                 Ok(())
             }
             SourceStep::Release => Err(failed("this cannot be undone")),
+        }
+    }
+
+    /// What there is of the original now.
+    pub fn look_at_original(&self) -> Original {
+        let before = self.inspection.as_ref().map(|(container, _)| container.init);
+        match self.engine.inspect(&self.name) {
+            Err(EngineError::NoSuchContainer { .. }) => Original::Gone,
+            Err(_) => Original::Unknown,
+            Ok(found) => match found.state {
+                State::Running if before.is_some_and(|init| ![0, found.init].contains(&init)) => Original::Restarted,
+                // Its engine may not have noticed yet.
+                State::Running if found.init != 0 && !node::is_alive(found.init) => Original::Stopped,
+                State::Running => Original::Running,
+                State::Paused => Original::Paused,
+                State::Stopped | State::Created => Original::Stopped,
+            },
         }
     }
 
