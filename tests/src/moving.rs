@@ -24,6 +24,8 @@ pub struct Ended {
     pub report: Option<Report>,
     /// Whether `tranship move` said so by its exit status.
     pub success: bool,
+    /// That status; none where a signal has ended it.
+    pub status: Option<i32>,
     /// What it printed.
     text: String,
 }
@@ -134,7 +136,8 @@ impl Moving {
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
-        let success = waited?.success();
+        let waited = waited?;
+        let (success, status) = (waited.success(), waited.code());
         let output = self.output.join().unwrap_or_default();
         let text = String::from_utf8_lossy(&output).into_owned();
         let value = report_of(&output).with_context(|| format!("what tranship printed: {text}"))?;
@@ -142,6 +145,6 @@ impl Moving {
             Some(error) if error.is_object() => None,
             _ => Some(serde_json::from_value(value).with_context(|| format!("what tranship printed: {text}"))?),
         };
-        Ok(Ended { report, success, text })
+        Ok(Ended { report, success, status, text })
     }
 }

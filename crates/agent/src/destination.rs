@@ -28,6 +28,7 @@ use crate::arrivals::{Inbox, WayIn};
 use crate::draining::{self, Pages};
 use crate::layout::{Front, Layout, Role};
 use crate::node::{self, Node, failed};
+use crate::space;
 use crate::timeline::Timeline;
 use crate::tmpfs;
 use crate::trees::{self, Note};
@@ -417,7 +418,7 @@ impl DestinationRun {
 impl DestinationPort for DestinationRun {
     fn run(&mut self, step: DestinationStep) -> Result<(), Failure> {
         let start = monotonic_ns();
-        let done = self.perform(step).map_err(|failure| self.node.lacking(failure));
+        let done = self.perform(step).map_err(|failure| space::explained(&self.node, self.node.lacking(failure)));
         // Those in the blackout tell of what they do in finer parts.
         if DestinationStep::PREPARE.contains(&step) {
             self.timeline.note(format!("prepare: {step}"), start, monotonic_ns());

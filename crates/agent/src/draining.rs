@@ -36,7 +36,9 @@ const SLOW: Duration = Duration::from_secs(5);
 /// How long a pager may take to answer before that is shown. It is asked again all the time.
 const ANSWER: Duration = Duration::from_secs(2);
 /// For how long nobody listens before pager and keeper are taken for gone.
-const GONE: Duration = Duration::from_secs(1);
+const GONE: Duration = Duration::from_millis(200);
+/// For how long a pager has not answered before the end of the container is taken for the end of the drain all the same.
+const MUTE: Duration = Duration::from_secs(3);
 /// How long after an attempt to end the drain that failed the next one is made.
 const AGAIN: Duration = Duration::from_secs(1);
 /// For how long no page has come before the operator is told what to look at.
@@ -163,6 +165,8 @@ struct Watch<'a> {
     init: Option<u32>,
     /// Since when nobody listens.
     gone: Option<Instant>,
+    /// Since when the pager has not answered.
+    mute: Option<Instant>,
     /// When that was put on record.
     told: Instant,
 }
@@ -189,8 +193,8 @@ pub fn watch(node: &Arc<Node>, id: &MigrationId, found: &Mutex<Arrival>) {
         *state = State { watched: true, status, ..State::default() };
     });
     let told = Instant::now();
-    let (drain, gone) = (&inbox.drain, None);
-    let mut watch = Watch { node, id, found, drain, report, layout, source, init, gone, told };
+    let (drain, gone, mute) = (&inbox.drain, None, None);
+    let mut watch = Watch { node, id, found, drain, report, layout, source, init, gone, mute, told };
     while let Err(failure) = coordinator::caught("the drain", || Ok(watch.run())) {
         watch.failed(failure);
         if !node.pause(AGAIN) {
@@ -232,8 +236,15 @@ impl Watch<'_> {
     /// One look, which takes a moment; the end, if that has come.
     fn slice(&mut self) -> Option<End> {
         let pages = look(self.layout.root(), SLICE);
-        let lost = self.drain.state().lost;
-        if let Some(how) = self.ended(matches!(pages, Pages::Drained(_))).filter(|_| !lost) {
+        let may_have_ended = match &pages {
+            Pages::Unknown { gone, .. } => {
+                // Who has lost its pager may have died of the zeros that it read.
+                let mute = self.mute.get_or_insert_with(Instant::now).elapsed();
+                mute > MUTE && !gone && !self.drain.state().lost
+            }
+            _ => true,
+        };
+        if let Some(how) = may_have_ended.then(|| self.ended(matches!(pages, Pages::Drained(_)))).flatten() {
             return Some(End::Ended(how));
         }
         match pages {
@@ -247,7 +258,7 @@ impl Watch<'_> {
                 return None;
             }
         }
-        self.gone = None;
+        (self.gone, self.mute) = (None, None);
         None
     }
 
@@ -329,7 +340,8 @@ impl Watch<'_> {
         let stopped = lock(self.found).run.stop_damaged();
         let container = self.report.read().container;
         let copy = match &stopped {
-            Ok(()) => "it was stopped".to_owned(),
+            Ok(true) => "it was stopped".to_owned(),
+            Ok(false) => "it has ended".to_owned(),
             Err(failure) => format!("it could not be stopped ({failure})"),
         };
         let what = format!(

@@ -387,7 +387,8 @@ impl Layout {
             };
         }
         let engine = std::fs::read_to_string(self.work().join("engine.log")).unwrap_or_default();
-        engine.lines().last().map_or_else(|| "it said nothing".to_owned(), |l| format!("the engine says: {}", l.trim()))
+        let none = || "neither criu nor the engine has left a word in its log; they may have been killed".to_owned();
+        engine.lines().last().map_or_else(none, |line| format!("the engine says: {}", line.trim()))
     }
 }
 

@@ -36,6 +36,7 @@ mod recovery;
 mod registry;
 mod service;
 mod source;
+mod space;
 mod timeline;
 mod tmpfs;
 mod trees;

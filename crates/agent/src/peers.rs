@@ -24,6 +24,7 @@ use crate::images;
 use crate::node::{Node, sentence};
 use crate::probes::Probed;
 use crate::registry::unix_ms;
+use crate::space;
 use crate::undoing::{self, abort};
 
 /// How long the memory for pages may still be being taken when the source asks.
@@ -382,7 +383,8 @@ fn skeleton(
     let (start, mut room) = (monotonic_ns(), destination::available_memory().saturating_add(own));
     for _ in 0..files {
         let file = tranship_wire::receive_file(link, &images, room).map_err(|e| {
-            Failure::new(format!("the skeleton cannot be received on node {}: {}", node.config.node, sentence(&e)))
+            let why = format!("the skeleton cannot be received on node {}: {}", node.config.node, sentence(&e));
+            space::explained(node, Failure::new(why))
         })?;
         room -= file.size;
     }

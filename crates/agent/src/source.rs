@@ -54,6 +54,7 @@ use crate::node::{self, Node, failed};
 use crate::options;
 use crate::pods;
 use crate::registry::LiveReport;
+use crate::space;
 use crate::timeline::{ClockOffset, Timeline};
 use crate::tmpfs;
 use crate::trees;
@@ -484,7 +485,7 @@ impl SourcePort for SourceRun {
     fn run(&mut self, step: SourceStep) -> Result<(), Failure> {
         self.take_turn(step)?;
         let start = monotonic_ns();
-        let done = self.perform(step).map_err(|failure| self.node.lacking(failure));
+        let done = self.perform(step).map_err(|failure| space::explained(&self.node, self.node.lacking(failure)));
         // Those in the blackout tell of what they do in finer parts.
         match step.phase() {
             Phase::Plan | Phase::Prepare | Phase::Precopy => {

@@ -41,13 +41,16 @@ impl DestinationRun {
         }
     }
 
-    /// Keeps the tasks of a copy from going on with memory that was lost. May be done again.
-    pub fn stop_damaged(&self) -> Result<(), Failure> {
-        let Some(copy) = self.own_container() else { return Ok(()) };
-        if copy.freezer.is_held().map_err(failed)? {
-            return Ok(());
+    /// Keeps the tasks of a copy from going on with memory that was lost; false if there are none any more. May be done again.
+    pub fn stop_damaged(&self) -> Result<bool, Failure> {
+        let Some(copy) = self.own_container() else { return Ok(false) };
+        if copy.state == State::Stopped || copy.processes().is_ok_and(|left| left.is_empty()) {
+            return Ok(false);
         }
-        copy.freezer.freeze(FREEZE).map_err(failed)
+        if !copy.freezer.is_held().map_err(failed)? {
+            copy.freezer.freeze(FREEZE).map_err(failed)?;
+        }
+        Ok(true)
     }
 
     /// Ends a pager that has nothing left to do and may not know it.

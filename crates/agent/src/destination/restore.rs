@@ -8,7 +8,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 use tranship_coordinator::Failure;
-use tranship_criu::front::{Mark, Order};
+use tranship_criu::front::{self, Mark, Order};
 use tranship_memory::shared::copies;
 use tranship_memory::{arguments, survey};
 use tranship_storage::carried::Target;
@@ -57,7 +57,10 @@ impl DestinationRun {
         self.timeline.note("memory: all named", begun, start);
         if let Ok(store) = self.inbox.store() {
             // Its table of shared memory is complete when it has answered.
-            store.pager().status(RESTORE).map_err(failed)?;
+            let status = store.pager().status(RESTORE).map_err(failed)?;
+            if let Some(trouble) = status.trouble {
+                return Err(Failure::new(format!("the container cannot be restored on node {}: {trouble}", self.node.config.node)));
+            }
         }
         self.inbox.tmpfs.wait("tmpfs", MEMORY, &mut self.timeline)?;
         self.inbox.trees.wait("files", MEMORY, &mut self.timeline)?;
@@ -67,8 +70,9 @@ impl DestinationRun {
         // Files in memory are complete, and the front has other work from now on.
         self.inbox.charger.close();
         let brings = self.enter_pod()?;
-        let words = || {
-            let last = self.layout.last_words(Role::Restore);
+        let words = |done: Option<&str>| {
+            let killed = done.and_then(front::killed).map(|killed| format!("{killed} while it restored"));
+            let last = killed.unwrap_or_else(|| self.layout.last_words(Role::Restore));
             let here = &self.node.config.node;
             let kept = self.layout.keep_log(Role::Restore, &self.node.history(), &self.id);
             let log = kept.map(|path| format!("; criu's log is {} on node {here}", path.display())).unwrap_or_default();
@@ -87,7 +91,10 @@ impl DestinationRun {
                     break init;
                 }
                 // Where pages were lost, that is the cause of whatever criu says.
-                Ok(Mark::Done { .. }) | Err(_) => return Err(self.inbox.failed().unwrap_or_else(words)),
+                Ok(Mark::Done { message, .. }) => {
+                    return Err(self.inbox.failed().unwrap_or_else(|| words(Some(&message))));
+                }
+                Err(_) => return Err(self.inbox.failed().unwrap_or_else(|| words(None))),
                 Ok(Mark::Stage { script, .. }) if brings && script == NAMESPACES_MADE => self.inbox.pod.end(Ok(())),
                 Ok(_) => {}
             }

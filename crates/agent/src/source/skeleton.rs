@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use tranship_coordinator::Failure;
-use tranship_criu::front::{Mark, Order};
+use tranship_criu::front::{self, Mark, Order};
 use tranship_criu::irmap;
 use tranship_criu::rpc::ExternalMount;
 use tranship_engine::{Container, EtcFiles};
@@ -218,10 +218,11 @@ impl SourceRun {
         }
         match handle.next(FROZEN_PATIENCE) {
             Ok(Mark::Done { success: true, .. }) => Ok(true),
-            Ok(Mark::Done { success: false, message, .. }) if message == "criu died" => {
-                Err(failed("criu was killed in the middle of the dump; try again"))
-            }
-            Ok(Mark::Done { success: false, .. }) | Err(_) => Err(self.not_dumped()),
+            Ok(Mark::Done { success: false, message, .. }) => Err(match front::killed(&message) {
+                Some(killed) => failed(format!("{killed} while it dumped; try again")),
+                None => self.not_dumped(),
+            }),
+            Err(_) => Err(self.not_dumped()),
             Ok(_) => Ok(false),
         }
     }

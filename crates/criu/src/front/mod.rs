@@ -29,9 +29,11 @@ mod work;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use prost::Message;
 use serde::{Deserialize, Serialize};
@@ -121,6 +123,27 @@ pub enum Mark {
         /// When.
         at_ns: u64,
     },
+}
+
+/// What begins the message of [`Mark::Done`] where a signal has ended criu.
+const KILLED: &str = "criu was killed by signal ";
+/// How long criu may take to end once it has hung up.
+const DEATH: Duration = Duration::from_secs(1);
+
+/// How criu has ended, in words.
+fn end_of(status: ExitStatus) -> String {
+    match (status.signal(), status.code()) {
+        // Nobody else sends that one unasked.
+        (Some(9), _) => format!("{KILLED}9 (out of memory?)"),
+        (Some(signal), _) => format!("{KILLED}{signal}"),
+        (None, Some(code)) => format!("criu ended by itself, with status {code}"),
+        (None, None) => "criu died".to_owned(),
+    }
+}
+
+/// Which signal has killed criu, in words, if the message of [`Mark::Done`] says that one has.
+pub fn killed(message: &str) -> Option<&str> {
+    message.starts_with(KILLED).then_some(message)
 }
 
 /// What the agent tells a front; one JSON object a line.
@@ -270,4 +293,17 @@ fn receive(socket: BorrowedFd<'_>) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
 fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[OwnedFd]) -> io::Result<()> {
     let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
     descriptor::send(socket, bytes, &descriptors).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_criu_that_was_killed_is_told_from_one_that_failed() {
+        assert_eq!(killed(&end_of(ExitStatus::from_raw(9))), Some("criu was killed by signal 9 (out of memory?)"));
+        assert_eq!(killed(&end_of(ExitStatus::from_raw(11))), Some("criu was killed by signal 11"));
+        assert_eq!(end_of(ExitStatus::from_raw(256)), "criu ended by itself, with status 1");
+        assert_eq!(killed("criu ended by itself, with status 1"), None);
+    }
 }

@@ -13,7 +13,7 @@ use tranship_sys::charge::Allocator;
 use tranship_sys::clock::monotonic_ns;
 
 use super::handle::{criu_note, start_of};
-use super::{FrontError, FrontPlan, Mark, Order, allocator_socket, lost, receive, resumed_note, send};
+use super::{DEATH, FrontError, FrontPlan, Mark, Order, allocator_socket, end_of, lost, receive, resumed_note, send};
 use crate::rpc::{self, Overrides, RequestType, Response};
 
 pub(super) struct Front {
@@ -71,8 +71,9 @@ impl Front {
                 if self.past_return {
                     return self.conclude();
                 }
-                self.tell(&Mark::Done { success: false, message: "criu died".into(), at_ns: monotonic_ns() });
-                return self.refuse("criu died");
+                let message = self.death();
+                self.tell(&Mark::Done { success: false, message: message.clone(), at_ns: monotonic_ns() });
+                return self.refuse(&message);
             };
             let Ok(response) = Response::decode(&*answer) else { return self.refuse("criu's answer cannot be read") };
             if response.kind != RequestType::Notify as i32 {
@@ -212,6 +213,18 @@ impl Front {
         send(self.engine.as_fd(), &rpc::restored(self.init), &[]).map_err(lost("the engine"))?;
         let _ = self.criu.wait();
         Ok(0)
+    }
+
+    /// How criu, which has hung up, has ended.
+    fn death(&mut self) -> String {
+        let deadline = Instant::now() + DEATH;
+        loop {
+            match self.criu.try_wait() {
+                Ok(Some(status)) => return end_of(status),
+                Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(1)),
+                _ => return "criu hung up".to_owned(),
+            }
+        }
     }
 
     /// Tells the engine that criu failed, and ends criu.
