@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::net::Ipv4Addr;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -22,7 +22,7 @@ const COUNTER: &str = "counter";
 /// Within how long the operator must be told.
 const TOLD: Duration = Duration::from_secs(15);
 /// Slow enough that pages follow for some seconds.
-const SLOW: &str = "12mbit";
+const SLOW: [&str; 4] = ["--bandwidth", "20mbit", "--compress", "off"];
 /// Longer than any single answer of a pager may take.
 const STALL: Duration = Duration::from_secs(8);
 
@@ -58,7 +58,7 @@ fn reported(lab: &Lab, node: &str, what: &str, limit: Duration, fits: impl Fn(&R
 
 /// Begins a move whose pages follow slowly, and waits until both nodes know that they do.
 fn begin(lab: &Lab) -> Result<(Moving, Report)> {
-    let moving = Moving::begin_with(lab, NAME, "a", "b", Mode::Postcopy, &["--bandwidth", SLOW])?;
+    let moving = Moving::begin_with(lab, NAME, "a", "b", Mode::Postcopy, &SLOW)?;
     let drains = |r: &Report| r.phase == Phase::Drain && r.outcome == Outcome::Running;
     reported(lab, "b", "node b to know that it drains", TOLD, drains)?;
     let report = reported(lab, "a", "node a to know that it drains", TOLD, drains)?;
@@ -112,6 +112,33 @@ fn a_pager_that_stands_still_is_waited_for_and_named(stage: &mut Stage) -> Resul
     remove(lab, NAME)
 }
 
+/// The destination's agent can open no more files. That is no last page either: it is told, and the move ends when it can again.
+fn an_agent_at_its_limit_of_open_files_takes_nothing_for_drained(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let truth = start(lab, 76)?;
+    let (moving, _) = begin(lab)?;
+    let agent = lab.agent_pid("b")?.context("the agent of node b")?.to_string();
+    let limit = |files: &str| -> Result<()> {
+        let set = Command::new("prlimit").args(["--pid", &agent, &format!("--nofile={files}:")]).status()?;
+        ensure!(set.success(), "prlimit: {set}");
+        Ok(())
+    };
+    let before = fs::read_to_string(format!("/proc/{agent}/limits"))?;
+    let before = before.lines().find(|line| line.starts_with("Max open files")).context("no limit")?;
+    let before = before.split_whitespace().nth(3).context("no limit")?.to_owned();
+    limit("3")?;
+    let told = reported(lab, "a", "the limit to be told", TOLD, |r| {
+        waits_for(r, WaitKind::Pager) && r.waiting.as_ref().is_some_and(|w| w.remedy.contains("LimitNOFILE"))
+    });
+    limit(&before)?;
+    told?;
+    let ended = moving.end()?;
+    ensure!(ended.success, "the move: {}", ended.error());
+    verify(lab, &truth)?;
+    ensure!(quiet(lab, NAME)? == "b", "the container is not on node b");
+    remove(lab, NAME)
+}
+
 /// The container is killed on the destination while pages are missing: that is how the move ends, on both nodes.
 fn a_container_that_is_killed_in_the_drain_has_not_just_moved(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
@@ -147,18 +174,19 @@ fn a_container_that_is_killed_in_the_drain_has_not_just_moved(stage: &mut Stage)
 fn a_full_run_directory_does_not_keep_a_drain_from_its_end(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     let truth = start(lab, 72)?;
-    let (moving, _) = begin(lab)?;
+    let (mut moving, _) = begin(lab)?;
     let (directory, file) = ("/run/tranship/migrations", "/run/tranship/migrations/.full");
     let used = lab.check("b", &["df", "--output=used,target", "--block-size=1K", directory])?;
     let (used, target) = used.lines().nth(1).and_then(|line| line.trim().split_once(' ')).context(used.clone())?;
     let kib: u64 = used.parse()?;
     let full = format!("remount,size={}k", kib + 64);
-    let fill = || -> Result<()> {
+    let mut fill = || -> Result<()> {
         lab.check("b", &["mount", "-o", &full, target.trim()])?;
         let written = lab.exec("b", &["dd", "if=/dev/zero", &format!("of={file}"), "bs=4k"])?;
         ensure!(String::from_utf8_lossy(&written.stderr).contains("No space left"), "{written:?}");
         let text = lab.exec("b", &["dd", "if=/dev/zero", &format!("of={file}2"), "bs=4k", "count=1"])?;
         ensure!(!text.status.success(), "there is space left");
+        ensure!(moving.goes_on()?, "the drain was over before the directory was full");
         Ok(())
     };
     let filled = fill();
@@ -248,6 +276,10 @@ fn a_container_that_ends_in_a_move_is_not_called_unharmed(stage: &mut Stage) -> 
 fn main() -> ExitCode {
     scenarios(&[
         ("a_pager_that_stands_still_is_waited_for_and_named", a_pager_that_stands_still_is_waited_for_and_named),
+        (
+            "an_agent_at_its_limit_of_open_files_takes_nothing_for_drained",
+            an_agent_at_its_limit_of_open_files_takes_nothing_for_drained,
+        ),
         (
             "a_container_that_is_killed_in_the_drain_has_not_just_moved",
             a_container_that_is_killed_in_the_drain_has_not_just_moved,

@@ -39,8 +39,12 @@ const ANSWER: Duration = Duration::from_secs(2);
 const GONE: Duration = Duration::from_millis(200);
 /// For how long a pager has not answered before the end of the container is taken for the end of the drain all the same.
 const MUTE: Duration = Duration::from_secs(3);
-/// How long after an attempt to end the drain that failed the next one is made.
+/// How long after the first attempt to end the drain that failed the next one is made; each further pause is longer by as much.
 const AGAIN: Duration = Duration::from_secs(1);
+/// Up to so many times.
+const PATIENT: u32 = 10;
+/// What gives the original its life back.
+const RECOVER: &str = "tranship recover";
 /// For how long no page has come before the operator is told what to look at.
 const SILENT: Duration = Duration::from_secs(5);
 
@@ -111,6 +115,8 @@ struct State {
     failure: Option<Failure>,
     /// The copy's memory is damaged, and it was stopped.
     lost: bool,
+    /// The original is no more.
+    released: bool,
 }
 
 impl Drain {
@@ -188,10 +194,7 @@ pub fn watch(node: &Arc<Node>, id: &MigrationId, found: &Mutex<Arrival>) {
     let layout = Layout::new(&node.config.run_dir, id);
     let init = tranship_criu::front::resumed_init(&layout.front_socket(crate::layout::Role::Restore));
     let remote_bytes = report.read().progress.memory_bytes;
-    inbox.drain.set(|state| {
-        let status = Some(Status { remote_bytes, ..Status::default() });
-        *state = State { watched: true, status, ..State::default() };
-    });
+    let Some(_watched) = Watched::begin(&inbox.drain, remote_bytes) else { return };
     let told = Instant::now();
     let (drain, gone, mute) = (&inbox.drain, None, None);
     let mut watch = Watch { node, id, found, drain, report, layout, source, init, gone, mute, told };
@@ -201,11 +204,33 @@ pub fn watch(node: &Arc<Node>, id: &MigrationId, found: &Mutex<Arrival>) {
             break;
         }
     }
-    inbox.drain.set(|state| (state.watched, state.waiting, state.failure) = (false, None, None));
+}
+
+/// Says that a drain is watched, until it is dropped: also by a thread that panics.
+struct Watched<'a>(&'a Drain);
+
+impl<'a> Watched<'a> {
+    /// `None` where somebody watches it already.
+    fn begin(drain: &'a Drain, remote_bytes: u64) -> Option<Self> {
+        let mut state = drain.state();
+        if state.watched {
+            return None;
+        }
+        let status = Some(Status { remote_bytes, ..Status::default() });
+        *state = State { watched: true, status, released: state.released, ..State::default() };
+        Some(Self(drain))
+    }
+}
+
+impl Drop for Watched<'_> {
+    fn drop(&mut self) {
+        self.0.set(|state| (state.watched, state.waiting, state.failure) = (false, None, None));
+    }
 }
 
 impl Watch<'_> {
     fn run(&mut self) {
+        let mut failures = 0;
         loop {
             let (stands, tidied, lost) = {
                 let arrival = lock(self.found);
@@ -225,7 +250,8 @@ impl Watch<'_> {
                     Ok(()) => return,
                     Err(failure) => self.failed(failure),
                 }
-                pause = AGAIN;
+                failures = PATIENT.min(failures + 1);
+                pause = AGAIN * failures;
             }
             if !self.node.pause(pause) {
                 return;
@@ -240,7 +266,9 @@ impl Watch<'_> {
             Pages::Unknown { gone, .. } => {
                 // Who has lost its pager may have died of the zeros that it read.
                 let mute = self.mute.get_or_insert_with(Instant::now).elapsed();
-                mute > MUTE && !gone && !self.drain.state().lost
+                let state = self.drain.state();
+                // Where there is no original any more, there is nothing that would be kept for it.
+                mute > MUTE && if *gone || state.lost { state.lost && state.released } else { true }
             }
             _ => true,
         };
@@ -332,7 +360,12 @@ impl Watch<'_> {
 
     /// Pager and keeper are gone: what was missing reads as zeros. The copy is kept from going on with that.
     fn lost(&mut self) {
-        if self.drain.state().lost {
+        let (lost, released) = {
+            let state = self.drain.state();
+            (state.lost, state.released)
+        };
+        let told = self.report.read().waiting.is_some_and(|waiting| waiting.remedy.contains(RECOVER));
+        if lost && told != released {
             return;
         }
         let (node, id) = (&self.node.config.node, self.id);
@@ -349,10 +382,13 @@ impl Watch<'_> {
              lost memory, and {copy}",
             mib(missing)
         );
-        let remedy = format!(
-            "`tranship recover {id} --destination-lost` on node {} lets the original run again, as it was at the freeze",
-            self.source
-        );
+        let remedy = match released {
+            false => format!(
+                "`{RECOVER} {id} --destination-lost` on node {} lets the original run again, as it was at the freeze",
+                self.source
+            ),
+            true => format!("the original is no more: end {container} on node {node}, and start it from its own data"),
+        };
         let failure = Failure::new(what.clone());
         let since_unix_ms = self.since(WaitKind::PagerGone, false);
         tracing::error!(%id, %what, "the drain cannot go on");
@@ -465,12 +501,27 @@ pub fn answer(node: &Arc<Node>, id: &MigrationId, released: bool) -> Response {
         // Whoever does not know it can have lost every page.
         return failure_response(Failure::new(format!("node {} knows no migration {id}", node.config.node)));
     };
+    if released {
+        inbox.drain.set(|state| state.released = true);
+    }
     if let Some(answer) = inbox.drain.answer(SLICE) {
         return answer;
     }
     let arrival = lock(&found);
-    if arrival.standing != Standing::Drained {
-        return failure_response(Failure::new("not every page is in place yet"));
+    match arrival.standing {
+        Standing::Drained => {}
+        Standing::Running => {
+            // The watch is about to begin, or its thread has died.
+            let remote_bytes = arrival.report.read().progress.memory_bytes;
+            drop(arrival);
+            let (node, id) = (Arc::clone(node), id.clone());
+            std::thread::spawn(move || watch(&node, &id, &found));
+            let (remote_faults, waiting_for) = (Latencies::default(), None);
+            return Response::Draining { remote_bytes, pending_bytes: 0, waiting: 0, remote_faults, waiting_for };
+        }
+        Standing::Open | Standing::Ready => {
+            return failure_response(Failure::new("not every page is in place yet"));
+        }
     }
     let (status, remarks) = (arrival.run.drained.clone().unwrap_or_default(), arrival.run.remarks.clone());
     let ended = arrival.report.read().ended;

@@ -193,6 +193,10 @@ fn conclude(
             });
             // The destination remembers the migration until it has been asked.
             if until_told(node, &id, || port.confirm_drained()) {
+                // It may have ended before what had come was put in place.
+                if live.read().ended.is_some() {
+                    live.end(|r| r.outcome = Outcome::Ended);
+                }
                 close(journal, &id);
             }
         }

@@ -18,7 +18,7 @@ use tranship_network::{Backlog, Conntrack, Gate, HeldFrame, Hold, NodeConntrack}
 use tranship_sys::awake::Awake;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
-use tranship_sys::threads::{self, Waiting};
+use tranship_sys::threads;
 use tranship_sys::{breakpoints, reserve};
 use tranship_transport::{Connection, Link};
 use tranship_types::{Blocker, EngineName, MigrationId, NodeName, Phase, Waiting};
@@ -143,7 +143,7 @@ pub struct SourceRun {
     /// The links for pages that are asked for, until memory is on its way.
     demand: Option<Demand>,
     /// The threads that will send memory.
-    crew: Vec<Waiting>,
+    crew: Vec<threads::Waiting>,
     /// Memory on its way.
     push: Option<Push>,
     /// The content of its tmpfs mounts, until it is sent.

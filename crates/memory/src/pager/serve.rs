@@ -488,3 +488,88 @@ impl<'a> Pager<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pager::PagerHandle;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// A new directory, which is there for as long as this is.
+    struct Directory(PathBuf);
+
+    impl Directory {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("tranship-pager-{name}-{}", std::process::id()));
+            std::fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Directory {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn pause_until(what: &str, mut holds: impl FnMut() -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !holds() {
+            assert!(Instant::now() < deadline, "waited for {what}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn a_last_word_that_cannot_be_written_is_told_and_written_later() {
+        let directory = Directory::new("last-word");
+        let (root, work) = (directory.0.clone(), directory.0.join("work"));
+        std::fs::create_dir(&work).unwrap();
+        // No file can take the place of a directory that is not empty.
+        let obstacle = root.join(DRAINED_FILE);
+        std::fs::create_dir_all(obstacle.join("in the way")).unwrap();
+        let pager = std::thread::spawn({
+            let root = root.clone();
+            move || run(&root, &work)
+        });
+        pause_until("the pager to listen", || root.join(CONTROL_SOCKET).exists());
+        assert_eq!(nascent(&root).metadata().unwrap().len(), RESERVED as u64, "its space is there from the beginning");
+
+        let agent = PagerHandle::connect(&root).unwrap();
+        agent.named().unwrap();
+        agent.fill().unwrap();
+        let told = agent.drained(PATIENCE).unwrap();
+        assert!(told.drained && told.trouble.is_some_and(|why| why.contains("cannot be written")));
+        // It answers everybody meanwhile.
+        let other = PagerHandle::connect_within(&root, PATIENCE).unwrap();
+        let asked = other.status(PATIENCE).unwrap();
+        assert!(asked.drained && asked.trouble.is_some());
+        assert!(!pager.is_finished());
+
+        std::fs::remove_dir_all(&obstacle).unwrap();
+        pager.join().unwrap().unwrap();
+        let left: Status = serde_json::from_slice(&std::fs::read(obstacle).unwrap()).unwrap();
+        assert!(left.drained && left.trouble.is_none(), "{left:?}");
+    }
+
+    #[test]
+    fn a_pager_whose_directory_is_gone_ends() {
+        let directory = Directory::new("gone");
+        let (root, work) = (directory.0.join("m-1"), directory.0.join("work"));
+        for path in [&root, &work] {
+            std::fs::create_dir(path).unwrap();
+        }
+        let pager = std::thread::spawn({
+            let root = root.clone();
+            move || run(&root, &work)
+        });
+        pause_until("the pager to listen", || root.join(CONTROL_SOCKET).exists());
+        let agent = PagerHandle::connect(&root).unwrap();
+        std::fs::remove_dir_all(&root).unwrap();
+        agent.named().unwrap();
+        agent.fill().unwrap();
+        assert!(agent.drained(PATIENCE).unwrap().drained);
+        pager.join().unwrap().unwrap();
+    }
+}
