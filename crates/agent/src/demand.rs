@@ -35,7 +35,9 @@ pub fn tell(node: &Node, id: &MigrationId, resume: bool, link: &mut Connection) 
             return Err(failed("the container does not run here, so that nothing is lacking"));
         }
         let inbox = node.arrivals.inbox(id).ok_or_else(|| failed("the migration is over"))?;
-        inbox.open_again(&link.peer().clone(), STREAMS, || Store::attach(PagerHandle::connect(&root).map_err(failed)?).map_err(failed))?;
+        inbox.open_again(&link.peer().clone(), STREAMS, || {
+            Store::attach(PagerHandle::connect(&root).map_err(failed)?).map_err(failed)
+        })?;
         for (space, ranges) in pager()?.missing(ANSWER).map_err(failed)? {
             runs::write_want(link, space, &ranges).map_err(failed)?;
         }

@@ -280,7 +280,11 @@ impl Watch<'_> {
             Pages::Draining(status) => self.draining(&status),
             Pages::Unknown { gone, why } => {
                 let listened = !gone || self.gone.get_or_insert_with(Instant::now).elapsed() < GONE;
-                if listened { self.unanswered(&why) } else { self.lost() }
+                if listened {
+                    self.unanswered(&why)
+                } else {
+                    self.lost()
+                }
                 // What fails at once must not be tried without a pause.
                 self.node.pause(SLICE);
                 return None;
@@ -321,7 +325,11 @@ impl Watch<'_> {
             }
             (None, 0) => format!("{} of pages from node {}", mib(status.remote_bytes), self.source),
             (None, tasks) => {
-                format!("{} of pages from node {}, which {tasks} faults wait for", mib(status.remote_bytes), self.source)
+                format!(
+                    "{} of pages from node {}, which {tasks} faults wait for",
+                    mib(status.remote_bytes),
+                    self.source
+                )
             }
         };
         let remedy = match kind {
@@ -346,7 +354,9 @@ impl Watch<'_> {
         let node = &self.node.config.node;
         let remedy = match why {
             why if why.contains("open files") => {
-                format!("the agent of node {node} has too many files open: raise its limit (LimitNOFILE), or end what uses them")
+                format!(
+                    "the agent of node {node} has too many files open: raise its limit (LimitNOFILE), or end what uses them"
+                )
             }
             _ => format!(
                 "see `pgrep -af 'transhipd pager'` on node {node}: if the pager was stopped, `kill -CONT PID` lets it go on"
@@ -354,7 +364,8 @@ impl Watch<'_> {
         };
         let what = format!("the pager on node {node}, which cannot be asked: {why}");
         tracing::warn!(id = %self.id, why, "the pager cannot be asked; it is tried again");
-        let waiting = Waiting { kind: WaitKind::Pager, what, since_unix_ms: self.since(WaitKind::Pager, false), remedy };
+        let waiting =
+            Waiting { kind: WaitKind::Pager, what, since_unix_ms: self.since(WaitKind::Pager, false), remedy };
         self.show(None, waiting, None);
     }
 
@@ -514,8 +525,8 @@ pub fn answer(node: &Arc<Node>, id: &MigrationId, released: bool) -> Response {
             // The watch is about to begin, or its thread has died.
             let remote_bytes = arrival.report.read().progress.memory_bytes;
             drop(arrival);
-            let (node, id) = (Arc::clone(node), id.clone());
-            std::thread::spawn(move || watch(&node, &id, &found));
+            let (its_node, id) = (Arc::clone(node), id.clone());
+            node.start_or_lend("drain", move || watch(&its_node, &id, &found));
             let (remote_faults, waiting_for) = (Latencies::default(), None);
             return Response::Draining { remote_bytes, pending_bytes: 0, waiting: 0, remote_faults, waiting_for };
         }

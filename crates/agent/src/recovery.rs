@@ -94,7 +94,9 @@ fn may_give_up(node: &Arc<Node>, report: &Report, request: &RecoverRequest) -> R
             return nothing(format!("migration {id} has ended: {container} runs on node {destination}"));
         }
         (Outcome::Ended, _) => {
-            return nothing(format!("migration {id} has ended: {container} was moved to node {destination}, and ended there"));
+            return nothing(format!(
+                "migration {id} has ended: {container} was moved to node {destination}, and ended there"
+            ));
         }
         (Outcome::Failed | Outcome::GivenUp, _) => {
             return nothing(format!("migration {id} has ended: {container} runs on node {source}"));

@@ -25,7 +25,10 @@ pub fn explained(node: &Node, failure: Failure) -> Failure {
             let Failure { message, blockers } = failure;
             let here = &config.node;
             let remedy = "free some space there, or make it larger, and try again";
-            Failure { message: format!("{message}: the filesystem of {place} on node {here} is full ({used}); {remedy}"), blockers }
+            Failure {
+                message: format!("{message}: the filesystem of {place} on node {here} is full ({used}); {remedy}"),
+                blockers,
+            }
         }
         None => failure,
     }

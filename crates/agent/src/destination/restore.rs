@@ -59,7 +59,10 @@ impl DestinationRun {
             // Its table of shared memory is complete when it has answered.
             let status = store.pager().status(RESTORE).map_err(failed)?;
             if let Some(trouble) = status.trouble {
-                return Err(Failure::new(format!("the container cannot be restored on node {}: {trouble}", self.node.config.node)));
+                return Err(Failure::new(format!(
+                    "the container cannot be restored on node {}: {trouble}",
+                    self.node.config.node
+                )));
             }
         }
         self.inbox.tmpfs.wait("tmpfs", MEMORY, &mut self.timeline)?;

@@ -185,7 +185,9 @@ impl SourceRun {
             kind: WaitKind::Source,
             what: failure.message.clone(),
             since_unix_ms,
-            remedy: format!("see that node {peer} and its agent run, and the link to it; `tranship status` there tells more"),
+            remedy: format!(
+                "see that node {peer} and its agent run, and the link to it; `tranship status` there tells more"
+            ),
         })
     }
 

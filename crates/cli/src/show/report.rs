@@ -410,7 +410,10 @@ node b went away while the skeleton travelled (connection reset); start its agen
         let mut r = failed();
         for (original, words) in [
             (Some(Original::Running), "redis was not moved to b and runs on a, unharmed: "),
-            (Some(Original::Restarted), "redis was not moved to b; it runs on a, where it was started anew meanwhile: "),
+            (
+                Some(Original::Restarted),
+                "redis was not moved to b; it runs on a, where it was started anew meanwhile: ",
+            ),
             (Some(Original::Stopped), "redis was not moved to b; it has ended on a: "),
             (Some(Original::Gone), "redis was not moved to b; it is gone from a: "),
             (None, "redis was not moved to b; it stays on a: "),
