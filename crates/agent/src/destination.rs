@@ -18,8 +18,8 @@ use tranship_memory::pager::{self, PagerHandle};
 use tranship_memory::receive::Store;
 use tranship_network::{Announcer, Gate, Injector, NetworkError, Takeover, cni};
 use tranship_storage::carried::{self, Target};
-use tranship_sys::breakpoints;
 use tranship_sys::clock::monotonic_ns;
+use tranship_sys::{breakpoints, reserve};
 use tranship_types::{EngineName, HugePages, Interface, MigrationId, NetworkIdentity, NodeName};
 use tranship_wire::message::Offer;
 
@@ -418,6 +418,8 @@ impl DestinationRun {
 impl DestinationPort for DestinationRun {
     fn run(&mut self, step: DestinationStep) -> Result<(), Failure> {
         let start = monotonic_ns();
+        // The container waits for these.
+        let _reserve = DestinationStep::COMMIT.contains(&step).then(reserve::open_if_needed);
         let done = self.perform(step).map_err(|failure| space::explained(&self.node, self.node.lacking(failure)));
         // Those in the blackout tell of what they do in finer parts.
         if DestinationStep::PREPARE.contains(&step) {
@@ -427,6 +429,7 @@ impl DestinationPort for DestinationRun {
     }
 
     fn undo(&mut self, step: DestinationStep) -> Result<(), Failure> {
+        let _reserve = reserve::open_if_needed();
         match step {
             DestinationStep::OpenGate => self.silence(),
             DestinationStep::Engine => self.sweep_engine(),

@@ -14,6 +14,7 @@ use tranship_criu::front::{self, FrontHandle, FrontPlan, HandleError, Mark, Orde
 use tranship_criu::rpc::Overrides;
 use tranship_engine::Images;
 use tranship_sys::restart_blocks;
+use tranship_sys::threads;
 use tranship_types::MigrationId;
 use tranship_wire::message::Offer;
 
@@ -288,8 +289,10 @@ impl Layout {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         tranship_sys::process::with_usual_umask(tranship_sys::process::detach(&mut command));
         let program = command.get_program().to_owned();
-        let mut engine =
-            command.spawn().map_err(|e| Failure::new(format!("{} cannot be run: {e}", program.display())))?;
+        let mut engine = command
+            .spawn()
+            .map_err(threads::explained)
+            .map_err(|e| Failure::new(format!("{} cannot be run: {e}", program.display())))?;
         match self.meet_front(role, &mut engine) {
             Ok((handle, criu)) => Ok(Front { handle, criu, engine: Some(engine) }),
             Err(failure) => {
@@ -325,7 +328,7 @@ impl Layout {
         command.arg("pager").arg(&self.root).arg(self.work());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         tranship_sys::process::detach(&mut command);
-        let mut pager = command.spawn().map_err(|e| failed(&e))?;
+        let mut pager = command.spawn().map_err(threads::explained).map_err(|e| failed(&e))?;
         let socket = self.root.join(tranship_memory::pager::CONTROL_SOCKET);
         match await_path(&socket, ENGINE_START, &mut pager) {
             Ok(true) => Ok(pager),

@@ -42,6 +42,8 @@ const FILES: u32 = 4096;
 /// Takes links until the listener is closed.
 pub fn serve(node: &Arc<Node>, listener: &Listener) {
     let (handshakes, links) = (Arc::<Handshakes>::default(), Arc::<Links>::default());
+    // Since the last link there has been an error.
+    let mut failing = false;
     loop {
         let accepted = listener.accept();
         node.liveness.accepted();
@@ -51,10 +53,13 @@ pub fn serve(node: &Arc<Node>, listener: &Listener) {
                 if !node.pause(Duration::from_millis(100)) {
                     return;
                 }
-                tracing::warn!(%error, "a link was not accepted");
+                if !std::mem::replace(&mut failing, true) {
+                    tracing::warn!(%error, "links are not accepted");
+                }
                 continue;
             }
         };
+        failing = false;
         if !reserve::fill() {
             let address = incoming.addr();
             tracing::warn!(%address, "a caller was turned away: no descriptors are to spare; {}", reserve::REMEDY);
@@ -458,7 +463,6 @@ pub fn commit(node: &Arc<Node>, id: &MigrationId) -> Response {
                 return failure_response(Failure::new("the migration has ended"));
             };
             report.change(|r| r.phase = Phase::Resume);
-            let _reserve = reserve::open_if_needed();
             if let Err(failure) = coordinator::commit(run, journal, &node.faults, begun) {
                 tracing::warn!(%id, %failure, "the commit will be tried again");
                 return failure_response(failure);

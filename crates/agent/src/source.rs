@@ -485,6 +485,8 @@ impl SourcePort for SourceRun {
     fn run(&mut self, step: SourceStep) -> Result<(), Failure> {
         self.take_turn(step)?;
         let start = monotonic_ns();
+        // The container waits for it.
+        let _reserve = (step == SourceStep::Deliver).then(reserve::open_if_needed);
         let done = self.perform(step).map_err(|failure| space::explained(&self.node, self.node.lacking(failure)));
         // Those in the blackout tell of what they do in finer parts.
         match step.phase() {

@@ -5,7 +5,6 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use tranship_coordinator::{self as coordinator, Failure};
-use tranship_sys::reserve;
 use tranship_types::{MigrationId, Outcome, Phase};
 use tranship_wire::message::{Holding, Response};
 
@@ -118,7 +117,6 @@ fn undo(
     let Arrival { run, journal: Some(journal), begun, report, .. } = &mut *arrival else { return Vec::new() };
     tracing::info!(%id, container = run.container(), %failure, "undoing");
     report.change(|r| r.phase = Phase::Undo);
-    let _reserve = reserve::open_if_needed();
     let leftovers = coordinator::abort(run, journal, begun, failure);
     if leftovers.is_empty() {
         let outcome = if void { Outcome::GivenUp } else { Outcome::Failed };

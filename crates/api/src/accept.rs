@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -16,20 +17,37 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// How long a caller that is turned away may take to send its request.
 const REQUEST: Duration = Duration::from_secs(1);
 
-/// A listener that keeps one descriptor to turn callers away with.
+/// One descriptor, to turn callers away with. Opened early it has a low number, which stays of use where the limit is lowered later.
+static SPARE: Mutex<Option<File>> = Mutex::new(None);
+
+fn spare() -> MutexGuard<'static, Option<File>> {
+    SPARE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Opens the spare descriptor if there is none.
+pub(crate) fn keep_spare() {
+    let mut spare = spare();
+    if spare.is_none() {
+        *spare = File::open("/dev/null").ok();
+    }
+}
+
+/// A listener that goes on where descriptors are lacking.
 pub(crate) struct Accepting {
     listener: UnixListener,
-    spare: Option<File>,
+    /// Since the last caller that was taken there has been an error.
+    failing: bool,
 }
 
 impl Accepting {
     pub(crate) fn new(listener: UnixListener) -> Self {
-        Self { listener, spare: spare() }
+        Self { listener, failing: false }
     }
 
     /// Takes the next caller with the spare descriptor, and tells it why nobody answers.
     async fn turn_away(&mut self) {
-        if self.spare.take().is_some()
+        let spare = spare().take();
+        if spare.map(drop).is_some()
             && let Ok(Ok((stream, _))) = timeout(REQUEST, self.listener.accept()).await
         {
             // A caller that has gone is told nothing.
@@ -37,7 +55,7 @@ impl Accepting {
         } else {
             sleep(PAUSE).await;
         }
-        self.spare = spare();
+        keep_spare();
     }
 }
 
@@ -49,17 +67,19 @@ impl axum::serve::Listener for Accepting {
         loop {
             match self.listener.accept().await {
                 Ok(taken) => {
-                    self.spare = self.spare.take().or_else(spare);
+                    keep_spare();
+                    self.failing = false;
                     return taken;
                 }
-                // EMFILE and ENFILE have no kind.
-                Err(error) if matches!(error.raw_os_error(), Some(23 | 24)) => {
-                    tracing::error!(%error, "a caller is turned away");
-                    self.turn_away().await;
-                }
                 Err(error) => {
-                    tracing::error!(%error, "a caller cannot be taken");
-                    sleep(PAUSE).await;
+                    if !std::mem::replace(&mut self.failing, true) {
+                        tracing::error!(%error, "callers cannot be taken");
+                    }
+                    // EMFILE and ENFILE have no kind.
+                    match error.raw_os_error() {
+                        Some(23 | 24) => self.turn_away().await,
+                        _ => sleep(PAUSE).await,
+                    }
                 }
             }
         }
@@ -68,10 +88,6 @@ impl axum::serve::Listener for Accepting {
     fn local_addr(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
-}
-
-fn spare() -> Option<File> {
-    File::open("/dev/null").ok()
 }
 
 async fn refuse(mut stream: UnixStream) -> io::Result<()> {

@@ -48,6 +48,7 @@ pub fn bind(path: &Path) -> Result<UnixListener, BindError> {
         _ => {}
     }
     let listener = UnixListener::bind(&fresh).map_err(fail)?;
+    crate::accept::keep_spare();
     let placed =
         std::fs::set_permissions(&fresh, Permissions::from_mode(0o600)).and_then(|()| std::fs::rename(&fresh, path));
     if let Err(e) = placed {

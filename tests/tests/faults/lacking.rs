@@ -34,12 +34,15 @@ const fn case(side: Side, place: &'static str, what: Lacking, mode: Mode, ends_o
     Case { side, place, what, mode, ends_on }
 }
 
-/// Before the commit point a move may end either way, unless it cannot do without what is lacking.
-pub const CASES: [Case; 8] = [
+/// Before the commit point a move may end either way, unless it cannot do without what is lacking. After it, it ends when nothing is lacking.
+pub const CASES: [Case; 11] = [
     case(Side::Source, "source.freeze.before", Lacking::Threads, Mode::Hybrid, None),
     case(Side::Source, "source.freeze.before", Lacking::Descriptors, Mode::Precopy, Some(Side::Source)),
     case(Side::Source, "source.transfer.before", Lacking::Threads, Mode::Precopy, None),
     case(Side::Source, "source.transfer.before", Lacking::Descriptors, Mode::Postcopy, Some(Side::Source)),
+    case(Side::Source, "source.deliver.before", Lacking::Threads, Mode::Postcopy, Some(Side::Destination)),
+    case(Side::Source, "source.deliver.before", Lacking::Descriptors, Mode::Hybrid, Some(Side::Destination)),
+    case(Side::Destination, "destination.engine.before", Lacking::Threads, Mode::Cold, Some(Side::Source)),
     case(Side::Destination, "destination.restore.before", Lacking::Threads, Mode::Hybrid, None),
     case(Side::Destination, "destination.restore.before", Lacking::Descriptors, Mode::Cold, None),
     case(Side::Destination, "destination.resume.before", Lacking::Threads, Mode::Postcopy, Some(Side::Destination)),
@@ -57,7 +60,7 @@ impl Case {
         let node = if self.side == Side::Source { &from } else { &to };
         restart_agent(lab, node, &format!("{}.hold", self.place))?;
         let agent = lab.agent_pid(node)?.context("the agent has just been started")?;
-        let log = Log::mark(lab, &to)?;
+        let (log, there) = (Log::mark(lab, &from)?, Log::mark(lab, &to)?);
         let moving = Moving::begin(lab, play.name(), &from, &to, self.mode)?;
         wait_until("the agent to be held", Duration::from_secs(20), || Ok((state(agent) == Some('T')).then_some(())))?;
         let limit = self.limit(agent);
@@ -79,7 +82,9 @@ impl Case {
         };
         eprintln!("        {}: {}", self.name(), ended.error());
         ensure!(ended.report.is_some(), "tranship was not answered: {}", ended.error());
-        ensure!(!log.text().contains("restoring them again"), "a complete copy was made again");
+        for sign in ["restoring them again", "nothing but the freezer keeps"] {
+            ensure!(!log.text().contains(sign) && !there.text().contains(sign), "the log has {sign:?}");
+        }
         play.settle(lab, &ended, self.ends_on)
     }
 
