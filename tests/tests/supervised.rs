@@ -1,5 +1,5 @@
-//! An agent under a service manager (sd_notify(3)): it says when it is ready, that it is alive as long as it is, and that it stops; and nobody else
-//! finds the manager's socket.
+//! An agent under a service manager (sd_notify(3)): it says when it is ready, that it is alive as long as it is, and
+//! that it stops; and nobody else finds the manager's socket.
 
 use std::fs;
 use std::net::Ipv4Addr;

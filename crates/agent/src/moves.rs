@@ -65,7 +65,7 @@ fn start(
     let live = node.registry.begin(report.clone());
     let began = Instant::now();
     let (its_node, its_live, place) = (Arc::clone(node), live.clone(), journal.path().to_owned());
-    match threads::start("move", move || run(&its_node, claim, &its_live, journal, turn, began)) {
+    match threads::start("move", move || run(&its_node, claim, &its_live, journal, turn.as_ref(), began)) {
         Ok(_) => Ok(report),
         Err(error) => {
             // Nothing has been done yet, so that no record of it is needed.
@@ -93,12 +93,12 @@ fn run(
     claim: Claim,
     live: &LiveReport,
     mut journal: Journal,
-    turn: Option<Turn>,
+    turn: Option<&Turn>,
     began: Instant,
 ) {
     let place = journal.path().to_owned();
     let mut claim = Some(claim);
-    let mut port = SourceRun::new(node, live.clone(), turn.clone());
+    let mut port = SourceRun::new(node, live.clone(), turn.cloned());
     let done = coordinator::caught("a migration", || {
         let ending = coordinator::migrate(&mut port, &mut journal, &node.faults);
         conclude(node, &mut claim, live, &mut port, journal, ending, began);
@@ -110,7 +110,7 @@ fn run(
     });
     dropped.err().into_iter().for_each(|failure| tracing::error!(id = %live.read().id, %failure, "something may be left"));
     if let Err(failure) = done {
-        take_up_again(node, claim, live, turn.as_ref(), &place, failure);
+        take_up_again(node, claim, live, turn, &place, failure);
     }
 }
 
@@ -156,7 +156,8 @@ fn take_up_again(
     }
 }
 
-/// Puts a migration's end on record, and sees to it that the destination learns of an undone one. The container is free from then on.
+/// Puts a migration's end on record, and sees to it that the destination learns of an undone one. The container is free
+/// from then on.
 fn conclude(
     node: &Arc<Node>,
     claim: &mut Option<Claim>,

@@ -1,7 +1,7 @@
 //! What the agent tells its service manager (sd_notify(3)): that it is ready, that it is alive, that it stops.
 //!
-//! It is alive while its API answers on its own socket, and the listener for other agents takes callers. One that turns callers away, because it is
-//! busy or has no descriptors left, is alive: to restart it would help nobody.
+//! It is alive while its API answers on its own socket, and the listener for other agents takes callers. One that turns
+//! callers away, because it is busy or has no descriptors left, is alive: to restart it would help nobody.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -30,8 +30,8 @@ pub struct Manager {
 }
 
 impl Manager {
-    /// Takes what it has said out of the environment, where no program that the agent starts must find it: a runc would give its containers a
-    /// socket to notify. To be called before there are threads.
+    /// Takes what it has said out of the environment, where no program that the agent starts must find it: a runc would
+    /// give its containers a socket to notify. To be called before there are threads.
     pub fn take() -> Self {
         let names = ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"];
         let [address, within, pid, ..] = environment::take(names);

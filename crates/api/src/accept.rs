@@ -17,7 +17,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// How long a caller that is turned away may take to send its request.
 const REQUEST: Duration = Duration::from_secs(1);
 
-/// One descriptor, to turn callers away with. Opened early it has a low number, which stays of use where the limit is lowered later.
+/// One descriptor, to turn callers away with. Opened early it has a low number, which stays of use where the limit is
+/// lowered later.
 static SPARE: Mutex<Option<File>> = Mutex::new(None);
 
 fn spare() -> MutexGuard<'static, Option<File>> {

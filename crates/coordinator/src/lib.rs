@@ -19,8 +19,9 @@
 //! [`DestinationPort`]) do it. Each step has an action and an idempotent undo, and the journal entry precedes the action.
 //!
 //! Before the commit point any failure undoes every step that was begun, last first. After it the remaining steps are
-//! repeated until they succeed. A panic in a step or an undo is such a failure. The source alone decides; a destination that was READY keeps its stopped copy until the
-//! source's word reaches it (presumed abort: what the source has no record of was aborted).
+//! repeated until they succeed. A panic in a step or an undo is such a failure. The source alone decides; a destination
+//! that was READY keeps its stopped copy until the source's word reaches it (presumed abort: what the source has no
+//! record of was aborted).
 //!
 //! ```text
 //!   COMMIT ──▶ deliver ──▶ drain ──▶ release ──▶ done

@@ -14,8 +14,8 @@ const KEPT: usize = 32;
 /// The text and the place of the last panics, oldest first. A thread that joins another one passes on the text alone.
 static PLACES: Mutex<VecDeque<(String, String)>> = Mutex::new(VecDeque::new());
 
-/// Keeps the place of each panic for [`caught`], beside what the process does about panics already. To be called once, at the
-/// start; further calls change nothing.
+/// Keeps the place of each panic for [`caught`], beside what the process does about panics already. To be called once,
+/// at the start; further calls change nothing.
 pub fn keep_places() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -38,8 +38,9 @@ fn text(payload: &(dyn Any + Send)) -> Option<String> {
     payload.downcast_ref::<&str>().map(ToString::to_string).or_else(|| payload.downcast_ref::<String>().cloned())
 }
 
-/// Does `work`, in which a panic is a failure of `what`. The lock of whatever it had locked is poisoned by that, and what it was
-/// changing is as it left it: as after an action that failed half way. Unwinding that is no panic (without a text) goes on.
+/// Does `work`, in which a panic is a failure of `what`. The lock of whatever it had locked is poisoned by that, and
+/// what it was changing is as it left it: as after an action that failed half way. Unwinding that is no panic (without
+/// a text) goes on.
 pub fn caught<T>(what: impl fmt::Display, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     let payload = match catch_unwind(AssertUnwindSafe(work)) {
         Ok(done) => return done,

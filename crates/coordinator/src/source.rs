@@ -95,9 +95,9 @@ pub trait SourcePort {
     /// Undoes a step that was begun, whether or not it was done, and whether or not it was undone before.
     fn undo(&mut self, step: SourceStep) -> Result<(), Failure>;
 
-    /// Waits for the decision where others have a part in it: all of them move, or none does. True once it is on the disk that
-    /// they do, which from then on counts for this one, too; false where the decision is its own. An error, or a panic, says that
-    /// it was not taken, nor ever will be.
+    /// Waits for the decision where others have a part in it: all of them move, or none does. True once it is on the
+    /// disk that they do, which from then on counts for this one, too; false where the decision is its own. An error,
+    /// or a panic, says that it was not taken, nor ever will be.
     fn agree(&mut self) -> Result<bool, Failure> {
         Ok(false)
     }

@@ -21,7 +21,8 @@ pub(crate) fn ended(child: &mut Child, patience: Duration) -> io::Result<Option<
 /// What a process says.
 pub(crate) struct Reading(Receiver<Vec<u8>>);
 
-/// Reads what a process says on one of its streams as it says it. Where there is no thread for that, the process is ended.
+/// Reads what a process says on one of its streams as it says it. Where there is no thread for that, the process is
+/// ended.
 pub(crate) fn reading<S: Read + Send + 'static>(
     child: &mut Child,
     stream: impl FnOnce(&mut Child) -> Option<S>,

@@ -1,6 +1,7 @@
 //! This process's environment.
 
-/// Takes variables out of the environment, so that no program inherits them that is started from now on; returns their values, in order.
+/// Takes variables out of the environment, so that no program inherits them that is started from now on; returns their
+/// values, in order.
 ///
 /// # Panics
 /// If there is another thread, which could read the environment at the same time.

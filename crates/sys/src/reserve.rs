@@ -1,4 +1,5 @@
-//! Descriptors that are kept for bad times: where a process has reached its limit, they are given up, so that what must be done can be.
+//! Descriptors that are kept for bad times: where a process has reached its limit, they are given up, so that what must
+//! be done can be.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,8 +27,8 @@ fn spare() -> Option<File> {
     File::open("/dev/null").ok()
 }
 
-/// Fills the reserve, as far as there are descriptors and nobody uses it; says whether it is full. To be called at the start, and again and
-/// again.
+/// Fills the reserve, as far as there are descriptors and nobody uses it; says whether it is full. To be called at the
+/// start, and again and again.
 pub fn fill() -> bool {
     let mut kept = reserve();
     while kept.len() < KEPT && USERS.load(Ordering::Acquire) == 0 {

@@ -1,7 +1,7 @@
 //! Threads that may be lacking: where a limit of processes is reached, to start one is an error, not a panic.
 //!
-//! What must be done while a container is frozen needs no new thread: it is done by threads that were made before and wait
-//! ([`Waiting`]), or [`beside`] other work where a thread can be had, and else before it.
+//! What must be done while a container is frozen needs no new thread: it is done by threads that were made before and
+//! wait ([`Waiting`]), or [`beside`] other work where a thread can be had, and else before it.
 
 use std::io;
 use std::panic::resume_unwind;
@@ -85,7 +85,8 @@ pub fn start_within<'scope, T: Send + 'scope>(
     Builder::new().name(name.to_owned()).spawn_scoped(scope, work).map_err(explained)
 }
 
-/// Does something on a thread of its own, because it changes what belongs to a thread, and waits for it. A panic is passed on.
+/// Does something on a thread of its own, because it changes what belongs to a thread, and waits for it. A panic is
+/// passed on.
 ///
 /// # Errors
 /// Where the system has no thread to give.
@@ -107,8 +108,8 @@ pub enum Beside<'scope, T> {
     Done(T),
 }
 
-/// Begins work beside that of the caller. Where there is no thread for it, it is done before this returns: it must not wait for
-/// what the caller does later. The caller's place in the schedule stays what it is.
+/// Begins work beside that of the caller. Where there is no thread for it, it is done before this returns: it must not
+/// wait for what the caller does later. The caller's place in the schedule stays what it is.
 pub fn beside<'scope, T, F>(scope: &'scope Scope<'scope, '_>, name: &str, work: F) -> Beside<'scope, T>
 where
     T: Send + 'scope,

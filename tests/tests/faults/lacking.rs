@@ -34,7 +34,8 @@ const fn case(side: Side, place: &'static str, what: Lacking, mode: Mode, ends_o
     Case { side, place, what, mode, ends_on }
 }
 
-/// Before the commit point a move may end either way, unless it cannot do without what is lacking. After it, it ends when nothing is lacking.
+/// Before the commit point a move may end either way, unless it cannot do without what is lacking. After it, it ends
+/// when nothing is lacking.
 pub const CASES: [Case; 11] = [
     case(Side::Source, "source.freeze.before", Lacking::Threads, Mode::Hybrid, None),
     case(Side::Source, "source.freeze.before", Lacking::Descriptors, Mode::Precopy, Some(Side::Source)),

@@ -53,7 +53,8 @@ impl SourceRun {
             }
             SourceStep::Freeze => {
                 self.turn.iter().for_each(Turn::leaves_unit);
-                // The container does not wait for its engine, which may be silent; or there is no process to ask it with.
+                // The container does not wait for its engine, which may be silent; or there is no process to ask it
+                // with.
                 let freezer = match &self.inspection {
                     Some((container, _)) => container.freezer.clone(),
                     None => match self.engine.inspect(&self.name) {

@@ -147,7 +147,8 @@ fn panic_or(stage: &Stage, result: Result<(), Failure>) -> Result<(), Failure> {
     result.inspect_err(|failure| assert!(!stage.case.panics, "an injected panic: {failure}"))
 }
 
-/// What fails because of a panic fails because of one that was asked for; any other is that of an assertion of this test.
+/// What fails because of a panic fails because of one that was asked for; any other is that of an assertion of this
+/// test.
 pub fn assert_injected(message: &str) {
     let unexpected = message.contains("failed internally") && !message.contains("an injected panic");
     assert!(!unexpected, "{message}");

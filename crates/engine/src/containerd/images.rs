@@ -212,7 +212,8 @@ impl Containerd {
     }
 }
 
-/// The last line of what a program says, from a thread that reads all of it. Where there is none, a program that says anything fails.
+/// The last line of what a program says, from a thread that reads all of it. Where there is none, a program that says
+/// anything fails.
 fn last_words(mut pipe: impl Read + Send + 'static) -> Option<std::thread::JoinHandle<String>> {
     let read = move || {
         let mut text = Vec::new();
