@@ -1,20 +1,28 @@
 //! The journal of one migration: what was begun and what was decided, so that an agent that was killed at any moment can
 //! finish or undo.
 //!
-//! One JSON object a line, and zeros behind the last one. Steps are written without fsync: a killed agent loses nothing that it
-//! wrote, and where the host itself goes down there is no container left to undo anything for. Decisions are synced before
-//! anybody acts on them.
+//! One record a line, each with a checksum, its number and its length (`journal/format.rs`), and zeros behind the last one. Steps
+//! are written without fsync: a killed agent loses nothing that it wrote, and where the host itself goes down there is no container left to undo
+//! anything for. Decisions are synced before anybody acts on them.
 //!
 //! ```text
-//! {"record":"begin",…}\n{"record":"step",…}\n000000000000000000…      made so, and synced, before anything is begun
-//!                                            └ the next record overwrites zeros
+//! ID.jsonl   begin\n step\n step\n 0000000000000000…      made so, and synced, before anything is begun
+//!                                  └ the next record overwrites zeros
+//! ID.begin   begin\n                                      the same first record again
 //! ```
 //!
 //! The zeros are on the disk from the beginning. So a full disk is found out before the freeze, and a decision, which is synced
 //! while the container stands still, changes neither the file's length nor where its blocks are: it is one write and a flush of the
-//! device, and does not wait for the filesystem's own journal, into which everybody on the machine writes. A line that a crash has torn,
-//! at whatever place, has a zero in it or lacks its end; records never contain one, since JSON escapes it. What does not fit is appended
-//! as to any file.
+//! device, and does not wait for the filesystem's own journal, into which everybody on the machine writes. They also give the file a
+//! length that is known, so that one that was cut off is not taken for one that ends there.
+//!
+//! What a crash leaves of the last line is dropped. Everything else that is not as it was written is [`Damaged`]: the container and the other
+//! node are known from the copy of the first record, and whoever reads it must not guess what was decided.
+
+mod format;
+mod record;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -23,62 +31,18 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
-use tranship_types::{GroupId, MigrationId, NodeName, Side};
+use tranship_types::Side;
 
-use crate::Failure;
+pub use format::Damage;
+pub use record::Record;
+
+use format::Reading;
 
 /// Zeros behind a journal's first record, for those that follow, in bytes.
 const RESERVED: usize = 16 << 10;
-
-/// One line of a journal.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", tag = "record")]
-pub enum Record {
-    /// The migration began.
-    Begin {
-        /// Its id.
-        id: MigrationId,
-        /// Which side of it this node is.
-        side: Side,
-        /// The container.
-        container: String,
-        /// The other node.
-        peer: NodeName,
-        /// What the port needs to take up its work after a restart.
-        context: Value,
-    },
-    /// A group began that moves as a whole or not at all. Its decision counts for each of its migrations, until it is in their
-    /// own journals.
-    Group {
-        /// Its id.
-        id: GroupId,
-    },
-    /// A step is about to be done.
-    Step {
-        /// Its name.
-        step: String,
-    },
-    /// Destination: a complete, stopped copy is held; only the source's word counts from here on.
-    Ready,
-    /// Source: the decision. Destination: word of it has come.
-    Commit,
-    /// Destination: the container runs; only now may the source be told.
-    Running,
-    /// Source: an operator has taken the decision back, since the destination is lost. The original runs again.
-    GivenUp {
-        /// What was said to be lost, and what it costs.
-        failure: Failure,
-    },
-    /// The decision not to move, or that the failure was undone. On the destination also: the source gave the migration up.
-    Undone {
-        /// Why.
-        failure: Failure,
-    },
-    /// Nothing is left to do.
-    Done,
-}
+/// What the files' names end with: the journal, and the copy of its first record.
+const JOURNAL: &str = "jsonl";
+const FIRST: &str = "begin";
 
 /// A journal that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -94,6 +58,43 @@ pub struct JournalError {
     pub source: io::Error,
 }
 
+/// A journal that does not say any more what was decided.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("the journal {path:?} is damaged: {damage}")]
+pub struct Damaged {
+    /// Its file.
+    pub path: PathBuf,
+    /// Its first record, from whichever place has it; `None` if none has.
+    pub begin: Option<Record>,
+    /// The records that are whole, the first one among them if it is. Others may be missing between and behind them.
+    pub records: Vec<Record>,
+    /// What is wrong.
+    pub damage: Damage,
+    /// The word of a decision stands in what is damaged.
+    pub mentions_decision: bool,
+}
+
+impl Damaged {
+    /// Of a journal whose file could not be read at all.
+    fn unread(path: &Path, damage: Damage) -> Self {
+        let begin = first_record(&path.with_extension(FIRST));
+        Self { path: path.to_owned(), begin, records: Vec::new(), damage, mentions_decision: false }
+    }
+
+    /// The id that its file is named after.
+    pub fn id(&self) -> String {
+        self.path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
+    }
+
+    /// Which side of the migration this node is, as far as is known.
+    pub fn side(&self) -> Option<Side> {
+        match &self.begin {
+            Some(Record::Begin { side, .. }) => Some(*side),
+            _ => None,
+        }
+    }
+}
+
 /// A migration's journal, open for writing.
 #[derive(Debug)]
 pub struct Journal {
@@ -101,71 +102,172 @@ pub struct Journal {
     file: File,
     /// Where its last record ends.
     end: u64,
+    /// The number of its last record.
+    sequence: u32,
+    /// How long the file is at least; 0 where that is not known.
+    size: u64,
+}
+
+fn failed(path: &Path, what: &'static str) -> impl Fn(io::Error) -> JournalError + use<> {
+    let path = path.to_owned();
+    move |source| JournalError { path: path.clone(), what, source }
+}
+
+fn sync_directory(directory: &Path) -> io::Result<()> {
+    File::open(directory).and_then(|d| d.sync_all())
+}
+
+/// For its owner alone: the context may have the container's configuration, and so its environment, in it.
+fn make_file(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
+}
+
+/// Makes a directory that stays, also where the host goes down.
+fn make_directory(directory: &Path) -> io::Result<()> {
+    if directory.is_dir() {
+        return Ok(());
+    }
+    std::fs::create_dir_all(directory)?;
+    directory.parent().map_or(Ok(()), sync_directory)
 }
 
 impl Journal {
-    fn failed(path: &Path, what: &'static str) -> impl Fn(io::Error) -> JournalError {
-        let path = path.to_owned();
-        move |source| JournalError { path: path.clone(), what, source }
-    }
-
     /// Makes a new journal below `directory` with its first record, synced, and space reserved for the rest; `id` is that of a
     /// migration or a group.
     pub fn create(directory: &Path, id: impl fmt::Display, begin: &Record) -> Result<Self, JournalError> {
-        let path = directory.join(format!("{id}.jsonl"));
-        let failed = Self::failed(&path, "made");
-        std::fs::create_dir_all(directory).map_err(&failed)?;
-        // For its owner alone: the context may have the container's configuration, and so its environment, in it.
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).map_err(&failed)?;
-        let mut journal = Self { path: path.clone(), file, end: 0 };
-        let made = journal.append(begin).and_then(|()| {
-            match journal.file.write_all_at(&[0; RESERVED], journal.end) {
-                // A limit on the length of files, not on what the disk takes: the lines that fit are written without zeros.
-                Err(error) if error.kind() == io::ErrorKind::FileTooLarge => journal.cut(),
-                reserved => reserved.map_err(&failed)?,
-            }
-            journal.file.sync_all().map_err(&failed)?;
-            File::open(directory).and_then(|d| d.sync_all()).map_err(&failed)
-        });
+        let path = directory.join(format!("{id}.{JOURNAL}"));
+        let failed = failed(&path, "made");
+        make_directory(directory).map_err(&failed)?;
+        let file = make_file(&path).map_err(&failed)?;
+        let mut journal = Self { path: path.clone(), file, end: 0, sequence: 0, size: 0 };
+        let made = journal
+            .fill(std::slice::from_ref(begin))
+            .and_then(|()| journal.keep_first(begin).map_err(&failed))
+            .and_then(|()| sync_directory(directory).map_err(&failed));
         if let Err(error) = made {
             // Nothing has been done yet, so that no record of it is needed.
+            let _ = std::fs::remove_file(path.with_extension(FIRST));
             let _ = std::fs::remove_file(&path);
             return Err(error);
         }
         Ok(journal)
     }
 
-    /// Opens an existing journal and reads its records. What was torn by a crash is dropped.
-    pub fn open(path: &Path) -> Result<(Self, Vec<Record>), JournalError> {
-        let failed = Self::failed(path, "read");
-        let mut file = OpenOptions::new().read(true).write(true).open(path).map_err(&failed)?;
-        // As bytes: a line may have been torn within a character.
-        let mut text = Vec::new();
-        file.read_to_end(&mut text).map_err(&failed)?;
-        let whole = whole_lines(&text);
-        let end = whole.len() as u64;
+    /// Puts a journal with these records in the place of one that is damaged or lost, which is kept beside it as `ID.damaged`. A
+    /// crash leaves either the one or the other.
+    pub fn replace(path: &Path, records: &[Record]) -> Result<Self, JournalError> {
+        let failed = failed(path, "mended");
+        let directory = path.parent().unwrap_or(Path::new("."));
+        make_directory(directory).map_err(&failed)?;
+        let (nascent, kept) = (path.with_extension("nascent"), path.with_extension("damaged"));
+        let unless_absent = |done: io::Result<()>| match done {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            done => done,
+        };
+        // Of an earlier attempt.
+        unless_absent(std::fs::remove_file(&nascent)).map_err(&failed)?;
+        let file = make_file(&nascent).map_err(&failed)?;
+        let mut journal = Self { path: path.to_owned(), file, end: 0, sequence: 0, size: 0 };
+        let replaced = journal.fill(records).and_then(|()| {
+            // A second name, so that the journal's own name is never without a file.
+            match unless_absent(std::fs::hard_link(path, &kept)) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
+                _ => {}
+            }
+            std::fs::rename(&nascent, path).map_err(&failed)?;
+            if let Some(begin) = records.first() {
+                unless_absent(std::fs::remove_file(path.with_extension(FIRST))).map_err(&failed)?;
+                journal.keep_first(begin).map_err(&failed)?;
+            }
+            sync_directory(directory).map_err(&failed)
+        });
+        replaced.inspect_err(|_| drop(std::fs::remove_file(&nascent)))?;
+        Ok(journal)
+    }
+
+    /// Writes the first records, and zeros for those that follow, and syncs them.
+    fn fill(&mut self, records: &[Record]) -> Result<(), JournalError> {
+        let failed = failed(&self.path, "made");
+        let lines = |size: usize| -> Result<Vec<u8>, JournalError> {
+            let line = |(at, record)| format::line(number(at), record, |_| size).map_err(|e| failed(e.into()));
+            records.iter().enumerate().map(line).collect::<Result<Vec<_>, _>>().map(|lines| lines.concat())
+        };
+        let mut text = lines(0)?;
+        let size = text.len() + RESERVED;
+        text = lines(size)?;
+        text.resize(size, 0);
+        let written = match self.file.write_all_at(&text, 0) {
+            // A limit on the length of files, not on what the disk takes: the lines that fit are written without zeros.
+            Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
+                text = lines(0)?;
+                self.file.set_len(0).and_then(|()| self.file.write_all_at(&text, 0))
+            }
+            written => written.inspect(|()| self.size = size as u64),
+        };
+        written.and_then(|()| self.file.sync_all()).map_err(&failed)?;
+        self.end = if self.size == 0 { text.len() } else { text.len() - RESERVED } as u64;
+        self.sequence = number(records.len()) - 1;
+        Ok(())
+    }
+
+    /// Writes the first record to its second place.
+    fn keep_first(&self, begin: &Record) -> io::Result<()> {
+        let file = make_file(&self.path.with_extension(FIRST))?;
+        file.write_all_at(&format::line(1, begin, |_| 0)?, 0)?;
+        file.sync_all()
+    }
+
+    /// Opens an existing journal and reads its records. What was torn by a crash is dropped. One that can be read and not
+    /// written is opened all the same: whoever appends to it learns that.
+    pub fn open(path: &Path) -> Result<(Self, Vec<Record>), Damaged> {
+        let opened = OpenOptions::new().read(true).write(true).open(path).or_else(|error| match error.kind() {
+            io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => File::open(path),
+            _ => Err(error),
+        });
+        let mut file = opened.map_err(|error| unreadable(path, &error))?;
+        let (text, reading) = read_file(path, &mut file)?;
+        let end = reading.end as u64;
         // The next record must have nothing but zeros behind it.
-        if text[whole.len()..].iter().any(|byte| *byte != 0) {
-            file.set_len(end).map_err(&failed)?;
+        let torn = text[reading.end..].iter().any(|byte| *byte != 0);
+        let size = if reading.size == 0 { 0 } else { text.len() as u64 };
+        let journal = Self { path: path.to_owned(), file, end, sequence: reading.sequence, size };
+        if torn {
+            journal.cut();
         }
-        let records = records(whole).map_err(|e| failed(e.into()))?;
-        Ok((Self { path: path.to_owned(), file, end }, records))
+        Ok((journal, reading.records))
     }
 
     /// Reads the records of a journal that is somebody else's, who may be writing.
-    pub fn read(path: &Path) -> Result<Vec<Record>, JournalError> {
-        let failed = Self::failed(path, "read");
-        let text = std::fs::read(path).map_err(&failed)?;
-        records(whole_lines(&text)).map_err(|e| failed(e.into()))
+    pub fn read(path: &Path) -> Result<Vec<Record>, Damaged> {
+        let mut file = File::open(path).map_err(|error| unreadable(path, &error))?;
+        read_file(path, &mut file).map(|(_, reading)| reading.records)
     }
 
     /// All journals below a directory, oldest name first.
     pub fn list(directory: &Path) -> Vec<PathBuf> {
-        let entries = std::fs::read_dir(directory).map(|d| d.flatten().map(|e| e.path()).collect()).unwrap_or_default();
-        let mut found: Vec<PathBuf> = entries;
-        found.retain(|p| p.extension().is_some_and(|e| e == "jsonl"));
-        found.sort();
-        found
+        named(directory, JOURNAL)
+    }
+
+    /// The journals below a directory whose file is gone, and of whose first record there is a copy: where each was.
+    pub fn lost(directory: &Path) -> Vec<PathBuf> {
+        let paths = named(directory, FIRST).into_iter().map(|path| path.with_extension(JOURNAL));
+        paths.filter(|path| std::fs::symlink_metadata(path).is_err()).collect()
+    }
+
+    /// A lost journal, of which these bytes are a copy of the first record, as [`Self::first_line`] has them.
+    pub fn lost_with(path: &Path, first: &[u8]) -> Damaged {
+        let lost = Damaged::unread(path, Damage::Lost);
+        Damaged { begin: lost.begin.or_else(|| first_of(first)), ..lost }
+    }
+
+    /// The bytes of the copy of a journal's first record, to be kept at a third place.
+    pub fn first_line(directory: &Path, id: impl fmt::Display) -> io::Result<Vec<u8>> {
+        std::fs::read(directory.join(format!("{id}.{FIRST}")))
+    }
+
+    /// Removes what is left of a journal that is lost, and of which nothing is needed any more.
+    pub fn forget_lost(path: &Path) -> io::Result<()> {
+        std::fs::remove_file(path.with_extension(FIRST))
     }
 
     /// Its file.
@@ -181,117 +283,126 @@ impl Journal {
 
     /// Appends a record. On failure the journal is as it was.
     pub fn append(&mut self, record: &Record) -> Result<(), JournalError> {
-        let mut line = serde_json::to_vec(record).map_err(|e| Self::failed(&self.path, "written")(e.into()))?;
-        line.push(b'\n');
+        let failed = failed(&self.path, "written");
+        let (end, size, number) = (self.end, self.size, self.sequence + 1);
+        let fits = |line: usize| size == 0 || end + line as u64 <= size;
+        let make = |size: u64| {
+            format::line(number, record, |_| usize::try_from(size).unwrap_or(0)).map_err(|e| failed(e.into()))
+        };
+        let mut line = make(size)?;
+        if !fits(line.len()) {
+            self.grow(line.len());
+            line = make(self.size)?;
+        }
         // A full disk may have taken a part of the line, into which the next one must not run.
-        let written = self.file.write_all_at(&line, self.end).inspect_err(|_| self.cut());
-        written.map_err(Self::failed(&self.path, "written"))?;
+        self.file.write_all_at(&line, self.end).inspect_err(|_| self.cut()).map_err(&failed)?;
         self.end += line.len() as u64;
+        self.sequence += 1;
         Ok(())
+    }
+
+    /// Reserves space for a line that does not fit any more, and for others. Where there is none, the length is not known from then on.
+    fn grow(&mut self, line: usize) {
+        let zeros = vec![0; line + RESERVED];
+        match self.file.write_all_at(&zeros, self.size) {
+            Ok(()) => self.size += zeros.len() as u64,
+            Err(_) => self.size = 0,
+        }
     }
 
     /// Appends a decision: it is on the disk when this returns. On failure the journal is as it was.
     pub fn decide(&mut self, record: &Record) -> Result<(), JournalError> {
-        let whole = self.end;
+        let whole = (self.end, self.sequence);
         self.append(record)?;
         let synced = self.file.sync_data();
         synced.map_err(|error| {
             // A later agent must not find a decision that nobody acted on.
-            self.end = whole;
+            (self.end, self.sequence) = whole;
             self.cut();
-            Self::failed(&self.path, "synced")(error)
+            failed(&self.path, "synced")(error)
         })
     }
 
     /// Takes back what was written past the last record, as far as the disk lets us: the failure itself is reported anyway.
     fn cut(&self) {
-        let _ = self.file.set_len(self.end);
+        let _ = match self.size.checked_sub(self.end) {
+            // The file keeps its length, by which one that was cut off is told.
+            Some(left) if left > 0 => {
+                let zeros = vec![0; usize::try_from(left).unwrap_or(0)];
+                self.file.write_all_at(&zeros, self.end).and_then(|()| self.file.set_len(self.size))
+            }
+            _ => self.file.set_len(self.end),
+        };
     }
 
     /// Ends the journal: nothing is left to do, and nothing to remember.
     pub fn close(self) -> Result<(), JournalError> {
-        std::fs::remove_file(&self.path).map_err(Self::failed(&self.path, "removed"))
-    }
-}
-
-/// All up to the end of the last line that is whole, and behind no other that is not.
-fn whole_lines(text: &[u8]) -> &[u8] {
-    let text = &text[..text.iter().position(|byte| *byte == 0).unwrap_or(text.len())];
-    &text[..text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1)]
-}
-
-fn records(lines: &[u8]) -> serde_json::Result<Vec<Record>> {
-    lines.split_inclusive(|byte| *byte == b'\n').map(serde_json::from_slice).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn begin(id: &MigrationId) -> Record {
-        let (container, peer) = ("c".into(), "b".parse().unwrap());
-        Record::Begin { id: id.clone(), side: Side::Source, container, peer, context: Value::Null }
-    }
-
-    fn step(name: &str) -> Record {
-        Record::Step { step: name.into() }
-    }
-
-    #[test]
-    fn whatever_of_a_line_a_crash_leaves_the_records_before_it_are_kept_and_others_can_follow() {
-        let line = b"{\"record\":\"undone\",\"failure\":{\"message\":\"\xc3\xbc\"}}\n";
-        let directory = tempfile::tempdir().unwrap();
-        let id: MigrationId = "m-1".parse().unwrap();
-        let mut journal = Journal::create(directory.path(), &id, &begin(&id)).unwrap();
-        journal.append(&step("freeze")).unwrap();
-        let (before, end) = (std::fs::read(&journal.path).unwrap(), journal.end as usize);
-        let parts = (1..=line.len()).flat_map(|end| (0..end).map(move |start| start..end));
-        for part in parts.filter(|part| *part != (0..line.len())) {
-            let mut torn = before.clone();
-            torn[end + part.start..end + part.end].copy_from_slice(&line[part.clone()]);
-            std::fs::write(&journal.path, torn).unwrap();
-            let (mut journal, records) = Journal::open(&journal.path).unwrap();
-            assert_eq!(records, [begin(&id), step("freeze")], "{part:?}");
-            journal.append(&Record::Done).unwrap();
-            let records = Journal::read(&journal.path).unwrap();
-            assert_eq!(records, [begin(&id), step("freeze"), Record::Done], "{part:?}");
+        // In this order: the copy alone says that a journal was lost.
+        match std::fs::remove_file(self.path.with_extension(FIRST)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(failed(&self.path, "removed")(error));
+            }
+            _ => {}
         }
+        std::fs::remove_file(&self.path).map_err(failed(&self.path, "removed"))
     }
+}
 
-    #[test]
-    fn a_decision_changes_neither_the_length_of_the_file_nor_where_it_is() {
-        use std::os::unix::fs::MetadataExt;
-        let directory = tempfile::tempdir().unwrap();
-        let id: MigrationId = "m-1".parse().unwrap();
-        let mut journal = Journal::create(directory.path(), &id, &begin(&id)).unwrap();
-        let size = |journal: &Journal| journal.file.metadata().map(|m| (m.len(), m.blocks())).unwrap();
-        let before = size(&journal);
-        journal.append(&step("freeze")).unwrap();
-        journal.decide(&Record::Commit).unwrap();
-        assert_eq!(size(&journal), before);
-        let (mut journal, records) = Journal::open(&journal.path).unwrap();
-        assert_eq!(records, [begin(&id), step("freeze"), Record::Commit]);
-        journal.append(&Record::Done).unwrap();
-        assert_eq!(size(&journal), before, "to open it is no reason to make it shorter");
+/// A record's number, from its place in a list.
+fn number(at: usize) -> u32 {
+    u32::try_from(at + 1).unwrap_or(u32::MAX)
+}
+
+fn named(directory: &Path, extension: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).map(|d| d.flatten().map(|e| e.path()).collect()).unwrap_or_default();
+    let mut found: Vec<PathBuf> = entries;
+    found.retain(|p| p.extension().is_some_and(|e| e == extension));
+    found.sort();
+    found
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> Damaged {
+    let damage = match error.kind() {
+        io::ErrorKind::NotFound => Damage::Lost,
+        _ => Damage::Unreadable { error: error.to_string() },
+    };
+    Damaged::unread(path, damage)
+}
+
+/// The copy of a first record, if it is whole.
+fn first_record(path: &Path) -> Option<Record> {
+    first_of(&std::fs::read(path).ok()?)
+}
+
+fn first_of(text: &[u8]) -> Option<Record> {
+    let reading = format::read(text);
+    reading.records.into_iter().next().filter(|record| reading.damage.is_none() && record.is_first())
+}
+
+fn read_file(path: &Path, file: &mut File) -> Result<(Vec<u8>, Reading), Damaged> {
+    let mut text = Vec::new();
+    file.read_to_end(&mut text).map_err(|error| unreadable(path, &error))?;
+    let mut reading = format::read(&text);
+    let copy = path.with_extension(FIRST);
+    // The first record was just being written when an agent died: the copy follows it, and everything else follows the copy.
+    if reading.damage.is_some() && reading.records.is_empty() && !text.contains(&b'\n') && !copy.exists() {
+        reading = Reading::default();
     }
-
-    #[test]
-    fn a_journal_may_grow_beyond_what_was_reserved_for_it() {
-        let directory = tempfile::tempdir().unwrap();
-        let id: MigrationId = "m-1".parse().unwrap();
-        let mut journal = Journal::create(directory.path(), &id, &begin(&id)).unwrap();
-        let long = step(&"x".repeat(RESERVED / 3));
-        (0..5).for_each(|_| journal.append(&long).unwrap());
-        journal.decide(&Record::Commit).unwrap();
-        let records = Journal::read(&journal.path).unwrap();
-        assert_eq!((records.len(), records.last()), (7, Some(&Record::Commit)));
+    // The copy is made when the first record is on the disk.
+    if reading.damage.is_none() && reading.records.is_empty() && copy.exists() {
+        let expected = RESERVED;
+        reading.damage = Some(match text.len() < expected {
+            true => Damage::CutOff { length: text.len(), expected },
+            false => Damage::Corrupted { record: 1, at: 0 },
+        });
     }
-
-    #[test]
-    fn a_second_journal_of_the_same_migration_is_refused() {
-        let directory = tempfile::tempdir().unwrap();
-        let id: MigrationId = "m-1".parse().unwrap();
-        Journal::create(directory.path(), &id, &Record::Ready).unwrap();
-        assert!(Journal::create(directory.path(), &id, &Record::Ready).is_err());
+    match reading.damage {
+        None => Ok((text, reading)),
+        Some(damage) => {
+            let Reading { records, mentions_decision, .. } = reading;
+            let own = records.first().filter(|record| record.is_first()).cloned();
+            let begin = own.or_else(|| first_record(&copy));
+            Err(Damaged { path: path.to_owned(), begin, records, damage, mentions_decision })
+        }
     }
 }

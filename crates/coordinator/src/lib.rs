@@ -46,6 +46,6 @@ pub use destination::{
 };
 pub use failure::Failure;
 pub use faults::{Fault, FaultPlan, FaultSpecError, When};
-pub use journal::{Journal, JournalError, Record};
+pub use journal::{Damage, Damaged, Journal, JournalError, Record};
 pub use panics::{caught, keep_places};
 pub use source::{Ending, Retry, SourcePort, SourceStep, migrate, recover};

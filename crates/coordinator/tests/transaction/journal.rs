@@ -152,7 +152,7 @@ fn a_damaged_journal_is_an_error_that_names_it() {
     let path = directory.path().join("m-1.jsonl");
     std::fs::write(&path, "{\"record\":\"commit\"}\nnonsense\n{\"record\":\"done\"}\n").unwrap();
     let error = Journal::open(&path).unwrap_err().to_string();
-    assert!(error.contains("m-1.jsonl") && error.contains("cannot be read"), "{error}");
+    assert!(error.contains("m-1.jsonl") && error.contains("is damaged: record 2"), "{error}");
 }
 
 #[test]

@@ -15,8 +15,8 @@ use crate::world::World;
 
 /// Actions after which a run is taken not to end at all. One without mishaps has about a hundred.
 const ENOUGH: usize = 20_000;
-/// A line that was being written when its writer died; the last character is torn too.
-const TORN: &[u8] = b"{\"record\":\"undone\",\"failure\":{\"message\":\"\xc3";
+/// The beginning of a line that was being written when its writer died.
+const TORN: &[u8] = b"3c1f00aa 00000";
 
 /// What the source asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -336,7 +336,9 @@ impl Stage {
     /// Whether the source's journal has a whole record of this kind.
     fn source_has_noted(&self, record: &str) -> bool {
         let begins = format!("{{\"record\":\"{record}\"");
-        let noted = |line: &[u8]| line.starts_with(begins.as_bytes()) && line.ends_with(b"\n");
+        // Behind its checksum and its other numbers.
+        let json = |line: &[u8]| line.iter().position(|b| *b == b'{').map(|at| line[at..].to_vec()).unwrap_or_default();
+        let noted = |line: &[u8]| json(line).starts_with(begins.as_bytes()) && line.ends_with(b"\n");
         Journal::list(&self.directory(Side::Source))
             .iter()
             .any(|path| std::fs::read(path).is_ok_and(|text| text.split_inclusive(|b| *b == b'\n').any(noted)))
@@ -383,8 +385,13 @@ fn tear(journals: &Path) {
         // In the place of the next record, in which there are zeros.
         let text = std::fs::read(&path).expect("a journal");
         let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
-        let file = std::fs::OpenOptions::new().write(true).open(path).expect("a journal");
+        let file = std::fs::OpenOptions::new().write(true).open(&path).expect("a journal");
         file.write_all_at(TORN, end as u64).expect("a journal can be written");
+        // Where it may be a decision it is damage, which the other side is asked about.
+        if Journal::read(&path).is_err() {
+            file.write_all_at(&text[end..(end + TORN.len()).min(text.len())], end as u64).expect("a journal");
+            file.set_len(text.len() as u64).expect("a journal");
+        }
     }
 }
 
