@@ -385,6 +385,7 @@ impl DestinationRun {
             DestinationStep::Bundle => self.make_bundle(),
             DestinationStep::Directory => {
                 self.layout.make()?;
+                self.layout.keep_first_record(&self.node.journals(), &self.id);
                 tmpfs::open(&self.inbox, &self.layout, &self.offer, &self.peer)?;
                 self.targets = trees::targets(&*self.engine, &self.id, &self.offer)?;
                 Note::write(&self.node, &self.id, &self.targets, &self.offer)?;

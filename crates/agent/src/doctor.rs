@@ -24,6 +24,7 @@ use tranship_sys::process;
 use tranship_types::{MigrationId, Side};
 
 use crate::arrivals::Context;
+use crate::damaged::DamagedMove;
 use crate::destination;
 use crate::layout::{Layout, Role};
 use crate::node::{Node, failed};
@@ -39,6 +40,8 @@ const ANSWER: Duration = Duration::from_secs(2);
 /// What there is, and whose it is.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Thing {
+    /// Of this migration, damaged.
+    Journal(MigrationId),
     Migration(MigrationId),
     /// On the container of this id, for a migration.
     Mark(String, PathBuf),
@@ -61,6 +64,7 @@ enum Thing {
 impl Thing {
     fn kind(&self) -> LeftoverKind {
         match self {
+            Self::Journal(_) => LeftoverKind::Journal,
             Self::Migration(_) => LeftoverKind::Migration,
             Self::Mark(..) => LeftoverKind::Mark,
             Self::Copy(_) => LeftoverKind::Copy,
@@ -74,6 +78,13 @@ impl Thing {
 
     fn name(&self, node: &Node) -> String {
         match self {
+            Self::Journal(id) => {
+                let of = |damaged: &DamagedMove| match damaged.container() {
+                    Some(container) => format!("{id} (container {container})"),
+                    None => damaged.path().display().to_string(),
+                };
+                node.damaged.get(id).map_or(id.to_string(), |damaged| of(&damaged))
+            }
             Self::Migration(id) => Layout::new(&node.config.run_dir, id).root().display().to_string(),
             Self::Copy(id) => {
                 let targets = Note::read(node, id).unwrap_or_default();
@@ -92,6 +103,7 @@ impl Thing {
     /// Why it cannot be removed without somebody who knows more.
     fn obstacle(&self, node: &Node) -> Option<String> {
         match self {
+            Self::Journal(id) => node.damaged.get(id).map(|damaged| damaged.explanation()),
             Self::Migration(id) => {
                 let layout = Layout::new(&node.config.run_dir, id);
                 serves(&layout)
@@ -168,7 +180,7 @@ impl Thing {
                 tranship_network::remove(path).map_err(failed)
             }
             Self::Gate(_, path) => Gate::prepare(path, &[]).and_then(|mut gate| gate.open()).map_err(failed),
-            Self::Frozen(_) | Self::Userfaultfd { .. } => Ok(()),
+            Self::Journal(_) | Self::Frozen(_) | Self::Userfaultfd { .. } => Ok(()),
         }
     }
 }
@@ -194,13 +206,23 @@ impl Owned {
     fn add_all(&mut self, node: &Node) {
         for path in Journal::list(&node.journals()) {
             self.ids.extend(path.file_stem().map(|stem| stem.to_string_lossy().into_owned()));
-            let first = Journal::read(&path).ok().and_then(|records| records.into_iter().next());
+            let first = match Journal::read(&path) {
+                Ok(records) => records.into_iter().next(),
+                Err(damaged) => damaged.begin,
+            };
             match first {
                 Some(Record::Begin { side, container, context, .. }) => self.add(node, side, container, &context),
                 // Its members have journals of their own.
                 Some(Record::Group { .. }) => {}
                 // One that is just being made, or has just gone, owns nothing yet, or no more.
                 _ => self.unknown |= path.exists(),
+            }
+        }
+        for damaged in node.damaged.all() {
+            self.ids.insert(damaged.id().to_string());
+            match damaged.container() {
+                Some(name) => self.containers.extend([name.to_owned()]),
+                None => self.unknown = true,
             }
         }
     }
@@ -220,6 +242,7 @@ impl Owned {
 
     fn has(&self, thing: &Thing) -> bool {
         match thing {
+            Thing::Journal(_) => false,
             Thing::Migration(id) | Thing::Copy(id) => self.ids.contains(id.as_str()),
             Thing::Mark(_, directory) => {
                 directory.file_name().is_some_and(|name| self.ids.contains(&*name.to_string_lossy()))
@@ -274,6 +297,7 @@ fn everything(node: &Node) -> Result<Vec<Thing>, EngineError> {
     let run_dir = &node.config.run_dir;
     let mut all: Vec<Thing> =
         entries(&run_dir.join("migrations")).filter_map(|name| Some(Thing::Migration(name.parse().ok()?))).collect();
+    all.extend(node.damaged.all().iter().map(|damaged| Thing::Journal(damaged.id().clone())));
     let directory = |mark: &Mark| mark.images().images.parent().map(Path::to_owned).unwrap_or_default();
     all.extend(Mark::all().into_iter().map(|(id, mark)| Thing::Mark(id, directory(&mark))));
     all.extend(Note::all(node).into_iter().map(Thing::Copy));

@@ -499,6 +499,9 @@ fn make_huge_pages(node: &Node, container: &Container, list: &[HugePages], repor
 /// The source asks whether every page is in place. If the original is `released` it is the last question: with its answer,
 /// this node may forget the migration. Until then the source may give it up.
 pub fn answer(node: &Arc<Node>, id: &MigrationId, released: bool) -> Response {
+    if let Some(one) = node.damaged.get(id) {
+        return failure_response(Failure::new(one.explanation()));
+    }
     let (Some(found), Some(inbox)) = (node.arrivals.get(id), node.arrivals.inbox(id)) else {
         if released {
             return Response::Drained {

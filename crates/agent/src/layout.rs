@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
-use tranship_coordinator::Failure;
+use tranship_coordinator::{Failure, Journal};
 use tranship_criu::find::Criu;
 use tranship_criu::front::{self, FrontHandle, FrontPlan, HandleError, Mark, Order};
 use tranship_criu::rpc::Overrides;
@@ -21,6 +21,8 @@ use tranship_wire::message::Offer;
 use crate::criu_log::{self, Cause};
 use crate::program;
 
+/// The copy of the first record of a migration's journal, in its directory.
+pub const FIRST_RECORD: &str = "begin";
 /// How long an engine may take until it asks criu for something.
 const ENGINE_START: Duration = Duration::from_secs(30);
 /// How long a front waits for its order before it gives up.
@@ -101,6 +103,19 @@ impl Layout {
     /// The limit of the container's CPU time that it had before it was slowed down.
     pub fn cpu_limit(&self) -> PathBuf {
         self.root.join("cpu-limit")
+    }
+
+    /// The copy of the first record of the migration's journal, which outlasts the state directory.
+    pub fn first_record(&self) -> PathBuf {
+        self.root.join(FIRST_RECORD)
+    }
+
+    /// Makes that copy. A move goes on without it.
+    pub fn keep_first_record(&self, journals: &Path, id: &MigrationId) {
+        let kept = Journal::first_line(journals, id).and_then(|line| std::fs::write(self.first_record(), line));
+        if let Err(error) = kept {
+            tracing::warn!(%id, %error, "the first record of the journal is at two places only");
+        }
     }
 
     /// The note of when the container on the source was made.

@@ -13,6 +13,7 @@ mod arrivals;
 mod config;
 mod copying;
 mod criu_log;
+mod damaged;
 mod demand;
 mod destination;
 mod doctor;

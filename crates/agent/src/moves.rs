@@ -1,6 +1,6 @@
 //! Runs migrations of which this node is the source, and takes up what an earlier agent has left.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,11 +12,12 @@ use tranship_types::{MigrationId, MoveOptions, NodeName, Outcome, Phase, Report,
 use crate::arrivals::{Arrival, Context, Inbox, Standing};
 use crate::destination::DestinationRun;
 use crate::groups::{self, Turn};
+use crate::layout::Layout;
 use crate::node::{Claim, Node, random_bytes};
 use crate::plan::refused;
 use crate::registry::{LiveReport, unix_ms};
 use crate::source::SourceRun;
-use crate::{draining, inspection, undoing};
+use crate::{damaged, draining, inspection, undoing};
 
 /// For how long an ended arrival is remembered for a source that has not asked.
 const REMEMBERED: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -270,16 +271,24 @@ fn close(journal: Journal, id: &MigrationId) {
 /// Takes up everything that an earlier agent has left in its journals. Containers are claimed before this returns; the
 /// work itself goes on in threads.
 pub fn recover(node: &Arc<Node>) {
-    let readable = |path: PathBuf| {
-        Journal::open(&path).inspect_err(|error| tracing::error!(%error, "a journal cannot be read")).ok()
-    };
-    let mut journals: Vec<_> = Journal::list(&node.journals()).into_iter().filter_map(readable).collect();
-    groups::hand_down(&mut journals);
+    let mut damaged = damaged::lost(node);
+    let mut journals = Vec::new();
+    for path in Journal::list(&node.journals()) {
+        match Journal::open(&path) {
+            Ok((journal, records)) if records.is_empty() && has_directory(node, &path) => {
+                drop(journal);
+                damaged.push(Journal::lost_with(&path, &[]));
+            }
+            Ok(found) => journals.push(found),
+            Err(found) => damaged.push(found),
+        }
+    }
+    groups::hand_down(&mut journals, &mut damaged);
     // Where two are about the same container, the one that was decided tells where it is.
     journals.sort_by_key(|(_, records)| !records.contains(&Record::Commit));
     for (journal, records) in journals {
         match records.first().cloned() {
-            Some(Record::Begin { id, side, container, peer, context }) => {
+            Some(Record::Begin { id, side, container, .. }) => {
                 tracing::info!(%id, ?side, %container, "taking up a migration of an earlier agent");
                 // What has ended only has to be remembered, or told to the other node.
                 let ended = match side {
@@ -294,15 +303,31 @@ pub fn recover(node: &Arc<Node>) {
                     tracing::error!(%id, %container, "two journals are about the same container");
                     continue;
                 }
-                match side {
-                    Side::Source => recover_source(node, claim, journal, records, context),
-                    Side::Destination => {
-                        recover_destination(node, claim, &id, &peer, journal, &records, context);
-                    }
-                }
+                take_up(node, claim, journal, records);
             }
             _ => discard(journal.path()),
         }
+    }
+    // Those that are whole have their containers by now.
+    damaged.into_iter().for_each(|damaged| damaged::take_up(node, damaged));
+}
+
+/// Whether there is anything of the migration that a journal is named after.
+fn has_directory(node: &Node, path: &Path) -> bool {
+    let id = path.file_stem().and_then(|stem| stem.to_str()?.parse::<MigrationId>().ok());
+    id.is_some_and(|id| Layout::new(&node.config.run_dir, &id).root().exists())
+}
+
+/// Goes on with a migration as its journal says.
+pub fn take_up(node: &Arc<Node>, claim: Option<Claim>, journal: Journal, records: Vec<Record>) {
+    match records.first().cloned() {
+        Some(Record::Begin { side: Side::Source, context, .. }) => {
+            recover_source(node, claim, journal, records, context);
+        }
+        Some(Record::Begin { id, peer, context, .. }) => {
+            recover_destination(node, claim, &id, &peer, journal, &records, context);
+        }
+        _ => tracing::error!(path = %journal.path().display(), "a journal that is none of a migration"),
     }
 }
 

@@ -19,6 +19,7 @@ use tranship_wire::{Hello, Purpose};
 use crate::absent;
 use crate::arrivals::Arrivals;
 use crate::config::Config;
+use crate::damaged::DamagedMoves;
 use crate::notify::Liveness;
 use crate::recovery::Words;
 use crate::registry::Registry;
@@ -40,6 +41,7 @@ pub struct Node {
     pub groups: Arc<Registry<GroupReport>>,
     pub arrivals: Arrivals,
     pub words: Words,
+    pub damaged: DamagedMoves,
     pub faults: FaultPlan,
     pub liveness: Liveness,
     /// Tells the flags of mappings, where the kernel lets that be asked for.
@@ -97,6 +99,7 @@ impl Node {
             connector,
             arrivals: Arrivals::default(),
             words: Words::default(),
+            damaged: DamagedMoves::default(),
             faults,
             liveness: Liveness::default(),
             mapping_flags: FlagsReader::load()
@@ -179,6 +182,10 @@ impl Node {
     fn busy_blocker(&self, container: &str, holder: &Holder) -> Blocker {
         let node = &self.config.node;
         let (cause, remedy) = match holder {
+            Holder::Migration(id) if self.damaged.get(id).is_some() => (
+                format!("the journal of move {id} of {container} is damaged on node {node}"),
+                format!("see `tranship status {id}`; `tranship recover {id} --keep-here` or --keep-there decides"),
+            ),
             Holder::Migration(id) => (
                 format!("{container} is being moved already, on node {node} (move {id})"),
                 format!("wait for it; see `tranship status {id}`"),

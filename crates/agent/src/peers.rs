@@ -4,6 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use tranship_coordinator::damage::FromSource;
 use tranship_coordinator::{self as coordinator, Failure, Journal, Record};
 use tranship_memory::huge;
 use tranship_memory::receive::Carries;
@@ -17,6 +18,7 @@ use tranship_wire::{Hello, Purpose, ReadError};
 
 use crate::admission::{HandshakePlace, Handshakes, Links};
 use crate::arrivals::{Arrival, Context, Inbox, Standing, lock};
+use crate::damaged;
 use crate::demand;
 use crate::destination::{self, DestinationRun};
 use crate::draining;
@@ -261,6 +263,7 @@ fn reply(
         (Request::Drained { released }, Some(id)) => draining::answer(node, id, released),
         (Request::Holding, Some(id)) => undoing::holding(node, id),
         (Request::Void, Some(id)) => undoing::void(node, id),
+        (Request::Known { of, container }, Some(id)) => damaged::answer(node, id, peer, of, &container),
         (Request::Streams, Some(id)) => match streams(node, id) {
             Err(failure) => failure_response(failure),
             Ok(()) => Response::Streams,
@@ -448,6 +451,9 @@ fn ready(node: &Arc<Node>, id: &MigrationId, all_pages: bool) -> Response {
 
 /// The word to commit; it may come again, also after a restart.
 pub fn commit(node: &Arc<Node>, id: &MigrationId) -> Response {
+    if let Err(failure) = damaged::told(node, id, FromSource::Committed) {
+        return failure_response(failure);
+    }
     let found = match arrival(node, id) {
         Ok(found) => found,
         // A destination forgets a migration only when the source has asked whether it has drained. If it knows nothing

@@ -24,6 +24,7 @@ use tranship_types::{MigrationId, Outcome, Phase, Report};
 use tranship_wire::Purpose;
 use tranship_wire::message::{Holding, Request, Response};
 
+use crate::damaged;
 use crate::node::{Node, failed};
 
 /// How long a destination that takes calls may take to say what it holds.
@@ -75,7 +76,13 @@ fn unit(node: &Node, report: &Report) -> Vec<Report> {
 
 /// Gives up the destination of a migration that waits for it after the commit point; the original then runs again. So do those that share its network.
 pub fn recover(node: &Arc<Node>, request: &RecoverRequest) -> Result<Report, ServiceError> {
+    if let Some(decided) = damaged::recover(node, request) {
+        return decided;
+    }
     let report = find(node, &request.migration)?;
+    if request.keep.is_some() {
+        return Err(is_whole(node, &report));
+    }
     let unit = unit(node, &report);
     let words: Vec<Failure> = unit.iter().map(|one| may_give_up(node, one, request)).collect::<Result<_, _>>()?;
     for (Report { id, container, destination, phase, .. }, failure) in unit.iter().zip(words) {
@@ -83,6 +90,25 @@ pub fn recover(node: &Arc<Node>, request: &RecoverRequest) -> Result<Report, Ser
         node.words.map().insert(id.clone(), (*phase, failure));
     }
     Ok(report)
+}
+
+/// Why nobody has to say which copy goes on.
+fn is_whole(node: &Node, report: &Report) -> ServiceError {
+    let Report { id, container, source, destination, .. } = report;
+    match (report.outcome, *source == node.config.node) {
+        (Outcome::Running, true) => refused(
+            format!("the journal of migration {id} is whole, and tells what becomes of {container}"),
+            format!("if node {destination} is lost for good, use --destination-lost"),
+        ),
+        (Outcome::Running, false) => refused(
+            format!(
+                "the journal of migration {id} is whole, and node {source} can still commit it by itself or undo it: {container} goes on \
+                 where that is decided"
+            ),
+            format!("see `tranship status {id}` on node {source}"),
+        ),
+        _ => refused(format!("migration {id} has ended, and its journal was whole"), "there is nothing to recover"),
+    }
 }
 
 /// Whether a migration can be given up: why it then will have failed.

@@ -53,7 +53,15 @@ impl<R: Watched> Registry<R> {
     pub fn begin(self: &Arc<Self>, report: R) -> Live<R> {
         let id = report.id().clone();
         let under_way = report.outcome() == Outcome::Running;
-        let (sender, _) = watch::channel(report);
+        // Who watches it already goes on watching.
+        let known = self.live().get(&id).cloned().filter(|_| under_way);
+        let sender = match known {
+            Some(sender) => {
+                sender.send_replace(report);
+                sender
+            }
+            None => watch::channel(report).0,
+        };
         if under_way {
             self.live().insert(id.clone(), sender.clone());
         }

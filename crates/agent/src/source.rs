@@ -158,6 +158,8 @@ pub struct SourceRun {
     unanswered: Option<Instant>,
     /// The migration was given up after the decision.
     given_up: bool,
+    /// Each process of the original may have a SIGSTOP waiting for it.
+    stopped_beneath: bool,
     /// The destination has confirmed that nothing is left there.
     undo_confirmed: bool,
     /// There was a copy there that ran beside the original, once the migration was given up.
@@ -229,6 +231,7 @@ impl SourceRun {
             offered: false,
             unanswered: None,
             given_up: false,
+            stopped_beneath: false,
             undo_confirmed: false,
             stray_removed: false,
             drain_confirmed: false,
@@ -241,7 +244,8 @@ impl SourceRun {
 
     /// Takes up a migration of an earlier agent, which was decided or not. Whether its offer left, or its word to commit, is not on record.
     pub fn taken_up(node: &Arc<Node>, report: LiveReport, decided: bool) -> Self {
-        let run = Self { offered: true, unanswered: Some(Instant::now()), ..Self::new(node, report, None) };
+        let unanswered = Some(Instant::now());
+        let run = Self { offered: true, unanswered, stopped_beneath: decided, ..Self::new(node, report, None) };
         run.settle_freezer(decided);
         run
     }
@@ -337,6 +341,7 @@ impl SourceRun {
         let (container, offer) = self.inspected()?.clone();
         let criu = self.node.criu().map_err(|b| failed(b.to_string()))?;
         self.layout.make()?;
+        self.layout.keep_first_record(&self.node.journals(), &self.id);
         std::fs::write(self.layout.original(), &container.created).map_err(failed)?;
         self.note_freezer(&container.freezer)?;
         self.freezer = container.freezer.open().ok();

@@ -4,12 +4,15 @@
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
+use tranship_coordinator::damage::FromSource;
 use tranship_coordinator::{self as coordinator, Failure};
 use tranship_types::{MigrationId, Outcome, Phase};
 use tranship_wire::message::{Holding, Response};
 
 use crate::arrivals::{Arrival, Standing, lock};
+use crate::damaged;
 use crate::demand;
+use crate::layout::Layout;
 use crate::node::Node;
 use crate::peers::failure_response;
 
@@ -36,7 +39,21 @@ pub fn called_off(node: &Arc<Node>, id: &MigrationId) -> Response {
 
 /// The word, or the need, to undo before the decision. What nobody knows was undone before.
 pub fn abort(node: &Arc<Node>, id: &MigrationId, failure: &Failure) -> Response {
-    let Some(found) = node.arrivals.get(id) else { return Response::Aborted { leftovers: Vec::new() } };
+    if let Err(failure) = damaged::told(node, id, FromSource::TakenBack) {
+        return failure_response(failure);
+    }
+    let Some(found) = node.arrivals.get(id) else {
+        // Without its journal nobody knows what there is of it.
+        let root = Layout::new(&node.config.run_dir, id).root().to_owned();
+        return match root.exists() {
+            true => failure_response(Failure::new(format!(
+                "node {} has no journal of migration {id}, but {} is there; see `tranship doctor` there",
+                node.config.node,
+                root.display()
+            ))),
+            false => Response::Aborted { leftovers: Vec::new() },
+        };
+    };
     let arrival = lock(&found);
     if matches!(arrival.standing, Standing::Running | Standing::Drained) {
         return failure_response(Failure::new("the container runs here already"));
@@ -60,6 +77,9 @@ pub fn link_lost(node: &Arc<Node>, id: &MigrationId) {
 /// The source's word that the migration was given up after the decision: the original runs again, and the copy must not,
 /// whatever has become of it.
 pub fn void(node: &Arc<Node>, id: &MigrationId) -> Response {
+    if let Err(failure) = damaged::told(node, id, FromSource::TakenBack) {
+        return failure_response(failure);
+    }
     let Some(found) = node.arrivals.get(id) else { return Response::Voided { ran: false, leftovers: Vec::new() } };
     let failure = Failure::new(format!(
         "the operator of the source has given node {} up as lost, and the container runs there again: the copy here was void, \
@@ -131,6 +151,9 @@ fn undo(
 
 /// What there is here of the container.
 pub fn holding(node: &Node, id: &MigrationId) -> Response {
+    if let Some(one) = node.damaged.get(id) {
+        return failure_response(Failure::new(one.explanation()));
+    }
     // While the drain goes on, nobody need wait for who works on the arrival.
     if let Some(lost) = node.arrivals.inbox(id).and_then(|inbox| inbox.drain.goes_on()) {
         return Response::Holding { holding: if lost { Holding::Lost } else { Holding::Running } };

@@ -11,7 +11,17 @@ pub struct Problem {
     pub remedy: String,
 }
 
-/// The operator's word that the destination of a migration is lost for good.
+/// Which copy of a container goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Keep {
+    /// The one on the node that is asked.
+    Here,
+    /// The one on the other node.
+    There,
+}
+
+/// The operator's word that the destination of a migration is lost for good, or which copy goes on where a journal is damaged.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RecoverRequest {
@@ -21,6 +31,9 @@ pub struct RecoverRequest {
     /// heard to run there is not made to run here, too.
     #[serde(default)]
     pub host_is_down: bool,
+    /// Which copy goes on, where the journal is damaged; absent, if the destination is lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep: Option<Keep>,
 }
 
 /// A program that the node needs: criu, or an engine.

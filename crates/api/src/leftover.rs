@@ -19,6 +19,8 @@ pub struct Leftover {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LeftoverKind {
+    /// A migration's journal that is damaged or gone.
+    Journal,
     /// A migration's directory, with the mounts below it, its front and its pager.
     Migration,
     /// The mark on a container that an engine was to restore.
@@ -40,6 +42,7 @@ pub enum LeftoverKind {
 impl std::fmt::Display for LeftoverKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(match self {
+            Self::Journal => "damaged journal",
             Self::Migration => "migration",
             Self::Mark => "mark",
             Self::Copy => "copy of files",

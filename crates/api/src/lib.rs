@@ -40,7 +40,7 @@ mod watched;
 
 pub use client::{Client, ClientError, Events};
 pub use exchange::{
-    ApiError, Begun, ContainerInfo, ContainerState, ErrorBody, MoveRequest, NodeInfo, PeerInfo, PeerState, Plan,
+    ApiError, Begun, ContainerInfo, ContainerState, ErrorBody, Keep, MoveRequest, NodeInfo, PeerInfo, PeerState, Plan,
     PlanRequest, Problem, RecoverRequest, ToolInfo,
 };
 pub use group::{GroupContainer, GroupPlan, GroupRequest, Label, MemberPlan};

@@ -260,7 +260,7 @@ async fn refusals_have_their_status_and_their_blockers() {
 async fn a_migration_is_given_up_or_the_refusal_says_why() {
     let agent = agent();
     let _sender = agent.migration(running("m-1"));
-    let mut request = RecoverRequest { migration: "m-1".into(), host_is_down: true };
+    let mut request = RecoverRequest { migration: "m-1".into(), host_is_down: true, keep: None };
     assert_eq!(agent.client.recover(&request).await.unwrap(), running("m-1"));
     request.host_is_down = false;
     match agent.client.recover(&request).await {

@@ -243,9 +243,15 @@ pub struct Recover {
     /// The container, or the move's id
     pub name: String,
     /// The destination is lost for good; what the container did there, and told its clients, is lost with it
-    #[arg(long, required = true)]
+    #[arg(long, required_unless_present_any = ["keep_here", "keep_there"])]
     pub destination_lost: bool,
-    /// The destination's host is known to be down, or was restarted since: nothing of the container runs there
+    /// The journal is damaged, and the copy on this node goes on
+    #[arg(long, conflicts_with_all = ["destination_lost", "keep_there"])]
+    pub keep_here: bool,
+    /// The journal is damaged, and the copy on the other node goes on
+    #[arg(long, conflicts_with = "destination_lost")]
+    pub keep_there: bool,
+    /// The other node's host is known to be down, or was restarted since: nothing of the container runs there
     #[arg(long)]
     pub host_is_down: bool,
     /// Print exactly one line of JSON on stdout: the final report, or the error

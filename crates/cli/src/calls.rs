@@ -144,7 +144,16 @@ impl Calls<'_> {
             Ok(report) => report,
             Err(e) => return self.not_begun(&e, json),
         };
-        match self.see_through(report, json).await {
+        match (self.see_through(report, json).await, request.keep) {
+            // The original goes on, or the copy does: nobody knew which one was decided for.
+            ((Exit::Failed | Exit::Done, outcome), Some(_)) if outcome != Outcome::Running => Exit::Done,
+            (ended, _) => Self::given_up(ended),
+        }
+    }
+
+    /// The exit status of a move that was to be given up.
+    fn given_up(ended: (Exit, Outcome)) -> Exit {
+        match ended {
             // It was meant to end so.
             (Exit::Failed, Outcome::GivenUp) => Exit::Done,
             // The destination has answered after all.

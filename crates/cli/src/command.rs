@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap_complete::Shell;
-use tranship_api::{GroupRequest, Label, MoveRequest, PlanRequest, RecoverRequest};
+use tranship_api::{GroupRequest, Keep, Label, MoveRequest, PlanRequest, RecoverRequest};
 use tranship_types::{Compress, GroupId, GroupOrder, MigrationId, Mode, MoveOptions, NodeName};
 
 use crate::args::{self, Arguments, Call, CompressName, ModeName};
@@ -63,7 +63,12 @@ impl TryFrom<Arguments> for Invocation {
                 Command::Plan { request: plan(p)?, json }
             }
             Call::Recover(r) => {
-                let request = RecoverRequest { migration: container(r.name)?, host_is_down: r.host_is_down };
+                let keep = match (r.keep_here, r.keep_there) {
+                    (true, _) => Some(Keep::Here),
+                    (_, true) => Some(Keep::There),
+                    _ => None,
+                };
+                let request = RecoverRequest { migration: container(r.name)?, host_is_down: r.host_is_down, keep };
                 Command::Recover { request, json: r.json }
             }
             Call::Ls(a) => Command::Containers { json: a.json },
@@ -302,9 +307,15 @@ mod tests {
     fn a_recovery_needs_the_word_and_takes_the_other() {
         for (more, host_is_down) in [("", false), (" --host-is-down", true)] {
             let command = parse(&format!("tranship recover redis --destination-lost{more}")).unwrap();
-            let request = RecoverRequest { migration: "redis".into(), host_is_down };
+            let request = RecoverRequest { migration: "redis".into(), host_is_down, keep: None };
             assert_eq!(command, Command::Recover { request, json: false });
         }
+        for (word, keep) in [("--keep-here", Keep::Here), ("--keep-there", Keep::There)] {
+            let request = RecoverRequest { migration: "m-1".into(), host_is_down: true, keep: Some(keep) };
+            let command = parse(&format!("tranship recover m-1 --host-is-down {word}")).unwrap();
+            assert_eq!(command, Command::Recover { request, json: false });
+        }
+        assert!(parse("tranship recover m-1 --keep-here --keep-there").is_err());
     }
 
     #[test]

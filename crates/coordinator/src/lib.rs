@@ -33,6 +33,7 @@
 //! The one way back from the commit point is an operator's word that the destination is lost. A destination that begins
 //! anew does not let its copy run before the source has said its word once more.
 
+pub mod damage;
 mod destination;
 mod failure;
 mod faults;

@@ -40,6 +40,9 @@ pub enum Phase {
     Undo,
     /// The container runs on the source as if nothing had happened; if the migration was given up, as it was at the freeze.
     Undone,
+    /// The agent found its journal damaged or gone at its start, and does not know yet what was decided; `Report::error` says what it
+    /// waits for.
+    Damaged,
 }
 
 impl fmt::Display for Phase {
@@ -58,6 +61,7 @@ impl fmt::Display for Phase {
             Phase::Done => "done",
             Phase::Undo => "undo",
             Phase::Undone => "undone",
+            Phase::Damaged => "damaged",
         })
     }
 }

@@ -24,7 +24,7 @@ pub struct Versions {
 
 impl Versions {
     /// What this release speaks.
-    pub const OURS: Versions = Versions { min: 1, max: 7 };
+    pub const OURS: Versions = Versions { min: 1, max: 8 };
     /// The first in which pages may travel compressed ([`crate::Kind::Packed`]), and in which a source may ask why a stream
     /// failed ([`crate::message::Request::Streams`]).
     pub const PACKED: u16 = 2;
@@ -39,6 +39,8 @@ impl Versions {
     pub const RULESET: u16 = 6;
     /// The first in which shared memory may consist of reserved huge pages.
     pub const HUGE: u16 = 7;
+    /// The first in which an agent whose journal is damaged may ask the other one what it knows ([`crate::message::Request::Known`]).
+    pub const KNOWN: u16 = 8;
 }
 
 impl fmt::Display for Versions {

@@ -14,6 +14,7 @@
 //!   Holding? ▶ Holding                   before an operator gives a migration up that was committed
 //!   Void ────▶ Voided                    after that; repeated like Commit
 //!   Streams ▶ Streams │ Failed           why a stream was given up; from version 2 on
+//!   Known? ──▶ Known                     by an agent whose journal is damaged, also of a destination; from version 8 on
 //!   Probe ──▶ Probed │ Failed            to measure the link; belongs to no migration
 //! ```
 
@@ -21,7 +22,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use tranship_types::{
-    Allowances, Blocker, CarriedTree, HugePages, Latencies, Mode, NetworkIdentity, Part, SharedObject, Waiting,
+    Allowances, Blocker, CarriedTree, HugePages, Latencies, Mode, NetworkIdentity, Part, SharedObject, Side, Waiting,
 };
 
 /// What a source offers: everything that the destination must know before the freeze.
@@ -159,6 +160,13 @@ pub enum Request {
     /// Has a stream of pages failed with you, and why? The answer comes when there is memory for all pages that are to come, or after half a minute. From version
     /// [`crate::Versions::PACKED`] on.
     Streams,
+    /// What do you know of the migration? The asker's journal is damaged. From version [`crate::Versions::KNOWN`] on.
+    Known {
+        /// Which side of it the node that is asked has.
+        of: Side,
+        /// The container.
+        container: String,
+    },
     /// So many bytes of noise follow, in frames of pages: say when they are in memory. They belong to nothing.
     Probe {
         /// How many.
@@ -178,6 +186,32 @@ pub enum Holding {
     Running,
     /// The copy that it had was lost with its host's memory.
     Lost,
+}
+
+/// What a node knows of a migration, for the other one, which does not know any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Known {
+    /// It has no record of it, nor of a container of that name that could have come from it.
+    Nothing,
+    /// Source: it goes on, and nothing is decided.
+    Undecided,
+    /// Source: the decision is to commit.
+    Committed,
+    /// Source: it was undone, or given up.
+    TakenBack,
+    /// Destination: no copy of it was ever ready, or it was undone.
+    NeverReady,
+    /// Destination: its journal is damaged too, but the copy does not run.
+    Stopped,
+    /// Destination: it holds a complete, stopped copy.
+    Ready,
+    /// Destination: the container runs, or ran, there.
+    Running,
+    /// Destination: the copy that it had was lost with its host's memory.
+    Lost,
+    /// It does not know either.
+    Unknown,
 }
 
 /// What a destination answers.
@@ -232,6 +266,11 @@ pub enum Response {
     Holding {
         /// What.
         holding: Holding,
+    },
+    /// What is known of the migration.
+    Known {
+        /// What.
+        known: Known,
     },
     /// Nothing is left of it here, of a void copy.
     Voided {

@@ -12,7 +12,7 @@
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use tranship_coordinator::{Journal, JournalError, Record};
+use tranship_coordinator::{Damaged, Journal, JournalError, Record};
 use tranship_types::{GroupId, Report};
 
 /// A group's decision, while its migrations run.
@@ -70,8 +70,10 @@ fn close(kept: Option<Kept>) {
 /// A journal that an earlier agent has left, with its records.
 pub type Found = (Journal, Vec<Record>);
 
-/// Takes the groups' journals out of those that an earlier agent has left, and hands down what was decided.
-pub fn hand_down(journals: &mut Vec<Found>) {
+/// Takes the groups' journals out of those that an earlier agent has left, and hands down what was decided, also to migrations whose
+/// journals are damaged. What a group has decided whose journal is damaged counts where a journal of its migrations has it; else it is
+/// not known of any of them.
+pub fn hand_down(journals: &mut Vec<Found>, damaged: &mut Vec<Damaged>) {
     let group_of = |records: &[Record]| match records.first() {
         Some(Record::Group { id }) => Some(id.clone()),
         _ => None,
@@ -80,6 +82,12 @@ pub fn hand_down(journals: &mut Vec<Found>) {
         let decided = group_of(&records).filter(|_| records.contains(&Record::Commit));
         tracing::info!(path = %journal.path().display(), decided = decided.is_some(), "taking up a group's decision");
         let mut all = true;
+        for own in damaged.iter_mut().filter(|own| decided.is_some() && is_member(own.begin.as_ref(), decided.as_ref()))
+        {
+            // Until it is mended it has it from the group's.
+            own.records.push(Record::Commit);
+            all = false;
+        }
         for (own, records) in
             journals.iter_mut().filter(|(_, records)| decided.is_some() && is_of(records, decided.as_ref()))
         {
@@ -96,11 +104,51 @@ pub fn hand_down(journals: &mut Vec<Found>) {
             tracing::warn!(%error, "a group's journal stays behind");
         }
     }
+    for group in damaged.extract_if(.., |damaged| damaged.id().starts_with(GroupId::PREFIX)).collect::<Vec<_>>() {
+        hand_down_damaged(&group, journals, damaged);
+    }
+}
+
+/// Hands down what is known of the decision of a group whose journal is damaged.
+fn hand_down_damaged(group: &Damaged, journals: &mut Vec<Found>, damaged: &mut Vec<Damaged>) {
+    let id: Option<GroupId> = group.id().parse().ok();
+    let is_of = |records: &[Record]| id.is_some() && is_of(records, id.as_ref());
+    let has_it = |records: &[Record]| records.contains(&Record::Commit);
+    let decided = has_it(&group.records) || journals.iter().any(|(_, records)| is_of(records) && has_it(records));
+    tracing::error!("{group}; its decision {}", if decided { "is known" } else { "is not known" });
+    let open = |(_, records): &mut Found| {
+        let ended = records.iter().any(|r| matches!(r, Record::Undone { .. } | Record::Done));
+        is_of(records) && !has_it(records) && !ended
+    };
+    let (mut all, mut unknown) = (true, Vec::new());
+    for (mut own, mut records) in journals.extract_if(.., open).collect::<Vec<_>>() {
+        if decided {
+            all &= own.decide(&Record::Commit).is_ok();
+            records.push(Record::Commit);
+            journals.push((own, records));
+        } else {
+            let (path, begin, damage) = (own.path().to_owned(), records.first().cloned(), group.damage.clone());
+            unknown.push(Damaged { path, begin, records, damage, mentions_decision: false });
+        }
+    }
+    for own in damaged.iter_mut().filter(|own| decided && is_member(own.begin.as_ref(), id.as_ref())) {
+        own.records.push(Record::Commit);
+        all = false;
+    }
+    if all && unknown.is_empty() {
+        let _ = Journal::forget_lost(&group.path);
+        let _ = std::fs::remove_file(&group.path);
+    }
+    damaged.extend(unknown);
 }
 
 /// Whether a journal is that of a migration of this group.
 fn is_of(records: &[Record], group: Option<&GroupId>) -> bool {
-    let Some(Record::Begin { context, .. }) = records.first() else { return false };
+    is_member(records.first(), group)
+}
+
+fn is_member(begin: Option<&Record>, group: Option<&GroupId>) -> bool {
+    let Some(Record::Begin { context, .. }) = begin else { return false };
     serde_json::from_value::<Report>(context.clone()).is_ok_and(|report| report.group.as_ref() == group)
 }
 
@@ -145,7 +193,7 @@ mod tests {
         member(at, "m-4", Some(&"g-2".parse().unwrap()));
         decision.take().unwrap();
         let mut journals = found(at);
-        hand_down(&mut journals);
+        hand_down(&mut journals, &mut Vec::new());
         assert_eq!(journals.len(), 4, "the group's is none of a migration");
         assert_eq!(decided(at), [true, true, false, false], "and is not needed any more");
     }
@@ -157,7 +205,7 @@ mod tests {
         let group: GroupId = "g-1".parse().unwrap();
         Decision::create(at, &group, 1).unwrap();
         member(at, "m-1", Some(&group));
-        hand_down(&mut found(at));
+        hand_down(&mut found(at), &mut Vec::new());
         assert_eq!(decided(at), [false]);
     }
 

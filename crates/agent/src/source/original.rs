@@ -72,9 +72,9 @@ impl SourceRun {
         }
     }
 
-    /// Lets the original run, which the migration was given up for.
+    /// Lets the original run, also where it was kept from that after the decision.
     pub(super) fn let_original_run(&self, freezer: &Freezer) -> Result<(), Failure> {
-        if self.given_up {
+        if self.given_up || self.stopped_beneath {
             freezer.continue_beneath(&self.stopped_before()).map_err(failed)?;
         }
         let waits = restart_blocks::recorded(&self.layout.waits());

@@ -81,6 +81,9 @@ pub fn depends(r: &Report) -> Option<String> {
 /// Of a move that waits for its destination after the commit point: how the operator can end that.
 pub fn in_doubt(r: &Report) -> Option<String> {
     let Report { id, container, source, destination, .. } = r;
+    if let (Outcome::Running, Phase::Damaged, Some(why)) = (r.outcome, r.phase, &r.error) {
+        return Some(format!("{container} ({id}, {source} to {destination}): {why}\n"));
+    }
     let known_to_run = match (r.outcome, r.phase, &r.error) {
         (Outcome::Running, Phase::Resume, Some(_)) => "",
         (Outcome::Running, Phase::Drain, Some(_)) => " --host-is-down",

@@ -1,0 +1,582 @@
+//! What to do about a migration whose journal is damaged: from what is left of the journal, what there is on this node and what
+//! the other node knows. No I/O.
+//!
+//! ```text
+//!   source, original frozen      destination   runs it ─────────────▶ forward
+//!                                              holds a copy, READY ─▶ forward if COMMIT is known here, else abort there, then undo
+//!                                              was never ready ─────▶ undo, unless COMMIT is known here
+//!                                              anything else ───────▶ wait for an answer, or for the operator
+//!   destination, copy runs       source        whatever it knows ───▶ it runs
+//!   destination, copy is held    source        committed ───────────▶ READY: the source says COMMIT again
+//!                                              undone, no record ───▶ undo
+//!                                              anything else ───────▶ READY if that is known here, else wait
+//! ```
+//!
+//! The rule behind it: a copy is let run, or an original, only where it is certain that the other one does not run and will not,
+//! or by the operator's word.
+
+use std::fmt;
+
+use crate::{Damaged, DestinationStep, Failure, Record, SourceStep};
+
+/// What is left of a source's journal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SourceRecords {
+    /// COMMIT, or the word of it in what is damaged.
+    pub committed: bool,
+    /// It was undone.
+    pub undone: bool,
+    /// It was given up after COMMIT.
+    pub given_up: bool,
+    /// The destination has said that the container runs there, and has every page.
+    pub released: bool,
+    /// Nothing was left to do.
+    pub done: bool,
+}
+
+impl SourceRecords {
+    /// Reads what is left.
+    pub fn of(damaged: &Damaged) -> Self {
+        let records = &damaged.records;
+        Self {
+            committed: damaged.mentions_decision || records.contains(&Record::Commit),
+            undone: records.iter().any(|r| matches!(r, Record::Undone { .. })),
+            given_up: records.iter().any(|r| matches!(r, Record::GivenUp { .. })),
+            released: records.contains(&Record::step(SourceStep::Release)),
+            done: records.contains(&Record::Done),
+        }
+    }
+}
+
+/// What is left of a destination's journal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DestinationRecords {
+    /// READY.
+    pub ready: bool,
+    /// The container ran.
+    pub running: bool,
+    /// It was undone.
+    pub undone: bool,
+}
+
+impl DestinationRecords {
+    /// Reads what is left.
+    pub fn of(damaged: &Damaged) -> Self {
+        let records = &damaged.records;
+        let has = |wanted: fn(&Record) -> bool| records.iter().any(wanted);
+        let running = has(|r| matches!(r, Record::Running | Record::Done));
+        Self {
+            ready: running || has(|r| matches!(r, Record::Ready | Record::Commit)),
+            running,
+            undone: has(|r| matches!(r, Record::Undone { .. })),
+        }
+    }
+}
+
+/// The original, on the source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Original {
+    /// It is there, frozen.
+    Frozen,
+    /// It is there, and nobody keeps it from running.
+    Runs,
+    /// It is not there any more, or has ended.
+    Gone,
+    /// Another container has its name, or one of which nobody can tell whether it is the original.
+    Other,
+    /// The engine does not answer.
+    Unknown,
+}
+
+/// The copy, on the destination.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Replica {
+    /// It is held, or being made, and was never let go.
+    Held,
+    /// It was let go.
+    Runs,
+    /// There is none.
+    Gone,
+    /// The engine does not answer.
+    Unknown,
+}
+
+/// What a source hears of the destination.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FromDestination {
+    /// No answer.
+    Silent,
+    /// It has no record of the migration, nor a container of that name.
+    Nothing,
+    /// No copy was ever ready, or it was undone.
+    NeverReady,
+    /// A copy that does not run; whether it was ready is not known there either.
+    Stopped,
+    /// A complete copy that does not run.
+    Ready,
+    /// The container runs there.
+    Running,
+    /// The copy was lost with its host's memory.
+    Lost,
+    /// It does not know.
+    Unknown,
+}
+
+/// What a destination hears of the source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FromSource {
+    /// No answer.
+    Silent,
+    /// It has no record of the migration: it was aborted.
+    Nothing,
+    /// It goes on, undecided.
+    Undecided,
+    /// COMMIT.
+    Committed,
+    /// It was undone, or given up.
+    TakenBack,
+    /// It does not know.
+    Unknown,
+}
+
+/// What a source does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SourceVerdict {
+    /// Have the destination abort, and when it has confirmed that, undo.
+    AbortAndUndo,
+    /// Undo: it was decided before the damage.
+    Undo,
+    /// Undo, and tell the destination that its copy is void.
+    GiveUp,
+    /// Go on after COMMIT.
+    Forward,
+    /// It has ended; the destination may have to be told.
+    Ended {
+        /// The container was moved; else it was undone.
+        moved: bool,
+    },
+    /// There is nothing left on this node that it could be about.
+    Forget,
+    /// Nothing, yet.
+    Wait(Wait),
+}
+
+/// What a destination does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DestinationVerdict {
+    /// Undo.
+    Undo,
+    /// Wait for the source's word, as after READY.
+    Ready,
+    /// Let it run by the operator's word: its source's host is down.
+    Run,
+    /// It runs.
+    Running,
+    /// Nothing, yet.
+    Wait(Wait),
+}
+
+/// What stands in the way of a verdict, or of the operator's word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// The engine here does not answer.
+    Engine,
+    /// Another container has the name.
+    OtherContainer,
+    /// The other node does not answer.
+    Silent,
+    /// The other node does not know either.
+    Unknown,
+    /// The other node has not decided.
+    Undecided,
+    /// There is no copy on this node, and it may have been stopped by its owner.
+    GoneHere,
+    /// There is no copy on the other node that could run.
+    NoneThere,
+    /// It runs here.
+    RunsHere,
+    /// It runs there.
+    RunsThere,
+    /// COMMIT is known here, but the other node has never been ready.
+    Contradiction,
+    /// The source can still commit it.
+    SourceDecides,
+}
+
+impl fmt::Display for Wait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Wait::Engine => "the engine on this node does not answer",
+            Wait::OtherContainer => "a container of that name is here that may be another one",
+            Wait::Silent => "the other node does not answer",
+            Wait::Unknown => "the other node does not know either",
+            Wait::Undecided => "the other node has not decided yet",
+            Wait::GoneHere => "the container is not on this node any more, and its owner may have stopped it",
+            Wait::NoneThere => "the other node has no copy that could run",
+            Wait::RunsHere => "the container runs on this node",
+            Wait::RunsThere => "the container runs on the other node",
+            Wait::Contradiction => "the move was committed, but the other node has no copy that could run",
+            Wait::SourceDecides => "its source can still commit it by itself",
+        })
+    }
+}
+
+/// What a source does by itself.
+pub fn source(own: SourceRecords, here: Original, there: FromDestination, has_directory: bool) -> SourceVerdict {
+    use FromDestination as There;
+    use SourceVerdict as V;
+    match here {
+        Original::Unknown => return V::Wait(Wait::Engine),
+        Original::Gone | Original::Other if !has_directory && there_is_settled(there) && !own.done => return V::Forget,
+        Original::Other if !own.done => return V::Wait(Wait::OtherContainer),
+        _ => {}
+    }
+    if own.done {
+        let is_here = matches!(here, Original::Frozen | Original::Runs);
+        return V::Ended { moved: !own.undone && !own.given_up && own.committed && !is_here };
+    }
+    if own.given_up {
+        return V::GiveUp;
+    }
+    if own.undone {
+        return V::Undo;
+    }
+    match (there, here) {
+        _ if own.released && here != Original::Runs => V::Forward,
+        (There::Silent, _) => V::Wait(Wait::Silent),
+        (There::Unknown, _) => V::Wait(Wait::Unknown),
+        (There::Running, Original::Runs) => V::Wait(Wait::RunsThere),
+        (There::Running, _) => V::Forward,
+        (There::Lost, _) => V::Wait(Wait::NoneThere),
+        (_, Original::Gone) => V::Wait(Wait::GoneHere),
+        (There::Ready, Original::Frozen) if own.committed => V::Forward,
+        (There::Stopped, _) if own.committed => V::Wait(Wait::Unknown),
+        (_, Original::Runs) if own.committed => V::Wait(Wait::RunsHere),
+        (There::Nothing | There::NeverReady, _) if own.committed => V::Wait(Wait::Contradiction),
+        (There::Ready | There::Stopped | There::Nothing | There::NeverReady, _) => V::AbortAndUndo,
+    }
+}
+
+/// Whether nothing on the destination waits for the source's word.
+fn there_is_settled(there: FromDestination) -> bool {
+    use FromDestination as There;
+    matches!(there, There::Nothing | There::NeverReady | There::Running | There::Lost)
+}
+
+/// What a source does by the operator's word that the copy here goes on, or the one there.
+///
+/// # Errors
+/// Why that is refused.
+pub fn source_by_word(
+    here: Original,
+    there: FromDestination,
+    keep_here: bool,
+    host_is_down: bool,
+) -> Result<SourceVerdict, Wait> {
+    use FromDestination as There;
+    match (here, there) {
+        (Original::Unknown, _) => Err(Wait::Engine),
+        (Original::Other, _) => Err(Wait::OtherContainer),
+        (Original::Gone, _) if keep_here => Err(Wait::GoneHere),
+        (_, There::Running) if keep_here => Err(Wait::RunsThere),
+        (_, There::Silent) if keep_here && !host_is_down => Err(Wait::Silent),
+        (_, There::Unknown) if keep_here && !host_is_down => Err(Wait::Unknown),
+        (_, _) if keep_here => Ok(SourceVerdict::GiveUp),
+        (Original::Runs, _) => Err(Wait::RunsHere),
+        (_, There::Running | There::Ready) => Ok(SourceVerdict::Forward),
+        (_, There::Silent) => Err(Wait::Silent),
+        (_, There::Unknown | There::Stopped) => Err(Wait::Unknown),
+        (_, There::Nothing | There::NeverReady | There::Lost) => Err(Wait::NoneThere),
+    }
+}
+
+/// What a destination does by itself.
+pub fn destination(own: DestinationRecords, here: Replica, there: FromSource) -> DestinationVerdict {
+    use DestinationVerdict as V;
+    match (here, there) {
+        (Replica::Unknown, _) => V::Wait(Wait::Engine),
+        _ if own.undone => V::Undo,
+        (Replica::Runs, _) => V::Running,
+        _ if own.running => V::Running,
+        (_, FromSource::TakenBack | FromSource::Nothing) => V::Undo,
+        (_, FromSource::Committed) => V::Ready,
+        _ if own.ready => V::Ready,
+        (_, FromSource::Undecided) => V::Wait(Wait::Undecided),
+        (_, FromSource::Silent) => V::Wait(Wait::Silent),
+        (_, FromSource::Unknown) => V::Wait(Wait::Unknown),
+    }
+}
+
+/// What a destination does by the operator's word that the copy here goes on, or the original there.
+///
+/// # Errors
+/// Why that is refused.
+pub fn destination_by_word(
+    here: Replica,
+    there: FromSource,
+    keep_here: bool,
+    host_is_down: bool,
+) -> Result<DestinationVerdict, Wait> {
+    use DestinationVerdict as V;
+    match (here, there) {
+        (Replica::Unknown, _) => Err(Wait::Engine),
+        (Replica::Runs, _) if keep_here => Ok(V::Running),
+        (Replica::Runs, _) => Err(Wait::RunsHere),
+        (Replica::Gone, _) if keep_here => Err(Wait::GoneHere),
+        (_, FromSource::Undecided) => Err(Wait::SourceDecides),
+        (_, FromSource::Committed) if keep_here => Ok(V::Ready),
+        (_, FromSource::Committed) => Err(Wait::SourceDecides),
+        (_, _) if !keep_here => Ok(V::Undo),
+        (_, FromSource::TakenBack | FromSource::Nothing) => Err(Wait::RunsThere),
+        (_, FromSource::Silent) if host_is_down => Ok(V::Run),
+        (_, FromSource::Silent) => Err(Wait::Silent),
+        (_, FromSource::Unknown) => Err(Wait::Unknown),
+    }
+}
+
+/// The records of a source's whole journal that says what the verdict is; `None` where there is nothing to write. Steps that may have been begun
+/// count as begun: their undo can be repeated. COMMIT stands before an undo, since the original may have been kept from
+/// running as it is after COMMIT.
+pub fn source_records(
+    damaged: &Damaged,
+    begin: Record,
+    verdict: SourceVerdict,
+    has_directory: bool,
+    failure: &Failure,
+) -> Option<Vec<Record>> {
+    // Without the migration's directory nothing was done to the container.
+    let last = if has_directory { SourceStep::AwaitReady } else { SourceStep::Offer };
+    let steps = SourceStep::BEFORE_COMMIT.into_iter().filter(|step| *step <= last).map(Record::step);
+    let mut records: Vec<Record> = [begin].into_iter().chain(steps).collect();
+    let known = |wanted: fn(&Record) -> bool| damaged.records.iter().find(|r| wanted(r)).cloned();
+    let failure = failure.clone();
+    match verdict {
+        SourceVerdict::AbortAndUndo | SourceVerdict::Undo => {
+            let undone = known(|r| matches!(r, Record::Undone { .. })).unwrap_or(Record::Undone { failure });
+            records.extend(has_directory.then_some(Record::Commit).into_iter().chain([undone]));
+        }
+        SourceVerdict::GiveUp => {
+            let given_up = known(|r| matches!(r, Record::GivenUp { .. })).unwrap_or(Record::GivenUp { failure });
+            records.extend([Record::Commit, given_up]);
+        }
+        SourceVerdict::Forward => {
+            let after = SourceStep::AFTER_COMMIT.map(Record::step);
+            records.push(Record::Commit);
+            records.extend(after.into_iter().filter(|step| damaged.records.contains(step)));
+        }
+        SourceVerdict::Ended { moved } => {
+            let back = |r: &Record| matches!(r, Record::Undone { .. } | Record::GivenUp { .. });
+            let undone = known(back).unwrap_or(Record::Undone { failure });
+            records.extend([if moved { Record::Commit } else { undone }, Record::Done]);
+        }
+        SourceVerdict::Forget | SourceVerdict::Wait(_) => return None,
+    }
+    Some(records)
+}
+
+/// The same of a destination.
+pub fn destination_records(
+    damaged: &Damaged,
+    begin: Record,
+    verdict: DestinationVerdict,
+    has_directory: bool,
+    failure: &Failure,
+) -> Option<Vec<Record>> {
+    let steps = |steps: &[DestinationStep]| steps.iter().map(Record::step).collect::<Vec<_>>();
+    let mut records = [vec![begin], steps(&DestinationStep::PREPARE), steps(&DestinationStep::MAKE_READY)].concat();
+    match verdict {
+        DestinationVerdict::Undo => {
+            let undone = damaged.records.iter().find(|r| matches!(r, Record::Undone { .. })).cloned();
+            records.push(undone.unwrap_or(Record::Undone { failure: failure.clone() }));
+        }
+        DestinationVerdict::Ready | DestinationVerdict::Run => records.push(Record::Ready),
+        DestinationVerdict::Running => {
+            records.extend([Record::Ready, Record::Commit]);
+            records.extend(steps(&DestinationStep::COMMIT));
+            records.push(Record::Running);
+            // What only the migration needed is removed last.
+            if !has_directory {
+                records.extend(steps(&DestinationStep::DRAIN));
+            }
+            records.extend(damaged.records.contains(&Record::Done).then_some(Record::Done));
+        }
+        DestinationVerdict::Wait(_) => return None,
+    }
+    Some(records)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::Value;
+    use tranship_types::Side;
+
+    use super::*;
+    use crate::{Damage, Ending, Journal, Standing, standing};
+
+    const ORIGINALS: [Original; 5] =
+        [Original::Frozen, Original::Runs, Original::Gone, Original::Other, Original::Unknown];
+    const REPLICAS: [Replica; 4] = [Replica::Held, Replica::Runs, Replica::Gone, Replica::Unknown];
+    const DESTINATIONS: [FromDestination; 8] = [
+        FromDestination::Silent,
+        FromDestination::Nothing,
+        FromDestination::NeverReady,
+        FromDestination::Stopped,
+        FromDestination::Ready,
+        FromDestination::Running,
+        FromDestination::Lost,
+        FromDestination::Unknown,
+    ];
+    const SOURCES: [FromSource; 6] = [
+        FromSource::Silent,
+        FromSource::Nothing,
+        FromSource::Undecided,
+        FromSource::Committed,
+        FromSource::TakenBack,
+        FromSource::Unknown,
+    ];
+
+    fn own_source() -> impl Strategy<Value = SourceRecords> {
+        any::<(bool, bool, bool, bool, bool)>().prop_map(|(committed, undone, given_up, released, done)| {
+            SourceRecords { committed, undone, given_up, released, done }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn a_source_lets_the_original_run_only_where_no_copy_can(
+            own in own_source(), here in prop::sample::select(&ORIGINALS), there in prop::sample::select(&DESTINATIONS),
+            directory in any::<bool>(),
+        ) {
+            use FromDestination as There;
+            let open = !(own.undone || own.given_up || own.done);
+            match source(own, here, there, directory) {
+                SourceVerdict::AbortAndUndo => {
+                    prop_assert!(open && !own.committed && !own.released);
+                    prop_assert!(matches!(there, There::Nothing | There::NeverReady | There::Stopped | There::Ready));
+                    prop_assert!(matches!(here, Original::Frozen | Original::Runs));
+                }
+                SourceVerdict::Undo => prop_assert!(own.undone),
+                SourceVerdict::GiveUp => prop_assert!(own.given_up),
+                SourceVerdict::Forward => {
+                    prop_assert!(open && here != Original::Runs && here != Original::Unknown && here != Original::Other);
+                    let decided = own.released || there == There::Running || (own.committed && there == There::Ready);
+                    prop_assert!(decided, "a copy is let run that nobody has decided for");
+                }
+                SourceVerdict::Forget => prop_assert!(!directory && matches!(here, Original::Gone | Original::Other)),
+                SourceVerdict::Ended { moved } => prop_assert!(own.done && (!moved || !own.undone)),
+                SourceVerdict::Wait(_) => prop_assert!(!own.done || here == Original::Unknown),
+            }
+        }
+
+        #[test]
+        fn a_destination_undoes_no_copy_that_runs_and_lets_none_run_by_itself(
+            ready in any::<bool>(), running in any::<bool>(), undone in any::<bool>(),
+            here in prop::sample::select(&REPLICAS), there in prop::sample::select(&SOURCES),
+        ) {
+            let own = DestinationRecords { ready: ready || running, running, undone };
+            match destination(own, here, there) {
+                DestinationVerdict::Undo => {
+                    prop_assert!(here != Replica::Unknown);
+                    let settled = matches!(there, FromSource::TakenBack | FromSource::Nothing);
+                    prop_assert!(undone || (here != Replica::Runs && !running && settled));
+                }
+                DestinationVerdict::Running => prop_assert!(here == Replica::Runs || running),
+                DestinationVerdict::Ready => prop_assert!(ready || there == FromSource::Committed),
+                DestinationVerdict::Run => prop_assert!(false, "only the operator can say that"),
+                DestinationVerdict::Wait(_) => prop_assert!(!undone || here == Replica::Unknown),
+            }
+        }
+    }
+
+    #[test]
+    fn the_operators_word_makes_no_second_copy_run() {
+        for here in ORIGINALS {
+            for there in DESTINATIONS {
+                for down in [false, true] {
+                    let kept = source_by_word(here, there, true, down);
+                    let may = matches!(here, Original::Frozen | Original::Runs) && there != FromDestination::Running;
+                    let sure = down || !matches!(there, FromDestination::Silent | FromDestination::Unknown);
+                    assert_eq!(kept.is_ok(), may && sure, "{here:?} {there:?} {down} {kept:?}");
+                    let given = source_by_word(here, there, false, down);
+                    let may = matches!(here, Original::Frozen | Original::Gone);
+                    let runs = matches!(there, FromDestination::Ready | FromDestination::Running);
+                    assert_eq!(given.is_ok(), may && runs, "{here:?} {there:?} {down} {given:?}");
+                }
+            }
+        }
+        for here in REPLICAS {
+            for there in SOURCES {
+                let kept = destination_by_word(here, there, true, false);
+                assert!(kept != Ok(DestinationVerdict::Run), "not without the word that the source's host is down");
+                if here == Replica::Held {
+                    let down = destination_by_word(here, there, true, true);
+                    assert_eq!(down == Ok(DestinationVerdict::Run), there == FromSource::Silent, "{there:?}");
+                }
+                let removed = destination_by_word(here, there, false, true) == Ok(DestinationVerdict::Undo);
+                let decides = matches!(there, FromSource::Committed | FromSource::Undecided);
+                let stopped = matches!(here, Replica::Held | Replica::Gone);
+                assert_eq!(removed, stopped && !decides, "{here:?} {there:?}");
+            }
+        }
+    }
+
+    fn damaged(side: Side) -> (Damaged, Record) {
+        let (id, peer) = ("m-1".parse().unwrap(), "b".parse().unwrap());
+        let begin = Record::Begin { id, side, container: "c".into(), peer, context: Value::Null };
+        let damaged = Damaged {
+            path: "m-1.jsonl".into(),
+            begin: Some(begin.clone()),
+            records: vec![begin.clone()],
+            damage: Damage::Lost,
+            mentions_decision: false,
+        };
+        (damaged, begin)
+    }
+
+    /// Does all that it is asked to.
+    struct Willing;
+
+    impl crate::SourcePort for Willing {
+        fn run(&mut self, _: SourceStep) -> Result<(), Failure> {
+            Ok(())
+        }
+        fn undo(&mut self, _: SourceStep) -> Result<(), Failure> {
+            Ok(())
+        }
+        fn entered(&mut self, _: tranship_types::Phase) {}
+        fn try_again(&mut self, _: SourceStep, _: &Failure) -> crate::Retry {
+            crate::Retry::Stop
+        }
+        fn inject(&mut self, _: crate::Fault) {}
+    }
+
+    #[test]
+    fn a_mended_journal_says_what_the_verdict_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let (damaged, begin) = damaged(Side::Source);
+        let failure = Failure::new("damaged");
+        for (verdict, fits) in [
+            (SourceVerdict::AbortAndUndo, (|e| matches!(e, Ending::Undone { .. })) as fn(&Ending) -> bool),
+            (SourceVerdict::GiveUp, |e| matches!(e, Ending::GivenUp { .. })),
+            (SourceVerdict::Forward, |e| *e == Ending::Moved),
+        ] {
+            let records = source_records(&damaged, begin.clone(), verdict, true, &failure).unwrap();
+            let mut journal = Journal::replace(&directory.path().join("m-1.jsonl"), &records).unwrap();
+            let ending = crate::recover(&mut Willing, &mut journal, &records);
+            assert!(fits(&ending), "{verdict:?}: {ending:?}");
+        }
+        let (damaged, begin) = self::damaged(Side::Destination);
+        for (verdict, directory, stands) in [
+            (DestinationVerdict::Undo, true, Standing::Undo),
+            (DestinationVerdict::Ready, true, Standing::Ready),
+            (DestinationVerdict::Running, true, Standing::Running),
+            (DestinationVerdict::Running, false, Standing::Running),
+        ] {
+            let records = destination_records(&damaged, begin.clone(), verdict, directory, &failure).unwrap();
+            assert_eq!(standing(&records), stands);
+            let tidied = crate::begun(&records).contains(&DestinationStep::Tidy);
+            assert_eq!(tidied, verdict == DestinationVerdict::Running && !directory);
+        }
+    }
+}
