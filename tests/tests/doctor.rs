@@ -44,13 +44,14 @@ fn run(lab: &Lab) -> Result<CounterClient> {
     Ok(CounterClient::start(lab, (IP, REDIS_PORT).into(), "counter", Duration::from_millis(1))?)
 }
 
-/// Moves it, kills the agent of `node` where `fault` says, and starts another one that finds no journal.
+/// Moves it, kills the agent of `node` where `fault` says, and starts another one that finds neither a journal nor a
+/// copy of its first record.
 fn die_without_journal(lab: &Lab, node: &str, fault: &str, options: &[&str]) -> Result<()> {
     restart_agent(lab, node, fault)?;
     let agent = lab.agent_pid(node)?.context("the agent has just been started")?;
     let moving = Moving::begin_with(lab, NAME, "a", "b", Mode::Cold, options)?;
     wait_until("the agent to die", PATIENCE, || Ok(is_gone(agent).then_some(())))?;
-    lab.check(node, &["sh", "-c", "rm /var/lib/tranship/journal/*.jsonl"])?;
+    lab.check(node, &["sh", "-c", "rm /var/lib/tranship/journal/* /run/tranship/migrations/*/begin"])?;
     lab.start_agent(node, &[])?;
     ensure!(!moving.end()?.success, "the move went on without its agent");
     Ok(())

@@ -93,6 +93,16 @@ impl DamagedMove {
         self.first.as_ref().map(|first| first.container.as_str())
     }
 
+    /// The other node, if it is known.
+    pub fn peer(&self) -> Option<&NodeName> {
+        self.first.as_ref().map(|first| &first.peer)
+    }
+
+    /// This node's side, the container, and what the port noted, if that is known.
+    pub fn first(&self) -> Option<(Side, &str, &Value)> {
+        self.first.as_ref().map(|first| (first.side, first.container.as_str(), &first.context))
+    }
+
     /// Its journal's file.
     pub fn path(&self) -> &Path {
         &self.damaged.path

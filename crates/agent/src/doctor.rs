@@ -220,8 +220,8 @@ impl Owned {
         }
         for damaged in node.damaged.all() {
             self.ids.insert(damaged.id().to_string());
-            match damaged.container() {
-                Some(name) => self.containers.extend([name.to_owned()]),
+            match damaged.first() {
+                Some((side, container, context)) => self.add(node, side, container.to_owned(), context),
                 None => self.unknown = true,
             }
         }

@@ -171,8 +171,10 @@ fn answer(node: &Arc<Node>, incoming: Incoming, place: HandshakePlace, links: &A
 fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> Result<(), ReadError> {
     let peer = link.peer().clone();
     link.set_timeout(Some(SILENCE)).map_err(ReadError::Io)?;
+    let of_damaged = |id| node.damaged.get(id).and_then(|one| one.peer().cloned());
+    let known = |id| node.arrivals.peer(id).or_else(|| of_damaged(id));
     // Asked for each request: a link may be older than the migration that it names.
-    let of_another = || id.and_then(|id| node.arrivals.peer(id)).is_some_and(|source| source != peer);
+    let of_another = || id.and_then(known).is_some_and(|other| other != peer);
     let (mut probed, mut committed) = (Probed::default(), false);
     let ended = loop {
         let request: Request = match tranship_wire::read_message(&mut link) {

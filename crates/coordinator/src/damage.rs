@@ -276,7 +276,8 @@ pub fn source_by_word(
     use FromDestination as There;
     match (here, there) {
         (Original::Unknown, _) => Err(Wait::Engine),
-        (Original::Other, _) => Err(Wait::OtherContainer),
+        // Where there is no copy either, what is left is to be tidied up.
+        (Original::Gone, There::Nothing | There::NeverReady | There::Lost) if keep_here => Ok(SourceVerdict::GiveUp),
         (Original::Gone, _) if keep_here => Err(Wait::GoneHere),
         (_, There::Running) if keep_here => Err(Wait::RunsThere),
         (_, There::Silent) if keep_here && !host_is_down => Err(Wait::Silent),
@@ -495,11 +496,15 @@ mod tests {
             for there in DESTINATIONS {
                 for down in [false, true] {
                     let kept = source_by_word(here, there, true, down);
-                    let may = matches!(here, Original::Frozen | Original::Runs) && there != FromDestination::Running;
+                    let may = match (here, there) {
+                        (Original::Unknown, _) | (_, FromDestination::Running) => false,
+                        (Original::Gone, _) => there_is_settled(there),
+                        _ => true,
+                    };
                     let sure = down || !matches!(there, FromDestination::Silent | FromDestination::Unknown);
                     assert_eq!(kept.is_ok(), may && sure, "{here:?} {there:?} {down} {kept:?}");
                     let given = source_by_word(here, there, false, down);
-                    let may = matches!(here, Original::Frozen | Original::Gone);
+                    let may = matches!(here, Original::Frozen | Original::Gone | Original::Other);
                     let runs = matches!(there, FromDestination::Ready | FromDestination::Running);
                     assert_eq!(given.is_ok(), may && runs, "{here:?} {there:?} {down} {given:?}");
                 }

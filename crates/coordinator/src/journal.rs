@@ -43,6 +43,8 @@ const RESERVED: usize = 16 << 10;
 /// What the files' names end with: the journal, and the copy of its first record.
 const JOURNAL: &str = "jsonl";
 const FIRST: &str = "begin";
+/// And a damaged journal, beside the one that took its place.
+const KEPT: &str = "damaged";
 
 /// A journal that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -153,13 +155,13 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Puts a journal with these records in the place of one that is damaged or lost, which is kept beside it as `ID.damaged`. A
-    /// crash leaves either the one or the other.
+    /// Puts a journal with these records in the place of one that is damaged or lost, which is kept beside it as `ID.damaged` until it
+    /// is closed. A crash leaves either the one or the other.
     pub fn replace(path: &Path, records: &[Record]) -> Result<Self, JournalError> {
         let failed = failed(path, "mended");
         let directory = path.parent().unwrap_or(Path::new("."));
         make_directory(directory).map_err(&failed)?;
-        let (nascent, kept) = (path.with_extension("nascent"), path.with_extension("damaged"));
+        let (nascent, kept) = (path.with_extension("nascent"), path.with_extension(KEPT));
         let unless_absent = |done: io::Result<()>| match done {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             done => done,
@@ -338,11 +340,13 @@ impl Journal {
     /// Ends the journal: nothing is left to do, and nothing to remember.
     pub fn close(self) -> Result<(), JournalError> {
         // In this order: the copy alone says that a journal was lost.
-        match std::fs::remove_file(self.path.with_extension(FIRST)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(failed(&self.path, "removed")(error));
+        for extension in [FIRST, KEPT] {
+            match std::fs::remove_file(self.path.with_extension(extension)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(failed(&self.path, "removed")(error));
+                }
+                _ => {}
             }
-            _ => {}
         }
         std::fs::remove_file(&self.path).map_err(failed(&self.path, "removed"))
     }

@@ -33,11 +33,15 @@ pub fn original(node: &Node, id: &MigrationId, first: &First) -> Original {
         Err(_) => return Original::Unknown,
     };
     let layout = Layout::new(&node.config.run_dir, id);
+    let held = container.freezer.is_held();
     match std::fs::read_to_string(layout.original()) {
         Ok(made) if made == container.created => {}
+        // The note is made before the freeze.
+        Err(error)
+            if error.kind() == std::io::ErrorKind::NotFound && layout.root().exists() && matches!(held, Ok(false)) => {}
         _ => return Original::Other,
     }
-    match (container.state, container.freezer.is_held()) {
+    match (container.state, held) {
         (State::Stopped, _) => Original::Gone,
         (_, Ok(true)) => Original::Frozen,
         (_, Ok(false)) => Original::Runs,

@@ -154,6 +154,8 @@ fn is_member(begin: Option<&Record>, group: Option<&GroupId>) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
     use tranship_types::{Mode, Side};
 
@@ -196,6 +198,55 @@ mod tests {
         hand_down(&mut journals, &mut Vec::new());
         assert_eq!(journals.len(), 4, "the group's is none of a migration");
         assert_eq!(decided(at), [true, true, false, false], "and is not needed any more");
+    }
+
+    /// Flips a bit in the first record of a journal.
+    fn damage(path: &Path) -> Damaged {
+        let mut text = std::fs::read(path).unwrap();
+        text[40] ^= 1;
+        std::fs::write(path, text).unwrap();
+        Journal::open(path).unwrap_err()
+    }
+
+    #[test]
+    fn what_a_group_has_decided_counts_for_a_member_whose_journal_is_damaged() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = directory.path();
+        let group: GroupId = "g-1".parse().unwrap();
+        let decision = Decision::create(at, &group, 2).unwrap();
+        decision.take().unwrap();
+        let mut damaged = vec![damage(member(at, "m-1", Some(&group)).path()), damage(member(at, "m-2", None).path())];
+        member(at, "m-3", Some(&group));
+        let whole = |path: &PathBuf| Journal::open(path).ok();
+        let mut journals: Vec<_> = Journal::list(at).iter().filter_map(whole).collect();
+        hand_down(&mut journals, &mut damaged);
+        let know: Vec<_> = damaged.iter().map(|one| one.records.contains(&Record::Commit)).collect();
+        assert_eq!(know, [true, false]);
+        assert!(journals[0].1.contains(&Record::Commit), "and for the others");
+        assert!(at.join("g-1.jsonl").exists(), "until the damaged one is mended");
+    }
+
+    #[test]
+    fn where_a_groups_journal_is_damaged_its_members_know_the_decision_or_nobody_does() {
+        for decided in [true, false] {
+            let directory = tempfile::tempdir().unwrap();
+            let at = directory.path();
+            let group: GroupId = "g-1".parse().unwrap();
+            Decision::create(at, &group, 2).unwrap();
+            let mut damaged = vec![damage(&at.join("g-1.jsonl"))];
+            let mut first = member(at, "m-1", Some(&group));
+            if decided {
+                first.decide(&Record::Commit).unwrap();
+            }
+            member(at, "m-2", Some(&group));
+            member(at, "m-3", None);
+            let mut journals: Vec<_> = Journal::list(at).iter().filter_map(|path| Journal::open(path).ok()).collect();
+            hand_down(&mut journals, &mut damaged);
+            let open: Vec<_> = damaged.iter().map(Damaged::id).collect();
+            assert_eq!(open, if decided { vec![] } else { vec!["m-1", "m-2"] }, "they are asked about");
+            let know = journals.iter().filter(|(_, records)| records.contains(&Record::Commit)).count();
+            assert_eq!((journals.len(), know), if decided { (3, 2) } else { (1, 0) });
+        }
     }
 
     #[test]

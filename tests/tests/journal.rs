@@ -1,0 +1,242 @@
+//! Journals that are damaged, cut off or gone while a container is frozen: the container is kept and named, the other node is asked, and
+//! where that does not tell what was decided, the operator does.
+
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use tranship_api::{ApiError, Leftover, LeftoverKind};
+use tranship_e2e::{
+    Log, Moving, Stage, connection_alive, copies, is_gone, nothing_left, quiet, refused_move, remove, restart_agent,
+    scenarios, wait_until,
+};
+use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, redis_command, report_of};
+use tranship_types::{Mode, Outcome, Phase, Report};
+
+const NAME: &str = "kept";
+const JOURNALS: &str = "/var/lib/tranship/journal";
+const PATIENCE: Duration = Duration::from_secs(40);
+/// Exit statuses of `tranship recover`.
+const DONE: i32 = 0;
+const REFUSED: i32 = 3;
+
+/// Runs Redis on node a; its client, who notices whatever happens to the connection.
+fn run(lab: &Lab, number: u8) -> Result<CounterClient> {
+    let ip = Ipv4Addr::new(10, 77, 0, number);
+    lab.run("a", NAME, &RunOptions::new(ip, redis_command()))?;
+    Redis::connect(lab, ip, Duration::from_secs(10))?;
+    Ok(CounterClient::start(lab, (ip, REDIS_PORT).into(), "counter", Duration::from_millis(5))?)
+}
+
+/// Moves it to node b until an agent dies of a fault.
+fn move_until_death(lab: &Lab, node: &str, fault: &str) -> Result<Moving> {
+    restart_agent(lab, node, fault)?;
+    let agent = lab.agent_pid(node)?.context("the agent has just been started")?;
+    let moving = Moving::begin(lab, NAME, "a", "b", Mode::Cold)?;
+    wait_until("the agent to die", PATIENCE, || Ok(is_gone(agent).then_some(())))?;
+    Ok(moving)
+}
+
+/// A node's only journal.
+fn journal(lab: &Lab, node: &str) -> Result<PathBuf> {
+    let entries = fs::read_dir(lab.path(node, JOURNALS)?)?.flatten().map(|entry| entry.path());
+    let mut found: Vec<_> = entries.filter(|path| path.extension().is_some_and(|e| e == "jsonl")).collect();
+    ensure!(found.len() == 1, "node {node} has the journals {found:?}");
+    Ok(found.remove(0))
+}
+
+/// Flips a bit in the checksum of the record that has these words in it.
+fn flip(lab: &Lab, node: &str, words: &str) -> Result<()> {
+    let path = journal(lab, node)?;
+    let mut text = fs::read(&path)?;
+    let at = text.windows(words.len()).position(|part| part == words.as_bytes());
+    let at = at.with_context(|| format!("{words} is not in {}", String::from_utf8_lossy(&text)))?;
+    let line = text[..at].iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+    text[line + 3] ^= 1;
+    Ok(fs::write(&path, text)?)
+}
+
+/// What a node shows as under way.
+fn status(lab: &Lab, node: &str) -> Result<Vec<Report>> {
+    let text = lab.check(node, &["tranship", "status", "--json"])?;
+    serde_json::from_str(text.trim()).context(text)
+}
+
+/// Checks that a node keeps the container for a migration with a damaged journal, and says so wherever one looks.
+fn is_named(lab: &Lab, node: &str, log: &Log) -> Result<Report> {
+    let under_way = status(lab, node)?;
+    let [report] = &under_way[..] else { anyhow::bail!("under way are {under_way:#?}") };
+    let error = report.error.clone().unwrap_or_default();
+    let hint = format!("tranship recover {} --keep-here", report.id);
+    ensure!((report.container.as_str(), report.phase) == (NAME, Phase::Damaged), "{report:?}");
+    ensure!(error.contains("is damaged: ") && error.contains(&hint), "{error}");
+    let shown = lab.check(node, &["tranship", "status"])?;
+    ensure!(shown.contains("damaged") && shown.contains(&hint), "{shown}");
+    for options in [&["--json"][..], &["--json", "--fix"]] {
+        let output = lab.exec(node, &[&["tranship", "doctor"], options].concat())?;
+        let found: Vec<Leftover> = serde_json::from_slice(&output.stdout)?;
+        let [one] = &found[..] else { anyhow::bail!("doctor finds {found:#?}") };
+        ensure!(one.kind == LeftoverKind::Journal && one.name.contains(NAME) && !one.removed, "{one:?}");
+        ensure!(one.note.contains(&hint), "{one:?}");
+    }
+    ensure!(log.text().contains("is damaged: ") && log.text().contains(&hint), "{}", log.text());
+    let other = if node == "a" { "b" } else { "a" };
+    let refusal = refused_move(lab, node, NAME, other)?;
+    ensure!(refusal.sentence.contains("the journal of move") || node == "b", "{}", refusal.sentence);
+    Ok(report.clone())
+}
+
+/// Has the operator decide; the exit status, and what was printed.
+fn recover(lab: &Lab, node: &str, words: &[&str]) -> Result<(i32, serde_json::Value)> {
+    let output = lab.exec(node, &[&["tranship", "recover", NAME, "--json"], words].concat())?;
+    Ok((output.status.code().context("tranship was killed")?, report_of(&output.stdout)?))
+}
+
+fn refused(lab: &Lab, node: &str, words: &[&str], why: &str) -> Result<()> {
+    let (status, printed) = recover(lab, node, words)?;
+    ensure!(status == REFUSED, "status {status}: {printed}");
+    let ApiError { error } = serde_json::from_value(printed)?;
+    ensure!(error.message.contains(why) && !error.remedy.is_empty(), "{why:?} not in {error}");
+    Ok(())
+}
+
+/// Which nodes have a copy that may run; one that criu holds counts as well.
+fn runs_on(lab: &Lab) -> Result<Vec<String>> {
+    Ok(copies(lab, NAME)?.into_iter().filter(|copy| copy.runs).map(|copy| copy.node).collect())
+}
+
+/// Waits until nothing is left to be done, and the container and its client go on.
+fn ends_on(lab: &Lab, node: &str, mut client: CounterClient) -> Result<()> {
+    wait_until("the migration to end", PATIENCE, || Ok(status(lab, node)?.is_empty().then_some(())))?;
+    let at = quiet(lab, NAME)?;
+    ensure!(at == node, "{NAME} runs on {at}");
+    client.wait_replies(20, Duration::from_secs(30)).context("the client's connection")?;
+    connection_alive(&mut client)?;
+    client.stop()?;
+    restart_agent(lab, "a", "")?;
+    restart_agent(lab, "b", "")?;
+    remove(lab, NAME)
+}
+
+/// One bit of the source's journal flips while the container is frozen: before the decision the destination's answer undoes it.
+fn a_flipped_bit_before_the_decision(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let client = run(lab, 80)?;
+    let moving = move_until_death(lab, "a", "source.transfer.after.die")?;
+    lab.kill_agent("b")?;
+    flip(lab, "a", "\"close-gate\"")?;
+    let log = Log::mark(lab, "a")?;
+    lab.start_agent("a", &[])?;
+    wait_until("it to be told what it waits for", PATIENCE, || {
+        Ok(status(lab, "a")?
+            .iter()
+            .any(|r| r.error.as_ref().is_some_and(|e| e.contains("does not answer")))
+            .then_some(()))
+    })?;
+    let report = is_named(lab, "a", &log)?;
+    ensure!(runs_on(lab)?.is_empty(), "nobody has asked the destination: {:?}", runs_on(lab)?);
+    lab.start_agent("b", &[])?;
+    wait_until("the original to run", PATIENCE, || Ok((runs_on(lab)? == ["a"]).then_some(())))?;
+    let text = lab.check("a", &["tranship", "status", report.id.as_str(), "--json"])?;
+    let ended: Report = serde_json::from_str(text.trim()).context(text)?;
+    ensure!(ended.phase != Phase::Damaged && ended.outcome != Outcome::Moved, "{ended:?}");
+    ensure!(!moving.end()?.success, "the move was undone");
+    ends_on(lab, "a", client)
+}
+
+/// The record of the decision itself is damaged, or cut off: the destination, which is ready or runs it, gets its word.
+fn a_decision_that_is_damaged(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let client = run(lab, 81)?;
+    let moving = move_until_death(lab, "a", "source.deliver.before.die")?;
+    flip(lab, "a", "\"commit\"")?;
+    lab.start_agent("a", &[])?;
+    ends_on(lab, "b", client).context("flipped before the destination had heard of it")?;
+    drop(moving);
+
+    let client = run(lab, 82)?;
+    let moving = move_until_death(lab, "a", "source.deliver.after.die")?;
+    let path = journal(lab, "a")?;
+    let text = fs::read(&path)?;
+    let written = text.iter().position(|byte| *byte == 0).context("there are zeros")?;
+    fs::write(&path, &text[..written / 2])?;
+    lab.start_agent("a", &[])?;
+    ends_on(lab, "b", client).context("cut off while the container runs there")?;
+    drop(moving);
+    Ok(())
+}
+
+/// The destination does not know any more whether it is ready; the source says what it decided.
+fn a_destination_that_has_forgotten(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let client = run(lab, 83)?;
+    let moving = move_until_death(lab, "b", "destination.open-gate.before.die")?;
+    flip(lab, "b", "\"ready\"")?;
+    let log = Log::mark(lab, "b")?;
+    lab.start_agent("b", &[])?;
+    ends_on(lab, "b", client)?;
+    ensure!(log.text().contains("is damaged: "), "{}", log.text());
+    ensure!(moving.end()?.success, "the move went on");
+    Ok(())
+}
+
+/// Everything in the source's state directory is gone, and the destination is down: only the operator can say that the original, whose processes
+/// have a SIGSTOP waiting for them, goes on.
+fn a_lost_journal(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let client = run(lab, 84)?;
+    let moving = move_until_death(lab, "b", "destination.open-gate.before.die")?;
+    let waits = |r: &Report| r.phase == Phase::Resume && r.error.is_some();
+    wait_until("the move to wait", PATIENCE, || Ok(status(lab, "a")?.iter().any(waits).then_some(())))?;
+    lab.kill_agent("a")?;
+    lab.check("a", &["sh", "-c", &format!("rm {JOURNALS}/*")])?;
+    let log = Log::mark(lab, "a")?;
+    lab.start_agent("a", &[])?;
+    is_named(lab, "a", &log)?;
+    refused(lab, "a", &["--keep-there"], "does not answer")?;
+    refused(lab, "a", &["--keep-here"], "does not answer")?;
+    refused(lab, "a", &["--destination-lost"], "is damaged")?;
+    let (status, printed) = recover(lab, "a", &["--keep-here", "--host-is-down"])?;
+    let report: Report = serde_json::from_value(printed)?;
+    ensure!(status == DONE && report.outcome == Outcome::GivenUp, "status {status}: {report:?}");
+    ensure!(runs_on(lab)?.contains(&"a".to_owned()), "the original does not run");
+    lab.start_agent("b", &[])?;
+    drop(moving);
+    ends_on(lab, "a", client)
+}
+
+/// Both journals are damaged. The operator has the copy removed; the source hears that, and undoes.
+fn both_are_damaged(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let client = run(lab, 85)?;
+    let moving = move_until_death(lab, "a", "source.commit.before.die")?;
+    refused(lab, "b", &["--keep-there"], "can still commit it by itself")?;
+    lab.kill_agent("b")?;
+    flip(lab, "b", "\"ready\"")?;
+    let log = Log::mark(lab, "b")?;
+    lab.start_agent("b", &[])?;
+    is_named(lab, "b", &log)?;
+    refused(lab, "b", &["--keep-here"], "does not answer")?;
+    let (status, printed) = recover(lab, "b", &["--keep-there"])?;
+    ensure!(status == DONE, "status {status}: {printed}");
+    wait_until("the copy to be removed", PATIENCE, || Ok(nothing_left(lab, "b", NAME).ok()))?;
+    let path = journal(lab, "a")?;
+    let text = fs::read(&path)?;
+    fs::write(&path, &text[..text.len() - 100])?;
+    lab.start_agent("a", &[])?;
+    drop(moving);
+    ends_on(lab, "a", client)
+}
+
+fn main() -> ExitCode {
+    scenarios(&[
+        ("a_flipped_bit_before_the_decision", a_flipped_bit_before_the_decision),
+        ("a_decision_that_is_damaged", a_decision_that_is_damaged),
+        ("a_destination_that_has_forgotten", a_destination_that_has_forgotten),
+        ("a_lost_journal", a_lost_journal),
+        ("both_are_damaged", both_are_damaged),
+    ])
+}
