@@ -280,7 +280,7 @@ pub fn recover(node: &Arc<Node>) {
                 damaged.push(Journal::lost_with(&path, &[]));
             }
             Ok(found) => journals.push(found),
-            Err(found) => damaged.push(found),
+            Err(found) => damaged.push(*found),
         }
     }
     groups::hand_down(&mut journals, &mut damaged);

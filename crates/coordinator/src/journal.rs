@@ -221,7 +221,7 @@ impl Journal {
 
     /// Opens an existing journal and reads its records. What was torn by a crash is dropped. One that can be read and not
     /// written is opened all the same: whoever appends to it learns that.
-    pub fn open(path: &Path) -> Result<(Self, Vec<Record>), Damaged> {
+    pub fn open(path: &Path) -> Result<(Self, Vec<Record>), Box<Damaged>> {
         let opened = OpenOptions::new().read(true).write(true).open(path).or_else(|error| match error.kind() {
             io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => File::open(path),
             _ => Err(error),
@@ -240,7 +240,7 @@ impl Journal {
     }
 
     /// Reads the records of a journal that is somebody else's, who may be writing.
-    pub fn read(path: &Path) -> Result<Vec<Record>, Damaged> {
+    pub fn read(path: &Path) -> Result<Vec<Record>, Box<Damaged>> {
         let mut file = File::open(path).map_err(|error| unreadable(path, &error))?;
         read_file(path, &mut file).map(|(_, reading)| reading.records)
     }
@@ -365,12 +365,12 @@ fn named(directory: &Path, extension: &str) -> Vec<PathBuf> {
     found
 }
 
-fn unreadable(path: &Path, error: &io::Error) -> Damaged {
+fn unreadable(path: &Path, error: &io::Error) -> Box<Damaged> {
     let damage = match error.kind() {
         io::ErrorKind::NotFound => Damage::Lost,
         _ => Damage::Unreadable { error: error.to_string() },
     };
-    Damaged::unread(path, damage)
+    Box::new(Damaged::unread(path, damage))
 }
 
 /// The copy of a first record, if it is whole.
@@ -383,7 +383,7 @@ fn first_of(text: &[u8]) -> Option<Record> {
     reading.records.into_iter().next().filter(|record| reading.damage.is_none() && record.is_first())
 }
 
-fn read_file(path: &Path, file: &mut File) -> Result<(Vec<u8>, Reading), Damaged> {
+fn read_file(path: &Path, file: &mut File) -> Result<(Vec<u8>, Reading), Box<Damaged>> {
     let mut text = Vec::new();
     file.read_to_end(&mut text).map_err(|error| unreadable(path, &error))?;
     let mut reading = format::read(&text);
@@ -406,7 +406,7 @@ fn read_file(path: &Path, file: &mut File) -> Result<(Vec<u8>, Reading), Damaged
             let Reading { records, mentions_decision, .. } = reading;
             let own = records.first().filter(|record| record.is_first()).cloned();
             let begin = own.or_else(|| first_record(&copy));
-            Err(Damaged { path: path.to_owned(), begin, records, damage, mentions_decision })
+            Err(Box::new(Damaged { path: path.to_owned(), begin, records, damage, mentions_decision }))
         }
     }
 }

@@ -205,7 +205,7 @@ mod tests {
         let mut text = std::fs::read(path).unwrap();
         text[40] ^= 1;
         std::fs::write(path, text).unwrap();
-        Journal::open(path).unwrap_err()
+        *Journal::open(path).unwrap_err()
     }
 
     #[test]

@@ -240,7 +240,7 @@ fn a_journal_of_the_version_before_is_read_and_goes_on() {
         journal.append(&Record::Done).unwrap();
         assert_eq!(Journal::read(&path).unwrap().len(), 8);
     }
-    std::fs::write(&path, old.as_bytes()[..old.len() - 3].to_vec()).unwrap();
+    std::fs::write(&path, &old.as_bytes()[..old.len() - 3]).unwrap();
     assert_eq!(Journal::read(&path).unwrap(), records[..4], "torn");
     std::fs::write(&path, old.replace("record\":\"step", "record\":\"stop")).unwrap();
     let damaged = Journal::read(&path).unwrap_err();
@@ -272,7 +272,7 @@ fn the_container_is_known_whatever_is_wrong_with_the_journal() {
     is_known(|damage| matches!(damage, Damage::Corrupted { .. }));
     std::fs::remove_file(&path).unwrap();
     is_known(|damage| *damage == Damage::Lost);
-    assert_eq!(Journal::lost(directory.path()), [path.clone()]);
+    assert_eq!(Journal::lost(directory.path()), std::slice::from_ref(&path));
     std::fs::create_dir(&path).unwrap();
     is_known(|damage| matches!(damage, Damage::Unreadable { .. }));
 }
