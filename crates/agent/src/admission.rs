@@ -163,7 +163,7 @@ mod tests {
 
     fn counted(closed: &Arc<AtomicUsize>) -> Closer {
         let closed = Arc::clone(closed);
-        Closer::new(move || {
+        Closer::calling(move || {
             closed.fetch_add(1, Ordering::Relaxed);
         })
     }

@@ -61,17 +61,46 @@ pub trait Link: Read + Write + Send {
 
 /// Breaks a link from another thread: whoever waits on it gets an error at once. Does not keep the link alive.
 #[derive(Clone)]
-pub struct Closer(Arc<dyn Fn() + Send + Sync>);
+pub struct Closer(Arc<dyn Fn(Act) + Send + Sync>);
+
+/// What is done to a link from another thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Act {
+    /// It is broken. The kernel still sends what was written.
+    Shutdown,
+    /// It is broken. The kernel drops what was written and not sent, and resets the connection when its owner drops it.
+    Reset,
+    /// It sends as fast as it can.
+    LiftPace,
+}
 
 impl Closer {
-    /// A handle that does this.
-    pub fn new(close: impl Fn() + Send + Sync + 'static) -> Self {
+    /// A handle that breaks a link by this.
+    pub fn calling(close: impl Fn() + Send + Sync + 'static) -> Self {
+        Self::new(move |act| match act {
+            Act::Shutdown | Act::Reset => close(),
+            Act::LiftPace => {}
+        })
+    }
+
+    pub(crate) fn new(close: impl Fn(Act) + Send + Sync + 'static) -> Self {
         Self(Arc::new(close))
     }
 
-    /// Breaks the link; does nothing if it is gone already.
+    /// Breaks the link; does nothing if it is gone already. What was written before is still sent.
     pub fn close(&self) {
-        (self.0)();
+        (self.0)(Act::Shutdown);
+    }
+
+    /// Breaks the link and drops what was written and not sent, so that the peer's host learns of the end without waiting for
+    /// megabytes on a slow link.
+    pub fn reset(&self) {
+        (self.0)(Act::Reset);
+    }
+
+    /// Lifts the pace that was set, also for what was written already. It holds again once its owner sets it anew.
+    pub fn lift_pace(&self) {
+        (self.0)(Act::LiftPace);
     }
 }
 

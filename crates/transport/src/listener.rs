@@ -62,7 +62,7 @@ impl Listener {
     /// For want of a file descriptor.
     pub fn closer(&self) -> io::Result<Closer> {
         let listener = self.listener.try_clone()?;
-        Ok(Closer::new(move || {
+        Ok(Closer::new(move |_| {
             let _ = nix::sys::socket::shutdown(
                 std::os::fd::AsRawFd::as_raw_fd(&listener),
                 nix::sys::socket::Shutdown::Both,
@@ -88,7 +88,7 @@ impl Incoming {
     /// A handle that ends the caller's connection from another thread, for as long as the caller has not been welcomed and dropped.
     pub fn closer(&self) -> Closer {
         let stream = Arc::downgrade(&self.stream);
-        Closer::new(move || {
+        Closer::calling(move || {
             if let Some(stream) = stream.upgrade() {
                 let _ = stream.shutdown(Shutdown::Both);
             }

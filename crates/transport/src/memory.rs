@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use tranship_types::NodeName;
 
+use crate::link::Act;
 use crate::{Closer, Counters, Link};
 
 /// Bytes under way in one direction before a writer waits.
@@ -161,8 +162,10 @@ impl Link for MemoryLink {
 
     fn closer(&self) -> Closer {
         let shared = Arc::downgrade(&self.shared);
-        Closer::new(move || {
-            if let Some(shared) = shared.upgrade() {
+        Closer::new(move |act| {
+            if act != Act::LiftPace
+                && let Some(shared) = shared.upgrade()
+            {
                 shared.cut();
             }
         })

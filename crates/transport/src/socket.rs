@@ -2,12 +2,15 @@ use std::io::{self, ErrorKind, Read};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::libc::linger;
 use nix::sys::socket::{MsgFlags, send, setsockopt, sockopt};
 use tranship_sys::pacing;
 
+use crate::link::Act;
 use crate::pacer::{self, LOOK, Pacer};
 use crate::{Closer, Counters};
 
@@ -21,6 +24,8 @@ const USER_TIMEOUT_MS: u32 = 10_000;
 /// A TCP socket set up for a link, which counts its bytes and can have a deadline.
 pub(crate) struct Socket {
     stream: Arc<TcpStream>,
+    /// A [`Closer`] has broken it.
+    closed: Arc<AtomicBool>,
     counters: Counters,
     timeout: Option<Duration>,
     deadline: Option<Instant>,
@@ -52,7 +57,15 @@ impl Socket {
         // time ends the kernel's own tuning, which goes higher.
         let _ = setsockopt(&stream, sockopt::SndBufForce, &SOCKET_BUFFER);
         let _ = setsockopt(&stream, sockopt::RcvBufForce, &SOCKET_BUFFER);
-        Ok(Self { stream, counters: Counters::default(), timeout: None, deadline: None, pace: None, way: None })
+        Ok(Self {
+            stream,
+            closed: Arc::default(),
+            counters: Counters::default(),
+            timeout: None,
+            deadline: None,
+            pace: None,
+            way: None,
+        })
     }
 
     pub fn counters(&self) -> &Counters {
@@ -126,6 +139,10 @@ impl Socket {
     }
 
     pub fn in_flight(&self) -> io::Result<usize> {
+        // The kernel may go on sending for a while what nobody waits for any more.
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(io::Error::new(ErrorKind::BrokenPipe, "the link was broken on this node"));
+        }
         if let Some(error) = self.stream.take_error()? {
             return Err(as_timeout(error));
         }
@@ -138,10 +155,19 @@ impl Socket {
     }
 
     pub fn closer(&self) -> Closer {
-        let stream = Arc::downgrade(&self.stream);
-        Closer::new(move || {
-            if let Some(stream) = stream.upgrade() {
-                let _ = stream.shutdown(Shutdown::Both);
+        let (stream, closed) = (Arc::downgrade(&self.stream), Arc::clone(&self.closed));
+        Closer::new(move |act| {
+            let stream = stream.upgrade();
+            closed.fetch_or(act != Act::LiftPace, Ordering::Relaxed);
+            let Some(stream) = stream else { return };
+            match act {
+                Act::LiftPace => drop(pacing::set_pacing(stream.as_fd(), None)),
+                Act::Shutdown => drop(stream.shutdown(Shutdown::Both)),
+                Act::Reset => {
+                    // socket(7): close(2) then drops what is in the send buffer; tcp_close() in net/ipv4/tcp.c resets.
+                    let _ = setsockopt(&stream, sockopt::Linger, &linger { l_onoff: 1, l_linger: 0 });
+                    let _ = stream.shutdown(Shutdown::Both);
+                }
             }
         })
     }
