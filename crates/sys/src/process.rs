@@ -152,6 +152,20 @@ pub fn descriptor(pid: u32) -> io::Result<OwnedFd> {
     }
 }
 
+/// Sends a signal to the process that a descriptor stands for.
+///
+/// # Errors
+/// It has ended; the system's refusal.
+pub fn signal(process: &OwnedFd, signal: i32) -> io::Result<()> {
+    // SAFETY: the call takes numbers only; without a siginfo the kernel makes one as for kill(2).
+    unsafe {
+        match libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), signal, std::ptr::null::<u8>(), 0) {
+            ..0 => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// Forks a process that has its own copy of the memory, and the table of descriptors in common with this one: what either opens the other has, what
 /// either closes is closed, and what is open stays so until both have ended. Returns the child's pid; in the child, `None`.
 ///

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::Signal;
 
 use super::{Mark, Order};
 
@@ -19,6 +20,18 @@ pub(super) fn criu_note(socket: &Path) -> PathBuf {
 pub fn criu_lives(socket: &Path) -> bool {
     let note = std::fs::read_to_string(criu_note(socket)).unwrap_or_default();
     note.split_once(' ').is_some_and(|(pid, started)| start_of(pid).is_some_and(|now| now == started))
+}
+
+/// Sends a signal to the real criu of the front with this socket, if it is there.
+pub fn signal_criu(socket: &Path, signal: Signal) {
+    let note = std::fs::read_to_string(criu_note(socket)).unwrap_or_default();
+    let pid = note.split_once(' ').and_then(|(pid, _)| pid.parse().ok());
+    // The descriptor first: then it is that of the process whose start is looked at.
+    if let Some(process) = pid.and_then(|pid| tranship_sys::process::descriptor(pid).ok())
+        && criu_lives(socket)
+    {
+        let _ = tranship_sys::process::signal(&process, signal as i32);
+    }
 }
 
 /// When a process was started (field 22 of proc_pid_stat(5)), which tells it from a later one with its pid; criu changes its

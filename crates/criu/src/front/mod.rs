@@ -39,7 +39,7 @@ use prost::Message;
 use serde::{Deserialize, Serialize};
 use tranship_sys::descriptor;
 
-pub use handle::{FrontHandle, HandleError, allocator_socket, criu_lives, resumed_init, resumed_note};
+pub use handle::{FrontHandle, HandleError, allocator_socket, criu_lives, resumed_init, resumed_note, signal_criu};
 
 use crate::rpc::{self, ExternalMount, Overrides, RequestHead, RequestType};
 use work::Front;
