@@ -176,20 +176,30 @@ fn start(
     (schedule, units): (Schedule, Vec<Option<Unit>>),
     (report, decision): (GroupReport, Option<Decision>),
 ) -> std::io::Result<()> {
-    let turns = Turn::of_all(&report, node.groups.begin(report.clone()), (schedule, units), decision)?;
+    let turns =
+        Turn::of_all(&report, node.groups.begin(report.clone()), (schedule, units), decision, &request.options)?;
     tracing::info!(id = %report.id, members = turns.len(), order = %report.order, "a group begins to move");
+    if let Some(first) = turns.first() {
+        node.interrupts.insert_group(&report.id, first.interrupts());
+    }
     for (turn, member) in turns.into_iter().zip(report.members) {
         let wish = MoveRequest { options: request.options, ..MoveRequest::new(member.container, member.destination) };
-        let (node, its_turn) = (Arc::clone(node), turn.clone());
+        let (its_node, its_turn) = (Arc::clone(node), turn.clone());
         let started = threads::start("member", move || {
             let run = coordinator::caught("a member of a group", || {
-                run(&node, &its_turn, &wish);
+                run(&its_node, &its_turn, &wish);
                 Ok(())
             });
             run.err().into_iter().for_each(|failure| its_turn.refused(failure.message));
+            its_turn.interrupt().undoing();
+            let id = its_turn.group();
+            if its_node.groups.report(&id).is_none_or(|report| report.outcome != Outcome::Running) {
+                its_node.interrupts.remove_group(&id);
+            }
         });
         if let Err(error) = started {
             turn.refused(error.to_string());
+            turn.interrupt().undoing();
         }
     }
     Ok(())
@@ -197,8 +207,8 @@ fn start(
 
 /// One member from its first turn to its end.
 fn run(node: &Arc<Node>, turn: &Turn, wish: &MoveRequest) {
-    if let Err(failure) = turn.wait(Stage::Prepare) {
-        return turn.skipped(failure.message);
+    if let Err(failure) = turn.interrupt().guard().and_then(|()| turn.wait(Stage::Prepare)) {
+        return turn.not_begun(failure);
     }
     let begun = match moves::begin(node, wish, Some(turn.clone())) {
         Ok(report) => report,

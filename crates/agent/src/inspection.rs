@@ -38,7 +38,7 @@ pub struct Inspection {
 }
 
 fn blocked(blocker: Blocker) -> Failure {
-    Failure { message: blocker.to_string(), blockers: vec![blocker] }
+    Failure { message: blocker.to_string(), blockers: vec![blocker], cancelled: false }
 }
 
 fn all_blocked(blockers: Vec<Blocker>) -> Failure {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use nix::sys::signal::Signal;
 use tranship_coordinator::{Failure, Journal};
 use tranship_criu::find::Criu;
 use tranship_criu::front::{self, FrontHandle, FrontPlan, HandleError, Mark, Order};
@@ -25,6 +26,8 @@ use crate::program;
 pub const FIRST_RECORD: &str = "begin";
 /// How long an engine may take until it asks criu for something.
 const ENGINE_START: Duration = Duration::from_secs(30);
+/// How long a killed criu and its front may take to end.
+const DEATH: Duration = Duration::from_secs(5);
 /// How long a front waits for its order before it gives up.
 const FRONT_PATIENCE: Duration = Duration::from_secs(600);
 
@@ -386,6 +389,20 @@ impl Layout {
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(())
+    }
+
+    /// Ends a dump that nobody waits for any more. It may finish, and put the tasks back into their state; a criu that has not after
+    /// `patience` is killed. One that somebody has stopped goes on for that.
+    pub fn end_dump(&self, patience: Duration) -> Result<(), Failure> {
+        let socket = self.front_socket(Role::Dump);
+        front::signal_criu(&socket, Signal::SIGCONT);
+        let ended = self.end_front(Role::Dump, patience);
+        if ended.is_ok() || !front::criu_lives(&socket) {
+            return ended;
+        }
+        tracing::warn!(?patience, directory = %self.root.display(), "criu is killed in the middle of its dump");
+        front::signal_criu(&socket, Signal::SIGKILL);
+        self.end_front(Role::Dump, DEATH)
     }
 
     /// Keeps criu's log beside the reports in `history`, where there is one; says where.

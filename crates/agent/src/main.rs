@@ -10,6 +10,7 @@
 mod absent;
 mod admission;
 mod arrivals;
+mod cancel;
 mod config;
 mod copying;
 mod criu_log;
@@ -21,6 +22,7 @@ mod draining;
 mod groups;
 mod images;
 mod inspection;
+mod interrupt;
 mod layout;
 mod moves;
 mod neighbours;

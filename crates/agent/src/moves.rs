@@ -12,6 +12,7 @@ use tranship_types::{MigrationId, MoveOptions, NodeName, Outcome, Phase, Report,
 use crate::arrivals::{Arrival, Context, Inbox, Standing};
 use crate::destination::DestinationRun;
 use crate::groups::{self, Turn};
+use crate::interrupt::Interrupt;
 use crate::layout::Layout;
 use crate::node::{Claim, Node, random_bytes};
 use crate::plan::refused;
@@ -57,20 +58,35 @@ fn start(
         network_owner,
         ..Report::new(id, container, source, destination, options.mode, unix_ms())
     };
-    // Without one nothing is begun: who asked is told at once, since the history has no room for it either.
-    let journal = Journal::create(&node.journals(), &report.id, &first_record(&report)).map_err(|error| {
-        let text = error.to_string();
-        let (cause, remedy) = text.split_once("; ").unwrap_or((&text, ""));
+    // A member of a group may have been cancelled before its migration begins, and has a guard since the group began.
+    let interrupt = turn.as_ref().map_or_else(|| Interrupt::new(&options), Turn::interrupt);
+    let not_moved = |text: &str| {
+        interrupt.undoing();
+        let (cause, remedy) = text.split_once("; ").unwrap_or((text, ""));
         ServiceError::new(ErrorKind::Unusable, format!("{} was not moved: {cause}", report.container), remedy)
-    })?;
+    };
+    let guarded = if turn.is_none() { interrupt.guard() } else { Ok(()) };
+    guarded.map_err(|failure| not_moved(&failure.message))?;
+    // Without one nothing is begun: who asked is told at once, since the history has no room for it either.
+    let journal = Journal::create(&node.journals(), &report.id, &first_record(&report))
+        .map_err(|error| not_moved(&error.to_string()))?;
+    node.interrupts.insert(&report.id, &interrupt);
     let live = node.registry.begin(report.clone());
     let began = Instant::now();
     let (its_node, its_live, place) = (Arc::clone(node), live.clone(), journal.path().to_owned());
-    match threads::start("move", move || run(&its_node, claim, &its_live, journal, turn.as_ref(), began)) {
+    let its_interrupt = Arc::clone(&interrupt);
+    let started = threads::start("move", move || {
+        run(&its_node, claim, &its_live, journal, (turn.as_ref(), &its_interrupt), began);
+        its_interrupt.undoing();
+        its_node.interrupts.remove(&its_live.read().id);
+    });
+    match started {
         Ok(_) => Ok(report),
         Err(error) => {
             // Nothing has been done yet, so that no record of it is needed.
             let _ = Journal::open(&place).map(|(journal, _)| journal.close());
+            interrupt.undoing();
+            node.interrupts.remove(&report.id);
             let text = format!("the move of {} was not begun: {error}", report.container);
             live.end(|r| (r.outcome, r.phase, r.error) = (Outcome::Failed, Phase::Undone, Some(text.clone())));
             let (cause, remedy) = text.split_once("; ").unwrap_or((&text, ""));
@@ -94,12 +110,12 @@ fn run(
     claim: Claim,
     live: &LiveReport,
     mut journal: Journal,
-    turn: Option<&Turn>,
+    (turn, interrupt): (Option<&Turn>, &Arc<Interrupt>),
     began: Instant,
 ) {
     let place = journal.path().to_owned();
     let mut claim = Some(claim);
-    let mut port = SourceRun::new(node, live.clone(), turn.cloned());
+    let mut port = SourceRun::new(node, live.clone(), turn.cloned(), Arc::clone(interrupt));
     let done = coordinator::caught("a migration", || {
         let ending = coordinator::migrate(&mut port, &mut journal, &node.faults);
         conclude(node, &mut claim, live, &mut port, journal, ending, began);
@@ -111,6 +127,7 @@ fn run(
     });
     dropped.err().into_iter().for_each(|failure| tracing::error!(id = %live.read().id, %failure, "something may be left"));
     if let Err(failure) = done {
+        interrupt.undoing();
         take_up_again(node, claim, live, turn, &place, failure);
     }
 }
@@ -207,7 +224,7 @@ fn conclude(
             *claim = None;
             live.end(|r| {
                 (r.original, r.waiting) = (Some(original), None);
-                r.outcome = Outcome::Failed;
+                r.outcome = if failure.cancelled { Outcome::Cancelled } else { Outcome::Failed };
                 r.phase = Phase::Undone;
                 r.error = Some(failure.message);
                 r.blockers = failure.blockers;
@@ -352,11 +369,14 @@ fn recover_source(
     // One that has ended already, and only has to tell the other node so, keeps the report that it had.
     let live = node.registry.begin(node.registry.report(&report.id).unwrap_or(report));
     let its_node = Arc::clone(node);
+    let id = live.read().id;
+    let decided = records.contains(&Record::Commit);
+    node.interrupts.insert(&id, &Interrupt::of_earlier_agent(decided));
     node.start_patiently("move", move || {
         let (node, place) = (its_node, journal.path().to_owned());
         let mut claim = claim;
         let done = coordinator::caught("a migration of an earlier agent", || {
-            let mut port = SourceRun::taken_up(&node, live.clone(), records.contains(&Record::Commit));
+            let mut port = SourceRun::taken_up(&node, live.clone(), decided);
             let ending = coordinator::recover(&mut port, &mut journal, &records);
             conclude(&node, &mut claim, &live, &mut port, journal, ending, Instant::now());
             Ok(())
@@ -364,6 +384,7 @@ fn recover_source(
         if let Err(failure) = done {
             take_up_again(&node, claim, &live, None, &place, failure);
         }
+        node.interrupts.remove(&id);
     });
 }
 

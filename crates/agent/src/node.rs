@@ -12,7 +12,7 @@ use tranship_memory::tracker::Method;
 use tranship_sys::awake::Awake;
 use tranship_sys::mapping_flags::FlagsReader;
 use tranship_sys::{reserve, restart_blocks, threads};
-use tranship_transport::{Connection, Connector};
+use tranship_transport::{Connection, Connector, Link};
 use tranship_types::{Blocker, BlockerKind, EngineName, GroupReport, MigrationId, NodeName, Report};
 use tranship_wire::{Hello, Purpose};
 
@@ -20,6 +20,7 @@ use crate::absent;
 use crate::arrivals::Arrivals;
 use crate::config::Config;
 use crate::damaged::DamagedMoves;
+use crate::interrupt::Interrupts;
 use crate::notify::Liveness;
 use crate::recovery::Words;
 use crate::registry::Registry;
@@ -42,6 +43,7 @@ pub struct Node {
     pub arrivals: Arrivals,
     pub words: Words,
     pub damaged: DamagedMoves,
+    pub interrupts: Interrupts,
     pub faults: FaultPlan,
     pub liveness: Liveness,
     /// Tells the flags of mappings, where the kernel lets that be asked for.
@@ -100,6 +102,7 @@ impl Node {
             arrivals: Arrivals::default(),
             words: Words::default(),
             damaged: DamagedMoves::default(),
+            interrupts: Interrupts::default(),
             faults,
             liveness: Liveness::default(),
             mapping_flags: FlagsReader::load()
@@ -230,7 +233,8 @@ impl Node {
         self.dial_within(DIAL, peer, purpose, migration)
     }
 
-    /// Calls a peer's agent, which is to answer in this time.
+    /// Calls a peer's agent, which is to answer in this time. Before the commit point of a migration of which this node is the source,
+    /// whatever interrupts the migration ends the call, and resets the link.
     pub fn dial_within(
         &self,
         patience: Duration,
@@ -238,26 +242,20 @@ impl Node {
         purpose: Purpose,
         migration: Option<&MigrationId>,
     ) -> Result<Connection, Failure> {
-        use tranship_transport::TransportError as E;
         let address = self.config.peers.get(peer).ok_or_else(|| self.no_such_node(peer))?;
         let hello = Hello::new(self.config.node.clone(), purpose, migration.cloned());
-        self.connector.connect(peer, address, &hello, patience).map_err(|error| {
-            let kind = match &error {
-                E::Untrusted { .. } | E::WrongNode { .. } => BlockerKind::Untrusted,
-                E::Version { .. } => BlockerKind::Version,
-                _ => BlockerKind::Unreachable,
-            };
-            let text = sentence(&error);
-            let (cause, remedy) =
-                text.split_once("; ").unwrap_or((&text, "check that its agent runs and can be reached"));
-            let blocker = Blocker::new(kind, cause, remedy);
-            Failure { message: blocker.to_string(), blockers: vec![blocker] }
-        })
+        let Some(interrupt) = migration.and_then(|id| self.interrupts.guarding(id)) else {
+            return call(&self.connector, (peer, address), &hello, patience);
+        };
+        let (connector, peer, address) = (self.connector.clone(), peer.clone(), address.clone());
+        let link = interrupt.aside(move || call(&connector, (&peer, &address), &hello, patience))?;
+        interrupt.register(link.closer())?;
+        Ok(link)
     }
 
     fn no_such_node(&self, peer: &NodeName) -> Failure {
         let blocker = self.unknown_peer(peer);
-        Failure { message: blocker.to_string(), blockers: vec![blocker] }
+        Failure { message: blocker.to_string(), blockers: vec![blocker], cancelled: false }
     }
 
     /// The blocker for a node that is not configured.
@@ -332,6 +330,27 @@ impl Node {
         *self.stopping.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.stopping.1.notify_all();
     }
+}
+
+/// Calls an agent; what keeps it from answering is a blocker.
+fn call(
+    connector: &Connector,
+    (peer, address): (&NodeName, &str),
+    hello: &Hello,
+    patience: Duration,
+) -> Result<Connection, Failure> {
+    use tranship_transport::TransportError as E;
+    connector.connect(peer, address, hello, patience).map_err(|error| {
+        let kind = match &error {
+            E::Untrusted { .. } | E::WrongNode { .. } => BlockerKind::Untrusted,
+            E::Version { .. } => BlockerKind::Version,
+            _ => BlockerKind::Unreachable,
+        };
+        let text = sentence(&error);
+        let (cause, remedy) = text.split_once("; ").unwrap_or((&text, "check that its agent runs and can be reached"));
+        let blocker = Blocker::new(kind, cause, remedy);
+        Failure { message: blocker.to_string(), blockers: vec![blocker], cancelled: false }
+    })
 }
 
 /// What went wrong below, as a step's failure.

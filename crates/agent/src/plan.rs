@@ -54,6 +54,9 @@ pub fn plan_member(node: &Arc<Node>, request: &PlanRequest, unit: Option<&Unit>)
     match measure(node, request, &found, time) {
         Ok(observed) => {
             let seen = predict(&observed, &request.options, options::limits(&request.options));
+            let rate = source::pages_rate(seen.link_rate, request.options.compress);
+            let limit = request.options.freeze_timeout();
+            plan.blockers.extend(source::too_slow((name, &request.to), seen.freeze_bytes, rate, limit));
             plan.mode = seen.mode;
             plan.estimated_blackout_ms = Some(seen.blackout_ms);
             plan.estimated_total_ms = Some(seen.total_ms);

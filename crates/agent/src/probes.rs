@@ -31,6 +31,11 @@ pub struct Measured {
 
 /// Measures the way to a peer's memory over as many links as a move would use.
 pub fn measure(node: &Arc<Node>, peer: &NodeName, streams: u8) -> Result<Measured, Failure> {
+    measure_until(node, peer, streams, None)
+}
+
+/// The same; a link that carries `enough` bytes a second is not looked at for longer.
+pub fn measure_until(node: &Arc<Node>, peer: &NodeName, streams: u8, enough: Option<f64>) -> Result<Measured, Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::new(e.to_string());
     let mut links = Vec::new();
     for _ in 0..streams {
@@ -46,7 +51,7 @@ pub fn measure(node: &Arc<Node>, peer: &NodeName, streams: u8) -> Result<Measure
         let _: Response = tranship_wire::read_message(first).map_err(|e| failed(&e))?;
         round_trip = round_trip.min(start.elapsed());
     }
-    Ok(Measured { rate: probe::measure(&mut links).map_err(|e| failed(&e))?, round_trip })
+    Ok(Measured { rate: probe::measure(&mut links, enough).map_err(|e| failed(&e))?, round_trip })
 }
 
 /// Links that are being probed now.

@@ -124,7 +124,7 @@ fn may_give_up(node: &Arc<Node>, report: &Report, request: &RecoverRequest) -> R
                 "migration {id} has ended: {container} was moved to node {destination}, and ended there"
             ));
         }
-        (Outcome::Failed | Outcome::GivenUp, _) => {
+        (Outcome::Failed | Outcome::GivenUp | Outcome::Cancelled, _) => {
             return nothing(format!("migration {id} has ended: {container} runs on node {source}"));
         }
         _ if *source != node.config.node => {

@@ -14,7 +14,7 @@ use tranship_types::{Blocker, GroupId, GroupReport, MigrationId, NodeName, Repor
 use tranship_wire::Purpose;
 
 use crate::node::Node;
-use crate::{doctor, groups, moves, options, plan, recovery};
+use crate::{cancel, doctor, groups, moves, options, plan, recovery};
 
 /// The agent as its API sees it.
 pub struct Service(pub Arc<Node>);
@@ -139,6 +139,14 @@ impl AgentService for Service {
 
     fn recover(&self, request: RecoverRequest) -> Result<Report, ServiceError> {
         recovery::recover(&self.0, &request)
+    }
+
+    fn cancel(&self, named: &str) -> Result<Report, ServiceError> {
+        cancel::cancel(&self.0, named)
+    }
+
+    fn cancel_group(&self, id: &GroupId) -> Result<GroupReport, ServiceError> {
+        cancel::cancel_group(&self.0, id)
     }
 
     fn leftovers(&self) -> Result<Vec<Leftover>, ServiceError> {

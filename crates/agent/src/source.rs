@@ -21,7 +21,7 @@ use tranship_sys::schedule::{self, Standing};
 use tranship_sys::threads;
 use tranship_sys::{breakpoints, reserve};
 use tranship_transport::{Connection, Link};
-use tranship_types::{Blocker, EngineName, MigrationId, NodeName, Phase, Waiting};
+use tranship_types::{Blocker, EngineName, MigrationId, NodeName, OnTimeout, Phase, Waiting};
 use tranship_wire::Purpose;
 use tranship_wire::message::{Offer, Request, Response};
 
@@ -29,6 +29,7 @@ mod account;
 mod control;
 mod drain;
 mod files;
+mod fits;
 mod held;
 mod original;
 mod push;
@@ -44,10 +45,12 @@ mod undo;
 mod unit;
 
 use control::answered;
+pub use fits::{pages_rate, too_slow};
 use push::{Demand, Push};
 
 use crate::groups::Turn;
 use crate::inspection;
+use crate::interrupt::Interrupt;
 use crate::layout::{Front, Layout, Role};
 use crate::neighbours;
 use crate::node::{self, Node, failed};
@@ -80,6 +83,8 @@ pub struct SourceRun {
     report: LiveReport,
     /// Its turns, where it is a member of a group.
     pub turn: Option<Turn>,
+    /// What can end it before the commit point.
+    interrupt: Arc<Interrupt>,
     /// It has waited, before its freeze, for the others of a group that moves as a whole.
     poised: bool,
     layout: Layout,
@@ -176,7 +181,7 @@ pub struct SourceRun {
 }
 
 impl SourceRun {
-    pub fn new(node: &Arc<Node>, report: LiveReport, turn: Option<Turn>) -> Self {
+    pub fn new(node: &Arc<Node>, report: LiveReport, turn: Option<Turn>, interrupt: Arc<Interrupt>) -> Self {
         let first = report.read();
         Self {
             layout: Layout::new(&node.config.run_dir, &first.id),
@@ -187,6 +192,7 @@ impl SourceRun {
             peer: first.destination,
             report,
             turn,
+            interrupt,
             poised: false,
             inspection: None,
             pod: None,
@@ -244,8 +250,12 @@ impl SourceRun {
 
     /// Takes up a migration of an earlier agent, which was decided or not. Whether its offer left, or its word to commit, is not on record.
     pub fn taken_up(node: &Arc<Node>, report: LiveReport, decided: bool) -> Self {
-        let unanswered = Some(Instant::now());
-        let run = Self { offered: true, unanswered, stopped_beneath: decided, ..Self::new(node, report, None) };
+        let run = Self {
+            offered: true,
+            unanswered: Some(Instant::now()),
+            stopped_beneath: decided,
+            ..Self::new(node, report, None, Interrupt::of_earlier_agent(decided))
+        };
         run.settle_freezer(decided);
         run
     }
@@ -254,9 +264,10 @@ impl SourceRun {
         self.inspection.as_ref().ok_or_else(|| Failure::new(format!("container {} was not inspected", self.name)))
     }
 
-    /// Whether the user lets the decision come before the last page is on the destination.
+    /// Whether the user lets the decision come before the last page is on the destination: in any case, or because the time for the
+    /// whole move is over.
     fn may_be_early(&self) -> bool {
-        self.report.read().options.may_commit_early()
+        self.interrupt.hurries() || self.report.read().options.may_commit_early()
     }
 
     /// Whether the decision comes before the last page is on the destination. Where the rounds left little, nothing is
@@ -274,12 +285,10 @@ impl SourceRun {
     }
 
     fn inspect(&mut self) -> Result<(), Failure> {
-        let found = inspection::inspect(
-            &self.node,
-            &self.name,
-            &self.report.read().options,
-            self.turn.as_ref().and_then(Turn::unit),
-        )?;
+        let (node, name, options) = (Arc::clone(&self.node), self.name.clone(), self.report.read().options);
+        let unit = self.turn.as_ref().and_then(Turn::unit).cloned();
+        // It looks into large trees and asks engines.
+        let found = self.interrupt.aside(move || inspection::inspect(&node, &name, &options, unit.as_ref()))?;
         if !self.node.config.peers.contains_key(&self.peer) {
             return Err(Failure::blocked(vec![self.node.unknown_peer(&self.peer)]).unwrap_or_else(|| failed("no peer")));
         }
@@ -353,7 +362,7 @@ impl SourceRun {
             self.streams.push(stream);
         }
         self.crew = push::crew(offer.streams)?;
-        if self.may_be_early() {
+        if self.may_be_early() || self.report.read().options.on_timeout == OnTimeout::Postcopy {
             self.demand = Some(self.open_demand()?);
         }
         self.find_shared(Where::Everywhere)?;
@@ -478,6 +487,19 @@ impl SourceRun {
     }
 }
 
+impl SourceRun {
+    /// Why a step failed: where the migration was interrupted, that is the cause, and what the step reports follows from it.
+    fn cause(&self, seen: Failure) -> Failure {
+        match self.interrupt.failure() {
+            Some(cause) => {
+                tracing::info!(id = %self.id, %cause, %seen, "interrupted");
+                cause
+            }
+            None => seen,
+        }
+    }
+}
+
 /// Bytes of buffers of one stream: its own, and its link's.
 const STREAM_BUFFERS: u32 = 2 << 20;
 
@@ -488,11 +510,18 @@ fn prepared_gate(offer: &Offer) -> Result<Option<Gate>, Failure> {
 
 impl SourcePort for SourceRun {
     fn run(&mut self, step: SourceStep) -> Result<(), Failure> {
-        self.take_turn(step)?;
+        let may_be_interrupted = step <= SourceStep::AwaitReady;
+        if may_be_interrupted {
+            self.interrupt.check()?;
+        }
+        self.take_turn(step).map_err(|failure| self.cause(failure))?;
         let start = monotonic_ns();
         // The container waits for it.
         let _reserve = (step == SourceStep::Deliver).then(reserve::open_if_needed);
-        let done = self.perform(step).map_err(|failure| space::explained(&self.node, self.node.lacking(failure)));
+        let mut done = self.perform(step).map_err(|failure| space::explained(&self.node, self.node.lacking(failure)));
+        if may_be_interrupted {
+            done = done.map_err(|failure| self.cause(failure)).and_then(|()| self.interrupt.check());
+        }
         // Those in the blackout tell of what they do in finer parts.
         match step.phase() {
             Phase::Plan | Phase::Prepare | Phase::Precopy => {
@@ -516,10 +545,14 @@ impl SourcePort for SourceRun {
     fn agree(&mut self) -> Result<bool, Failure> {
         let agreed = coordinator::caught("the decision of the group", || self.agree_with_others());
         // A panic may have come when it was taken already.
-        agreed.or_else(|failure| match self.turn.as_ref().filter(|turn| turn.is_shared()) {
+        let agreed = agreed.or_else(|failure| match self.turn.as_ref().filter(|turn| turn.is_shared()) {
             Some(turn) => turn.leave(failure).map(|()| true),
             None => Err(failure),
-        })
+        });
+        if agreed.map_err(|failure| self.cause(failure))? {
+            return Ok(true);
+        }
+        self.interrupt.decide().map(|()| false)
     }
 
     fn agreed(&mut self) {
@@ -529,6 +562,7 @@ impl SourcePort for SourceRun {
     fn entered(&mut self, phase: Phase) {
         match phase {
             Phase::Undo => {
+                self.interrupt.undoing();
                 self.turn.iter().for_each(Turn::stops);
                 self.reserve = reserve::open_if_needed();
             }
@@ -576,7 +610,7 @@ impl SourcePort for SourceRun {
                 self.streams.iter_mut().for_each(|s| s.link().closer().close());
                 self.push.iter().for_each(Push::cut);
             }
-            Fault::Delay(time) => std::thread::sleep(time),
+            Fault::Delay(time) => self.interrupt.delay(time),
             Fault::Error | Fault::Panic => {}
         }
     }

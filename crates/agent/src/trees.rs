@@ -19,6 +19,7 @@ use tranship_wire::Purpose;
 use tranship_wire::message::Offer;
 
 use crate::copying::{Arriving, Left, SYNC, Said, Sending, synced};
+use crate::interrupt::Interrupt;
 use crate::node::{Node, failed};
 
 /// Where notes of copies are, below the directory for what lasts.
@@ -121,11 +122,13 @@ impl Leaving {
     }
 
     /// Sends the rest, with the processes `pids` frozen.
-    pub fn finish(&mut self, pids: &[u32]) -> Result<Left, Failure> {
+    pub fn finish(&mut self, pids: &[u32], interrupt: &Interrupt) -> Result<Left, Failure> {
         let start_ns = monotonic_ns();
         let moved = self.source.finish(pids, &mut Sending(&mut self.link)).map_err(failed)?;
         if self.verify {
-            for (index, digests) in self.source.digests().map_err(failed)?.into_iter().enumerate() {
+            for (index, digests) in
+                self.source.digests(&|| interrupt.is_raised()).map_err(failed)?.into_iter().enumerate()
+            {
                 tranship_wire::write_message(&mut self.link, &Said::Digests { index, digests }).map_err(failed)?;
             }
         }

@@ -156,6 +156,18 @@ impl Client {
         in_time(&call, async { read(&call, self.send(&call, body).await?).await }).await
     }
 
+    /// `DELETE /v1/migrations/ID`, by the migration's id or the name of its container.
+    pub async fn cancel(&self, named: &str) -> Result<Report, ClientError> {
+        let call = Call { method: Method::DELETE, path: format!("/v1/migrations/{}", encoded(named)) };
+        in_time(&call, async { read(&call, self.send(&call, Vec::new()).await?).await }).await
+    }
+
+    /// `DELETE /v1/groups/ID`.
+    pub async fn cancel_group(&self, id: &GroupId) -> Result<GroupReport, ClientError> {
+        let call = Call { method: Method::DELETE, path: format!("/v1/groups/{id}") };
+        in_time(&call, async { read(&call, self.send(&call, Vec::new()).await?).await }).await
+    }
+
     /// `GET /v1/leftovers`.
     pub async fn leftovers(&self) -> Result<Vec<Leftover>, ClientError> {
         self.question("/v1/leftovers").await
@@ -319,4 +331,16 @@ impl<R: Watched> Events<R> {
             }
         }
     }
+}
+
+/// A text as one segment of a path (RFC 3986, section 2.3).
+fn encoded(text: &str) -> String {
+    text.bytes().fold(String::new(), |mut path, byte| {
+        match byte {
+            b'-' | b'.' | b'_' | b'~' => path.push(byte.into()),
+            byte if byte.is_ascii_alphanumeric() => path.push(byte.into()),
+            byte => path.push_str(&format!("%{byte:02X}")),
+        }
+        path
+    })
 }

@@ -10,14 +10,16 @@
 //! | `GET /v1/leftovers`, `DELETE /v1/leftovers` | [`Leftover`]s: those found, and what became of them |
 //! | `GET /v1/migrations` | [`Report`]s, newest first |
 //! | `GET /v1/migrations/ID` | [`Report`] |
+//! | `DELETE /v1/migrations/ID` | 202 [`Report`]: it is being undone |
 //! | `GET /v1/migrations/ID/events` | newline-delimited [`Report`]s until the migration has ended |
 //! | `POST /v1/groups` ([`GroupRequest`]) | 202 [`GroupReport`] |
 //! | `POST /v1/group-plans` ([`GroupRequest`]) | [`GroupPlan`] |
 //! | `GET /v1/groups`, `/v1/groups/ID`, `/v1/groups/ID/events` | as of migrations: [`GroupReport`]s |
+//! | `DELETE /v1/groups/ID` | 202 [`GroupReport`]: what is not decided of it is being undone |
 //! | `GET /v1/openapi.json` | the OpenAPI description |
 //!
 //! Everything else is an [`ApiError`]: 400 for a request that makes no sense, 404 for an unknown id or container, 409 where
-//! a move of the container is under way, 422 for blockers, 503 where this node cannot move anything as it stands, 500 for
+//! a move of the container is under way or it is too late to cancel one, 422 for blockers, 503 where this node cannot move anything as it stands, 500 for
 //! what should not happen.
 //!
 //! An agent implements [`AgentService`] and hands it to [`router`] and [`serve`]. Programs use [`Client`], or

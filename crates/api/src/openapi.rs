@@ -16,11 +16,13 @@ use utoipa::OpenApi;
         crate::server::remove_leftovers,
         crate::server::reports,
         crate::server::report,
+        crate::server::cancel,
         crate::server::events,
         crate::server::begin_group,
         crate::server::plan_group,
         crate::server::groups,
         crate::server::group,
+        crate::server::cancel_group,
         crate::server::group_events,
         crate::server::openapi,
     )

@@ -56,11 +56,11 @@ pub(crate) fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
         ("/v1/recoveries", post(recover)),
         ("/v1/leftovers", get(leftovers).delete(remove_leftovers)),
         ("/v1/migrations", get(reports).post(begin_move)),
-        ("/v1/migrations/{id}", get(report)),
+        ("/v1/migrations/{id}", get(report).delete(cancel)),
         ("/v1/migrations/{id}/events", get(events)),
         ("/v1/groups", get(groups).post(begin_group)),
         ("/v1/group-plans", post(plan_group)),
-        ("/v1/groups/{id}", get(group)),
+        ("/v1/groups/{id}", get(group).delete(cancel_group)),
         ("/v1/groups/{id}/events", get(group_events)),
         ("/v1/openapi.json", get(openapi)),
     ]
@@ -97,7 +97,7 @@ impl ErrorKind {
         match self {
             ErrorKind::Invalid => StatusCode::BAD_REQUEST,
             ErrorKind::NotFound => StatusCode::NOT_FOUND,
-            ErrorKind::Busy => StatusCode::CONFLICT,
+            ErrorKind::Busy | ErrorKind::TooLate => StatusCode::CONFLICT,
             ErrorKind::Blocked => StatusCode::UNPROCESSABLE_ENTITY,
             ErrorKind::Unusable => StatusCode::SERVICE_UNAVAILABLE,
             ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
@@ -263,6 +263,21 @@ pub(crate) async fn report(
     ask(service, move |s| s.report(&id)).await.map(Json)
 }
 
+/// Cancels a migration before its commit point: it is undone, whatever it is doing, and the container goes on on this node.
+#[utoipa::path(delete, path = "/v1/migrations/{id}", params(("id" = String, Path, description = "the migration's id, or the name of a container whose migration is under way")), responses(
+    (status = 202, body = Report, description = "it is being undone; the outcome of the report says when that is done"),
+    (status = 404, body = ApiError),
+    (status = 409, body = ApiError, description = "it has ended, or is past its commit point; the remedy says what can be done instead"),
+    (status = 422, body = ApiError, description = "another node decides about it"),
+))]
+pub(crate) async fn cancel(
+    State(service): State<Service>,
+    Path(named): Path<String>,
+) -> Result<Response, ServiceError> {
+    let report = ask(service, move |s| s.cancel(&named)).await?;
+    Ok((StatusCode::ACCEPTED, Json(report)).into_response())
+}
+
 /// One migration's reports, one a line, from now until it has ended. A reader that is slower than the changes misses some
 /// of them, never the last.
 #[utoipa::path(get, path = "/v1/migrations/{id}/events", params(("id" = String, Path, description = "the migration's id")), responses(
@@ -326,6 +341,21 @@ pub(crate) async fn group(
 ) -> Result<Json<GroupReport>, ServiceError> {
     let id: GroupId = parse_id(&id)?;
     ask(service, move |s| s.group(&id)).await.map(Json)
+}
+
+/// Cancels the migrations of a group that are not past their commit points; those that have not begun do not begin.
+#[utoipa::path(delete, path = "/v1/groups/{id}", params(("id" = String, Path, description = "the group's id")), responses(
+    (status = 202, body = GroupReport, description = "they are being undone; the outcome of the report says when that is done"),
+    (status = 404, body = ApiError),
+    (status = 409, body = ApiError, description = "it has ended, or all that still move are past their commit points"),
+))]
+pub(crate) async fn cancel_group(
+    State(service): State<Service>,
+    Path(id): Path<String>,
+) -> Result<Response, ServiceError> {
+    let id: GroupId = parse_id(&id)?;
+    let report = ask(service, move |s| s.cancel_group(&id)).await?;
+    Ok((StatusCode::ACCEPTED, Json(report)).into_response())
 }
 
 /// One group's reports, one a line, from now until it has ended; as those of a migration.

@@ -26,6 +26,13 @@ pub trait AgentService: Send + Sync + 'static {
     /// waits for nothing, or where the destination answers. The original runs when the report has ended.
     fn recover(&self, request: RecoverRequest) -> Result<Report, ServiceError>;
 
+    /// Cancels a migration before its commit point, by its id or the name of its container, and returns at once; refuses after the
+    /// commit point. The original runs when the report has ended.
+    fn cancel(&self, named: &str) -> Result<Report, ServiceError>;
+
+    /// Cancels the migrations of a group that are not past their commit points, and returns at once; refuses where all are.
+    fn cancel_group(&self, id: &GroupId) -> Result<GroupReport, ServiceError>;
+
     /// What moves have left on this node that no move owns any more.
     fn leftovers(&self) -> Result<Vec<Leftover>, ServiceError>;
 
@@ -70,6 +77,8 @@ pub enum ErrorKind {
     NotFound,
     /// A move of the container is under way: 409.
     Busy,
+    /// The migration has ended, or is past its commit point: 409.
+    TooLate,
     /// Something about the container or the other node stands in the way: 422.
     Blocked,
     /// This node cannot move anything as it stands: 503.

@@ -109,6 +109,21 @@ impl AgentService for Script {
         }
     }
 
+    fn cancel(&self, named: &str) -> Result<Report, ServiceError> {
+        match named {
+            "m-late" => Err(ServiceError::new(ErrorKind::TooLate, "it is past its commit point", "wait for it")),
+            "web 1%" => Ok(running("m-2")),
+            _ => Err(ServiceError::new(ErrorKind::NotFound, "no such migration", "")),
+        }
+    }
+
+    fn cancel_group(&self, id: &GroupId) -> Result<GroupReport, ServiceError> {
+        match id.as_str() {
+            "g-1" => Ok(group("g-1", Outcome::Running)),
+            _ => Err(ServiceError::no_such_group(id)),
+        }
+    }
+
     fn plan_group(&self, request: GroupRequest) -> Result<GroupPlan, ServiceError> {
         let planned = |name: &String| {
             let to = request.to.clone().unwrap();
@@ -267,6 +282,21 @@ async fn a_migration_is_given_up_or_the_refusal_says_why() {
         Err(ClientError::Refused { status: 422, body }) => assert_eq!(body.remedy, "add --host-is-down"),
         other => panic!("{other:?}"),
     }
+}
+
+#[tokio::test]
+async fn a_migration_or_group_is_cancelled_or_the_refusal_says_why() {
+    let agent = agent();
+    assert_eq!(agent.client.cancel("web 1%").await.unwrap(), running("m-2"));
+    assert_eq!(agent.client.cancel_group(&"g-1".parse().unwrap()).await.unwrap(), group("g-1", Outcome::Running));
+    for (named, expected) in [("m-late", 409), ("nobody", 404)] {
+        match agent.client.cancel(named).await {
+            Err(ClientError::Refused { status, .. }) => assert_eq!(status, expected, "{named}"),
+            other => panic!("{named}: {other:?}"),
+        }
+    }
+    let unknown = agent.client.cancel_group(&"g-2".parse().unwrap()).await;
+    assert!(matches!(unknown, Err(ClientError::Refused { status: 404, .. })), "{unknown:?}");
 }
 
 #[tokio::test]

@@ -11,10 +11,10 @@ use crate::units;
 
 const EXIT_STATUS: &str = "\
 Exit status:
-    0  done; for `move`: the container runs on the destination; for `move-group`: all do; for `recover`: on the source
+    0  done; for `move`: the container runs on the destination; for `move-group`: all do; for `recover` and `cancel`: on the source
     1  failed; for `move`: the container is on the source as it was found there; for `move-group`: at least one does
     2  the command line makes no sense
-    3  `move` is blocked, or `recover` refused: nothing was touched
+    3  `move` is blocked, or `recover` or `cancel` refused: nothing was touched
     4  the agent cannot be reached
     5  the container was moved, and ended on the destination before its last pages had come
   130  Ctrl-C; a move that has begun goes on
@@ -54,6 +54,8 @@ pub enum Call {
     Node(Json),
     /// Find what moves have left on this node that no move owns any more (exit status 1 where something is left)
     Doctor(Doctor),
+    /// Cancel a move, or a group's moves, before the commit point: the container goes on on this node
+    Cancel(Cancel),
     /// Run a container here again whose move has committed, and whose destination is lost for good
     Recover(Recover),
     /// Run this node's agent in the foreground (what systemd does with transhipd.service)
@@ -181,6 +183,15 @@ pub struct How {
     /// Compare all carried files on both nodes in the freeze, which lengthens it
     #[arg(long)]
     pub verify_files: bool,
+    /// The longest freeze, e.g. 500ms or 30s; a move that takes longer is undone [default: 10s]
+    #[arg(long, value_name = "TIME", value_parser = units::milliseconds)]
+    pub freeze_timeout: Option<u32>,
+    /// The longest time until the move's commit point, e.g. 90s or 30min [default: unlimited]
+    #[arg(long, value_name = "TIME", value_parser = units::milliseconds)]
+    pub timeout: Option<u32>,
+    /// What happens when --timeout has passed
+    #[arg(long, value_enum, value_name = "WHAT", default_value = "undo")]
+    pub on_timeout: OnTimeoutName,
     /// Let the move lose state of this kind, which otherwise stands in its way; may be given several times
     #[arg(long, value_name = "KIND", long_help = allow_help())]
     pub allow: Vec<Allowances>,
@@ -209,6 +220,14 @@ pub enum ModeName {
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum OnTimeoutName {
+    /// The move is undone
+    Undo,
+    /// The container is frozen at once, and the pages that are left follow while it runs on the destination
+    Postcopy,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum CompressName {
     /// Where the link is the bottleneck
     Auto,
@@ -234,6 +253,15 @@ pub struct Status {
     #[arg(long, requires = "id", conflicts_with_all = ["follow", "json"])]
     pub trace: bool,
     /// Print one line of JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Cancel {
+    /// The container, or the id of the move or group
+    pub name: String,
+    /// Print exactly one line of JSON on stdout: the final report, or the error
     #[arg(long)]
     pub json: bool,
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tranship_api::{ApiError, Begun, Client, ClientError, ErrorBody, MoveRequest, Plan, PlanRequest, RecoverRequest};
-use tranship_types::{MigrationId, Outcome, Report};
+use tranship_types::{GroupId, MigrationId, Outcome, Report};
 
 use crate::follow::{Followed, follow, interrupted};
 use crate::plain::plain;
@@ -162,6 +162,27 @@ impl Calls<'_> {
         }
     }
 
+    /// `tranship cancel`: a group if there is one of this id, else the migration of this id, or of the container of this name.
+    pub async fn cancel(&self, name: &str, json: bool) -> Exit {
+        if name.starts_with(GroupId::PREFIX)
+            && let Ok(id) = name.parse()
+        {
+            match self.patiently(self.client.cancel_group(&id)).await {
+                Ok(report) => return self.see_group_cancelled(report, json).await,
+                Err(ClientError::Refused { status: 404, .. }) => {}
+                Err(e) => return self.not_begun(&e, json),
+            }
+        }
+        let report = match self.patiently(self.client.cancel(name)).await {
+            Ok(report) => report,
+            Err(e) => return self.not_begun(&e, json),
+        };
+        match self.see_through(report, json).await {
+            (Exit::Failed, Outcome::Cancelled) => Exit::Done,
+            (exit, _) => exit,
+        }
+    }
+
     fn planned(&self, plan: Plan, json: bool) -> Exit {
         let blocked = !plan.blockers.is_empty();
         let printed = self.print(Ok(plan), json, |p| show::plan(p, self.screen.out));
@@ -219,8 +240,8 @@ impl Calls<'_> {
     /// Tells people how a move ended.
     fn ended(&self, report: &Report, json: bool) -> Exit {
         let report = &plain(report);
-        // That a move was given up is what somebody wanted, if hardly who waits for it.
-        let told = matches!(report.outcome, Outcome::Moved | Outcome::GivenUp);
+        // That a move was cancelled or given up is what somebody wanted, if hardly who waits for it.
+        let told = matches!(report.outcome, Outcome::Moved | Outcome::GivenUp | Outcome::Cancelled);
         if told && !json {
             Screen::print(&show::ending(report, self.screen.out));
         }

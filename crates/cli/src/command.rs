@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use clap_complete::Shell;
 use tranship_api::{GroupRequest, Keep, Label, MoveRequest, PlanRequest, RecoverRequest};
-use tranship_types::{Compress, GroupId, GroupOrder, MigrationId, Mode, MoveOptions, NodeName};
+use tranship_types::{Compress, GroupId, GroupOrder, MigrationId, Mode, MoveOptions, NodeName, OnTimeout};
 
-use crate::args::{self, Arguments, Call, CompressName, ModeName};
+use crate::args::{self, Arguments, Call, CompressName, ModeName, OnTimeoutName};
 use crate::group;
 
 /// A sensible command line.
@@ -29,6 +29,7 @@ pub enum Command {
     FollowGroup { id: GroupId, json: bool },
     Plan { request: PlanRequest, json: bool },
     Recover { request: RecoverRequest, json: bool },
+    Cancel { name: String, json: bool },
     Containers { json: bool },
     UnderWay { json: bool },
     Status { id: MigrationId, json: bool },
@@ -71,6 +72,7 @@ impl TryFrom<Arguments> for Invocation {
                 let request = RecoverRequest { migration: container(r.name)?, host_is_down: r.host_is_down, keep };
                 Command::Recover { request, json: r.json }
             }
+            Call::Cancel(a) => Command::Cancel { name: container(a.name)?, json: a.json },
             Call::Ls(a) => Command::Containers { json: a.json },
             Call::Status(args::Status { id: None, json, .. }) => Command::UnderWay { json },
             Call::Status(args::Status { id: Some(id), follow, timing, trace, json })
@@ -184,6 +186,12 @@ fn options(how: &args::How) -> Result<MoveOptions, String> {
         },
         with_binds: how.with_binds,
         verify_files: how.verify_files,
+        freeze_timeout_ms: how.freeze_timeout,
+        timeout_ms: how.timeout,
+        on_timeout: match how.on_timeout {
+            OnTimeoutName::Undo => OnTimeout::Undo,
+            OnTimeoutName::Postcopy => OnTimeout::Postcopy,
+        },
         allow: how.allow.iter().copied().collect(),
     };
     options.check().map_err(|e| in_words_of_the_command_line(&e.to_string()))?;
@@ -195,6 +203,11 @@ fn in_words_of_the_command_line(sentence: &str) -> String {
     sentence
         .replace("blackout_budget_ms", "--blackout-budget")
         .replace("max_rounds", "--max-rounds")
+        .replace("freeze_timeout_ms", "--freeze-timeout")
+        .replace("on_timeout", "--on-timeout")
+        .replace("without timeout_ms", "without --timeout")
+        .replace("timeout_ms", "--timeout")
+        .replace("or use mode auto", "or use --mode auto")
         .replace("no_throttle", "--no-throttle")
         .replace("bandwidth of", "--bandwidth of")
         .replace("safe and mode ", "--safe and --mode ")
@@ -246,7 +259,7 @@ mod tests {
     fn the_options_of_a_move_are_understood() {
         let line = "tranship move redis --to b --mode auto --blackout-budget 0.1s --safe --max-rounds 7 --no-throttle \
                     --bandwidth 500mbit --compress zstd --engine docker --to-engine podman --with-binds --verify-files \
-                    --allow eventfd-semaphore --allow deadline-scheduling";
+                    --freeze-timeout 3s --timeout 5min --allow eventfd-semaphore --allow deadline-scheduling";
         let Command::Move { request, .. } = parse(line).unwrap() else { panic!("not a move") };
         let expected = MoveOptions {
             mode: Mode::Auto,
@@ -260,9 +273,31 @@ mod tests {
             compress: Compress::Zstd,
             with_binds: true,
             verify_files: true,
+            freeze_timeout_ms: Some(3000),
+            timeout_ms: Some(300_000),
+            on_timeout: OnTimeout::Undo,
             allow: ["deadline-scheduling", "eventfd-semaphore"].map(|kind| kind.parse().unwrap()).into_iter().collect(),
         };
         assert_eq!(request.options, expected);
+        let Command::Move { request, .. } =
+            parse("tranship move redis --to b --timeout 90s --on-timeout postcopy").unwrap()
+        else {
+            panic!("not a move")
+        };
+        assert_eq!((request.options.timeout_ms, request.options.on_timeout), (Some(90_000), OnTimeout::Postcopy));
+        let error = parse("tranship move redis --to b --on-timeout postcopy").unwrap_err();
+        assert!(error.contains("--on-timeout has no meaning without --timeout"), "{error}");
+        let error = parse("tranship move redis --to b --mode cold --timeout 9s --on-timeout postcopy").unwrap_err();
+        assert!(error.contains("--on-timeout postcopy needs a mode with rounds"), "{error}");
+        let error = parse("tranship move redis --to b --freeze-timeout 1ms").unwrap_err();
+        assert!(error.contains("--freeze-timeout of 1 is out of range"), "{error}");
+    }
+
+    #[test]
+    fn a_cancel_names_a_container_or_an_id() {
+        let command = parse("tranship cancel g-4k7tq0zd --json").unwrap();
+        assert_eq!(command, Command::Cancel { name: "g-4k7tq0zd".into(), json: true });
+        assert!(parse("tranship cancel a/b").is_err());
     }
 
     #[test]

@@ -99,7 +99,22 @@ impl Calls<'_> {
         }
     }
 
+    /// `tranship cancel g-…`, once the agent has begun to undo the moves.
+    pub async fn see_group_cancelled(&self, first: GroupReport, json: bool) -> Exit {
+        match self.see_group_to_end(first, json).await {
+            (Exit::Failed, Outcome::Cancelled) => Exit::Done,
+            // All had moved, after all.
+            (Exit::Done, _) => Exit::Failed,
+            (exit, _) => exit,
+        }
+    }
+
     async fn see_group_through(&self, first: GroupReport, json: bool) -> Exit {
+        self.see_group_to_end(first, json).await.0
+    }
+
+    /// Says how it ended, for the shell, and the last outcome that was seen.
+    async fn see_group_to_end(&self, first: GroupReport, json: bool) -> (Exit, Outcome) {
         let id = first.id.clone();
         let mut progress = GroupProgress::new(self.screen, json);
         let (report, exit) = match follow(&self.client, first, &mut progress).await {
@@ -124,11 +139,11 @@ impl Calls<'_> {
         } else if report.outcome != Outcome::Running {
             Screen::print(&show::group(&plain(&report), self.screen.out));
         }
-        if report.outcome == Outcome::Failed {
+        if matches!(report.outcome, Outcome::Failed | Outcome::Cancelled) {
             let not = report.members.iter().filter(|m| m.outcome != MemberOutcome::Moved).count();
             self.screen.error(&format!("{not} of {} containers were not moved", report.members.len()));
         }
-        exit
+        (exit, report.outcome)
     }
 }
 

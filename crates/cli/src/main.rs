@@ -48,6 +48,7 @@ fn run(invocation: Invocation, screen: &Screen) -> anyhow::Result<Exit> {
         Command::Move { request, json } => runtime.block_on(calls.begin_move(&request, json)),
         Command::Plan { request, json } => runtime.block_on(calls.plan(&request, json)),
         Command::Recover { request, json } => runtime.block_on(calls.recover(&request, json)),
+        Command::Cancel { name, json } => runtime.block_on(calls.cancel(&name, json)),
         Command::PlanGroup { request, json } => runtime.block_on(calls.plan_group(&request, json)),
         Command::MoveGroup { request, json } => runtime.block_on(calls.move_group(&request, json)),
         Command::Group { id, json } => runtime.block_on(calls.group(&id, json)),

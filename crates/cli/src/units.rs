@@ -45,10 +45,11 @@ pub fn duration(ms: f64) -> String {
     }
 }
 
-/// Reads `100ms`, `1.5s`, or a number of milliseconds.
+/// Reads `100ms`, `1.5s`, `30min`, or a number of milliseconds.
 pub fn milliseconds(text: &str) -> Result<u32, String> {
     let (number, scale) = match text {
         _ if text.ends_with("ms") => (&text[..text.len() - 2], 1.0),
+        _ if text.ends_with("min") => (&text[..text.len() - 3], 60_000.0),
         _ if text.ends_with('s') => (&text[..text.len() - 1], 1000.0),
         _ => (text, 1.0),
     };
@@ -92,9 +93,9 @@ mod tests {
 
     #[test]
     fn times_are_read() {
-        let read = ["100ms", "250", "1.5s", "0.5 s"].map(milliseconds);
-        assert_eq!(read, [Ok(100), Ok(250), Ok(1500), Ok(500)]);
-        for bad in ["", "ms", "-1ms", "0", "1e99s", "nans", "2min"] {
+        let read = ["100ms", "250", "1.5s", "0.5 s", "2min"].map(milliseconds);
+        assert_eq!(read, [Ok(100), Ok(250), Ok(1500), Ok(500), Ok(120_000)]);
+        for bad in ["", "ms", "-1ms", "0", "1e99s", "nans", "min", "2h"] {
             assert!(milliseconds(bad).is_err(), "{bad}");
         }
     }

@@ -95,6 +95,35 @@ fn a_recovery_ends_well_when_the_move_was_given_up() {
 }
 
 #[test]
+fn a_cancel_ends_well_when_the_container_stays() {
+    let agent = Agent::start();
+    agent.service.begin();
+    for (line, sentence) in [
+        (
+            "cancel late",
+            "migration m-late is past its commit point: late runs on node b, and its last pages follow; wait for it",
+        ),
+        ("cancel nobody", "no migration \"nobody\" is known; see `tranship status`"),
+    ] {
+        let refused = agent.run(line);
+        assert_eq!((refused.status.code(), err(&refused)), (Some(3), format!("error: {sentence}\n").as_str()));
+    }
+    // A container may be called like a group: there is no group of that id.
+    for line in ["cancel redis", "cancel g-redis"] {
+        agent.service.begin();
+        let child = agent.command(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        agent.service.change(|r| {
+            (r.phase, r.outcome) = (Phase::Undone, Outcome::Cancelled);
+            r.error = Some("the move was cancelled".into());
+        });
+        let output = child.wait_with_output().unwrap();
+        assert_eq!((output.status.code(), err(&output)), (Some(0), ""), "{}", out(&output));
+        let text = "redis was not moved to b; it runs on a, unharmed\nthe move was cancelled\n";
+        assert!(out(&output).contains(text), "{}", out(&output));
+    }
+}
+
+#[test]
 fn blockers_end_with_status_3_wherever_they_were_found() {
     let agent = Agent::start();
     let line = "  pid 812 fd 1: stdout is the host file /var/log/x; use a pipe\n";

@@ -11,12 +11,20 @@ pub struct Failure {
     /// Blockers, where they were the reason.
     #[serde(default)]
     pub blockers: Vec<Blocker>,
+    /// The move did not fail by itself: somebody cancelled it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cancelled: bool,
 }
 
 impl Failure {
     /// A failure in words.
     pub fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), blockers: Vec::new() }
+        Self { message: message.into(), blockers: Vec::new(), cancelled: false }
+    }
+
+    /// The failure of a move that was cancelled.
+    pub fn cancelled(message: impl Into<String>) -> Self {
+        Self { cancelled: true, ..Self::new(message) }
     }
 
     /// A failure because of blockers; `None` if there are none.
@@ -26,7 +34,7 @@ impl Failure {
             [only] => only.to_string(),
             [first, rest @ ..] => format!("{first} (and {} more in the way)", rest.len()),
         };
-        Some(Self { message, blockers })
+        Some(Self { message, blockers, cancelled: false })
     }
 }
 

@@ -51,11 +51,11 @@ pub enum ProbeError {
     Memory(#[from] std::io::Error),
 }
 
-/// Measures over several links at once; returns bytes of pages a second.
+/// Measures over several links at once; returns bytes of pages a second. Ends with the first trial that shows that they carry `enough`.
 ///
 /// # Errors
 /// If a link breaks, or the peer refuses.
-pub fn measure<L: Read + Write + Send>(links: &mut [L]) -> Result<f64, ProbeError> {
+pub fn measure<L: Read + Write + Send>(links: &mut [L], enough: Option<f64>) -> Result<f64, ProbeError> {
     let noise = noise();
     let (mut bytes, mut best, mut again) = (LEAST, 0.0f64, false);
     loop {
@@ -67,6 +67,9 @@ pub fn measure<L: Read + Write + Send>(links: &mut [L]) -> Result<f64, ProbeErro
         })?;
         let took = start.elapsed();
         best = best.max((bytes * links.len() as u64) as f64 / took.as_secs_f64().max(1e-6));
+        if enough.is_some_and(|enough| best >= enough) {
+            return Ok(best);
+        }
         match (took >= LONG_ENOUGH, bytes >= MOST) {
             (false, true) => return Ok(best),
             (false, false) => (bytes, best, again) = ((bytes * 4).min(MOST), 0.0, false),
@@ -181,7 +184,7 @@ mod tests {
     fn a_fast_link_gets_the_longest_trial_and_a_rate_comes_out() {
         let (here, there) = UnixStream::pair().unwrap();
         let answering = std::thread::spawn(move || answer(there));
-        let rate = measure(&mut [here]).unwrap();
+        let rate = measure(&mut [here], None).unwrap();
         assert!(rate > 1e6, "{rate}");
         assert!(answering.join().unwrap().unwrap() >= LEAST);
     }
@@ -203,7 +206,7 @@ mod tests {
             let refusal = Response::Failed { message: "too many probes".into(), blockers: vec![], waiting: None };
             tranship_wire::write_message(&mut there, &refusal).unwrap();
         });
-        assert!(measure(&mut [here]).unwrap_err().to_string().contains("too many probes"));
+        assert!(measure(&mut [here], None).unwrap_err().to_string().contains("too many probes"));
         answering.join().unwrap();
     }
 }

@@ -59,7 +59,7 @@ fn a_watch_has_no_event_of_a_survey() {
     source.pass(&[], &mut taken).unwrap();
     source.finish(&[], &mut taken).unwrap();
     assert_eq!(taken.0, 7);
-    source.digests().unwrap();
+    source.digests(&|| false).unwrap();
     carried::disk_usage(directory.path()).unwrap();
     tranship_storage::digest(directory.path(), &[]).unwrap();
     drop(source);

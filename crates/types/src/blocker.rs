@@ -46,6 +46,8 @@ pub enum BlockerKind {
     Busy,
     /// The engine cannot be used.
     Engine,
+    /// What must travel in the freeze takes longer than the freeze may.
+    TooSlow,
 }
 
 /// One thing that stands in the way of a move, found before anything is touched.

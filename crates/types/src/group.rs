@@ -49,6 +49,8 @@ pub enum MemberOutcome {
     GivenUp,
     /// It was moved, and ended on the destination before its last pages had followed it: it runs nowhere.
     Ended,
+    /// It runs on the source: its move, or that of the group, was cancelled.
+    Cancelled,
     /// It runs on the source: one without which it does not move has not moved, or the agent was restarted before its turn.
     Skipped,
 }
@@ -61,6 +63,7 @@ impl From<Outcome> for MemberOutcome {
             Outcome::Failed => Self::Failed,
             Outcome::GivenUp => Self::GivenUp,
             Outcome::Ended => Self::Ended,
+            Outcome::Cancelled => Self::Cancelled,
         }
     }
 }
@@ -74,6 +77,7 @@ impl fmt::Display for MemberOutcome {
             MemberOutcome::Failed => "failed",
             MemberOutcome::GivenUp => "given up",
             MemberOutcome::Ended => "ended",
+            MemberOutcome::Cancelled => "cancelled",
             MemberOutcome::Skipped => "skipped",
         })
     }
@@ -141,7 +145,7 @@ pub struct GroupReport {
     pub source: NodeName,
     /// In which order.
     pub order: GroupOrder,
-    /// `moved` if all have, `failed` if not, once all have ended.
+    /// Once all have ended: `moved` if all have moved, else `cancelled` if one was cancelled, else `failed`.
     pub outcome: Outcome,
     /// Start, in ms since the Unix epoch.
     pub started_unix_ms: u64,

@@ -31,7 +31,7 @@ pub use mode::Mode;
 pub use network::{
     Attachment, CniAttachment, Interface, MAIN_TABLE, Neighbour, NetworkIdentity, Route, Rule, RuleVerdict,
 };
-pub use options::{Bandwidth, Compress, InvalidBandwidth, MoveOptions, SenselessOptions};
+pub use options::{Bandwidth, Compress, InvalidBandwidth, MoveOptions, OnTimeout, SenselessOptions};
 pub use pages::{AddressSpaceId, PAGE_SIZE, PageRange};
 pub use phase::{Outcome, Phase};
 pub use prediction::Prediction;

@@ -1,5 +1,6 @@
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -49,6 +50,17 @@ pub struct MoveOptions {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     #[cfg_attr(feature = "openapi", schema(required = false))]
     pub verify_files: bool,
+    /// The longest freeze, in ms: from the first attempt to stop the container until the commit point. A move that takes longer is
+    /// undone. [`MoveOptions::FREEZE_TIMEOUT`] where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub freeze_timeout_ms: Option<u32>,
+    /// The longest time from the request until the commit point, in ms; unlimited where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_ms: Option<u32>,
+    /// What happens when `timeout_ms` has passed.
+    #[serde(default, skip_serializing_if = "OnTimeout::is_undo")]
+    #[cfg_attr(feature = "openapi", schema(required = false))]
+    pub on_timeout: OnTimeout,
     /// State that the move may lose, by the names that blockers have in `allow`.
     #[serde(default, skip_serializing_if = "Allowances::is_empty")]
     #[cfg_attr(feature = "openapi", schema(required = false, value_type = Vec<String>))]
@@ -77,6 +89,15 @@ pub enum SenselessOptions {
         /// The mode.
         mode: Mode,
     },
+    /// The pages that are left may not follow the resume.
+    #[error(
+        "on_timeout postcopy needs a mode with rounds whose last pages may follow the resume; leave it out, or use mode auto, \
+         hybrid or precopy without safe"
+    )]
+    NoPostcopy,
+    /// There is no time that could run out.
+    #[error("on_timeout has no meaning without timeout_ms; leave it out, or add timeout_ms")]
+    NoTimeout,
     /// A number is out of its range.
     #[error("{option} of {value} is out of range; use {least} to {most}")]
     OutOfRange {
@@ -93,10 +114,27 @@ pub enum SenselessOptions {
 
 /// The longest blackout budget, in ms.
 const LONGEST_BUDGET: u32 = 60_000;
+/// The longest freeze timeout, in ms: an hour.
+const LONGEST_FREEZE: u32 = 3_600_000;
+/// The shortest freeze timeout and timeout, in ms.
+const SHORTEST_TIMEOUT: u32 = 100;
 /// The most rounds.
 const MOST_ROUNDS: u32 = 1000;
 
 impl MoveOptions {
+    /// The longest freeze where nothing else is asked for.
+    pub const FREEZE_TIMEOUT: Duration = Duration::from_secs(10);
+
+    /// How long the container may be frozen until the commit point.
+    pub fn freeze_timeout(&self) -> Duration {
+        self.freeze_timeout_ms.map_or(Self::FREEZE_TIMEOUT, |ms| Duration::from_millis(ms.into()))
+    }
+
+    /// How long the move may take until the commit point.
+    pub fn timeout(&self) -> Option<Duration> {
+        self.timeout_ms.map(|ms| Duration::from_millis(ms.into()))
+    }
+
     /// All defaults, in a mode.
     pub fn in_mode(mode: Mode) -> Self {
         Self { mode, ..Self::default() }
@@ -130,6 +168,25 @@ impl MoveOptions {
             }
             if value == 0 || value > most {
                 return Err(S::OutOfRange { option, value: value.into(), least: 1, most: most.into() });
+            }
+        }
+        let postcopy = self.on_timeout == OnTimeout::Postcopy;
+        if postcopy && self.timeout_ms.is_none() {
+            return Err(S::NoTimeout);
+        }
+        if postcopy && (self.safe || !mode.has_rounds()) {
+            return Err(S::NoPostcopy);
+        }
+        for (option, value, most) in
+            [("freeze_timeout_ms", self.freeze_timeout_ms, LONGEST_FREEZE), ("timeout_ms", self.timeout_ms, u32::MAX)]
+        {
+            if let Some(value) = value.filter(|value| !(SHORTEST_TIMEOUT..=most).contains(value)) {
+                return Err(S::OutOfRange {
+                    option,
+                    value: value.into(),
+                    least: SHORTEST_TIMEOUT.into(),
+                    most: most.into(),
+                });
             }
         }
         match self.bandwidth {
@@ -211,6 +268,24 @@ impl FromStr for Bandwidth {
     }
 }
 
+/// What happens to a move whose time is over before its commit point.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum OnTimeout {
+    /// It is undone.
+    #[default]
+    Undo,
+    /// Its rounds end and the container is frozen at once; the pages that are left follow the resume.
+    Postcopy,
+}
+
+impl OnTimeout {
+    fn is_undo(&self) -> bool {
+        *self == OnTimeout::Undo
+    }
+}
+
 /// Whether and how pages are compressed on their way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -286,5 +361,23 @@ mod tests {
             assert!(check(options).unwrap_err().contains(word), "{options:?}");
         }
         assert_eq!(check(MoveOptions { no_throttle: true, safe: true, ..precopy }), Ok(()));
+    }
+
+    #[test]
+    fn timeouts_have_a_range_and_postcopy_needs_rounds() {
+        let check = |options: MoveOptions| options.check().map_err(|e| e.to_string());
+        for mode in Mode::ALL {
+            let timed = MoveOptions { timeout_ms: Some(5000), ..MoveOptions::in_mode(mode) };
+            assert_eq!(check(timed), Ok(()));
+            let postcopy = MoveOptions { on_timeout: OnTimeout::Postcopy, ..timed };
+            assert_eq!(check(postcopy).is_ok(), mode.has_rounds(), "{mode}");
+            assert!(check(MoveOptions { safe: true, ..postcopy }).is_err());
+            assert!(check(MoveOptions { timeout_ms: None, ..postcopy }).unwrap_err().contains("timeout_ms"));
+        }
+        let cold = MoveOptions::in_mode(Mode::Cold);
+        assert_eq!(cold.freeze_timeout(), MoveOptions::FREEZE_TIMEOUT);
+        for (ms, sensible) in [(0, false), (99, false), (100, true), (3_600_000, true), (3_600_001, false)] {
+            assert_eq!(check(MoveOptions { freeze_timeout_ms: Some(ms), ..cold }).is_ok(), sensible, "{ms}");
+        }
     }
 }

@@ -84,4 +84,6 @@ pub enum Outcome {
     /// The container was moved, and ended on the destination before its last pages had followed it: it runs nowhere. `Report::ended`
     /// says how.
     Ended,
+    /// It was cancelled before the commit point: the container runs on the source.
+    Cancelled,
 }

@@ -8,10 +8,13 @@ use tranship_coordinator::Failure;
 use tranship_coordinator::group::{Answer, Schedule, Stage};
 use tranship_criu::preflight::Namespaces;
 use tranship_engine::{Container, Freezer};
-use tranship_types::{GroupId, GroupMember, GroupReport, MemberOutcome, MigrationId, Outcome, Phase, Report, Span};
+use tranship_types::{
+    GroupId, GroupMember, GroupReport, MemberOutcome, MigrationId, MoveOptions, Outcome, Phase, Report, Span,
+};
 
 use super::decision::Decision;
 use super::units::Unit;
+use crate::interrupt::Interrupt;
 use crate::layout::Layout;
 use crate::node::failed;
 use crate::registry::Live;
@@ -31,6 +34,8 @@ struct Group {
     units: Vec<Option<Unit>>,
     /// Members of units that are prepared, by rank.
     prepared: Mutex<Prepared>,
+    /// What can end each member's migration, by rank.
+    interrupts: Vec<Arc<Interrupt>>,
 }
 
 /// A member of a unit, for the one that owns its network.
@@ -65,6 +70,7 @@ impl Turn {
         live: Live<GroupReport>,
         (schedule, units): (Schedule, Vec<Option<Unit>>),
         decision: Option<Decision>,
+        options: &MoveOptions,
     ) -> std::io::Result<Vec<Turn>> {
         if let Err(error) = live.save() {
             live.end(|r| conclude(r, None));
@@ -80,8 +86,29 @@ impl Turn {
             decision,
             units,
             prepared: Mutex::default(),
+            interrupts: report.members.iter().map(|_| Interrupt::new(options)).collect(),
         });
+        for interrupt in &group.interrupts {
+            let group = Arc::downgrade(&group);
+            interrupt.on_raise(move || {
+                if let Some(group) = group.upgrade() {
+                    // With the lock: a member that has just looked, and is about to wait, is woken, too.
+                    let _schedule = group.schedule.lock().unwrap_or_else(PoisonError::into_inner);
+                    group.changed.notify_all();
+                }
+            });
+        }
         Ok((0..report.members.len()).map(|rank| Turn { group: Arc::clone(&group), rank }).collect())
+    }
+
+    /// What can end its migration before the commit point, or keep it from beginning.
+    pub fn interrupt(&self) -> Arc<Interrupt> {
+        Arc::clone(&self.group.interrupts[self.rank])
+    }
+
+    /// Those of all members, by rank.
+    pub fn interrupts(&self) -> Vec<Arc<Interrupt>> {
+        self.group.interrupts.clone()
     }
 
     fn schedule(&self) -> MutexGuard<'_, Schedule> {
@@ -99,6 +126,7 @@ impl Turn {
         // What this one asks for matters to others, too.
         self.group.changed.notify_all();
         loop {
+            self.group.interrupts[self.rank].check()?;
             match schedule.enter(self.rank, stage) {
                 Answer::Entered => break,
                 Answer::Never(before) => return Err(self.in_vain(before)),
@@ -229,6 +257,18 @@ impl Turn {
             return Ok(false);
         }
         let mut schedule = self.schedule();
+        if schedule.is_unanimous() {
+            let all: Vec<&Interrupt> = self.group.interrupts.iter().map(|one| &**one).collect();
+            match Interrupt::decide_all(&all) {
+                Ok(()) => {}
+                Err((rank, failure)) if rank == self.rank => return Err(self.stop(schedule, failure)),
+                Err((rank, _)) => {
+                    schedule.end(rank, false);
+                    let failure = self.in_vain(rank);
+                    return Err(self.stop(schedule, failure));
+                }
+            }
+        }
         if schedule.is_unanimous()
             && let Some(Err(error)) = self.group.decision.as_ref().map(Decision::take)
         {
@@ -238,9 +278,15 @@ impl Turn {
             schedule.decide();
             self.group.changed.notify_all();
         }
-        let open = |schedule: &mut Schedule| !schedule.is_decided() && schedule.stopped_before(self.rank).is_none();
+        let interrupt = &self.group.interrupts[self.rank];
+        let open = |schedule: &mut Schedule| {
+            !schedule.is_decided() && schedule.stopped_before(self.rank).is_none() && !interrupt.is_raised()
+        };
         let waited = self.group.changed.wait_timeout_while(schedule, patience, open);
         schedule = waited.unwrap_or_else(PoisonError::into_inner).0;
+        if let Err(failure) = interrupt.check() {
+            return Err(self.stop(schedule, failure));
+        }
         match schedule.stopped_before(self.rank).filter(|_| !schedule.is_decided()) {
             None => Ok(schedule.is_decided()),
             Some(other) => Err(self.stop(schedule, self.in_vain(other))),
@@ -297,9 +343,14 @@ impl Turn {
         self.end(report.outcome == Outcome::Moved, |member| take_over(member, report));
     }
 
-    /// It does not begin.
-    pub fn skipped(&self, why: String) {
-        self.end(false, |member| (member.outcome, member.error) = (MemberOutcome::Skipped, Some(why)));
+    /// It does not begin, because of another member, or because it was interrupted before.
+    pub fn not_begun(&self, why: Failure) {
+        let outcome = match (self.interrupt().is_raised(), why.cancelled) {
+            (_, true) => MemberOutcome::Cancelled,
+            (true, false) => MemberOutcome::Failed,
+            (false, false) => MemberOutcome::Skipped,
+        };
+        self.end(false, |member| (member.outcome, member.error) = (outcome, Some(why.message)));
     }
 
     /// It could not begin.
@@ -344,8 +395,12 @@ pub fn take_over(member: &mut GroupMember, report: &Report) {
 
 /// All members have ended.
 pub fn conclude(report: &mut GroupReport, total_ms: Option<f64>) {
-    let moved = report.members.iter().all(|m| m.outcome == MemberOutcome::Moved);
-    report.outcome = if moved { Outcome::Moved } else { Outcome::Failed };
+    let has = |outcome| report.members.iter().any(|m| m.outcome == outcome);
+    report.outcome = match report.members.iter().all(|m| m.outcome == MemberOutcome::Moved) {
+        true => Outcome::Moved,
+        false if has(MemberOutcome::Cancelled) => Outcome::Cancelled,
+        false => Outcome::Failed,
+    };
     report.total_ms = total_ms;
 }
 

@@ -13,7 +13,7 @@ use crate::node::sentence;
 /// The answer to a request, or the failure that it tells of.
 pub(super) fn answered(response: Response) -> Result<Response, Failure> {
     match response {
-        Response::Failed { message, blockers, .. } => Err(Failure { message, blockers }),
+        Response::Failed { message, blockers, .. } => Err(Failure { blockers, ..Failure::new(message) }),
         other => Ok(other),
     }
 }

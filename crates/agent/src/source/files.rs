@@ -33,6 +33,7 @@ impl SourceRun {
     /// Copies what the destination does not have yet of the content of tmpfs mounts, while the container runs. Returns how many
     /// bytes that was.
     pub(super) fn send_files(&mut self) -> Result<u64, Failure> {
+        self.interrupt.check()?;
         let mut pids = self.inspected()?.0.processes().map_err(failed)?;
         pids.extend(self.others_in_memory());
         let sent = self.files.as_mut().map_or(Ok(0), |files| files.pass(&pids))?;
@@ -53,6 +54,7 @@ impl SourceRun {
 
     /// Copies what the destination does not have yet of directory trees, while the container runs.
     pub(super) fn send_trees(&mut self) -> Result<u64, Failure> {
+        self.interrupt.check()?;
         let pids = self.inspected()?.0.processes().map_err(failed)?;
         let sent = self.trees.as_mut().map_or(Ok(0), |trees| trees.pass(&pids))?;
         self.report.change(|r| r.progress.moved_bytes += sent);

@@ -83,7 +83,7 @@ impl SourceRun {
         loop {
             match backlog.unfinished() {
                 Ok(0) => return 0,
-                Ok(left) if Instant::now() >= deadline => return left,
+                Ok(left) if Instant::now() >= deadline || self.interrupt.is_raised() => return left,
                 Ok(_) => std::thread::sleep(look),
                 Err(error) => {
                     tracing::warn!(id = %self.id, %error, "connections that programs have closed are not looked at");
@@ -182,9 +182,11 @@ impl SourceRun {
     /// start: CRIU could not stop it. Says from when to when that took.
     fn freeze_between_vforks(&mut self, freezer: &Freezer) -> Result<(u64, u64), Failure> {
         for _ in 0..VFORKS {
+            self.interrupt.check()?;
             let start = monotonic_ns();
             self.frozen_ns = Some(start);
-            freezer.freeze(FREEZE).map_err(failed)?;
+            self.interrupt.freezes();
+            freezer.freeze(FREEZE.min(self.interrupt.freeze_left())).map_err(failed)?;
             let others = self.freeze_unit()?;
             let Some(waits) = [freezer].into_iter().chain(&others).find_map(|one| match one.is_vforking() {
                 Ok(false) => None,

@@ -9,7 +9,7 @@ use tranship_coordinator::Failure;
 use tranship_criu::smaps::{Smaps, has_protected_part, is_protected};
 use tranship_engine::Container;
 use tranship_memory::policy::{self, RoundSeen, Verdict};
-use tranship_memory::send::{self, Counters, Plan, Version};
+use tranship_memory::send::{self, Chunk, Counters, Plan, Version, Witness};
 use tranship_memory::shared::source::{Look, SharedMemory, Where};
 use tranship_memory::survey;
 use tranship_memory::tracker::{Round, Tracker};
@@ -18,12 +18,13 @@ use tranship_sys::mapping_flags::FlagsReader;
 use tranship_sys::schedule::{self, Standing};
 use tranship_sys::threads;
 use tranship_transport::Link;
-use tranship_types::{MigrationId, RoundReport};
+use tranship_types::{AddressSpaceId, MigrationId, PageRange, RoundReport};
 
 use super::shared::Settling;
 use super::showing::shown_on;
 use super::streams::{await_arrival, show_tally};
 use super::{SourceRun, failed};
+use crate::interrupt::Interrupt;
 
 /// For how long it is watched how much CPU time a container uses, before it gets less.
 const CPU_SAMPLE: Duration = Duration::from_millis(200);
@@ -33,6 +34,9 @@ const LITTLE: u64 = 1 << 20;
 impl SourceRun {
     /// Sends files and memory while the container runs, and learns what its mappings look like.
     pub(super) fn precopy(&mut self) -> Result<(), Failure> {
+        if !self.report.read().mode.has_rounds() && !self.may_be_early() {
+            self.probe_link()?;
+        }
         let pace = self.pace();
         self.set_pace(pace)?;
         self.settle()?;
@@ -76,7 +80,8 @@ impl SourceRun {
         // Rounds before this one were under another throttle, and tell nothing of what the next ones will find.
         let (mut counted, mut limits, mut used_up) = (0, self.limits, false);
         let verdict = loop {
-            if !self.report.read().mode.has_rounds() {
+            self.interrupt.check()?;
+            if !self.report.read().mode.has_rounds() || self.interrupt.hurries() {
                 break Verdict::Diverging;
             }
             let start = Instant::now();
@@ -91,14 +96,15 @@ impl SourceRun {
                 await_arrival(&mut self.streams).map_err(|error| self.not_sent(&error))?;
             }
             let sending = Instant::now();
-            let Self { id, node, report, tally, streams, smaps, .. } = &mut *self;
+            let Self { id, node, report, tally, streams, smaps, interrupt, .. } = &mut *self;
+            let witness = InTime { tracker: &tracker, interrupt };
             let sent = std::thread::scope(|scope| {
                 // The watch has left its mark on the flags by now.
                 let learn = || learn_mappings(id, smaps, node.mapping_flags.as_ref(), &processes);
                 let _learnt = threads::beside(scope, "mappings", learn);
                 shown_on((report, tally), round.plan.bytes(), streams, |streams, counters| {
                     let mut chunks = [&round.plan.first, &round.plan.rest].into_iter();
-                    chunks.try_for_each(|chunks| send::send_running(chunks, version, streams, counters, &tracker))?;
+                    chunks.try_for_each(|chunks| send::send_running(chunks, version, streams, counters, &witness))?;
                     await_arrival(streams)?;
                     let [passed_over, content] =
                         [&counters.passed_over, &counters.sent].map(|counter| counter.load(Ordering::Relaxed));
@@ -118,6 +124,7 @@ impl SourceRun {
             let settled = rest.is_settled(others);
             used_up = policy::used_up(&seen, self.report.read().options.max_rounds);
             let verdict = match self.may_be_early() {
+                true if self.interrupt.hurries() => Verdict::Diverging,
                 true => match policy::decide_early(&seen, tracker.left(&pids()?), limits) {
                     Verdict::Converged if !settled => Verdict::Another,
                     verdict => verdict,
@@ -154,6 +161,7 @@ impl SourceRun {
             let what =
                 if self.may_be_early() { "the rest follows the resume" } else { "the rest is sent in the freeze" };
             let why = match used_up {
+                _ if self.interrupt.hurries() => "the time for the whole move is over".to_owned(),
                 true => format!("the rounds that max_rounds allows ({}) are used up", seen.len()),
                 false => "more rounds would not help, the container writes too fast for the link".to_owned(),
             };
@@ -161,6 +169,10 @@ impl SourceRun {
             self.report.change(|r| r.ways.push(way));
         }
         self.converged = verdict == Verdict::Converged;
+        if !self.is_early() {
+            let left = tracker.left(&pids()?);
+            self.refuse_too_long(left, policy::link_rate(&seen))?;
+        }
         self.tracker = Some(tracker);
         Ok(Some(verdict))
     }
@@ -174,6 +186,7 @@ impl SourceRun {
         let mut version = if self.report.read().rounds.is_empty() { Version::First } else { Version::Later };
         let mut before = u64::MAX;
         loop {
+            self.interrupt.check()?;
             let round = tracker.round(&container.processes().map_err(failed)?).map_err(failed)?;
             let rest = Plan { first: Vec::new(), rest: round.plan.rest };
             let sent = send::send_running(&round.plan.first, version, &mut self.streams, &Counters::default(), tracker);
@@ -293,6 +306,30 @@ impl SourceRun {
             self.report.change(|r| r.ways.extend(ways));
         }
         Ok(())
+    }
+}
+
+/// Sends pages only as long as the rounds may go on. What is left out is found by the last round.
+struct InTime<'a> {
+    tracker: &'a Tracker,
+    interrupt: &'a Interrupt,
+}
+
+impl Witness for InTime<'_> {
+    fn due(&self, chunk: &Chunk) -> Vec<PageRange> {
+        if !self.interrupt.hurries() {
+            return self.tracker.due(chunk);
+        }
+        self.tracker.missed(chunk);
+        Vec::new()
+    }
+
+    fn read(&self, space: AddressSpaceId, address: u64, pages: &[u8]) {
+        self.tracker.read(space, address, pages);
+    }
+
+    fn missed(&self, chunk: &Chunk) {
+        self.tracker.missed(chunk);
     }
 }
 

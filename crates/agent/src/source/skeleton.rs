@@ -6,6 +6,8 @@ use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
@@ -23,6 +25,7 @@ use tranship_types::Allowances;
 use tranship_wire::message::Request;
 
 use super::{FROZEN_PATIENCE, SourceRun, failed};
+use crate::interrupt::{Interrupt, LOOK};
 use crate::layout::Role;
 use crate::tmpfs;
 use crate::uncarried::{self, Network, Uncarried};
@@ -42,14 +45,21 @@ impl Written {
         Ok(Self { closed, directory, sent: HashMap::new() })
     }
 
-    /// Waits until there are more, or the other descriptor has something to say.
-    fn wait(&self, other: BorrowedFd<'_>) -> Result<(), Failure> {
+    /// Waits until there are more, or the other descriptor has something to say. An error says that nobody waits any longer.
+    fn wait(&self, other: BorrowedFd<'_>, interrupt: &Interrupt) -> Result<(), Failure> {
+        let deadline = Instant::now() + FROZEN_PATIENCE;
         let mut fds = [self.closed.as_fd(), other].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-        let patience = PollTimeout::try_from(FROZEN_PATIENCE).unwrap_or(PollTimeout::MAX);
-        match poll(&mut fds, patience) {
-            Ok(0) => Err(Failure::new(format!("criu has written nothing for {FROZEN_PATIENCE:?}"))),
-            Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
-            Err(error) => Err(failed(error)),
+        let look = PollTimeout::try_from(LOOK).unwrap_or(PollTimeout::ZERO);
+        loop {
+            interrupt.check()?;
+            match poll(&mut fds, look) {
+                Ok(0) if Instant::now() > deadline => {
+                    return Err(Failure::new(format!("criu has written nothing for {FROZEN_PATIENCE:?}")));
+                }
+                Ok(0) => {}
+                Ok(_) | Err(nix::errno::Errno::EINTR) => return Ok(()),
+                Err(error) => return Err(failed(error)),
+            }
         }
     }
 
@@ -209,9 +219,10 @@ impl SourceRun {
 
     /// Waits until the dump is done (then true), or there are more images.
     fn dumped(&mut self, written: &Written) -> Result<bool, Failure> {
+        let interrupt = Arc::clone(&self.interrupt);
         let handle = &mut self.front()?.handle;
         if handle.is_quiet() {
-            written.wait(handle.as_fd())?;
+            written.wait(handle.as_fd(), &interrupt)?;
             if handle.is_quiet() {
                 return Ok(false);
             }

@@ -28,6 +28,7 @@ const LOOK: Duration = Duration::from_micros(500);
 /// there keeps all that follows waiting, over 1 Gbit/s for more than a tenth of a second.
 pub(super) fn await_arrival(streams: &mut [Stream<Connection>]) -> Result<(), SendError> {
     streams.iter_mut().try_for_each(|stream| {
+        // An interruption breaks the link.
         while stream.link().in_flight().map_err(WriteError::from)? > ON_THEIR_WAY {
             std::thread::sleep(LOOK);
         }

@@ -1,5 +1,6 @@
 //! What happens while the container is frozen: memory and skeleton go to the destination.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tranship_coordinator::Failure;
@@ -103,6 +104,7 @@ impl SourceRun {
         let needs_files = self.files.as_ref().is_some_and(tmpfs::Leaving::is_needed);
         let (mut leaving, mut trees) = (self.files.take(), self.trees.take());
         let pids = self.inspected()?.0.processes().map_err(failed)?;
+        let interrupt = Arc::clone(&self.interrupt);
         let (skeleton, files, trees_left, named) = std::thread::scope(|scope| {
             let (shared, counters) = (shared.as_ref(), &counters);
             let named = threads::beside(scope, "names", move || -> Result<_, SendError> {
@@ -122,7 +124,7 @@ impl SourceRun {
             let trees = trees.as_mut().map(|trees| {
                 threads::beside(scope, "trees", || {
                     schedule::stand(Standing::Favoured);
-                    trees.finish(&pids)
+                    trees.finish(&pids, &interrupt)
                 })
             });
             let readable =

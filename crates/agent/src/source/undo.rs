@@ -18,8 +18,15 @@ use crate::node;
 
 /// How long a dump that is under way is let finish when it is no longer wanted.
 const DUMP_END: Duration = Duration::from_secs(60);
-/// How long the destination may take to undo everything before it is asked again.
+/// The least of that, and where the migration was interrupted: a dump takes tens of milliseconds, and one that is killed in the middle
+/// leaves more to be put right.
+const LEAST_DUMP_END: Duration = Duration::from_secs(1);
+const DUMP_END_AT_ONCE: Duration = Duration::from_millis(500);
+/// How long the destination may take to answer a call, and to undo everything before it is asked again.
+const DIAL: Duration = Duration::from_secs(5);
 const UNDO: Duration = Duration::from_secs(15);
+/// The same where the migration was interrupted, and somebody waits for its end.
+const AT_ONCE: (Duration, Duration) = (Duration::from_millis(300), Duration::from_millis(500));
 
 /// Claims the addresses of the container with this network namespace.
 fn announce(namespace: &Path) -> Result<(), Failure> {
@@ -34,7 +41,8 @@ impl SourceRun {
             SourceStep::Inspect | SourceStep::Connect | SourceStep::AwaitReady => Ok(()),
             SourceStep::Offer => {
                 // The container does not depend on it: the destination is told in the background until it has heard.
-                if let Err(failure) = self.confirm_undone() {
+                let patience = if self.interrupt.is_raised() { AT_ONCE } else { (DIAL, UNDO) };
+                if let Err(failure) = self.confirm_undone_within(patience) {
                     tracing::info!(id = %self.id, %failure, "the destination does not know yet that it is off");
                 }
                 Ok(())
@@ -75,7 +83,14 @@ impl SourceRun {
             // A dump must have ended before the tasks are let go.
             SourceStep::Transfer => {
                 self.push = None;
-                self.layout.end_front(Role::Dump, DUMP_END)
+                self.layout.end_dump(self.patience_with_dump())?;
+                // A criu that was killed has left them in it.
+                let pids = self.container().and_then(|container| container.processes().map_err(failed));
+                let ended = tranship_network::end_repair(&pids.unwrap_or_default());
+                if ended > 0 {
+                    tracing::warn!(id = %self.id, ended, "connections were taken out of repair mode");
+                }
+                Ok(())
             }
             SourceStep::Deliver | SourceStep::Drain => {
                 self.give_up();
@@ -99,6 +114,14 @@ impl SourceRun {
                 State::Paused => Original::Paused,
                 State::Stopped | State::Created => Original::Stopped,
             },
+        }
+    }
+
+    /// How long a dump that nobody waits for may go on: the container is frozen meanwhile.
+    fn patience_with_dump(&self) -> Duration {
+        match self.interrupt.is_raised() {
+            true => DUMP_END_AT_ONCE,
+            false => self.interrupt.freeze_left().clamp(LEAST_DUMP_END, DUMP_END),
         }
     }
 
@@ -138,13 +161,17 @@ impl SourceRun {
     /// Tells the destination that the migration is off, until it has undone everything. Always over a new link: on the
     /// old one answers to earlier requests may be on their way, and its end tells the destination to give up waiting.
     pub fn confirm_undone(&mut self) -> Result<(), Failure> {
+        self.confirm_undone_within((DIAL, UNDO))
+    }
+
+    fn confirm_undone_within(&mut self, (dial, undo): (Duration, Duration)) -> Result<(), Failure> {
         self.control = None;
         if !self.offered || self.undo_confirmed {
             return Ok(());
         }
-        self.control = Some(self.node.dial(&self.peer, Purpose::Control, Some(&self.id))?);
+        self.control = Some(self.node.dial_within(dial, &self.peer, Purpose::Control, Some(&self.id))?);
         let request = if self.given_up { Request::Void } else { Request::Abort };
-        let leftovers = match self.ask(&request, UNDO)? {
+        let leftovers = match self.ask(&request, undo)? {
             Response::Aborted { leftovers } if !self.given_up => leftovers,
             Response::Voided { ran, leftovers } if self.given_up => {
                 self.stray_removed |= ran;

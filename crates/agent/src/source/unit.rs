@@ -107,6 +107,7 @@ impl SourceRun {
 
     /// The network's owner has frozen this container with its own.
     pub(super) fn frozen_by_owner(&mut self) -> Result<(), Failure> {
+        self.interrupt.freezes();
         self.unthrottle()?;
         schedule::stand(Standing::Realtime);
         if let Some(front) = &self.front {

@@ -100,6 +100,7 @@ pub fn history(list: &[Report], zone: &TimeZone) -> String {
         Outcome::Moved => "moved",
         Outcome::GivenUp => "given up",
         Outcome::Ended => "ended there",
+        Outcome::Cancelled => "cancelled",
         Outcome::Failed if !r.blockers.is_empty() => "blocked",
         Outcome::Failed => "failed",
     };

@@ -30,6 +30,9 @@ fn headline(r: &Report, paint: Paint) -> String {
         Outcome::Failed => {
             format!("{container} {} to {destination}; {}\n", paint.bad("was not moved"), original(r))
         }
+        Outcome::Cancelled => {
+            format!("{container} {} to {destination}; {}\n", paint.strong("was not moved"), original(r))
+        }
         Outcome::GivenUp => match r.original {
             None | Some(Original::Running) => format!(
                 "{container} {} to {destination}; it runs on {source} again, as it was at the freeze\n",

@@ -112,6 +112,25 @@ impl AgentService for Service {
         self.report(&ID.parse().unwrap())
     }
 
+    fn cancel(&self, named: &str) -> Result<Report, ServiceError> {
+        match named {
+            "late" | "m-late" => Err(ServiceError::new(
+                ErrorKind::TooLate,
+                "migration m-late is past its commit point: late runs on node b, and its last pages follow",
+                "wait for it",
+            )),
+            "nobody" => {
+                let cause = "no migration \"nobody\" is known";
+                Err(ServiceError::new(ErrorKind::NotFound, cause, "see `tranship status`"))
+            }
+            _ => self.report(&ID.parse().unwrap()),
+        }
+    }
+
+    fn cancel_group(&self, id: &GroupId) -> Result<GroupReport, ServiceError> {
+        self.group(id)
+    }
+
     fn leftovers(&self) -> Result<Vec<Leftover>, ServiceError> {
         let leftover = |kind, name: &str, note: &str| Leftover {
             kind,

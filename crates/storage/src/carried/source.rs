@@ -82,12 +82,12 @@ impl Source {
         self.originals.iter().filter_map(|(_, original)| original.tree()).map(|tree| tree.nodes.len()).sum()
     }
 
-    /// The digests of all trees.
+    /// The digests of all trees; `stops` is asked after each piece of a file whether nobody waits for them any more.
     ///
     /// # Errors
-    /// If something cannot be read.
-    pub fn digests(&self) -> Result<Vec<Digests>, CopyError> {
-        self.originals.iter().map(|(tree, original)| digests(original.root(), &tree.path)).collect()
+    /// If something cannot be read; if it was stopped.
+    pub fn digests(&self, stops: &dyn Fn() -> bool) -> Result<Vec<Digests>, CopyError> {
+        self.originals.iter().map(|(tree, original)| digests(original.root(), &tree.path, stops)).collect()
     }
 
     /// How the processes use the filesystems.

@@ -19,11 +19,11 @@ const NAMES: usize = 4096;
 /// BLAKE3 of everything below each entry of a tree's root, in hexadecimal, by its name; `.` is the root itself.
 pub type Digests = BTreeMap<String, String>;
 
-/// Reads a whole tree. `point` is for messages.
+/// Reads a whole tree. `point` is for messages; `stops` is asked after each piece of a file whether the digests are still waited for.
 ///
 /// # Errors
-/// If something cannot be read.
-pub fn digests(root: &Root, point: &Path) -> Result<Digests, CopyError> {
+/// If something cannot be read; if it was stopped.
+pub fn digests(root: &Root, point: &Path, stops: &dyn Fn() -> bool) -> Result<Digests, CopyError> {
     let tree = Tree::read(root, point, MAX_FILES)?;
     let mut paths: HashMap<u64, Vec<u8>> = HashMap::from([(tree.root, b".".to_vec())]);
     let mut all = BTreeMap::from([(b".".to_vec(), tree.root)]);
@@ -52,7 +52,7 @@ pub fn digests(root: &Root, point: &Path) -> Result<Digests, CopyError> {
             attributes.sort();
             sum.update(format!("{attributes:?}").as_bytes());
             if node.kind == Kind::File {
-                content(file.as_fd().try_clone_to_owned().map_err(|e| refused("open", e))?, sum)
+                content(file.as_fd().try_clone_to_owned().map_err(|e| refused("open", e))?, sum, stops)
                     .map_err(|e| refused("read", e))?;
             }
         }
@@ -60,9 +60,12 @@ pub fn digests(root: &Root, point: &Path) -> Result<Digests, CopyError> {
     Ok(sums.into_iter().map(|(name, sum)| (name, sum.finalize().to_hex().to_string())).collect())
 }
 
-fn content(file: OwnedFd, sum: &mut blake3::Hasher) -> std::io::Result<()> {
+fn content(file: OwnedFd, sum: &mut blake3::Hasher, stops: &dyn Fn() -> bool) -> std::io::Result<()> {
     let (mut file, mut buffer) = (std::fs::File::from(file), vec![0; 1 << 20]);
     loop {
+        if stops() {
+            return Err(std::io::Error::other("it was stopped"));
+        }
         match file.read(&mut buffer)? {
             0 => return Ok(()),
             got => drop(sum.update(&buffer[..got])),

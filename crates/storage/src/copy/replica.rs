@@ -65,7 +65,7 @@ impl Replica {
     pub fn digests(&self, index: usize) -> Result<Digests, CopyError> {
         let copy = self.copies.get(index).ok_or_else(|| nonsense("a tree that was not offered"))?;
         let root = copy.root.try_clone().map_err(|e| CopyError::refused("open", &copy.point, e))?;
-        digests(&Root::of_copy(root), &copy.point)
+        digests(&Root::of_copy(root), &copy.point, &|| false)
     }
 
     /// Does one operation.
