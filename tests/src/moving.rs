@@ -45,7 +45,7 @@ impl Ended {
         if let Some(report) = &self.report {
             let reported = match report.outcome {
                 Outcome::Moved => to,
-                Outcome::Failed | Outcome::GivenUp => from,
+                Outcome::Failed | Outcome::GivenUp | Outcome::Cancelled => from,
                 Outcome::Ended => bail!("the container has ended: {:?}", report.ended),
                 Outcome::Running => bail!("the move was not reported to its end: {report:?}"),
             };
