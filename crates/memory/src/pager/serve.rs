@@ -87,12 +87,12 @@ impl Context {
     pub fn listen(directory: &Path, work: &Path) -> Result<Self, PagerError> {
         let listen = || -> io::Result<Self> {
             let journal = Journal::new()?;
+            // The filesystem may be full by the time that this is written. If it is full now, it may have room then.
+            let _ = std::fs::write(nascent(directory), [0; RESERVED]);
             // CRIU's socket first: once the control socket is there, both are.
             let lazy = UnixListener::bind(work.join(LAZY_SOCKET))?;
             let control = control::listen_at(&directory.join(CONTROL_SOCKET))?;
             let guards = GuardLog::new().ok();
-            // The filesystem may be full by the time that this is written. If it is full now, it may have room then.
-            let _ = std::fs::write(nascent(directory), [0; RESERVED]);
             Ok(Self { directory: directory.to_owned(), control, lazy, journal, guards })
         };
         listen().map_err(|source| PagerError::Listen { directory: directory.to_owned(), source })
