@@ -39,7 +39,9 @@ impl SourceRecords {
     pub fn of(damaged: &Damaged) -> Self {
         let records = &damaged.records;
         Self {
-            committed: damaged.mentions_decision || records.contains(&Record::Commit),
+            committed: damaged.mentions_decision
+                || records.contains(&Record::Commit)
+                || SourceStep::AFTER_COMMIT.iter().any(|step| records.contains(&Record::step(step))),
             undone: records.iter().any(|r| matches!(r, Record::Undone { .. })),
             given_up: records.iter().any(|r| matches!(r, Record::GivenUp { .. })),
             released: records.contains(&Record::step(SourceStep::Release)),
@@ -225,6 +227,8 @@ impl fmt::Display for Wait {
 pub fn source(own: SourceRecords, here: Original, there: FromDestination, has_directory: bool) -> SourceVerdict {
     use FromDestination as There;
     use SourceVerdict as V;
+    // No step after COMMIT is without it.
+    let own = SourceRecords { committed: own.committed || own.released, ..own };
     match here {
         Original::Unknown => return V::Wait(Wait::Engine),
         Original::Gone | Original::Other if !has_directory && there_is_settled(there) && !own.done => return V::Forget,
@@ -444,6 +448,9 @@ mod tests {
     }
 
     proptest! {
+        // A few times as many as there are combinations.
+        #![proptest_config(ProptestConfig::with_cases(16384))]
+
         #[test]
         fn a_source_lets_the_original_run_only_where_no_copy_can(
             own in own_source(), here in prop::sample::select(&ORIGINALS), there in prop::sample::select(&DESTINATIONS),
