@@ -62,6 +62,7 @@ pub mod thaw;
 pub mod threads;
 mod tracee;
 mod tracepoint;
+pub mod unix_socket;
 pub mod userfault;
 #[cfg(target_arch = "x86_64")]
 mod vdso;
