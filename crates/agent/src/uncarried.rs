@@ -243,16 +243,21 @@ fn to_process(tasks: &HashMap<u32, u32>, task: u32, give: impl FnOnce(u32) -> io
 /// What a socket has got since the container was inspected, and CRIU drops.
 fn dropped(socket: &OpenSocket, what: Dropped) -> Blocker {
     let (what, kind) = match what {
-        Dropped::Error => ("has an error to report that the program has not taken", "socket-errors"),
-        Dropped::UrgentByte => ("has an urgent byte (MSG_OOB) that the program has not read", "urgent-data"),
+        Dropped::Error => ("has an error to report that the program has not taken", Some("socket-errors")),
+        Dropped::UrgentByte => ("has an urgent byte (MSG_OOB) that the program has not read", Some("urgent-data")),
         Dropped::UnfinishedDatagram => {
-            ("is a UDP socket with a datagram that is not complete yet (MSG_MORE)", "unfinished-datagrams")
+            ("is a UDP socket with a datagram that is not complete yet (MSG_MORE)", Some("unfinished-datagrams"))
         }
+        Dropped::EmptyDatagram => ("has a datagram without data to read", None),
     };
     let OpenSocket { pid, descriptor, .. } = socket;
     let name = process::name(*pid).unwrap_or_default();
     let cause = format!("descriptor {descriptor} of {name} (pid {pid}) {what}");
-    Blocker::new(BlockerKind::Socket, cause, "try again").at(*pid, Some(*descriptor)).allowable(kind)
+    let blocker = Blocker::new(BlockerKind::Socket, cause, "try again").at(*pid, Some(*descriptor));
+    match kind {
+        Some(kind) => blocker.allowable(kind),
+        None => blocker,
+    }
 }
 
 /// What is in a container's network and none of its processes has.

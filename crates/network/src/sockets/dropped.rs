@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use nix::libc;
 use tranship_sys::socket;
+use tranship_sys::unix_socket::first_message;
 
 use super::Sort;
 
@@ -20,6 +21,8 @@ pub enum Dropped {
     UrgentByte,
     /// A datagram of which only a part was sent yet (MSG_MORE).
     UnfinishedDatagram,
+    /// A datagram without data, at which CRIU takes the queue of a Unix socket to end.
+    EmptyDatagram,
 }
 
 impl Dropped {
@@ -30,7 +33,12 @@ impl Dropped {
             Some((libc::AF_INET | libc::AF_INET6, libc::SOCK_DGRAM, _)) => {
                 is_unfinished(socket).then_some(Self::UnfinishedDatagram)
             }
-            None | Some((libc::AF_UNIX, ..) | (_, libc::SOCK_STREAM, _)) if ready.error => Some(Self::Error),
+            None | Some((libc::AF_UNIX | libc::AF_PACKET, ..) | (_, libc::SOCK_STREAM, _)) if ready.error => {
+                Some(Self::Error)
+            }
+            Some((libc::AF_UNIX, libc::SOCK_DGRAM, _)) => (ready.readable
+                && first_message(socket).is_ok_and(|first| first.is_empty))
+            .then_some(Self::EmptyDatagram),
             None | Some((libc::AF_UNIX, ..) | (_, libc::SOCK_STREAM, _)) => ready.urgent.then_some(Self::UrgentByte),
             Some(_) => None,
         }

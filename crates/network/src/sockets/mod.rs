@@ -148,7 +148,7 @@ pub fn unclaimed_groups(
     })
 }
 
-/// Takes each of the sockets that is still open, with its sort where it is one of the internet, of netlink or a Unix socket.
+/// Takes each of the sockets that is still open, with its sort where it is one of the internet, of netlink, a packet or a Unix socket.
 fn each(sockets: &[OpenSocket], mut look: impl FnMut(&OpenSocket, BorrowedFd<'_>, Option<Sort>)) {
     for of_one in sockets.chunk_by(|one, next| one.pid == next.pid) {
         let Ok(files) = OpenFiles::of(of_one[0].pid) else { continue };
@@ -178,14 +178,14 @@ fn states(
     (states, all_dropped)
 }
 
-/// The memberships of a socket of that sort in groups of IP; those of TCP, netlink and Unix sockets have none.
+/// The memberships of a socket of that sort in groups of IP; those of TCP, netlink, packet and Unix sockets have none.
 fn memberships(
     socket: BorrowedFd<'_>,
     (family, kind, _): Sort,
     joined: &[(String, IpAddr)],
     interfaces: &HashMap<u32, String>,
 ) -> Vec<Membership> {
-    match kind == libc::SOCK_STREAM || matches!(family, libc::AF_NETLINK | libc::AF_UNIX) {
+    match kind == libc::SOCK_STREAM || matches!(family, libc::AF_NETLINK | libc::AF_PACKET | libc::AF_UNIX) {
         true => Vec::new(),
         false => multicast::memberships(socket, joined, interfaces),
     }
@@ -233,6 +233,10 @@ pub fn set_socket_states(
             };
             let value =
                 set.value.bytes(choice, &indices).ok_or_else(|| refused(choice.text, &"there is no such interface"))?;
+            // Some cannot be set any more once others are, though to what they are.
+            if choice.value(socket.as_fd()).is_some_and(|now| *now == *value) {
+                continue;
+            }
             socket::set_option(socket.as_fd(), choice.level, choice.name, &value)
                 .map_err(|e| refused(choice.text, &e))?;
         }
@@ -251,12 +255,14 @@ fn index(interfaces: &HashMap<u32, String>, name: &str) -> Option<u32> {
     interfaces.iter().find(|(_, known)| *known == name).map(|(index, _)| *index)
 }
 
-/// What sort of internet, netlink or Unix socket it is; nothing where it is another.
+/// What sort of internet, netlink, packet or Unix socket it is; nothing where it is another.
 fn sort(socket: BorrowedFd<'_>) -> Option<Sort> {
     let ask = |name| socket::int_option(socket, libc::SOL_SOCKET, name).ok();
-    const FAMILIES: [i32; 4] = [libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK, libc::AF_UNIX];
+    const FAMILIES: [i32; 5] = [libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK, libc::AF_PACKET, libc::AF_UNIX];
     let family = ask(libc::SO_DOMAIN).filter(|family| FAMILIES.contains(family))?;
-    Some((family, ask(libc::SO_TYPE)?, ask(libc::SO_PROTOCOL)?))
+    // A packet socket of no protocol receives nothing.
+    let protocol = if family == libc::AF_PACKET { 0 } else { ask(libc::SO_PROTOCOL)? };
+    Some((family, ask(libc::SO_TYPE)?, protocol))
 }
 
 /// The options that sockets of a sort can have set, each with the value that a new one has.

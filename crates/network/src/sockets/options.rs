@@ -1,4 +1,4 @@
-//! The options of internet, netlink and Unix sockets that programs set and CRIU does not carry.
+//! The options of internet, netlink, packet and Unix sockets that programs set and CRIU does not carry.
 
 use std::os::fd::BorrowedFd;
 
@@ -12,6 +12,9 @@ const SOL_IP: i32 = 0;
 const SOL_TCP: i32 = 6;
 const SOL_UDP: i32 = 17;
 const SOL_IPV6: i32 = 41;
+const SOL_UDPLITE: i32 = 136;
+const SOL_RAW: i32 = 255;
+const SOL_PACKET: i32 = 263;
 const SOL_NETLINK: i32 = 270;
 /// Of the longest value: options of IP.
 const LONGEST: usize = 40;
@@ -78,7 +81,7 @@ const fn datagrams(level: i32, name: i32, text: &'static str) -> Choice {
 /// because another one changes them. Of connections not: what changes by itself (`TCP_QUICKACK`,
 /// `SO_INCOMING_CPU`, a `TCP_WINDOW_CLAMP` that the kernel may have set); and not what cannot be read (`IP_MULTICAST_IF` by index).
 #[rustfmt::skip]
-pub(super) const ALL: [Choice; 108] = [
+pub(super) const ALL: [Choice; 115] = [
     plain(SOL_SOCKET, 1, "SO_DEBUG"),
     plain(SOL_SOCKET, 29, "SO_TIMESTAMP"),
     plain(SOL_SOCKET, 35, "SO_TIMESTAMPNS"),
@@ -179,6 +182,9 @@ pub(super) const ALL: [Choice; 108] = [
     plain(SOL_UDP, 102, "UDP_NO_CHECK6_RX"),
     plain(SOL_UDP, 103, "UDP_SEGMENT"),
     plain(SOL_UDP, 104, "UDP_GRO"),
+    plain(SOL_UDPLITE, 10, "UDPLITE_SEND_CSCOV"),
+    plain(SOL_UDPLITE, 11, "UDPLITE_RECV_CSCOV"),
+    plain(SOL_RAW, 7, "IPV6_CHECKSUM"),
     plain(SOL_NETLINK, 3, "NETLINK_PKTINFO"),
     plain(SOL_NETLINK, 4, "NETLINK_BROADCAST_ERROR"),
     plain(SOL_NETLINK, 5, "NETLINK_NO_ENOBUFS"),
@@ -186,6 +192,10 @@ pub(super) const ALL: [Choice; 108] = [
     plain(SOL_NETLINK, 10, "NETLINK_CAP_ACK"),
     plain(SOL_NETLINK, 11, "NETLINK_EXT_ACK"),
     plain(SOL_NETLINK, 12, "NETLINK_GET_STRICT_CHK"),
+    plain(SOL_PACKET, 19, "PACKET_TX_HAS_OFF"),
+    plain(SOL_PACKET, 20, "PACKET_QDISC_BYPASS"),
+    plain(SOL_PACKET, 23, "PACKET_IGNORE_OUTGOING"),
+    plain(SOL_PACKET, 24, "PACKET_VNET_HDR_SZ"),
     // The type of service decides on it.
     plain(SOL_SOCKET, 12, "SO_PRIORITY"),
     // It comes last: the filter can then no longer be changed.
@@ -200,6 +210,7 @@ impl Choice {
     pub(super) fn fits(&self, (family, kind, _): Sort) -> bool {
         match family {
             libc::AF_UNIX => self.level == SOL_SOCKET && UNIX.contains(&self.name),
+            libc::AF_PACKET => matches!(self.level, SOL_SOCKET | SOL_PACKET),
             _ => self.of != Of::Datagrams || kind != libc::SOCK_STREAM,
         }
     }

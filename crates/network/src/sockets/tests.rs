@@ -6,13 +6,17 @@ use super::*;
 
 const HERE: &str = "/proc/thread-self/ns/net";
 
-/// One of each sort: TCP, UDP and raw, of both families, and Unix sockets.
+/// One of each sort: TCP, UDP and raw, of both families, Unix and packet sockets.
 fn new_sockets() -> Vec<OwnedFd> {
     let kinds = [(libc::SOCK_STREAM, 0), (libc::SOCK_DGRAM, 0), (libc::SOCK_RAW, 89)];
     let families = [libc::AF_INET, libc::AF_INET6];
     let all = families.into_iter().flat_map(|family| kinds.map(|(kind, protocol)| (family, kind, protocol)));
     let unix = [libc::SOCK_STREAM, libc::SOCK_DGRAM].map(|kind| (libc::AF_UNIX, kind, 0));
-    all.chain(unix).map(|(family, kind, protocol)| socket::new(family, kind, protocol).unwrap()).collect()
+    let packet = (libc::AF_PACKET, libc::SOCK_RAW, 0);
+    all.chain(unix)
+        .chain([packet])
+        .map(|(family, kind, protocol)| socket::new(family, kind, protocol).unwrap())
+        .collect()
 }
 
 fn open(socket: &dyn AsRawFd) -> OpenSocket {

@@ -3,7 +3,8 @@
 //! Criu looks until there is no more (`dump_sk_queue` of sk-queue.c). The kernel then reports an error of the
 //! connection, which is gone with that: at the end of the data of a stream, and before the data of a socket of
 //! datagrams or packets (net/unix/af_unix.c, `unix_stream_read_generic`, `__unix_dgram_recvmsg`). Of a stream it is
-//! known here where the data ends; of the others the dump fails before anything is taken.
+//! known here where the data ends; of the others the dump fails before anything is taken. It fails, too, at a message without data, which
+//! criu takes for the end.
 
 use std::ffi::{c_int, c_ulong};
 
@@ -11,6 +12,23 @@ use libc::{msghdr, pollfd};
 
 use crate::shared::set_errno;
 use crate::sockets::{number, real};
+
+/// Whether a message without data was looked at, at which criu takes the queue to end (`dump_sk_queue`), and there may be others behind it. Of
+/// packets the end of a connection looks the same where nothing follows it.
+fn is_empty_message(fd: c_int) -> bool {
+    if number(fd, libc::SOL_SOCKET, libc::SO_DOMAIN) != Some(libc::AF_UNIX) {
+        return false;
+    }
+    match number(fd, libc::SOL_SOCKET, libc::SO_TYPE) {
+        Some(libc::SOCK_DGRAM) => true,
+        Some(libc::SOCK_SEQPACKET) => {
+            let mut asked = pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
+            // SAFETY: the one structure is ours.
+            unsafe { libc::poll(&raw mut asked, 1, 0) == 0 }
+        }
+        _ => false,
+    }
+}
 
 type Recvmsg = unsafe extern "C" fn(c_int, *mut msghdr, c_int) -> isize;
 
@@ -49,7 +67,12 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
         return -1;
     }
     // SAFETY: handed on as it came.
-    unsafe { real(fd, message, flags) }
+    let got = unsafe { real(fd, message, flags) };
+    if got == 0 && flags & libc::MSG_PEEK != 0 && is_empty_message(fd) {
+        set_errno(libc::ENODATA);
+        return -1;
+    }
+    got
 }
 
 #[cfg(test)]
@@ -76,5 +99,26 @@ mod tests {
         one.read_exact(&mut data).unwrap();
         assert_eq!(one.read(&mut data).unwrap_err().raw_os_error(), Some(libc::ECONNRESET));
         assert_eq!(obstacle(fd), None, "it has been taken");
+    }
+
+    #[test]
+    fn a_message_without_data_is_not_the_end_of_a_queue() {
+        for kind in [libc::SOCK_DGRAM, libc::SOCK_SEQPACKET, libc::SOCK_STREAM] {
+            let mut ends = [0; 2];
+            // SAFETY: the call fills in two numbers, and the others are made of what is ours.
+            let looked_at = unsafe {
+                assert_eq!(libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()), 0);
+                if kind == libc::SOCK_STREAM {
+                    libc::shutdown(ends[0], libc::SHUT_WR);
+                } else {
+                    libc::send(ends[0], std::ptr::null(), 0, 0);
+                }
+                let mut message: msghdr = std::mem::zeroed();
+                recvmsg(ends[1], &raw mut message, libc::MSG_PEEK | libc::MSG_DONTWAIT)
+            };
+            assert_eq!(looked_at, if kind == libc::SOCK_STREAM { 0 } else { -1 }, "{kind}");
+            // SAFETY: they are ours.
+            unsafe { ends.map(|end| libc::close(end)) };
+        }
     }
 }

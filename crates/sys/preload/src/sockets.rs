@@ -7,11 +7,13 @@
 //! - A socket may have an address that no interface has any more, and a peer that no route leads to: IP_FREEBIND for the time of `bind`,
 //!   IP_TRANSPARENT and SO_BINDTODEVICE for that of `connect`.
 //! - Link-local addresses are none without their interface, which criu leaves out of those of connections.
+//! - A netlink socket that is connected to no group is connected to group 32 by criu, to which all that it sends would go, too
+//!   (`open_netlink_sk` of sk-netlink.c). Sockets that are connected to that group are refused before.
 //! - The kernel computes the size of segments when a connection is made. criu tells the peer's limit later, so it is computed once more.
 
 use std::ffi::{CStr, c_int, c_void};
 
-use libc::{sockaddr, sockaddr_in6, socklen_t};
+use libc::{sockaddr, sockaddr_in6, sockaddr_nl, socklen_t};
 
 type Getsockopt = unsafe extern "C" fn(c_int, c_int, c_int, *mut c_void, *mut socklen_t) -> c_int;
 type Setsockopt = unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int;
@@ -193,6 +195,9 @@ pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: sockl
         address
     });
     let address = scoped.as_ref().map_or(address, |scoped| std::ptr::from_ref(scoped).cast());
+    // SAFETY: by contract.
+    let ungrouped = unsafe { without_group(address, len) };
+    let address = ungrouped.as_ref().map_or(address, |ungrouped| std::ptr::from_ref(ungrouped).cast());
     let real = real!(c"connect", WithAddress);
     // SAFETY: the address is as it came, or one of the same length that lives long enough.
     let mut connect = || unsafe { real(fd, address, len) };
@@ -239,6 +244,22 @@ fn with_option(fd: c_int, option: c_int, again: &mut dyn FnMut() -> c_int) -> Op
     set_number(fd, libc::IPPROTO_IP, option, 0);
     set_errno(refused);
     Some(done)
+}
+
+/// The address without its group, if that is the one of netlink that criu takes for none.
+///
+/// # Safety
+/// `address` holds `len` bytes.
+unsafe fn without_group(address: *const sockaddr, len: socklen_t) -> Option<sockaddr_nl> {
+    const GROUP_32: u32 = 1 << 31;
+    if address.is_null() || (len as usize) < size_of::<sockaddr_nl>() {
+        return None;
+    }
+    // SAFETY: it is long enough; any bytes are a value.
+    let mut address = unsafe { address.cast::<sockaddr_nl>().read_unaligned() };
+    let is_taken_so = c_int::from(address.nl_family) == libc::AF_NETLINK && address.nl_groups == GROUP_32;
+    address.nl_groups = 0;
+    is_taken_so.then_some(address)
 }
 
 /// The address, if it is a link-local one that does not say which interface it belongs to.
