@@ -53,12 +53,14 @@ pub fn capture(netns: &Path) -> Result<NetworkIdentity, NetworkError> {
             );
         }
         let neighbours = neighbours::known(reader.rtnl, &names).map_err(|e| reader.unreadable("neighbours", &e))?;
+        let (sysctls, more_sysctls) = sysctls::changed()?;
         Ok(NetworkIdentity {
             interfaces,
             routes,
             rules,
             neighbours,
-            sysctls: sysctls::changed()?,
+            sysctls,
+            more_sysctls,
             ruleset: String::new(),
             cni: Vec::new(),
         })

@@ -80,6 +80,7 @@ pub fn reserve(netns: &Path, interfaces: &[String]) -> Result<(), NetworkError> 
 pub fn configure(netns: &Path, identity: &NetworkIdentity) -> Result<(), NetworkError> {
     namespace::inside(netns, || {
         sysctls::apply(netns, &identity.sysctls)?;
+        sysctls::apply(netns, &identity.more_sysctls)?;
         add_routes(netns, &mut open_rtnl(netns)?, identity, |route| route.table != MAIN_TABLE)
     })
 }
@@ -200,6 +201,7 @@ fn build(netns: &Path, identity: &NetworkIdentity, plans: &[Plan<'_>], node: &mu
     let names: Vec<String> = identity.interfaces.iter().map(|i| i.name.clone()).collect();
     Gate::here(netns, &names)?.close_still()?;
     sysctls::apply(netns, &identity.sysctls)?;
+    sysctls::apply(netns, &identity.more_sysctls)?;
     link::set_up(&mut rtnl, 1).map_err(failed("set lo up".into()))?;
     for plan in plans {
         let Interface { name, index, addresses, .. } = plan.interface;

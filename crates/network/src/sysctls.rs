@@ -13,6 +13,8 @@ use crate::namespace::in_a_new_one;
 /// Shows the namespace of the thread that looks.
 const ROOT: &str = "/proc/sys/net";
 const PARTS: [&str; 3] = ["core", "ipv4", "ipv6"];
+/// Those that versions before this one do not know. Rules of netfilter have settings that come with modules.
+const MORE_PARTS: [&str; 2] = ["mptcp", "unix"];
 /// Made by the kernel (a key, a secret), or another view of what is carried by itself (the interface's MTU).
 const NOT_SETTINGS: [&str; 3] = ["tcp_fastopen_key", "stable_secret", "mtu"];
 /// Directories in which each interface has one of its own, besides these.
@@ -21,8 +23,8 @@ const NO_INTERFACES: [&str; 3] = ["all", "default", "lo"];
 
 type Settings = BTreeMap<String, String>;
 
-/// The settings of the calling thread's namespace that are not as in a new one on this node.
-pub(crate) fn changed() -> Result<Settings, NetworkError> {
+/// The settings of the calling thread's namespace that are not as in a new one on this node: those of [`PARTS`], and others.
+pub(crate) fn changed() -> Result<(Settings, Settings), NetworkError> {
     static FRESH: OnceLock<Settings> = OnceLock::new();
     let fresh = match FRESH.get() {
         Some(fresh) => fresh,
@@ -33,7 +35,8 @@ pub(crate) fn changed() -> Result<Settings, NetworkError> {
     };
     let mut settings = read();
     settings.retain(|key, value| fresh.get(&default_of(key)) != Some(value));
-    Ok(settings)
+    let is_old = |key: &str| key.split('/').next().is_some_and(|part| PARTS.contains(&part));
+    Ok(settings.into_iter().partition(|(key, _)| is_old(key)))
 }
 
 /// What a new interface gets its value from; the setting itself if it is no interface's.
@@ -51,7 +54,7 @@ fn default_of(key: &str) -> String {
 
 fn read() -> Settings {
     let mut all = Settings::new();
-    for part in PARTS {
+    for part in PARTS.into_iter().chain(MORE_PARTS) {
         collect(&Path::new(ROOT).join(part), part, &mut all);
     }
     all
@@ -106,7 +109,9 @@ pub(crate) fn apply(netns: &Path, settings: &Settings) -> Result<(), NetworkErro
 fn is_setting(key: &str) -> bool {
     let fits = |part: &str| !part.is_empty() && part != "." && part != ".." && !part.contains('\0');
     let mut parts = key.split('/');
-    parts.next().is_some_and(|part| PARTS.contains(&part)) && key.contains('/') && parts.all(fits)
+    parts.next().is_some_and(|part| PARTS.contains(&part) || MORE_PARTS.contains(&part))
+        && key.contains('/')
+        && parts.all(fits)
 }
 
 #[cfg(test)]
@@ -124,6 +129,7 @@ mod tests {
     #[test]
     fn names_that_lead_elsewhere_are_no_settings() {
         assert!(is_setting("ipv4/tcp_keepalive_time") && is_setting("ipv6/conf/eth0.7/accept_ra"));
+        assert!(is_setting("unix/max_dgram_qlen"));
         for bad in ["ipv4", "ipv4/", "/ipv4/x", "ipv4/../../kernel/x", "ipv4//x", "kernel/x", "", "ipv4/./x"] {
             assert!(!is_setting(bad), "{bad}");
         }

@@ -19,6 +19,9 @@ pub struct NetworkIdentity {
     /// The settings of the namespace that are not as in a new one, by their names below `/proc/sys/net`.
     #[serde(default)]
     pub sysctls: BTreeMap<String, String>,
+    /// The same of other parts than `core`, `ipv4` and `ipv6`, which older nodes would refuse; of this field they take no note.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub more_sysctls: BTreeMap<String, String>,
     /// The rules of nftables inside the namespace: base64 of the netlink messages that the kernel lists them in. Empty where there are
     /// none.
     #[serde(default, skip_serializing_if = "String::is_empty")]

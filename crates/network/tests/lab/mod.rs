@@ -178,6 +178,7 @@ impl Lab {
             ]
             .map(|(key, value)| (key.to_owned(), value.to_owned()))
             .into(),
+            more_sysctls: [("unix/max_dgram_qlen".to_owned(), "77".to_owned())].into(),
             ..NetworkIdentity::default()
         }
     }
