@@ -21,6 +21,10 @@ pub const ALLOWABLE: &[Allowable] = &[
         name: "closed-connections",
         meaning: "connections that programs have closed lose what they have not sent yet, and their peers see a reset",
     },
+    Allowable {
+        name: "closed-terminals",
+        meaning: "masters of terminals whose other side was closed lose what they have not read, and wait for more",
+    },
     Allowable { name: "datagram-senders", meaning: "unread datagrams of Unix sockets lose the name of their sender" },
     Allowable {
         name: "deadline-scheduling",
@@ -53,6 +57,10 @@ pub const ALLOWABLE: &[Allowable] = &[
     Allowable {
         name: "memory-merging",
         meaning: "processes lose PR_SET_MEMORY_MERGE: equal pages of what they map from then on are not merged",
+    },
+    Allowable {
+        name: "mount-options",
+        meaning: "mounts that were made inside the container lose the options nosymfollow and idmapped",
     },
     Allowable {
         name: "node-host-name",
@@ -90,6 +98,10 @@ pub const ALLOWABLE: &[Allowable] = &[
     Allowable {
         name: "socket-errors",
         meaning: "sockets lose errors that no program has taken, and their error queues",
+    },
+    Allowable {
+        name: "socket-files",
+        meaning: "Unix sockets whose file was renamed, or has other names, keep the name alone that they were bound to, or none",
     },
     Allowable { name: "stopped-terminals", meaning: "output of terminals that was stopped (TCOOFF, or ^S) goes on" },
     Allowable {
