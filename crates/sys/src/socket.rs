@@ -174,24 +174,3 @@ pub fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
     let number = |at: usize| u32::from_ne_bytes([0, 1, 2, 3].map(|byte| credentials[at + byte]));
     Ok((number(0), number(4)))
 }
-
-/// Whether the first datagram in a Unix socket's queue is from a socket that has a name. The datagram stays there. A socket that reads from a
-/// place of its own (SO_PEEK_OFF) is not looked at.
-///
-/// # Errors
-/// The system's refusal, `EAGAIN` of an empty queue.
-pub fn has_named_sender(socket: BorrowedFd<'_>) -> io::Result<bool> {
-    const SO_PEEK_OFF: i32 = 42;
-    if int_option(socket, libc::SOL_SOCKET, SO_PEEK_OFF)? >= 0 {
-        return Err(io::ErrorKind::Unsupported.into());
-    }
-    // SAFETY: plain integers and pointers; all zeros is a value.
-    let (mut name, mut message): (libc::sockaddr_un, libc::msghdr) = unsafe { std::mem::zeroed() };
-    message.msg_name = (&raw mut name).cast();
-    message.msg_namelen = size_of::<libc::sockaddr_un>() as libc::socklen_t;
-    // SAFETY: the name is ours and has that length; there is no room for content or descriptors, so that none are made.
-    match unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_PEEK | libc::MSG_DONTWAIT) } {
-        ..0 => Err(io::Error::last_os_error()),
-        _ => Ok(message.msg_namelen as usize > size_of::<libc::sa_family_t>()),
-    }
-}

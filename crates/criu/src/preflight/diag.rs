@@ -1,6 +1,6 @@
 //! Asks a network namespace for its sockets (sock_diag(7)), as CRIU does, without touching any of them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -62,6 +62,9 @@ pub(super) struct NetlinkSocket {
     pub groups: Vec<u8>,
     /// Bytes that wait to be read.
     pub waiting: u32,
+    pub protocol: u8,
+    /// The group that it sends to, as it is connected; 0 for none.
+    pub destination: u32,
 }
 
 /// The sockets of one network namespace, by inode.
@@ -86,13 +89,37 @@ impl Sockets {
 pub(super) const CLOSE: u8 = 7;
 pub(super) const LISTEN: u8 = 10;
 
-/// Lists the sockets of the namespace that the file `namespace` (a /proc/PID/ns/net) stands for. A thread of its own
-/// enters it, and ends there, so that nothing else of this program changes its place.
+/// Lists the sockets of the namespace that the file `namespace` (a /proc/PID/ns/net) stands for.
 pub(super) fn sockets(namespace: &File) -> io::Result<Sockets> {
+    inside(namespace, collect)
+}
+
+/// Asks from inside a network namespace. A thread of its own enters it, and ends there, so that nothing else of this program changes its place.
+fn inside<T: Send>(namespace: &File, ask: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
     tranship_sys::threads::apart("sockets", || {
         move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
-        collect()
+        ask()
     })?
+}
+
+/// Inodes of the packet sockets of a namespace that have joined something twice.
+pub(super) fn joined_twice(namespace: &File) -> io::Result<HashSet<u64>> {
+    const MEMBERSHIPS: u16 = 1;
+    /// `struct packet_diag_mclist` of linux/packet_diag.h.
+    const MEMBERSHIP: usize = 44;
+    let mut found = HashSet::new();
+    let request = [&[17, 0, 0, 0][..], &[0; 4], &2u32.to_ne_bytes(), &[0xff; 8]].concat();
+    inside(namespace, || {
+        dump(&request, |m| {
+            let Some((inode, rest)) = u32_at(m, 4).zip(m.get(16..)) else { return };
+            let all = attributes(rest).into_iter().filter(|(kind, _)| *kind == MEMBERSHIPS);
+            let is_twice = |one: &[u8]| u32_at(one, 4).is_some_and(|count| count > 1);
+            if all.flat_map(|(_, value)| value.chunks(MEMBERSHIP)).any(is_twice) {
+                found.insert(u64::from(inode));
+            }
+        })
+    })?;
+    Ok(found)
 }
 
 fn collect() -> io::Result<Sockets> {
@@ -231,7 +258,12 @@ fn closed_connection(m: &[u8]) -> Option<ClosedConnection> {
 fn netlink_socket(m: &[u8]) -> Option<(u64, NetlinkSocket)> {
     const MEMORY: u16 = 0;
     const GROUPS: u16 = 1;
-    let mut s = NetlinkSocket { port: u32_at(m, 4)?, ..NetlinkSocket::default() };
+    let mut s = NetlinkSocket {
+        protocol: *m.get(2)?,
+        port: u32_at(m, 4)?,
+        destination: u32_at(m, 12)?,
+        ..NetlinkSocket::default()
+    };
     let inode = u32_at(m, 16)?;
     for (kind, value) in attributes(m.get(28..)?) {
         match kind {

@@ -1,5 +1,6 @@
 //! Rules about sockets (CRIU: sockets.c).
 
+use std::cell::OnceCell;
 use std::collections::HashSet;
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -9,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 
 use rustix::net::{AddressFamily, sockopt};
 use tranship_sys::process::take_descriptor;
-use tranship_sys::socket::{network_namespace, readiness};
+use tranship_sys::socket::{network_namespace, option, readiness};
 use tranship_types::{Blocker, BlockerKind};
 
 use super::container::Container;
@@ -21,7 +22,9 @@ use super::{Look, PreflightError};
 
 mod hidden;
 mod inet;
+mod names;
 mod netlink;
+mod queues;
 mod unix;
 
 fn blocker(d: &Descriptor<'_>, what: &str, remedy: &str) -> Blocker {
@@ -32,17 +35,22 @@ pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) -
     let known = sockets(container)?;
     known.closed.iter().for_each(|connection| closed(connection, look));
     let (mut seen, mut hidden_files) = (HashSet::new(), Known::default());
+    let joined_twice = OnceCell::new();
     for d in &files.all {
         let Some(inode) = bracketed(&d.link, "socket").filter(|i| seen.insert(*i)) else { continue };
         if known.unix.contains_key(&inode) {
             unix::check(container, files, &known, d, inode, look);
             if let Ok(socket) = borrow(d, inode) {
+                filtered(d, &socket, look);
                 unix::borrowed(container, files, &known.unix[&inode], d, inode, &socket, look);
             }
         } else if let Some(socket) = known.netlink.get(&inode) {
             netlink::listed(socket, d, inode, look);
+            netlink::packets(container, socket, d, look);
         } else if let Ok(socket) = borrow(d, inode) {
+            filtered(d, &socket, look);
             other(container, &known, d, inode, &socket, look);
+            packet(container, d, inode, &socket, &joined_twice, look);
             hidden::check(&mut hidden_files, &known, d, inode, &socket, look);
         }
     }
@@ -109,6 +117,37 @@ fn other(container: &Container, known: &Sockets, d: &Descriptor<'_>, inode: u64,
             };
             look.block(blocker(d, &format!("is {name}, which CRIU does not support"), "run the program without it"));
         }
+    }
+}
+
+/// sockets.c, `dump_socket_filter`: the kernel shows filters that were made of classic BPF.
+fn filtered(d: &Descriptor<'_>, socket: &OwnedFd, look: &mut Look) {
+    const SOL_SOCKET: i32 = 1;
+    const SO_GET_FILTER: i32 = 26;
+    let asked = option(socket.as_fd(), SOL_SOCKET, SO_GET_FILTER, &mut []);
+    if asked.is_err_and(|e| e.kind() == io::ErrorKind::PermissionDenied) {
+        let what = "is a socket with a filter of eBPF (SO_ATTACH_BPF), which CRIU does not support";
+        look.block(blocker(d, what, "run the program without the filter, or with one of classic BPF"));
+    }
+}
+
+/// sk-packet.c, `packet_save_mreqs`: "Multiple MC membership not supported". Asked only where there is a packet socket.
+fn packet(
+    container: &Container,
+    d: &Descriptor<'_>,
+    inode: u64,
+    socket: &OwnedFd,
+    joined_twice: &OnceCell<HashSet<u64>>,
+    look: &mut Look,
+) {
+    if !sockopt::socket_domain(socket).is_ok_and(|family| family == AddressFamily::PACKET) {
+        return;
+    }
+    let ask = || File::open(format!("/proc/{}/ns/net", container.init)).and_then(|f| diag::joined_twice(&f));
+    if joined_twice.get_or_init(|| ask().unwrap_or_default()).contains(&inode) {
+        let what =
+            "is a packet socket that has asked twice for the same (PACKET_ADD_MEMBERSHIP), which CRIU does not support";
+        look.block(blocker(d, what, "let the program ask once"));
     }
 }
 

@@ -9,7 +9,7 @@ use super::super::Look;
 use super::super::container::Container;
 use super::super::diag::{Sockets, UnixSocket};
 use super::super::files::{Descriptor, Files, Holder};
-use super::{blocker, not_taken};
+use super::{blocker, names, not_taken, queues};
 
 pub(super) fn check(
     container: &Container,
@@ -70,11 +70,8 @@ pub(super) fn borrowed(
         look.wait(inode, found);
         return;
     }
-    if s.is_datagram && s.unread && socket::has_named_sender(socket.as_fd()).unwrap_or(false) {
-        let what = "has a datagram to read whose sender has a name, and CRIU drops the name";
-        let remedy = "let the program read it, and try again";
-        look.wait(inode, blocker(d, what, remedy).allowable("datagram-senders"));
-    }
+    names::check(container, s, d, inode, socket, look);
+    queues::check(files, s, d, inode, socket, look);
     // A connection out of the container is named as such.
     if s.is_datagram || !files.sockets.contains(&s.peer) {
         return;
