@@ -94,6 +94,16 @@ pub fn has_state_to_read(master: impl AsFd) -> io::Result<bool> {
     Ok(packets != 0 && checked(unsafe { libc::poll(&raw mut poll, 1, 0) })? > 0 && poll.revents & libc::POLLPRI != 0)
 }
 
+/// Whether a terminal's other side was closed (POLLHUP): for a master, as long as nobody opens a slave again. Takes nothing.
+///
+/// # Errors
+/// The system's.
+pub fn is_hung_up(terminal: impl AsFd) -> io::Result<bool> {
+    let mut poll = libc::pollfd { fd: terminal.as_fd().as_raw_fd(), events: 0, revents: 0 };
+    // SAFETY: the one structure is ours.
+    Ok(checked(unsafe { libc::poll(&raw mut poll, 1, 0) })? > 0 && poll.revents & libc::POLLHUP != 0)
+}
+
 /// Has an inotify descriptor watch the file at `path` for the events in `mask`, in place of those that it watches that file for already.
 /// Returns the number of the watch.
 ///

@@ -1,10 +1,10 @@
 //! Rules about states of terminals that CRIU drops, or with which a dump fails (the preloaded library, terminals.rs).
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use rustix::fs::FileType;
 use rustix::io::ioctl_fionread;
-use tranship_sys::file_settings::has_state_to_read;
+use tranship_sys::file_settings::{has_state_to_read, is_hung_up};
 use tranship_sys::kcmp::same_file;
 use tranship_sys::process::take_descriptor;
 use tranship_types::{Blocker, BlockerKind};
@@ -32,6 +32,8 @@ fn terminal(d: &Descriptor<'_>) -> Option<(i64, bool)> {
 pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) {
     let all: Vec<_> = files.all.iter().filter_map(|d| Some((d, terminal(d)?))).collect();
     by_dev_tty(container, files, &all, look);
+    of_sessions(container, &all, look);
+    of_instances(container, &all, look);
     let (mut known, mut named) = (Known::default(), HashSet::new());
     for (d, of @ (index, is_master)) in &all {
         if !named.insert(*of) {
@@ -41,6 +43,13 @@ pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) {
         if *is_master && take_descriptor(d.task.pid, d.fd).is_ok_and(|d| has_state_to_read(d).unwrap_or(false)) {
             let what = "has a change of its terminal's state to read (TIOCPKT), which CRIU does not support";
             look.wait(identity, blocker(d, what, "let the program read it, and try again"));
+        }
+        if *is_master && is_left(d) && !all.iter().any(|(_, other)| *other == (*index, false)) {
+            let what = format!(
+                "is the master of terminal {index}, whose other side all processes have closed, which CRIU does not carry"
+            );
+            let remedy = "let the program read the end and close it, and try again";
+            look.wait(identity, blocker(d, &what, remedy).allowable("closed-terminals"));
         }
         if known.of(d).is_stopped {
             let what = format!(
@@ -111,6 +120,98 @@ fn by_dev_tty(container: &Container, files: &Files<'_>, terminals: &[Open<'_>], 
             blocker(d, &format!("{what}, which CRIU does not support"), remedy),
         );
     }
+}
+
+/// Rules for the terminals of sessions. CRIU gives a terminal to the session that it belongs to as long as its leader is the first of its
+/// processes that it comes to (tty.c, `dump_verify_tty_sids`), and the group in the foreground has a process (`tty_set_prgp`).
+fn of_sessions(container: &Container, terminals: &[Open<'_>], look: &mut Look) {
+    let open: HashSet<i64> = terminals.iter().map(|(_, (index, _))| *index).collect();
+    if open.is_empty() {
+        return;
+    }
+    let all = || container.tasks.values().chain(container.zombies.values()).chain(container.entered.values());
+    let groups: HashSet<u32> = all().map(|task| task.status.group).collect();
+    for leader in container.tasks.values().filter(|task| task.status.session == task.pid && !task.ended()) {
+        let Some(own) = Controlling::of(leader.pid).filter(|own| open.contains(&own.index)) else { continue };
+        let of_session = |task: &Task| task.status.session == leader.pid;
+        let is_orphan = |task: &Task| {
+            of_session(task)
+                && task.pid != leader.pid
+                && container.tasks.get(&task.status.ppid).is_none_or(|parent| !of_session(parent))
+        };
+        if container.tasks.values().any(is_orphan)
+            && let Some(first) = first_of(container, of_session).filter(|first| first.pid != leader.pid)
+        {
+            let what = format!(
+                "leads a session with a terminal of which {}, an orphan, comes first, which CRIU does not support",
+                first.name()
+            );
+            let remedy = "end one of the two, or let the orphan leave the session (setsid)";
+            look.wait(leader.pid.into(), leader.blocker(&what, remedy));
+        }
+        let foreground = u32::try_from(own.foreground).ok().filter(|group| *group > 0);
+        if let Some(group) = foreground.filter(|group| !groups.contains(group) && !is_group(*group)) {
+            let what = format!(
+                "has a terminal with a group ({group}) in the foreground that has ended, which CRIU cannot restore"
+            );
+            let found = leader.blocker(&what, "let it take the foreground (tcsetpgrp)");
+            look.wait(u64::from(leader.pid) << 32 | u64::from(group), found);
+        }
+    }
+}
+
+/// The first process of that kind in the order in which the kernel lists children, which is CRIU's: those that were inherited come last.
+fn first_of(container: &Container, is: impl Fn(&Task) -> bool) -> Option<&Task> {
+    let mut next = vec![container.init];
+    // A process may move while this looks.
+    for _ in 0..2 * container.tasks.len() {
+        let pid = next.pop()?;
+        if let Some(task) = container.tasks.get(&pid).filter(|task| is(task)) {
+            return Some(task);
+        }
+        let children = |tid: u32| procfs::text(format!("/proc/{pid}/task/{tid}/children")).unwrap_or_default();
+        let threads = procfs::numbers(format!("/proc/{pid}/task")).unwrap_or_default();
+        let all: String = threads.into_iter().map(children).collect::<Vec<_>>().join(" ");
+        let own = all.split_ascii_whitespace().filter_map(|child| child.parse().ok());
+        let mut own: Vec<u32> = own.filter(|child| container.tasks.contains_key(child)).collect();
+        own.reverse();
+        next.extend(own);
+    }
+    None
+}
+
+/// Whether a process of that group is there now.
+fn is_group(group: u32) -> bool {
+    let of = |pid: u32| Some(procfs::Status::read(pid, None).ok()?.group);
+    procfs::numbers("/proc").unwrap_or_default().into_iter().any(|pid| of(pid) == Some(group))
+}
+
+/// CRIU tells terminals apart by their numbers, which each instance of devpts counts for itself.
+fn of_instances(container: &Container, terminals: &[Open<'_>], look: &mut Look) {
+    let device = |d: &Descriptor<'_>| format!("{}:{}", d.kind.device.0, d.kind.device.1);
+    // A master may have been opened by another file than one of devpts.
+    let instances: HashSet<&str> =
+        container.all_mounts.iter().filter(|m| m.fstype == "devpts").map(|m| m.device.as_str()).collect();
+    let main = container.mounts.iter().find(|m| m.point == "/dev/pts").map(|m| m.device.as_str());
+    let (own, others): (Vec<_>, Vec<_>) = terminals.iter().partition(|(d, _)| Some(device(d).as_str()) == main);
+    let (mut known, mut named): (HashMap<i64, String>, HashSet<i64>) = Default::default();
+    for (d, (index, _)) in own.into_iter().chain(others) {
+        let of = device(d);
+        if !instances.contains(of.as_str()) {
+            continue;
+        }
+        if *known.entry(index).or_insert_with(|| of.clone()) != of && named.insert(index) {
+            let what =
+                format!("is the terminal {}, of another instance of devpts than one with the same number", d.link);
+            look.block(blocker(d, &what, "close one of the two"));
+        }
+    }
+}
+
+/// Whether the other side of a master was open, and is closed.
+fn is_left(master: &Descriptor<'_>) -> bool {
+    let taken = take_descriptor(master.task.pid, master.fd);
+    taken.is_ok_and(|taken| is_hung_up(taken).unwrap_or(false))
 }
 
 /// The terminal of a process's session.
