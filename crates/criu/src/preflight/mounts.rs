@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use rustix::fs::{statfs, statvfs};
@@ -46,6 +47,17 @@ pub(super) fn check(container: &Container, subject: &Subject, look: &mut Look) {
             let what = format!("shows the file that was {path}, where another one is now");
             look.block(mount(&m.point, &what, "unmount it, or remove what has taken its place"));
         }
+        let is_own = !external(m, mounts, &subject.external_mounts) && !container.covered.contains(&m.id);
+        if let Some(what) = is_own.then(|| unlike(container, m)).flatten() {
+            look.block(mount(&m.point, &what, "unmount it"));
+        }
+        if let Some(option) = lost_option(m)
+            && !is_root(m, &container.all_mounts)
+            && !external(m, mounts, &subject.external_mounts)
+        {
+            let what = format!("has the option {option}, which CRIU does not carry");
+            look.block(mount(&m.point, &what, "mount it without the option").allowable("mount-options"));
+        }
     }
     let mut counted = HashSet::new();
     for m in mounts.iter().filter(|m| !container.covered.contains(&m.id)) {
@@ -67,6 +79,26 @@ pub(super) fn check(container: &Container, subject: &Subject, look: &mut Look) {
             _ => {}
         }
     }
+}
+
+/// A single file that a mount of the container's own shows, and would not show after a restore: one that was removed is made anew without
+/// content (mount-v2.c), and a socket is made by another name (sk-unix.c).
+fn unlike(container: &Container, m: &Mount) -> Option<String> {
+    // Mounts of other namespaces are not at their place here.
+    if m.root == "/" || container.mounts.iter().all(|own| own.id != m.id) {
+        return None;
+    }
+    let file = inside(container.init, &m.point).symlink_metadata().ok()?;
+    if file.file_type().is_socket() {
+        return Some(format!("shows the Unix socket {}, which CRIU does not support", m.root));
+    }
+    let removed = m.root.strip_suffix("//deleted").filter(|_| file.is_file() && file.len() > 0)?;
+    Some(format!("shows the file {removed}, which was removed, and CRIU drops what is in it"))
+}
+
+/// An option of a mount that CRIU drops (mount.c, `mnt_opt2flag` of proc_parse.c).
+fn lost_option(m: &Mount) -> Option<&str> {
+    m.options.split(',').find(|option| matches!(*option, "nosymfollow" | "idmapped"))
 }
 
 /// The filesystem of POSIX message queues (`MQUEUE_MAGIC` of the kernel's ipc/mqueue.c).

@@ -128,6 +128,8 @@ pub(crate) struct Mount {
     /// What of the filesystem is mounted; `/` for all of it.
     pub root: String,
     pub point: String,
+    /// Options of the mount itself, with commas between them.
+    pub options: String,
     pub shared: Option<u32>,
     pub master: Option<u32>,
     pub fstype: String,
@@ -143,12 +145,13 @@ impl Mount {
         let device = words.next()?.to_owned();
         let root = unescape(words.next()?);
         let point = unescape(words.next()?);
+        let options = words.clone().next()?.to_owned();
         let group = |tag: &str| words.clone().find_map(|w| w.strip_prefix(tag)?.strip_prefix(':')?.parse::<u32>().ok());
         let (shared, master) = (group("shared"), group("master"));
         let mut words = back.split(' ');
         let fstype = words.next()?.to_owned();
         let source = unescape(words.next().unwrap_or(""));
-        Some(Mount { id, parent, device, root, point, shared, master, fstype, source })
+        Some(Mount { id, parent, device, root, point, options, shared, master, fstype, source })
     }
 
     pub(crate) fn parse_all(text: &str) -> Vec<Self> {
