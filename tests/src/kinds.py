@@ -579,6 +579,35 @@ def filtered(lock):
         pass
 
 
+@kind
+def socket_filter_of_ebpf():
+    program = ctypes.create_string_buffer(struct.pack('BBhiBBhi', 0xb7, 0, 0, 0, 0x95, 0, 0, 0))
+    license = ctypes.create_string_buffer(b'GPL')
+    attributes = struct.pack('IIQQ', 1, 2, ctypes.addressof(program), ctypes.addressof(license)).ljust(128, b'\0')
+    fd = syscall(321, 5, ctypes.create_string_buffer(attributes), 128)
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    s.setsockopt(1, 50, fd)
+    os.close(fd)
+    yield
+    raise AssertionError('it was refused')
+
+
+@kind
+def raw_socket_that_is_connected():
+    s = socket.socket(socket.AF_INET, socket.SOCK_RAW, 89)
+    s.connect(('127.0.0.1', 7))
+    yield from keeps(s.getpeername)
+
+
+def optioned(family_, type_, protocol, level, name, value):
+    s = socket.socket(family_, type_, protocol)
+    s.setsockopt(level, name, value)
+    yield from keeps(lambda: s.getsockopt(level, name))
+
+
+KINDS['raw_checksum'] = lambda: optioned(10, 3, 89, 255, 7, 4)
+KINDS['raw_header'] = lambda: optioned(2, 3, 255, 0, 3, 1)
+KINDS['udp_lite'] = lambda: optioned(2, 2, 136, 136, 10, 8)
 KINDS['socket_filter'] = lambda: filtered(False)
 KINDS['locked_socket_filter'] = lambda: filtered(True)
 
@@ -607,6 +636,16 @@ def ping_socket():
     same(s.getsockname(), before)
 
 
+@kind
+def sysctl_of_unix_sockets():
+    os.mkdir('/tmp/proc')
+    call(libc.mount(b'proc', b'/tmp/proc', b'proc', 0, None))
+    path = '/tmp/proc/sys/net/unix/max_dgram_qlen'
+    with open(path, 'w') as f:
+        f.write('77')
+    yield from keeps(lambda: text(path))
+
+
 def netlink(protocol, group):
     s = socket.socket(16, 3, protocol)
     s.bind((0, group))
@@ -618,6 +657,196 @@ def netlink(protocol, group):
 # The kernel tells group 1 of events of the whole machine, which would wait unread; group 2 is udev's.
 for name, (protocol, group) in dict(generic=(16, 0), uevent=(15, 2), netfilter=(12, 0), audit=(9, 0), diag=(4, 0), connector=(11, 0), xfrm=(6, 0)).items():
     KINDS['netlink_' + name] = lambda p=protocol, g=group: netlink(p, g)
+
+def stream(path, type_=1):
+    s = socket.socket(1, type_)
+    s.bind(path)
+    if type_ != 2:
+        s.listen(5)
+    return s
+
+
+def reached(path, listener):
+    """Whether who connects to a path reaches this socket."""
+    client = socket.socket(1, listener.type)
+    client.settimeout(5)
+    client.connect(path)
+    if listener.type == socket.SOCK_DGRAM:
+        client.send(b'x')
+        return listener.recv(9) == b'x'
+    listener.settimeout(5)
+    return listener.accept()[0].getsockopt(1, 4) == 0
+
+
+def bound_at(name, act=lambda: None, at=None, directory='/', type_=1):
+    """A Unix socket that was bound to a name; something is done to its file, which is at `at` then."""
+    os.chdir(directory)
+    s = stream(name, type_)
+    act()
+    os.chdir('/')
+    yield
+    same(os.fsencode(s.getsockname()), os.fsencode(name))
+    if at:
+        same(reached(at, s), True)
+    else:
+        same(os.path.exists(name), False)
+
+
+def new_directory(path):
+    os.makedirs(path)
+    return path
+
+
+SOCKETS = '/tmp/sockets/'
+KINDS['socket_file'] = lambda: bound_at(new_directory(SOCKETS + 'plain') + '/s', at=SOCKETS + 'plain/s')
+KINDS['socket_file_of_a_symbolic_link'] = lambda: bound_at(linked_directory() + '/s', at=SOCKETS + 'linked/s')
+KINDS['socket_file_of_a_relative_name'] = lambda: bound_at('./s', at=SOCKETS + 'relative/s', directory=new_directory(SOCKETS + 'relative'))
+KINDS['socket_file_of_the_parent'] = lambda: bound_at('../s', at=SOCKETS + 's', directory=new_directory(SOCKETS + 'below'))
+KINDS['socket_file_not_utf8'] = lambda: bound_at(os.fsencode(new_directory(SOCKETS + 'bytes')) + b'/\xff\x01\n', at=os.fsencode(SOCKETS) + b'bytes/\xff\x01\n')
+KINDS['socket_file_removed'] = lambda: bound_at(new_directory(SOCKETS + 'removed') + '/s', lambda: os.unlink(SOCKETS + 'removed/s'))
+KINDS['socket_file_removed_with_directory'] = \
+    lambda: bound_at(new_directory(SOCKETS + 'gone') + '/s', lambda: (os.unlink(SOCKETS + 'gone/s'), os.rmdir(SOCKETS + 'gone')))
+KINDS['socket_file_renamed'] = \
+    lambda: bound_at(new_directory(SOCKETS + 'renamed') + '/s', lambda: os.rename(SOCKETS + 'renamed/s', SOCKETS + 'renamed/t'), SOCKETS + 'renamed/t')
+KINDS['socket_file_of_datagrams_renamed'] = \
+    lambda: bound_at(new_directory(SOCKETS + 'dgram') + '/s', lambda: os.rename(SOCKETS + 'dgram/s', SOCKETS + 'dgram/t'), SOCKETS + 'dgram/t', type_=2)
+KINDS['socket_file_renamed_and_replaced'] = lambda: bound_at(new_directory(SOCKETS + 'replaced') + '/s', replace, SOCKETS + 'replaced/t')
+KINDS['socket_file_in_a_renamed_directory'] = \
+    lambda: bound_at(new_directory(SOCKETS + 'one') + '/s', lambda: os.rename(SOCKETS + 'one', SOCKETS + 'two'), SOCKETS + 'two/s')
+KINDS['socket_file_linked'] = \
+    lambda: bound_at(new_directory(SOCKETS + 'twice') + '/s', lambda: os.link(SOCKETS + 'twice/s', SOCKETS + 'twice/t'), SOCKETS + 'twice/t')
+KINDS['socket_file_linked_and_removed'] = lambda: bound_at(new_directory(SOCKETS + 'moved') + '/s', link_and_remove, SOCKETS + 'moved/t')
+KINDS['socket_file_hidden'] = lambda: bound_at(new_directory(SOCKETS + 'hidden') + '/s', hide, SOCKETS + 'hidden/s')
+KINDS['socket_abstract_of_one_byte'] = lambda: bound_at(b'\0k', at=b'\0k')
+KINDS['socket_abstract_of_all_bytes'] = lambda: bound_at(b'\0' + b'k' * 107, at=b'\0' + b'k' * 107)
+KINDS['socket_of_packets'] = lambda: bound_at(b'\0packets', at=b'\0packets', type_=5)
+
+
+def linked_directory():
+    os.symlink(new_directory(SOCKETS + 'linked'), '/tmp/linked-directory')
+    return '/tmp/linked-directory'
+
+
+def replace():
+    os.rename(SOCKETS + 'replaced/s', SOCKETS + 'replaced/t')
+    open(SOCKETS + 'replaced/s', 'w').close()
+
+
+def link_and_remove():
+    os.link(SOCKETS + 'moved/s', SOCKETS + 'moved/t')
+    os.unlink(SOCKETS + 'moved/s')
+
+
+def hide():
+    call(libc.mount(b'none', (SOCKETS + 'hidden').encode(), b'tmpfs', 0, None))
+
+
+@kind
+def socket_name_without_an_end():
+    path = SOCKETS.encode().ljust(108, b'n')
+    os.makedirs(SOCKETS, exist_ok=True)
+    s = socket.socket(1, 1)
+    call(libc.bind(s.fileno(), struct.pack('H', 1) + path, 110))
+    yield from keeps(lambda: s.getsockname())
+
+
+@kind
+def packets_of_unix():
+    one, other = socket.socketpair(1, 5)
+    for message in (b'ab', b'c'):
+        one.send(message)
+    one.close()
+    yield
+    same([other.recv(9), other.recv(9), other.recv(9)], [b'ab', b'c', b''])
+
+
+def empty_message(type_, messages):
+    one, other = socket.socketpair(1, type_)
+    for message in messages:
+        one.send(message)
+    yield
+    other.settimeout(5)
+    same([other.recv(9) for _ in messages], messages)
+
+
+KINDS['empty_datagram_of_unix'] = lambda: empty_message(2, [b'', b'x'])
+
+
+def asked_for(option, type_=2):
+    one, other = socket.socketpair(1, type_)
+    other.setsockopt(1, option, 1)
+    one.send(b'x')
+    yield
+    same(len(other.recvmsg(9, 99)[1]), 1)
+
+
+# SO_PASSCRED, SO_TIMESTAMP
+KINDS['unread_with_credentials'] = lambda: asked_for(16)
+KINDS['unread_stream_with_credentials'] = lambda: asked_for(16, 1)
+KINDS['unread_with_time'] = lambda: asked_for(29)
+
+
+def sent(*fds):
+    """Descriptors that are nowhere but in the queue of a socket."""
+    one, other = socket.socketpair(1, 1)
+    socket.send_fds(one, [b'x'], fds)
+    for fd in set(fds):
+        os.close(fd)
+    yield
+    same(len(socket.recv_fds(other, 9, 300)[1]), len(fds))
+
+
+def sent_watch():
+    fd = call(libc.inotify_init1(0))
+    call(libc.inotify_add_watch(fd, b'/tmp', 0x100))
+    yield from sent(fd)
+
+
+KINDS['sent_file'] = lambda: sent(os.open('/tmp/sent', os.O_RDWR | os.O_CREAT))
+KINDS['sent_eventfd'] = lambda: sent(os.eventfd(5))
+KINDS['sent_memfd'] = lambda: sent(os.memfd_create('sent'))
+KINDS['sent_socket'] = lambda: sent(stream(b'\0sent').detach())
+KINDS['sent_watch'] = sent_watch
+KINDS['sent_timer'] = lambda: sent(call(libc.timerfd_create(1, 0)))
+KINDS['sent_terminal'] = lambda: sent(*os.openpty())
+KINDS['sent_more_than_252'] = lambda: sent(*[os.open('/dev/null', os.O_RDONLY)] * 253)
+
+
+@kind
+def netlink_connected():
+    s = socket.socket(16, 3, 0)
+    s.bind((0, 0))
+    s.connect((0, 0))
+    name = lambda: call(libc.getpeername(s.fileno(), buffer, ctypes.byref(ctypes.c_int(12)))) or buffer.raw
+    buffer = ctypes.create_string_buffer(12)
+    yield from keeps(name)
+
+
+@kind
+def netlink_connected_to_group_32():
+    s = socket.socket(16, 3, 0)
+    s.bind((0, 0))
+    s.connect((0, 1 << 31))
+    yield
+    raise AssertionError('it was refused')
+
+
+def netfilter(kind_, attribute):
+    """Has packets of the firewall handed to it."""
+    s = socket.socket(16, 3, 12)
+    s.bind((0, 0))
+    message = struct.pack('BBH', 0, 0, socket.htons(3)) + attribute
+    s.send(struct.pack('IHHII', 16 + len(message), kind_, 5, 1, 0) + message)
+    s.settimeout(5)
+    error = struct.unpack_from('i', s.recv(99), 16)[0]
+    if error:
+        raise OSError(-error, os.strerror(-error))
+    yield
+    raise AssertionError('it was refused')
+
+
+KINDS['netfilter_queue'] = lambda: netfilter(3 << 8 | 2, struct.pack('HHBBH', 8, 1, 1, 0, 0))
+KINDS['netfilter_log'] = lambda: netfilter(4 << 8 | 1, struct.pack('HHBxxx', 5, 1, 1))
 
 
 @kind
@@ -646,6 +875,30 @@ def packet_fanout():
     yield from keeps(lambda: s.getsockopt(263, 18))
 
 
+def packet_option(name, value):
+    s = socket.socket(17, 3, socket.htons(3))
+    s.bind(('lo', 3))
+    s.setsockopt(263, name, value)
+    yield from keeps(lambda: s.getsockopt(263, name))
+
+
+for name, (number, value) in dict(origdev=(9, 1), vnet_hdr=(15, 1), tx_has_off=(19, 1), qdisc_bypass=(20, 1), ignore_outgoing=(23, 1),
+                                  vnet_hdr_size=(24, 12)).items():
+    KINDS['packet_' + name] = lambda n=number, v=value: packet_option(n, v)
+
+
+def packet_members(*requests):
+    s = socket.socket(17, 3, socket.htons(3))
+    s.bind(('lo', 3))
+    for request in requests:
+        s.setsockopt(263, 1, struct.pack('iHH8s', 1, request, 0, b''))
+    yield from keeps(lambda: s.getsockname())
+
+
+KINDS['packet_memberships'] = lambda: packet_members(1, 2)
+KINDS['packet_membership_twice'] = lambda: packet_members(1, 1)
+
+
 def device(path, flags=os.O_RDWR):
     fd = os.open(path, flags)
     yield
@@ -670,6 +923,72 @@ def mount_tree():
     fd = syscall(428, -100, path, 1)
     yield
     raise AssertionError('nothing tells what has become of it')
+
+
+def mounted_here(name, source=b'none', type_=b'tmpfs', flags=0):
+    """The options of a mount, its type and what the type's are."""
+    path = '/tmp/mounted/' + name
+    os.makedirs(path)
+    call(libc.mount(source, path.encode(), type_, flags, None))
+    lines = lambda: [line.split() for line in text('/proc/self/mountinfo').splitlines()]
+    yield from keeps(lambda: [(line[5], line[line.index('-') + 1]) for line in lines() if line[4] == path])
+
+
+KINDS['mount_noatime'] = lambda: mounted_here('mount_noatime', flags=1024 | 2 | 4 | 8)
+KINDS['mount_nosymfollow'] = lambda: mounted_here('mount_nosymfollow', flags=256)
+KINDS['mount_of_proc'] = lambda: mounted_here('mount_of_proc', type_=b'proc')
+KINDS['mount_of_ramfs'] = lambda: mounted_here('mount_of_ramfs', type_=b'ramfs')
+KINDS['mount_of_hugetlbfs'] = lambda: mounted_here('mount_of_hugetlbfs', type_=b'hugetlbfs')
+
+
+def bound_file(name, make, after=lambda path: None):
+    """Another file shows what was made."""
+    os.makedirs('/tmp/mounted', exist_ok=True)
+    path, place = '/tmp/shown-' + name, '/tmp/mounted/' + name
+    kept = make(path)
+    open(place, 'w').close()
+    call(libc.mount(path.encode(), place.encode(), None, 4096, None))
+    after(path)
+    return place, kept
+
+
+def written(path):
+    with open(path, 'w') as f:
+        f.write('content')
+
+
+@kind
+def mount_of_a_file():
+    path, _ = bound_file('mount_of_a_file', written)
+    yield from keeps(lambda: text(path))
+
+
+@kind
+def mount_of_a_removed_file():
+    path, _ = bound_file('mount_of_a_removed_file', written, os.unlink)
+    yield from keeps(lambda: text(path))
+
+
+@kind
+def mount_of_a_socket():
+    path, listener = bound_file('mount_of_a_socket', stream)
+    yield
+    same(reached(path, listener), True)
+
+
+@kind
+def mount_of_a_fifo():
+    path, _ = bound_file('mount_of_a_fifo', os.mkfifo)
+    yield from keeps(lambda: os.stat(path).st_mode)
+
+
+@kind
+def mount_of_a_namespace():
+    path = '/tmp/mounted/mount_of_a_namespace'
+    os.makedirs('/tmp/mounted', exist_ok=True)
+    open(path, 'w').close()
+    call(libc.mount(b'/proc/self/ns/uts', path.encode(), None, 4096, None))
+    yield from keeps(lambda: os.stat(path).st_ino == os.stat('/proc/self/ns/uts').st_ino)
 
 
 @kind
@@ -1085,6 +1404,122 @@ def unread_state_of_terminal():
     same(select.select([], [], [master], 0)[2], [master])
     yield
     raise AssertionError('nothing tells what has become of it')
+
+
+def led(act):
+    """A child leads a session with a terminal of which this process has the master."""
+    master, slave = os.openpty()
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        fcntl.ioctl(slave, 0x540E, 0)
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        act(slave)
+        os.write(writer, b'x')
+        while True:
+            signal.pause()
+    os.read(reader, 1)
+    os.close(slave)
+    return pid, master
+
+
+def job(slave, ends=False):
+    pid = os.fork()
+    if pid == 0:
+        while True:
+            signal.pause()
+    os.setpgid(pid, pid)
+    os.tcsetpgrp(slave, pid)
+    if ends:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+
+
+def of_terminal(pid):
+    """The session, the terminal and the group in the foreground."""
+    return text(f'/proc/{pid}/stat').rsplit(')', 1)[1].split()[3:6]
+
+
+def session(act):
+    pid, master = led(act)
+    yield from keeps(lambda: of_terminal(pid))
+
+
+KINDS['terminal_with_a_job'] = lambda: session(job)
+KINDS['terminal_whose_job_has_ended'] = lambda: session(lambda slave: job(slave, True))
+KINDS['terminal_that_nobody_has_open'] = lambda: session(os.close)
+
+
+@kind
+def terminal_of_a_session_with_an_orphan_before_its_leader():
+    master, slave = os.openpty()
+    reader, writer = os.pipe()
+    above = os.fork()
+    if above == 0:
+        leader = os.fork()
+        if leader == 0:
+            os.setsid()
+            fcntl.ioctl(slave, 0x540E, 0)
+            middle = os.fork()
+            if middle == 0:
+                if os.fork():
+                    os._exit(0)
+            else:
+                os.waitpid(middle, 0)
+                os.write(writer, b'x')
+            while True:
+                signal.pause()
+        signal.pause()
+    os.read(reader, 1)
+    os.kill(above, 9)
+    os.waitpid(above, 0)
+    yield
+    raise AssertionError('it was refused')
+
+
+@kind
+def terminal_whose_master_is_closed():
+    master, slave = os.openpty()
+    os.close(master)
+    yield
+    same(os.read(slave, 9), b'')
+
+
+def left_terminal(output):
+    master, slave = os.openpty()
+    os.write(slave, output)
+    os.close(slave)
+    yield
+    raise AssertionError('it was refused')
+
+
+KINDS['terminal_whose_slave_is_closed'] = lambda: left_terminal(b'')
+KINDS['terminal_whose_slave_is_closed_with_output'] = lambda: left_terminal(b'last')
+
+
+@kind
+def terminal_with_an_end_of_input():
+    master, slave = os.openpty()
+    os.write(master, b'ab\x04')
+    yield
+    same(os.read(slave, 9), b'ab')
+
+
+def second_devpts(number):
+    own = [os.openpty() for _ in range(2 - number)]
+    path = f'/tmp/pts{number}'
+    os.mkdir(path)
+    call(libc.mount(b'devpts', path.encode(), b'devpts', 0, b'newinstance,ptmxmode=666,mode=620'))
+    master = os.open(path + '/ptmx', os.O_RDWR | os.O_NOCTTY)
+    fcntl.ioctl(master, 0x40045431, struct.pack('i', 0))
+    slave = os.open(path + '/0', os.O_RDWR | os.O_NOCTTY)
+    yield
+    os.write(slave, b'x')
+    same(os.read(master, 9), b'x')
+
+
+KINDS['terminal_of_another_devpts'] = lambda: second_devpts(1)
 
 
 @kind
