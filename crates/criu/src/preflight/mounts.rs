@@ -42,19 +42,14 @@ pub(super) fn check(container: &Container, subject: &Subject, look: &mut Look) {
     for blocker in unsupported(&container.all_mounts, &subject.external_mounts) {
         look.block(blocker);
     }
-    for m in &container.all_mounts {
-        if let Some(path) = replaced(container, m).filter(|_| !external(m, mounts, &subject.external_mounts)) {
+    for m in container.all_mounts.iter().filter(|m| !external(m, mounts, &subject.external_mounts)) {
+        if let Some(path) = replaced(container, m) {
             let what = format!("shows the file that was {path}, where another one is now");
             look.block(mount(&m.point, &what, "unmount it, or remove what has taken its place"));
-        }
-        let is_own = !external(m, mounts, &subject.external_mounts) && !container.covered.contains(&m.id);
-        if let Some(what) = is_own.then(|| unlike(container, m)).flatten() {
+        } else if let Some(what) = unlike(container, m) {
             look.block(mount(&m.point, &what, "unmount it"));
         }
-        if let Some(option) = lost_option(m)
-            && !is_root(m, &container.all_mounts)
-            && !external(m, mounts, &subject.external_mounts)
-        {
+        if let Some(option) = lost_option(m).filter(|_| !is_root(m, &container.all_mounts)) {
             let what = format!("has the option {option}, which CRIU does not carry");
             look.block(mount(&m.point, &what, "mount it without the option").allowable("mount-options"));
         }
@@ -85,7 +80,7 @@ pub(super) fn check(container: &Container, subject: &Subject, look: &mut Look) {
 /// content (mount-v2.c), and a socket is made by another name (sk-unix.c).
 fn unlike(container: &Container, m: &Mount) -> Option<String> {
     // Mounts of other namespaces are not at their place here.
-    if m.root == "/" || container.mounts.iter().all(|own| own.id != m.id) {
+    if m.root == "/" || container.covered.contains(&m.id) || container.mounts.iter().all(|own| own.id != m.id) {
         return None;
     }
     let file = inside(container.init, &m.point).symlink_metadata().ok()?;
