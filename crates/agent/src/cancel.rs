@@ -35,6 +35,11 @@ pub fn cancel(node: &Arc<Node>, named: &str) -> Result<Report, ServiceError> {
     };
     match report.outcome {
         Outcome::Moved => return Err(ended(&report)),
+        Outcome::Ended => {
+            let cause =
+                format!("migration {id} has ended: {container} was moved to node {destination}, and ended there");
+            return Err(too_late(cause, "there is nothing to cancel"));
+        }
         Outcome::Failed | Outcome::GivenUp | Outcome::Cancelled => return nothing(source),
         Outcome::Running if *source != node.config.node => {
             let remedy = format!("run `tranship cancel {container}` on node {source}");

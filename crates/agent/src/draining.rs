@@ -476,7 +476,10 @@ impl Watch<'_> {
                     let (node, report) = (Arc::clone(node), arrival.report.clone());
                     let work = move || make_huge_pages(&node, &container, &list, &report);
                     let started = threads::start("huge pages", work);
-                    started.err().into_iter().for_each(|error| tracing::warn!(%id, %error, "it gets no huge pages again"));
+                    started
+                        .err()
+                        .into_iter()
+                        .for_each(|error| tracing::warn!(%id, %error, "it gets no huge pages again"));
                 }
                 Ok(())
             }

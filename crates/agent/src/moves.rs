@@ -125,7 +125,10 @@ fn run(
         drop(port);
         Ok(())
     });
-    dropped.err().into_iter().for_each(|failure| tracing::error!(id = %live.read().id, %failure, "something may be left"));
+    dropped
+        .err()
+        .into_iter()
+        .for_each(|failure| tracing::error!(id = %live.read().id, %failure, "something may be left"));
     if let Err(failure) = done {
         interrupt.undoing();
         take_up_again(node, claim, live, turn, &place, failure);

@@ -22,13 +22,11 @@ pub fn explained(node: &Node, failure: Failure) -> Failure {
     }
     match full() {
         Some((place, used)) => {
-            let Failure { message, blockers } = failure;
+            let message = &failure.message;
             let here = &config.node;
             let remedy = "free some space there, or make it larger, and try again";
-            Failure {
-                message: format!("{message}: the filesystem of {place} on node {here} is full ({used}); {remedy}"),
-                blockers,
-            }
+            let message = format!("{message}: the filesystem of {place} on node {here} is full ({used}); {remedy}");
+            Failure { message, ..failure }
         }
         None => failure,
     }

@@ -168,8 +168,8 @@ fn of_source(node: &Node, id: &MigrationId, peer: &NodeName) -> Known {
         return Known::Unknown;
     }
     match (report.outcome, report.phase) {
-        (Outcome::Moved, _) => Known::Committed,
-        (Outcome::Failed | Outcome::GivenUp, _) => Known::TakenBack,
+        (Outcome::Moved | Outcome::Ended, _) => Known::Committed,
+        (Outcome::Failed | Outcome::GivenUp | Outcome::Cancelled, _) => Known::TakenBack,
         (Outcome::Running, Phase::Resume | Phase::Drain | Phase::Release | Phase::Done) => Known::Committed,
         (Outcome::Running, Phase::Undo | Phase::Undone) => Known::TakenBack,
         (Outcome::Running, Phase::Damaged) => Known::Unknown,
@@ -192,8 +192,8 @@ fn of_destination(node: &Node, id: &MigrationId, container: &str) -> Known {
     }
     if let Some(report) = node.registry.report(id).filter(|report| report.destination == node.config.node) {
         return match report.outcome {
-            Outcome::Moved => Known::Running,
-            Outcome::Failed | Outcome::GivenUp => Known::NeverReady,
+            Outcome::Moved | Outcome::Ended => Known::Running,
+            Outcome::Failed | Outcome::GivenUp | Outcome::Cancelled => Known::NeverReady,
             Outcome::Running => Known::Unknown,
         };
     }
