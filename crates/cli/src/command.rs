@@ -366,7 +366,7 @@ mod tests {
                 "tranship move redis --to b --mode postcopy --max-rounds 3",
                 "--max-rounds has no meaning in mode postcopy",
             ),
-            ("tranship move redis --to b --mode precopy --blackout-budget 2min", "2min"),
+            ("tranship move redis --to b --mode precopy --blackout-budget 2h", "2h"),
             ("tranship move redis --to b --mode precopy --blackout-budget 61s", "--blackout-budget of 61000"),
             ("tranship move redis --to b --bandwidth fast", "500mbit"),
             ("tranship move redis --to b --allow everything", "use one of: "),

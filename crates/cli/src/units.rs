@@ -56,7 +56,7 @@ pub fn milliseconds(text: &str) -> Result<u32, String> {
     let ms = number.trim_end().parse::<f64>().ok().map(|n| (n * scale).round());
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the range is checked")]
     let ms = ms.filter(|ms| (1.0..=f64::from(u32::MAX)).contains(ms)).map(|ms| ms as u32);
-    ms.ok_or_else(|| "write it like 100ms or 0.5s".to_owned())
+    ms.ok_or_else(|| "write it like 100ms, 0.5s or 2min".to_owned())
 }
 
 /// `2026-03-01 14:05:09` in `zone`.
