@@ -281,9 +281,9 @@ impl Watch<'_> {
             Pages::Unknown { gone, why } => {
                 let listened = !gone || self.gone.get_or_insert_with(Instant::now).elapsed() < GONE;
                 if listened {
-                    self.unanswered(&why)
+                    self.unanswered(&why);
                 } else {
-                    self.lost()
+                    self.lost();
                 }
                 // What fails at once must not be tried without a pause.
                 self.node.pause(SLICE);

@@ -1,5 +1,6 @@
 //! A copy that runs no more before the move is over: it has ended, or its memory is damaged.
 
+use std::path::Path;
 use std::time::Duration;
 
 use tranship_coordinator::Failure;
@@ -36,7 +37,9 @@ impl DestinationRun {
             Ok(found) if found.state == State::Running && init.is_none() => None,
             Ok(found) => {
                 let left = found.processes().unwrap_or_default();
-                left.iter().all(|pid| !node::is_alive(*pid)).then(|| ended + &killed_for_memory(found.memory_cgroup))
+                left.iter()
+                    .all(|pid| !node::is_alive(*pid))
+                    .then(|| ended + &killed_for_memory(found.memory_cgroup.as_deref()))
             }
         }
     }
@@ -66,9 +69,9 @@ impl DestinationRun {
 }
 
 /// That the kernel has killed a process of the container because its memory limit was reached, if it has.
-fn killed_for_memory(cgroup: Option<std::path::PathBuf>) -> String {
+fn killed_for_memory(cgroup: Option<&Path>) -> String {
     let kills = |file: &str| {
-        let text = std::fs::read_to_string(cgroup.as_ref()?.join(file)).ok()?;
+        let text = std::fs::read_to_string(cgroup?.join(file)).ok()?;
         text.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse::<u64>().ok()
     };
     match ["memory.events", "memory.oom_control"].into_iter().find_map(kills) {

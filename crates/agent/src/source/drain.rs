@@ -130,7 +130,7 @@ impl SourceRun {
             }
             Ok(Response::Drained { peak_bytes, faults, remote_faults, remarks, ended }) => {
                 self.release_told |= released;
-                self.note_end(ended);
+                self.note_end(ended.as_ref());
                 if std::mem::replace(&mut self.drain_confirmed, true) {
                     return Ok(None);
                 }
@@ -162,11 +162,11 @@ impl SourceRun {
     }
 
     /// Puts on record how the container has ended on the destination, if it has. The destination may forget that with its next answer.
-    fn note_end(&self, ended: Option<String>) {
+    fn note_end(&self, ended: Option<&String>) {
         self.report.change(|r| {
             r.waiting = None;
             if ended.is_some() {
-                r.ended.clone_from(&ended);
+                r.ended = ended.cloned();
             }
         });
         if ended.is_some()
