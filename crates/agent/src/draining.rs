@@ -554,13 +554,6 @@ pub fn answer(node: &Arc<Node>, id: &MigrationId, released: bool) -> Response {
     }
 }
 
-/// Goes on draining after a restart.
-pub fn resume(node: &Arc<Node>, id: &MigrationId) {
-    if let Some(found) = node.arrivals.get(id) {
-        watch(node, id, &found);
-    }
-}
-
 fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }

@@ -447,7 +447,11 @@ fn recover_destination(
             undoing::go_on(&its_node, &id, &failure, void);
         }),
         Standing::Ready => tracing::info!(%id, %peer, "a stopped copy waits for the source's word"),
-        Standing::Running => node.start_patiently("drain", move || draining::resume(&its_node, &id)),
+        Standing::Running => node.start_patiently("drain", move || {
+            if let Some(found) = its_node.arrivals.get(&id) {
+                draining::watch(&its_node, &id, &found);
+            }
+        }),
         Standing::Drained => {}
     }
 }
