@@ -56,7 +56,7 @@ pub struct FirstMessage {
 }
 
 /// A buffer for control messages: as many descriptors as there can be, and some others. As wide as `cmsghdr` asks for.
-type Control = [u64; (MOST_DESCRIPTORS + 1) / 2 + 64];
+type Control = [u64; MOST_DESCRIPTORS.div_ceil(2) + 64];
 
 /// Looks at the first message in a socket's queue, which stays there. A socket that reads from a place of its own (SO_PEEK_OFF) is not looked
 /// at. The caller must know that the socket has no error to report, which this would take.
@@ -68,7 +68,7 @@ pub fn first_message(socket: BorrowedFd<'_>) -> io::Result<FirstMessage> {
     if int_option(socket, libc::SOL_SOCKET, SO_PEEK_OFF)? >= 0 {
         return Err(io::ErrorKind::Unsupported.into());
     }
-    let (mut data, mut control) = (0u8, Control::from([0; size_of::<Control>() / 8]));
+    let (mut data, mut control): (u8, Control) = (0, [0; size_of::<Control>() / 8]);
     let mut part = libc::iovec { iov_base: (&raw mut data).cast(), iov_len: 1 };
     // SAFETY: plain integers and pointers; all zeros is a value.
     let (mut name, mut message): (libc::sockaddr_un, libc::msghdr) = unsafe { std::mem::zeroed() };

@@ -118,7 +118,7 @@ mod tests {
             };
             assert_eq!(looked_at, if kind == libc::SOCK_STREAM { 0 } else { -1 }, "{kind}");
             // SAFETY: they are ours.
-            unsafe { ends.map(|end| libc::close(end)) };
+            unsafe { assert_eq!(ends.map(|end| libc::close(end)), [0, 0]) };
         }
     }
 }

@@ -67,7 +67,7 @@ fn obstacle(container: &Container, name: &[u8], d: &Descriptor<'_>, socket: &Own
         let root = format!("/proc/{}/root", container.init);
         let root = open(root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok()?;
         let there = at(&root, name);
-        if !there.is_some_and(|there| (there.st_dev, there.st_ino) == (is.st_dev, is.st_ino)) {
+        if there.is_none_or(|there| (there.st_dev, there.st_ino) != (is.st_dev, is.st_ino)) {
             let what = match link.as_bytes() == name {
                 true => format!("is a Unix socket whose file {link} is hidden by a mount or by another root"),
                 false => format!("is a Unix socket that was bound to {shown}, and whose file is {link} now"),
