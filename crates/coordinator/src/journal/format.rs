@@ -259,7 +259,7 @@ fn is_torn(rest: &[u8], is_reserved: bool) -> bool {
     let zeros = |text: &[u8]| text.iter().filter(|byte| **byte == 0).count();
     let fragment = &rest[..written];
     // One line at most, whose end is the last thing there is of it.
-    if fragment[..written.saturating_sub(1)].contains(&b'\n') {
+    if fragment[..written.saturating_sub(1)].contains(&b'\n') || !is_of_line(fragment) {
         return false;
     }
     let room = if is_reserved { rest.len() } else { usize::MAX };
@@ -275,6 +275,16 @@ fn is_torn(rest: &[u8], is_reserved: bool) -> bool {
             lacks && (zeros(fragment) >= TORN || !fragment.ends_with(b"\n"))
         }
     }
+}
+
+/// Whether each byte of a fragment is zero, or one that a line can have there.
+fn is_of_line(fragment: &[u8]) -> bool {
+    let fits = |(at, byte): (usize, &u8)| match at {
+        8 | 17 | 26 | 35 => *byte == b' ',
+        ..HEADER => byte.is_ascii_digit() || (b'a'..=b'f').contains(byte),
+        _ => *byte >= b' ' || *byte == b'\n',
+    };
+    fragment.iter().enumerate().all(|(at, byte)| *byte == 0 || fits((at, byte)))
 }
 
 /// Whether the next record may be a decision on which somebody has acted.
