@@ -179,7 +179,7 @@ pub(super) fn attached(stage: &mut Stage) -> Result<()> {
     let agent = lab.agent_pid("b")?.context("the agent has just been started")?;
     let moving = Moving::begin_with(lab, NAME, "a", "b", Mode::Cold, &[])?;
     wait_until("the agent to die", PATIENCE, || Ok(is_gone(agent).then_some(())))?;
-    lab.check("b", &["sh", "-c", "rm /var/lib/tranship/journal/*.jsonl"])?;
+    lab.check("b", &["sh", "-c", "rm /var/lib/tranship/journal/* /run/tranship/migrations/*/begin"])?;
     lab.start_agent("b", &[])?;
     ensure!(!moving.end()?.success, "the move went on without its agent");
     ensure!(knows(lab, "b")?, "the dead agent has left nothing that the doctor could find");
