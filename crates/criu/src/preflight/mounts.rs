@@ -50,6 +50,11 @@ pub(super) fn check(container: &Container, subject: &Subject, look: &mut Look) {
             look.block(mount(&m.point, &what, "unmount it"));
         }
         if let Some(option) = lost_option(m).filter(|_| !is_root(m, &container.all_mounts)) {
+            // systemd makes such mounts for the credentials of units; nobody can put a symbolic link there.
+            if option == "nosymfollow" && m.options.split(',').any(|option| option == "ro") {
+                look.change(format!("the mount at {} loses the option nosymfollow", m.point));
+                continue;
+            }
             let what = format!("has the option {option}, which CRIU does not carry");
             look.block(mount(&m.point, &what, "mount it without the option").allowable("mount-options"));
         }
@@ -139,7 +144,7 @@ fn is_sub_path(path: &str, of: &str) -> bool {
 /// External itself, or a part of what an external mount shows (`mnt_is_external_bind`).
 fn external(m: &Mount, mounts: &[Mount], points: &[impl AsRef<Path>]) -> bool {
     let listed = |m: &Mount| points.iter().any(|p| p.as_ref() == Path::new(&m.point));
-    mounts.iter().any(|e| listed(e) && e.device == m.device && is_sub_path(&m.root, &e.root))
+    mounts.iter().any(|e| e.device == m.device && is_sub_path(&m.root, &e.root) && listed(e))
 }
 
 /// Pure part: mounts that CRIU can neither make nor find.

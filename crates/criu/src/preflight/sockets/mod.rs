@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, sockopt};
 use tranship_sys::process::take_descriptor;
 use tranship_sys::socket::{network_namespace, option, readiness};
@@ -124,8 +125,9 @@ fn other(container: &Container, known: &Sockets, d: &Descriptor<'_>, inode: u64,
 fn filtered(d: &Descriptor<'_>, socket: &OwnedFd, look: &mut Look) {
     const SOL_SOCKET: i32 = 1;
     const SO_GET_FILTER: i32 = 26;
+    // EPERM would be the answer of somebody else.
     let asked = option(socket.as_fd(), SOL_SOCKET, SO_GET_FILTER, &mut []);
-    if asked.is_err_and(|e| e.kind() == io::ErrorKind::PermissionDenied) {
+    if asked.is_err_and(|e| e.raw_os_error() == Some(Errno::ACCESS.raw_os_error())) {
         let what = "is a socket with a filter of eBPF (SO_ATTACH_BPF), which CRIU does not support";
         look.block(blocker(d, what, "run the program without the filter, or with one of classic BPF"));
     }

@@ -59,7 +59,7 @@ fn obstacle(container: &Container, name: &[u8], d: &Descriptor<'_>, socket: &Own
         let what = format!("is a Unix socket with the relative name {shown}, which CRIU does not find in {link}");
         return Some(blocker(d, &what, "let the program bind it to an absolute name"));
     }
-    // Files in other mount namespaces, and those that are mounted from outside, are not looked for.
+    // Files in other mount namespaces are not looked for.
     if container.mounts.iter().all(|m| m.id != mount) {
         return None;
     }
