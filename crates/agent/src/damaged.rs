@@ -17,9 +17,9 @@ use std::time::Duration;
 use serde_json::Value;
 use tranship_api::{ErrorKind, Keep, RecoverRequest, ServiceError};
 use tranship_coordinator::damage::{
-    self, DestinationRecords, DestinationVerdict, FromSource, SourceRecords, SourceVerdict, Wait,
+    self, DestinationRecords, DestinationVerdict, FromSource, Original, SourceRecords, SourceVerdict, Wait,
 };
-use tranship_coordinator::{Damaged, Failure, Journal, Record};
+use tranship_coordinator::{self as coordinator, Damaged, DestinationStep, Failure, Journal, Record, SourceStep};
 use tranship_types::{MigrationId, Mode, NodeName, Outcome, Phase, Report, Side};
 use tranship_wire::message::Response;
 
@@ -33,6 +33,8 @@ use crate::{moves, peers};
 
 /// From one question to the next.
 const AGAIN: Duration = Duration::from_secs(1);
+/// What is said where the disk does not take the mended journal.
+const NOT_MENDED: &str = "it is known what was decided, but mending failed";
 
 /// All migrations of this agent whose journal is damaged.
 #[derive(Default)]
@@ -124,6 +126,14 @@ impl DamagedMove {
         )
     }
 
+    /// Whether the host was started after the migration began.
+    fn is_before_boot(&self) -> bool {
+        let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+        let booted = text.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse::<u64>().ok());
+        let began = self.report.as_ref().map(|report| report.read().started_unix_ms);
+        booted.zip(began).is_some_and(|(booted, began)| booted * 1000 > began)
+    }
+
     fn wait_for(&self, what: impl Into<String>) {
         let what = what.into();
         let changed = {
@@ -207,11 +217,15 @@ pub fn take_up(node: &Arc<Node>, damaged: Damaged) {
     let one = Arc::new(one);
     node.damaged.map().insert(id, Arc::clone(&one));
     if one.lock().claim.is_some() {
-        let node = Arc::clone(node);
-        std::thread::spawn(move || {
+        let its_node = Arc::clone(node);
+        node.start_patiently("damaged", move || {
             while !one.lock().is_mended {
-                decide_alone(&node, &one);
-                if !node.pause(AGAIN) {
+                let decided = coordinator::caught("a damaged journal", || {
+                    decide_alone(&its_node, &one);
+                    Ok(())
+                });
+                decided.err().into_iter().for_each(|failure| one.wait_for(failure.message));
+                if !its_node.pause(AGAIN) {
                     return;
                 }
             }
@@ -247,7 +261,7 @@ fn decide_alone(node: &Arc<Node>, one: &DamagedMove) {
             let here = ask::original(node, &one.id, first);
             let there = ask::destination(node, &one.id, first);
             let own = SourceRecords::of(&one.damaged);
-            act_as_source(node, one, first, &mut state, damage::source(own, here, there, has_directory))
+            act_as_source(node, one, first, &mut state, (damage::source(own, here, there, has_directory), here))
         }
         Side::Destination => {
             let heard = ask::source(node, &one.id, first);
@@ -267,9 +281,16 @@ fn decide_as_destination(
     state: &mut State,
     heard: FromSource,
 ) -> Result<(), Failure> {
-    let here = ask::replica(node, &one.id, first);
-    let verdict = damage::destination(DestinationRecords::of(&one.damaged), here, heard);
+    let here = ask::replica(node, one, first);
+    let verdict = damage::destination(DestinationRecords::of(&one.damaged), here, heard, is_tidied(node, one));
     act_as_destination(node, one, first, state, verdict)
+}
+
+/// Whether a destination has nothing left of the migration but the container. That its directory is gone shows it, unless the host was
+/// restarted since: then it went with the host's memory.
+fn is_tidied(node: &Node, one: &DamagedMove) -> bool {
+    let noted = one.damaged.records.contains(&Record::step(DestinationStep::Tidy));
+    noted || !(Layout::new(&node.config.run_dir, &one.id).root().exists() || one.is_before_boot())
 }
 
 fn waiting(wait: Wait) -> Failure {
@@ -281,7 +302,7 @@ fn act_as_source(
     one: &DamagedMove,
     first: &First,
     state: &mut State,
-    verdict: SourceVerdict,
+    (verdict, here): (SourceVerdict, Original),
 ) -> Result<(), Failure> {
     let damage = &one.damaged.damage;
     let failure = Failure::new(match verdict {
@@ -301,7 +322,15 @@ fn act_as_source(
         ask::abort(node, &one.id, &first.peer)?;
     }
     let layout = Layout::new(&node.config.run_dir, &one.id);
-    let records = damage::source_records(&one.damaged, begin(one, first), verdict, layout.root().exists(), &failure);
+    let mut records = damage::source_records(&one.damaged, begin(one, first), verdict, layout.root().exists(), &failure);
+    let release = Record::step(SourceStep::Release);
+    if let Some(records) = records.as_mut().filter(|records| !records.contains(&release))
+        && verdict == SourceVerdict::Forward
+        && here == Original::Gone
+    {
+        // No page can come from it any more.
+        records.push(release);
+    }
     let phase = match verdict {
         SourceVerdict::Forward => Phase::Resume,
         SourceVerdict::Ended { .. } => Phase::Done,
@@ -319,19 +348,24 @@ fn act_as_destination(
 ) -> Result<(), Failure> {
     let phase = match verdict {
         DestinationVerdict::Wait(wait) => return Err(waiting(wait)),
+        DestinationVerdict::Forget => return forget(node, one, state),
         DestinationVerdict::Undo => Phase::Undo,
         DestinationVerdict::Ready | DestinationVerdict::Run => Phase::Ready,
         DestinationVerdict::Running => Phase::Drain,
     };
     let failure = Failure::new(format!("the journal was damaged ({}), and the copy did not run", one.damaged.damage));
-    let layout = Layout::new(&node.config.run_dir, &one.id);
-    let has_directory = layout.root().exists();
+    let has_directory = !is_tidied(node, one);
     let records = damage::destination_records(&one.damaged, begin(one, first), verdict, has_directory, &failure);
     mend(node, one, state, &records.unwrap_or_default(), phase)?;
     if verdict == DestinationVerdict::Run
         && let Response::Failed { message, .. } = peers::commit(node, &one.id)
     {
-        return Err(Failure::new(format!("the copy could not be let run: {message}")));
+        // Nobody else will say it again.
+        let (its_node, id) = (Arc::clone(node), one.id.clone());
+        node.start_or_lend("commit", move || {
+            while its_node.pause(AGAIN) && matches!(peers::commit(&its_node, &id), Response::Failed { .. }) {}
+        });
+        return Err(Failure::new(format!("the copy could not be let run yet, which is tried again: {message}")));
     }
     Ok(())
 }
@@ -350,12 +384,13 @@ fn mend(
     phase: Phase,
 ) -> Result<(), Failure> {
     let journal = Journal::replace(&one.damaged.path, records)
-        .map_err(|error| Failure::new(format!("it is known what was decided, but mending failed: {error}")))?;
+        .map_err(|error| Failure::new(format!("{NOT_MENDED}: {error}")))?;
     tracing::warn!(id = %one.id, container = one.container(), ?phase, "a damaged journal is mended");
     state.is_mended = true;
-    node.damaged.map().remove(&one.id);
     one.report.iter().for_each(|report| report.change(|r| (r.phase, r.error) = (phase, None)));
     moves::take_up(node, state.claim.take(), journal, records.to_vec());
+    // Not before: whoever asks finds it in one of the two lists.
+    node.damaged.map().remove(&one.id);
     Ok(())
 }
 
@@ -433,10 +468,10 @@ fn decide_by_word(node: &Arc<Node>, one: &DamagedMove, request: &RecoverRequest)
             let here = ask::original(node, &one.id, first);
             let there = ask::destination(node, &one.id, first);
             let verdict = damage::source_by_word(here, there, keep_here, request.host_is_down).map_err(refused)?;
-            act_as_source(node, one, first, &mut state, verdict)
+            act_as_source(node, one, first, &mut state, (verdict, here))
         }
         Side::Destination => {
-            let here = ask::replica(node, &one.id, first);
+            let here = ask::replica(node, one, first);
             let there = ask::source(node, &one.id, first);
             let verdict = damage::destination_by_word(here, there, keep_here, request.host_is_down).map_err(refused)?;
             act_as_destination(node, one, first, &mut state, verdict)
@@ -445,7 +480,11 @@ fn decide_by_word(node: &Arc<Node>, one: &DamagedMove, request: &RecoverRequest)
     drop(state);
     done.map_err(|failure| {
         one.wait_for(failure.message.clone());
-        blocked(failure.message, "free some space or mend the disk below the agent's state_dir, and try again")
+        let remedy = match failure.message.starts_with(NOT_MENDED) {
+            true => "free some space or mend the disk below the agent's state_dir, and try again",
+            false => "see `tranship status` and `tranship doctor` on both nodes",
+        };
+        blocked(failure.message, remedy)
     })?;
     Ok(node.registry.report(&one.id).unwrap_or_else(|| report.read()))
 }

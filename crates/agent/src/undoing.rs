@@ -55,7 +55,12 @@ pub fn abort(node: &Arc<Node>, id: &MigrationId, failure: &Failure) -> Response 
         };
     };
     let arrival = lock(&found);
-    if matches!(arrival.standing, Standing::Running | Standing::Drained) {
+    let runs = match arrival.standing {
+        Standing::Open => false,
+        Standing::Ready => arrival.run.was_let_go(),
+        Standing::Running | Standing::Drained => true,
+    };
+    if runs {
         return failure_response(Failure::new("the container runs here already"));
     }
     Response::Aborted { leftovers: undo(node, id, arrival, failure, false) }

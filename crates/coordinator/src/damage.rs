@@ -55,10 +55,14 @@ impl SourceRecords {
 pub struct DestinationRecords {
     /// READY.
     pub ready: bool,
+    /// Word of COMMIT had come, or is in what is damaged.
+    pub committed: bool,
     /// The container ran.
     pub running: bool,
     /// It was undone.
     pub undone: bool,
+    /// It was undone, and nothing was left to do.
+    pub ended: bool,
 }
 
 impl DestinationRecords {
@@ -69,8 +73,10 @@ impl DestinationRecords {
         let running = has(|r| matches!(r, Record::Running | Record::Done));
         Self {
             ready: running || has(|r| matches!(r, Record::Ready | Record::Commit)),
+            committed: running || damaged.mentions_decision || records.contains(&Record::Commit),
             running,
             undone: has(|r| matches!(r, Record::Undone { .. })),
+            ended: has(|r| matches!(r, Record::Undone { .. })) && records.last() == Some(&Record::Done),
         }
     }
 }
@@ -174,6 +180,8 @@ pub enum DestinationVerdict {
     Run,
     /// It runs.
     Running,
+    /// It was undone, and nothing is left: what has the container's name now came in another way.
+    Forget,
     /// Nothing, yet.
     Wait(Wait),
 }
@@ -295,15 +303,20 @@ pub fn source_by_word(
     }
 }
 
-/// What a destination does by itself.
-pub fn destination(own: DestinationRecords, here: Replica, there: FromSource) -> DestinationVerdict {
+/// What a destination does by itself; `tidied`: nothing of the migration but the container can be left here.
+pub fn destination(own: DestinationRecords, here: Replica, there: FromSource, tidied: bool) -> DestinationVerdict {
     use DestinationVerdict as V;
     match (here, there) {
         (Replica::Unknown, _) => V::Wait(Wait::Engine),
+        _ if own.ended => V::Forget,
         _ if own.undone => V::Undo,
         (Replica::Runs, _) => V::Running,
         _ if own.running => V::Running,
+        // The source has lost its state: this may be the last copy.
+        (_, FromSource::Nothing) if own.committed => V::Wait(Wait::Unknown),
         (_, FromSource::TakenBack | FromSource::Nothing) => V::Undo,
+        // It ran, and its owner has removed it since.
+        (Replica::Gone, FromSource::Committed) if tidied => V::Running,
         (_, FromSource::Committed) => V::Ready,
         _ if own.ready => V::Ready,
         (_, FromSource::Undecided) => V::Wait(Wait::Undecided),
@@ -332,8 +345,9 @@ pub fn destination_by_word(
         (_, FromSource::Committed) if keep_here => Ok(V::Ready),
         (_, FromSource::Committed) => Err(Wait::SourceDecides),
         (_, _) if !keep_here => Ok(V::Undo),
-        (_, FromSource::TakenBack | FromSource::Nothing) => Err(Wait::RunsThere),
-        (_, FromSource::Silent) if host_is_down => Ok(V::Run),
+        (_, FromSource::TakenBack) => Err(Wait::RunsThere),
+        (_, FromSource::Silent | FromSource::Nothing) if host_is_down => Ok(V::Run),
+        (_, FromSource::Nothing) => Err(Wait::Unknown),
         (_, FromSource::Silent) => Err(Wait::Silent),
         (_, FromSource::Unknown) => Err(Wait::Unknown),
     }
@@ -405,7 +419,7 @@ pub fn destination_records(
             }
             records.extend(damaged.records.contains(&Record::Done).then_some(Record::Done));
         }
-        DestinationVerdict::Wait(_) => return None,
+        DestinationVerdict::Forget | DestinationVerdict::Wait(_) => return None,
     }
     Some(records)
 }
@@ -479,17 +493,23 @@ mod tests {
 
         #[test]
         fn a_destination_undoes_no_copy_that_runs_and_lets_none_run_by_itself(
-            ready in any::<bool>(), running in any::<bool>(), undone in any::<bool>(),
+            ready in any::<bool>(), running in any::<bool>(), undone in any::<bool>(), committed in any::<bool>(),
+            ended in any::<bool>(), tidied in any::<bool>(),
             here in prop::sample::select(&REPLICAS), there in prop::sample::select(&SOURCES),
         ) {
-            let own = DestinationRecords { ready: ready || running, running, undone };
-            match destination(own, here, there) {
+            let (ready, committed, ended) = (ready || running || committed, committed || running, ended && undone);
+            let own = DestinationRecords { ready, committed, running, undone, ended };
+            match destination(own, here, there, tidied) {
                 DestinationVerdict::Undo => {
                     prop_assert!(here != Replica::Unknown);
-                    let settled = matches!(there, FromSource::TakenBack | FromSource::Nothing);
+                    let settled = there == FromSource::TakenBack || (there == FromSource::Nothing && !committed);
                     prop_assert!(undone || (here != Replica::Runs && !running && settled));
                 }
-                DestinationVerdict::Running => prop_assert!(here == Replica::Runs || running),
+                DestinationVerdict::Running => {
+                    let removed = here == Replica::Gone && there == FromSource::Committed && tidied;
+                    prop_assert!(here == Replica::Runs || running || removed);
+                }
+                DestinationVerdict::Forget => prop_assert!(ended),
                 DestinationVerdict::Ready => prop_assert!(ready || there == FromSource::Committed),
                 DestinationVerdict::Run => prop_assert!(false, "only the operator can say that"),
                 DestinationVerdict::Wait(_) => prop_assert!(!undone || here == Replica::Unknown),
@@ -523,7 +543,8 @@ mod tests {
                 assert!(kept != Ok(DestinationVerdict::Run), "not without the word that the source's host is down");
                 if here == Replica::Held {
                     let down = destination_by_word(here, there, true, true);
-                    assert_eq!(down == Ok(DestinationVerdict::Run), there == FromSource::Silent, "{there:?}");
+                    let may_run = matches!(there, FromSource::Silent | FromSource::Nothing);
+                    assert_eq!(down == Ok(DestinationVerdict::Run), may_run, "{there:?}");
                 }
                 let removed = destination_by_word(here, there, false, true) == Ok(DestinationVerdict::Undo);
                 let decides = matches!(there, FromSource::Committed | FromSource::Undecided);

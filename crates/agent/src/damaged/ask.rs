@@ -50,7 +50,8 @@ pub fn original(node: &Node, id: &MigrationId, first: &First) -> Original {
 }
 
 /// The copy here.
-pub fn replica(node: &Node, id: &MigrationId, first: &First) -> Replica {
+pub fn replica(node: &Node, one: &DamagedMove, first: &First) -> Replica {
+    let id = &one.id;
     let layout = Layout::new(&node.config.run_dir, id);
     let resumed = front::resumed_init(&layout.front_socket(Role::Restore));
     // Its engine may have died before it recorded the start.
@@ -62,7 +63,10 @@ pub fn replica(node: &Node, id: &MigrationId, first: &First) -> Replica {
     match engine.inspect(&first.container) {
         Ok(container) if !engine.is_made_from(&container, &node.bundle(&first.container)) => Replica::Gone,
         Ok(container) if container.state == State::Stopped => Replica::Gone,
-        // The directory goes only when there is nothing left to do, or with the host.
+        // The directory goes only when there is nothing left to do, or with the host's memory, in which the copy was.
+        Ok(container) if !layout.root().exists() && (container.state == State::Created || one.is_before_boot()) => {
+            Replica::Gone
+        }
         Ok(_) if resumed.is_some() || !layout.root().exists() => Replica::Runs,
         Ok(_) => Replica::Held,
         Err(EngineError::NoSuchContainer { .. }) => Replica::Gone,
@@ -117,7 +121,10 @@ pub fn abort(node: &Node, id: &MigrationId, peer: &NodeName) -> Result<(), Failu
     link.set_timeout(Some(UNDO)).map_err(failed)?;
     tranship_wire::write_message(&mut link, &Request::Abort).map_err(failed)?;
     match tranship_wire::read_message(&mut link).map_err(failed)? {
-        Response::Aborted { .. } => Ok(()),
+        Response::Aborted { leftovers } if leftovers.is_empty() => Ok(()),
+        Response::Aborted { leftovers } => {
+            Err(Failure::new(format!("node {peer} has not undone all of it: {}", leftovers.join("; "))))
+        }
         Response::Failed { message, .. } => Err(Failure::new(format!("node {peer} does not abort: {message}"))),
         other => Err(failed(format!("node {peer} gave an answer that does not fit: {other:?}"))),
     }
@@ -146,7 +153,7 @@ fn of_damaged(node: &Node, one: &DamagedMove, peer: &NodeName, of: Side) -> Know
         }
         Side::Destination => {
             let own = DestinationRecords::of(&one.damaged);
-            match replica(node, &one.id, first) {
+            match replica(node, one, first) {
                 Replica::Runs => Known::Running,
                 Replica::Unknown => Known::Unknown,
                 _ if own.running => Known::Unknown,
@@ -183,6 +190,8 @@ fn of_destination(node: &Node, id: &MigrationId, container: &str) -> Known {
         return match arrival.standing {
             Standing::Open => Known::NeverReady,
             Standing::Ready | Standing::Running if arrival.run.is_lost() => Known::Lost,
+            // Its journal could not be written, or its agent died before that.
+            Standing::Ready if arrival.run.was_let_go() => Known::Running,
             Standing::Ready => Known::Ready,
             Standing::Running | Standing::Drained => Known::Running,
         };

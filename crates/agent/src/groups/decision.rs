@@ -128,7 +128,8 @@ fn hand_down_damaged(group: &Damaged, journals: &mut Vec<Found>, damaged: &mut V
             journals.push((own, records));
         } else {
             let (path, begin, damage) = (own.path().to_owned(), records.first().cloned(), group.damage.clone());
-            unknown.push(Damaged { path, begin, records, damage, mentions_decision: false });
+            let mentions_decision = group.mentions_decision;
+            unknown.push(Damaged { path, begin, records, damage, mentions_decision });
         }
     }
     for own in damaged.iter_mut().filter(|own| decided && is_member(own.begin.as_ref(), id.as_ref())) {
