@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, setsockopt, socket, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 use tranship_sys::{environment, reserve, threads};
@@ -76,11 +77,17 @@ impl Manager {
         loop {
             reserve::fill();
             if let Some(every) = every.filter(|_| due <= Instant::now()) {
-                due += every;
-                match is_alive(node, peers, every / 4) {
-                    Ok(()) => self.tell("WATCHDOG=1"),
-                    Err(error) => tracing::error!(%error, "the service manager is not told that the agent is alive"),
-                }
+                let next = match is_alive(node, peers, every / 4) {
+                    Ok(()) => {
+                        self.tell("WATCHDOG=1");
+                        every
+                    }
+                    Err(error) => {
+                        tracing::error!(%error, "the service manager is not told that the agent is alive");
+                        every / 8
+                    }
+                };
+                due = Instant::now() + next;
             }
             let wait = every.map_or(TICK, |_| due.saturating_duration_since(Instant::now()).min(TICK));
             if !node.pause(wait) {
@@ -124,7 +131,7 @@ fn is_alive(node: &Node, peers: SocketAddr, patience: Duration) -> io::Result<()
     }
     let before = node.liveness.accepts.load(Ordering::Acquire);
     let caller = match TcpStream::connect_timeout(&peers, patience) {
-        Err(error) if reserve::is_lacking(&error) => return Ok(()),
+        Err(error) if reserve::is_lacking(&error) || is_away(&error) => return Ok(()),
         called => {
             called.map_err(|error| io::Error::new(error.kind(), format!("other agents are not heard: {error}")))?
         }
@@ -138,6 +145,13 @@ fn is_alive(node: &Node, peers: SocketAddr, patience: Duration) -> io::Result<()
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(())
+}
+
+/// Whether the address that is listened on is no address of this host at the moment: an agent that is started again could not
+/// listen on it either.
+fn is_away(error: &io::Error) -> bool {
+    const AWAY: [Errno; 4] = [Errno::EADDRNOTAVAIL, Errno::ENETUNREACH, Errno::EHOSTUNREACH, Errno::ENETDOWN];
+    error.raw_os_error().is_some_and(|code| AWAY.contains(&Errno::from_raw(code)))
 }
 
 /// Sends the API a request that needs nothing but its own loop; whatever it answers, it is alive.
