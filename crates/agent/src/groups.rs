@@ -200,6 +200,10 @@ fn start(
         if let Err(error) = started {
             turn.refused(error.to_string());
             turn.interrupt().undoing();
+            let id = turn.group();
+            if node.groups.report(&id).is_none_or(|report| report.outcome != Outcome::Running) {
+                node.interrupts.remove_group(&id);
+            }
         }
     }
     Ok(())

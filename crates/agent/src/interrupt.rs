@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use tranship_coordinator::Failure;
 use tranship_sys::schedule::{self, Standing};
+use tranship_sys::threads;
 use tranship_transport::Closer;
 use tranship_types::{GroupId, MigrationId, MoveOptions, OnTimeout};
 
@@ -129,8 +130,8 @@ impl Interrupt {
     /// Starts the thread that keeps the deadlines. It is there before the freeze, and ends with the decision or the undo.
     pub fn guard(self: &Arc<Self>) -> Result<(), Failure> {
         let interrupt = Arc::clone(self);
-        let started = std::thread::Builder::new().name("deadline".into()).spawn(move || interrupt.keep_deadlines());
-        started.map(drop).map_err(|e| Failure::new(format!("no thread can be started to keep the deadlines: {e}")))
+        let started = threads::start("deadline", move || interrupt.keep_deadlines());
+        started.map(drop).map_err(|e| Failure::new(format!("nothing can keep the deadlines of the move: {e}")))
     }
 
     fn keep_deadlines(&self) {
@@ -255,6 +256,12 @@ impl Interrupt {
         self.changed.notify_all();
     }
 
+    /// The same where the decision could not be written: there is none.
+    pub fn not_decided(&self) {
+        self.state().stand = Stand::Undoing;
+        self.undoing();
+    }
+
     /// The container is about to be frozen: from the first time on its time counts.
     pub fn freezes(&self) {
         let limit = self.freeze_timeout;
@@ -317,8 +324,7 @@ impl Interrupt {
     ) -> Result<T, Failure> {
         self.check()?;
         let (sender, done) = mpsc::channel();
-        let started = std::thread::Builder::new().spawn(move || drop(sender.send(work())));
-        started.map_err(|e| Failure::new(format!("no thread can be started: {e}")))?;
+        threads::start("aside", move || drop(sender.send(work()))).map_err(|e| Failure::new(e.to_string()))?;
         loop {
             match done.recv_timeout(LOOK) {
                 Ok(result) => return self.check().and(result),

@@ -267,7 +267,10 @@ impl SourceRun {
     /// Whether the user lets the decision come before the last page is on the destination: in any case, or because the time for the
     /// whole move is over.
     fn may_be_early(&self) -> bool {
-        self.interrupt.hurries() || self.report.read().options.may_commit_early()
+        let options = self.report.read().options;
+        // Whether an earlier agent was in a hurry is not on record.
+        let perhaps = self.inspection.is_none() && options.on_timeout == OnTimeout::Postcopy;
+        perhaps || self.interrupt.hurries() || options.may_commit_early()
     }
 
     /// Whether the decision comes before the last page is on the destination. Where the rounds left little, nothing is
@@ -562,7 +565,10 @@ impl SourcePort for SourceRun {
     fn entered(&mut self, phase: Phase) {
         match phase {
             Phase::Undo => {
-                self.interrupt.undoing();
+                match self.given_up {
+                    true => self.interrupt.undoing(),
+                    false => self.interrupt.not_decided(),
+                }
                 self.turn.iter().for_each(Turn::stops);
                 self.reserve = reserve::open_if_needed();
             }

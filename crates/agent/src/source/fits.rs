@@ -8,7 +8,7 @@ use tranship_types::{Blocker, BlockerKind, Compress, NodeName};
 use super::SourceRun;
 use crate::probes;
 
-/// By how much compression makes pages fewer at most, as far as anybody counts on it: what is refused would certainly not fit.
+/// By how much compression, and leaving out zeros and duplicates, makes pages fewer at most, as far as anybody counts on it.
 const COMPRESSED: f64 = 3.0;
 
 /// What stands in the way of a freeze in which so many bytes travel at this rate, in bytes a second.

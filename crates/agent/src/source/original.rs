@@ -78,9 +78,10 @@ impl SourceRun {
             freezer.continue_beneath(&self.stopped_before()).map_err(failed)?;
         }
         let waits = restart_blocks::recorded(&self.layout.waits());
-        match &self.freezer {
-            Some(open) => open.thaw_after_dump(&waits).map_err(failed),
-            None => freezer.thaw_after_dump(&waits).map_err(failed),
+        match self.freezer.as_ref().map(|open| open.thaw_after_dump(&waits)) {
+            Some(Ok(())) => Ok(()),
+            // Where the container was started anew meanwhile, the cgroup that is open is gone, and another one has its name.
+            _ => freezer.thaw_after_dump(&waits).map_err(failed),
         }
     }
 
