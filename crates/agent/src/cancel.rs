@@ -65,6 +65,15 @@ fn past_commit(report: &Report) -> ServiceError {
         return ended(report);
     }
     let state = match report.phase {
+        Phase::Damaged => {
+            return too_late(
+                format!("the journal of migration {id} is damaged, and what was decided is not known"),
+                format!("run `tranship recover {id} --keep-here` or `tranship recover {id} --keep-there`"),
+            );
+        }
+        Phase::Undo | Phase::Undone => {
+            return too_late(format!("migration {id} is being undone already"), format!("see `tranship status {id}`"));
+        }
         Phase::Drain => format!("{container} runs on node {destination}, and its last pages follow"),
         Phase::Release | Phase::Done => {
             format!("{container} runs on node {destination}, and its original is being removed")

@@ -322,7 +322,8 @@ fn act_as_source(
         ask::abort(node, &one.id, &first.peer)?;
     }
     let layout = Layout::new(&node.config.run_dir, &one.id);
-    let mut records = damage::source_records(&one.damaged, begin(one, first), verdict, layout.root().exists(), &failure);
+    let mut records =
+        damage::source_records(&one.damaged, begin(one, first), verdict, layout.root().exists(), &failure);
     let release = Record::step(SourceStep::Release);
     if let Some(records) = records.as_mut().filter(|records| !records.contains(&release))
         && verdict == SourceVerdict::Forward
@@ -383,8 +384,8 @@ fn mend(
     records: &[Record],
     phase: Phase,
 ) -> Result<(), Failure> {
-    let journal = Journal::replace(&one.damaged.path, records)
-        .map_err(|error| Failure::new(format!("{NOT_MENDED}: {error}")))?;
+    let journal =
+        Journal::replace(&one.damaged.path, records).map_err(|error| Failure::new(format!("{NOT_MENDED}: {error}")))?;
     tracing::warn!(id = %one.id, container = one.container(), ?phase, "a damaged journal is mended");
     state.is_mended = true;
     one.report.iter().for_each(|report| report.change(|r| (r.phase, r.error) = (phase, None)));

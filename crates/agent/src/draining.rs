@@ -198,7 +198,12 @@ pub fn watch(node: &Arc<Node>, id: &MigrationId, found: &Mutex<Arrival>) {
     let told = Instant::now();
     let (drain, gone, mute) = (&inbox.drain, None, None);
     let mut watch = Watch { node, id, found, drain, report, layout, source, init, gone, mute, told };
-    while let Err(failure) = coordinator::caught("the drain", || Ok(watch.run())) {
+    loop {
+        let watched = coordinator::caught("the drain", || {
+            watch.run();
+            Ok(())
+        });
+        let Err(failure) = watched else { break };
         watch.failed(failure);
         if !node.pause(AGAIN) {
             break;
@@ -242,8 +247,9 @@ impl Watch<'_> {
             if lost {
                 self.drain.set(|state| state.lost = true);
             }
-            // Of one that was lost with the host's memory, the step that fails says so.
-            let end = if lost || tidied { Some(End::Drained(None)) } else { self.slice() };
+            // Of one that was lost with the host's memory, the step that fails says so. An earlier agent may have seen its end.
+            let seen = self.report.read().ended.is_some();
+            let end = if lost || tidied || seen { Some(End::Drained(None)) } else { self.slice() };
             let mut pause = Duration::ZERO;
             if let Some(end) = end {
                 match self.finish(end) {

@@ -148,6 +148,10 @@ fn take_up_again(
     schedule::stand(schedule::Standing::Ordinary);
     loop {
         tracing::error!(%id, %failure, "the migration is taken up again by its journal");
+        if !place.exists() && live.read().outcome == Outcome::Running {
+            let error = format!("{failure}; its journal {} is gone: see `tranship doctor`", place.display());
+            return live.end(|r| (r.phase, r.outcome, r.error) = (Phase::Undone, Outcome::Failed, Some(error)));
+        }
         if !place.exists() || !node.pause(Duration::from_secs(1)) {
             return;
         }
@@ -430,7 +434,8 @@ fn recover_destination(
     let arrival = Arrival { peer: peer.clone(), run, journal: Some(journal), begun, standing: at, claim, report };
     if at == Standing::Drained && arrival.report.read().outcome == Outcome::Running {
         // There was no room for it in the history.
-        arrival.end(Phase::Done, Outcome::Moved, None);
+        let ended = arrival.report.read().ended.is_some();
+        arrival.end(Phase::Done, if ended { Outcome::Ended } else { Outcome::Moved }, None);
     }
     node.arrivals.insert(id, arrival, inbox);
     let undone = records.iter().find_map(|record| match record {

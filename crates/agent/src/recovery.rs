@@ -69,8 +69,9 @@ fn find(node: &Node, named: &str) -> Result<Report, ServiceError> {
 /// The migrations that share one network namespace with this one, this one among them: none of them is given up alone.
 fn unit(node: &Node, report: &Report) -> Vec<Report> {
     let owner = |r: &Report| r.network_owner.clone().unwrap_or_else(|| r.container.clone());
-    let is_in =
-        |r: &Report| r.id == report.id || (r.group.is_some() && r.group == report.group && owner(r) == owner(report));
+    // One that was decided before has ended.
+    let open = |r: &Report| r.outcome == Outcome::Running && r.group.is_some() && r.group == report.group;
+    let is_in = |r: &Report| r.id == report.id || (open(r) && owner(r) == owner(report));
     node.registry.reports().into_iter().filter(is_in).collect()
 }
 
@@ -134,6 +135,10 @@ fn may_give_up(node: &Arc<Node>, report: &Report, request: &RecoverRequest) -> R
         (Outcome::Running, Phase::Resume | Phase::Drain) => {}
         (Outcome::Running, Phase::Release | Phase::Done) => {
             return nothing(format!("{container} runs on node {destination}, and its original is being removed"));
+        }
+        (Outcome::Running, Phase::Damaged) => {
+            let remedy = format!("decide that first: `tranship recover {id} --keep-here` or `--keep-there`");
+            return Err(refused(format!("the journal of migration {id}, of {container}, is damaged"), remedy));
         }
         (Outcome::Running, phase) => {
             let cause = format!(

@@ -36,7 +36,8 @@ impl DestinationRun {
             }
             Ok(found) if found.state == State::Running && init.is_none() => None,
             Ok(found) => {
-                let left = found.processes().unwrap_or_default();
+                // What cannot be looked at has not ended.
+                let left = found.processes().ok()?;
                 left.iter()
                     .all(|pid| !node::is_alive(*pid))
                     .then(|| ended + &killed_for_memory(found.memory_cgroup.as_deref()))

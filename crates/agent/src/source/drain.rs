@@ -158,7 +158,10 @@ impl SourceRun {
 
     /// Whether the destination waits for pages, as far as it has said.
     fn wants_pages(&self) -> bool {
-        self.report.read().waiting.is_none_or(|waiting| matches!(waiting.kind, WaitKind::Pages | WaitKind::Placing))
+        self.report
+            .read()
+            .waiting
+            .is_none_or(|waiting| matches!(waiting.kind, WaitKind::Pages | WaitKind::Placing | WaitKind::Disk))
     }
 
     /// Puts on record how the container has ended on the destination, if it has. The destination may forget that with its next answer.
