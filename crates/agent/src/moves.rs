@@ -148,7 +148,10 @@ fn take_up_again(
     schedule::stand(schedule::Standing::Ordinary);
     loop {
         tracing::error!(%id, %failure, "the migration is taken up again by its journal");
-        if !place.exists() && live.read().outcome == Outcome::Running {
+        let report = live.read();
+        let committed =
+            matches!(report.phase, Phase::Commit | Phase::Resume | Phase::Drain | Phase::Release | Phase::Done);
+        if !place.exists() && report.outcome == Outcome::Running && !committed {
             let error = format!("{failure}; its journal {} is gone: see `tranship doctor`", place.display());
             return live.end(|r| (r.phase, r.outcome, r.error) = (Phase::Undone, Outcome::Failed, Some(error)));
         }

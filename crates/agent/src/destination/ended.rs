@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use tranship_coordinator::Failure;
-use tranship_engine::{EngineError, State};
+use tranship_engine::{EngineError, Freezer, State};
 use tranship_memory::pager::{self, PagerHandle};
 
 use super::{DestinationRun, failed};
@@ -36,8 +36,12 @@ impl DestinationRun {
             }
             Ok(found) if found.state == State::Running && init.is_none() => None,
             Ok(found) => {
-                // What cannot be looked at has not ended.
-                let left = found.processes().ok()?;
+                // A cgroup that is gone has no processes. While one that is there cannot be read, the container has not ended.
+                let (Freezer::V1(cgroup) | Freezer::V2(cgroup)) = &found.freezer;
+                let left = match cgroup.try_exists() {
+                    Ok(false) => Vec::new(),
+                    _ => found.processes().ok()?,
+                };
                 left.iter()
                     .all(|pid| !node::is_alive(*pid))
                     .then(|| ended + &killed_for_memory(found.memory_cgroup.as_deref()))
