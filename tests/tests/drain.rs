@@ -10,8 +10,8 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use tranship_api::ApiError;
 use tranship_e2e::{
-    Moving, Stage, copies, exactly_one_runs, nothing_left, processes, quiet, remove, restart_agent, scenarios, send,
-    state, wait_until,
+    Moving, Stage, copies, exactly_one_runs, is_gone, nothing_left, processes, quiet, remove, restart_agent, scenarios,
+    send, state, wait_until,
 };
 use tranship_lab::{Lab, Redis, RunOptions, redis_command, report_of};
 use tranship_types::{Mode, Original, Outcome, Phase, Report, WaitKind};
@@ -273,6 +273,25 @@ fn a_container_that_ends_in_a_move_is_not_called_unharmed(stage: &mut Stage) -> 
     remove(lab, NAME)
 }
 
+/// A move in rounds that came to its decision early, because its time was over, and whose agent dies then: the next one must not
+/// take the original for one whose pages have all gone.
+fn an_agent_that_dies_after_a_hurried_decision(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let truth = start(lab, 78)?;
+    restart_agent(lab, "a", "source.drain.before.die")?;
+    let agent = lab.agent_pid("a")?.context("the agent has just been started")?;
+    let options = [&["--timeout", "1s", "--on-timeout", "postcopy"][..], &SLOW].concat();
+    let moving = Moving::begin_with(lab, NAME, "a", "b", Mode::Precopy, &options)?;
+    wait_until("the agent to die", Duration::from_secs(30), || Ok(is_gone(agent).then_some(())))?;
+    lab.start_agent("a", &[])?;
+    let ended = moving.end()?;
+    let report = ended.report.context("no report")?;
+    ensure!(report.outcome == Outcome::Moved, "{report:?}");
+    verify(lab, &truth)?;
+    ensure!(quiet(lab, NAME)? == "b", "it is not on b");
+    remove(lab, NAME)
+}
+
 fn main() -> ExitCode {
     scenarios(&[
         ("a_pager_that_stands_still_is_waited_for_and_named", a_pager_that_stands_still_is_waited_for_and_named),
@@ -294,5 +313,6 @@ fn main() -> ExitCode {
             "a_container_that_ends_in_a_move_is_not_called_unharmed",
             a_container_that_ends_in_a_move_is_not_called_unharmed,
         ),
+        ("an_agent_that_dies_after_a_hurried_decision", an_agent_that_dies_after_a_hurried_decision),
     ])
 }

@@ -113,7 +113,7 @@ fn a_cancel_ends_well_when_the_container_stays() {
         agent.service.begin();
         let child = agent.command(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         agent.service.change(|r| {
-            (r.phase, r.outcome) = (Phase::Undone, Outcome::Cancelled);
+            (r.phase, r.outcome, r.original) = (Phase::Undone, Outcome::Cancelled, Some(Original::Running));
             r.error = Some("the move was cancelled".into());
         });
         let output = child.wait_with_output().unwrap();
