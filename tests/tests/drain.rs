@@ -41,6 +41,13 @@ fn verify(lab: &Lab, (ip, truth): &(Ipv4Addr, (u64, String))) -> Result<()> {
     Ok(())
 }
 
+/// The move has ended well: the keys are right, and the container is on node b, where it is removed.
+fn has_moved(lab: &Lab, truth: &(Ipv4Addr, (u64, String))) -> Result<()> {
+    verify(lab, truth)?;
+    ensure!(quiet(lab, NAME)? == "b", "the container is not on node b");
+    remove(lab, NAME)
+}
+
 /// The newest report of a node, once it satisfies a condition.
 fn reported(lab: &Lab, node: &str, what: &str, limit: Duration, fits: impl Fn(&Report) -> bool) -> Result<Report> {
     let mut last = None;
@@ -107,9 +114,7 @@ fn a_pager_that_stands_still_is_waited_for_and_named(stage: &mut Stage) -> Resul
     let ended = moving.end()?;
     ensure!(ended.success, "the move: {}", ended.error());
     ensure!(ended.report.is_some_and(|r| r.waiting.is_none()), "it waits for something still");
-    verify(lab, &truth)?;
-    ensure!(quiet(lab, NAME)? == "b", "the container is not on node b");
-    remove(lab, NAME)
+    has_moved(lab, &truth)
 }
 
 /// The destination's agent can open no more files. That is no last page either: it is told, and the move ends when it can again.
@@ -134,9 +139,7 @@ fn an_agent_at_its_limit_of_open_files_takes_nothing_for_drained(stage: &mut Sta
     told?;
     let ended = moving.end()?;
     ensure!(ended.success, "the move: {}", ended.error());
-    verify(lab, &truth)?;
-    ensure!(quiet(lab, NAME)? == "b", "the container is not on node b");
-    remove(lab, NAME)
+    has_moved(lab, &truth)
 }
 
 /// The container is killed on the destination while pages are missing: that is how the move ends, on both nodes.
@@ -195,9 +198,7 @@ fn a_full_run_directory_does_not_keep_a_drain_from_its_end(stage: &mut Stage) ->
     lab.check("b", &["mount", "-o", "remount,size=50%", target.trim()])?;
     let ended = ended?;
     ensure!(ended.success, "the move: {}", ended.error());
-    verify(lab, &truth)?;
-    ensure!(quiet(lab, NAME)? == "b", "the container is not on node b");
-    remove(lab, NAME)
+    has_moved(lab, &truth)
 }
 
 /// Pager and keeper are killed for good, and what had not come is lost. The copy does not go on with zeros, both nodes tell soon,
@@ -287,9 +288,7 @@ fn an_agent_that_dies_after_a_hurried_decision(stage: &mut Stage) -> Result<()> 
     let ended = moving.end()?;
     let report = ended.report.context("no report")?;
     ensure!(report.outcome == Outcome::Moved, "{report:?}");
-    verify(lab, &truth)?;
-    ensure!(quiet(lab, NAME)? == "b", "it is not on b");
-    remove(lab, NAME)
+    has_moved(lab, &truth)
 }
 
 fn main() -> ExitCode {

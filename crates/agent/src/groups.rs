@@ -191,22 +191,23 @@ fn start(
                 Ok(())
             });
             run.err().into_iter().for_each(|failure| its_turn.refused(failure.message));
-            its_turn.interrupt().undoing();
-            let id = its_turn.group();
-            if its_node.groups.report(&id).is_none_or(|report| report.outcome != Outcome::Running) {
-                its_node.interrupts.remove_group(&id);
-            }
+            has_ended(&its_node, &its_turn);
         });
         if let Err(error) = started {
             turn.refused(error.to_string());
-            turn.interrupt().undoing();
-            let id = turn.group();
-            if node.groups.report(&id).is_none_or(|report| report.outcome != Outcome::Running) {
-                node.interrupts.remove_group(&id);
-            }
+            has_ended(node, &turn);
         }
     }
     Ok(())
+}
+
+/// Nothing interrupts a member any more that has ended, nor its group after the last one.
+fn has_ended(node: &Node, turn: &Turn) {
+    turn.interrupt().undoing();
+    let id = turn.group();
+    if node.groups.report(&id).is_none_or(|report| report.outcome != Outcome::Running) {
+        node.interrupts.remove_group(&id);
+    }
 }
 
 /// One member from its first turn to its end.
