@@ -18,26 +18,24 @@ const CGROUP2: &str = "+cgroup2";
 const UNIT: &str = "unit-";
 const DOCUMENTATION: &str = "documentation";
 /// Suites that take long, the longest first: begun first, they do not keep the others waiting at the end.
-const LONG: [&str; 18] = [
+const LONG: [&str; 12] = [
     "faults",
     "pods",
     "podman",
-    "group",
     "traffic",
     "docker",
     "servers",
     "workloads",
-    "unit-memory",
-    "unit-network",
-    "unchanged",
-    "recover",
     "zoo",
-    "shared",
     "unit-coordinator",
     "containerd",
     "torture",
     "crossing",
 ];
+/// Suites that use less than half of a processor (the table's columns of seconds and CPU seconds), the longest first. One of
+/// them runs beside those that `--jobs` allows.
+const WAITING: [&str; 9] =
+    ["group", "recover", "shared", "unchanged", "memory", "neighbours", "cancel", "drain", "journal"];
 
 /// A test program.
 #[derive(Debug, Clone)]
@@ -53,8 +51,16 @@ pub struct Program {
 pub struct Suite {
     /// Its name in the table.
     pub name: String,
+    /// Whether it mostly waits, so that it can run beside others.
+    pub waits: bool,
     /// How it is run.
     pub kind: Kind,
+}
+
+impl Suite {
+    fn new(name: String, kind: Kind) -> Self {
+        Self { waits: WAITING.contains(&name.as_str()), name, kind }
+    }
 }
 
 /// How a suite is run.
@@ -73,7 +79,8 @@ pub enum Kind {
     Documentation,
 }
 
-/// Builds the tests and finds those of these names; all where there are none.
+/// Builds the tests and finds those of these names; all where there are none. In the order in which they are to be
+/// started.
 pub fn suites(wanted: &[String]) -> Result<Vec<Suite>> {
     let mut units: BTreeMap<String, Vec<Program>> = BTreeMap::new();
     let mut found = Vec::new();
@@ -87,26 +94,27 @@ pub fn suites(wanted: &[String]) -> Result<Vec<Suite>> {
             found.extend(end_to_end(&target.0, &program));
         }
     }
-    let units = units.into_iter().map(|(name, programs)| Suite {
-        name,
-        kind: Kind::Programs { programs, cgroup2: false, arguments: &["--show-output"] },
+    let units = units.into_iter().map(|(name, programs)| {
+        Suite::new(name, Kind::Programs { programs, cgroup2: false, arguments: &["--show-output"] })
     });
     found.extend(units);
-    found.push(Suite { name: DOCUMENTATION.into(), kind: Kind::Documentation });
+    found.push(Suite::new(DOCUMENTATION.into(), Kind::Documentation));
     if !wanted.is_empty() {
         let unknown: Vec<_> = wanted.iter().filter(|name| !found.iter().any(|suite| suite.name == **name)).collect();
         ensure!(unknown.is_empty(), "there are no suites {unknown:?}; `suites run --list` shows all");
         found.retain(|suite| wanted.contains(&suite.name));
     }
-    let rank = |suite: &Suite| LONG.iter().position(|name| *name == suite.name).unwrap_or(LONG.len());
+    let rank = |suite: &Suite| {
+        let among = |names: &[&str]| names.iter().position(|name| *name == suite.name).unwrap_or(names.len());
+        (suite.waits, among(&LONG), among(&WAITING))
+    };
     found.sort_by(|x, y| rank(x).cmp(&rank(y)).then_with(|| x.name.cmp(&y.name)));
     Ok(found)
 }
 
 fn end_to_end(name: &str, program: &Program) -> Vec<Suite> {
-    let suite = |name: String, cgroup2| Suite {
-        name,
-        kind: Kind::Programs { programs: vec![program.clone()], cgroup2, arguments: &[] },
+    let suite = |name: String, cgroup2| {
+        Suite::new(name, Kind::Programs { programs: vec![program.clone()], cgroup2, arguments: &[] })
     };
     let mut suites = vec![suite(name.to_owned(), false)];
     if WITH_CGROUP2.contains(&name) {

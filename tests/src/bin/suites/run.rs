@@ -39,7 +39,8 @@ enum Event {
     Ended(String, Result<Outcome>),
 }
 
-/// Runs all, `jobs` at a time. Succeeds if each suite passes, at the latest when it is run once more alone.
+/// Runs all, `jobs` at a time, and beside them one that mostly waits. Succeeds if each suite passes, at the latest when it is run
+/// once more alone.
 pub fn all(suites: Vec<Suite>, jobs: usize, limit: Duration) -> Result<ExitCode> {
     let begun = Instant::now();
     let root = nix::unistd::geteuid().is_root();
@@ -48,7 +49,7 @@ pub fn all(suites: Vec<Suite>, jobs: usize, limit: Duration) -> Result<ExitCode>
     }
     fs::create_dir_all(LOGS).with_context(|| format!("cannot make {LOGS}"))?;
     let kinds: BTreeMap<String, Suite> = suites.iter().map(|suite| (suite.name.clone(), suite.clone())).collect();
-    println!("{} suites, {jobs} at a time; their logs are in {LOGS}", suites.len());
+    println!("{} suites, {jobs} at a time and one that mostly waits; their logs are in {LOGS}", suites.len());
     let outcomes = side_by_side(suites, jobs, limit, begun)?;
 
     let (mut rows, mut unsteady, mut broken) = (Vec::new(), String::new(), String::new());
@@ -95,9 +96,12 @@ fn side_by_side(suites: Vec<Suite>, jobs: usize, limit: Duration, begun: Instant
     let (sender, events) = channel();
     let mut outcomes = BTreeMap::new();
     thread::scope(|scope| {
-        for _ in 0..jobs {
+        // One more takes those that mostly wait.
+        for takes in
+            (0..jobs).map(|_| any as fn(&Suite) -> bool).chain((jobs > 1).then_some(waits as fn(&Suite) -> bool))
+        {
             let (waiting, sender) = (&waiting, sender.clone());
-            scope.spawn(move || work(waiting, &sender, limit));
+            scope.spawn(move || work(waiting, takes, &sender, limit));
         }
         drop(sender);
         let mut running: BTreeMap<String, Instant> = BTreeMap::new();
@@ -125,9 +129,13 @@ fn side_by_side(suites: Vec<Suite>, jobs: usize, limit: Duration, begun: Instant
     })
 }
 
-fn work(waiting: &Mutex<VecDeque<Suite>>, events: &Sender<Event>, limit: Duration) {
+/// Runs the suites that it takes, in their order, until none is left.
+fn work(waiting: &Mutex<VecDeque<Suite>>, takes: fn(&Suite) -> bool, events: &Sender<Event>, limit: Duration) {
     loop {
-        let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        let next = {
+            let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            waiting.iter().position(takes).and_then(|place| waiting.remove(place))
+        };
         let Some(suite) = next else { return };
         // Nobody listens any more after an error.
         if events.send(Event::Started(suite.name.clone())).is_err() {
@@ -138,6 +146,14 @@ fn work(waiting: &Mutex<VecDeque<Suite>>, events: &Sender<Event>, limit: Duratio
             return;
         }
     }
+}
+
+fn any(_: &Suite) -> bool {
+    true
+}
+
+fn waits(suite: &Suite) -> bool {
+    suite.waits
 }
 
 fn line(name: &str, outcome: &Outcome) -> String {
