@@ -1,25 +1,24 @@
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::Shutdown;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tranship_types::NodeName;
 
-use crate::session::{Outgoing, Send, Session, Step, tls_io_error};
+use crate::handshake::{Established, tls_io_error};
+use crate::records::{OVERHEAD, Outgoing, RECORD, Records, Step};
 use crate::socket::Socket;
 use crate::{Closer, Counters, Link};
 
-/// Most plaintext in one TLS record (RFC 8446, section 5.1).
-const RECORD: usize = 16 << 10;
 /// Encrypted bytes that leave in one write, and most that one read takes in. Small enough to stay in a core's cache
 /// between the cipher and the kernel's copy, large enough that the system calls do not count (`docs/transport.md`).
 const BATCH: usize = 256 << 10;
-/// Room for the records' own bytes: header, type, tag.
-const OVERHEAD: usize = 2 * (BATCH / RECORD + 2) * 22;
+/// Room for what is encrypted: a batch, what was gathered of the next one, and the records' own bytes.
+const ROOM: usize = 2 * BATCH + 2 * (BATCH / RECORD + 2) * OVERHEAD;
 
-/// A TLS stream over a socket; the peer's name is not known before the handshake is done.
+/// A TLS stream over a socket, behind the handshake.
 pub(crate) struct Channel {
     socket: Socket,
-    session: Session,
+    records: Records,
     /// Encrypted bytes from the socket; those at `incoming[start..end]` are still to be handled.
     incoming: Vec<u8>,
     start: usize,
@@ -38,72 +37,48 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    pub fn new(socket: Socket, session: Session) -> Self {
-        Self {
+    /// Goes on where a handshake has ended.
+    pub fn new(socket: Socket, established: Established) -> io::Result<Self> {
+        let Established { suite, sending, receiving, plain, sealed, bytes, .. } = established;
+        socket.counters().add_sent(bytes.0 as usize);
+        socket.counters().add_received(bytes.1 as usize);
+        let mut incoming = vec![0; BATCH];
+        let end = sealed.len();
+        let start = incoming.get_mut(..end).ok_or(ErrorKind::InvalidData)?;
+        start.copy_from_slice(&sealed);
+        Ok(Self {
             socket,
-            session,
-            incoming: vec![0; BATCH],
+            records: Records::new(suite, sending, receiving).map_err(tls_io_error)?,
+            incoming,
             start: 0,
-            end: 0,
-            overflow: Vec::new(),
+            end,
+            overflow: plain,
             overflow_at: 0,
             small: Vec::with_capacity(RECORD),
-            out: Outgoing { bytes: vec![0; 2 * BATCH + OVERHEAD], len: 0 },
+            out: Outgoing { bytes: vec![0; ROOM], len: 0 },
             peer_closed: false,
             broken: false,
-        }
+        })
     }
 
     pub fn socket_mut(&mut self) -> &mut Socket {
         &mut self.socket
     }
 
-    pub fn session(&self) -> &Session {
-        &self.session
+    #[cfg(test)]
+    pub fn records_mut(&mut self) -> &mut Records {
+        &mut self.records
     }
 
-    /// Does the TLS handshake. A client does not know afterwards whether the server accepts its certificate: that shows
-    /// with the first read.
-    pub fn handshake(&mut self, deadline: Instant) -> io::Result<()> {
-        self.socket.set_deadline(deadline);
-        loop {
-            match self.step(&mut [], &mut Send::Nothing)? {
-                // What the peer sent right behind its handshake is in the overflow and will be read from there.
-                Step::Progress | Step::Data(_) => {}
-                // A server may send before the client has finished; we do not, not to someone unknown.
-                Step::Idle if !self.session.is_handshaking() => return self.send(),
-                Step::Idle | Step::Blocked => self.receive()?,
-                Step::PeerClosed => return Err(ErrorKind::UnexpectedEof.into()),
-            }
-        }
-    }
-
-    /// After a failed handshake: sends the alert that says why, and waits a moment for the peer to take notice. To close
-    /// at once while unread bytes lie in the socket would send an RST, which can overtake the alert.
-    pub fn send_alert(&mut self, patience: Duration) {
-        while matches!(self.step(&mut [], &mut Send::Nothing), Ok(Step::Progress)) {}
-        let sent = self.out.len;
-        self.out.len = 0;
-        if sent == 0 || self.socket.write_all(&self.out.bytes[..sent]).is_err() {
-            return;
-        }
-        self.socket.shutdown(Shutdown::Write);
-        self.socket.set_deadline(Instant::now() + patience);
-        let mut budget = 4;
-        while budget > 0 && self.socket.read(&mut self.incoming).is_ok_and(|n| n > 0) {
-            budget -= 1;
-        }
-    }
-
-    /// One step of the session over the bytes that are here.
-    fn step(&mut self, to: &mut [u8], send: &mut Send<'_>) -> io::Result<Step> {
-        let incoming = &mut self.incoming[self.start..self.end];
-        let (discard, step) = self.session.step(incoming, to, &mut self.overflow, &mut self.out, send);
-        self.start += discard;
+    /// Opens one of the records that are here.
+    fn step(&mut self, to: &mut [u8]) -> io::Result<Step> {
+        let opened = self.records.open(&mut self.incoming[self.start..self.end], to, &mut self.overflow);
+        let (done, step) = opened.map_err(tls_io_error).inspect_err(|_| self.broken = true)?;
+        self.start += done;
         if self.start >= self.end {
             (self.start, self.end) = (0, 0);
         }
-        step.map_err(tls_io_error).inspect_err(|_| self.broken = true)
+        Ok(step)
     }
 
     /// Sends what is encrypted, then waits for bytes.
@@ -135,15 +110,8 @@ impl Channel {
     }
 
     /// Encrypts `data`, whatever its length, behind what is encrypted already.
-    fn encrypt(&mut self, mut send: Send<'_>) -> io::Result<()> {
-        loop {
-            match self.step(&mut [], &mut send)? {
-                Step::Idle if matches!(send, Send::Nothing) => return Ok(()),
-                Step::Progress | Step::Data(_) => {}
-                Step::PeerClosed if !self.peer_closed => self.peer_closed = true,
-                Step::Idle | Step::Blocked | Step::PeerClosed => return Err(ErrorKind::BrokenPipe.into()),
-            }
-        }
+    fn encrypt(&mut self, data: &[u8]) -> io::Result<()> {
+        self.records.seal(data, &mut self.out).map_err(tls_io_error).inspect_err(|_| self.broken = true)
     }
 
     fn send(&mut self) -> io::Result<()> {
@@ -158,10 +126,10 @@ impl Channel {
     fn encrypt_small(&mut self) -> io::Result<()> {
         if !self.small.is_empty() {
             let mut small = std::mem::take(&mut self.small);
-            let result = self.encrypt(Send::Data(&small));
+            let result = self.encrypt(&small);
             small.clear();
             self.small = small;
-            result.inspect_err(|_| self.broken = true)?;
+            result?;
         }
         Ok(())
     }
@@ -190,13 +158,13 @@ impl Read for Channel {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let mut done = self.take_overflow(buf);
         while done < buf.len() && !self.peer_closed {
-            match self.step(&mut buf[done..], &mut Send::Nothing)? {
+            match self.step(&mut buf[done..])? {
                 Step::Progress => {}
                 Step::Data(n) => done += n,
                 Step::PeerClosed => self.peer_closed = true,
                 // What is here is better than what may come.
-                Step::Idle | Step::Blocked if done > 0 => break,
-                Step::Idle | Step::Blocked => {
+                Step::Idle if done > 0 => break,
+                Step::Idle => {
                     if !self.broken {
                         self.encrypt_small()?;
                     }
@@ -218,7 +186,7 @@ impl Write for Channel {
             self.small.extend_from_slice(buf);
         } else {
             for piece in buf.chunks(BATCH) {
-                self.encrypt(Send::Data(piece)).inspect_err(|_| self.broken = true)?;
+                self.encrypt(piece)?;
                 if self.out.len >= BATCH {
                     self.send()?;
                 }
@@ -265,6 +233,11 @@ impl Connection {
     /// The protocol version that both agreed on.
     pub fn version(&self) -> u16 {
         self.version
+    }
+
+    #[cfg(test)]
+    pub(crate) fn records_mut(&mut self) -> &mut Records {
+        self.channel.records_mut()
     }
 
     /// Bytes sent so far, TLS included.
@@ -339,7 +312,7 @@ impl Write for Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         let channel = &mut self.channel;
-        if !channel.broken && channel.encrypt_small().is_ok() && channel.encrypt(Send::Close).is_ok() {
+        if !channel.broken && channel.encrypt_small().is_ok() && channel.records.close(&mut channel.out).is_ok() {
             channel.socket.set_nonblocking();
             let _ = channel.send();
         }

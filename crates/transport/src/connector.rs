@@ -3,27 +3,24 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustls::client::UnbufferedClientConnection;
 use tranship_types::NodeName;
 use tranship_wire::{Hello, RefusalKind, Welcome, WriteError, read_welcome, write_hello};
 
 use crate::connection::Channel;
-use crate::error::Remote;
-use crate::identity::{node_of, server_name};
-use crate::session::Session;
+use crate::handshake::{Handshakes, Role};
 use crate::socket::Socket;
-use crate::{Connection, Identity, TransportError};
+use crate::{Connection, TransportError};
 
 /// Opens links to other agents.
 #[derive(Debug, Clone)]
 pub struct Connector {
-    identity: Identity,
+    handshakes: Arc<dyn Handshakes>,
 }
 
 impl Connector {
-    /// A connector that shows `identity`.
-    pub fn new(identity: Identity) -> Self {
-        Self { identity }
+    /// A connector that shows the certificate with which `handshakes` are done.
+    pub fn new(handshakes: impl Handshakes + 'static) -> Self {
+        Self { handshakes: Arc::new(handshakes) }
     }
 
     /// Opens a link to `peer` at `addr` (`host:port`): when it returns, both sides have accepted each other's certificate
@@ -40,21 +37,16 @@ impl Connector {
         hello: &Hello,
         timeout: Duration,
     ) -> Result<Connection, TransportError> {
-        let remote = Remote { dialled: Some(peer), addr };
+        let role = Role::Client { peer: peer.clone(), addr: addr.to_owned() };
+        let remote = role.remote();
         let deadline = Instant::now() + timeout;
         let protocol = |why: String| TransportError::Protocol { peer: remote.to_string(), why };
 
-        let name = server_name(peer).map_err(protocol)?;
         let stream = dial(addr, deadline).map_err(|e| remote.unreachable(e))?;
-        let socket = Socket::new(Arc::new(stream)).map_err(|e| remote.unreachable(e))?;
-        let session =
-            UnbufferedClientConnection::new(self.identity.client.clone(), name).map_err(|e| protocol(e.to_string()))?;
-        let mut channel = Channel::new(socket, Session::Client(session));
-        if let Err(e) = channel.handshake(deadline) {
-            let patience = deadline.saturating_duration_since(Instant::now()).min(Duration::from_millis(200));
-            channel.send_alert(patience);
-            return Err(remote.io_error(e));
-        }
+        let mut socket = Socket::new(Arc::new(stream)).map_err(|e| remote.unreachable(e))?;
+        let established = self.handshakes.shake(socket.stream(), &role, deadline)?;
+        socket.set_deadline(deadline);
+        let mut channel = Channel::new(socket, established).map_err(|e| remote.io_error(e))?;
 
         // Should the server have refused our certificate, this may fail; its alert then says why.
         let greeted = write_hello(&mut channel, hello);
@@ -80,16 +72,6 @@ impl Connector {
                 });
             }
         };
-        // The certificate is valid for the name; this is to have it from the certificate and not from the question.
-        let certified = channel.session().peer_certificate().map(node_of);
-        if !matches!(&certified, Some(Ok(node)) if node == peer) {
-            let found = match certified {
-                Some(Ok(node)) => format!("node {node}"),
-                Some(Err(why)) => why,
-                None => "a nameless node".to_owned(),
-            };
-            return Err(TransportError::WrongNode { expected: peer.clone(), addr: addr.to_owned(), found });
-        }
         Connection::new(channel, peer.clone(), version).map_err(|e| remote.io_error(e))
     }
 }

@@ -16,13 +16,15 @@
 mod connection;
 mod connector;
 mod error;
+mod handshake;
 mod identity;
 mod link;
 mod listener;
 mod memory;
 mod pacer;
 pub mod pki;
-mod session;
+mod records;
+pub mod remote;
 mod socket;
 #[cfg(test)]
 mod tests;
@@ -30,6 +32,7 @@ mod tests;
 pub use connection::Connection;
 pub use connector::Connector;
 pub use error::{TransportError, Verdict};
+pub use handshake::{Established, Handshakes, Role};
 pub use identity::Identity;
 pub use link::{Closer, Counters, Link};
 pub use listener::{Incoming, Listener};

@@ -3,21 +3,18 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustls::server::UnbufferedServerConnection;
 use tranship_wire::{Hello, ReadError, Refusal, RefusalKind, Versions, Welcome, negotiate, read_hello, write_welcome};
 
 use crate::connection::Channel;
-use crate::error::Remote;
-use crate::identity::node_of;
-use crate::session::Session;
+use crate::handshake::{Handshakes, Role};
 use crate::socket::Socket;
-use crate::{Closer, Connection, Identity, TransportError, Verdict};
+use crate::{Closer, Connection, TransportError};
 
 /// Takes links from other agents.
 #[derive(Debug)]
 pub struct Listener {
     listener: TcpListener,
-    identity: Identity,
+    handshakes: Arc<dyn Handshakes>,
     addr: SocketAddr,
 }
 
@@ -26,11 +23,11 @@ impl Listener {
     ///
     /// # Errors
     /// [`TransportError::Bind`].
-    pub fn bind(identity: Identity, addr: &str) -> Result<Self, TransportError> {
+    pub fn bind(handshakes: impl Handshakes + 'static, addr: &str) -> Result<Self, TransportError> {
         let failed = |source| TransportError::Bind { addr: addr.to_owned(), source };
         let listener = TcpListener::bind(addr).map_err(failed)?;
         let addr = listener.local_addr().map_err(failed)?;
-        Ok(Self { listener, identity, addr })
+        Ok(Self { listener, handshakes: Arc::new(handshakes), addr })
     }
 
     /// Where it listens.
@@ -47,7 +44,7 @@ impl Listener {
         loop {
             match self.listener.accept() {
                 Ok((stream, addr)) => {
-                    return Ok(Incoming { stream: Arc::new(stream), addr, identity: self.identity.clone() });
+                    return Ok(Incoming { stream: Arc::new(stream), addr, handshakes: Arc::clone(&self.handshakes) });
                 }
                 // What the caller did while in the queue is no failure of ours: accept(2).
                 Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {}
@@ -76,7 +73,7 @@ impl Listener {
 pub struct Incoming {
     stream: Arc<TcpStream>,
     addr: SocketAddr,
-    identity: Identity,
+    handshakes: Arc<dyn Handshakes>,
 }
 
 impl Incoming {
@@ -117,27 +114,13 @@ impl Incoming {
         admit: impl FnOnce(&Hello) -> Result<(), String>,
     ) -> Result<(Connection, Hello), TransportError> {
         let deadline = Instant::now() + timeout;
-        let addr = self.addr.to_string();
-        let remote = Remote { dialled: None, addr: &addr };
-        let socket = Socket::new(self.stream).map_err(|e| remote.io_error(e))?;
-        let session = UnbufferedServerConnection::new(self.identity.server.clone())
-            .map_err(|e| TransportError::Protocol { peer: remote.to_string(), why: e.to_string() })?;
-        let mut channel = Channel::new(socket, Session::Server(session));
-        if let Err(e) = channel.handshake(deadline) {
-            let patience = deadline.saturating_duration_since(Instant::now()).min(Duration::from_secs(1));
-            channel.send_alert(patience);
-            return Err(remote.io_error(e));
-        }
-        let peer = match channel.session().peer_certificate().map(node_of) {
-            Some(Ok(node)) => node,
-            Some(Err(why)) => {
-                return Err(TransportError::Untrusted { peer: remote.to_string(), verdict: Verdict::Ours, why });
-            }
-            None => {
-                let why = "it shows none".to_owned();
-                return Err(TransportError::Untrusted { peer: remote.to_string(), verdict: Verdict::Ours, why });
-            }
-        };
+        let role = Role::Server { addr: self.addr.to_string() };
+        let remote = role.remote();
+        let mut socket = Socket::new(self.stream).map_err(|e| remote.io_error(e))?;
+        let established = self.handshakes.shake(socket.stream(), &role, deadline)?;
+        let peer = established.peer.clone();
+        socket.set_deadline(deadline);
+        let mut channel = Channel::new(socket, established).map_err(|e| remote.io_error(e))?;
 
         let named = format!("node {peer}");
         let refuse = |channel: &mut Channel, kind, reason: String| {
@@ -161,7 +144,7 @@ impl Incoming {
             return Err(refuse(&mut channel, RefusalKind::Node, reason));
         }
         let Ok(version) = negotiate(Versions::OURS, hello.versions) else {
-            let (ours, us, theirs) = (Versions::OURS, self.identity.node(), hello.versions);
+            let (ours, us, theirs) = (Versions::OURS, self.handshakes.node(), hello.versions);
             let reason = format!("{us} speaks {ours}, {peer} speaks {theirs}; install the same release on both nodes");
             return Err(refuse(&mut channel, RefusalKind::Version, reason));
         };

@@ -57,7 +57,12 @@ impl Socket {
         // time ends the kernel's own tuning, which goes higher.
         let _ = setsockopt(&stream, sockopt::SndBufForce, &SOCKET_BUFFER);
         let _ = setsockopt(&stream, sockopt::RcvBufForce, &SOCKET_BUFFER);
-        Ok(Self {
+        Ok(Self::plain(stream))
+    }
+
+    /// A socket that was set up already, or need not be.
+    pub fn plain(stream: Arc<TcpStream>) -> Self {
+        Self {
             stream,
             closed: Arc::default(),
             counters: Counters::default(),
@@ -65,7 +70,12 @@ impl Socket {
             deadline: None,
             pace: None,
             way: None,
-        })
+        }
+    }
+
+    /// The connection itself.
+    pub fn stream(&self) -> &Arc<TcpStream> {
+        &self.stream
     }
 
     pub fn counters(&self) -> &Counters {

@@ -61,21 +61,10 @@ fn a_write_while_unread_data_waits_keeps_that_data() {
 
 #[test]
 fn keys_are_renewed_in_mid_stream_when_their_time_is_up() {
-    let pki = Pki::new(&["a", "b"]);
+    let (mut a, mut b) = pair();
     // The real limit for AES-GCM is 2^24 records, 256 GiB.
-    let mut provider = provider();
-    provider.cipher_suites.truncate(1);
-    let rustls::SupportedCipherSuite::Tls13(suite) = provider.cipher_suites[0] else { panic!() };
-    let common = rustls::crypto::CipherSuiteCommon { confidentiality_limit: 50, ..suite.common };
-    let suite = rustls::Tls13CipherSuite { common, ..*suite };
-    provider.cipher_suites = vec![rustls::SupportedCipherSuite::Tls13(Box::leak(Box::new(suite)))];
-    let short_lived = |name: &str| {
-        let dir = pki.path(name);
-        let (cert, key) = (dir.join("node.crt"), dir.join("node.key"));
-        Identity::load_at(&pki.path("ca.crt"), &cert, &key, UnixTime::now(), provider.clone()).unwrap()
-    };
-    let (taken, opened) = meet(short_lived("b"), short_lived("a"));
-    let (mut b, mut a) = (taken.unwrap().0, opened.unwrap());
+    a.records_mut().limit(50);
+    b.records_mut().limit(50);
     let content: Vec<u8> = (0..50_000_000).map(|i| (i % 247) as u8).collect();
     thread::scope(|s| {
         s.spawn(|| {
@@ -84,13 +73,60 @@ fn keys_are_renewed_in_mid_stream_when_their_time_is_up() {
             let mut back = vec![0; 3_000_000];
             a.read_exact(&mut back).unwrap();
             assert!(back == content[..back.len()]);
+            assert!(a.records_mut().next_to_send() <= 51);
         });
         let mut got = vec![0; content.len()];
         b.read_exact(&mut got).unwrap();
         assert!(got == content);
         b.write_all(&got[..3_000_000]).unwrap();
         b.flush().unwrap();
+        assert!(b.records_mut().next_to_send() <= 51);
     });
+}
+
+#[test]
+fn rustls_at_the_other_end_understands_every_record_and_renewed_keys_both_ways() {
+    let pki = Pki::new(&["a", "b"]);
+    for suite in 0..2 {
+        let mut provider = provider();
+        provider.cipher_suites.swap(0, suite);
+        provider.cipher_suites.truncate(1);
+        let rustls::SupportedCipherSuite::Tls13(tls13) = provider.cipher_suites[0] else { panic!() };
+        let common = rustls::crypto::CipherSuiteCommon { confidentiality_limit: 50, ..tls13.common };
+        let tls13 = rustls::Tls13CipherSuite { common, ..*tls13 };
+        provider.cipher_suites = vec![rustls::SupportedCipherSuite::Tls13(Box::leak(Box::new(tls13)))];
+        let (cert, key) = (pki.path("a/node.crt"), pki.path("a/node.key"));
+        let client = Identity::load_at(&pki.path("ca.crt"), &cert, &key, UnixTime::now(), provider).unwrap();
+
+        let listener = Listener::bind(pki.load("b"), "127.0.0.1:0").unwrap();
+        let tcp = TcpStream::connect(listener.local_addr()).unwrap();
+        let content: Vec<u8> = (0..20_000_000).map(|i| (i % 247) as u8).collect();
+        thread::scope(|s| {
+            s.spawn(|| {
+                let (mut link, _) = listener.accept().unwrap().handshake(TIMEOUT).unwrap();
+                link.records_mut().limit(50);
+                let mut got = vec![0; content.len()];
+                link.read_exact(&mut got).unwrap();
+                assert!(got == content);
+                link.write_all(&got).unwrap();
+                link.flush().unwrap();
+                assert_eq!(link.read(&mut [0]).unwrap(), 0, "the client ends it in good order");
+            });
+            let name = rustls_pki_types::ServerName::try_from("b").unwrap();
+            let tls = rustls::ClientConnection::new(client.client.clone(), name).unwrap();
+            let mut stream = rustls::StreamOwned::new(tls, tcp);
+            // The first of the content may come in one piece with the greeting, behind the handshake.
+            stream.write_all(&hello("a").encode()).unwrap();
+            stream.write_all(&content).unwrap();
+            tranship_wire::read_welcome(&mut stream).unwrap();
+            let mut back = vec![0; content.len()];
+            stream.read_exact(&mut back).unwrap();
+            assert!(back == content);
+            stream.conn.send_close_notify();
+            stream.flush().unwrap();
+            let _ = stream.read(&mut [0]);
+        });
+    }
 }
 
 #[test]
