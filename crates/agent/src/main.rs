@@ -2,6 +2,7 @@
 //!
 //! - `transhipd [--config FILE]` is the agent.
 //! - `transhipd pager DIRECTORY WORK` is the page store and fault server of one migration.
+//! - `transhipd tls CA CERT KEY NODE ROOT` does the agent's TLS handshakes.
 //! - called as `criu`, it is the CRIU front that an engine executes.
 //! - called as `tranship-runc`, it is the runtime wrapper that an engine executes in place of runc.
 //! - called as `netavark`, it attaches a container that arrives to its network for Podman.
@@ -41,6 +42,7 @@ mod service;
 mod source;
 mod space;
 mod timeline;
+mod tls;
 mod tmpfs;
 mod trees;
 mod uncarried;
@@ -61,7 +63,7 @@ use tranship_coordinator::FaultPlan;
 use tranship_criu::front;
 use tranship_engine::{Containerd, Docker, Engine, Podman, Runc};
 use tranship_memory::pager;
-use tranship_transport::{Connector, Identity, Listener};
+use tranship_transport::{Connector, Listener};
 
 use crate::config::Config;
 use crate::node::Node;
@@ -87,6 +89,7 @@ fn main() -> ExitCode {
         (Some(wrapper::NAME), _) => wrapper::run(&arguments[1..]),
         (Some(netavark::NAME), _) => netavark::run(&arguments[1..]),
         (_, Some("pager")) => run_pager(&arguments),
+        (_, Some(tls::ARGUMENT)) => tls::run(&arguments),
         (_, Some("start-in-docker")) => start_in_docker(&arguments),
         _ => agent(&Arguments::parse()).map(|()| 0),
     };
@@ -165,8 +168,6 @@ fn agent(arguments: &Arguments) -> anyhow::Result<()> {
         tracing::warn!("no descriptors are to spare; {}", tranship_sys::reserve::REMEDY);
     }
     let config = Config::load(&arguments.config)?;
-    let identity = Identity::load(&config.tls.ca, &config.tls.cert, &config.tls.key)?;
-    identity.expect_node(&config.node)?;
     let faults = FaultPlan::parse(&std::env::var("TRANSHIP_FAULTS").unwrap_or_default())?;
     let runc = Runc::new(config.runc.path.clone(), config.runc.root.clone(), config.runc.cgroup_parent.clone());
     let docker = Docker {
@@ -192,6 +193,7 @@ fn agent(arguments: &Arguments) -> anyhow::Result<()> {
     for directory in [&config.run_dir, &config.state_dir] {
         std::fs::create_dir_all(directory).with_context(|| format!("{} cannot be made", directory.display()))?;
     }
+    let tls = tls::Tls::start(&config.tls, &config.node, &config.run_dir.join("tls"))?;
     if let Err(error) = program::keep([&config.state_dir, &config.run_dir].map(|path| path.join("program")).into()) {
         // Not an end: a full disk must not keep the agent from taking up migrations. The next move tries again.
         tracing::error!(%error, "the agent's program cannot be kept; moves will be refused");
@@ -205,14 +207,14 @@ fn agent(arguments: &Arguments) -> anyhow::Result<()> {
         .build()?;
     start_callers(&runtime);
     let timers = runtime.handle().clone();
-    let node = Node::new(config, engines, Connector::new(identity.clone()), faults, tracking, timers);
+    let node = Node::new(config, engines, Connector::new(tls.clone()), faults, tracking, timers);
     if let Err(blocker) = node.criu() {
         // Not an end: the containers that are here can be listed, and criu may be installed while the agent runs.
         tracing::error!("{blocker}");
     }
 
     let api = patiently(|| runtime.block_on(async { tranship_api::bind(&socket) }))?;
-    let listener = Arc::new(patiently(|| Listener::bind(identity.clone(), &listen))?);
+    let listener = Arc::new(patiently(|| Listener::bind(tls.clone(), &listen))?);
     moves::recover(&node);
     groups::recover(&node);
     let closer = listener.closer()?;

@@ -88,7 +88,11 @@ pub fn keep_capabilities(kept: &[Capability]) -> io::Result<()> {
 pub fn become_nobody(root: &Path, descriptors: u64) -> io::Result<()> {
     let path = CString::new(root.as_os_str().as_bytes())?;
     let limit = |what, most: u64| {
-        let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the call writes its argument.
+        check(unsafe { libc::getrlimit(what, &raw mut limit) }.into())?;
+        limit.rlim_max = limit.rlim_max.min(most);
+        limit.rlim_cur = limit.rlim_max;
         // SAFETY: the call reads its argument.
         check(unsafe { libc::setrlimit(what, &raw const limit) }.into())
     };

@@ -73,6 +73,19 @@ pub const THREADS: &[Rule] = &[
     allow_if(libc::SYS_prctl, 0, libc::PR_SET_NAME as u32),
 ];
 
+/// Data and descriptors over sockets that are there, and their general options.
+pub const SOCKETS: &[Rule] = &[
+    allow(libc::SYS_recvmsg),
+    allow(libc::SYS_recvfrom),
+    allow(libc::SYS_sendto),
+    allow(libc::SYS_sendmsg),
+    allow(libc::SYS_shutdown),
+    allow_if(libc::SYS_setsockopt, 1, libc::SOL_SOCKET as u32),
+];
+
+/// No files: the C library may look how many processors there are, and goes on without knowing.
+pub const NO_FILES: &[Rule] = &[refuse(libc::SYS_openat, libc::EACCES)];
+
 /// The flags of pthread_create(3) (glibc's sysdeps/unix/sysv/linux/createthread.c).
 const THREAD: u32 = (libc::CLONE_VM
     | libc::CLONE_FS

@@ -42,9 +42,16 @@ impl Connector {
         let deadline = Instant::now() + timeout;
         let protocol = |why: String| TransportError::Protocol { peer: remote.to_string(), why };
 
-        let stream = dial(addr, deadline).map_err(|e| remote.unreachable(e))?;
-        let mut socket = Socket::new(Arc::new(stream)).map_err(|e| remote.unreachable(e))?;
-        let established = self.handshakes.shake(socket.stream(), &role, deadline)?;
+        let (mut socket, established) = loop {
+            let stream = dial(addr, deadline).map_err(|e| remote.unreachable(e))?;
+            let socket = Socket::new(Arc::new(stream)).map_err(|e| remote.unreachable(e))?;
+            match self.handshakes.shake(socket.stream(), &role, deadline) {
+                Ok(established) => break (socket, established),
+                // On another connection: the peer may have got a part of the handshake.
+                Err(TransportError::TlsProcess(_)) if Instant::now() < deadline => {}
+                Err(error) => return Err(error),
+            }
+        };
         socket.set_deadline(deadline);
         let mut channel = Channel::new(socket, established).map_err(|e| remote.io_error(e))?;
 

@@ -137,6 +137,9 @@ pub enum TransportError {
         /// Its reason.
         why: String,
     },
+    /// The process that does this node's TLS handshakes has ended in the middle of one.
+    #[error("the TLS process of this node's agent has ended; another one is started, try again")]
+    TlsProcess(#[source] io::Error),
     /// What answers does not speak the protocol, or hung up in the middle of the opening.
     #[error("{peer} does not open a link as an agent does ({why}); check that the address is that of a Tranship agent")]
     Protocol {
@@ -150,7 +153,10 @@ pub enum TransportError {
 impl TransportError {
     /// Whether dialling again later can help without anybody changing anything.
     pub fn is_transient(&self) -> bool {
-        matches!(self, TransportError::Unreachable { .. } | TransportError::Accept(_))
+        matches!(
+            self,
+            TransportError::Unreachable { .. } | TransportError::Accept(_) | TransportError::TlsProcess(_)
+        )
     }
 }
 

@@ -57,6 +57,8 @@ impl Role {
 pub struct Established {
     /// The node that the peer's certificate is for. A client does not know yet whether the server accepts its own certificate.
     pub peer: NodeName,
+    /// The peer's certificate, in DER form.
+    pub certificate: Vec<u8>,
     pub(crate) suite: Suite,
     pub(crate) sending: Traffic,
     pub(crate) receiving: Traffic,
@@ -77,7 +79,7 @@ pub trait Handshakes: std::fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// [`TransportError::Untrusted`], [`WrongNode`](TransportError::WrongNode), [`Protocol`](TransportError::Protocol),
-    /// [`Unreachable`](TransportError::Unreachable).
+    /// [`Unreachable`](TransportError::Unreachable), [`TlsProcess`](TransportError::TlsProcess).
     fn shake(&self, stream: &Arc<TcpStream>, role: &Role, deadline: Instant) -> Result<Established, TransportError>;
 }
 
@@ -117,10 +119,10 @@ impl Handshakes for Identity {
             return Err(remote.io_error(error));
         }
         let untrusted = |why| TransportError::Untrusted { peer: remote.to_string(), verdict: Verdict::Ours, why };
-        let peer = match handshake.session.peer_certificate().map(node_of) {
-            Some(node) => node.map_err(untrusted)?,
-            None => return Err(untrusted("it shows none".to_owned())),
+        let Some(certificate) = handshake.session.peer_certificate() else {
+            return Err(untrusted("it shows none".to_owned()));
         };
+        let (peer, certificate) = (node_of(certificate).map_err(untrusted)?, certificate.to_vec());
         // The certificate is valid for the name; this is to have it from the certificate and not from the question.
         if let Role::Client { peer: expected, addr } = role
             && *expected != peer
@@ -128,7 +130,7 @@ impl Handshakes for Identity {
             let (expected, addr, found) = (expected.clone(), addr.clone(), format!("node {peer}"));
             return Err(TransportError::WrongNode { expected, addr, found });
         }
-        handshake.establish(peer, &secrets).map_err(|e| protocol(e.to_string()))
+        handshake.establish((peer, certificate), &secrets).map_err(|e| protocol(e.to_string()))
     }
 }
 
@@ -250,7 +252,7 @@ impl Handshake<'_> {
         }
     }
 
-    fn establish(self, peer: NodeName, secrets: &Secrets) -> Result<Established, rustls::Error> {
+    fn establish(self, (peer, certificate): (NodeName, Vec<u8>), secrets: &Secrets) -> Result<Established, rustls::Error> {
         let is_client = matches!(self.session, Session::Client(_));
         let (extracted, suite) = match self.session {
             Session::Client(c) => c.dangerous_into_kernel_connection().map(|(s, c)| (s, c.negotiated_cipher_suite()))?,
@@ -273,7 +275,7 @@ impl Handshake<'_> {
         let counters = self.socket.counters();
         let bytes = (counters.sent(), counters.received());
         let sealed = self.incoming[..self.end].to_vec();
-        Ok(Established { peer, suite, sending, receiving, plain: self.plain, sealed, bytes })
+        Ok(Established { peer, certificate, suite, sending, receiving, plain: self.plain, sealed, bytes })
     }
 }
 

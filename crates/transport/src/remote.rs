@@ -13,7 +13,8 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -86,30 +87,68 @@ impl Refusal {
     }
 }
 
-/// The TLS process: does handshakes until the other end of `requests` is closed. A request for which there is no thread is dropped.
+/// Threads that wait for requests from the beginning: there may be none to be had later.
+const WAITING: usize = 4;
+
+struct Work {
+    stream: TcpStream,
+    reply: UnixStream,
+    request: Request,
+}
+
+impl Work {
+    /// Its failure is the end of the reply socket.
+    fn carry_out(mut self, handshakes: &dyn Handshakes) {
+        let stream = Arc::new(self.stream);
+        let done = handshakes.shake(&stream, &self.request.role, Instant::now() + self.request.within);
+        let done = done.map_err(|error| Refusal::new(&error));
+        if let Ok(bytes) = serde_json::to_vec(&done).map(Zeroizing::new) {
+            let _ = self.reply.write_all(&bytes);
+        }
+    }
+}
+
+/// The TLS process: does handshakes until the other end of `requests` is closed, several at a time. Where no thread can be started for one,
+/// it is done before the next request is looked at.
+///
+/// # Errors
+/// No thread can be started in the beginning, or the socket's.
 pub fn serve(requests: &OwnedFd, handshakes: &Arc<dyn Handshakes>) -> io::Result<()> {
+    let (to_waiting, work) = mpsc::channel::<Work>();
+    let (work, idle) = (Arc::new(Mutex::new(work)), Arc::new(AtomicUsize::new(WAITING)));
+    for _ in 0..WAITING {
+        let (work, idle, handshakes) = (Arc::clone(&work), Arc::clone(&idle), Arc::clone(handshakes));
+        threads::start("handshake", move || {
+            loop {
+                let next = work.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                let Ok(next) = next else { return };
+                next.carry_out(&*handshakes);
+                idle.fetch_add(1, Ordering::Release);
+            }
+        })?;
+    }
     let mut buffer = vec![0; REQUEST];
     loop {
         let (length, descriptors) = match descriptor::receive(requests.as_fd(), &mut buffer) {
             Ok((0, _)) => return Ok(()),
             Ok(received) => received,
-            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-            // It lacks descriptors: the request is lost, and its sender sees the end of its reply socket.
-            Err(error) if error.kind() == ErrorKind::InvalidData => continue,
+            // It lacks descriptors (or the request is none): its sender sees the end of its reply socket.
+            Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::InvalidData) => continue,
             Err(error) => return Err(error),
         };
         let Ok([stream, reply]) = <[OwnedFd; 2]>::try_from(descriptors) else { continue };
         let Ok(request) = serde_json::from_slice::<Request>(&buffer[..length]) else { continue };
-        let handshakes = Arc::clone(handshakes);
-        // The thread's failure is the end of the reply socket.
-        drop(threads::start("handshake", move || {
-            let stream = Arc::new(TcpStream::from(stream));
-            let done = handshakes.shake(&stream, &request.role, Instant::now() + request.within);
-            let done = done.map_err(|error| Refusal::new(&error));
-            if let Ok(bytes) = serde_json::to_vec(&done).map(Zeroizing::new) {
-                let _ = UnixStream::from(reply).write_all(&bytes);
+        let next = Work { stream: stream.into(), reply: reply.into(), request };
+        // Nobody else takes from what is idle.
+        if idle.load(Ordering::Acquire) > 0 {
+            idle.fetch_sub(1, Ordering::Relaxed);
+            let _ = to_waiting.send(next);
+        } else {
+            let handshakes = Arc::clone(handshakes);
+            if let Err(refused) = threads::start_or_back("handshake", move || next.carry_out(&*handshakes)) {
+                (refused.work)();
             }
-        }));
+        }
     }
 }
 
@@ -125,8 +164,8 @@ pub struct TlsProcess {
 pub enum Failed {
     /// As in this process.
     Handshake(TransportError),
-    /// The TLS process has ended, or lacks descriptors or threads.
-    Process(io::Error),
+    /// The TLS process has ended. Whether it has used the connection is not known.
+    Ended(io::Error),
 }
 
 impl TlsProcess {
@@ -144,27 +183,57 @@ impl TlsProcess {
     ///
     /// # Errors
     /// [`Failed`].
-    pub fn shake(&self, stream: &Arc<TcpStream>, role: &Role, deadline: Instant) -> Result<Established, Failed> {
+    pub fn shake(&self, stream: &TcpStream, role: &Role, deadline: Instant) -> Result<Established, Failed> {
         let within = deadline.saturating_duration_since(Instant::now());
-        self.ask(stream, role, within)
-            .map_err(Failed::Process)?
-            .map_err(|refusal| Failed::Handshake(refusal.of(role)))
-    }
-
-    fn ask(&self, stream: &TcpStream, role: &Role, within: Duration) -> io::Result<Result<Established, Refusal>> {
-        let (ours, theirs) = UnixStream::pair()?;
-        let request = serde_json::to_vec(&Request { role: role.clone(), within })?;
+        let ours = |error| Failed::Handshake(role.remote().unreachable(error));
+        let request = serde_json::to_vec(&Request { role: role.clone(), within }).map_err(|e| ours(e.into()))?;
         if request.len() > REQUEST {
-            return Err(io::Error::new(ErrorKind::InvalidInput, "the peer's address is too long"));
+            return Err(ours(io::Error::new(ErrorKind::InvalidInput, "the address is too long")));
         }
-        descriptor::send(self.requests.as_fd(), &request, &[stream.as_fd(), theirs.as_fd()])?;
+        let (reply, theirs) = UnixStream::pair().map_err(ours)?;
+        descriptor::send(self.requests.as_fd(), &request, &[stream.as_fd(), theirs.as_fd()]).map_err(Failed::Ended)?;
         drop(theirs);
-        ours.set_read_timeout(Some(within + GRACE))?;
-        let mut reply = Zeroizing::new(Vec::with_capacity(16 << 10));
-        ours.take(REPLY).read_to_end(&mut reply)?;
-        if reply.is_empty() {
-            return Err(io::Error::new(ErrorKind::BrokenPipe, "the process for TLS handshakes has ended"));
+        reply.set_read_timeout(Some(within + GRACE)).map_err(ours)?;
+        let mut bytes = Zeroizing::new(Vec::with_capacity(16 << 10));
+        match reply.take(REPLY).read_to_end(&mut bytes) {
+            Ok(0) => return Err(Failed::Ended(ErrorKind::BrokenPipe.into())),
+            // It is stopped.
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                return Err(ours(io::Error::new(ErrorKind::TimedOut, "the agent's TLS process does not answer")));
+            }
+            Err(error) => return Err(Failed::Ended(error)),
+            Ok(_) => {}
         }
-        Ok(serde_json::from_slice(&reply)?)
+        let done = serde_json::from_slice::<Result<Established, Refusal>>(&bytes);
+        done.map_err(|error| Failed::Ended(error.into()))?.map_err(|refusal| Failed::Handshake(refusal.of(role)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_keep_what_they_are() {
+        let role = Role::Client { peer: "b".parse().unwrap(), addr: "10.0.0.1:1".to_owned() };
+        let remote = role.remote();
+        let peer = remote.to_string();
+        let why = || "for this reason".to_owned();
+        for error in [
+            remote.unreachable(io::Error::from_raw_os_error(104)),
+            remote.unreachable(io::Error::new(ErrorKind::TimedOut, "no answer in the time allowed")),
+            TransportError::Untrusted { peer: peer.clone(), verdict: Verdict::Ours, why: why() },
+            TransportError::Untrusted { peer: peer.clone(), verdict: Verdict::Theirs, why: why() },
+            TransportError::WrongNode {
+                expected: "b".parse().unwrap(),
+                addr: "10.0.0.1:1".to_owned(),
+                found: "node c".to_owned(),
+            },
+            TransportError::Protocol { peer, why: why() },
+        ] {
+            let sent = serde_json::to_vec(&Refusal::new(&error)).unwrap();
+            let received = serde_json::from_slice::<Refusal>(&sent).unwrap().of(&role);
+            assert_eq!(format!("{received:?}"), format!("{error:?}"));
+        }
     }
 }
