@@ -99,6 +99,21 @@ pub struct Helper {
     pub line: String,
 }
 
+/// The TLS process of a node's agent.
+///
+/// # Errors
+/// If the node has no agent, or that no TLS process.
+pub fn tls_process(lab: &Lab, node: &str) -> Result<u32> {
+    let agent = lab.agent_pid(node)?.context("the node has no agent")?;
+    let is_child = |pid: &u32| {
+        let text = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        text("comm").trim() == "tranship-tls" && text("status").lines().any(|line| line == format!("PPid:\t{agent}"))
+    };
+    let mut pids = entries(Path::new("/proc")).into_iter().filter_map(|name| name.parse().ok());
+    let is_dead = |pid: u32| matches!(crate::state(pid), None | Some('Z'));
+    pids.find(|pid| is_child(pid) && !is_dead(*pid)).context("the agent has no TLS process")
+}
+
 /// The processes of a node that live no longer than a migration; zombies of them, too.
 ///
 /// # Errors

@@ -120,7 +120,7 @@ fn give(action: u32) -> libc::sock_filter {
     libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: action }
 }
 
-fn program(rules: &[&[Rule]]) -> Vec<libc::sock_filter> {
+fn program(rules: &[&[Rule]], otherwise: u32) -> Vec<libc::sock_filter> {
     let killed = give(libc::SECCOMP_RET_KILL_PROCESS);
     // Numbers of another architecture mean other calls. (Those of x32 have a bit that no rule has.)
     let mut program = vec![load(ARCHITECTURE), skip_unless_equal(OURS, 1), load(NUMBER)];
@@ -139,7 +139,7 @@ fn program(rules: &[&[Rule]]) -> Vec<libc::sock_filter> {
             ]),
         }
     }
-    program.push(killed);
+    program.push(give(otherwise));
     program
 }
 
@@ -149,7 +149,18 @@ fn program(rules: &[&[Rule]]) -> Vec<libc::sock_filter> {
 /// # Errors
 /// The kernel's: it has no seccomp, or another thread has a filter of its own.
 pub fn allow_only(rules: &[&[Rule]]) -> io::Result<()> {
-    let program = program(rules);
+    install(&program(rules, libc::SECCOMP_RET_KILL_PROCESS))
+}
+
+/// The same for a process on whose life a container depends: other calls fail with EPERM.
+///
+/// # Errors
+/// As [`allow_only`].
+pub fn refuse_others(rules: &[&[Rule]]) -> io::Result<()> {
+    install(&program(rules, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32))
+}
+
+fn install(program: &[libc::sock_filter]) -> io::Result<()> {
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut() };
     // SAFETY: prctl(2) with these arguments touches no memory; seccomp(2) reads the program, which outlives the call.
     unsafe {
@@ -168,21 +179,24 @@ pub fn allow_only(rules: &[&[Rule]]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use nix::sys::signal::Signal;
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType};
     use nix::sys::wait::{WaitStatus, waitpid};
     use nix::unistd::{ForkResult, fork};
 
     use super::*;
 
-    /// How a process ends that has these rules and does this; its result is its status.
+    /// How a process ends that has these rules and does this.
     fn confined(rules: &[&[Rule]], work: fn() -> bool) -> WaitStatus {
+        forked(|| allow_only(rules).is_ok() && work())
+    }
+
+    /// How a process ends that does this.
+    fn forked(work: impl FnOnce() -> bool) -> WaitStatus {
         // SAFETY: the child makes system calls, and never returns.
         match unsafe { fork() }.unwrap() {
             ForkResult::Parent { child } => waitpid(child, None).unwrap(),
             ForkResult::Child => {
-                let code = match allow_only(rules) {
-                    Ok(()) => i32::from(!work()),
-                    Err(_) => 100,
-                };
+                let code = i32::from(!work());
                 // SAFETY: the call ends the process.
                 unsafe { libc::_exit(code) }
             }
@@ -220,6 +234,13 @@ mod tests {
         }
         assert!(ends_well(confined(&[BASE], || map(libc::PROT_READ | libc::PROT_WRITE))));
         assert!(is_killed(confined(&[BASE], || map(libc::PROT_READ | libc::PROT_EXEC))));
+    }
+
+    #[test]
+    fn other_calls_can_be_made_to_fail() {
+        let others = || nix::sys::socket::socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::empty());
+        let refused = move || refuse_others(&[BASE]).is_ok() && others() == Err(nix::errno::Errno::EPERM);
+        assert!(ends_well(forked(refused)));
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod kills;
 mod lacking;
 mod links;
 mod play;
+mod tls;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -19,7 +20,7 @@ use tranship_e2e::{
     DOCKER, Log, MODES, Managed, Moving, Scenario, Stage, is_gone, restart_agent, scenarios, wait_until, whole_matrices,
 };
 use tranship_lab::{Lab, UpOptions, patience};
-use tranship_types::Side;
+use tranship_types::{Mode, Side};
 
 use cases::Case;
 use play::Play;
@@ -191,6 +192,15 @@ fn links_that_go_down(stage: &mut Stage) -> Result<()> {
     run_all(stage, &trials)
 }
 
+fn tls_processes_that_die(stage: &mut Stage) -> Result<()> {
+    let trial = |place| Trial {
+        name: tls::name(place),
+        run: Box::new(move |lab, play| tls::play(lab, play, place, Mode::Hybrid)),
+    };
+    let trials: Vec<_> = tls::PLACES.into_iter().map(trial).collect();
+    run_all(stage, &trials)
+}
+
 fn killed_processes(stage: &mut Stage) -> Result<()> {
     let seed = kills::seed();
     eprintln!("TRANSHIP_SEED={seed}");
@@ -237,6 +247,7 @@ fn main() -> ExitCode {
         ("panics_of_both_sides", panics_of_both_sides),
         ("agents_that_lack_something", agents_that_lack_something),
         ("links_that_go_down", links_that_go_down),
+        ("tls_processes_that_die", tls_processes_that_die),
     ];
     // Killed at drawn moments: each run is another one, so it belongs to the soak and not to every test run.
     if std::env::var_os("TRANSHIP_SEED").is_some() {
