@@ -9,7 +9,7 @@ use tranship_wire::{Hello, RefusalKind, Welcome, WriteError, read_welcome, write
 use crate::connection::Channel;
 use crate::handshake::{Handshakes, Role};
 use crate::socket::Socket;
-use crate::{Connection, TransportError};
+use crate::{Connection, TransportError, Verdict};
 
 /// Opens links to other agents.
 #[derive(Debug, Clone)]
@@ -52,6 +52,8 @@ impl Connector {
                 Err(error) => return Err(error),
             }
         };
+        let shown = self.handshakes.check_peer(peer, &established.certificate);
+        shown.map_err(|why| TransportError::Untrusted { peer: remote.to_string(), verdict: Verdict::Ours, why })?;
         socket.set_deadline(deadline);
         let mut channel = Channel::new(socket, established).map_err(|e| remote.io_error(e))?;
 

@@ -247,6 +247,7 @@ impl Remote<'_> {
                     Alert::CertificateExpired => {
                         "it is expired, or its time has not come by the clock there".to_owned()
                     }
+                    Alert::CertificateRevoked => "it is in the revocation list there".to_owned(),
                     Alert::BadCertificate => "it is for another node or damaged".to_owned(),
                     other => format!("TLS alert {other:?}"),
                 },
@@ -274,6 +275,7 @@ pub(crate) fn certificate_fault(e: &CertificateError) -> String {
         CertificateError::UnknownIssuer | CertificateError::BadSignature => "it is of an unknown CA".to_owned(),
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => "it is expired".to_owned(),
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => "it is not valid yet".to_owned(),
+        CertificateError::Revoked => "it was revoked".to_owned(),
         CertificateError::BadEncoding => "it is damaged".to_owned(),
         other => format!("{other:?}").chars().filter(|c| !c.is_control()).take(200).collect(),
     }

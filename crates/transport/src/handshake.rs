@@ -81,11 +81,21 @@ pub trait Handshakes: std::fmt::Debug + Send + Sync {
     /// [`TransportError::Untrusted`], [`WrongNode`](TransportError::WrongNode), [`Protocol`](TransportError::Protocol),
     /// [`Unreachable`](TransportError::Unreachable), [`TlsProcess`](TransportError::TlsProcess).
     fn shake(&self, stream: &Arc<TcpStream>, role: &Role, deadline: Instant) -> Result<Established, TransportError>;
+
+    /// Compares a peer's certificate (DER) with what is pinned for it, and notes when it ends.
+    ///
+    /// # Errors
+    /// Why the peer is not accepted.
+    fn check_peer(&self, peer: &NodeName, certificate: &[u8]) -> Result<(), String>;
 }
 
 impl Handshakes for Identity {
     fn node(&self) -> &NodeName {
         self.node()
+    }
+
+    fn check_peer(&self, peer: &NodeName, certificate: &[u8]) -> Result<(), String> {
+        self.trust().check(peer, certificate)
     }
 
     fn shake(&self, stream: &Arc<TcpStream>, role: &Role, deadline: Instant) -> Result<Established, TransportError> {
@@ -96,14 +106,14 @@ impl Handshakes for Identity {
         let protocol = |why: String| TransportError::Protocol { peer: remote.to_string(), why };
         let session = match role {
             Role::Client { peer, .. } => {
-                let mut config = (*self.client).clone();
+                let mut config = (*self.client()).clone();
                 config.enable_secret_extraction = true;
                 config.key_log = secrets.clone();
                 let name = server_name(peer).map_err(protocol)?;
                 UnbufferedClientConnection::new(Arc::new(config), name).map(Session::Client)
             }
             Role::Server { .. } => {
-                let mut config = (*self.server).clone();
+                let mut config = (*self.server()).clone();
                 config.enable_secret_extraction = true;
                 config.key_log = secrets.clone();
                 UnbufferedServerConnection::new(Arc::new(config)).map(Session::Server)

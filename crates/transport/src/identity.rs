@@ -1,6 +1,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::ServerCertVerifier;
@@ -16,14 +16,37 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::TransportError;
 use crate::error::certificate_fault;
+use crate::trust::{Expiry, Pins, Trust, load_revocations, not_after};
 
-/// Who this node is on the wire: its certificate and key, and the CA whose certificates it accepts. Cheap to clone.
+/// Who this node is on the wire: its certificate and key, and the CA whose certificates it accepts. Cheap to clone; clones have
+/// their files replaced together.
 #[derive(Clone)]
 pub struct Identity {
     node: NodeName,
     cert_path: PathBuf,
-    pub(crate) client: Arc<ClientConfig>,
-    pub(crate) server: Arc<ServerConfig>,
+    current: Arc<RwLock<Current>>,
+    trust: Arc<Trust>,
+}
+
+/// What was read from the files.
+#[derive(Clone)]
+struct Current {
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
+    ends: Vec<Expiry>,
+}
+
+/// The files of an identity.
+#[derive(Debug, Clone, Copy)]
+pub struct Files<'a> {
+    /// The CA's certificate, or several, where the CA is being replaced.
+    pub ca: &'a Path,
+    /// This node's certificate.
+    pub cert: &'a Path,
+    /// Its key.
+    pub key: &'a Path,
+    /// Certificates that the CA has revoked.
+    pub crl: Option<&'a Path>,
 }
 
 impl std::fmt::Debug for Identity {
@@ -40,7 +63,49 @@ impl Identity {
     /// A file that is missing or not what it should be, a key of another certificate, a certificate that has expired or is
     /// not of this CA.
     pub fn load(ca: &Path, cert: &Path, key: &Path) -> Result<Self, TransportError> {
-        Self::load_at(ca, cert, key, UnixTime::now(), provider())
+        Self::load_files(&Files { ca, cert, key, crl: None })
+    }
+
+    /// Reads the PEM files, a revocation list among them where one is given.
+    ///
+    /// # Errors
+    /// As [`Identity::load`]; a list that cannot be read, or that has this node's own certificate.
+    pub fn load_files(files: &Files<'_>) -> Result<Self, TransportError> {
+        Self::load_all(files, UnixTime::now(), provider())
+    }
+
+    /// Takes the files of `new` for all clones of this identity, from the next link on. Links that are open go on.
+    ///
+    /// # Errors
+    /// [`TransportError::OtherNode`].
+    pub fn replace(&self, new: &Self) -> Result<(), TransportError> {
+        new.expect_node(&self.node)?;
+        let taken = new.current.read().unwrap_or_else(PoisonError::into_inner).clone();
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = taken;
+        Ok(())
+    }
+
+    /// Takes links from, and to, a peer that is named here only if it shows one of these certificates.
+    pub fn pin(&self, pins: Pins) {
+        self.trust.pin(pins);
+    }
+
+    /// When the certificates of this node, of the CA and of the peers that it has met end, and the revocation list is due.
+    pub fn expiries(&self) -> Vec<Expiry> {
+        let own = self.current.read().unwrap_or_else(PoisonError::into_inner).ends.clone();
+        own.into_iter().chain(self.trust.seen()).collect()
+    }
+
+    pub(crate) fn trust(&self) -> &Trust {
+        &self.trust
+    }
+
+    pub(crate) fn client(&self) -> Arc<ClientConfig> {
+        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner).client)
+    }
+
+    pub(crate) fn server(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner).server)
     }
 
     /// This node's name, from its certificate.
@@ -63,6 +128,7 @@ impl Identity {
         })
     }
 
+    #[cfg(test)]
     pub(crate) fn load_at(
         ca: &Path,
         cert: &Path,
@@ -70,8 +136,15 @@ impl Identity {
         now: UnixTime,
         provider: CryptoProvider,
     ) -> Result<Self, TransportError> {
+        Self::load_all(&Files { ca, cert, key, crl: None }, now, provider)
+    }
+
+    fn load_all(files: &Files<'_>, now: UnixTime, provider: CryptoProvider) -> Result<Self, TransportError> {
+        let Files { ca, cert, key, crl } = *files;
         let provider = Arc::new(provider);
-        let roots = Arc::new(load_roots(ca)?);
+        let (roots, ca_ends) = load_roots(ca)?;
+        let roots = Arc::new(roots);
+        let (revoked, due) = crl.map_or_else(|| Ok((Vec::new(), None)), load_revocations)?;
         let chain = load_certificates("node's certificate", cert)?;
         let key_der = load_key(key)?;
         let unusable = |what, path: &Path, why: String| TransportError::Unusable { what, path: path.to_owned(), why };
@@ -89,10 +162,21 @@ impl Identity {
         let name = server_name(&node).map_err(|why| unusable("node's certificate", cert, why))?;
 
         let builder_failed = |e: String| unusable("CA's certificate", ca, e);
-        let server_verifier = WebPkiServerVerifier::builder_with_provider(roots.clone(), provider.clone())
-            .build()
-            .map_err(|e| builder_failed(e.to_string()))?;
-        let client_verifier = WebPkiClientVerifier::builder_with_provider(roots, provider.clone())
+        // While a CA is being replaced there need not be a list of each.
+        let mut server_verifier = WebPkiServerVerifier::builder_with_provider(roots.clone(), provider.clone());
+        let mut client_verifier = WebPkiClientVerifier::builder_with_provider(roots, provider.clone());
+        if !revoked.is_empty() {
+            server_verifier = server_verifier
+                .with_crls(revoked.clone())
+                .only_check_end_entity_revocation()
+                .allow_unknown_revocation_status();
+            client_verifier = client_verifier
+                .with_crls(revoked)
+                .only_check_end_entity_revocation()
+                .allow_unknown_revocation_status();
+        }
+        let server_verifier = server_verifier.build().map_err(|e| builder_failed(e.to_string()))?;
+        let client_verifier = client_verifier
             .build()
             .map_err(|e| builder_failed(e.to_string()))?;
         server_verifier.verify_server_cert(&certified.cert[0], &certified.cert[1..], &name, &[], now).map_err(|e| {
@@ -113,6 +197,11 @@ impl Identity {
             }
         })?;
 
+        let own_ends = not_after(&certified.cert[0]).map_err(|why| unusable("node's certificate", cert, why))?;
+        let end = |what: &str, path: &Path, ends_unix| Expiry { what: what.to_owned(), path: Some(path.to_owned()), ends_unix };
+        let mut ends = vec![end("this node's certificate", cert, own_ends), end("the certificate of the CA", ca, ca_ends)];
+        ends.extend(crl.zip(due).map(|(path, due)| end("the revocation list", path, due)));
+
         let resolver = Arc::new(rustls::sign::SingleCertAndKey::from(certified));
         let versions = [&rustls::version::TLS13];
         let mut client = ClientConfig::builder_with_provider(provider.clone())
@@ -130,7 +219,9 @@ impl Identity {
         server.session_storage = Arc::new(NoServerSessionStorage {});
         server.send_tls13_tickets = 0;
 
-        Ok(Self { node, cert_path: cert.to_owned(), client: Arc::new(client), server: Arc::new(server) })
+        let current = Current { client: Arc::new(client), server: Arc::new(server), ends };
+        let (current, trust) = (Arc::new(RwLock::new(current)), Arc::default());
+        Ok(Self { node, cert_path: cert.to_owned(), current, trust })
     }
 }
 
@@ -191,17 +282,19 @@ fn load_certificates(what: &'static str, path: &Path) -> Result<Vec<CertificateD
     Ok(certificates)
 }
 
-fn load_roots(path: &Path) -> Result<RootCertStore, TransportError> {
+/// The CA's certificates, and when the last of them ends.
+fn load_roots(path: &Path) -> Result<(RootCertStore, i64), TransportError> {
     let what = "CA's certificate";
-    let mut roots = RootCertStore::empty();
+    let (mut roots, mut ends) = (RootCertStore::empty(), i64::MIN);
     for certificate in load_certificates(what, path)? {
+        ends = ends.max(not_after(&certificate).unwrap_or(i64::MIN));
         roots.add(certificate).map_err(|e| TransportError::Unusable {
             what,
             path: path.to_owned(),
             why: e.to_string(),
         })?;
     }
-    Ok(roots)
+    Ok((roots, ends))
 }
 
 fn load_key(path: &Path) -> Result<PrivateKeyDer<'static>, TransportError> {

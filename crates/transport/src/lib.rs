@@ -26,6 +26,7 @@ pub mod pki;
 mod records;
 pub mod remote;
 mod socket;
+mod trust;
 #[cfg(test)]
 mod tests;
 
@@ -33,7 +34,8 @@ pub use connection::Connection;
 pub use connector::Connector;
 pub use error::{TransportError, Verdict};
 pub use handshake::{Established, Handshakes, Role};
-pub use identity::Identity;
+pub use identity::{Files, Identity};
 pub use link::{Closer, Counters, Link};
 pub use listener::{Incoming, Listener};
+pub use trust::{Expiry, Fingerprint, Pins};
 pub use memory::{MemoryLink, memory_pair, memory_pair_between};

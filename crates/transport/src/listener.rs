@@ -118,7 +118,7 @@ impl Incoming {
         let remote = role.remote();
         let mut socket = Socket::new(self.stream).map_err(|e| remote.io_error(e))?;
         let established = self.handshakes.shake(socket.stream(), &role, deadline)?;
-        let peer = established.peer.clone();
+        let (peer, certificate) = (established.peer.clone(), established.certificate.clone());
         socket.set_deadline(deadline);
         let mut channel = Channel::new(socket, established).map_err(|e| remote.io_error(e))?;
 
@@ -141,6 +141,9 @@ impl Incoming {
         };
         if hello.node != peer {
             let reason = format!("the certificate is for node {peer}, the greeting says {}", hello.node);
+            return Err(refuse(&mut channel, RefusalKind::Node, reason));
+        }
+        if let Err(reason) = self.handshakes.check_peer(&peer, &certificate) {
             return Err(refuse(&mut channel, RefusalKind::Node, reason));
         }
         let Ok(version) = negotiate(Versions::OURS, hello.versions) else {

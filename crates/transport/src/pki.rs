@@ -3,6 +3,8 @@
 //! ```text
 //! DIR/ca.crt            the CA's certificate (ten years)
 //! DIR/ca.key            its key, 0600: stays where certificates are made, no node needs it
+//! DIR/revoked          the certificates that were revoked
+//! DIR/ca.crl           the list of them that nodes read ([`revoke`])
 //! DIR/NODE/ca.crt       for the node: copy the directory to /etc/tranship/tls there
 //! DIR/NODE/node.crt     its certificate (two years), client and server, DNS name = node name
 //! DIR/NODE/node.key     its key, 0600
@@ -25,6 +27,9 @@ use tranship_types::NodeName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::identity::server_name;
+
+mod revoke;
+pub use revoke::revoke;
 
 const CA_DAYS: i64 = 3653;
 const NODE_DAYS: i64 = 730;

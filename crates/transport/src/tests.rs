@@ -2,6 +2,7 @@
 
 mod opening;
 mod streaming;
+mod trust;
 
 use std::fs;
 use std::path::{Path, PathBuf};

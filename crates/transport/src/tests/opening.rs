@@ -182,7 +182,7 @@ fn hostile_greetings_of_a_trusted_node_are_refused() {
         let addr = listener.local_addr();
         let client = pki.load("a");
         let hostile = thread::spawn(move || {
-            let tls = rustls::ClientConnection::new(client.client.clone(), ServerName::try_from("b").unwrap()).unwrap();
+            let tls = rustls::ClientConnection::new(client.client(), ServerName::try_from("b").unwrap()).unwrap();
             let mut stream = rustls::StreamOwned::new(tls, TcpStream::connect(addr).unwrap());
             stream.write_all(&greeting).unwrap();
             let _ = stream.read_to_end(&mut Vec::new());

@@ -113,7 +113,7 @@ fn rustls_at_the_other_end_understands_every_record_and_renewed_keys_both_ways()
                 assert_eq!(link.read(&mut [0]).unwrap(), 0, "the client ends it in good order");
             });
             let name = rustls_pki_types::ServerName::try_from("b").unwrap();
-            let tls = rustls::ClientConnection::new(client.client.clone(), name).unwrap();
+            let tls = rustls::ClientConnection::new(client.client(), name).unwrap();
             let mut stream = rustls::StreamOwned::new(tls, tcp);
             // The first of the content may come in one piece with the greeting, behind the handshake.
             stream.write_all(&hello("a").encode()).unwrap();
