@@ -59,6 +59,14 @@ impl MountTree {
         let mut mounts = Vec::new();
         for theirs in &self.mounts {
             let own = here.iter().find(|own| own["destination"] == theirs["destination"]);
+            // The source's word alone has nothing of this node mounted into a container.
+            let empty = EMPTY.iter().any(|inside| theirs["destination"] == **inside);
+            if own.is_none() && !empty && !is_own(theirs) {
+                let (inside, source) = (&theirs["destination"], &theirs["source"]);
+                return Err(io::Error::other(format!(
+                    "{source} is mounted on {inside} there, which the engine here does not do"
+                )));
+            }
             let mut mount = own.unwrap_or(theirs).clone();
             if let Some(inside) = EMPTY.iter().find(|inside| own.is_none() && theirs["destination"] == **inside) {
                 let file = bundle.join(inside.rsplit('/').next().unwrap_or_default());
@@ -73,6 +81,16 @@ impl MountTree {
         }
         Ok(())
     }
+}
+
+/// Filesystems that show what the container's own namespaces have, or are empty.
+const OWN: [&str; 7] = ["proc", "sysfs", "tmpfs", "devpts", "mqueue", "cgroup", "cgroup2"];
+
+/// Whether a mount is of such a filesystem, and binds nothing.
+fn is_own(mount: &Value) -> bool {
+    let binds = |option: &Value| option == "bind" || option == "rbind";
+    mount["type"].as_str().is_some_and(|kind| OWN.contains(&kind))
+        && !mount["options"].as_array().is_some_and(|all| all.iter().any(binds))
 }
 
 /// Where nothing can be made to follow the mount that Podman's storage is on: what Docker's volumes do cannot be restored there.
@@ -126,6 +144,23 @@ mod tests {
             (&here["linux"]["maskedPaths"], &here["linux"]["readonlyPaths"]),
             (&json!(["/proc/keys"]), &Value::Null)
         );
+    }
+
+    #[test]
+    fn a_mount_of_the_node_that_only_the_source_names_is_refused() {
+        for theirs in [
+            json!({"destination": "/x", "type": "bind", "source": "/"}),
+            json!({"destination": "/x", "type": "tmpfs", "source": "/etc", "options": ["rbind"]}),
+            json!({"destination": "/x", "type": "ext4", "source": "/dev/sda1"}),
+            json!({"destination": "/x", "type": "overlay", "source": "x", "options": ["lowerdir=/etc:/usr"]}),
+        ] {
+            let bundle = tempfile::tempdir().unwrap();
+            let mut here = json!({"mounts": [{"destination": "/proc", "type": "proc"}]});
+            MountTree::of(&json!({"mounts": [&theirs]})).note(bundle.path()).unwrap();
+            let tree = MountTree::noted(bundle.path()).unwrap().unwrap();
+            let error = tree.give_to(&mut here, bundle.path()).unwrap_err().to_string();
+            assert!(error.contains("is mounted on \"/x\" there"), "{theirs}: {error}");
+        }
     }
 
     #[test]
