@@ -127,6 +127,12 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions, unit: Option<&Uni
 
     let own_network = container.network_namespace().filter(|_| !namespaces.is_node_s("net"));
     let joined_network = own_network.clone().filter(|_| joins);
+    if let Some(path) = own_network.as_ref().filter(|_| !engine.attaches_network())
+        && let Err(why) = tranship_network::check_name(path)
+    {
+        let remedy = "start it in one that `ip netns add NAME` has made";
+        blockers.push(Blocker::new(BlockerKind::Network, format!("{why} (of container {name})"), remedy));
+    }
     let network = match own_network.filter(|_| !joins) {
         Some(path) => {
             let captured = uncarried::obstacles(&container, &others, &path).and_then(|obstacles| {
