@@ -1,6 +1,7 @@
 //! Containers that are arriving: their page store while it is filled, and their state for whoever asks next.
 
 use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -92,6 +93,8 @@ struct Entry {
     inbox: Arc<Inbox>,
     peer: NodeName,
     container: String,
+    /// Its network namespace on this node, if that has a name.
+    network: Option<PathBuf>,
 }
 
 impl Arrivals {
@@ -101,8 +104,9 @@ impl Arrivals {
 
     pub fn insert(&self, id: &MigrationId, arrival: Arrival, inbox: Arc<Inbox>) -> Arc<Mutex<Arrival>> {
         let (peer, container) = (arrival.peer.clone(), arrival.run.container().to_owned());
+        let network = arrival.run.network_path().cloned();
         let arrival = Arc::new(Mutex::new(arrival));
-        self.map().insert(id.clone(), Entry { arrival: Arc::clone(&arrival), inbox, peer, container });
+        self.map().insert(id.clone(), Entry { arrival: Arc::clone(&arrival), inbox, peer, container, network });
         arrival
     }
 
@@ -117,6 +121,14 @@ impl Arrivals {
     /// That of the container of this name.
     pub fn inbox_of(&self, container: &str) -> Option<Arc<Inbox>> {
         self.map().values().find(|entry| entry.container == container).map(|entry| Arc::clone(&entry.inbox))
+    }
+
+    /// Whether a container comes from this node, and lives in this network namespace.
+    pub fn has_network(&self, (peer, container): (&NodeName, &str), network: &Path) -> bool {
+        let fits = |entry: &Entry| {
+            (&entry.peer, entry.container.as_str()) == (peer, container) && entry.network.as_deref() == Some(network)
+        };
+        self.map().values().any(fits)
     }
 
     /// The node that a migration comes from.

@@ -9,9 +9,12 @@ use tranship_memory::tracker::Method;
 use tranship_types::NodeName;
 
 mod check;
+mod peers;
+
+pub use peers::{Accept, AllowedBind, Peer, is_plain};
 
 /// `/etc/tranship/agent.toml`; see `packaging/agent.toml` for an example with explanations.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// This node's name; its certificate must say the same.
@@ -31,7 +34,10 @@ pub struct Config {
     pub tls: Tls,
     /// The other nodes and where their agents listen.
     #[serde(default)]
-    pub peers: BTreeMap<NodeName, String>,
+    pub peers: BTreeMap<NodeName, Peer>,
+    /// What may come from peers that say nothing else.
+    #[serde(default)]
+    pub accept: Accept,
     /// CRIU.
     #[serde(default)]
     pub criu: CriuConfig,
@@ -56,7 +62,7 @@ pub struct Config {
 }
 
 /// Certificates, as `tranship init` makes them.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tls {
     /// The authority that both sides trust.
@@ -65,10 +71,13 @@ pub struct Tls {
     pub cert: PathBuf,
     /// Its key.
     pub key: PathBuf,
+    /// Certificates that the CA has revoked.
+    #[serde(default)]
+    pub crl: Option<PathBuf>,
 }
 
 /// CRIU.
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CriuConfig {
     /// The program; found by itself if not given.
@@ -78,7 +87,7 @@ pub struct CriuConfig {
 }
 
 /// runc, or crun.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RuncConfig {
     /// The program.
@@ -96,7 +105,7 @@ impl Default for RuncConfig {
 }
 
 /// Docker.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DockerConfig {
     /// Its API's socket. Where there is none, there is no Docker.
@@ -118,7 +127,7 @@ impl Default for DockerConfig {
 }
 
 /// Podman.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PodmanConfig {
     /// The program.
@@ -143,7 +152,7 @@ impl Default for PodmanConfig {
 }
 
 /// containerd.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ContainerdConfig {
     /// Its API's socket. Where there is none, there is no containerd.
@@ -171,7 +180,7 @@ impl Default for ContainerdConfig {
 }
 
 /// The network.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NetworkConfig {
     /// How much of what arrives in a blackout is held for each interface of a container, in MiB.
@@ -204,7 +213,7 @@ fn hold_mib<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Erro
 }
 
 /// The memory plane.
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MemoryConfig {
     /// How the rounds of pre-copy find what was written; `None` (`"auto"`): by the best way that this kernel has.
@@ -251,6 +260,25 @@ impl Config {
             )
         })?;
         Self::read(&text).map_err(|why| anyhow::anyhow!("the configuration {} is not right, {why}", path.display()))
+    }
+
+    /// The keys in which `other` differs and whose change takes a restart of the agent.
+    pub fn differences(&self, other: &Self) -> Vec<&'static str> {
+        let all = [
+            ("node", self.node == other.node),
+            ("listen", self.listen == other.listen),
+            ("socket", self.socket == other.socket),
+            ("run_dir", self.run_dir == other.run_dir),
+            ("state_dir", self.state_dir == other.state_dir),
+            ("[criu]", self.criu == other.criu),
+            ("[runc]", self.runc == other.runc),
+            ("[docker]", self.docker == other.docker),
+            ("[podman]", self.podman == other.podman),
+            ("[containerd]", self.containerd == other.containerd),
+            ("[memory]", self.memory == other.memory),
+            ("[network]", self.network == other.network),
+        ];
+        all.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
     }
 
     /// Reads and checks its text; what is wrong is said with its place, and with what to do.

@@ -28,6 +28,7 @@ use crate::arrivals::{Inbox, WayIn};
 use crate::draining::{self, Pages};
 use crate::layout::{Front, Layout, Role};
 use crate::node::{self, Node, failed};
+use crate::policy;
 use crate::space;
 use crate::timeline::Timeline;
 use crate::tmpfs;
@@ -132,6 +133,11 @@ impl DestinationRun {
         self.layout.images()
     }
 
+    /// Its network namespace on this node, if that has a name.
+    pub fn network_path(&self) -> Option<&PathBuf> {
+        self.offer.network_path()
+    }
+
     fn bundle(&self) -> PathBuf {
         self.node.bundle(&self.offer.container)
     }
@@ -167,6 +173,7 @@ impl DestinationRun {
                 self.node.config.node
             )));
         }
+        policy::joins_own(&self.node, &self.peer, &*self.engine, &self.offer)?;
         let Some((path, identity)) = &self.offer.network else { return Ok(()) };
         let made = match self.engine.attaches_network() {
             true => tranship_network::reserve(path, &identity.names()),
@@ -378,6 +385,8 @@ impl DestinationRun {
     fn perform(&mut self, step: DestinationStep) -> Result<(), Failure> {
         match step {
             DestinationStep::Check => {
+                let refused = policy::check(&self.node, &self.peer, &self.offer);
+                Failure::blocked(refused).map_or(Ok(()), Err)?;
                 let (blockers, _) = self.offer.allow.part(check(&self.node, &self.offer));
                 Failure::blocked(blockers).map_or(Ok(()), Err)
             }

@@ -341,7 +341,7 @@ fn unowned(node: &Node) -> Result<Vec<Thing>, EngineError> {
 }
 
 fn leftover(thing: &Thing, name: String, removed: bool, note: Option<String>) -> Leftover {
-    Leftover { kind: thing.kind(), name, removed, note: note.unwrap_or_default() }
+    Leftover { kind: thing.kind(), name, removed, warning: false, note: note.unwrap_or_default() }
 }
 
 /// What moves have left on this node.

@@ -105,7 +105,7 @@ pub fn begin(node: &Arc<Node>, request: &GroupRequest) -> Result<GroupReport, Se
     for (own, destination) in arranged.ranked.iter().zip(&arranged.destinations) {
         let name = &own.name;
         inspection::find_free(node, name, request.options.engine).map_err(|f| plan::refused(f, name))?;
-        if !node.config.peers.contains_key(destination) {
+        if !node.peers().has(destination) {
             return Err(ServiceError::blocked(name, vec![node.unknown_peer(destination)]));
         }
         listed.push(GroupMember {

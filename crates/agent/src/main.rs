@@ -2,7 +2,7 @@
 //!
 //! - `transhipd [--config FILE]` is the agent.
 //! - `transhipd pager DIRECTORY WORK` is the page store and fault server of one migration.
-//! - `transhipd tls CA CERT KEY NODE ROOT` does the agent's TLS handshakes.
+//! - `transhipd tls CA CERT KEY NODE ROOT [CRL]` does the agent's TLS handshakes.
 //! - called as `criu`, it is the CRIU front that an engine executes.
 //! - called as `tranship-runc`, it is the runtime wrapper that an engine executes in place of runc.
 //! - called as `netavark`, it attaches a container that arrives to its network for Podman.
@@ -25,6 +25,7 @@ mod images;
 mod inspection;
 mod interrupt;
 mod layout;
+mod live;
 mod moves;
 mod neighbours;
 mod netavark;
@@ -34,6 +35,7 @@ mod options;
 mod peers;
 mod plan;
 mod pods;
+mod policy;
 mod probes;
 mod program;
 mod recovery;
@@ -66,6 +68,7 @@ use tranship_memory::pager;
 use tranship_transport::{Connector, Listener};
 
 use crate::config::Config;
+use crate::live::Live;
 use crate::node::Node;
 use crate::notify::Manager;
 
@@ -156,6 +159,20 @@ fn start_callers(runtime: &tokio::runtime::Runtime) {
     }
 }
 
+/// Has SIGHUP read the configuration again, from before the agent says that it is ready.
+fn start_reloads(runtime: &tokio::runtime::Runtime, node: &Arc<Node>) -> anyhow::Result<()> {
+    let _within = runtime.enter();
+    let mut hangups = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())?;
+    let node = Arc::clone(node);
+    runtime.spawn(async move {
+        while hangups.recv().await.is_some() {
+            let node = Arc::clone(&node);
+            let _ = tokio::task::spawn_blocking(move || live::reload(&node)).await;
+        }
+    });
+    Ok(())
+}
+
 fn agent(arguments: &Arguments) -> anyhow::Result<()> {
     tranship_coordinator::keep_places();
     tranship_sys::process::protect_secrets();
@@ -194,6 +211,7 @@ fn agent(arguments: &Arguments) -> anyhow::Result<()> {
         std::fs::create_dir_all(directory).with_context(|| format!("{} cannot be made", directory.display()))?;
     }
     let tls = tls::Tls::start(&config.tls, &config.node, &config.run_dir.join("tls"))?;
+    let live = Live::new(arguments.config.clone(), &config, Box::new(tls.clone()));
     if let Err(error) = program::keep([&config.state_dir, &config.run_dir].map(|path| path.join("program")).into()) {
         // Not an end: a full disk must not keep the agent from taking up migrations. The next move tries again.
         tracing::error!(%error, "the agent's program cannot be kept; moves will be refused");
@@ -207,7 +225,7 @@ fn agent(arguments: &Arguments) -> anyhow::Result<()> {
         .build()?;
     start_callers(&runtime);
     let timers = runtime.handle().clone();
-    let node = Node::new(config, engines, Connector::new(tls.clone()), faults, tracking, timers);
+    let node = Node::new((config, live), engines, Connector::new(tls.clone()), faults, tracking, timers);
     if let Err(blocker) = node.criu() {
         // Not an end: the containers that are here can be listed, and criu may be installed while the agent runs.
         tracing::error!("{blocker}");
@@ -222,6 +240,7 @@ fn agent(arguments: &Arguments) -> anyhow::Result<()> {
     let peers = tranship_sys::threads::start("peers", move || peers::serve(&peers_node, &peers_listener))?;
     tracing::info!(node = %node.config.node, %listen, socket = %socket.display(), %tracking, "ready");
 
+    start_reloads(&runtime, &node)?;
     manager.watch(&node, listener.local_addr())?;
     manager.tell("READY=1");
     let router = tranship_api::router(Arc::new(service::Service(Arc::clone(&node))));

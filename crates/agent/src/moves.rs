@@ -33,7 +33,7 @@ pub fn begin(node: &Arc<Node>, request: &MoveRequest, turn: Option<Turn>) -> Res
     // The name alone may mean another one by the time that an agent is restarted.
     let request =
         MoveRequest { options: MoveOptions { engine: Some(engine.name()), ..request.options }, ..request.clone() };
-    if !node.config.peers.contains_key(&request.to) {
+    if !node.peers().has(&request.to) {
         return Err(ServiceError::blocked(name, vec![node.unknown_peer(&request.to)]));
     }
     let claim = node.claim(name, &id).map_err(|blocker| ServiceError::blocked(name, vec![blocker]))?;

@@ -21,6 +21,7 @@ use crate::arrivals::Arrivals;
 use crate::config::Config;
 use crate::damaged::DamagedMoves;
 use crate::interrupt::Interrupts;
+use crate::live::{Live, PeerTable};
 use crate::notify::Liveness;
 use crate::recovery::Words;
 use crate::registry::Registry;
@@ -36,6 +37,7 @@ const AWAKE: Duration = Duration::from_millis(50);
 /// This node.
 pub struct Node {
     pub config: Config,
+    pub live: Live,
     engines: Vec<Arc<dyn Engine>>,
     pub connector: Connector,
     pub registry: Arc<Registry<Report>>,
@@ -83,7 +85,7 @@ impl Node {
     }
 
     pub fn new(
-        config: Config,
+        (config, live): (Config, Live),
         engines: Vec<Arc<dyn Engine>>,
         connector: Connector,
         faults: FaultPlan,
@@ -97,6 +99,7 @@ impl Node {
             registry: Registry::new(config.state_dir.join(HISTORY)),
             groups: Registry::new(config.state_dir.join("groups")),
             config,
+            live,
             engines,
             connector,
             arrivals: Arrivals::default(),
@@ -115,6 +118,11 @@ impl Node {
             stopping: (Mutex::new(false), Condvar::new()),
             timers,
         })
+    }
+
+    /// The peers as they are configured now.
+    pub fn peers(&self) -> Arc<PeerTable> {
+        self.live.peers()
     }
 
     /// The engines of which there is anything on this node.
@@ -242,12 +250,13 @@ impl Node {
         purpose: Purpose,
         migration: Option<&MigrationId>,
     ) -> Result<Connection, Failure> {
-        let address = self.config.peers.get(peer).ok_or_else(|| self.no_such_node(peer))?;
+        let table = self.peers();
+        let address = table.address(peer).ok_or_else(|| self.no_such_node(peer))?;
         let hello = Hello::new(self.config.node.clone(), purpose, migration.cloned());
         let Some(interrupt) = migration.and_then(|id| self.interrupts.guarding(id)) else {
             return call(&self.connector, (peer, address), &hello, patience);
         };
-        let (connector, peer, address) = (self.connector.clone(), peer.clone(), address.clone());
+        let (connector, peer, address) = (self.connector.clone(), peer.clone(), address.to_owned());
         let link = interrupt.aside(move || call(&connector, (&peer, &address), &hello, patience))?;
         interrupt.register(link.closer())?;
         Ok(link)
@@ -260,7 +269,8 @@ impl Node {
 
     /// The blocker for a node that is not configured.
     pub fn unknown_peer(&self, peer: &NodeName) -> Blocker {
-        let known: Vec<&str> = self.config.peers.keys().map(NodeName::as_str).collect();
+        let table = self.peers();
+        let known: Vec<&str> = table.all().map(|(name, _)| name.as_str()).collect();
         let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
         let cause = if *peer == self.config.node {
             format!("{peer} is this node itself")

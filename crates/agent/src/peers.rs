@@ -24,6 +24,7 @@ use crate::destination::{self, DestinationRun};
 use crate::draining;
 use crate::images;
 use crate::node::{Node, sentence};
+use crate::policy;
 use crate::probes::Probed;
 use crate::registry::unix_ms;
 use crate::space;
@@ -86,7 +87,7 @@ fn answer(node: &Arc<Node>, incoming: Incoming, place: HandshakePlace, links: &A
     let address = incoming.addr();
     let (mut place, mut of_link) = (Some(place), None);
     let admit = |hello: &Hello| {
-        if !node.config.peers.contains_key(&hello.node) {
+        if !node.peers().has(&hello.node) {
             return Err(format!("node {} does not have node {} among its peers", node.config.node, hello.node));
         }
         let source = hello.migration.as_ref().and_then(|id| node.arrivals.peer(id));
@@ -230,9 +231,15 @@ fn reply(
 ) -> Result<Option<Response>, ReadError> {
     let response = match (request, id) {
         (Request::Clock, _) => Response::Clock { now_ns: monotonic_ns() },
-        (Request::Check(offer), _) => Response::Checked {
-            blockers: destination::check(node, &offer),
-            notes: images::note(node, &offer).into_iter().collect(),
+        (Request::Check(offer), _) => match policy::acceptable(&offer) {
+            Err(failure) => failure_response(failure),
+            Ok(()) => match policy::check(node, peer, &offer) {
+                refused if !refused.is_empty() => Response::Checked { blockers: refused, notes: Vec::new() },
+                _ => Response::Checked {
+                    blockers: destination::check(node, &offer),
+                    notes: images::note(node, &offer).into_iter().collect(),
+                },
+            },
         },
         (Request::Offer(offer), Some(id)) => offered(node, id, peer, *offer, link),
         (Request::Shared { objects }, Some(id)) => {
@@ -287,7 +294,7 @@ fn offered(node: &Arc<Node>, id: &MigrationId, peer: &NodeName, offer: Offer, li
     if node.arrivals.get(id).is_some() {
         return failure_response(Failure::new(format!("migration {id} was offered already")));
     }
-    if let Err(failure) = believable(&offer) {
+    if let Err(failure) = policy::acceptable(&offer) {
         return failure_response(failure);
     }
     let claim = match node.claim(&offer.container, id) {
@@ -334,26 +341,6 @@ fn offered(node: &Arc<Node>, id: &MigrationId, peer: &NodeName, offer: Offer, li
             failure_response(failure)
         }
     }
-}
-
-/// Whether an offer can be worked with at all: names in it become parts of paths here.
-fn believable(offer: &Offer) -> Result<(), Failure> {
-    let refuse =
-        |why: &str| Err(Failure::new(format!("the offer of container {:?} is not acceptable: {why}", offer.container)));
-    if offer.container.parse::<MigrationId>().is_err() {
-        return refuse("its name can have letters, digits, '-', '_' and '.' only, at most 40");
-    }
-    let climbs = |path: &str| path.split('/').any(|part| part == "..");
-    if offer.config["linux"]["cgroupsPath"].as_str().is_some_and(climbs) {
-        return refuse("its cgroup's path leads upwards");
-    }
-    if offer.trees.iter().any(|tree| tree.path.components().any(|part| part == std::path::Component::ParentDir)) {
-        return refuse("the path of one of its directories leads upwards");
-    }
-    if offer.streams == 0 {
-        return refuse("no stream would bring its memory");
-    }
-    Ok(())
 }
 
 fn arrival(node: &Node, id: &MigrationId) -> Result<Arc<Mutex<Arrival>>, Failure> {

@@ -104,7 +104,7 @@ fn look(
     let mut blockers = found.blockers.clone();
     let mut allowed = found.allowed.clone();
     let mut notes = [&found.findings.notes[..], &found.findings.changes].concat();
-    if node.config.peers.contains_key(to) {
+    if node.peers().has(to) {
         match source::check(node, to, &found.offer) {
             Ok((there, said)) => {
                 let (there, allowed_there) = options.allow.part(there);

@@ -14,6 +14,7 @@ use tranship_types::{Blocker, GroupId, GroupReport, MigrationId, NodeName, Repor
 use tranship_wire::Purpose;
 
 use crate::node::Node;
+use crate::registry::unix_ms;
 use crate::{cancel, doctor, groups, moves, options, plan, recovery};
 
 /// The agent as its API sees it.
@@ -73,6 +74,11 @@ impl Service {
         }
     }
 
+    /// What an operator has to see to besides.
+    fn notices(&self) -> Vec<Leftover> {
+        self.0.live.notices((unix_ms() / 1000) as i64)
+    }
+
     fn peer_info(&self, name: &NodeName, address: &str) -> PeerInfo {
         let (state, problem) = match self.0.dial(name, Purpose::Control, None) {
             Ok(_) => (PeerState::Up, None),
@@ -94,11 +100,10 @@ fn memory_of(pids: &[u32]) -> u64 {
 
 impl AgentService for Service {
     fn node(&self) -> Result<NodeInfo, ServiceError> {
-        let config = &self.0.config;
+        let (config, table) = (&self.0.config, self.0.peers());
         let peers = std::thread::scope(|scope| {
-            let asked: Vec<_> = config
-                .peers
-                .iter()
+            let asked: Vec<_> = table
+                .all()
                 .map(|(name, address)| threads::beside(scope, "ask", || self.peer_info(name, address)))
                 .collect();
             asked.into_iter().map(Beside::join).collect()
@@ -150,11 +155,13 @@ impl AgentService for Service {
     }
 
     fn leftovers(&self) -> Result<Vec<Leftover>, ServiceError> {
-        doctor::leftovers(&self.0).map_err(|error| unusable(&error))
+        let left = doctor::leftovers(&self.0).map_err(|error| unusable(&error))?;
+        Ok([self.notices(), left].concat())
     }
 
     fn remove_leftovers(&self) -> Result<Vec<Leftover>, ServiceError> {
-        doctor::remove_leftovers(&self.0).map_err(|error| unusable(&error))
+        let left = doctor::remove_leftovers(&self.0).map_err(|error| unusable(&error))?;
+        Ok([self.notices(), left].concat())
     }
 
     fn reports(&self) -> Result<Vec<Report>, ServiceError> {

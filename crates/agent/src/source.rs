@@ -292,7 +292,7 @@ impl SourceRun {
         let unit = self.turn.as_ref().and_then(Turn::unit).cloned();
         // It looks into large trees and asks engines.
         let found = self.interrupt.aside(move || inspection::inspect(&node, &name, &options, unit.as_ref()))?;
-        if !self.node.config.peers.contains_key(&self.peer) {
+        if !self.node.peers().has(&self.peer) {
             return Err(Failure::blocked(vec![self.node.unknown_peer(&self.peer)]).unwrap_or_else(|| failed("no peer")));
         }
         self.report.change(|r| {

@@ -19,16 +19,17 @@ use anyhow::Context;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tranship_sys::{descriptor, privileges, process, seccomp, threads};
 use tranship_transport::remote::{self, Failed, TlsProcess};
-use tranship_transport::{Established, Handshakes, Identity, Role, TransportError};
+use tranship_transport::{Established, Expiry, Files, Handshakes, Identity, Pins, Role, TransportError, Trust};
 use tranship_types::NodeName;
 
 use crate::config;
+use crate::live::Certificates;
 use crate::node::sentence;
 
 /// The argument with which `transhipd` is the TLS process.
 pub const ARGUMENT: &str = "tls";
-/// What it sends when it is ready; else it sends why it is not.
-const READY: &[u8] = b"ready";
+/// What it sends when it is ready, followed by when its certificates end; else it sends why it is not.
+const READY: &[u8] = b"ready ";
 /// How long it may take until it is.
 const START: Duration = Duration::from_secs(10);
 /// One that ends sooner than this after its start is followed by another one after a pause, which becomes longer.
@@ -39,24 +40,29 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const DESCRIPTORS: u64 = 1024;
 /// Longest reason why it is not ready.
 const REASON: usize = 4096;
+/// Longest message that it is ready.
+const ANSWER: usize = 32 << 10;
 
-/// `transhipd tls CA CERT KEY NODE ROOT`, with the agent's socket as standard input.
+/// `transhipd tls CA CERT KEY NODE ROOT [CRL]`, with the agent's socket as standard input.
 pub fn run(arguments: &[OsString]) -> anyhow::Result<i32> {
-    let [_, _, ca, cert, key, node, root] = arguments else {
-        anyhow::bail!("usage: transhipd {ARGUMENT} CA CERT KEY NODE ROOT");
+    let [_, _, ca, cert, key, node, root, crl @ ..] = arguments else {
+        anyhow::bail!("usage: transhipd {ARGUMENT} CA CERT KEY NODE ROOT [CRL]");
     };
     process::set_name(c"tranship-tls");
     process::protect_secrets();
     let agent = io::stdin().as_fd().try_clone_to_owned()?;
     let prepare = || -> anyhow::Result<Identity> {
-        let identity = Identity::load(Path::new(ca), Path::new(cert), Path::new(key))?;
+        let crl = crl.first().map(Path::new);
+        let files = Files { ca: Path::new(ca), cert: Path::new(cert), key: Path::new(key), crl };
+        let identity = Identity::load_files(&files)?;
         identity.expect_node(&node.to_string_lossy().parse::<NodeName>()?)?;
         confine(Path::new(root)).context("the TLS process cannot give up its privileges")?;
         Ok(identity)
     };
     match prepare() {
         Ok(identity) => {
-            descriptor::send(agent.as_fd(), READY, &[])?;
+            let ends = serde_json::to_vec(&identity.expiries())?;
+            descriptor::send(agent.as_fd(), &[READY, &ends].concat(), &[])?;
             let identity: Arc<dyn Handshakes> = Arc::new(identity);
             remote::serve(&agent, &identity)?;
             Ok(0)
@@ -81,11 +87,21 @@ pub struct Tls(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    arguments: [OsString; 5],
     node: NodeName,
-    /// The one that runs, or has run last, and its number.
-    current: Mutex<(u64, Arc<TlsProcess>)>,
+    root: PathBuf,
+    trust: Trust,
+    current: Mutex<Current>,
     replaced: Condvar,
+}
+
+/// The TLS process that runs, or has run last.
+#[derive(Debug, Clone)]
+struct Current {
+    number: u64,
+    process: Arc<TlsProcess>,
+    arguments: Vec<OsString>,
+    /// When its certificates end.
+    ends: Vec<Expiry>,
 }
 
 impl Tls {
@@ -95,24 +111,25 @@ impl Tls {
     /// It cannot be started, or the files are not what they should be.
     pub fn start(files: &config::Tls, node: &NodeName, root: &Path) -> anyhow::Result<Self> {
         std::fs::create_dir_all(root).with_context(|| format!("{} cannot be made", root.display()))?;
-        let path = |path: &PathBuf| path.clone().into_os_string();
-        let (ca, cert, key) = (path(&files.ca), path(&files.cert), path(&files.key));
-        let arguments = [ca, cert, key, node.as_str().into(), root.into()];
-        let (child, requests) = spawn(&arguments)?;
-        let first = Arc::new(TlsProcess::new(requests, node.clone()));
-        let shared =
-            Shared { arguments, node: node.clone(), current: Mutex::new((0, first)), replaced: Condvar::new() };
-        let tls = Self(Arc::new(shared));
+        let arguments = arguments(files, node, root);
+        let Started { child, requests, ends } = spawn(&arguments)?;
+        let process = Arc::new(TlsProcess::new(requests, node.clone()));
+        let current = Mutex::new(Current { number: 0, process, arguments, ends });
+        let (node, root, trust, replaced) = (node.clone(), root.to_owned(), Trust::default(), Condvar::new());
+        let tls = Self(Arc::new(Shared { node, root, trust, current, replaced }));
         let keeper = tls.clone();
-        threads::start("tls", move || keeper.keep(child))?;
+        threads::start("tls", move || keeper.keep(0, child))?;
         Ok(tls)
     }
 
-    /// Starts another TLS process whenever one has ended.
-    fn keep(&self, mut child: Child) {
+    /// Starts another TLS process whenever one has ended, until this one, with this number, was replaced by one of other files.
+    fn keep(&self, mut number: u64, mut child: Child) {
         let (mut pause, mut begun) = (Duration::ZERO, Instant::now());
         loop {
             let ended = child.wait();
+            if self.current().number != number {
+                return;
+            }
             tracing::warn!(?ended, "the TLS process has ended, another one is started");
             pause = match begun.elapsed() {
                 lived if lived >= LONG => Duration::ZERO,
@@ -121,13 +138,18 @@ impl Tls {
             child = loop {
                 std::thread::sleep(pause);
                 begun = Instant::now();
-                match spawn(&self.0.arguments) {
-                    Ok((child, requests)) => {
+                let arguments = self.current().arguments.clone();
+                match spawn(&arguments) {
+                    Ok(started) => {
                         let mut current = self.current();
-                        *current = (current.0 + 1, Arc::new(TlsProcess::new(requests, self.0.node.clone())));
-                        self.0.replaced.notify_all();
-                        break child;
+                        if current.number != number {
+                            drop(started.requests);
+                            break started.child;
+                        }
+                        number = self.take(&mut current, (started.requests, started.ends));
+                        break started.child;
                     }
+                    Err(_) if self.current().number != number => return,
                     Err(error) => {
                         tracing::error!(error = sentence(error.as_ref()), "no TLS process can be started: there are no new links");
                         pause = (2 * pause).clamp(FIRST_PAUSE, LONGEST_PAUSE);
@@ -137,8 +159,40 @@ impl Tls {
         }
     }
 
-    fn current(&self) -> std::sync::MutexGuard<'_, (u64, Arc<TlsProcess>)> {
+    /// Gives what follows to a TLS process that was just started; its number.
+    fn take(&self, current: &mut Current, (requests, ends): (OwnedFd, Vec<Expiry>)) -> u64 {
+        current.number += 1;
+        current.process = Arc::new(TlsProcess::new(requests, self.0.node.clone()));
+        current.ends = ends;
+        self.0.replaced.notify_all();
+        current.number
+    }
+
+    fn current(&self) -> std::sync::MutexGuard<'_, Current> {
         self.0.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Certificates for Tls {
+    /// Another TLS process reads the files; the one from before ends with the handshakes that it has begun.
+    fn replace(&self, files: &config::Tls) -> Result<(), String> {
+        let arguments = arguments(files, &self.0.node, &self.0.root);
+        let Started { child, requests, ends } = spawn(&arguments).map_err(|error| sentence(error.as_ref()))?;
+        let mut current = self.current();
+        let (keeper, number) = (self.clone(), current.number + 1);
+        threads::start("tls", move || keeper.keep(number, child)).map_err(|error| sentence(&error))?;
+        current.arguments = arguments;
+        self.take(&mut current, (requests, ends));
+        Ok(())
+    }
+
+    fn pin(&self, pins: Pins) {
+        self.0.trust.pin(pins);
+    }
+
+    fn expiries(&self) -> Vec<Expiry> {
+        let own = self.current().ends.clone();
+        own.into_iter().chain(self.0.trust.seen()).collect()
     }
 }
 
@@ -147,19 +201,23 @@ impl Handshakes for Tls {
         &self.0.node
     }
 
+    fn check_peer(&self, peer: &NodeName, certificate: &[u8]) -> Result<(), String> {
+        self.0.trust.check(peer, certificate)
+    }
+
     fn shake(
         &self,
         stream: &Arc<std::net::TcpStream>,
         role: &Role,
         deadline: Instant,
     ) -> Result<Established, TransportError> {
-        let (number, process) = self.current().clone();
+        let Current { number, process, .. } = self.current().clone();
         process.shake(stream, role, deadline).map_err(|failed| match failed {
             Failed::Handshake(error) => error,
             Failed::Ended(error) => {
                 // Whoever tries again shall find another one.
                 let left = deadline.saturating_duration_since(Instant::now());
-                let same = |current: &mut (u64, _)| current.0 == number;
+                let same = |current: &mut Current| current.number == number;
                 drop(self.0.replaced.wait_timeout_while(self.current(), left, same));
                 TransportError::TlsProcess(error)
             }
@@ -167,8 +225,24 @@ impl Handshakes for Tls {
     }
 }
 
-/// Starts a TLS process, and waits until it is ready: the process, and the socket for requests.
-fn spawn(arguments: &[OsString; 5]) -> anyhow::Result<(Child, OwnedFd)> {
+/// The arguments of a TLS process after the first one.
+fn arguments(files: &config::Tls, node: &NodeName, root: &Path) -> Vec<OsString> {
+    let path = |path: &PathBuf| path.clone().into_os_string();
+    let fixed = [path(&files.ca), path(&files.cert), path(&files.key), node.as_str().into(), root.into()];
+    fixed.into_iter().chain(files.crl.as_ref().map(path)).collect()
+}
+
+/// A TLS process that is ready.
+struct Started {
+    child: Child,
+    /// The socket for requests.
+    requests: OwnedFd,
+    /// When its certificates end.
+    ends: Vec<Expiry>,
+}
+
+/// Starts a TLS process, and waits until it is ready.
+fn spawn(arguments: &[OsString]) -> anyhow::Result<Started> {
     let (ours, theirs) = descriptor::seqpacket_pair()?;
     let mut command = Command::new("/proc/self/exe");
     command.arg0("transhipd").arg(ARGUMENT).args(arguments).env_clear();
@@ -178,7 +252,7 @@ fn spawn(arguments: &[OsString; 5]) -> anyhow::Result<(Child, OwnedFd)> {
     // Its end of the socket must not stay open here.
     drop(command);
     match await_ready(&ours) {
-        Ok(()) => Ok((child, ours)),
+        Ok(ends) => Ok(Started { child, requests: ours, ends }),
         Err(error) => {
             let _ = child.kill();
             let _ = child.wait();
@@ -187,15 +261,18 @@ fn spawn(arguments: &[OsString; 5]) -> anyhow::Result<(Child, OwnedFd)> {
     }
 }
 
-fn await_ready(socket: &OwnedFd) -> anyhow::Result<()> {
+fn await_ready(socket: &OwnedFd) -> anyhow::Result<Vec<Expiry>> {
     let mut ready = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
     if poll(&mut ready, PollTimeout::try_from(START).unwrap_or(PollTimeout::MAX))? == 0 {
         anyhow::bail!("the TLS process is not ready within {START:?}");
     }
-    let mut answer = vec![0; REASON];
+    let mut answer = vec![0; ANSWER];
     let (length, _) = descriptor::receive(socket.as_fd(), &mut answer)?;
-    match &answer[..length] {
-        READY => Ok(()),
+    let answer = &answer[..length];
+    if let Some(ends) = answer.strip_prefix(READY) {
+        return Ok(serde_json::from_slice(ends)?);
+    }
+    match answer {
         [] => anyhow::bail!("the TLS process has ended at its start"),
         reason => anyhow::bail!("{}", String::from_utf8_lossy(reason)),
     }

@@ -25,7 +25,7 @@ use crate::node::{Node, failed};
 /// Where notes of copies are, below the directory for what lasts.
 const NOTES: &str = "copies";
 /// Most trees of one container.
-const TREES: usize = 256;
+pub const TREES: usize = 256;
 
 /// Which trees of a container move with it, and what there is to say about the others.
 #[derive(Default)]

@@ -1,7 +1,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Something that a move has made on a node, and that no move owns any more.
+/// Something on a node that an operator has to see to: most often what a move has made and no move owns any more.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Leftover {
     /// What it is.
@@ -10,6 +10,9 @@ pub struct Leftover {
     pub name: String,
     /// Whether it has been removed.
     pub removed: bool,
+    /// It hinders nothing yet.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub warning: bool,
     /// Why the agent does not remove it by itself, or could not, and what to do; empty where it can.
     #[serde(default)]
     pub note: String,
@@ -37,6 +40,10 @@ pub enum LeftoverKind {
     Container,
     /// A userfaultfd in a container's process that was opened there for a move and not closed again.
     Userfaultfd,
+    /// A certificate or revocation list that has ended, or ends soon.
+    Certificate,
+    /// A configuration that was not taken at a reload.
+    Configuration,
 }
 
 impl std::fmt::Display for LeftoverKind {
@@ -51,6 +58,8 @@ impl std::fmt::Display for LeftoverKind {
             Self::Gate => "closed gate",
             Self::Container => "frozen container",
             Self::Userfaultfd => "userfaultfd",
+            Self::Certificate => "certificate",
+            Self::Configuration => "configuration",
         })
     }
 }

@@ -146,7 +146,7 @@ impl AgentService for Script {
 
     fn leftovers(&self) -> Result<Vec<Leftover>, ServiceError> {
         let name = "/run/netns/redis".to_owned();
-        Ok(vec![Leftover { kind: LeftoverKind::Namespace, name, removed: false, note: String::new() }])
+        Ok(vec![Leftover { kind: LeftoverKind::Namespace, name, removed: false, warning: false, note: String::new() }])
     }
 
     fn remove_leftovers(&self) -> Result<Vec<Leftover>, ServiceError> {

@@ -87,7 +87,7 @@ impl Calls<'_> {
             true => self.patiently(self.client.remove_leftovers()).await,
             false => self.patiently(self.client.leftovers()).await,
         };
-        let clean = found.as_ref().is_ok_and(|list| list.iter().all(|leftover| leftover.removed));
+        let clean = found.as_ref().is_ok_and(|list| list.iter().all(|leftover| leftover.removed || leftover.warning));
         match self.print(found, json, |list| show::leftovers(list)) {
             Exit::Done if !clean => Exit::Failed,
             exit => exit,

@@ -170,15 +170,11 @@ impl Identity {
                 .with_crls(revoked.clone())
                 .only_check_end_entity_revocation()
                 .allow_unknown_revocation_status();
-            client_verifier = client_verifier
-                .with_crls(revoked)
-                .only_check_end_entity_revocation()
-                .allow_unknown_revocation_status();
+            client_verifier =
+                client_verifier.with_crls(revoked).only_check_end_entity_revocation().allow_unknown_revocation_status();
         }
         let server_verifier = server_verifier.build().map_err(|e| builder_failed(e.to_string()))?;
-        let client_verifier = client_verifier
-            .build()
-            .map_err(|e| builder_failed(e.to_string()))?;
+        let client_verifier = client_verifier.build().map_err(|e| builder_failed(e.to_string()))?;
         server_verifier.verify_server_cert(&certified.cert[0], &certified.cert[1..], &name, &[], now).map_err(|e| {
             use CertificateError as Fault;
             match e {
@@ -198,8 +194,13 @@ impl Identity {
         })?;
 
         let own_ends = not_after(&certified.cert[0]).map_err(|why| unusable("node's certificate", cert, why))?;
-        let end = |what: &str, path: &Path, ends_unix| Expiry { what: what.to_owned(), path: Some(path.to_owned()), ends_unix };
-        let mut ends = vec![end("this node's certificate", cert, own_ends), end("the certificate of the CA", ca, ca_ends)];
+        let end = |what: &str, path: &Path, ends_unix| Expiry {
+            what: what.to_owned(),
+            path: Some(path.to_owned()),
+            ends_unix,
+        };
+        let mut ends =
+            vec![end("this node's certificate", cert, own_ends), end("the certificate of the CA", ca, ca_ends)];
         ends.extend(crl.zip(due).map(|(path, due)| end("the revocation list", path, due)));
 
         let resolver = Arc::new(rustls::sign::SingleCertAndKey::from(certified));

@@ -26,9 +26,9 @@ pub mod pki;
 mod records;
 pub mod remote;
 mod socket;
-mod trust;
 #[cfg(test)]
 mod tests;
+mod trust;
 
 pub use connection::Connection;
 pub use connector::Connector;
@@ -37,5 +37,5 @@ pub use handshake::{Established, Handshakes, Role};
 pub use identity::{Files, Identity};
 pub use link::{Closer, Counters, Link};
 pub use listener::{Incoming, Listener};
-pub use trust::{Expiry, Fingerprint, Pins};
 pub use memory::{MemoryLink, memory_pair, memory_pair_between};
+pub use trust::{Expiry, Fingerprint, Pins, Trust};

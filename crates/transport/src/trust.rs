@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError, RwLock};
 use rustls::crypto::ring::cipher_suite::TLS13_AES_128_GCM_SHA256;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, CertificateRevocationListDer};
+use serde::{Deserialize, Serialize};
 use tranship_types::NodeName;
 use x509_parser::prelude::{CertificateRevocationList, FromDer, X509Certificate};
 
@@ -59,7 +60,7 @@ impl FromStr for Fingerprint {
 pub type Pins = BTreeMap<NodeName, Vec<Fingerprint>>;
 
 /// When something that links depend on ends.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Expiry {
     /// What it is, e.g. `this node's certificate`.
     pub what: String,
@@ -71,18 +72,22 @@ pub struct Expiry {
 
 /// What is known of peers' certificates.
 #[derive(Debug, Default)]
-pub(crate) struct Trust {
+pub struct Trust {
     pins: RwLock<Pins>,
     /// When the certificate ends that a peer has shown last.
     seen: Mutex<BTreeMap<NodeName, i64>>,
 }
 
 impl Trust {
+    /// Takes a peer that is named here only if it shows one of these certificates.
     pub fn pin(&self, pins: Pins) {
         *self.pins.write().unwrap_or_else(PoisonError::into_inner) = pins;
     }
 
     /// Compares a peer's certificate (DER) with what is pinned, and notes when it ends.
+    ///
+    /// # Errors
+    /// It is another one.
     pub fn check(&self, peer: &NodeName, certificate: &[u8]) -> Result<(), String> {
         let certificate = &CertificateDer::from(certificate);
         let pins = self.pins.read().unwrap_or_else(PoisonError::into_inner);
@@ -124,8 +129,7 @@ pub(crate) fn load_revocations(
 ) -> Result<(Vec<CertificateRevocationListDer<'static>>, Option<i64>), TransportError> {
     let what = "revocation list";
     let unusable = |why: String| TransportError::Unusable { what, path: path.to_owned(), why };
-    let pem =
-        std::fs::read(path).map_err(|source| TransportError::File { what, path: path.to_owned(), source })?;
+    let pem = std::fs::read(path).map_err(|source| TransportError::File { what, path: path.to_owned(), source })?;
     let lists = CertificateRevocationListDer::pem_slice_iter(&pem)
         .collect::<Result<Vec<_>, _>>()
         .map_err(|e| unusable(format!("it is not PEM: {e}")))?;

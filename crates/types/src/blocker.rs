@@ -48,6 +48,8 @@ pub enum BlockerKind {
     Engine,
     /// What must travel in the freeze takes longer than the freeze may.
     TooSlow,
+    /// The destination does not accept such a container from this peer.
+    Policy,
 }
 
 /// One thing that stands in the way of a move, found before anything is touched.

@@ -11,6 +11,7 @@ use super::Config;
 pub(super) fn check(config: &Config) -> Result<(), String> {
     addresses(config)?;
     paths(config)?;
+    config.accept.check().map_err(|why| format!("[accept] {why}"))?;
     if config.criu.log_level.is_some_and(|level| !(0..=4).contains(&level)) {
         return Err("[criu] log_level: criu has levels 0 to 4; take one of them out of these".to_owned());
     }
@@ -24,7 +25,11 @@ fn addresses(config: &Config) -> Result<(), String> {
     }
     let mut seen = BTreeMap::from([(config.listen.as_str(), "listen".to_owned())]);
     address(&config.listen).map_err(|why| format!("listen: {why}"))?;
-    for (name, own) in &config.peers {
+    for (name, peer) in &config.peers {
+        let own = &peer.address;
+        if let Some(Err(why)) = peer.accept.as_ref().map(super::Accept::check) {
+            return Err(format!("[peers] {name}: accept: {why}"));
+        }
         address(own).map_err(|why| format!("[peers] {name}: {why}"))?;
         if let Some(other) = seen.insert(own, format!("[peers] {name}")) {
             return Err(format!("[peers] {name}: {own} is the address of {other}, too; give each node its own"));
@@ -57,7 +62,10 @@ fn paths(config: &Config) -> Result<(), String> {
         ("[tls] ca", &tls.ca),
         ("[tls] cert", &tls.cert),
         ("[tls] key", &tls.key),
-    ] {
+    ]
+    .into_iter()
+    .chain(tls.crl.as_ref().map(|crl| ("[tls] crl", crl)))
+    {
         if !path.is_absolute() {
             return Err(format!("{key}: {path:?} depends on where the agent is started; give the path from / on"));
         }

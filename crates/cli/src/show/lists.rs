@@ -175,6 +175,7 @@ nginx-front  runc    stopped    -          -       -
             kind: tranship_api::LeftoverKind::Migration,
             name: "/run/tranship/migrations/m-1".into(),
             removed: false,
+            warning: false,
             note: String::new(),
         };
         let gone = Leftover { removed: true, ..directory.clone() };

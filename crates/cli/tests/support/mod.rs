@@ -136,6 +136,7 @@ impl AgentService for Service {
             kind,
             name: name.to_owned(),
             removed: false,
+            warning: false,
             note: note.to_owned(),
         };
         let frozen = "it may run elsewhere; `runc resume redis` if not";

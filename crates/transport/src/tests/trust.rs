@@ -93,7 +93,8 @@ fn it_is_known_when_certificates_end() {
     taken.unwrap();
     let all = server.expiries();
     let whats: Vec<_> = all.iter().map(|one| one.what.as_str()).collect();
-    let expected = ["this node's certificate", "the certificate of the CA", "the revocation list", "the certificate of node a"];
+    let expected =
+        ["this node's certificate", "the certificate of the CA", "the revocation list", "the certificate of node a"];
     assert_eq!(whats, expected);
     assert!(all[1].ends_unix > all[0].ends_unix && all[0].ends_unix - all[3].ends_unix < 60);
 }
