@@ -19,6 +19,7 @@ use crate::destination::DestinationRun;
 use crate::draining::Drain;
 use crate::node::{Claim, Node};
 use crate::registry::{LiveReport, unix_ms};
+use crate::rights::next_offer;
 
 /// How long the source may take to forward its last packets, from the resume: as long as peers whose packets are lost wait anyway.
 pub const LAST_PACKETS: Duration = Duration::from_millis(500);
@@ -93,6 +94,8 @@ struct Entry {
     inbox: Arc<Inbox>,
     peer: NodeName,
     container: String,
+    /// The number of its offer.
+    offer: u64,
     /// Its network namespace on this node, if that has a name.
     network: Option<PathBuf>,
 }
@@ -106,7 +109,10 @@ impl Arrivals {
         let (peer, container) = (arrival.peer.clone(), arrival.run.container().to_owned());
         let network = arrival.run.network_path().cloned();
         let arrival = Arc::new(Mutex::new(arrival));
-        self.map().insert(id.clone(), Entry { arrival: Arc::clone(&arrival), inbox, peer, container, network });
+        self.map().insert(
+            id.clone(),
+            Entry { arrival: Arc::clone(&arrival), inbox, peer, container, offer: next_offer(), network },
+        );
         arrival
     }
 
@@ -121,6 +127,11 @@ impl Arrivals {
     /// That of the container of this name.
     pub fn inbox_of(&self, container: &str) -> Option<Arc<Inbox>> {
         self.map().values().find(|entry| entry.container == container).map(|entry| Arc::clone(&entry.inbox))
+    }
+
+    /// The number of a migration's offer.
+    pub fn offer(&self, id: &MigrationId) -> Option<u64> {
+        self.map().get(id).map(|entry| entry.offer)
     }
 
     /// Whether a container comes from this node, and lives in this network namespace.

@@ -40,6 +40,7 @@ mod probes;
 mod program;
 mod recovery;
 mod registry;
+mod rights;
 mod service;
 mod source;
 mod space;

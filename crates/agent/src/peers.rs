@@ -12,7 +12,7 @@ use tranship_network::HeldFrame;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::{reserve, schedule, threads};
 use tranship_transport::{Connection, Incoming, Link, Listener};
-use tranship_types::{MigrationId, NodeName, Phase, SharedObject, Side};
+use tranship_types::{Blocker, BlockerKind, MigrationId, NodeName, Phase, SharedObject, Side};
 use tranship_wire::message::{Offer, Request, Response};
 use tranship_wire::{Hello, Purpose, ReadError};
 
@@ -27,6 +27,7 @@ use crate::node::{Node, sentence};
 use crate::policy;
 use crate::probes::Probed;
 use crate::registry::unix_ms;
+use crate::rights::Rights;
 use crate::space;
 use crate::undoing::{self, abort};
 
@@ -176,6 +177,8 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
     let known = |id| node.arrivals.peer(id).or_else(|| of_damaged(id));
     // Asked for each request: a link may be older than the migration that it names.
     let of_another = || id.and_then(known).is_some_and(|other| other != peer);
+    let mut rights = Rights::of_new_link();
+    let covered = |rights: &Rights| rights.covers(id.and_then(|id| node.arrivals.offer(id)));
     let (mut probed, mut committed) = (Probed::default(), false);
     let ended = loop {
         let request: Request = match tranship_wire::read_message(&mut link) {
@@ -183,13 +186,18 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
             Err(error) => break Err(error),
         };
         let of_no_migration = matches!(request, Request::Clock | Request::Check(_) | Request::Probe { .. });
-        if !of_no_migration && of_another() {
-            tracing::warn!(%peer, "asked about a migration of another node");
-            let refused = failure_response(Failure::new(format!("the migration is not one of node {peer}")));
+        if !of_no_migration && (of_another() || !covered(&rights)) {
+            tracing::warn!(%peer, "asked about a migration of another node, or over a link from before its offer");
+            let refused =
+                failure_response(Failure::new(format!("the migration is not one of this link of node {peer}")));
             let _ = tranship_wire::write_message(&mut link, &refused);
             break Err(ReadError::Io(io::ErrorKind::PermissionDenied.into()));
         }
         committed |= matches!(request, Request::Commit);
+        // An offer that fails may leave something to be asked about.
+        if matches!(request, Request::Offer(_)) && id.is_some_and(|id| node.arrivals.offer(id).is_none()) {
+            rights.offer();
+        }
         let answer = || Ok(reply(node, &peer, id, request, (&mut link, &mut probed)));
         let response = match coordinator::caught("the answer to a request", answer) {
             Ok(Ok(Some(response))) => response,
@@ -205,13 +213,13 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
         }
     };
     // Whoever has forwarded packets on it does so no more.
-    if let Some(id) = id.filter(|_| committed)
+    if let Some(id) = id.filter(|_| committed && covered(&rights))
         && let Some(inbox) = node.arrivals.inbox(id)
     {
         take_over(inbox, id.clone(), true);
     }
     // Whoever is READY waits for the word, over whatever link it comes. Everybody else is undone.
-    if let Some(id) = id.filter(|_| !of_another())
+    if let Some(id) = id.filter(|_| !of_another() && covered(&rights))
         && let Some(arrival) = node.arrivals.get(id)
         && lock(&arrival).standing == Standing::Open
     {
@@ -299,7 +307,12 @@ fn offered(node: &Arc<Node>, id: &MigrationId, peer: &NodeName, offer: Offer, li
     }
     let claim = match node.claim(&offer.container, id) {
         Ok(claim) => claim,
-        Err(blocker) => {
+        // Whose migration has it is not for every peer to know.
+        Err(_) => {
+            let (container, here) = (&offer.container, &node.config.node);
+            let cause = format!("{container} is being moved already, on node {here}");
+            let blocker =
+                Blocker::new(BlockerKind::Busy, cause, format!("wait for it; see `tranship status` on node {here}"));
             return Response::Failed { message: blocker.to_string(), blockers: vec![blocker], waiting: None };
         }
     };
