@@ -340,7 +340,14 @@ impl DestinationRun {
             self.look_for_overlooked()?;
         }
         let targets = trees::targets_left(&*self.engine, &self.id, &self.offer)?;
-        targets.iter().try_for_each(Target::settle).map_err(failed)?;
+        for target in &targets {
+            if let Some(before) = target.settle().map_err(failed)? {
+                let (path, before) = (target.path().display(), before.display());
+                let remark = format!("files were put into {path} after it was looked at: they are in {before}");
+                tracing::warn!(id = %self.id, remark);
+                self.remarks.push(remark);
+            }
+        }
         Note::remove(&self.node, &self.id)?;
         self.inbox.close();
         if let Some((path, _)) = self.offer.network.as_ref().filter(|_| self.engine.attaches_network()) {

@@ -60,6 +60,45 @@ pub(crate) fn empty(path: &Path) -> Result<(), StorageError> {
     Removal { root: path.clone(), at: path, depth: 0, guard: Guard::best() }.empty(directory.into())
 }
 
+/// Deletes the directory `name` in `parent`, which is at `path`, and everything below it, if `is_meant` says so of it when it is open.
+/// What is deleted is what was open: another directory that has got its name meanwhile stays. False: it is not meant, and stays.
+///
+/// # Errors
+/// As [`remove_tree`].
+pub(crate) fn remove_if(
+    path: &Path,
+    parent: &OwnedFd,
+    name: &CStr,
+    is_meant: impl FnOnce(&OwnedFd) -> bool,
+) -> Result<bool, StorageError> {
+    let refused = |what, e: Errno| StorageError::refused(what, path, e);
+    let directory = match openat2(parent, name, how()) {
+        Ok(directory) => directory,
+        Err(Errno::ENOENT) => return Ok(true),
+        Err(Errno::ENOTDIR | Errno::ELOOP) => return Ok(false),
+        Err(Errno::EXDEV) => return Err(StorageError::Mounted { path: path.to_owned(), mount_point: path.to_owned() }),
+        Err(e) => return Err(refused("open the directory", e)),
+    };
+    if !is_meant(&directory) {
+        return Ok(false);
+    }
+    if let Some(mount_point) = mounts::below(path)?.into_iter().next() {
+        return Err(StorageError::Mounted { path: path.to_owned(), mount_point });
+    }
+    let identity = |stat: nix::sys::stat::FileStat| (stat.st_dev, stat.st_ino);
+    let meant = identity(fstat(&directory).map_err(|e| refused("look at", e))?);
+    let root = path.to_owned();
+    Removal { root: root.clone(), at: root, depth: 0, guard: Guard::best() }.empty(directory)?;
+    match fstatat(parent, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
+        Ok(now) if identity(now) == meant => {
+            unlinkat(parent, name, UnlinkatFlags::RemoveDir).map_err(|e| refused("delete", e)).map(|()| true)
+        }
+        Ok(_) => Ok(false),
+        Err(Errno::ENOENT) => Ok(true),
+        Err(e) => Err(refused("look at", e)),
+    }
+}
+
 fn kind(mode: u32) -> SFlag {
     SFlag::from_bits_truncate(mode & SFlag::S_IFMT.bits())
 }

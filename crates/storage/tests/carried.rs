@@ -151,7 +151,7 @@ fn files_of_every_kind_are_copied_and_take_their_place() {
     let target = stage.target();
     assert_eq!(target.obstacle().unwrap(), None);
     (0..2).for_each(|_| target.place().unwrap());
-    (0..2).for_each(|_| target.settle().unwrap());
+    (0..2).for_each(|_| assert_eq!(target.settle().unwrap(), None));
     assert_same(&stage.source(), &stage.copy(), "in its place");
     assert_eq!(stage.names_there(), ["data"]);
     assert!(rustix::fs::getxattr(stage.copy(), "trusted.tranship", &mut [0; 99][..]).is_err(), "no mark stays");
@@ -614,4 +614,102 @@ fn a_writable_layer_is_followed_through_its_overlay() {
 /// The bits of a mode that say what kind of file it is.
 fn libc_mask() -> u32 {
     SFlag::S_IFMT.bits()
+}
+
+#[test]
+fn a_directory_that_the_move_has_not_made_is_never_removed() {
+    let stage = Stage::new();
+    fs::create_dir(stage.staging()).unwrap();
+    fs::write(stage.staging().join("f"), b"somebody's").unwrap();
+    stage.target().stage().unwrap_err();
+    stage.target().undo().unwrap();
+    stage.target().discard().unwrap();
+    assert_eq!(fs::read(stage.staging().join("f")).unwrap(), b"somebody's");
+    // Nor one that another move has made.
+    let other = Target::new(&stage.tree(), stage.copy(), "m-other");
+    other.stage().unwrap();
+    let theirs = other.staging().unwrap().to_owned();
+    fs::write(theirs.join("f"), b"theirs").unwrap();
+    stage.target().undo().unwrap();
+    assert!(theirs.join("f").exists());
+    // And a file or a link of that name is no tree.
+    fs::remove_dir_all(stage.staging()).unwrap();
+    symlink(&theirs, stage.staging()).unwrap();
+    stage.target().undo().unwrap();
+    assert!(theirs.join("f").exists());
+}
+
+#[test]
+fn what_was_put_in_its_place_meanwhile_stays() {
+    let stage = Stage::new();
+    fs::write(stage.source().join("new"), b"1").unwrap();
+    fs::create_dir(stage.copy()).unwrap();
+    assert_eq!(stage.target().obstacle().unwrap(), None, "an empty directory");
+    let (mut source, mut replica) = stage.open();
+    finish(&mut source, &mut replica);
+    fs::write(stage.copy().join("precious"), b"2").unwrap();
+    stage.target().place().unwrap();
+    let kept = stage.target().settle().unwrap();
+    assert_eq!(kept, Some(stage.staging()));
+    assert_eq!(fs::read(stage.staging().join("precious")).unwrap(), b"2");
+    assert_eq!(fs::read(stage.copy().join("new")).unwrap(), b"1");
+    assert!(!stage.target().is_placed(), "the mark is gone");
+}
+
+#[test]
+fn a_tree_takes_no_place_that_a_symlink_leads_to() {
+    let stage = Stage::new();
+    let (there, elsewhere) = (stage.dir.path().join("there"), stage.dir.path().join("elsewhere"));
+    let (mut source, mut replica) = stage.open();
+    finish(&mut source, &mut replica);
+    // Whoever may write above has another directory taken for the tree's.
+    fs::rename(&there, stage.dir.path().join("moved")).unwrap();
+    fs::create_dir_all(elsewhere.join("data")).unwrap();
+    fs::write(elsewhere.join("data/passwd"), b"root").unwrap();
+    symlink(&elsewhere, &there).unwrap();
+    for refused in
+        [stage.target().place(), stage.target().undo(), stage.target().settle().map(drop), stage.target().stage()]
+    {
+        refused.unwrap_err();
+    }
+    let (cause, _) = stage.target().obstacle().unwrap().unwrap();
+    assert!(cause.contains("symbolic link"), "{cause}");
+    assert_eq!(fs::read(elsewhere.join("data/passwd")).unwrap(), b"root");
+    // A directory that is no copy is not put in place either.
+    fs::remove_file(&there).unwrap();
+    fs::rename(&elsewhere, &there).unwrap();
+    fs::create_dir(stage.staging()).unwrap();
+    stage.target().place().unwrap_err();
+    assert!(there.join("data/passwd").exists());
+}
+
+#[test]
+fn a_peer_gives_no_marks() {
+    use tranship_storage::copy::{Name, Op, Sink, Time};
+    let stage = Stage::new();
+    let (mut source, mut replica) = stage.open();
+    pass(&mut source, &mut replica);
+    let ino = fs::metadata(stage.source()).unwrap().ino();
+    let forged = Name(b"trusted.tranship".to_vec());
+    let time: Time = (1, 0);
+    let xattrs = Some(vec![(forged, Name(b"keeper x".to_vec())), (Name(b"user.own".to_vec()), Name(b"1".to_vec()))]);
+    let op = Op::Meta {
+        ino,
+        mode: 0o755,
+        uid: 0,
+        gid: 0,
+        atime: time,
+        mtime: time,
+        xattrs,
+        allocated: Vec::new(),
+        flags: 0,
+    };
+    Direct { replica: &mut replica, ops: 0 }.op(&op).unwrap();
+    let value = |name: &str| {
+        let mut value = [0; 64];
+        let length = rustix::fs::getxattr(stage.staging(), name, &mut value[..]).unwrap();
+        value[..length].to_vec()
+    };
+    assert_eq!(value("user.own"), b"1");
+    assert_eq!(value("trusted.tranship"), format!("arrived {ID}").into_bytes());
 }

@@ -11,20 +11,26 @@
 //! Each step can be repeated, by an agent that knows no more than the paths and the migration: which of the directories is which,
 //! their marks say.
 
+use std::ffi::CString;
 use std::fs::DirBuilder;
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use nix::sys::statvfs::{FsFlags, statvfs};
-use rustix::fs::{CWD, RenameFlags, XattrFlags, lgetxattr, lremovexattr, lsetxattr, renameat_with};
+use rustix::fs::{
+    CWD, Mode, OFlags, RenameFlags, ResolveFlags, XattrFlags, fgetxattr, lgetxattr, lremovexattr, lsetxattr, openat2,
+    renameat_with,
+};
 use rustix::io::Errno;
 use tranship_types::{CarriedTree, TreeKind};
 
 use super::source::{open, open_copy};
 use super::{MARK, MAX_FILES};
 use crate::copy::{Copy, CopyError, Replica, Tree};
-use crate::{StorageError, remove_tree};
+use crate::remove::remove_if;
+use crate::{Root, StorageError};
 
 /// The place of one tree on the node that it comes to.
 #[derive(Debug, Clone)]
@@ -57,6 +63,11 @@ impl Target {
             return Ok(None);
         }
         let path = self.path.display();
+        if let Err(CopyError::Refused { why, .. }) = Held::of(&self.path, &self.path)
+            && why.raw_os_error() == Some(Errno::LOOP.raw_os_error())
+        {
+            return Ok(Some((format!("{path} leads through a symbolic link"), "name the directory that it leads to")));
+        }
         match self.path.symlink_metadata() {
             Ok(found) if !found.is_dir() => {
                 return Ok(Some((format!("{path} is there, but is no directory"), "remove it")));
@@ -82,27 +93,25 @@ impl Target {
             return Ok(None);
         }
         let remedy = "move it away or remove it there, if nobody needs it";
-        let Some((seconds, nanos)) = left_at(&self.path) else {
+        let Some(left) = mark_of(&self.path).as_deref().and_then(left_at) else {
             return Ok(Some((format!("{path} exists already, with files in it"), remedy)));
         };
-        let changed = tree.nodes.iter().any(|(ino, node)| {
-            let time = if *ino == tree.root { node.mtime } else { node.ctime };
-            time > (seconds, nanos)
-        });
+        let changed = changed_since(&tree, left);
         Ok(changed.then(|| (format!("{path}, the copy of an earlier move, was changed since"), remedy)))
     }
 
     /// Makes the empty directory that the tree arrives in; a writable layer's is the engine's.
     ///
     /// # Errors
-    /// If that is refused.
+    /// If that is refused; if something of that name is there.
     pub fn stage(&self) -> Result<(), CopyError> {
         let Some(staging) = &self.staging else { return Ok(()) };
-        let refused = |e| CopyError::refused("make the directory", staging, e);
-        DirBuilder::new().mode(0o700).create(staging).map_err(refused)?;
-        mark(staging, &self.arrived)?;
-        match DirBuilder::new().mode(0o700).create(&self.path) {
-            Ok(()) => mark(&self.path, &self.keeper),
+        let held = Held::of(&self.path, staging)?;
+        let make = |directory: &Path| DirBuilder::new().mode(0o700).create(directory);
+        make(&held.staging).map_err(|e| CopyError::refused("make the directory", staging, e))?;
+        mark(&held.staging, &self.arrived).map_err(|e| unmarked(staging, e))?;
+        match make(&held.place) {
+            Ok(()) => mark(&held.place, &self.keeper).map_err(|e| unmarked(&self.path, e)),
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
             Err(e) => Err(CopyError::refused("make the directory", &self.path, e)),
         }
@@ -139,43 +148,65 @@ impl Target {
     /// If that is refused.
     pub fn place(&self) -> Result<(), CopyError> {
         let Some(staging) = &self.staging else { return Ok(()) };
-        if self.is_placed() {
+        let held = Held::of(&self.path, staging)?;
+        if held.has(&held.place, &self.arrived) {
             return Ok(());
         }
-        renameat_with(CWD, staging, CWD, &self.path, RenameFlags::EXCHANGE)
-            .map_err(|e| CopyError::refused("put the files in their place,", &self.path, e))
+        let refused = |e: io::Error| CopyError::refused("put the files in their place,", &self.path, e);
+        if !held.has(&held.staging, &self.arrived) {
+            return Err(refused(io::Error::other("what is in its place is not what has arrived")));
+        }
+        held.exchange().map_err(|e| refused(e.into()))
     }
 
-    /// After the decision: what the tree has replaced is removed, and nothing tells any more of the move.
+    /// After the decision: what the tree has replaced is removed, and nothing tells any more of the move. What it has replaced stays, and
+    /// is named, if files were put there since it was looked at ([`Target::obstacle`]).
     ///
     /// # Errors
     /// If that is refused.
-    pub fn settle(&self) -> Result<(), CopyError> {
-        let Some(staging) = &self.staging else { return Ok(()) };
-        if self.is_placed() {
-            remove_tree(staging).map_err(|e| storage(staging, e))?;
-            match lremovexattr(&self.path, MARK) {
-                Ok(()) | Err(Errno::NODATA) => {}
-                Err(e) => return Err(CopyError::refused("remove the mark of", &self.path, e)),
-            }
+    pub fn settle(&self) -> Result<Option<PathBuf>, CopyError> {
+        let Some(staging) = &self.staging else { return Ok(None) };
+        let held = Held::of(&self.path, staging)?;
+        if !held.has(&held.place, &self.arrived) {
+            return Ok(None);
         }
-        Ok(())
+        let is_keeper =
+            |directory: &OwnedFd| mark_on(directory).is_some_and(|mark| mark == self.keeper) && is_empty(directory);
+        let is_replaceable = |directory: &OwnedFd| {
+            is_keeper(directory) || is_empty(directory) || was_left(directory, staging).is_ok_and(|was_left| was_left)
+        };
+        let removed = held.remove(staging, is_replaceable)?;
+        match lremovexattr(&held.place, MARK) {
+            Ok(()) | Err(Errno::NODATA) => {}
+            Err(e) => return Err(CopyError::refused("remove the mark of", &self.path, e)),
+        }
+        Ok((!removed).then(|| staging.clone()))
     }
 
-    /// Takes everything back.
+    /// Takes everything back. What this move has not made stays.
     ///
     /// # Errors
     /// If that is refused.
     pub fn undo(&self) -> Result<(), CopyError> {
         let Some(staging) = &self.staging else { return Ok(()) };
-        if self.is_placed() {
-            renameat_with(CWD, &self.path, CWD, staging, RenameFlags::EXCHANGE)
-                .map_err(|e| CopyError::refused("take back", &self.path, e))?;
+        let held = match Held::of(&self.path, staging) {
+            Ok(held) => held,
+            // Nothing was made in a directory that is not there.
+            Err(_) if !self.path.parent().is_some_and(Path::exists) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        if held.has(&held.place, &self.arrived) {
+            held.exchange().map_err(|e| CopyError::refused("take back", &self.path, e))?;
         }
-        if mark_of(&self.path).is_some_and(|mark| mark == self.keeper) {
-            std::fs::remove_dir(&self.path).map_err(|e| CopyError::refused("remove", &self.path, e))?;
+        if held.has(&held.place, &self.keeper) {
+            std::fs::remove_dir(&held.place).map_err(|e| CopyError::refused("remove", &self.path, e))?;
         }
-        remove_tree(staging).map_err(|e| storage(staging, e))
+        let has_arrived = |directory: &OwnedFd| mark_on(directory).is_some_and(|mark| mark == self.arrived);
+        if !held.remove(staging, has_arrived)? {
+            // It was to be marked next, and is empty then; else it is not this move's.
+            let _ = std::fs::remove_dir(&held.staging);
+        }
+        Ok(())
     }
 
     /// Removes what was copied, where nobody knows any more how the move ended: the copy as long as it has not taken its place,
@@ -186,7 +217,7 @@ impl Target {
     pub fn discard(&self) -> Result<(), CopyError> {
         let Some(staging) = &self.staging else { return Ok(()) };
         if self.is_placed() {
-            return if staging.exists() { Ok(()) } else { self.settle() };
+            return if staging.exists() { Ok(()) } else { self.settle().map(drop) };
         }
         match mark_of(staging) {
             Some(mark) if mark == self.arrived => self.undo(),
@@ -237,9 +268,49 @@ fn storage(path: &Path, error: StorageError) -> CopyError {
     }
 }
 
-fn mark(directory: &Path, text: &str) -> Result<(), CopyError> {
+/// A tree's place and the directory beside it, by the directory that both are in: whoever may write to one above cannot have others
+/// taken for them.
+struct Held {
+    parent: OwnedFd,
+    name: CString,
+    place: PathBuf,
+    staging: PathBuf,
+}
+
+impl Held {
+    fn of(path: &Path, staging: &Path) -> Result<Self, CopyError> {
+        let (directory, invalid) = (path.parent().unwrap_or(path), || io::Error::from(io::ErrorKind::InvalidInput));
+        let refused = |e: io::Error| CopyError::refused("open the directory", directory, e);
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let parent = openat2(CWD, directory, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
+        let parent = parent.map_err(|e| refused(e.into()))?;
+        let names = (path.file_name(), staging.file_name());
+        let (Some(place), Some(beside)) = names else { return Err(refused(invalid())) };
+        let name = CString::new(beside.as_encoded_bytes()).map_err(|_| refused(invalid()))?;
+        let within = PathBuf::from(format!("/proc/self/fd/{}", parent.as_raw_fd()));
+        Ok(Self { name, place: within.join(place), staging: within.join(beside), parent })
+    }
+
+    fn has(&self, path: &Path, mark: &str) -> bool {
+        mark_of(path).is_some_and(|found| found == mark)
+    }
+
+    fn exchange(&self) -> rustix::io::Result<()> {
+        renameat_with(CWD, &self.staging, CWD, &self.place, RenameFlags::EXCHANGE)
+    }
+
+    /// Removes the directory beside the place, which is at `path`, if it is meant. False: it is not, and stays.
+    fn remove(&self, path: &Path, is_meant: impl FnOnce(&OwnedFd) -> bool) -> Result<bool, CopyError> {
+        remove_if(path, &self.parent, &self.name, is_meant).map_err(|e| storage(path, e))
+    }
+}
+
+fn mark(directory: &Path, text: &str) -> rustix::io::Result<()> {
     lsetxattr(directory, MARK, text.as_bytes(), XattrFlags::empty())
-        .map_err(|e| CopyError::refused("set an extended attribute (which its filesystem must have) of", directory, e))
+}
+
+fn unmarked(directory: &Path, error: Errno) -> CopyError {
+    CopyError::refused("set an extended attribute (which its filesystem must have) of", directory, error)
 }
 
 fn mark_of(path: &Path) -> Option<String> {
@@ -249,9 +320,35 @@ fn mark_of(path: &Path) -> Option<String> {
     String::from_utf8(value).ok()
 }
 
+fn mark_on(directory: &OwnedFd) -> Option<String> {
+    let mut value = vec![0; 256];
+    let length = fgetxattr(directory, MARK, value.as_mut_slice()).ok()?;
+    value.truncate(length);
+    String::from_utf8(value).ok()
+}
+
+fn is_empty(directory: &OwnedFd) -> bool {
+    let named = |entry: rustix::io::Result<rustix::fs::DirEntry>| {
+        entry.map_or(true, |entry| !matches!(entry.file_name().to_bytes(), b"." | b".."))
+    };
+    rustix::fs::Dir::read_from(directory).is_ok_and(|entries| !entries.into_iter().any(named))
+}
+
+/// Whether a directory is the copy that an earlier move has left, and was not changed since; `path` is where it is.
+fn was_left(directory: &OwnedFd, path: &Path) -> Result<bool, CopyError> {
+    let Some(time) = mark_on(directory).as_deref().and_then(left_at) else { return Ok(false) };
+    let root = Root::clone_of(directory).map_err(|e| CopyError::refused("open the directory", path, e))?;
+    Ok(!changed_since(&Tree::read(&root, path, MAX_FILES)?, time))
+}
+
+/// Whether something of a tree was changed after this time.
+fn changed_since(tree: &Tree, left: (i64, u32)) -> bool {
+    let time = |(ino, node): (&u64, &crate::copy::Node)| if *ino == tree.root { node.mtime } else { node.ctime };
+    tree.nodes.iter().any(|node| time(node) > left)
+}
+
 /// Until when the tree that has left this directory may have changed it.
-fn left_at(path: &Path) -> Option<(i64, u32)> {
-    let mark = mark_of(path)?;
+fn left_at(mark: &str) -> Option<(i64, u32)> {
     let (_, time) = mark.strip_prefix("left ")?.split_once(' ')?;
     let (seconds, nanos) = time.split_once('.')?;
     Some((seconds.parse().ok()?, nanos.parse().ok()?))
@@ -263,9 +360,10 @@ fn left_at(path: &Path) -> Option<(i64, u32)> {
 /// If that is refused.
 pub fn leave(path: &Path, migration: &str) -> Result<(), CopyError> {
     // The filesystem's own clock says when that is: by it the times of files are told.
-    mark(path, "leaving")?;
+    let mark = |text: &str| mark(path, text).map_err(|e| unmarked(path, e));
+    mark("leaving")?;
     let now = crate::copy::look(CWD, path.as_os_str().as_encoded_bytes())
         .map_err(|e| CopyError::refused("look at", path, e))?
         .stx_ctime;
-    mark(path, &format!("left {migration} {}.{}", now.tv_sec, now.tv_nsec))
+    mark(&format!("left {migration} {}.{}", now.tv_sec, now.tv_nsec))
 }

@@ -51,7 +51,7 @@ pub use replica::Replica;
 pub(crate) use replica::{Copy, Limits};
 pub(crate) use suspects::{Device, Layer, Use, look as look_for_suspects};
 pub(crate) use trail::Trail;
-pub(crate) use tree::{Tree, look, open_beneath};
+pub(crate) use tree::{Node, Tree, look, open_beneath};
 
 /// How old a ctime must be to be believed: several ticks of the slowest kernel clock (10 ms).
 pub const GRAIN: Duration = Duration::from_millis(50);

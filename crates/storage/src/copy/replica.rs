@@ -526,7 +526,7 @@ impl Copy {
     }
 }
 
-/// Gives an open file these extended attributes, and no others.
+/// Gives an open file these extended attributes, and no others. Those of this copy are not the peer's to give.
 fn extend(file: &OwnedFd, wanted: &[(Name, Name)]) -> rustix::io::Result<()> {
     let mut list = vec![0; 64 << 10];
     let length = flistxattr(file, list.as_mut_slice())?;
@@ -535,7 +535,8 @@ fn extend(file: &OwnedFd, wanted: &[(Name, Name)]) -> rustix::io::Result<()> {
             fremovexattr(file, name)?;
         }
     }
-    wanted.iter().try_for_each(|(name, value)| fsetxattr(file, name.0.as_slice(), &value.0, XattrFlags::empty()))
+    let carried = wanted.iter().filter(|(name, _)| !OWN_ATTRIBUTES.contains(&name.0.as_slice()));
+    carried.into_iter().try_for_each(|(name, value)| fsetxattr(file, name.0.as_slice(), &value.0, XattrFlags::empty()))
 }
 
 /// A name that can be given to a file.
