@@ -30,6 +30,7 @@ use tranship_wire::message::Offer;
 use tranship_wire::{FrameHeader, MAX_FILE_DATA, Purpose};
 
 use crate::node::{Node, failed};
+use crate::policy;
 use crate::registry::LiveReport;
 
 /// How long the other side may say nothing, and take nothing.
@@ -231,11 +232,12 @@ pub fn receive(node: &Arc<Node>, link: &mut Connection) -> Result<(), Failure> {
         return Err(failed("an image that nobody has asked about"));
     };
     let here = &node.config.node;
+    let may_come = policy::may_send(node, link.peer(), engine, &container);
     let engine = node.engine(engine);
     let shared = Shared::new(link, true);
     let heard = shared.during(&Heard::Working, || -> Result<Heard, Failure> {
-        // Where there is no such engine, the offer is refused for that.
-        let lacking = match engine.is_present() {
+        // Where there is no such engine, or the peer may send no such container, the offer is refused for that.
+        let lacking = match engine.is_present() && may_come {
             true => engine.missing_image(&container, &parameters),
             false => Ok(None),
         };

@@ -55,8 +55,20 @@ pub fn check(node: &Node, peer: &NodeName, offer: &Offer) -> Vec<Blocker> {
         Blocker::new(BlockerKind::Policy, cause, remedy)
     };
     let table = node.peers();
-    let Some(accept) = table.accept_of(peer) else { return Vec::new() };
+    // One that is no peer any more has no links, but those from before.
+    let none = Accept { containers: Vec::new(), ..Accept::default() };
+    let accept = table.accept_of(peer).unwrap_or(&none);
     violations(&node.config, accept, offer).into_iter().take(TOLD).map(blocker).collect()
+}
+
+/// Whether a container of this name and engine may come from a peer at all, as far as that is known before its offer.
+pub fn may_send(node: &Node, peer: &NodeName, engine: EngineName, container: &str) -> bool {
+    let table = node.peers();
+    let fits = |accept: &Accept| {
+        accept.containers.iter().any(|pattern| matches(pattern, container))
+            && accept.engines.as_ref().is_none_or(|engines| engines.contains(&engine))
+    };
+    table.accept_of(peer).is_some_and(fits)
 }
 
 /// Whether the network namespace and the pod that a container joins are those of a container that came from the same peer. `offer` has

@@ -315,4 +315,7 @@ pub struct Init {
     /// Replace the keys and certificates that these nodes have
     #[arg(long)]
     pub renew: bool,
+    /// Add the certificates that these nodes have to the revocation list ca.crl, and make no new ones
+    #[arg(long, conflicts_with = "renew")]
+    pub revoke: bool,
 }

@@ -40,7 +40,7 @@ pub enum Command {
     Node { json: bool },
     Doctor { fix: bool, json: bool },
     Agent { arguments: Vec<OsString> },
-    Init { dir: PathBuf, nodes: Vec<NodeName>, renew: bool },
+    Init { dir: PathBuf, nodes: Vec<NodeName>, renew: bool, revoke: bool },
     Completions(Shell),
 }
 
@@ -100,7 +100,7 @@ impl TryFrom<Arguments> for Invocation {
             Call::Node(a) => Command::Node { json: a.json },
             Call::Doctor(a) => Command::Doctor { fix: a.fix, json: a.json },
             Call::Agent(a) => Command::Agent { arguments: a.arguments },
-            Call::Init(a) => Command::Init { dir: a.dir, nodes: nodes(&a.nodes)?, renew: a.renew },
+            Call::Init(a) => Command::Init { dir: a.dir, nodes: nodes(&a.nodes)?, renew: a.renew, revoke: a.revoke },
             Call::Completions { shell } => Command::Completions(shell),
         };
         Ok(Self { socket: arguments.socket, command })

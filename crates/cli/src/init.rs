@@ -17,6 +17,17 @@ pub fn init(dir: &Path, nodes: &[NodeName], renew: bool) -> anyhow::Result<Strin
     }
 }
 
+/// Adds the certificates of these nodes to the revocation list in `dir`; returns what to tell the user.
+pub fn revoke(dir: &Path, nodes: &[NodeName]) -> anyhow::Result<String> {
+    let list = pki::revoke(dir, nodes)?;
+    let (list, names) = (list.display(), nodes.iter().map(NodeName::as_str).collect::<Vec<_>>().join(", "));
+    Ok(format!(
+        "The revocation list {list} has the certificates of {names} now. Copy it to every other node, and have its agent read it:\n\n  \
+         scp {list} root@NODE:/etc/tranship/tls/\n  ssh root@NODE systemctl reload transhipd\n\n\
+         Each agent's [tls] needs crl = \"/etc/tranship/tls/ca.crl\". A new certificate for such a node: `tranship init --renew`.\n"
+    ))
+}
+
 fn instructions(dir: &Path, report: &PkiReport) -> String {
     let dir = dir.display();
     let ca = if report.ca_created {

@@ -63,7 +63,11 @@ fn run(invocation: Invocation, screen: &Screen) -> anyhow::Result<Exit> {
         Command::Node { json } => runtime.block_on(calls.node(json)),
         Command::Doctor { fix, json } => runtime.block_on(calls.doctor(fix, json)),
         Command::Agent { arguments } => anyhow::bail!(launch::become_agent(&arguments)),
-        Command::Init { dir, nodes, renew } => {
+        Command::Init { dir, nodes, revoke: true, .. } => {
+            Screen::print(&init::revoke(&dir, &nodes)?);
+            Exit::Done
+        }
+        Command::Init { dir, nodes, renew, .. } => {
             Screen::print(&init::init(&dir, &nodes, renew)?);
             Exit::Done
         }
