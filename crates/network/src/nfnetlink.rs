@@ -38,6 +38,11 @@ pub(crate) fn open() -> io::Result<Socket> {
     Ok(socket)
 }
 
+/// Fills up to where the next message or attribute begins. What another node has sent may end anywhere.
+fn align(b: &mut Vec<u8>) {
+    b.resize(b.len().next_multiple_of(4), 0);
+}
+
 /// Appends a message of one of netfilter's subsystems.
 pub(crate) fn message(
     b: &mut Vec<u8>,
@@ -48,6 +53,7 @@ pub(crate) fn message(
     resource: u16,
     body: impl FnOnce(&mut Vec<u8>),
 ) {
+    align(b);
     let start = b.len();
     b.extend_from_slice(&[0; 4]);
     b.extend_from_slice(&kind.to_ne_bytes());
@@ -59,17 +65,19 @@ pub(crate) fn message(
     body(b);
     let length = (b.len() - start) as u32;
     b[start..start + 4].copy_from_slice(&length.to_ne_bytes());
+    align(b);
 }
 
 /// Appends an attribute.
 pub(crate) fn attribute(b: &mut Vec<u8>, kind: u16, value: impl FnOnce(&mut Vec<u8>)) {
+    align(b);
     let start = b.len();
     b.extend_from_slice(&[0; 2]);
     b.extend_from_slice(&kind.to_ne_bytes());
     value(b);
     let length = (b.len() - start) as u16;
     b[start..start + 2].copy_from_slice(&length.to_ne_bytes());
-    b.resize(b.len().div_ceil(4) * 4, 0);
+    align(b);
 }
 
 /// Appends an attribute that is a text.

@@ -26,7 +26,7 @@ const MOST: usize = 384 << 10;
 
 const NFPROTO_NETDEV: u8 = 5;
 const NFPROTO_IPV6: u8 = 10;
-const fn kind(number: u16) -> u16 {
+pub(crate) const fn kind(number: u16) -> u16 {
     NFTABLES << 8 | number
 }
 const NEWTABLE: u16 = kind(0);
@@ -150,7 +150,7 @@ fn flags(one: &Listed, kind: u16, attribute: u16) -> u32 {
 }
 
 /// Whether it is the gate, or a part of it.
-fn is_gate(family: u8, attributes: &[u8]) -> bool {
+pub(crate) fn is_gate(family: u8, attributes: &[u8]) -> bool {
     let of_table = || Some(std::str::from_utf8(value(attributes, OF_TABLE)?).ok()?.trim_end_matches('\0'));
     family == NFPROTO_NETDEV && of_table() == Some(TABLE)
 }
@@ -176,7 +176,7 @@ pub(crate) fn apply(netns: &Path, ruleset: &str) -> Result<(), NetworkError> {
 }
 
 /// What the kernel is told to make what was listed, and the number of the last message.
-fn transaction(messages: &[u8]) -> Result<(Vec<u8>, u32), Refusal> {
+pub(crate) fn transaction(messages: &[u8]) -> Result<(Vec<u8>, u32), Refusal> {
     let mut bytes = Vec::with_capacity(messages.len() + 1024);
     message(&mut bytes, BATCH_BEGIN, NLM_F_REQUEST, 1, 0, NFTABLES, |_| {});
     let count = Messages(messages).count();
@@ -291,6 +291,27 @@ mod tests {
         let mut bytes = Vec::new();
         message(&mut bytes, kind(2), 0, 0, 1, 0, |b| string(b, OF_TABLE, "filter"));
         assert!(transaction(&bytes).is_err());
+    }
+
+    #[test]
+    fn a_message_that_ends_anywhere_hides_no_other_one() {
+        // A rule for the gate, in the last attribute of a table: where that ends unaligned, the kernel would begin to read within it.
+        let hidden = table(NFPROTO_NETDEV, TABLE);
+        for cut in 1..4 {
+            let mut bytes = Vec::new();
+            message(&mut bytes, NEWTABLE, 0, 0, 1, 0, |b| {
+                string(b, OF_TABLE, "filter");
+                b.extend_from_slice(&(4 + hidden.len() as u16 - cut).to_ne_bytes());
+                b.extend_from_slice(&[9, 0]);
+                b.extend_from_slice(&hidden[..hidden.len() - usize::from(cut)]);
+            });
+            bytes.extend(table(1, "nat"));
+            let (transaction, _) = transaction(&bytes).unwrap();
+            let kinds: Vec<_> = Messages(&transaction).map(|m| m.kind).collect();
+            assert_eq!(kinds, [BATCH_BEGIN, NEWTABLE, NEWTABLE, BATCH_END]);
+            let length = |m: crate::reply::Message<'_>| (16 + m.payload.len()).next_multiple_of(4);
+            assert_eq!(Messages(&transaction).map(length).sum::<usize>(), transaction.len());
+        }
     }
 
     proptest! {
