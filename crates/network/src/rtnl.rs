@@ -84,28 +84,55 @@ impl Rtnl {
         let mut consistent = true;
         loop {
             let (bytes, _) = self.socket.recv_from_full()?;
-            let mut rest = &bytes[..];
-            while let Some(m) = Messages(rest).next() {
-                let this = rest;
-                rest = rest.get((16 + m.payload.len()).div_ceil(4) * 4..).unwrap_or_default();
-                if m.sequence != sequence {
-                    continue;
-                }
-                consistent &= m.flags & NLM_F_DUMP_INTR == 0;
-                match (m.kind, m.verdict()) {
-                    (NLMSG_DONE, _) => return Ok(consistent.then_some(all)),
-                    (_, Some(verdict)) => verdict?,
-                    _ => all.push(decode(this)?),
-                }
+            if listed(&bytes, sequence, &mut all, &mut consistent)? {
+                return Ok(consistent.then_some(all));
             }
         }
     }
 }
 
+/// Takes one datagram of a list; true at the list's end.
+pub(crate) fn listed(
+    bytes: &[u8],
+    sequence: u32,
+    all: &mut Vec<RouteNetlinkMessage>,
+    consistent: &mut bool,
+) -> Result<bool, Refusal> {
+    let mut rest = bytes;
+    while let Some(m) = Messages(rest).next() {
+        let this = rest;
+        rest = rest.get((16 + m.payload.len()).div_ceil(4) * 4..).unwrap_or_default();
+        if m.sequence != sequence {
+            continue;
+        }
+        *consistent &= m.flags & NLM_F_DUMP_INTR == 0;
+        match (m.kind, m.verdict()) {
+            (NLMSG_DONE, _) => return Ok(true),
+            (_, Some(verdict)) => verdict?,
+            _ => all.push(decode(this)?),
+        }
+    }
+    Ok(false)
+}
+
 fn decode(bytes: &[u8]) -> Result<RouteNetlinkMessage, Refusal> {
-    match NetlinkMessage::<RouteNetlinkMessage>::deserialize(bytes) {
+    // The decoder panics where an attribute has another length than the kernels have that it was made for.
+    let decoded = std::panic::catch_unwind(|| NetlinkMessage::<RouteNetlinkMessage>::deserialize(bytes));
+    match decoded.map_err(|_| Refusal::nonsense("an attribute of an unexpected length"))? {
         Ok(NetlinkMessage { payload: NetlinkPayload::InnerMessage(inner), .. }) => Ok(inner),
         Ok(_) => Err(Refusal::nonsense("an answer of an unexpected kind")),
         Err(e) => Err(Refusal::nonsense(e.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_attribute_of_another_length_is_an_error() {
+        // A route (RTM_NEWROUTE) whose RTA_FLOW has one byte.
+        let route = [&33u32.to_ne_bytes()[..], &[24, 0, 0, 0], &[0; 8], &[2; 12], &[5, 0, 11, 0, 1]].concat();
+        assert!(decode(&route).unwrap_err().to_string().contains("unexpected length"));
     }
 }
