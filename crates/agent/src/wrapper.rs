@@ -177,7 +177,8 @@ fn attach(config: &mut Value, namespace: &Path, id: &str, bundle: &Path) -> anyh
         ran
     })?;
     let path = engines_name(namespace)?.unwrap_or_else(|| namespace.to_owned());
-    let namespaces = config["linux"]["namespaces"].as_array_mut().context("the configuration has no namespaces")?;
+    let namespaces = config.pointer_mut("/linux/namespaces").and_then(Value::as_array_mut);
+    let namespaces = namespaces.context("the configuration has no namespaces")?;
     let network = namespaces.iter_mut().find(|n| n["type"] == "network").context("it has no network namespace")?;
     network["path"] = path.to_string_lossy().into_owned().into();
     Ok(())

@@ -60,13 +60,18 @@ fn read(source: &Path) -> io::Result<(Vec<u8>, u64)> {
     Ok((content, u64::try_from(modified.as_nanos()).unwrap_or_default()))
 }
 
-fn to_digits(bytes: &[u8]) -> String {
+pub(crate) fn to_digits(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn from_digits(digits: &str) -> Option<Vec<u8>> {
-    let pairs = digits.as_bytes().chunks(2);
-    pairs.map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok().filter(|p| p.len() == 2)?, 16).ok()).collect()
+pub(crate) fn from_digits(digits: &str) -> Option<Vec<u8>> {
+    // Not by `from_str_radix`, which takes a sign.
+    let digit = |byte: &u8| char::from(*byte).to_digit(16);
+    let pair = |pair: &[u8]| match pair {
+        [high, low] => Some((digit(high)? * 16 + digit(low)?) as u8),
+        _ => None,
+    };
+    digits.as_bytes().chunks(2).map(pair).collect()
 }
 
 impl EtcFiles {
@@ -158,6 +163,12 @@ mod tests {
             mount("/etc/hosts", made.join("hosts")), mount("/etc/resolv.conf", node.join("resolv.conf")),
             mount("/srv", made.join("hosts")),
         ]})
+    }
+
+    #[test]
+    fn digits_have_no_sign() {
+        assert_eq!(from_digits("00fF"), Some(vec![0, 255]));
+        assert_eq!(["+f", "f", "0g", " 1", "é"].map(from_digits), [None, None, None, None, None]);
     }
 
     #[test]

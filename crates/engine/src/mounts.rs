@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tranship_types::{Blocker, BlockerKind};
 
+use crate::json::section;
 use crate::note;
 
 /// Where it is noted in a bundle.
@@ -75,9 +76,10 @@ impl MountTree {
             }
             mounts.push(mount);
         }
+        section(config, "linux");
         config["mounts"] = mounts.into();
         for (key, paths) in [("maskedPaths", &self.masked), ("readonlyPaths", &self.protected)] {
-            config["linux"][key] = paths.clone();
+            section(config, "linux")[key] = paths.clone();
         }
         Ok(())
     }
@@ -104,7 +106,7 @@ pub(crate) fn not_followed(storage: &Path) -> Option<Blocker> {
 }
 
 /// The mount that a path is on, if it has no peers and no master, by what /proc/PID/mountinfo says (proc_pid_mountinfo(5)): the optional fields follow the sixth, up to a dash.
-fn private_in(table: &str, path: &Path) -> Option<PathBuf> {
+pub(crate) fn private_in(table: &str, path: &Path) -> Option<PathBuf> {
     let row = |line: &str| {
         let mut fields = line.split(' ').skip(4);
         let point = PathBuf::from(fields.next()?);

@@ -11,6 +11,7 @@ use serde_json::Value;
 use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 
 use crate::freezer;
+use crate::json::section;
 use crate::limits;
 use crate::program;
 use crate::{Container, Cpu, Engine, EngineError, Freezer, Images, State, Summary};
@@ -42,7 +43,7 @@ const STATUS: &str = "status";
 const CRUN: &str = "crun version ";
 
 #[derive(Deserialize)]
-struct Row {
+pub(crate) struct Row {
     id: String,
     pid: u32,
     status: State,
@@ -164,7 +165,7 @@ fn is_podman_s(annotations: &BTreeMap<String, String>) -> bool {
 }
 
 /// The version in what `runc --version` says, or why that program cannot be used.
-fn version_in(text: &str) -> Result<String, String> {
+pub(crate) fn version_in(text: &str) -> Result<String, String> {
     let line = text.lines().next().unwrap_or_default();
     if line.starts_with(CRUN) {
         return match text.split_whitespace().any(|feature| feature == "+CRIU") {
@@ -178,7 +179,7 @@ fn version_in(text: &str) -> Result<String, String> {
 }
 
 /// The cgroups that runc has written down: by controller, and by no name that of version 2.
-fn runc_s_cgroups(state: &Value) -> HashMap<String, PathBuf> {
+pub(crate) fn runc_s_cgroups(state: &Value) -> HashMap<String, PathBuf> {
     serde_json::from_value(state["cgroup_paths"].clone()).unwrap_or_default()
 }
 
@@ -192,7 +193,7 @@ fn is_version_2(hierarchies: &Path) -> bool {
 }
 
 /// The cgroups below `hierarchies` of a container of crun's, which writes down one path for all controllers.
-fn crun_s_cgroups(status: &Value, hierarchies: &Path) -> HashMap<String, PathBuf> {
+pub(crate) fn crun_s_cgroups(status: &Value, hierarchies: &Path) -> HashMap<String, PathBuf> {
     let Some(path) = status["cgroup-path"].as_str().map(|path| path.trim_start_matches('/')) else {
         return HashMap::new();
     };
@@ -304,14 +305,14 @@ impl Engine for Runc {
 
     fn adopt(&self, name: &str, mut config: Value) -> Value {
         if !has_cgroups_2()
-            && let Some(resources) = config["linux"]["resources"].as_object_mut()
+            && let Some(resources) = config.pointer_mut("/linux/resources").and_then(Value::as_object_mut)
         {
             resources.remove("unified");
         }
         if let Some(parent) = &self.cgroup_parent {
-            config["linux"]["cgroupsPath"] = parent.join(name).to_string_lossy().into_owned().into();
+            section(&mut config, "linux")["cgroupsPath"] = parent.join(name).to_string_lossy().into_owned().into();
         } else if self.is_crun && config["linux"]["cgroupsPath"].is_null() {
-            config["linux"]["cgroupsPath"] = format!("/{name}").into();
+            section(&mut config, "linux")["cgroupsPath"] = format!("/{name}").into();
         }
         config
     }
@@ -409,7 +410,7 @@ impl Engine for Runc {
 }
 
 /// The node's directories that are mounted into the container to be written to.
-fn writable_binds(config: &Value) -> Vec<CarriedTree> {
+pub(crate) fn writable_binds(config: &Value) -> Vec<CarriedTree> {
     let mounts = config["mounts"].as_array().map(Vec::as_slice).unwrap_or_default();
     let writable = |mount: &&Value| {
         let has = |option: &str| mount["options"].as_array().is_some_and(|all| all.iter().any(|o| o == option));

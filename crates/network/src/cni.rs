@@ -129,15 +129,30 @@ fn adapt(cached: &mut Value, netns: &Path, interface: &Interface) -> Result<(), 
     let mut rtnl = open_rtnl(netns)?;
     let end = link::by_index(&mut rtnl, below).map_err(refused)?;
     let bridged = link::by_name(&mut rtnl, bridge).map_err(refused)?;
-    let made = cached["result"]["interfaces"].as_array_mut().into_iter().flatten();
-    for made in made.filter(|i| i["sandbox"].as_str().unwrap_or_default().is_empty()) {
-        let here = if made["name"] == bridge.as_str() { &bridged } else { &end };
-        if let Some(Link { name, mac: Some(mac), .. }) = here {
-            made["name"] = Value::from(name.as_str());
-            made["mac"] = Value::from(mac.map(|byte| format!("{byte:02x}")).join(":"));
+    rename(cached, bridge, bridged.as_ref(), end.as_ref());
+    Ok(())
+}
+
+/// Puts what a bridge and the end of a veth are on this node into a result, which another node has sent.
+fn rename(cached: &mut Value, bridge: &str, bridged: Option<&Link>, end: Option<&Link>) {
+    let made = cached.pointer_mut("/result/interfaces").and_then(Value::as_array_mut).into_iter().flatten();
+    for made in made.filter_map(Value::as_object_mut) {
+        let text = |key: &str| made.get(key).and_then(Value::as_str).unwrap_or_default();
+        let here = if text("name") == bridge { bridged } else { end };
+        if let (Some(Link { name, mac: Some(mac), .. }), true) = (here, text("sandbox").is_empty()) {
+            made.insert("name".into(), name.as_str().into());
+            made.insert("mac".into(), mac.map(|byte| format!("{byte:02x}")).join(":").into());
         }
     }
-    Ok(())
+}
+
+/// For the fuzz targets: reads the cached result of an attachment as a peer sends it.
+#[doc(hidden)]
+pub fn fuzz(attachment: &CniAttachment) {
+    let _ = (chained::remarks(attachment), files::names_are_plain(attachment));
+    let Some(mut cached) = chained::parsed(attachment) else { return };
+    let link = Link { name: "veth0".into(), mac: Some([2; 6]), ..Link::default() };
+    rename(&mut cached, "br0", Some(&link), Some(&link));
 }
 
 /// Has this node's CNI forget the container: takes back the rules, the result and the reservations that are in its name. Success if

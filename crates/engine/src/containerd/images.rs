@@ -226,6 +226,15 @@ fn last_words(mut pipe: impl Read + Send + 'static) -> Option<std::thread::JoinH
     tranship_sys::threads::start("last words", read).ok()
 }
 
+/// For the fuzz targets: a manifest or an index.
+pub(crate) fn fuzz(data: &[u8]) {
+    let Ok(listed) = serde_json::from_slice::<Listed>(data) else { return };
+    let _ = listed.manifests.iter().any(OfPlatform::is_for_this);
+    for layer in listed.layers.iter().filter(|layer| is_digest(&layer.digest)) {
+        assert!(in_archive(&layer.digest).starts_with("blobs/sha256") && !layer.digest.contains(".."));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -476,6 +476,24 @@ impl Engine for Containerd {
     }
 }
 
+/// For the fuzz targets: messages of containerd's, and the parameters that a peer has sent.
+pub(crate) fn fuzz(data: &[u8]) {
+    fn decoded<M: Message + Default>(data: &[u8]) -> Option<M> {
+        let message = M::decode(data).ok()?;
+        assert!(message.encoded_len() <= 2 * data.len() + 64);
+        Some(message)
+    }
+    if let Some(record) = decoded::<OneRecord>(data).and_then(|one| one.record) {
+        let _ = (created(&record), record.spec.map(|spec| serde_json::from_slice::<Value>(&spec.value)));
+    }
+    let _ = (decoded::<Records>(data), decoded::<Mounts>(data), decoded::<RuncOptions>(data));
+    let _ = (decoded::<messages::ContentPiece>(data), decoded::<messages::OneSnapshot>(data));
+    images::fuzz(data);
+    if let Ok(parameters) = serde_json::from_slice::<Parameters>(data) {
+        let _ = (parameters.obstacles("c", &[]), options_of(&parameters.options, "c"));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

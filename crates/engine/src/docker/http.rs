@@ -98,7 +98,7 @@ pub(super) fn upload(socket: &Path, path: &str, body: &mut dyn Read, patience: D
     error.map_or(Ok(()), |error| Err(io::Error::other(error)))
 }
 
-fn parse(answer: &[u8]) -> Option<Answer> {
+pub(super) fn parse(answer: &[u8]) -> Option<Answer> {
     let end = answer.windows(4).position(|w| w == b"\r\n\r\n")?;
     let head = std::str::from_utf8(&answer[..end]).ok()?;
     let status = head.strip_prefix("HTTP/1.")?.split(' ').nth(1)?.parse().ok()?;

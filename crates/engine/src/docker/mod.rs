@@ -534,3 +534,16 @@ impl Engine for Docker {
         described::mount_residue(&self.runc, bundle)
     }
 }
+
+/// For the fuzz targets: an answer of Docker's, and what it describes.
+pub(crate) fn fuzz(answer: &[u8]) {
+    if let Some(answer) = http::parse(answer) {
+        let _ = answer.message();
+        parameters::fuzz(&answer.body);
+    }
+}
+
+/// For the fuzz targets: a description, or parameters.
+pub(crate) fn fuzz_parameters(value: &Value) {
+    parameters::fuzz(value);
+}

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use tranship_types::{Blocker, BlockerKind};
 
 use crate::described;
+use crate::json::section;
 
 /// The parameters of a container, as they travel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -86,7 +87,7 @@ impl Parameters {
     /// a network, a volume or an image at its path of Docker's API.
     pub fn read<E>(container: &Value, mut describe: impl FnMut(&str) -> Result<Value, E>) -> Result<Self, E> {
         let mut body = container["Config"].clone();
-        body["HostConfig"] = container["HostConfig"].clone();
+        *section(&mut body, "HostConfig") = container["HostConfig"].clone();
         let first = container["HostConfig"]["NetworkMode"].as_str().unwrap_or_default();
         let short_id = container["Id"].as_str().and_then(|id| id.get(..12)).unwrap_or_default();
         let mut networks = Vec::new();
@@ -123,8 +124,9 @@ impl Parameters {
     /// starts it.
     pub fn create_body(&self, image: &str, runtime: &str) -> Value {
         let mut body = self.body.clone();
+        // Another node has sent it.
+        section(&mut body, "HostConfig")["Runtime"] = runtime.into();
         body["Image"] = image.into();
-        body["HostConfig"]["Runtime"] = runtime.into();
         if let Some(first) = self.networks.first() {
             body["NetworkingConfig"] = json!({"EndpointsConfig": {&first.name: first.endpoint}});
         }
@@ -208,6 +210,23 @@ fn settings(endpoint: &Value, short_id: &str) -> Value {
         "Links": endpoint["Links"],
         "DriverOpts": endpoint["DriverOpts"],
     })
+}
+
+/// For the fuzz targets: a description by Docker, and parameters that a peer has sent.
+pub(crate) fn fuzz(value: &Value) {
+    let _ = Parameters::read(value, |_| Ok::<_, ()>(value.clone()));
+    if let Ok(parameters) = described::parameters::<Parameters>("c", value) {
+        let body = parameters.create_body("image", "tranship");
+        assert_eq!(body["HostConfig"]["Runtime"], "tranship");
+        let _ = (parameters.remarks("c"), parameters.obstacles("c"), parameters.lacks_profile(Some("a (enforce)")));
+        for volume in &parameters.volumes {
+            let _ = volume.difference(value);
+        }
+        assert_eq!(
+            serde_json::from_value::<Parameters>(serde_json::to_value(&parameters).unwrap()).unwrap(),
+            parameters
+        );
+    }
 }
 
 #[cfg(test)]

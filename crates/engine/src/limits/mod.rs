@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::Container;
+use crate::json::section;
 pub use noted::Limits;
 use table::{DEVICES, Limit, UNIFIED, V1, V2};
 
@@ -22,7 +23,7 @@ const PAGE: i64 = 4096;
 /// Puts the limits that hold now into a container's configuration (OCI `linux.resources`). `cgroups` are its directories by controller, and
 /// by no name that of version 2. What cannot be read stays as it is configured.
 pub(crate) fn update(config: &mut Value, cgroups: &HashMap<String, PathBuf>) {
-    let resources = &mut config["linux"]["resources"];
+    let resources = &mut section(config, "linux")["resources"];
     let is_v1 = cgroups.keys().any(|controller| !controller.is_empty());
     for limit in if is_v1 { &V1[..] } else { &V2[..] } {
         let Some(path) = cgroups.get(limit.controller) else { continue };
@@ -76,7 +77,7 @@ fn set_version_2(resources: &mut Value, path: &Path) {
         let limit = resources["memory"]["limit"].as_i64().filter(|limit| *limit > 0);
         let configured = !resources["memory"]["swap"].is_null();
         match (limit, swap) {
-            (Some(limit), 0..) => section(resources, "memory")["swap"] = (limit + swap).into(),
+            (Some(limit), 0..) => section(resources, "memory")["swap"] = limit.saturating_add(swap).into(),
             (_, -1) if configured => section(resources, "memory")["swap"] = (-1).into(),
             (_, -1) => {}
             (None, _) => {
@@ -133,17 +134,6 @@ fn set(resources: &mut Value, limit: &Limit, now: i64, default: i64) {
     if !configured.map_or(now == default, same) {
         section(resources, limit.section)[limit.key] = now.into();
     }
-}
-
-fn section<'a>(resources: &'a mut Value, name: &str) -> &'a mut Value {
-    if !resources.is_object() {
-        *resources = json!({});
-    }
-    let section = &mut resources[name];
-    if !section.is_object() {
-        *section = json!({});
-    }
-    section
 }
 
 /// The processors or memory nodes of a cgroup, if they are others than its parent's or than configured.

@@ -535,6 +535,12 @@ impl Engine for Podman {
     }
 }
 
+/// For the fuzz targets: a description, or parameters.
+pub(crate) fn fuzz_parameters(value: &Value) {
+    parameters::fuzz(value);
+    pod::fuzz(value);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -332,6 +332,20 @@ pub(super) fn plain(value: &Value) -> Value {
     }
 }
 
+/// For the fuzz targets: a description by Podman, and parameters that a peer has sent.
+pub(crate) fn fuzz(value: &Value) {
+    let read = Parameters::read(value, value, |_| value.clone(), |_| value.clone(), |_| value.clone());
+    let sent = described::parameters::<Parameters>("c", value);
+    for parameters in [Some(read), sent.ok()].into_iter().flatten() {
+        let _ = parameters.create_arguments("c", "image", None);
+        let _ = (parameters.differences(value), parameters.remarks("c"), parameters.obstacles("c"), parameters.binds());
+        assert_eq!(
+            serde_json::from_value::<Parameters>(serde_json::to_value(&parameters).unwrap()).unwrap(),
+            parameters
+        );
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;

@@ -321,6 +321,13 @@ impl Podman {
     }
 }
 
+/// For the fuzz targets: parameters of a pod that a peer has sent.
+pub(crate) fn fuzz(value: &Value) {
+    if let Ok(pod) = described::parameters::<PodParameters>("p", value) {
+        let _ = (pod.create_arguments(None, None), pod.image());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
