@@ -79,7 +79,10 @@ impl Watch {
         let bytes: Option<Vec<u8>> = digits
             .as_bytes()
             .chunks(2)
-            .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok())
+            .map(|pair| {
+                let digits = std::str::from_utf8(pair).ok().filter(|digits| !digits.starts_with('+'))?;
+                u8::from_str_radix(digits, 16).ok()
+            })
             .collect();
         let kind = number("fhandle-type:").and_then(|kind| i32::try_from(kind).ok()).unwrap_or(-1);
         Some(Self {
@@ -103,7 +106,7 @@ impl Watch {
     }
 
     /// The handle in the layer.
-    fn in_layer(&self) -> Option<FileHandle> {
+    pub(crate) fn in_layer(&self) -> Option<FileHandle> {
         // Version, magic, length of all, flags, type, and the filesystem's UUID; before it, three bytes where the type is this one.
         const ALIGNED: i32 = 0xf8;
         const HEAD: usize = 5 + 16;

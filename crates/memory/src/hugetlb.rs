@@ -139,14 +139,18 @@ impl Detail {
     /// Those of all mappings of a process, by their start.
     fn of(pid: u32) -> HashMap<u64, Self> {
         let smaps = std::fs::read(format!("/proc/{pid}/smaps")).unwrap_or_default();
+        Self::parse(&String::from_utf8_lossy(&smaps))
+    }
+
+    fn parse(smaps: &str) -> HashMap<u64, Self> {
         let (mut details, mut start): (HashMap<u64, Self>, _) = (HashMap::new(), 0);
-        for line in String::from_utf8_lossy(&smaps).lines() {
+        for line in smaps.lines() {
             let detail = details.entry(start).or_insert(Self { bytes: 0, reserves: true });
             if let Some((name, value)) = line.split_once(':')
                 && ["Private_Hugetlb", "Shared_Hugetlb"].contains(&name)
             {
                 let kib = value.trim().strip_suffix(" kB").and_then(|kib| kib.parse::<u64>().ok());
-                detail.bytes += kib.unwrap_or(0) << 10;
+                detail.bytes = detail.bytes.saturating_add(kib.unwrap_or(0).saturating_mul(1024));
             } else if let Some(flags) = line.strip_prefix("VmFlags:") {
                 detail.reserves = !flags.split_ascii_whitespace().any(|flag| flag == "nr");
             } else if let Some(mapping) = Mapping::parse(line) {
@@ -155,6 +159,12 @@ impl Detail {
         }
         details
     }
+}
+
+/// For the fuzz targets: reads the text of `/proc/PID/smaps`.
+#[doc(hidden)]
+pub fn fuzz_smaps(smaps: &str) {
+    assert!(Detail::parse(smaps).len() <= smaps.lines().count());
 }
 
 /// How many huge pages of a size, in bytes, this node can give.

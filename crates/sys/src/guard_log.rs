@@ -102,6 +102,14 @@ impl GuardLog {
     }
 }
 
+impl Guarded {
+    pub(crate) fn parse(record: &[u8]) -> Option<Self> {
+        let word = |at: usize| Some(u64::from_ne_bytes(record.get(at * 8..at * 8 + 8)?.try_into().ok()?));
+        let (memory, start, length) = (word(0)?, word(1)?, word(2)?);
+        Some(Self { memory, start, end: start.checked_add(length)? })
+    }
+}
+
 /// Reads the log.
 #[derive(Debug)]
 pub struct GuardReader(RingReader);
@@ -110,11 +118,8 @@ impl GuardReader {
     /// What was made guards since the last call; one look at a number where that is nothing.
     pub fn read(&mut self, mut tell: impl FnMut(Guarded)) {
         self.0.read(|record| {
-            let word = |at: usize| Some(u64::from_ne_bytes(record.get(at * 8..at * 8 + 8)?.try_into().ok()?));
-            if let (Some(memory), Some(start), Some(length)) = (word(0), word(1), word(2))
-                && let Some(end) = start.checked_add(length)
-            {
-                tell(Guarded { memory, start, end });
+            if let Some(guarded) = Guarded::parse(record) {
+                tell(guarded);
             }
         });
     }

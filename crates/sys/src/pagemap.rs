@@ -349,36 +349,60 @@ impl Pagemap {
 
     /// Reads the entries themselves: the runs of pages that hold data, and whether they have `bit`.
     fn entries(&self, start: u64, end: u64, bit: u64, mut found: impl FnMut(u64, u64, bool)) -> io::Result<()> {
-        const PRESENT_OR_SWAPPED: u64 = 0b11 << 62;
-        const FILE_OR_SHARED: u64 = 1 << 61;
-        const GUARD: u64 = 1 << 58;
         let mut entries = [0u8; 8 * 4096];
-        let mut run: Option<(u64, u64, bool)> = None;
+        let mut runs = Runs::new(bit);
         let mut at = start;
         while at < end {
             let want = (((end - at) / PAGE * 8) as usize).min(entries.len());
             self.file.read_exact_at(&mut entries[..want], at / PAGE * 8)?;
-            for entry in entries[..want].chunks_exact(8) {
-                let entry = u64::from_le_bytes(entry.try_into().expect("chunks of 8"));
-                if entry & PRESENT_OR_SWAPPED != 0 && entry & (FILE_OR_SHARED | GUARD) == 0 {
-                    let has = entry & bit != 0;
-                    run = match run {
-                        Some((from, to, same)) if to == at && same == has => Some((from, at + PAGE, has)),
-                        other => {
-                            if let Some((from, to, had)) = other {
-                                found(from, to, had);
-                            }
-                            Some((at, at + PAGE, has))
-                        }
-                    };
-                }
-                at += PAGE;
-            }
+            runs.take(at, &entries[..want], &mut found);
+            at += want as u64 / 8 * PAGE;
         }
-        if let Some((from, to, has)) = run {
+        runs.end(&mut found);
+        Ok(())
+    }
+}
+
+/// Runs of pages that hold data, out of entries of `/proc/PID/pagemap` (Documentation/admin-guide/mm/pagemap.rst).
+pub(crate) struct Runs {
+    bit: u64,
+    run: Option<(u64, u64, bool)>,
+}
+
+impl Runs {
+    /// Pages with `bit` set are told from those without.
+    pub fn new(bit: u64) -> Self {
+        Self { bit, run: None }
+    }
+
+    /// Takes the entries of the pages from `at` on.
+    pub fn take(&mut self, mut at: u64, entries: &[u8], found: &mut impl FnMut(u64, u64, bool)) {
+        const PRESENT_OR_SWAPPED: u64 = 0b11 << 62;
+        const FILE_OR_SHARED: u64 = 1 << 61;
+        const GUARD: u64 = 1 << 58;
+        for entry in entries.chunks_exact(8) {
+            let entry = u64::from_le_bytes(entry.try_into().expect("chunks of 8"));
+            if entry & PRESENT_OR_SWAPPED != 0 && entry & (FILE_OR_SHARED | GUARD) == 0 {
+                let has = entry & self.bit != 0;
+                self.run = match self.run {
+                    Some((from, to, same)) if to == at && same == has => Some((from, at + PAGE, has)),
+                    other => {
+                        if let Some((from, to, had)) = other {
+                            found(from, to, had);
+                        }
+                        Some((at, at + PAGE, has))
+                    }
+                };
+            }
+            at += PAGE;
+        }
+    }
+
+    /// Gives the last run.
+    pub fn end(self, found: &mut impl FnMut(u64, u64, bool)) {
+        if let Some((from, to, has)) = self.run {
             found(from, to, has);
         }
-        Ok(())
     }
 }
 

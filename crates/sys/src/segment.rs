@@ -40,14 +40,17 @@ pub struct Marked {
 
 /// The segments in these states.
 pub fn marked(pid: u32) -> io::Result<Marked> {
-    let list = list(pid)?;
+    Ok(marks(&list(pid)?))
+}
+
+pub(crate) fn marks(list: &str) -> Marked {
     let segment = |line: &str| {
         let mut fields = line.split_whitespace().skip(1);
         Some((fields.next()?.parse().ok()?, u32::from_str_radix(fields.next()?, 8).ok()?))
     };
     let segments: Vec<(i32, u32)> = list.lines().filter_map(segment).collect();
     let with = |bit: u32| segments.iter().filter(|(_, mode)| mode & bit != 0).map(|(id, _)| *id).collect();
-    Ok(Marked { removed: with(SHM_DEST), locked: with(SHM_LOCKED) })
+    Marked { removed: with(SHM_DEST), locked: with(SHM_LOCKED) }
 }
 
 /// The ids of those that some of these processes have attached.

@@ -134,12 +134,16 @@ fn is_adjusted([set, adjustments @ ..]: &[u64; WORDS], sizes: &HashMap<u32, usiz
 fn sizes(pid: u32) -> io::Result<HashMap<u32, usize>> {
     let list = || std::fs::read_to_string("/proc/sysvipc/sem");
     let list = shared_namespaces::inside(pid, ("ipc", CloneFlags::CLONE_NEWIPC), list)?;
-    // `key semid perms nsems …`
+    Ok(listed(&list))
+}
+
+/// From lines of `key semid perms nsems …`.
+pub(crate) fn listed(list: &str) -> HashMap<u32, usize> {
     let set = |line: &str| {
         let mut fields = line.split_whitespace().skip(1);
         Some((fields.next()?.parse().ok()?, fields.nth(1)?.parse().ok()?))
     };
-    Ok(list.lines().filter_map(set).collect())
+    list.lines().filter_map(set).collect()
 }
 
 #[cfg(test)]

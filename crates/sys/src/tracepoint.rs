@@ -38,7 +38,7 @@ impl<const N: usize> Event<N> {
         Self::parse(&text, fields).ok_or_else(|| io::Error::other(format!("the tracepoint {name} has another form")))
     }
 
-    fn parse(text: &str, fields: [&str; N]) -> Option<Self> {
+    pub(crate) fn parse(text: &str, fields: [&str; N]) -> Option<Self> {
         let id = text.lines().find_map(|line| line.strip_prefix("ID: ")?.trim().parse().ok())?;
         let mut found = [(0, 0); N];
         for (place, name) in found.iter_mut().zip(fields) {
@@ -57,7 +57,7 @@ impl<const N: usize> Event<N> {
         }
         let mut values = [0; N];
         for (value, (offset, size)) in values.iter_mut().zip(self.fields) {
-            *value = match raw.get(offset..offset + size)? {
+            *value = match raw.get(offset..offset.checked_add(size)?)? {
                 bytes if size == 8 => u64::from_ne_bytes(bytes.try_into().ok()?),
                 bytes if size == 4 => u32::from_ne_bytes(bytes.try_into().ok()?).into(),
                 _ => return None,
@@ -95,5 +95,7 @@ mod tests {
         raw[40] = 7;
         assert_eq!(event.fields(&raw), Some([7]));
         assert_eq!(event.fields(&raw[..44]), None);
+        let absurd = text.replace("offset:40", "offset:18446744073709551615");
+        assert_eq!(Event::parse(&absurd, ["ino"]).unwrap().fields(&raw), None);
     }
 }

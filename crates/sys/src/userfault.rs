@@ -117,8 +117,9 @@ impl Message {
 
     /// The message that these bytes are, if they are as many.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let words = bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("chunks of 8")));
-        Some(Self(words.collect::<Vec<_>>().try_into().ok()?))
+        let bytes: [u8; 8 * Self::WORDS] = bytes.try_into().ok()?;
+        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[8 * at + byte]));
+        Some(Self(std::array::from_fn(word)))
     }
 
     /// Tells that the content of `[start, end)` was thrown away.
@@ -327,6 +328,13 @@ pub(crate) mod tests {
     use crate::arena::Arena;
     use crate::scratch::Scratch;
     use crate::writes::{UFFD_API, UFFDIO_API, UFFDIO_REGISTER};
+
+    #[test]
+    fn a_message_has_its_own_length() {
+        let message = Message::removed(4096, 8192);
+        assert_eq!(Message::from_bytes(&message.to_bytes()), Some(message));
+        assert_eq!([31, 33, 39].map(|length| Message::from_bytes(&vec![0; length])), [None; 3]);
+    }
 
     #[test]
     fn a_file_that_tells_of_a_fork_is_not_believed() {

@@ -25,16 +25,16 @@ impl Latencies {
 
     /// How many were counted.
     pub fn count(&self) -> u64 {
-        self.classes.iter().sum()
+        self.classes.iter().fold(0, |sum, n| sum.saturating_add(*n))
     }
 
     /// The time in µs that a share `q` (0 to 1) of them did not exceed, if those of each class are spread evenly over its octaves; `None` if there
     /// are none.
     pub fn quantile(&self, q: f64) -> Option<f64> {
         let wanted = (self.count() as f64 * q).ceil().max(1.0) as u64;
-        let mut before = 0;
+        let mut before = 0u64;
         let class = self.classes.iter().position(|n| {
-            let reached = before + n >= wanted;
+            let reached = before.saturating_add(*n) >= wanted;
             before += if reached { 0 } else { *n };
             reached
         })?;

@@ -43,7 +43,8 @@ impl Status {
         let mut status = Status { state: '?', ..Status::default() };
         let first = |v: &str| v.split_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or(0);
         let last = |v: &str| v.split_whitespace().next_back().and_then(|n| n.parse().ok()).unwrap_or(0);
-        let kib = |v: &str| v.split_whitespace().next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) * 1024;
+        let kib =
+            |v: &str| v.split_whitespace().next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0).saturating_mul(1024);
         for line in text.lines() {
             let Some((key, value)) = line.split_once(':') else { continue };
             let value = value.trim();
@@ -58,11 +59,11 @@ impl Status {
                 "NSsid" => (status.session, status.inner_sid) = (first(value), last(value)),
                 "Uid" | "Gid" => status.ids.extend(value.split_whitespace().filter_map(|n| n.parse::<u32>().ok())),
                 "voluntary_ctxt_switches" | "nonvoluntary_ctxt_switches" => {
-                    status.switches += value.parse::<u64>().unwrap_or(0);
+                    status.switches = status.switches.saturating_add(value.parse().unwrap_or(0));
                 }
                 "VmLck" => status.locked = kib(value),
                 "SigPnd" | "ShdPnd" => status.pending |= u64::from_str_radix(value, 16).unwrap_or(0),
-                "RssAnon" | "VmSwap" => status.anonymous += kib(value),
+                "RssAnon" | "VmSwap" => status.anonymous = status.anonymous.saturating_add(kib(value)),
                 _ => {}
             }
         }

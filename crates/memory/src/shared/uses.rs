@@ -54,14 +54,17 @@ impl Uses {
     /// Those of the segments in a process's IPC namespace, with their numbers.
     pub fn of_segments(pid: u32, since: Moment) -> io::Result<Vec<(u64, Self)>> {
         let since = since.0 - since.0.rem_euclid(SECOND);
-        let list = segment::list(pid)?;
+        Ok(Self::listed(&segment::list(pid)?, since))
+    }
+
+    pub fn listed(list: &str, since: i64) -> Vec<(u64, Self)> {
         let read = |line: &str| {
             let fields: Vec<&str> = line.split_whitespace().collect();
             let field = |number: usize| fields.get(number)?.parse::<i64>().ok();
-            let times = [field(11)? * SECOND, field(12)? * SECOND];
+            let times = [field(11)?, field(12)?].map(|seconds| seconds.saturating_mul(SECOND));
             Some((field(1)?.try_into().ok()?, Self { times, since }))
         };
-        Ok(list.lines().filter_map(read).collect())
+        list.lines().filter_map(read).collect()
     }
 
     /// Whether nobody mapped a file between the moment from which `before` watched and now, as [`Self::none_since`] tells it.
