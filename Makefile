@@ -1,5 +1,5 @@
 # The only commands one has to know. All need root on a Debian machine, but build and lint.
-.PHONY: demo test test-all test-engines test-trackers soak bench lint setup build clean
+.PHONY: demo test test-all test-engines test-trackers soak fuzz miri bench lint setup build clean
 
 # Moves a busy Redis between two nodes on this machine under a connected client, and shows what the client noticed.
 demo: setup build
@@ -60,3 +60,13 @@ build:
 clean:
 	if [ -x target/release/tranship-lab ]; then target/release/tranship-lab down; fi
 	cargo clean
+
+# Each fuzz target under libFuzzer for so many seconds, one after the other. Needs a nightly compiler and cargo-fuzz: fuzz/README.md.
+# make fuzz [SECONDS=30] [TARGETS="stream oci"]
+SECONDS ?= 30
+fuzz:
+	scripts/fuzz $(SECONDS) $(TARGETS)
+
+# The parts of the code that do no system calls under Miri, which finds undefined behaviour. Needs a nightly compiler with Miri.
+miri:
+	scripts/miri

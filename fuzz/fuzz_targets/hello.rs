@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| tranship_fuzz::hello(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| tranship_fuzz::wire::hello(data));

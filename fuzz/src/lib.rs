@@ -1,103 +1,58 @@
-//! What the fuzz targets do with their input. The normal tests of `crates/wire` include this file and run the same
-//! functions on generated input, so that the targets cannot rot.
+//! What the fuzz targets do with their input: one function for each parser of bytes that come from a peer, a container, an engine or the kernel.
+//! `README.md` beside this has the list. A test of `crates/agent` includes this file and runs the same functions on the corpora
+//! and on changed inputs, so that the targets are exercised also where no nightly compiler is.
 
-use std::io::{Cursor, Read};
+pub mod local;
+pub mod peer;
+pub mod wire;
 
-use tranship_wire::packed::{Packer, Unpacker};
-use tranship_wire::{Codec, FrameHeader, HEADER_LEN, HELLO_PREFIX_LEN, Hello, MAX_HELLO, USER_ADDRESS_END, Welcome};
+/// A target: its name, which is also that of its corpus, and its function.
+pub type Target = (&'static str, fn(&[u8]));
 
-/// A header decodes to something within the limits that encodes to the same bytes, or not at all.
-pub fn frame_header(data: &[u8]) {
-    let Some(bytes) = data.first_chunk::<HEADER_LEN>() else { return };
-    let Ok(header) = FrameHeader::decode(bytes) else { return };
-    assert_eq!(&header.encode(), bytes, "{header:?}");
-    assert!(header.payload_len() <= 1 << 20, "{header:?}");
-    if let FrameHeader::Pages { range, .. }
-    | FrameHeader::Zero { range, .. }
-    | FrameHeader::Packed { range, .. }
-    | FrameHeader::Same { range, .. } = header
-    {
-        assert!(range.start < range.end && range.end <= USER_ADDRESS_END, "{header:?}");
-        assert!(range.start % 4096 == 0 && range.end % 4096 == 0, "{header:?}");
-    }
-}
+/// All targets.
+pub const TARGETS: &[Target] = &[
+    // From a peer, on a link.
+    ("frame_header", wire::frame_header),
+    ("hello", wire::hello),
+    ("welcome", wire::welcome),
+    ("stream", wire::stream),
+    ("packed", wire::packed),
+    ("runs", wire::runs),
+    ("file", wire::file),
+    ("message", peer::message),
+    ("tree_op", peer::tree_op),
+    ("offered", peer::offered),
+    ("oci", peer::oci),
+    ("parameters", peer::parameters),
+    ("ruleset", peer::ruleset),
+    ("conntrack", peer::conntrack),
+    ("held", peer::held),
+    ("certificate", peer::certificate),
+    ("archive", peer::archive),
+    // From the agent's users, and from its own files.
+    ("api", peer::api),
+    ("journal", local::journal),
+    ("pager_message", local::pager_message),
+    ("criu_rpc", local::criu_rpc),
+    ("criu_texts", local::criu_texts),
+    // From engines.
+    ("containerd", local::containerd),
+    ("engine_texts", local::engine_texts),
+    // From the kernel, about containers.
+    ("proc_status", local::proc_status),
+    ("proc_fdinfo", local::proc_fdinfo),
+    ("proc_maps", local::proc_maps),
+    ("proc_mountinfo", local::proc_mountinfo),
+    ("proc_others", local::proc_others),
+    ("pagemap", local::pagemap),
+    ("records", local::records),
+    ("btf", local::btf),
+    ("netlink", local::netlink),
+    ("rtnetlink", local::rtnetlink),
+    ("sock_diag", local::sock_diag),
+];
 
-/// A greeting that is accepted survives another round.
-pub fn hello(data: &[u8]) {
-    if let Ok(hello) = Hello::decode(data) {
-        let bytes = hello.encode();
-        assert!(bytes.len() <= HELLO_PREFIX_LEN + MAX_HELLO);
-        assert_eq!(Hello::decode(&bytes[HELLO_PREFIX_LEN..]).as_ref(), Ok(&hello));
-    }
-    let _ = tranship_wire::read_hello(&mut Cursor::new(data));
-}
-
-/// An answer that is accepted survives another round and is safe to print.
-pub fn welcome(data: &[u8]) {
-    if let Ok(welcome) = Welcome::decode(data) {
-        if let Welcome::Refused(refusal) = &welcome {
-            assert!(!refusal.reason.chars().any(char::is_control));
-        }
-        let bytes = welcome.encode();
-        assert!(bytes.len() <= HELLO_PREFIX_LEN + MAX_HELLO);
-        assert_eq!(Welcome::decode(&bytes[HELLO_PREFIX_LEN..]).as_ref(), Ok(&welcome));
-    }
-    let _ = tranship_wire::read_welcome(&mut Cursor::new(data));
-}
-
-/// A receiver reads frame after frame until the stream ends or is refused; it never takes in more than what came.
-pub fn stream(data: &[u8]) {
-    let mut r = Cursor::new(data);
-    loop {
-        let before = r.position();
-        let Ok(header) = tranship_wire::read_header(&mut r) else { return };
-        match header {
-            FrameHeader::Message { .. } => {
-                if tranship_wire::read_message_after::<_, serde_json::Value>(&header, &mut r).is_err() {
-                    return;
-                }
-            }
-            FrameHeader::Later { .. } | FrameHeader::Want { .. } => {
-                if tranship_wire::runs::read_runs(&header, &mut r).is_err() {
-                    return;
-                }
-            }
-            FrameHeader::Packed { range, codec, length, .. } => {
-                assert!(range.len() <= 1 << 20, "{header:?}");
-                let mut pages = vec![0; range.len() as usize];
-                if Unpacker::default().read(&mut r, codec, length, &mut pages).is_err() {
-                    return;
-                }
-            }
-            _ => {
-                let length = header.payload_len() as u64;
-                if std::io::copy(&mut r.by_ref().take(length), &mut std::io::sink()).is_ok_and(|n| n < length) {
-                    return;
-                }
-            }
-        }
-        assert!(r.position() >= before + HEADER_LEN as u64);
-    }
-}
-
-/// What is compressed comes out as it was; what was not made by a [`Packer`] comes out as so many bytes, or not at all.
-pub fn packed(data: &[u8]) {
-    let (mut packer, mut unpacker) = (Packer::new().unwrap(), Unpacker::default());
-    for codec in Codec::ALL {
-        let mut got = vec![0; data.len()];
-        if let Some(packed) = packer.pack(codec, data).map(<[u8]>::to_vec) {
-            unpacker.read(&mut packed.as_slice(), codec, packed.len() as u32, &mut got).unwrap();
-            assert_eq!(got, data, "{codec}");
-            // Neither one byte fewer nor one more than was announced.
-            for other in [data.len() - 1, data.len() + 1] {
-                got.resize(other, 0);
-                assert!(
-                    unpacker.read(&mut packed.as_slice(), codec, packed.len() as u32, &mut got).is_err(),
-                    "{codec}"
-                );
-            }
-        }
-        got.resize(4096, 0);
-        let _ = unpacker.read(&mut &data[..], codec, data.len() as u32, &mut got);
-    }
+/// Input as text: what is not UTF-8 is replaced, as readers of /proc do.
+fn text(data: &[u8]) -> std::borrow::Cow<'_, str> {
+    String::from_utf8_lossy(data)
 }

@@ -37,6 +37,8 @@ pub mod damage;
 mod destination;
 mod failure;
 mod faults;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod group;
 mod journal;
 mod panics;

@@ -30,7 +30,7 @@ fn all(set: &CpuSet) -> impl Iterator<Item = usize> {
 }
 
 /// Those of a list as the kernel writes it; nothing if there are none.
-fn set(list: &str) -> Option<CpuSet> {
+pub(crate) fn set(list: &str) -> Option<CpuSet> {
     let mut set = CpuSet::new();
     let listed = processors::listed(list).into_iter().filter_map(|processor| usize::try_from(processor).ok());
     listed.filter(|processor| *processor < CpuSet::MAX_CPU).for_each(|processor| set.set(processor));
@@ -38,7 +38,7 @@ fn set(list: &str) -> Option<CpuSet> {
 }
 
 /// The directories of a process's cgroup for processors and of those above it, the nearest first; `cgroups` is its file of that name.
-fn directories(cgroups: &str, root: &Path) -> Vec<PathBuf> {
+pub(crate) fn directories(cgroups: &str, root: &Path) -> Vec<PathBuf> {
     let of_line = |line: &str| {
         let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
         let roots = match controllers {

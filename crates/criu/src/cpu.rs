@@ -49,7 +49,7 @@ pub fn features() -> CpuFeatures {
     parse(std::env::consts::ARCH, &fs::read_to_string("/proc/cpuinfo").unwrap_or_default())
 }
 
-fn parse(arch: &str, cpuinfo: &str) -> CpuFeatures {
+pub(crate) fn parse(arch: &str, cpuinfo: &str) -> CpuFeatures {
     let mut cpu = CpuFeatures { arch: arch.to_owned(), ..CpuFeatures::default() };
     let mut flags: Option<BTreeSet<String>> = None;
     for line in cpuinfo.lines() {

@@ -164,7 +164,7 @@ fn last_line(output: &Output) -> String {
     last(&output.stderr).or_else(|| last(&output.stdout)).unwrap_or_else(|| format!("nothing ({})", output.status))
 }
 
-fn version_in(text: &str) -> Option<String> {
+pub(crate) fn version_in(text: &str) -> Option<String> {
     let version = text.lines().find_map(|l| l.strip_prefix("Version:"))?.trim();
     (!version.is_empty()).then(|| version.to_owned())
 }

@@ -70,12 +70,15 @@ const PAGES: &str = "pages";
 
 /// The lines of a table of shared memory: key, kind, file.
 fn rows(table: &Path) -> Vec<(u32, String, PathBuf)> {
-    let text = std::fs::read_to_string(table).unwrap_or_default();
+    parsed(&std::fs::read_to_string(table).unwrap_or_default())
+}
+
+pub(crate) fn parsed(table: &str) -> Vec<(u32, String, PathBuf)> {
     let row = |line: &str| {
         let mut words = line.splitn(3, ' ');
         Some((words.next()?.parse().ok()?, words.next()?.to_owned(), words.next()?.into()))
     };
-    text.lines().filter_map(row).collect()
+    table.lines().filter_map(row).collect()
 }
 
 fn used(path: &Path) -> PathBuf {

@@ -6,6 +6,8 @@ pub mod cpu;
 pub mod file_settings;
 pub mod find;
 pub mod front;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod hidden;
 pub mod irmap;
 pub mod preflight;

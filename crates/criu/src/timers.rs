@@ -29,7 +29,7 @@ fn time(text: &str, name: &str) -> Option<(i64, u32)> {
 }
 
 /// Of `/proc/PID/fdinfo/FD`: the period, of a timer that runs or has expired.
-fn running(text: &str) -> Option<(i64, u32)> {
+pub(crate) fn running(text: &str) -> Option<(i64, u32)> {
     let interval = time(text, "it_interval:").filter(|interval| *interval != (0, 0))?;
     let left = time(text, "it_value:")?;
     let ticks = text.lines().find_map(|line| line.strip_prefix("ticks:"))?.trim();

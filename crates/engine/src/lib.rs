@@ -11,6 +11,9 @@ mod described;
 mod docker;
 mod etc_files;
 mod freezer;
+#[doc(hidden)]
+pub mod fuzz;
+mod json;
 mod limits;
 mod mark;
 mod mounts;

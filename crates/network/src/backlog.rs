@@ -224,7 +224,7 @@ fn orphans(statistics: &File) -> Option<u32> {
 }
 
 /// Of a socket that listens (struct inet_diag_msg): the connections in its queue.
-fn queued(socket: &[u8]) -> u32 {
+pub(crate) fn queued(socket: &[u8]) -> u32 {
     match socket.get(1) {
         Some(&LISTEN) => word(socket, 56).unwrap_or(0),
         _ => 0,
@@ -232,14 +232,14 @@ fn queued(socket: &[u8]) -> u32 {
 }
 
 /// What there is to know of it, if it has datagrams to read.
-fn unread(socket: &[u8]) -> Option<Receiver> {
+pub(crate) fn unread(socket: &[u8]) -> Option<Receiver> {
     word(socket, 56).filter(|bytes| *bytes > 0)?;
     let port = u16::from_be_bytes(*socket.get(4..)?.first_chunk()?);
     Some(Receiver { inode: word(socket, 68)?, port, interface: word(socket, 40)? })
 }
 
 /// Where it leads, if it is connected. A socket for both address families can be connected by either.
-fn connection(protocol: u8, socket: &[u8]) -> Option<Connection> {
+pub(crate) fn connection(protocol: u8, socket: &[u8]) -> Option<Connection> {
     let end = |port: usize, address: usize| {
         let bytes: &[u8; 16] = socket.get(address..)?.first_chunk()?;
         let address = match socket[0] {
@@ -253,18 +253,18 @@ fn connection(protocol: u8, socket: &[u8]) -> Option<Connection> {
 }
 
 /// One, if it is in the middle of its handshake.
-fn handshake(socket: &[u8]) -> u32 {
+pub(crate) fn handshake(socket: &[u8]) -> u32 {
     u32::from(socket.get(1) == Some(&SYN_RECV))
 }
 
 /// One, if it belongs to no file and has bytes to send or to be acknowledged.
-fn unfinished(socket: &[u8]) -> u32 {
+pub(crate) fn unfinished(socket: &[u8]) -> u32 {
     let (queue, inode) = (word(socket, 60), word(socket, 68));
     u32::from(inode == Some(0) && queue.is_some_and(|bytes| bytes > 0))
 }
 
 /// One, if it is [`unfinished`], and not only for want of an acknowledgement.
-fn unsent(socket: &[u8]) -> u32 {
+pub(crate) fn unsent(socket: &[u8]) -> u32 {
     // struct inet_diag_msg, and behind it the attributes; struct tcp_info of linux/tcp.h.
     const RETRANSMITS_AT: usize = 3;
     const ATTRIBUTES_AT: usize = 72;

@@ -88,7 +88,7 @@ impl Reader<'_> {
     }
 
     fn unsupported(&self, what: impl Into<String>, remedy: &'static str) -> NetworkError {
-        NetworkError::Unsupported { netns: self.netns.to_owned(), what: what.into(), remedy }
+        unsupported(self.netns, what, remedy)
     }
 
     fn links(&mut self) -> Result<Vec<Link>, NetworkError> {
@@ -209,59 +209,62 @@ impl Reader<'_> {
             let made_by_kernel = matches!(message.header.protocol, RouteProtocol::Kernel | RouteProtocol::IcmpRedirect)
                 || message.header.flags.contains(RouteFlags::Cloned);
             if !made_by_kernel {
-                routes.push(self.route(&message, names)?);
+                routes.push(route(self.netns, &message, names)?);
             }
         }
         Ok(routes)
     }
+}
 
-    fn route(&self, message: &RouteMessage, names: &HashMap<u32, String>) -> Result<Route, NetworkError> {
-        let header = &message.header;
-        let (mut table, mut target, mut interface) = (u32::from(header.table), None, None);
-        let (mut gateway, mut metric, mut preferred_source, mut special) = (None, 0, None, None);
-        for attribute in &message.attributes {
-            match attribute {
-                RouteAttribute::Table(t) => table = *t,
-                RouteAttribute::Destination(a) => target = ip(a),
-                RouteAttribute::Gateway(a) => gateway = ip(a),
-                RouteAttribute::PrefSource(a) => preferred_source = ip(a),
-                RouteAttribute::Oif(index) => interface = names.get(index).cloned(),
-                RouteAttribute::Priority(p) => metric = *p,
-                RouteAttribute::MultiPath(_) => special = Some("several next hops"),
-                RouteAttribute::Encap(_) => special = Some("an encapsulation"),
-                RouteAttribute::Via(_) => special = Some("a next hop of the other address family"),
-                RouteAttribute::Source(_) => special = Some("a source prefix"),
-                _ => {}
-            }
+/// The route that the kernel lists in the network namespace `netns`, whose interfaces have these names.
+pub(crate) fn route(netns: &Path, message: &RouteMessage, names: &HashMap<u32, String>) -> Result<Route, NetworkError> {
+    let header = &message.header;
+    let (mut table, mut target, mut interface) = (u32::from(header.table), None, None);
+    let (mut gateway, mut metric, mut preferred_source, mut special) = (None, 0, None, None);
+    for attribute in &message.attributes {
+        match attribute {
+            RouteAttribute::Table(t) => table = *t,
+            RouteAttribute::Destination(a) => target = ip(a),
+            RouteAttribute::Gateway(a) => gateway = ip(a),
+            RouteAttribute::PrefSource(a) => preferred_source = ip(a),
+            RouteAttribute::Oif(index) => interface = names.get(index).cloned(),
+            RouteAttribute::Priority(p) => metric = *p,
+            RouteAttribute::MultiPath(_) => special = Some("several next hops"),
+            RouteAttribute::Encap(_) => special = Some("an encapsulation"),
+            RouteAttribute::Via(_) => special = Some("a next hop of the other address family"),
+            RouteAttribute::Source(_) => special = Some("a source prefix"),
+            _ => {}
         }
-        let v6 = header.address_family == AddressFamily::Inet6;
-        let any = if v6 { IpAddr::V6(Ipv6Addr::UNSPECIFIED) } else { IpAddr::V4(Ipv4Addr::UNSPECIFIED) };
-        let length = header.destination_prefix_length;
-        let shown = format!("{}/{length}", target.unwrap_or(any));
-        let remedy = "delete the route inside the namespace";
-        if header.kind != RouteType::Unicast {
-            return Err(
-                self.unsupported(format!("a route of type {:?} to {shown}", header.kind).to_lowercase(), remedy)
-            );
-        }
-        // Unicast routes of the local table are the kernel's.
-        if table == TABLE_LOCAL {
-            return Err(self.unsupported(format!("a route to {shown} in routing table {table}"), remedy));
-        }
-        if let Some(special) = special {
-            return Err(self.unsupported(format!("a route to {shown} with {special}"), remedy));
-        }
-        let Some(interface) = interface else {
-            return Err(self.unsupported(format!("a route to {shown} without an interface"), remedy));
-        };
-        // Without a gateway only the destination tells which family's default route it is.
-        let destination = match (length, gateway) {
-            (0, Some(_)) => None,
-            _ => Some((target.unwrap_or(any), length)),
-        };
-        let onlink = header.flags.contains(RouteFlags::Onlink);
-        Ok(Route { destination, gateway, interface, metric, preferred_source, onlink, table })
     }
+    let v6 = header.address_family == AddressFamily::Inet6;
+    let any = if v6 { IpAddr::V6(Ipv6Addr::UNSPECIFIED) } else { IpAddr::V4(Ipv4Addr::UNSPECIFIED) };
+    let length = header.destination_prefix_length;
+    let shown = format!("{}/{length}", target.unwrap_or(any));
+    let remedy = "delete the route inside the namespace";
+    if header.kind != RouteType::Unicast {
+        return Err(unsupported(netns, format!("a route of type {:?} to {shown}", header.kind).to_lowercase(), remedy));
+    }
+    // Unicast routes of the local table are the kernel's.
+    if table == TABLE_LOCAL {
+        return Err(unsupported(netns, format!("a route to {shown} in routing table {table}"), remedy));
+    }
+    if let Some(special) = special {
+        return Err(unsupported(netns, format!("a route to {shown} with {special}"), remedy));
+    }
+    let Some(interface) = interface else {
+        return Err(unsupported(netns, format!("a route to {shown} without an interface"), remedy));
+    };
+    // Without a gateway only the destination tells which family's default route it is.
+    let destination = match (length, gateway) {
+        (0, Some(_)) => None,
+        _ => Some((target.unwrap_or(any), length)),
+    };
+    let onlink = header.flags.contains(RouteFlags::Onlink);
+    Ok(Route { destination, gateway, interface, metric, preferred_source, onlink, table })
+}
+
+fn unsupported(netns: &Path, what: impl Into<String>, remedy: &'static str) -> NetworkError {
+    NetworkError::Unsupported { netns: netns.to_owned(), what: what.into(), remedy }
 }
 
 fn ip(address: &RouteAddress) -> Option<IpAddr> {

@@ -183,7 +183,7 @@ impl<'a> Tuple<'a> {
 }
 
 /// A connection that lasts, as the kernel lists it.
-struct Entry<'a> {
+pub(crate) struct Entry<'a> {
     family: u8,
     attributes: &'a [u8],
     original: Tuple<'a>,
@@ -197,7 +197,7 @@ impl<'a> Entry<'a> {
         Self::of(one.family, &one.attributes)
     }
 
-    fn of(family: u8, attributes: &'a [u8]) -> Option<Self> {
+    pub(crate) fn of(family: u8, attributes: &'a [u8]) -> Option<Self> {
         let tuple = |kind| Tuple::read(value(attributes, kind)?, family == 10);
         let (original, reply) = (tuple(TUPLE_ORIGINAL)?, tuple(TUPLE_REPLY)?);
         let status = value(attributes, STATUS).and_then(|v| v.first_chunk()).map_or(0, |v| u32::from_be_bytes(*v));
@@ -208,7 +208,7 @@ impl<'a> Entry<'a> {
     ///
     /// Of a connection whose addresses are translated the kernel lists where the answers come from, and takes what they are to be
     /// translated to: the answers' tuple becomes the plain inverse, and the translation is told beside it.
-    fn write(&self, bytes: &mut Vec<u8>, kept: &[u16]) {
+    pub(crate) fn write(&self, bytes: &mut Vec<u8>, kept: &[u16]) {
         message(bytes, NEW, 0, 0, self.family, 0, |b| {
             for (kind, piece) in Pieces(self.attributes) {
                 match kind {
@@ -283,10 +283,10 @@ pub fn track(netns: &Path, entries: &[u8]) -> Result<usize, NetworkError> {
 }
 
 /// Messages of which the kernel acknowledges the last one, and that one's number.
-type Chunk = (Vec<u8>, u32);
+pub(crate) type Chunk = (Vec<u8>, u32);
 
 /// What the kernel is told, and how many entries there are.
-fn chunks(entries: &[u8]) -> Result<(Vec<Chunk>, usize), Refusal> {
+pub(crate) fn chunks(entries: &[u8]) -> Result<(Vec<Chunk>, usize), Refusal> {
     let mut chunks = Vec::new();
     let (mut current, mut count) = (Vec::new(), 0);
     let mut all = Messages(entries).zip(1..).peekable();

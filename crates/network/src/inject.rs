@@ -87,7 +87,7 @@ impl Loopback {
 }
 
 /// Where a packet of IP goes, by its header; `None` if that is cut.
-fn destination(packet: &[u8]) -> Option<IpAddr> {
+pub(crate) fn destination(packet: &[u8]) -> Option<IpAddr> {
     match packet.first()? >> 4 {
         4 => Some(Ipv4Addr::from(*packet.get(16..)?.first_chunk()?).into()),
         6 => Some(IpAddr::from(*packet.get(24..)?.first_chunk::<16>()?)),

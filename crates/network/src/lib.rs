@@ -23,6 +23,8 @@ pub mod cni;
 mod conntrack;
 mod create;
 mod error;
+#[doc(hidden)]
+pub mod fuzz;
 mod gate;
 mod hold;
 mod inject;

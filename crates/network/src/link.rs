@@ -33,7 +33,7 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    fn read(message: &LinkMessage) -> Self {
+    pub(crate) fn read(message: &LinkMessage) -> Self {
         let flags = message.header.flags;
         let mut link = Self {
             index: message.header.index,

@@ -83,7 +83,7 @@ fn encode(address: IpAddr) -> [u8; ADDRESS] {
     bytes
 }
 
-fn decode(bytes: &[u8]) -> Option<IpAddr> {
+pub(crate) fn decode(bytes: &[u8]) -> Option<IpAddr> {
     match i32::from(u16::from_ne_bytes(*bytes.first_chunk()?)) {
         libc::AF_INET => Some(Ipv4Addr::from(*bytes.get(4..)?.first_chunk::<4>()?).into()),
         libc::AF_INET6 => Some(Ipv6Addr::from(*bytes.get(8..)?.first_chunk::<16>()?).into()),
@@ -213,7 +213,7 @@ fn unreadable(netns: &Path, e: io::Error) -> NetworkError {
 }
 
 /// Of `/proc/net/igmp`: a line for each interface, below it one for each of its groups.
-fn v4(text: &str) -> Vec<Group> {
+pub(crate) fn v4(text: &str) -> Vec<Group> {
     let (mut index, mut interface) = (0, "");
     let mut groups = Vec::new();
     for line in text.lines().skip(1) {
@@ -232,7 +232,7 @@ fn v4(text: &str) -> Vec<Group> {
 }
 
 /// Of `/proc/net/igmp6`: a line for each group, with the interface's index and name before it.
-fn v6(text: &str) -> Vec<Group> {
+pub(crate) fn v6(text: &str) -> Vec<Group> {
     let group = |line: &str| {
         let mut words = line.split_ascii_whitespace();
         let (index, interface, digits) = (words.next()?.parse().ok()?, words.next()?, words.next()?);
@@ -249,7 +249,7 @@ fn new_group(interface: &str, index: u32, group: IpAddr, users: Option<&str>) ->
 
 /// Of `/proc/net/mcfilter` and `mcfilter6`: a line for each source, with the interface's index, its name, and the group before it, and behind
 /// it how many want to hear it alone, and how many do not want to hear it.
-fn add_sources(groups: &mut [Group], text: &str) {
+pub(crate) fn add_sources(groups: &mut [Group], text: &str) {
     let address = |word: &str| match word.strip_prefix("0x") {
         Some(digits) => Some(IpAddr::from(Ipv4Addr::from(u32::from_str_radix(digits, 16).ok()?))),
         None => Some(Ipv6Addr::from(u128::from_str_radix(word, 16).ok()?).into()),

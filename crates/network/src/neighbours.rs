@@ -19,7 +19,10 @@ const MOST: usize = 512;
 
 /// The neighbours whose MAC is known, by the interfaces of these indices and names.
 pub(crate) fn known(rtnl: &mut Rtnl, names: &HashMap<u32, String>) -> Result<Vec<Neighbour>, Refusal> {
-    let answers = rtnl.list(&RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default()))?;
+    Ok(read(&rtnl.list(&RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default()))?, names))
+}
+
+pub(crate) fn read(answers: &[RouteNetlinkMessage], names: &HashMap<u32, String>) -> Vec<Neighbour> {
     let of = |message: &NeighbourMessage| {
         let permanent = message.header.state == NeighbourState::Permanent;
         let usable = matches!(
@@ -50,7 +53,7 @@ pub(crate) fn known(rtnl: &mut Rtnl, names: &HashMap<u32, String>) -> Result<Vec
     // Those that somebody has set are to be kept in any case.
     all.sort_by_key(|n| (!n.permanent, n.address));
     all.truncate(MOST);
-    Ok(all)
+    all
 }
 
 /// Makes a neighbour known on the interface of this index: for good if somebody has set it so, else until it is asked again.

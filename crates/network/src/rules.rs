@@ -59,7 +59,7 @@ pub(crate) fn added(rtnl: &mut Rtnl) -> Result<Result<Vec<Rule>, String>, Refusa
     Ok(Ok(rules))
 }
 
-fn read(message: &RuleMessage) -> Result<Rule, String> {
+pub(crate) fn read(message: &RuleMessage) -> Result<Rule, String> {
     let header = &message.header;
     let mut rule = Rule { ipv6: header.family == AddressFamily::Inet6, ..Rule::to_table(0, u32::from(header.table)) };
     let mut unknown = None;

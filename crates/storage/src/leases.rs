@@ -11,7 +11,7 @@ pub(crate) fn write_leases() -> HashMap<(Device, u64), u32> {
 }
 
 /// Lines such as `8: LEASE  ACTIVE    WRITE 31962 00:27:3 0 EOF` (proc_locks(5)).
-fn parse(table: &str) -> HashMap<(Device, u64), u32> {
+pub(crate) fn parse(table: &str) -> HashMap<(Device, u64), u32> {
     let lease = |line: &str| {
         let mut words = line.split_whitespace().skip(1);
         (words.next()? == "LEASE").then_some(())?;

@@ -9,6 +9,8 @@ pub mod carried;
 pub mod copy;
 mod digest;
 mod error;
+#[doc(hidden)]
+pub mod fuzz;
 mod leases;
 mod memory;
 mod mounts;

@@ -79,7 +79,7 @@ pub(crate) fn table() -> Result<Vec<Mounted>, StorageError> {
     Ok(table.lines().filter_map(mounted).collect())
 }
 
-fn mounted(line: &str) -> Option<Mounted> {
+pub(crate) fn mounted(line: &str) -> Option<Mounted> {
     let (of_mount, of_filesystem) = line.split_once(" - ")?;
     let mut mount = of_mount.split(' ').skip(2);
     let device = mount.next()?.to_owned();
@@ -111,7 +111,7 @@ pub(crate) fn real(path: &Path) -> Result<Option<PathBuf>, StorageError> {
 }
 
 /// The fifth field of each line (proc_pid_mountinfo(5)).
-fn mount_points(table: &[u8]) -> impl Iterator<Item = PathBuf> {
+pub(crate) fn mount_points(table: &[u8]) -> impl Iterator<Item = PathBuf> {
     table
         .split(|b| *b == b'\n')
         .filter_map(|line| line.split(|b| *b == b' ').nth(4))

@@ -29,7 +29,7 @@ impl Btf {
         Self::parse(std::fs::read("/sys/kernel/btf/vmlinux")?).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    fn parse(bytes: Vec<u8>) -> Option<Self> {
+    pub(crate) fn parse(bytes: Vec<u8>) -> Option<Self> {
         let half = |at: usize| Some(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?));
         let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?) as usize);
         if half(0)? != MAGIC {

@@ -143,7 +143,7 @@ impl CallLog {
 }
 
 impl Called {
-    fn parse(raw: &[u8]) -> Option<Self> {
+    pub(crate) fn parse(raw: &[u8]) -> Option<Self> {
         let word = |at: usize| Some(u64::from_ne_bytes(raw.get(at * 8..at * 8 + 8)?.try_into().ok()?));
         let device = word(0)? as u32;
         // MINORBITS of linux/kdev_t.h.

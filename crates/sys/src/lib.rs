@@ -18,6 +18,8 @@ pub mod dirty_log;
 pub mod environment;
 pub mod file_handle;
 pub mod file_settings;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod guard_log;
 pub mod hidden_files;
 pub mod hidden_states;

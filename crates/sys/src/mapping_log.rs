@@ -68,7 +68,7 @@ impl MappingLog {
 }
 
 /// The file that was mapped, and whether the mapping is a shared one.
-fn parse(record: &[u8]) -> Option<(Mapped, bool)> {
+pub(crate) fn parse(record: &[u8]) -> Option<(Mapped, bool)> {
     let word = |at: usize| Some(u32::from_ne_bytes(record.get(at..at + 4)?.try_into().ok()?));
     let ino = u64::from_ne_bytes(record.get(INODE..INODE + 8)?.try_into().ok()?);
     let shared = word(FLAGS)? & libc::MAP_SHARED as u32 != 0;

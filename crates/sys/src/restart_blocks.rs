@@ -56,7 +56,7 @@ pub struct Wait {
 }
 
 impl Wait {
-    fn parse(line: &str) -> Option<Self> {
+    pub(crate) fn parse(line: &str) -> Option<Self> {
         let mut words = line.split(' ');
         let mut word = || words.next();
         Some(Self {

@@ -12,7 +12,7 @@ const SYSCALL: &[u8] = &[0x0f, 0x05];
 
 /// The addresses, if a line of `/proc/PID/maps` is of the vdso. A program chooses the names of files, but not that a mapping has no
 /// file; and names that it gives to anonymous memory stand in `[anon:…]`.
-fn range(line: &str) -> Option<Range<u64>> {
+pub(crate) fn range(line: &str) -> Option<Range<u64>> {
     let mut columns = line.split_ascii_whitespace();
     let (start, end) = columns.next()?.split_once('-')?;
     let permissions = columns.next()?;

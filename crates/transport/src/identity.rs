@@ -306,3 +306,9 @@ fn load_key(path: &Path) -> Result<PrivateKeyDer<'static>, TransportError> {
         why: "it has no private key in PEM form".to_owned(),
     })
 }
+
+/// For the fuzz targets: reads a certificate as a peer shows it.
+#[doc(hidden)]
+pub fn fuzz_certificate(data: &[u8]) {
+    let _ = node_of(&CertificateDer::from(data));
+}

@@ -34,6 +34,8 @@ pub use connection::Connection;
 pub use connector::Connector;
 pub use error::{TransportError, Verdict};
 pub use handshake::{Established, Handshakes, Role};
+#[doc(hidden)]
+pub use identity::fuzz_certificate;
 pub use identity::{Files, Identity};
 pub use link::{Closer, Counters, Link};
 pub use listener::{Incoming, Listener};

@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 
-#[path = "../../../fuzz/src/lib.rs"]
+#[path = "../../../fuzz/src/wire.rs"]
 mod targets;
 
 fn nearly(valid: Vec<u8>, at: prop::sample::Index, with: u8) -> Vec<u8> {

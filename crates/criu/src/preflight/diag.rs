@@ -170,7 +170,7 @@ fn dump(request: &[u8], mut each: impl FnMut(&[u8])) -> io::Result<()> {
 }
 
 /// Walks the messages of one datagram; true when the dump is over.
-fn each_message(mut bytes: &[u8], each: &mut impl FnMut(&[u8])) -> io::Result<bool> {
+pub(super) fn each_message(mut bytes: &[u8], each: &mut impl FnMut(&[u8])) -> io::Result<bool> {
     const ERROR: u16 = 2;
     const DONE: u16 = 3;
     while let (Some(len), Some(kind)) = (u32_at(bytes, 0), u16_at(bytes, 4)) {
@@ -189,7 +189,7 @@ fn each_message(mut bytes: &[u8], each: &mut impl FnMut(&[u8])) -> io::Result<bo
     Ok(false)
 }
 
-fn unix_socket(m: &[u8]) -> Option<(u64, UnixSocket)> {
+pub(super) fn unix_socket(m: &[u8]) -> Option<(u64, UnixSocket)> {
     const NAME: u16 = 0;
     const PEER: u16 = 2;
     const ICONS: u16 = 3;
@@ -213,7 +213,7 @@ fn unix_socket(m: &[u8]) -> Option<(u64, UnixSocket)> {
     Some((inode.into(), s))
 }
 
-fn tcp_socket(m: &[u8]) -> Option<(u64, TcpSocket)> {
+pub(super) fn tcp_socket(m: &[u8]) -> Option<(u64, TcpSocket)> {
     const MD5SIG: u16 = 18;
     const ULP_INFO: u16 = 19;
     const ULP_INFO_NAME: u16 = 1;
@@ -239,7 +239,7 @@ fn tcp_socket(m: &[u8]) -> Option<(u64, TcpSocket)> {
 }
 
 /// In the states FIN_WAIT1, LAST_ACK and CLOSING the end of the stream is not acknowledged yet.
-fn closed_connection(m: &[u8]) -> Option<ClosedConnection> {
+pub(super) fn closed_connection(m: &[u8]) -> Option<ClosedConnection> {
     let left = u32_at(m, 60)?;
     if !matches!(m.get(1)?, 4 | 9 | 11) || u32_at(m, 68)? != 0 || left == 0 {
         return None;
@@ -255,7 +255,7 @@ fn closed_connection(m: &[u8]) -> Option<ClosedConnection> {
     Some(ClosedConnection { local: end(4, 8)?, remote: end(6, 24)?, left })
 }
 
-fn netlink_socket(m: &[u8]) -> Option<(u64, NetlinkSocket)> {
+pub(super) fn netlink_socket(m: &[u8]) -> Option<(u64, NetlinkSocket)> {
     const MEMORY: u16 = 0;
     const GROUPS: u16 = 1;
     let mut s = NetlinkSocket {

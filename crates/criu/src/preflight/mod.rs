@@ -9,6 +9,8 @@ mod descriptors;
 mod diag;
 mod directories;
 mod files;
+#[doc(hidden)]
+pub mod fuzz;
 mod hidden;
 mod hidden_files;
 mod keyrings;

@@ -133,7 +133,7 @@ fn numa(task: &Task, look: &mut Look) {
 }
 
 /// The policy in the first line of the beginning of numa_maps. The last line of it may end anywhere.
-fn first_policy(maps: &str) -> Option<&str> {
+pub(super) fn first_policy(maps: &str) -> Option<&str> {
     let (line, _) = maps.split_once('\n').unwrap_or((maps, ""));
     let (_address, policy) = line.split_once(' ')?;
     match policy.split_once(' ') {

@@ -216,7 +216,7 @@ fn is_left(master: &Descriptor<'_>) -> bool {
 
 /// The terminal of a process's session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Controlling {
+pub(super) struct Controlling {
     session: i32,
     /// The number of the pseudo-terminal; negative if there is none, or it is another kind of terminal.
     index: i64,
@@ -230,7 +230,7 @@ impl Controlling {
     }
 
     /// From the sixth to the eighth field of /proc/PID/stat.
-    fn parse(stat: &str) -> Option<Self> {
+    pub(super) fn parse(stat: &str) -> Option<Self> {
         let mut fields = stat.rsplit(')').next()?.split_ascii_whitespace().skip(6 - 3);
         let mut number = || fields.next()?.parse::<i32>().ok();
         let (session, device, foreground) = (number()?, number()?.cast_unsigned(), number()?);

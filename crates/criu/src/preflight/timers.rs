@@ -7,7 +7,7 @@ use super::container::Container;
 use super::procfs;
 
 /// The threads that timers signal, as `/proc/PID/timers` numbers them.
-fn notified(timers: &str) -> impl Iterator<Item = u32> {
+pub(super) fn notified(timers: &str) -> impl Iterator<Item = u32> {
     timers.lines().filter_map(|line| line.strip_prefix("notify:")?.rsplit_once("/tid.")?.1.trim().parse().ok())
 }
 

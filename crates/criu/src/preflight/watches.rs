@@ -121,7 +121,7 @@ fn directory(d: &Descriptor<'_>) -> Option<Blocker> {
 }
 
 /// Of the locks in `/proc/PID/fdinfo/FD`, such as `lock: 1: LEASE  ACTIVE    WRITE 31962 00:27:3 0 EOF`.
-fn has_write_lease(info: &str) -> bool {
+pub(super) fn has_write_lease(info: &str) -> bool {
     info.lines().filter_map(|line| line.strip_prefix("lock:")).any(|lock| {
         let words: Vec<&str> = lock.split_whitespace().collect();
         words.get(1) == Some(&"LEASE") && words.get(3) == Some(&"WRITE")

@@ -112,7 +112,7 @@ impl Message {
     }
 }
 
-fn encode(message: &Message) -> Vec<u8> {
+pub(super) fn encode(message: &Message) -> Vec<u8> {
     match message {
         Message::Arena(_) => vec![b'A'],
         Message::Gone(space, range) => {

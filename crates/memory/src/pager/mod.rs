@@ -26,6 +26,8 @@
 
 mod around;
 mod control;
+#[doc(hidden)]
+pub mod fuzz;
 mod guards;
 mod inputs;
 mod keeper;

@@ -18,7 +18,7 @@ use crate::reply::{Message, Messages, Refusal, value};
 /// Connections that are asked for at once: their answers have to fit into a socket's buffer.
 const AT_ONCE: usize = 64;
 /// What is told of a connection as the kernel tells it, beside its state.
-const KEPT: &[u16] = &[TUPLE_ORIGINAL, TIMEOUT];
+pub(crate) const KEPT: &[u16] = &[TUPLE_ORIGINAL, TIMEOUT];
 
 /// Reads what the node's kernel has noted of a container's connections.
 ///
@@ -142,7 +142,7 @@ fn take(answer: &Message<'_>, bytes: &mut Vec<u8>) -> Result<(), Refusal> {
 }
 
 /// The connection that a message tells of, if its addresses are not translated and it is in no zone.
-fn plain(message: &[u8]) -> Option<Entry<'_>> {
+pub(crate) fn plain(message: &[u8]) -> Option<Entry<'_>> {
     let (general, attributes) = message.split_at_checked(GENERAL)?;
     let entry = Entry::of(general[0], attributes)?;
     let translated = entry.status & (SOURCE_TRANSLATED | DESTINATION_TRANSLATED) != 0;

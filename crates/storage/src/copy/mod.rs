@@ -30,6 +30,8 @@
 mod calls;
 mod chunks;
 mod content;
+#[doc(hidden)]
+pub mod fuzz;
 mod op;
 mod original;
 mod reader;

@@ -16,7 +16,7 @@ impl fmt::Debug for Name {
 }
 
 impl Name {
-    fn encode(&self) -> String {
+    pub(super) fn encode(&self) -> String {
         let mut text = String::with_capacity(self.0.len());
         for byte in &self.0 {
             match byte {
@@ -28,7 +28,7 @@ impl Name {
         text
     }
 
-    fn decode(text: &str) -> Option<Self> {
+    pub(super) fn decode(text: &str) -> Option<Self> {
         let mut bytes = Vec::with_capacity(text.len());
         let mut rest = text.bytes();
         while let Some(byte) = rest.next() {

@@ -103,15 +103,15 @@ const DELETED: &[u8] = b" (deleted)";
 
 /// A line of proc_pid_maps(5).
 #[derive(Debug, PartialEq, Eq)]
-struct Mapping<'a> {
+pub(super) struct Mapping<'a> {
     range: &'a str,
     shared: bool,
     deleted: bool,
-    path: &'a [u8],
+    pub(super) path: &'a [u8],
 }
 
 impl<'a> Mapping<'a> {
-    fn parse(line: &'a [u8]) -> Option<Self> {
+    pub(super) fn parse(line: &'a [u8]) -> Option<Self> {
         let mut words = line.splitn(6, |b| *b == b' ');
         let mut text = || std::str::from_utf8(words.next()?).ok();
         let (range, permissions) = (text()?, text()?);

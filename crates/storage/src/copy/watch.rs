@@ -26,7 +26,7 @@ pub(super) struct Events {
 
 impl Events {
     /// The events in a buffer that was read from a group in FID mode: struct fanotify_event_metadata, then info records.
-    fn note(&mut self, mut buffer: &[u8]) {
+    pub(super) fn note(&mut self, mut buffer: &[u8]) {
         const METADATA: usize = 24;
         let u32_at = |b: &[u8], at: usize| b.get(at..at + 4).map(|b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]));
         while let Some(length) = u32_at(buffer, 0).map(|l| l as usize).filter(|l| (METADATA..=buffer.len()).contains(l))

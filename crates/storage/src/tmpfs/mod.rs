@@ -25,3 +25,18 @@ pub use source::{Decision, Source};
 
 /// Most files in one mount; one with more stays with CRIU. Each costs the agent a few hundred bytes.
 pub const MAX_FILES: usize = 100_000;
+
+/// For the fuzz targets: the mounts that a table has.
+pub(crate) fn fuzz(table: &str) -> Vec<TmpfsMount> {
+    let found = find::candidates(table, &["/dev/shm".into()]);
+    fuzz_options(&found);
+    found
+}
+
+/// For the fuzz targets: how they would be mounted.
+pub(crate) fn fuzz_options(mounts: &[TmpfsMount]) {
+    for options in mounts.iter().map(|mount| &mount.options).filter(|options| options.are_known()) {
+        let mounted = [options.limits(), options.roomy()];
+        assert!(mounted.iter().all(|text| text.chars().all(|c| c.is_ascii_alphanumeric() || "_=,".contains(c))));
+    }
+}

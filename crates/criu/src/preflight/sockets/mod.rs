@@ -24,7 +24,7 @@ use super::{Look, PreflightError};
 mod hidden;
 mod inet;
 mod names;
-mod netlink;
+pub(super) mod netlink;
 mod queues;
 mod unix;
 

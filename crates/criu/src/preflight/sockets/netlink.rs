@@ -48,7 +48,7 @@ pub(super) fn packets(container: &Container, s: &NetlinkSocket, d: &Descriptor<'
 }
 
 /// The number of a queue or group whose packets go to a port: the first two columns of both files.
-fn number_of(all: &str, port: u32) -> Option<u32> {
+pub(in crate::preflight) fn number_of(all: &str, port: u32) -> Option<u32> {
     let line = |line: &str| {
         let mut words = line.split_ascii_whitespace().map_while(|word| word.parse::<u32>().ok());
         Some((words.next()?, words.next()?))
