@@ -291,6 +291,27 @@ fn an_agent_that_dies_after_a_hurried_decision(stage: &mut Stage) -> Result<()> 
     has_moved(lab, &truth)
 }
 
+/// The pager cannot write that every page is in place, and the agent dies before it has tidied up. The next agent asks the pager, and
+/// does not take the copy for one that has lost memory.
+fn a_pager_without_its_last_word_outlives_the_agent(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let truth = start(lab, 79)?;
+    restart_agent(lab, "b", "destination.drain.after.die")?;
+    let agent = lab.agent_pid("b")?.context("the agent has just been started")?;
+    let (moving, report) = begin(lab)?;
+    // No file can be written where a directory is.
+    let nascent = format!("/run/tranship/migrations/{}/drained.nascent", report.id);
+    lab.check("b", &["sh", "-c", &format!("rm {nascent} && mkdir {nascent}")])?;
+    wait_until("the agent to die", Duration::from_secs(30), || Ok(is_gone(agent).then_some(())))?;
+    lab.start_agent("b", &[])?;
+    let ended = moving.end()?;
+    ensure!(ended.success, "the move: {}", ended.error());
+    wait_until("the pager to end", TOLD, || {
+        Ok(processes(lab, "b")?.iter().all(|p| !["pager", "keeper"].contains(&p.kind)).then_some(()))
+    })?;
+    has_moved(lab, &truth)
+}
+
 fn main() -> ExitCode {
     scenarios(&[
         ("a_pager_that_stands_still_is_waited_for_and_named", a_pager_that_stands_still_is_waited_for_and_named),
@@ -312,6 +333,7 @@ fn main() -> ExitCode {
             "a_container_that_ends_in_a_move_is_not_called_unharmed",
             a_container_that_ends_in_a_move_is_not_called_unharmed,
         ),
+        ("a_pager_without_its_last_word_outlives_the_agent", a_pager_without_its_last_word_outlives_the_agent),
         ("an_agent_that_dies_after_a_hurried_decision", an_agent_that_dies_after_a_hurried_decision),
     ])
 }

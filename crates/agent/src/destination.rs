@@ -353,7 +353,8 @@ impl DestinationRun {
         if let Some((path, _)) = self.offer.network.as_ref().filter(|_| self.engine.attaches_network()) {
             tranship_network::unname(path).map_err(failed)?;
         }
-        self.layout.remove()
+        self.layout.remove()?;
+        self.reap_pager()
     }
 
     /// Ends a void copy that may run, so that not one packet of its end gets out: its clients may be the original's by

@@ -61,14 +61,23 @@ impl DestinationRun {
         Ok(true)
     }
 
-    /// Ends a pager that has nothing left to do and may not know it.
+    /// Ends the pager of a container that has ended here: nobody needs the pages that are missing. Any other pager ends by itself, when its
+    /// last word is written or its directory is gone. Until then an agent that is restarted must be able to ask it.
     pub(super) fn end_pager(&mut self) -> Result<(), Failure> {
+        if self.ended.is_none() {
+            return Ok(());
+        }
         if !self.layout.root().join(pager::DRAINED_FILE).exists()
             && let Ok(pager) = PagerHandle::connect_within(self.layout.root(), PAGER_END)
             && let Err(error) = pager.quit()
         {
-            tracing::warn!(id = %self.id, %error, "a pager that is not needed could not be told so");
+            tracing::warn!(id = %self.id, %error, "the pager of a container that has ended cannot be told to quit");
         }
+        self.reap_pager()
+    }
+
+    /// Waits for the end of a pager that has nothing left to do.
+    pub(super) fn reap_pager(&mut self) -> Result<(), Failure> {
         self.pager.take().map_or(Ok(()), |pager| node::reap(pager, PAGER_END)).map_err(failed)
     }
 }
