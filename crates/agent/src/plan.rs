@@ -56,7 +56,12 @@ pub fn plan_member(node: &Arc<Node>, request: &PlanRequest, unit: Option<&Unit>)
             let seen = predict(&observed, &request.options, options::limits(&request.options));
             let rate = source::pages_rate(seen.link_rate, request.options.compress);
             let limit = request.options.freeze_timeout();
-            plan.blockers.extend(source::too_slow((name, &request.to), seen.freeze_bytes, rate, limit));
+            let too_slow = |bytes| source::too_slow((name, &request.to), bytes, rate, limit);
+            if too_slow(seen.freeze_bytes).is_some() {
+                // Where all memory travels in the freeze, it is known how much of it is zeros, which do not.
+                let pids = found.container.processes().ok().filter(|_| seen.rounds.is_empty()).unwrap_or_default();
+                plan.blockers.extend(too_slow(seen.freeze_bytes.saturating_sub(source::zeros(&pids))));
+            }
             plan.mode = seen.mode;
             plan.estimated_blackout_ms = Some(seen.blackout_ms);
             plan.estimated_total_ms = Some(seen.total_ms);

@@ -46,7 +46,7 @@ mod undo;
 mod unit;
 
 use control::answered;
-pub use fits::{pages_rate, too_slow};
+pub use fits::{pages_rate, too_slow, zeros};
 use push::{Demand, Push};
 
 use crate::groups::Turn;
@@ -359,7 +359,7 @@ impl SourceRun {
         self.freezer = container.freezer.open().ok();
         self.layout.write_plan(Role::Dump, &offer, &criu, self.node.config.criu.log_level)?;
         let command = self.layout.with_images(Role::Dump, |images| self.engine.dump(&container, images));
-        self.front = Some(self.layout.start_front(Role::Dump, command)?);
+        self.front = Some(self.layout.start_front(Role::Dump, command, Some(&self.interrupt))?);
         for stream in 0..offer.streams {
             let stream = self.page_stream(stream)?;
             self.streams.push(stream);

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use tranship_coordinator::Failure;
+use tranship_memory::tracker::{Method, Tracker};
 use tranship_types::{Blocker, BlockerKind, Compress, NodeName};
 
-use super::SourceRun;
+use super::{SourceRun, failed};
 use crate::probes;
 
-/// By how much compression, and leaving out zeros and duplicates, makes pages fewer at most, as far as anybody counts on it.
+/// By how much compression makes pages fewer at most, as far as anybody counts on it.
 const COMPRESSED: f64 = 3.0;
 
 /// What stands in the way of a freeze in which so many bytes travel at this rate, in bytes a second.
@@ -34,22 +35,35 @@ pub fn pages_rate(rate: f64, compress: Compress) -> f64 {
 }
 
 impl SourceRun {
-    /// Refuses a freeze in which so many bytes would have to travel, if they do not fit at this rate.
-    pub(super) fn refuse_too_long(&self, bytes: u64, rate: f64) -> Result<(), Failure> {
-        let blocker = too_slow((&self.name, &self.peer), bytes, rate, self.interrupt.freeze_timeout());
+    /// Refuses a freeze in which so many bytes would have to travel, if they do not fit at this rate. Pages of zeros among them, which
+    /// do not travel, are counted where that may make a difference.
+    pub(super) fn refuse_too_long(
+        &self,
+        bytes: u64,
+        rate: f64,
+        zeros: impl FnOnce() -> Result<u64, Failure>,
+    ) -> Result<(), Failure> {
+        let too_slow = |bytes| too_slow((&self.name, &self.peer), bytes, rate, self.interrupt.freeze_timeout());
+        if too_slow(bytes).is_none() {
+            return Ok(());
+        }
+        let blocker = too_slow(bytes.saturating_sub(zeros()?));
         Failure::blocked(blocker.into_iter().collect()).map_or(Ok(()), Err)
     }
 
     /// Refuses a freeze in which all memory would have to travel, if it does not fit: without rounds only a look at the link tells.
     pub(super) fn probe_link(&mut self) -> Result<(), Failure> {
-        let (bytes, streams) = (self.inspected()?.1.memory_bytes, self.inspected()?.1.streams);
+        let (container, offer) = self.inspected()?;
+        let (container, bytes, streams) = (container.clone(), offer.memory_bytes, offer.streams);
         let needed = bytes as f64 / self.interrupt.freeze_timeout().as_secs_f64();
         let compress = self.report.read().options.compress;
         let (node, peer) = (Arc::clone(&self.node), self.peer.clone());
         // A link that carries more than twice as much is not looked at for longer.
         let measured = self.interrupt.aside(move || probes::measure_until(&node, &peer, streams, Some(2.0 * needed)));
         match measured {
-            Ok(link) => self.refuse_too_long(bytes, pages_rate(link.rate, compress)),
+            Ok(link) => self.refuse_too_long(bytes, pages_rate(link.rate, compress), || {
+                self.interrupt.aside(move || container.processes().map(|pids| zeros(&pids)).map_err(failed))
+            }),
             Err(failure) => {
                 self.interrupt.check()?;
                 tracing::info!(id = %self.id, %failure, "the link is not measured; the freeze has its limit all the same");
@@ -57,6 +71,11 @@ impl SourceRun {
             }
         }
     }
+}
+
+/// How many bytes of the processes' memory are zeros.
+pub fn zeros(pids: &[u32]) -> u64 {
+    Tracker::new(Method::Hash).zeros(pids)
 }
 
 #[cfg(test)]

@@ -171,8 +171,8 @@ impl SourceRun {
         self.converged = verdict == Verdict::Converged;
         // Rounds that were paced, or a first one, which waited for memory on the destination, do not tell how fast the link is.
         if !self.is_early() && self.pace().is_none() && seen.len() > 1 {
-            let left = tracker.left(&pids()?);
-            self.refuse_too_long(left, policy::link_rate(&seen))?;
+            let pids = pids()?;
+            self.refuse_too_long(tracker.left(&pids), policy::link_rate(&seen), || Ok(tracker.zeros(&pids)))?;
         }
         self.tracker = Some(tracker);
         Ok(Some(verdict))

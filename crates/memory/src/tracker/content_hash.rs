@@ -95,7 +95,7 @@ impl ContentHash {
 }
 
 /// One of each `every` pieces of the address space, drawn by their numbers: so much of it as is in `run`.
-fn sample(run: PageRange, every: u64) -> impl Iterator<Item = PageRange> {
+pub(super) fn sample(run: PageRange, every: u64) -> impl Iterator<Item = PageRange> {
     let stride = PIECE * every;
     (run.start / stride..run.end.div_ceil(stride)).filter_map(move |number| {
         let start = number * stride + drawn(number) % every * PIECE;

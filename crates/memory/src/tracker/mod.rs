@@ -18,7 +18,7 @@ use tranship_sys::standstill;
 use tranship_types::{AddressSpaceId, PAGE_SIZE, PageRange};
 
 use crate::page_set::PageSet;
-use crate::send::{Chunk, Plan, Witness};
+use crate::send::{self, Chunk, Plan, Witness};
 use crate::survey::{Space, SurveyError, survey};
 
 mod content_hash;
@@ -30,6 +30,9 @@ pub use method::{Method, UnknownMethod};
 
 /// How long the processes may take to stand still for a look, where the method needs that.
 pub(crate) const STANDSTILL: Duration = Duration::from_millis(200);
+
+/// Bytes that are read to estimate how much of a container's memory is zeros.
+const SAMPLED: u64 = 16 << 20;
 
 /// How writes to one address space are found out. `found` and `there` get the mapping, as the space lists it, and a run of
 /// pages in it that hold data.
@@ -248,6 +251,27 @@ impl Tracker {
         };
         // What ends or goes meanwhile is not left.
         self.each_space(pids).filter_map(|space| left(space).ok()).sum()
+    }
+
+    /// How many bytes of those that a round would find now are zeros, which do not travel: an estimate, from a sample of a large container's pages.
+    pub fn zeros(&self, pids: &[u32]) -> u64 {
+        let (every, mut zeros) = (self.left(pids).div_ceil(SAMPLED).max(1), 0);
+        let mut buffer = Vec::new();
+        for space in self.each_space(pids) {
+            let mut runs = Vec::new();
+            let looked = self.peek(&space, &mut |_, run, written| runs.extend(Some(run).filter(|_| written)));
+            if looked.is_err() {
+                continue;
+            }
+            for piece in runs.into_iter().flat_map(|run| content_hash::sample(run, every)) {
+                buffer.resize(piece.len() as usize, 0);
+                if send::read(space.pid, piece.start, &mut buffer).is_ok() {
+                    let empty = buffer.chunks(PAGE_SIZE as usize).filter(|page| page.iter().all(|byte| *byte == 0));
+                    zeros += empty.count() as u64 * PAGE_SIZE * every;
+                }
+            }
+        }
+        zeros
     }
 
     fn watched(&self, space: &Space) -> Option<&Watched> {

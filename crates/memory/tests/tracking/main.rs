@@ -27,10 +27,11 @@ use subject::Subject;
 
 type Case = fn(Method);
 
-const CASES: [(&str, Case); 24] = [
+const CASES: [(&str, Case); 25] = [
     ("just_what_was_written_is_found", just_what_was_written_is_found),
     ("what_is_left_is_told_and_found_all_the_same", what_is_left_is_told_and_found_all_the_same),
     ("a_sample_tells_how_much_is_written", a_sample_tells_how_much_is_written),
+    ("zeros_of_what_is_left_are_told", zeros_of_what_is_left_are_told),
     ("old_content_that_comes_back_is_not_taken_for_what_was_sent", old_content_that_comes_back),
     ("what_is_written_again_before_its_turn_is_sent_later", written_again_before_its_turn),
     ("what_is_written_again_and_moved_before_its_turn_is_sent_later", written_again_and_moved),
@@ -102,6 +103,26 @@ fn a_sample_tells_how_much_is_written(_: Method) {
     subject.fills(PAGES, 1);
     let new = pages(&sample) - before;
     assert!(new.abs_diff(PAGES) < PAGES / 8, "{new}");
+}
+
+/// Pages that were written and hold nothing do not travel.
+fn zeros_of_what_is_left_are_told(method: Method) {
+    const PAGES: usize = 16384;
+    let mut subject = Subject::start();
+    let (pids, start) = ([subject.pid()], subject.fills(PAGES, 1));
+    let mut mirror = Mirror::new(method);
+    let pages = |tracker: &Tracker| tracker.zeros(&pids) as usize / PAGE;
+    let own = pages(&Tracker::new(method));
+    assert!(own < PAGES / 16, "{own}");
+    mirror.round(&pids);
+    // Half of it is zeros, a quarter is written with something else.
+    subject.writes(start, PAGES / 2, 0);
+    subject.writes(start + PAGES / 2 * PAGE, PAGES / 4, 2);
+    let zeros = mirror.zeros(&pids) as usize / PAGE;
+    assert!(zeros.abs_diff(PAGES / 2) < PAGES / 16, "{zeros} of {PAGES}");
+    // Whoever has not watched finds as many in all of its memory.
+    let all = pages(&Tracker::new(method));
+    assert!(all.abs_diff(PAGES / 2) < PAGES / 16, "{all} of {PAGES}");
 }
 
 fn just_what_was_written_is_found(method: Method) {

@@ -88,6 +88,10 @@ impl Mirror {
         self.tracker.left(pids)
     }
 
+    pub fn zeros(&self, pids: &[u32]) -> u64 {
+        self.tracker.zeros(pids)
+    }
+
     /// Stops the processes, and has the last round; what was brought must be what is there, byte by byte.
     pub fn finish(mut self, pids: &[u32]) {
         stop(pids);
