@@ -312,6 +312,23 @@ fn a_pager_without_its_last_word_outlives_the_agent(stage: &mut Stage) -> Result
     has_moved(lab, &truth)
 }
 
+/// The container ends on the destination, whose agent is not there to tell: nothing is said to have moved before it has.
+fn the_end_of_a_move_is_told_when_it_is_known(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    start(lab, 77)?;
+    restart_agent(lab, "b", "destination.drain.before.die")?;
+    let agent = lab.agent_pid("b")?.context("the agent has just been started")?;
+    let moving = Moving::begin(lab, NAME, "a", "b", Mode::Cold)?;
+    wait_until("the agent to die", Duration::from_secs(30), || Ok(is_gone(agent).then_some(())))?;
+    let copy = copies(lab, NAME)?.into_iter().find(|copy| copy.node == "b").context("the copy")?;
+    copy.pids.iter().try_for_each(|pid| send(Signal::SIGKILL, *pid))?;
+    lab.start_agent("b", &[])?;
+    let ended = moving.end()?;
+    ensure!(ended.status == Some(5), "tranship move ended with {ended:?}");
+    ensure!(ended.report.context("no report")?.outcome == Outcome::Ended);
+    remove(lab, NAME)
+}
+
 fn main() -> ExitCode {
     scenarios(&[
         ("a_pager_that_stands_still_is_waited_for_and_named", a_pager_that_stands_still_is_waited_for_and_named),
@@ -334,6 +351,7 @@ fn main() -> ExitCode {
             a_container_that_ends_in_a_move_is_not_called_unharmed,
         ),
         ("a_pager_without_its_last_word_outlives_the_agent", a_pager_without_its_last_word_outlives_the_agent),
+        ("the_end_of_a_move_is_told_when_it_is_known", the_end_of_a_move_is_told_when_it_is_known),
         ("an_agent_that_dies_after_a_hurried_decision", an_agent_that_dies_after_a_hurried_decision),
     ])
 }

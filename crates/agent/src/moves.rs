@@ -22,6 +22,10 @@ use crate::{damaged, draining, inspection, undoing};
 
 /// For how long an ended arrival is remembered for a source that has not asked.
 const REMEMBERED: Duration = Duration::from_secs(7 * 24 * 3600);
+/// For how long the destination is asked how a move has ended, before the report says that it has.
+const CONFIRMED: Duration = Duration::from_secs(10);
+/// What the report says where there was no answer.
+const UNCONFIRMED: &str = "the destination has not confirmed the end of the move";
 
 /// Begins a migration, which runs on a thread of its own; a member of a group takes its turns.
 pub fn begin(node: &Arc<Node>, request: &MoveRequest, turn: Option<Turn>) -> Result<Report, ServiceError> {
@@ -214,19 +218,43 @@ fn conclude(
     match ending {
         Ending::Moved => {
             *claim = None;
-            live.end(|r| {
-                r.outcome = if r.ended.is_some() { Outcome::Ended } else { Outcome::Moved };
-                r.phase = Phase::Done;
-                (r.error, r.waiting) = (None, None);
-                r.total_ms = r.total_ms.or(total_ms);
-            });
-            // The destination remembers the migration until it has been asked.
-            if until_told(node, &id, || port.confirm_drained()) {
-                // It may have ended before what had come was put in place.
-                if live.read().ended.is_some() {
-                    live.end(|r| r.outcome = Outcome::Ended);
+            let publish = |confirmed: bool| {
+                live.end(|r| {
+                    // It may have ended before what had come was put in place.
+                    r.outcome = if r.ended.is_some() { Outcome::Ended } else { Outcome::Moved };
+                    r.phase = Phase::Done;
+                    (r.error, r.waiting) = (None, None);
+                    r.total_ms = r.total_ms.or(total_ms);
+                    r.ways.retain(|way| *way != UNCONFIRMED);
+                    if !confirmed {
+                        r.ways.push(UNCONFIRMED.to_owned());
+                    }
+                });
+            };
+            // The destination remembers the migration until it has been asked. Its answer is the outcome, so that nothing is said
+            // before it, unless that node is silent for long.
+            let confirmed = || {
+                let done = port.confirm_drained();
+                if let Err(failure) = &done {
+                    let waiting = port.waits(failure);
+                    live.change(|r| r.waiting = Some(waiting));
                 }
-                close(journal, &id);
+                done
+            };
+            let mut told = until_told(node, &id, Some(CONFIRMED), confirmed);
+            if told == Told::Late {
+                publish(false);
+                told = until_told(node, &id, None, || port.confirm_drained());
+            }
+            match told {
+                Told::Heard => {
+                    publish(true);
+                    close(journal, &id);
+                }
+                // The next agent asks.
+                Told::Stopping | Told::Late => live.save().unwrap_or_else(|error| {
+                    tracing::warn!(%id, %error, "the report of a move cannot be kept");
+                }),
             }
         }
         Ending::Undone { failure, leftovers } => {
@@ -242,7 +270,7 @@ fn conclude(
                 r.total_ms = r.total_ms.or(total_ms);
             });
             // The container runs here; what is left is that the destination may still hold a stopped copy.
-            if until_told(node, &id, || port.confirm_undone()) {
+            if until_told(node, &id, None, || port.confirm_undone()) == Told::Heard {
                 close(journal, &id);
             }
         }
@@ -258,7 +286,7 @@ fn conclude(
                 r.total_ms = r.total_ms.or(total_ms);
             });
             port.give_up();
-            if until_told(node, &id, || port.confirm_undone()) {
+            if until_told(node, &id, None, || port.confirm_undone()) == Told::Heard {
                 if port.stray_removed {
                     tracing::warn!(%id, "the destination has come back, and its copy ran: it was removed");
                     let also = format!(
@@ -276,17 +304,35 @@ fn conclude(
     }
 }
 
-/// Tells the destination something until it has heard; false if the agent is stopping before that.
-fn until_told(node: &Node, id: &MigrationId, mut tell: impl FnMut() -> Result<(), Failure>) -> bool {
-    let mut wait = Duration::from_millis(50);
+/// What became of an attempt to tell the destination something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Told {
+    Heard,
+    /// It has not answered for as long as it was given.
+    Late,
+    /// The agent is stopping.
+    Stopping,
+}
+
+/// Tells the destination something until it has heard, for no longer than `patience`, where that is given.
+fn until_told(
+    node: &Node,
+    id: &MigrationId,
+    patience: Option<Duration>,
+    mut tell: impl FnMut() -> Result<(), Failure>,
+) -> Told {
+    let (begun, mut wait) = (Instant::now(), Duration::from_millis(50));
     while let Err(failure) = tell() {
         tracing::info!(%id, %failure, "the destination does not know yet that it is over");
+        if patience.is_some_and(|patience| begun.elapsed() > patience) {
+            return Told::Late;
+        }
         if !node.pause(wait) {
-            return false;
+            return Told::Stopping;
         }
         wait = (wait * 2).min(Duration::from_secs(5));
     }
-    true
+    Told::Heard
 }
 
 fn close(journal: Journal, id: &MigrationId) {

@@ -180,7 +180,7 @@ impl SourceRun {
     }
 
     /// What a step that failed, and is tried again, waits for.
-    pub(super) fn waits(&mut self, failure: &Failure) -> Waiting {
+    pub fn waits(&mut self, failure: &Failure) -> Waiting {
         let before = self.report.read().waiting.filter(|waiting| waiting.kind == WaitKind::Source);
         let since_unix_ms = before.map_or_else(unix_ms, |waiting| waiting.since_unix_ms);
         let peer = &self.peer;
