@@ -9,14 +9,16 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use tranship_api::ApiError;
 use tranship_e2e::{
-    Ended, Log, Moving, Stage, connection_alive, exactly_one_runs, move_container, newest_group_report, processes,
-    quiet, refused_move_with, remove, restart_agent, scenarios, send, state, wait_until,
+    Ended, Log, Moving, Stage, connection_alive, copies, exactly_one_runs, move_container, newest_group_report,
+    processes, quiet, refused_move_with, remove, restart_agent, scenarios, send, state, wait_until,
 };
 use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, patience, redis_command, report_of};
 use tranship_types::{BlockerKind, GroupReport, MemberOutcome, Mode, Outcome, Phase, Report};
 
 /// A container that is called as a group could be.
 const NAME: &str = "g-cancelled";
+/// One with much memory and little in it.
+const SPARSE: &str = "sparse";
 const IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 40);
 const KEYS: u64 = 20_000;
 /// How long it may take until a move that was ended is undone: a second, and what a busy machine takes.
@@ -217,9 +219,63 @@ fn a_freeze_has_a_limit(stage: &mut Stage) -> Result<()> {
     connection_alive(&mut counter)?;
     ensure!(quiet(lab, NAME)? == "a");
 
+    // Nor does it end its dump when the time is over: it is killed in the middle, when it has connections in repair mode.
+    restart_agent(lab, "a", "source.transfer.before.delay-500")?;
+    let log = Log::mark(lab, "a")?;
+    let pids = copies(lab, NAME)?.into_iter().next().context("the original")?.pids;
+    let moving = Moving::begin_with(lab, NAME, "a", "b", Mode::Auto, &options)?;
+    await_injection(&log, 1)?;
+    let frozen = Instant::now();
+    let criu = processes(lab, "a")?.into_iter().find(|p| p.kind == "criu").context("no criu waits")?.pid;
+    let begun = until(&format!("process {criu} to dump a connection"), || {
+        // In small steps, so that it does not get further.
+        send(Signal::SIGCONT, criu)?;
+        std::thread::sleep(Duration::from_millis(1));
+        send(Signal::SIGSTOP, criu)?;
+        dumps_connection(lab)
+    });
+    let killed = begun.and_then(|()| {
+        ensure!(traced_by(&pids, criu), "criu traces none of the tasks");
+        until("criu to be killed", || {
+            // The agent lets it go on each time.
+            let _ = send(Signal::SIGSTOP, criu);
+            Ok(matches!(state(criu), None | Some('Z')))
+        })
+    });
+    let ended = moving.end()?;
+    killed?;
+    timed_out(&ended, limit, frozen.elapsed() + Duration::from_millis(100))?;
+    connection_alive(&mut counter)?;
+    ensure!(quiet(lab, NAME)? == "a");
+    ensure!(!traced_by(&pids, criu), "its tasks are traced still");
+
     what_cannot_fit_is_refused(lab)?;
     connection_alive(&mut counter)?;
     remove(lab, NAME)
+}
+
+/// Looks all the time whether something has come.
+fn until(what: &str, mut has_come: impl FnMut() -> Result<bool>) -> Result<()> {
+    let begun = Instant::now();
+    while !has_come()? {
+        ensure!(begun.elapsed() < LONG, "waited for {what}");
+    }
+    Ok(())
+}
+
+/// Whether criu has begun to write down a connection on node a.
+fn dumps_connection(lab: &Lab) -> Result<bool> {
+    let migrations = std::fs::read_dir(lab.path("a", "/run/tranship/migrations")?)?;
+    let images = migrations.flatten().filter_map(|one| std::fs::read_dir(one.path().join("images")).ok());
+    let is_stream = |image: std::fs::DirEntry| image.file_name().to_string_lossy().starts_with("tcp-stream");
+    Ok(images.flatten().flatten().any(is_stream))
+}
+
+/// Whether a process traces one of these.
+fn traced_by(pids: &[u32], tracer: u32) -> bool {
+    let line = format!("TracerPid:\t{tracer}\n");
+    let is_traced = |pid| std::fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|text| text.contains(&line));
+    pids.iter().any(is_traced)
 }
 
 /// Before the freeze, by what a probe of the link has found; the plan says the same.
@@ -238,7 +294,32 @@ fn what_cannot_fit_is_refused(lab: &Lab) -> Result<()> {
     let printed = String::from_utf8_lossy(&plan.stdout).into_owned();
     ensure!(plan.status.code() == Some(REFUSED) && printed.contains("--freeze-timeout allows 3.0 s"), "{printed}");
     ensure!(quiet(lab, NAME)? == "a");
-    Ok(())
+    zeros_fit(lab)
+}
+
+/// Pages that hold nothing do not travel: a container that has written zeros to much memory is moved.
+fn zeros_fit(lab: &Lab) -> Result<()> {
+    let program = "import mmap, time\nflags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS\n\
+                   m = mmap.mmap(-1, 256 << 20, flags)\nfor at in range(0, len(m), 4096):\n m[at] = 1\n m[at] = 0\n\
+                   while True: time.sleep(1)";
+    let command = ["python3", "-c", program].map(str::to_owned).to_vec();
+    lab.run("a", SPARSE, &RunOptions::new(Ipv4Addr::new(10, 77, 0, 43), command))?;
+    let copy = copies(lab, SPARSE)?.into_iter().next().context("the container")?;
+    let pid = copy.pids.first().context("its process")?;
+    wait_until("the zeros to be written", LONG, || {
+        let pages = std::fs::read_to_string(format!("/proc/{pid}/statm"))?;
+        let resident: u64 = pages.split(' ').nth(1).context("no pages")?.parse()?;
+        Ok((resident * 4096 > 256 << 20).then_some(()))
+    })?;
+    slow(lab, "add", "150mbit")?;
+    let options = ["--mode", "cold", "--compress", "off", "--freeze-timeout", "6s"];
+    let plan = lab.exec("a", &[&["tranship", "plan", SPARSE, "--to", "b", "--sample", "500ms"], &options[..]].concat());
+    let moved = lab.exec("a", &[&["tranship", "move", SPARSE, "--to", "b"], &options[..]].concat());
+    slow(lab, "del", "")?;
+    for output in [plan?, moved?] {
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&[output.stdout, output.stderr].concat()));
+    }
+    remove(lab, SPARSE)
 }
 
 /// A group of two, and the file that describes it.

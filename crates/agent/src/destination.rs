@@ -282,7 +282,7 @@ impl DestinationRun {
         let network = self.offer.network.as_ref().map(|(path, _)| path.as_path());
         let restore = |images: tranship_engine::Images<'_>| self.engine.restore(name, &bundle, images, network);
         let command = self.layout.with_images(Role::Restore, restore).map_err(failed)?;
-        let mut front = self.layout.start_front(Role::Restore, command)?;
+        let mut front = self.layout.start_front(Role::Restore, command, None)?;
         self.restoring = front.engine.take();
         self.front = Some(front);
         let allocator = front::allocator_socket(&self.layout.front_socket(Role::Restore));

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -13,13 +14,14 @@ use tranship_coordinator::{Failure, Journal};
 use tranship_criu::find::Criu;
 use tranship_criu::front::{self, FrontHandle, FrontPlan, HandleError, Mark, Order};
 use tranship_criu::rpc::Overrides;
-use tranship_engine::Images;
+use tranship_engine::{Freezer, Images};
 use tranship_sys::restart_blocks;
 use tranship_sys::threads;
 use tranship_types::MigrationId;
 use tranship_wire::message::Offer;
 
 use crate::criu_log::{self, Cause};
+use crate::interrupt::Interrupt;
 use crate::program;
 
 /// The copy of the first record of a migration's journal, in its directory.
@@ -28,6 +30,8 @@ pub const FIRST_RECORD: &str = "begin";
 const ENGINE_START: Duration = Duration::from_secs(30);
 /// How long a killed criu and its front may take to end.
 const DEATH: Duration = Duration::from_secs(5);
+/// How long the tasks of a killed criu may take to stand still again.
+const FROZEN_AGAIN: Duration = Duration::from_secs(1);
 /// How long a front waits for its order before it gives up.
 const FRONT_PATIENCE: Duration = Duration::from_secs(600);
 
@@ -296,8 +300,13 @@ impl Layout {
         ask(Images { images: &images, work: &work, front: &front, plan: &plan })
     }
 
-    /// Starts an engine's command and waits until its front is waiting. The engine survives this agent.
-    pub fn start_front(&self, role: Role, mut command: Command) -> Result<Front, Failure> {
+    /// Starts an engine's command and waits until its front is waiting, or until `interrupt` is raised. The engine survives this agent.
+    pub fn start_front(
+        &self,
+        role: Role,
+        mut command: Command,
+        interrupt: Option<&Interrupt>,
+    ) -> Result<Front, Failure> {
         // Without the front the engine would find the real criu, which does not know of the pages that are elsewhere.
         self.place_front().map_err(|e| Failure::new(format!("the CRIU front cannot be put in place: {e}")))?;
         // What criu says is said of this start, not of one before it.
@@ -311,7 +320,8 @@ impl Layout {
             .spawn()
             .map_err(threads::explained)
             .map_err(|e| Failure::new(format!("{} cannot be run: {e}", program.display())))?;
-        match self.meet_front(role, &mut engine) {
+        let check = || interrupt.map_or(Ok(()), Interrupt::check);
+        match self.meet_front(role, &mut engine, &check) {
             Ok((handle, criu)) => Ok(Front { handle, criu, engine: Some(engine) }),
             Err(failure) => {
                 // Its front gives up when nobody comes; the engine must not wait for that.
@@ -321,16 +331,20 @@ impl Layout {
         }
     }
 
-    fn meet_front(&self, role: Role, engine: &mut Child) -> Result<(FrontHandle, u32), Failure> {
+    fn meet_front(&self, role: Role, engine: &mut Child, check: Check<'_>) -> Result<(FrontHandle, u32), Failure> {
+        let deadline = Instant::now() + ENGINE_START;
         let socket = self.front_socket(role);
-        match await_path(&socket, ENGINE_START, engine) {
+        let silent = |why: String| Failure::new(format!("the engine did not ask for criu: {why}"));
+        match await_path(&socket, ENGINE_START, engine, check)? {
             Ok(true) => {}
-            Ok(false) => {
-                return Err(Failure::new(format!("the engine did not ask for criu: {}", self.last_words(role))));
-            }
-            Err(e) => return Err(Failure::new(format!("the engine did not ask for criu: {e}"))),
+            Ok(false) => return Err(silent(self.last_words(role))),
+            Err(e) => return Err(silent(e.to_string())),
         }
         let mut handle = FrontHandle::connect(&socket).map_err(|e| Failure::new(e.to_string()))?;
+        while handle.is_quiet() && Instant::now() < deadline {
+            check()?;
+            std::thread::sleep(Duration::from_millis(1));
+        }
         match handle.next(ENGINE_START) {
             Ok(Mark::Waiting { criu, .. }) => Ok((handle, criu)),
             Ok(other) => Err(Failure::new(format!("the CRIU front is in an unexpected state: {other:?}"))),
@@ -348,7 +362,7 @@ impl Layout {
         tranship_sys::process::detach(&mut command);
         let mut pager = command.spawn().map_err(threads::explained).map_err(|e| failed(&e))?;
         let socket = self.root.join(tranship_memory::pager::CONTROL_SOCKET);
-        match await_path(&socket, ENGINE_START, &mut pager) {
+        match await_path(&socket, ENGINE_START, &mut pager, &|| Ok(()))? {
             Ok(true) => Ok(pager),
             Ok(false) => {
                 Err(failed(&std::fs::read_to_string(self.work().join("pager.log")).unwrap_or_default().trim()))
@@ -392,8 +406,9 @@ impl Layout {
     }
 
     /// Ends a dump that nobody waits for any more. It may finish, and put the tasks back into their state; a criu that has not after
-    /// `patience` is killed. One that somebody has stopped goes on for that.
-    pub fn end_dump(&self, patience: Duration) -> Result<(), Failure> {
+    /// `patience` is killed. One that somebody has stopped goes on for that. CRIU lets the cgroup's tasks run while it traces them, so that
+    /// they are frozen again before it is killed: a task that finds its connections in repair mode closes them.
+    pub fn end_dump(&self, patience: Duration, freezer: Option<&Freezer>) -> Result<(), Failure> {
         let socket = self.front_socket(Role::Dump);
         front::signal_criu(&socket, Signal::SIGCONT);
         let ended = self.end_front(Role::Dump, patience);
@@ -401,8 +416,16 @@ impl Layout {
             return ended;
         }
         tracing::warn!(?patience, directory = %self.root.display(), "criu is killed in the middle of its dump");
+        let hold = |patience| {
+            if let Some(Err(error)) = freezer.filter(|one| one.is_there()).map(|one| one.hold(patience)) {
+                tracing::warn!(%error, "the tasks of a dump that is ended run");
+            }
+        };
+        hold(Duration::ZERO);
         front::signal_criu(&socket, Signal::SIGKILL);
-        self.end_front(Role::Dump, DEATH)
+        let ended = self.end_front(Role::Dump, DEATH);
+        hold(FROZEN_AGAIN);
+        ended
     }
 
     /// Keeps criu's log beside the reports in `history`, where there is one; says where.
@@ -446,30 +469,98 @@ pub struct Front {
     pub engine: Option<Child>,
 }
 
+/// Fails where a wait is to end.
+type Check<'a> = &'a dyn Fn() -> Result<(), Failure>;
+
 /// Waits until `path` exists; false if `process` ends first.
-fn await_path(path: &Path, timeout: Duration, process: &mut Child) -> io::Result<bool> {
-    use std::os::fd::AsFd;
-    let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
-    let directory = path.parent().unwrap_or(Path::new("/"));
-    inotify.add_watch(directory, AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO)?;
+///
+/// # Errors
+/// That of `check`; within the result what the system refused, or that `timeout` is over.
+fn await_path(
+    path: &Path,
+    timeout: Duration,
+    process: &mut Child,
+    check: Check<'_>,
+) -> Result<io::Result<bool>, Failure> {
+    let watched = || -> io::Result<Inotify> {
+        let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
+        let directory = path.parent().unwrap_or(Path::new("/"));
+        inotify.add_watch(directory, AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO)?;
+        Ok(inotify)
+    };
+    let inotify = match watched() {
+        Ok(inotify) => inotify,
+        Err(error) => return Ok(Err(error)),
+    };
     let deadline = Instant::now() + timeout;
-    while !path.exists() {
-        if process.try_wait()?.is_some() {
-            return Ok(path.exists());
+    loop {
+        check()?;
+        match look_for(path, deadline, process, &inotify) {
+            Ok(None) => {}
+            Ok(Some(there)) => return Ok(Ok(there)),
+            Err(error) => return Ok(Err(error)),
         }
-        if Instant::now() > deadline {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        // The process's end shows at the latest after this many ms.
-        let mut fds = [PollFd::new(inotify.as_fd(), PollFlags::POLLIN)];
-        poll(&mut fds, PollTimeout::from(50u8)).map_err(io::Error::from)?;
-        let _ = inotify.read_events();
     }
-    Ok(true)
+}
+
+/// One look, which waits a moment for a change.
+fn look_for(path: &Path, deadline: Instant, process: &mut Child, inotify: &Inotify) -> io::Result<Option<bool>> {
+    if path.exists() {
+        return Ok(Some(true));
+    }
+    if process.try_wait()?.is_some() {
+        return Ok(Some(path.exists()));
+    }
+    if Instant::now() > deadline {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    // The process's end shows at the latest after this many ms.
+    let mut fds = [PollFd::new(inotify.as_fd(), PollFlags::POLLIN)];
+    poll(&mut fds, PollTimeout::from(50u8)).map_err(io::Error::from)?;
+    let _ = inotify.read_events();
+    Ok(None)
 }
 
 /// The preloaded library: beside this program, or where packages put it.
 pub fn preload() -> Option<PathBuf> {
     let beside = std::env::current_exe().ok()?.with_file_name("libtranship_preload.so");
     [beside, PathBuf::from("/usr/lib/tranship/libtranship_preload.so")].into_iter().find(|p| p.exists())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tranship_types::MoveOptions;
+
+    use super::*;
+    use crate::interrupt::Cause;
+
+    /// Raises a cancel while an engine that does nothing is waited for.
+    fn cancelled(layout: &Layout) {
+        let mut engine = Command::new("sleep").arg("600").spawn().unwrap();
+        let interrupt = Interrupt::new(&MoveOptions::default());
+        let (cancel, begun) = (Arc::clone(&interrupt), Instant::now());
+        let raised = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            cancel.raise(Cause::Cancelled)
+        });
+        let met = layout.meet_front(Role::Dump, &mut engine, &|| interrupt.check());
+        raised.join().unwrap();
+        engine.kill().unwrap();
+        engine.wait().unwrap();
+        let failure = met.unwrap_err();
+        assert!(failure.cancelled && begun.elapsed() < ENGINE_START / 3, "{failure} after {:?}", begun.elapsed());
+    }
+
+    #[test]
+    fn a_cancel_ends_the_wait_for_an_engine() {
+        let directory = tempfile::tempdir().unwrap();
+        let layout = Layout { root: directory.path().to_owned() };
+        // It does not ask for criu.
+        cancelled(&layout);
+        // It has asked, and its front is silent.
+        let _silent = std::os::unix::net::UnixListener::bind(layout.front_socket(Role::Dump)).unwrap();
+        cancelled(&layout);
+    }
 }

@@ -105,6 +105,15 @@ impl Freezer {
         frozen
     }
 
+    /// Asks all tasks to stop, and leaves it at that where some have not within `patience`.
+    pub fn hold(&self, patience: Duration) -> Result<(), FreezerError> {
+        self.switch(true)?;
+        match self.wait("stop", patience, || self.is_frozen()) {
+            Err(FreezerError::Stuck { .. }) => Ok(()),
+            done => done,
+        }
+    }
+
     /// Lets all tasks run again, as if they had not been stopped: system calls that the freeze has interrupted begin again.
     pub fn thaw(&self) -> Result<(), FreezerError> {
         self.thaw_after_dump(&[])

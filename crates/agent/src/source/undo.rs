@@ -83,9 +83,11 @@ impl SourceRun {
             // A dump must have ended before the tasks are let go.
             SourceStep::Transfer => {
                 self.push = None;
-                self.layout.end_dump(self.patience_with_dump())?;
+                let container = self.container();
+                let freezer = container.as_ref().ok().map(|container| &container.freezer);
+                self.layout.end_dump(self.patience_with_dump(), freezer)?;
                 // A criu that was killed has left them in it.
-                let pids = self.container().and_then(|container| container.processes().map_err(failed));
+                let pids = container.and_then(|container| container.processes().map_err(failed));
                 let ended = tranship_network::end_repair(&pids.unwrap_or_default());
                 if ended > 0 {
                     tracing::warn!(id = %self.id, ended, "connections were taken out of repair mode");
