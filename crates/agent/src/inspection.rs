@@ -125,6 +125,10 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions, unit: Option<&Uni
     blockers.extend(subject.pids.iter().filter_map(|pid| unreadable_memory(*pid)));
     findings.notes.extend(engine.remarks(&container));
 
+    let socket_options = match container.network_namespace() {
+        Some(path) => uncarried::newer_options(&container, &path).map_err(|e| Failure::new(e.to_string()))?,
+        None => Vec::new(),
+    };
     let own_network = container.network_namespace().filter(|_| !namespaces.is_node_s("net"));
     let joined_network = own_network.clone().filter(|_| joins);
     if let Some(path) = own_network.as_ref().filter(|_| !engine.attaches_network())
@@ -207,6 +211,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions, unit: Option<&Uni
         trees,
         streams: STREAMS,
         criu: criu.version,
+        socket_options,
         tells_last_datagrams: true,
         allow: options.allow,
     };

@@ -149,6 +149,21 @@ pub fn obstacles(container: &Container, unit: &[Container], netns: &Path) -> Res
     Ok(unclaimed.iter().map(|group| joined_by_others(&container.name, group)).collect())
 }
 
+/// What programs call those options of its sockets that older nodes cannot set, as far as that can be told while the container runs.
+pub fn newer_options(container: &Container, netns: &Path) -> Result<Vec<String>, NetworkError> {
+    // Few containers have sockets with such options.
+    let lists = ["packet", "raw6", "udplite", "udplite6"];
+    let has_any = |list: &str| {
+        let list = std::fs::read_to_string(format!("/proc/{}/net/{list}", container.init));
+        list.is_ok_and(|list| list.lines().nth(1).is_some())
+    };
+    if !lists.into_iter().any(has_any) {
+        return Ok(Vec::new());
+    }
+    let found = tranship_network::newer_options(netns, &all_sockets(container, &[]))?;
+    Ok(found.into_iter().map(str::to_owned).collect())
+}
+
 /// The sockets of a container, and of others in its network.
 fn all_sockets(container: &Container, unit: &[Container]) -> Vec<OpenSocket> {
     [container].into_iter().chain(unit).flat_map(|one| descriptors(one).sockets).collect()
@@ -276,6 +291,11 @@ impl Uncarried {
     /// Whether any socket in its network is in a multicast group.
     pub fn has_groups(&self) -> bool {
         self.others_have_groups || self.sockets.iter().any(SocketState::has_groups)
+    }
+
+    /// What programs call those options of its sockets that older nodes cannot set.
+    pub fn newer_options(&self) -> Vec<String> {
+        self.sockets.iter().flat_map(SocketState::newer_options).map(str::to_owned).collect()
     }
 
     /// Puts it among the images, where there is any.

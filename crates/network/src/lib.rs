@@ -61,6 +61,8 @@ pub use inject::Injector;
 pub use named::check_name;
 pub use queue::Queue;
 pub use repair::end_repair;
-pub use sockets::{Dropped, OpenSocket, SocketState, SocketStates, set_socket_states, socket_states, unclaimed_groups};
+pub use sockets::{
+    Dropped, OpenSocket, SocketState, SocketStates, newer_options, set_socket_states, socket_states, unclaimed_groups,
+};
 pub use takeover::{Takeover, reopen};
 pub use unread::{Unread, unread};

@@ -79,6 +79,9 @@ pub struct Offer {
     pub streams: u8,
     /// Version of the source's criu.
     pub criu: String,
+    /// Options that its sockets have set, and that a destination which speaks a version before [`crate::Versions::OPTIONS`] cannot set.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub socket_options: Vec<String>,
     /// Whether the source will say which packets are the last ones that it forwards ([`Request::Held`]).
     #[serde(default)]
     pub tells_last_datagrams: bool,

@@ -119,8 +119,20 @@ pub(super) fn show_tally(tally: &Tally, report: &mut Report) {
     (report.progress.lz4, report.progress.zstd) = (tally.of(Codec::Lz4), tally.of(Codec::Zstd));
 }
 
-/// Refuses an offer whose network a destination that speaks this version would take for another.
+/// Refuses sockets with options that a destination which speaks this version cannot set.
+pub(super) fn understands_options(version: u16, peer: &NodeName, options: &[String]) -> Result<(), Failure> {
+    match options {
+        [first, ..] if version < Versions::OPTIONS => Err(Failure::new(format!(
+            "a socket of the container has {first} set, and node {peer} speaks version {version} of the protocol, in which that cannot \
+             be moved; update its agent"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses an offer whose network, or sockets, a destination that speaks this version would take for others.
 pub(super) fn understands_network(version: u16, peer: &NodeName, offer: &Offer) -> Result<(), Failure> {
+    understands_options(version, peer, &offer.socket_options)?;
     if version < Versions::RULESET && offer.network.as_ref().is_some_and(|(_, identity)| !identity.ruleset.is_empty()) {
         return Err(Failure::new(format!(
             "node {peer} speaks version {version} of the protocol, in which the rules of nftables inside the container cannot be moved; \
@@ -141,4 +153,20 @@ pub(super) fn understands_network(version: u16, peer: &NodeName, offer: &Offer) 
         "node {peer} speaks version {version} of the protocol, in which policy rules and routes of other tables than main cannot be \
          moved; update its agent"
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_that_an_older_node_cannot_set_are_named() {
+        let (peer, options) = ("b".parse::<NodeName>().unwrap(), ["UDPLITE_SEND_CSCOV".to_owned()]);
+        understands_options(Versions::OPTIONS, &peer, &options).unwrap();
+        understands_options(Versions::OPTIONS - 1, &peer, &[]).unwrap();
+        let refused = understands_options(Versions::OPTIONS - 1, &peer, &options).unwrap_err().message;
+        for word in ["UDPLITE_SEND_CSCOV", "node b", "version 8", "update its agent"] {
+            assert!(refused.contains(word), "{word}: {refused}");
+        }
+    }
 }

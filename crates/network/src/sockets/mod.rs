@@ -2,10 +2,11 @@
 //! groups.
 
 use std::cell::LazyCell;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::libc;
@@ -55,10 +56,25 @@ pub struct SocketState {
     descriptor: i32,
     /// What differs from a new socket's.
     options: Vec<Set>,
+    /// The same of options that older nodes would refuse; of this field they take no note.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    more_options: Vec<Set>,
     memberships: Vec<Membership>,
 }
 
 impl SocketState {
+    /// All options, in the order in which they are set.
+    fn set(&self) -> impl Iterator<Item = &Set> {
+        let mut all: Vec<&Set> = self.options.iter().chain(&self.more_options).collect();
+        all.sort_by_key(|set| set.choice().map(Choice::place));
+        all.into_iter()
+    }
+
+    /// What programs call those of its options that older nodes cannot set.
+    pub fn newer_options(&self) -> impl Iterator<Item = &'static str> {
+        self.more_options.iter().filter_map(|set| Some(set.choice()?.text))
+    }
+
     /// Whether it is in a multicast group.
     pub fn has_groups(&self) -> bool {
         !self.memberships.is_empty()
@@ -71,6 +87,12 @@ struct Set {
     level: i32,
     name: i32,
     value: Value,
+}
+
+impl Set {
+    fn choice(&self) -> Option<&'static Choice> {
+        ALL.iter().find(|choice| (choice.level, choice.name) == (self.level, self.name))
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -94,6 +116,33 @@ pub struct SocketStates {
 
 /// Family, type and protocol: what decides on the options that a new socket has.
 type Sort = (i32, i32, i32);
+
+/// Options with the values that new sockets of a sort have.
+type Defaults = Arc<Vec<(&'static Choice, options::Value)>>;
+
+/// What programs call those options that these sockets have set and that older nodes cannot set. The sockets' network namespace is at `netns`.
+///
+/// # Errors
+/// As [`socket_states`].
+pub fn newer_options(netns: &Path, sockets: &[OpenSocket]) -> Result<Vec<&'static str>, NetworkError> {
+    inside(netns, || {
+        let (mut new, mut found) = (HashMap::new(), BTreeSet::new());
+        each(sockets, |_, socket, sort| {
+            let Some(sort) = sort.filter(|sort| ALL.iter().any(|choice| choice.is_newer() && choice.concerns(*sort)))
+            else {
+                return;
+            };
+            let defaults: &Defaults = new.entry(sort).or_insert_with(|| defaults(sort));
+            let newer = defaults.iter().filter(|(choice, _)| choice.is_newer());
+            found.extend(
+                newer
+                    .filter(|(choice, default)| choice.value(socket).is_some_and(|value| value != *default))
+                    .map(|(choice, _)| choice.text),
+            );
+        });
+        Ok(found.into_iter().collect())
+    })
+}
 
 /// Looks at sockets of processes whose network namespace is at `netns`, by several threads where they are many. They need not stand still,
 /// but what they do meanwhile may be missed.
@@ -169,10 +218,12 @@ fn states(
     each(sockets, |open @ &OpenSocket { task, descriptor, .. }, socket, sort| {
         all_dropped.extend(Dropped::of(socket, sort).map(|what| (*open, what)));
         let Some(sort) = sort else { return };
-        let options = differing(socket, new.entry(sort).or_insert_with(|| defaults(sort)), interfaces);
+        let all = differing(socket, new.entry(sort).or_insert_with(|| defaults(sort)), interfaces);
+        let (more_options, options): (Vec<Set>, Vec<Set>) =
+            all.into_iter().partition(|set| set.choice().is_some_and(Choice::is_newer));
         let memberships = memberships(socket, sort, joined, interfaces);
-        if !options.is_empty() || !memberships.is_empty() {
-            states.push(SocketState { task, descriptor, options, memberships });
+        if !options.is_empty() || !more_options.is_empty() || !memberships.is_empty() {
+            states.push(SocketState { task, descriptor, options, more_options, memberships });
         }
     });
     (states, all_dropped)
@@ -205,9 +256,8 @@ pub fn set_socket_states(
     pid: impl Fn(u32) -> Option<u32>,
 ) -> Result<(), NetworkError> {
     // A namespace is entered for the names of its interfaces only.
-    let named = |s: &SocketState| {
-        !s.memberships.is_empty() || s.options.iter().any(|set| matches!(set.value, Value::Interface(_)))
-    };
+    let named =
+        |s: &SocketState| !s.memberships.is_empty() || s.set().any(|set| matches!(set.value, Value::Interface(_)));
     let indices = match sockets.iter().any(named) {
         true => inside(netns, || Ok(interfaces()))?,
         false => HashMap::new(),
@@ -225,9 +275,8 @@ pub fn set_socket_states(
                 .ok_or_else(|| refused(&what(), &"there is no such interface"))?;
             multicast::join(socket.as_fd(), membership, index).map_err(|e| refused(&what(), &e))?;
         }
-        for set in &state.options {
-            let known = ALL.iter().find(|choice| (choice.level, choice.name) == (set.level, set.name));
-            let Some(choice) = known else {
+        for set in state.set() {
+            let Some(choice) = set.choice() else {
                 let what = format!("option {} of level {}", set.name, set.level);
                 return Err(refused(&what, &"it is none of those that are carried"));
             };
@@ -265,22 +314,34 @@ fn sort(socket: BorrowedFd<'_>) -> Option<Sort> {
     Some((family, ask(libc::SO_TYPE)?, protocol))
 }
 
-/// The options that sockets of a sort can have set, each with the value that a new one has.
-fn defaults(sort: Sort) -> Vec<(&'static Choice, options::Value)> {
+/// The options that sockets of a sort can have set, each with the value that a new one has. Those of packet sockets are the same in each
+/// namespace, and are kept: to close one takes the kernel a grace period of RCU, for which a frozen container would wait.
+fn defaults(sort: Sort) -> Defaults {
+    static OF_PACKET_SOCKETS: Mutex<BTreeMap<Sort, Defaults>> = Mutex::new(BTreeMap::new());
+    if sort.0 != libc::AF_PACKET {
+        return new_defaults(sort);
+    }
+    let mut known = OF_PACKET_SOCKETS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(found) = known.get(&sort).filter(|found| !found.is_empty()) {
+        return Arc::clone(found);
+    }
+    let found = new_defaults(sort);
+    known.insert(sort, Arc::clone(&found));
+    found
+}
+
+fn new_defaults(sort: Sort) -> Defaults {
     // Where none can be made, nothing can be told.
     let (family, kind, protocol) = sort;
-    let Ok(new) = socket::new(family, kind, protocol) else { return Vec::new() };
+    let Ok(new) = socket::new(family, kind, protocol) else { return Arc::default() };
     ALL.iter()
         .filter(|choice| choice.fits(sort))
         .filter_map(|choice| Some((choice, choice.value(new.as_fd())?)))
-        .collect()
+        .collect::<Vec<_>>()
+        .into()
 }
 
-fn differing(
-    socket: BorrowedFd<'_>,
-    defaults: &[(&'static Choice, options::Value)],
-    interfaces: &HashMap<u32, String>,
-) -> Vec<Set> {
+fn differing(socket: BorrowedFd<'_>, defaults: &Defaults, interfaces: &HashMap<u32, String>) -> Vec<Set> {
     let tcp = LazyCell::new(|| TcpInfo::of(socket));
     let is_unconnected = LazyCell::new(|| tcp.map_or_else(|| socket::has_no_peer(socket), |tcp| tcp.is_unconnected()));
     let is_asked = |choice: &Choice| match choice.of {
@@ -303,7 +364,7 @@ fn differing(
         }
     };
     let mut set = Vec::new();
-    for (choice, default) in defaults {
+    for (choice, default) in defaults.iter() {
         if !is_asked(choice) {
             continue;
         }

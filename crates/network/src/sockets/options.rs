@@ -19,6 +19,7 @@ const SOL_NETLINK: i32 = 270;
 /// Of the longest value: options of IP.
 const LONGEST: usize = 40;
 const IP_OPTIONS: i32 = 4;
+const IPV6_CHECKSUM: i32 = 7;
 const TCP_CONGESTION: i32 = 13;
 /// Of the name of a congestion control.
 const CONGESTION_CONTROL: usize = 16;
@@ -184,7 +185,7 @@ pub(super) const ALL: [Choice; 115] = [
     plain(SOL_UDP, 104, "UDP_GRO"),
     plain(SOL_UDPLITE, 10, "UDPLITE_SEND_CSCOV"),
     plain(SOL_UDPLITE, 11, "UDPLITE_RECV_CSCOV"),
-    plain(SOL_RAW, 7, "IPV6_CHECKSUM"),
+    plain(SOL_RAW, IPV6_CHECKSUM, "IPV6_CHECKSUM"),
     plain(SOL_NETLINK, 3, "NETLINK_PKTINFO"),
     plain(SOL_NETLINK, 4, "NETLINK_BROADCAST_ERROR"),
     plain(SOL_NETLINK, 5, "NETLINK_NO_ENOBUFS"),
@@ -206,6 +207,30 @@ pub(super) const ALL: [Choice; 115] = [
 const UNIX: [i32; 9] = [29, 35, 63, 64, 37, 42, 76, 83, 84];
 
 impl Choice {
+    /// Whether agents that speak a protocol before version 9 refuse it.
+    pub(super) fn is_newer(&self) -> bool {
+        match self.level {
+            SOL_UDPLITE | SOL_PACKET => true,
+            SOL_RAW => self.name == IPV6_CHECKSUM,
+            _ => false,
+        }
+    }
+
+    /// Its place in the order in which options are set.
+    pub(super) fn place(&self) -> Option<usize> {
+        ALL.iter().position(|choice| (choice.level, choice.name) == (self.level, self.name))
+    }
+
+    /// Whether it is one of the family or the protocol of such sockets.
+    pub(super) fn concerns(&self, (family, kind, protocol): Sort) -> bool {
+        match self.level {
+            SOL_PACKET => family == libc::AF_PACKET,
+            SOL_UDPLITE => protocol == SOL_UDPLITE,
+            SOL_RAW => kind == libc::SOCK_RAW && family == libc::AF_INET6,
+            _ => true,
+        }
+    }
+
     /// Whether sockets of this family and kind can have it set.
     pub(super) fn fits(&self, (family, kind, _): Sort) -> bool {
         match family {

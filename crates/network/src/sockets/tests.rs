@@ -135,3 +135,35 @@ fn many_sockets_are_looked_at_by_several_threads_and_each_is_found() {
     assert_eq!(numbers, expected);
     assert!(found.iter().all(|state| state.options.len() == 1 && state.memberships.is_empty()));
 }
+
+#[test]
+fn options_that_older_nodes_refuse_are_in_a_list_of_their_own() {
+    let set = |socket: &OwnedFd, text: &str, value: i32| {
+        let choice = ALL.iter().find(|choice| choice.text == text).unwrap();
+        socket::set_option(socket.as_fd(), choice.level, choice.name, &value.to_ne_bytes()).unwrap();
+    };
+    let here = Path::new(HERE);
+    let sockets = [socket::new(libc::AF_PACKET, libc::SOCK_DGRAM, 0), socket::new(libc::AF_INET6, libc::SOCK_RAW, 89)];
+    let sockets = sockets.map(Result::unwrap);
+    let open = sockets.each_ref().map(|socket| open(socket));
+    assert_eq!(newer_options(here, &open).unwrap(), [] as [&str; 0]);
+    // The values that a new packet socket has are known from then on.
+    let packet = (libc::AF_PACKET, libc::SOCK_DGRAM, 0);
+    assert!(Arc::ptr_eq(&defaults(packet), &defaults(packet)));
+
+    set(&sockets[0], "PACKET_IGNORE_OUTGOING", 1);
+    set(&sockets[0], "SO_PRIORITY", 3);
+    set(&sockets[1], "IPV6_CHECKSUM", 2);
+    assert_eq!(newer_options(here, &open).unwrap(), ["IPV6_CHECKSUM", "PACKET_IGNORE_OUTGOING"]);
+    let found = socket_states(here, &open).unwrap().sockets;
+    let numbers: Vec<_> = found.iter().map(|state| (state.options.len(), state.more_options.len())).collect();
+    assert_eq!(numbers, [(1, 1), (0, 1)], "{found:?}");
+
+    let new = [socket::new(libc::AF_PACKET, libc::SOCK_DGRAM, 0), socket::new(libc::AF_INET6, libc::SOCK_RAW, 89)];
+    let new = new.map(Result::unwrap);
+    let mut states = found;
+    states.iter_mut().zip(&new).for_each(|(state, socket)| state.descriptor = socket.as_raw_fd());
+    let states: Vec<SocketState> = serde_json::from_str(&serde_json::to_string(&states).unwrap()).unwrap();
+    set_socket_states(here, &states, |_| Some(std::process::id())).unwrap();
+    assert_eq!(look(&[&new[0], &new[1]]), states);
+}
