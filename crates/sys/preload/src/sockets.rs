@@ -52,7 +52,7 @@ pub(crate) fn number(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
     (done == 0).then_some(value)
 }
 
-fn set_number(fd: c_int, level: c_int, name: c_int, value: c_int) -> bool {
+pub(crate) fn set_number(fd: c_int, level: c_int, name: c_int, value: c_int) -> bool {
     let (len, at) = (size_of::<c_int>() as socklen_t, (&raw const value).cast());
     let real = real!(c"setsockopt", Setsockopt);
     // SAFETY: the kernel reads an int that is ours.
