@@ -26,6 +26,8 @@ pub(super) struct UnixSocket {
     pub unsent: bool,
     /// Whether it listens.
     pub listening: bool,
+    /// Whether it is a connection, also one whose other end is closed.
+    pub is_connection: bool,
     /// Inodes of connections that wait to be accepted; 0 where the other end is closed by now.
     pub waiting: Vec<u64>,
 }
@@ -88,6 +90,8 @@ impl Sockets {
 /// State numbers that the rules speak of.
 pub(super) const CLOSE: u8 = 7;
 pub(super) const LISTEN: u8 = 10;
+/// Likewise: it has, or had, another end.
+const ESTABLISHED: u8 = 1;
 
 /// Lists the sockets of the namespace that the file `namespace` (a /proc/PID/ns/net) stands for.
 pub(super) fn sockets(namespace: &File) -> io::Result<Sockets> {
@@ -196,8 +200,13 @@ pub(super) fn unix_socket(m: &[u8]) -> Option<(u64, UnixSocket)> {
     const LENGTHS: u16 = 4;
     const DATAGRAM: u8 = 2;
     let inode = u32_at(m, 4)?;
-    let mut s =
-        UnixSocket { is_datagram: *m.get(1)? == DATAGRAM, listening: *m.get(2)? == LISTEN, ..UnixSocket::default() };
+    let (kind, state) = (*m.get(1)?, *m.get(2)?);
+    let mut s = UnixSocket {
+        is_datagram: kind == DATAGRAM,
+        listening: state == LISTEN,
+        is_connection: kind != DATAGRAM && state == ESTABLISHED,
+        ..UnixSocket::default()
+    };
     for (kind, value) in attributes(m.get(16..)?) {
         match kind {
             NAME => s.name = String::from_utf8_lossy(value).trim_end_matches('\0').replace('\0', "@"),

@@ -479,6 +479,21 @@ fn a_connection_to_a_socket_of_the_host_is_named_with_its_holder() {
 }
 
 #[test]
+fn a_renamed_socket_is_named_at_once_and_not_for_its_connections() {
+    let script = "s, c = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)\ns.bind('/tmp/s')\ns.listen()\n\
+                  c.connect('/tmp/s')\na, _ = s.accept()\nc.close()\nos.rename('/tmp/s', '/tmp/t')\nready()\n";
+    let Some(container) = Sandbox::run("renamed", script, None).map(Sandbox::started) else { return };
+    // It does not pass by itself, so that there is nothing to wait for: one look of many is enough.
+    let looks = (0..5).map(|_| {
+        let (begun, found) = (Instant::now(), inspect(&container.subject()).unwrap().blockers);
+        assert!(found.len() == 1 && found[0].cause.contains("was bound to /tmp/s, and whose file is"), "{found:?}");
+        begun.elapsed()
+    });
+    let soonest = looks.min().unwrap();
+    assert!(soonest < super::PATIENCE, "{soonest:?}");
+}
+
+#[test]
 fn a_message_queue_is_named() {
     let script = "fd = libc.mq_open(b'/queue', os.O_CREAT | os.O_RDWR, 0o600, None)\nassert fd > 0\nready()\n";
     let Some(container) = Sandbox::run("mqueue", script, None).map(Sandbox::started) else { return };

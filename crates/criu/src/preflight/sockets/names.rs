@@ -23,7 +23,8 @@ use super::blocker;
 const LONGEST: usize = 107;
 const REMOVED: &str = " (deleted)";
 
-/// Of a socket whose name is in a filesystem. A connection was not bound itself, but for a few, whose names CRIU drops.
+/// Of a socket whose name is in a filesystem. A connection was not bound itself, but for a few, whose names CRIU drops: it has its listener's
+/// name, also when its client has left.
 pub(super) fn check(
     container: &Container,
     s: &UnixSocket,
@@ -32,20 +33,42 @@ pub(super) fn check(
     socket: &OwnedFd,
     look: &mut Look,
 ) {
-    if s.name.is_empty() || s.peer != 0 && !s.is_datagram && s.name.starts_with('/') {
+    let is_absolute = || s.name.starts_with('/');
+    if s.name.is_empty() || !s.is_datagram && (s.peer != 0 || s.is_connection) && is_absolute() {
         return;
     }
     let Some(name) = path(socket.as_fd()).ok().filter(|name| !name.is_empty()) else { return };
-    // A file that is looked at while it is renamed shows both.
-    look.passing.extend(obstacle(container, &name, d, socket).map(|found| (inode, found)));
+    if name.len() > LONGEST {
+        let shown = String::from_utf8_lossy(&name);
+        let what = format!("is a Unix socket with the name {shown}, which is too long for CRIU by a byte");
+        look.block(blocker(d, &what, "let the program use a shorter name"));
+        return;
+    }
+    let Some(found) = obstacle(container, &name, d, socket) else { return };
+    // A file that is looked at while it is renamed shows both names; one that has two may be about to lose one. All else lasts.
+    if found.lasts && obstacle(container, &name, d, socket).as_ref() == Some(&found) {
+        look.block(found.blocker);
+    } else {
+        look.wait(inode, found.blocker);
+    }
 }
 
-fn obstacle(container: &Container, name: &[u8], d: &Descriptor<'_>, socket: &OwnedFd) -> Option<Blocker> {
-    let shown = String::from_utf8_lossy(name);
-    if name.len() > LONGEST {
-        let what = format!("is a Unix socket with the name {shown}, which is too long for CRIU by a byte");
-        return Some(blocker(d, &what, "let the program use a shorter name"));
+/// What is the matter with a name.
+#[derive(Debug, PartialEq)]
+struct Obstacle {
+    blocker: Blocker,
+    /// It does not pass by itself.
+    lasts: bool,
+}
+
+impl Obstacle {
+    fn lasting(blocker: Blocker) -> Option<Self> {
+        Some(Self { blocker, lasts: true })
     }
+}
+
+fn obstacle(container: &Container, name: &[u8], d: &Descriptor<'_>, socket: &OwnedFd) -> Option<Obstacle> {
+    let shown = String::from_utf8_lossy(name);
     let file = bound_file(socket.as_fd()).ok()?;
     let link = procfs::link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
     let (is, mount) = (fstat(&file).ok()?, mount_of(&file)?);
@@ -53,11 +76,14 @@ fn obstacle(container: &Container, name: &[u8], d: &Descriptor<'_>, socket: &Own
     if let Some(path) = link.strip_suffix(REMOVED) {
         // CRIU does the same, where nobody can connect to it any more.
         let what = || format!("is a Unix socket at {path}, a name that was removed; its file has another one");
-        return (is.st_nlink > 0).then(|| blocker(d, &what(), remedy).allowable("socket-files"));
+        return match is.st_nlink {
+            0 => None,
+            _ => Obstacle::lasting(blocker(d, &what(), remedy).allowable("socket-files")),
+        };
     }
     if !name.starts_with(b"/") && !ends_with(link.as_bytes(), name) {
         let what = format!("is a Unix socket with the relative name {shown}, which CRIU does not find in {link}");
-        return Some(blocker(d, &what, "let the program bind it to an absolute name"));
+        return Obstacle::lasting(blocker(d, &what, "let the program bind it to an absolute name"));
     }
     // Files in other mount namespaces are not looked for.
     if container.mounts.iter().all(|m| m.id != mount) {
@@ -76,11 +102,12 @@ fn obstacle(container: &Container, name: &[u8], d: &Descriptor<'_>, socket: &Own
             // CRIU cannot bind it where something else is, or no directory.
             let parent = Path::new(OsStr::from_bytes(name)).parent();
             let is_free = there.is_none() && parent.is_some_and(|dir| at(&root, dir.as_os_str().as_bytes()).is_some());
-            return Some(if is_free { found.allowable("socket-files") } else { found });
+            return Obstacle::lasting(if is_free { found.allowable("socket-files") } else { found });
         }
     }
     let what = || format!("is a Unix socket at {link}, whose file has other names, too (hard links)");
-    (is.st_nlink > 1).then(|| blocker(d, &what(), "remove the other names").allowable("socket-files"))
+    let found = || blocker(d, &what(), "remove the other names").allowable("socket-files");
+    (is.st_nlink > 1).then(|| Obstacle { blocker: found(), lasts: false })
 }
 
 /// What is at a path of a container.
