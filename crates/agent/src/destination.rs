@@ -295,7 +295,12 @@ impl DestinationRun {
         }
         self.breakpoints = breakpoints::prepare().ok();
         // It was taken beside the engine's start.
-        let there = self.inbox.store()?.populated(self.offer.mode.has_rounds());
+        let there = match self.inbox.store() {
+            Ok(store) => store.populated(self.offer.mode.has_rounds()),
+            // A restore that is done again after a restart of the agent: the pager has all of it.
+            Err(_) if self.pager_serves() => Ok(()),
+            Err(failure) => return Err(failure),
+        };
         there.map_err(|e| self.inbox.failed().unwrap_or_else(|| self.no_memory(&e)))
     }
 
