@@ -367,7 +367,7 @@ impl PagerHandle {
 
     /// Asks which pages have not come, with the source's addresses.
     pub fn missing(&self, timeout: Duration) -> Result<Vec<(AddressSpaceId, Vec<PageRange>)>, ControlError> {
-        self.send(&Message::Missing)?;
+        self.ask(&Message::Missing)?;
         let mut all = Vec::new();
         let mut buffer = vec![0; MESSAGE_CAP];
         loop {
@@ -382,7 +382,7 @@ impl PagerHandle {
 
     /// Asks for the arena's file, and how many bytes of it, from its beginning, are in use.
     pub fn reattach(&self, timeout: Duration) -> Result<(OwnedFd, u64), ControlError> {
-        self.send(&Message::Reattach)?;
+        self.ask(&Message::Reattach)?;
         let mut used = [0; 8];
         let (got, descriptors) = self.receive(timeout, &mut used)?;
         match descriptors.into_iter().next() {
@@ -403,13 +403,21 @@ impl PagerHandle {
 
     /// Asks how things stand. The answer comes after everything that was said before has been dealt with.
     pub fn status(&self, timeout: Duration) -> Result<Status, ControlError> {
-        self.send(&Message::Status)?;
+        self.ask(&Message::Status)?;
         self.answer(timeout)
     }
 
     /// Waits until every page is where it belongs; the pager says so by itself.
     pub fn drained(&self, timeout: Duration) -> Result<Status, ControlError> {
         self.answer(timeout)
+    }
+
+    /// Sends a question. What was not read until now does not answer it: a pager that takes over may answer an earlier
+    /// question again.
+    fn ask(&self, question: &Message) -> Result<(), ControlError> {
+        let mut buffer = vec![0; MESSAGE_CAP];
+        while self.receive(Duration::ZERO, &mut buffer).is_ok() {}
+        self.send(question)
     }
 
     fn answer(&self, timeout: Duration) -> Result<Status, ControlError> {

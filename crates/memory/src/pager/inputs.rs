@@ -67,11 +67,12 @@ impl Pager<'_> {
             }
         };
         if peeked.message.is_question() {
-            if peeked.discard(socket).is_err() {
+            // Answered first: a pager that takes over from one that is killed before that answers it.
+            let quits = self.reply(index, &peeked.message);
+            if peeked.discard(self.agents[index].as_fd()).is_err() {
                 self.agents.remove(index);
-                return Ok(false);
             }
-            return Ok(self.reply(index, &peeked.message));
+            return Ok(quits);
         }
         let number = peeked.descriptor.map_or(number_of(&socket), |number| number.cast_unsigned().into());
         self.context.journal.append(MESSAGE, number, &peeked.bytes);
