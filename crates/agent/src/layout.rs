@@ -26,6 +26,8 @@ use crate::program;
 
 /// The copy of the first record of a migration's journal, in its directory.
 pub const FIRST_RECORD: &str = "begin";
+/// What is reported where neither log tells the cause.
+pub const NO_WORDS: &str = "neither criu nor the engine has left a word in its log";
 /// How long an engine may take until it asks criu for something.
 const ENGINE_START: Duration = Duration::from_secs(30);
 /// How long a killed criu and its front may take to end.
@@ -445,7 +447,7 @@ impl Layout {
             };
         }
         let engine = std::fs::read_to_string(self.work().join("engine.log")).unwrap_or_default();
-        let none = || "neither criu nor the engine has left a word in its log; they may have been killed".to_owned();
+        let none = || format!("{NO_WORDS}; they may have been killed");
         engine.lines().last().map_or_else(none, |line| format!("the engine says: {}", line.trim()))
     }
 }

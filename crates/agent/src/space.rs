@@ -5,6 +5,7 @@ use std::path::Path;
 use nix::sys::statvfs::statvfs;
 use tranship_coordinator::Failure;
 
+use crate::layout::NO_WORDS;
 use crate::node::Node;
 
 /// What the kernel says (ENOSPC), as Rust writes it and as criu does.
@@ -17,7 +18,9 @@ pub fn explained(node: &Node, failure: Failure) -> Failure {
     let config = &node.config;
     let places = [&config.run_dir.join("migrations"), &config.run_dir, &config.state_dir];
     let full = || places.into_iter().find_map(|place| use_of(place).map(|used| (place.display(), used)));
-    if !failure.message.contains(FULL) || failure.message.contains("is full (") {
+    // Nor can the cause be written to a log then.
+    let may_be_meant = [FULL, NO_WORDS].iter().any(|words| failure.message.contains(words));
+    if !may_be_meant || failure.message.contains("is full (") {
         return failure;
     }
     match full() {
