@@ -378,12 +378,14 @@ impl Layout {
 
     /// Ends a front that may or may not be there, from whichever agent, and waits until it and its criu are gone. A
     /// dump that is under way is let finish, even if its front was killed: criu must not be killed in the middle of
-    /// one, and puts the tasks back into the state in which it found them.
+    /// one, and puts the tasks back into the state in which it found them. What somebody has stopped goes on for that.
     pub fn end_front(&self, role: Role, timeout: Duration) -> Result<(), Failure> {
         let deadline = Instant::now() + timeout;
         let socket = self.front_socket(role);
         let busy = || Failure::new(format!("criu is still at work after {timeout:?}: {}", self.last_words(role)));
+        front::signal_criu(&socket, Signal::SIGCONT);
         if let Ok(mut handle) = FrontHandle::connect(&socket) {
+            handle.wake();
             // If it waits for an order, this is it; if it is at work, the connection ends when it does.
             let _ = handle.order(&Order::Abort);
             loop {
@@ -408,11 +410,10 @@ impl Layout {
     }
 
     /// Ends a dump that nobody waits for any more. It may finish, and put the tasks back into their state; a criu that has not after
-    /// `patience` is killed. One that somebody has stopped goes on for that. CRIU lets the cgroup's tasks run while it traces them, so that
-    /// they are frozen again before it is killed: a task that finds its connections in repair mode closes them.
+    /// `patience` is killed. CRIU lets the cgroup's tasks run while it traces them, so that they are frozen again before it is killed: a
+    /// task that finds its connections in repair mode closes them.
     pub fn end_dump(&self, patience: Duration, freezer: Option<&Freezer>) -> Result<(), Failure> {
         let socket = self.front_socket(Role::Dump);
-        front::signal_criu(&socket, Signal::SIGCONT);
         let ended = self.end_front(Role::Dump, patience);
         if ended.is_ok() || !front::criu_lives(&socket) {
             return ended;

@@ -106,7 +106,7 @@ impl SourceRun {
         let deadline = Instant::now() + patience;
         while Instant::now() < deadline {
             match engine.try_wait() {
-                Ok(None) => std::thread::yield_now(),
+                Ok(None) => std::thread::sleep(Duration::from_millis(1)),
                 _ => return,
             }
         }

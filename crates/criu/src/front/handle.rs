@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 
 use super::{Mark, Order};
 
@@ -76,8 +78,18 @@ pub enum HandleError {
         source: io::Error,
     },
     /// It broke off, or time was up.
-    #[error("the CRIU front broke off: {0}")]
+    #[error("{}", broken(.0))]
     Broken(#[from] io::Error),
+}
+
+/// What became of a front, and what to do.
+fn broken(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
+            "the CRIU front did not answer in time; see whether it or criu is stopped, and try again".to_owned()
+        }
+        _ => format!("the CRIU front has ended ({error}), it may have been killed; try again"),
+    }
 }
 
 impl AsFd for FrontHandle {
@@ -108,6 +120,18 @@ impl FrontHandle {
     pub fn is_quiet(&self) -> bool {
         let mut fds = [PollFd::new(self.stream.get_ref().as_fd(), PollFlags::POLLIN)];
         self.stream.buffer().is_empty() && matches!(poll(&mut fds, PollTimeout::ZERO), Ok(0))
+    }
+
+    /// Lets a front go on that somebody has stopped.
+    pub fn wake(&self) {
+        let stream = self.stream.get_ref();
+        let Ok(front) = getsockopt(stream, PeerCredentials) else { return };
+        let Ok(process) = tranship_sys::process::descriptor(front.pid().cast_unsigned()) else { return };
+        // As long as its end of the connection is open, the number is not that of another process.
+        let mut fds = [PollFd::new(stream.as_fd(), PollFlags::empty())];
+        if matches!(poll(&mut fds, PollTimeout::ZERO), Ok(0)) {
+            let _ = tranship_sys::process::signal(&process, Signal::SIGCONT as i32);
+        }
     }
 
     /// Gives an order.
