@@ -112,8 +112,8 @@ pub fn cancel_group(node: &Arc<Node>, id: &GroupId) -> Result<GroupReport, Servi
     // After a restart of the agent there are only those whose migrations had begun.
     let of_members = || report.members.iter().filter_map(|m| node.interrupts.get(m.migration.as_ref()?)).collect();
     let members: Vec<Arc<Interrupt>> = node.interrupts.of_group(id).unwrap_or_else(of_members);
-    // The last ones first: what depends on a member that is cancelled is then cancelled, too, and not skipped.
-    let raised: Vec<Raised> = members.iter().rev().map(|one| one.raise(Cause::Cancelled)).collect();
+    // What depends on a member that is cancelled is cancelled, too, and not skipped.
+    let raised = Interrupt::raise_all(&members, Cause::Cancelled);
     let undone = raised.contains(&Raised::Now) || members.iter().any(|one| one.is_raised());
     if !undone {
         return Err(too_late(

@@ -89,6 +89,9 @@ struct State {
     wakers: Vec<Arc<dyn Fn() + Send + Sync>>,
 }
 
+/// The links of a migration, and what wakes its other waits.
+type Waits = (Vec<Closer>, Vec<Arc<dyn Fn() + Send + Sync>>);
+
 /// What can end a migration before its commit point.
 pub struct Interrupt {
     state: Mutex<State>,
@@ -177,16 +180,30 @@ impl Interrupt {
 
     /// Interrupts the migration, unless it is decided: when this returns, every wait of it ends.
     pub fn raise(&self, cause: Cause) -> Raised {
-        let (links, wakers) = {
-            let mut state = self.state();
-            match state.stand {
-                Stand::Running => state.stand = Stand::Interrupted(cause),
-                Stand::Interrupted(_) | Stand::Undoing => return Raised::Before,
-                Stand::Decided => return Raised::TooLate,
-            }
-            self.raised.store(true, Ordering::Release);
-            (std::mem::take(&mut state.links), std::mem::take(&mut state.wakers))
-        };
+        self.mark(cause).map_or_else(|not| not, |waits| self.end(&waits))
+    }
+
+    /// Interrupts several migrations. None of them fails before all are marked: one that waits for another would take
+    /// that for the cause.
+    pub fn raise_all(all: &[Arc<Self>], cause: Cause) -> Vec<Raised> {
+        let marked: Vec<_> = all.iter().map(|one| (one, one.mark(cause))).collect();
+        marked.into_iter().map(|(one, marked)| marked.map_or_else(|not| not, |waits| one.end(&waits))).collect()
+    }
+
+    /// Marks it as interrupted; what it waits for then.
+    fn mark(&self, cause: Cause) -> Result<Waits, Raised> {
+        let mut state = self.state();
+        match state.stand {
+            Stand::Running => state.stand = Stand::Interrupted(cause),
+            Stand::Interrupted(_) | Stand::Undoing => return Err(Raised::Before),
+            Stand::Decided => return Err(Raised::TooLate),
+        }
+        self.raised.store(true, Ordering::Release);
+        Ok((std::mem::take(&mut state.links), std::mem::take(&mut state.wakers)))
+    }
+
+    /// Ends its waits.
+    fn end(&self, (links, wakers): &Waits) -> Raised {
         self.changed.notify_all();
         links.iter().for_each(Closer::reset);
         wakers.iter().for_each(|wake| wake());
