@@ -17,6 +17,7 @@ use tranship_wire::message::Offer;
 use crate::copying::Arriving;
 use crate::destination::DestinationRun;
 use crate::draining::Drain;
+use crate::freeze_slots::{Place, Slot};
 use crate::node::{Claim, Node};
 use crate::registry::{LiveReport, unix_ms};
 use crate::rights::next_offer;
@@ -212,10 +213,41 @@ pub struct Inbox {
     pub drain: Drain,
     /// What the containers of a pod share, where this one brings it.
     pub pod: Brought,
+    /// Its freeze slot on this node.
+    pub slot: ArrivingSlot,
     /// The way in for packets that the source has held.
     way_in: Mutex<Option<WayIn>>,
     /// Packets that came from the source before the gate was open: datagrams that no program had read there.
     ahead: Mutex<Queue>,
+}
+
+/// The freeze slot of an arrival, or its place in the queue.
+#[derive(Default)]
+pub struct ArrivingSlot(Mutex<Option<Result<Slot, Place>>>);
+
+impl ArrivingSlot {
+    /// Waits for the slot for a second at most; true if it is taken.
+    pub fn take(&self, queue: impl FnOnce() -> Place) -> bool {
+        const WAIT: Duration = Duration::from_secs(1);
+        let mut slot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = match slot.take().unwrap_or_else(|| Err(queue())) {
+            Err(place) => place.wait(WAIT, &|| false),
+            taken => taken,
+        };
+        slot.insert(now).is_ok()
+    }
+
+    /// The container runs.
+    pub fn linger(&self) {
+        if let Some(Ok(slot)) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            slot.linger();
+        }
+    }
+
+    /// Gives it back, or the place up.
+    pub fn give_back(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
 }
 
 /// What others wait for that a container brings.

@@ -354,6 +354,7 @@ impl DestinationRun {
             }
         }
         Note::remove(&self.node, &self.id)?;
+        self.inbox.slot.give_back();
         self.inbox.close();
         if let Some((path, _)) = self.offer.network.as_ref().filter(|_| self.engine.attaches_network()) {
             tranship_network::unname(path).map_err(failed)?;

@@ -20,6 +20,7 @@ mod demand;
 mod destination;
 mod doctor;
 mod draining;
+mod freeze_slots;
 mod groups;
 mod images;
 mod inspection;

@@ -20,6 +20,7 @@ use crate::absent;
 use crate::arrivals::Arrivals;
 use crate::config::Config;
 use crate::damaged::DamagedMoves;
+use crate::freeze_slots::FreezeSlots;
 use crate::interrupt::Interrupts;
 use crate::live::{Live, PeerTable};
 use crate::notify::Liveness;
@@ -43,6 +44,9 @@ pub struct Node {
     pub registry: Arc<Registry<Report>>,
     pub groups: Arc<Registry<GroupReport>>,
     pub arrivals: Arrivals,
+    /// Of the containers that leave this node, and of those that arrive.
+    pub leaving_slots: FreezeSlots,
+    pub arriving_slots: FreezeSlots,
     pub words: Words,
     pub damaged: DamagedMoves,
     pub interrupts: Interrupts,
@@ -103,6 +107,8 @@ impl Node {
             engines,
             connector,
             arrivals: Arrivals::default(),
+            leaving_slots: FreezeSlots::default(),
+            arriving_slots: FreezeSlots::default(),
             words: Words::default(),
             damaged: DamagedMoves::default(),
             interrupts: Interrupts::default(),

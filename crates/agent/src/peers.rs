@@ -22,6 +22,7 @@ use crate::damaged;
 use crate::demand;
 use crate::destination::{self, DestinationRun};
 use crate::draining;
+use crate::freeze_slots::Owner;
 use crate::images;
 use crate::node::{Node, sentence};
 use crate::policy;
@@ -278,6 +279,13 @@ fn reply(
         (Request::Commit, Some(id)) => commit(node, id),
         (Request::Abort, Some(id)) => undoing::called_off(node, id),
         (Request::Drained { released }, Some(id)) => draining::answer(node, id, released),
+        (Request::FreezeSlot { group }, Some(id)) => match node.arrivals.inbox(id) {
+            Some(inbox) => {
+                let owner = group.map_or_else(|| Owner::Move(id.clone()), Owner::Group);
+                Response::FreezeSlot { taken: inbox.slot.take(|| node.arriving_slots.queue(owner)) }
+            }
+            None => failure_response(Failure::new(format!("node {} knows no migration {id}", node.config.node))),
+        },
         (Request::Holding, Some(id)) => undoing::holding(node, id),
         (Request::Void, Some(id)) => undoing::void(node, id),
         (Request::Known { of, container }, Some(id)) => damaged::answer(node, id, peer, of, &container),
@@ -336,18 +344,21 @@ fn offered(node: &Arc<Node>, id: &MigrationId, peer: &NodeName, offer: Offer, li
     let (peer, standing) = (peer.clone(), Standing::Open);
     let (journal, claim) = (Some(journal), Some(claim));
     let arrival = Arrival { peer, run, journal, begun: Vec::new(), standing, claim, report };
+    let preparation = node.arriving_slots.prepare(&|| false);
     // Known from the first step on: an abort that comes on another link meanwhile waits, and then undoes it.
     let arrival = node.arrivals.insert(id, arrival, inbox);
     let prepared = match &mut *lock(&arrival) {
         Arrival { run, journal: Some(journal), begun, .. } => coordinator::prepare(run, journal, &node.faults, begun),
         _ => Err(Failure::new("the migration has ended")),
     };
+    drop(preparation);
     match prepared {
         Ok(()) => Response::Prepared {
             shared: crate::layout::preload().is_some(),
             keeps_datagrams: true,
             shares_networks: true,
             shares_memory: true,
+            gives_slots: true,
         },
         Err(failure) => {
             abort(node, id, &failure);
@@ -478,6 +489,7 @@ pub fn commit(node: &Arc<Node>, id: &MigrationId) -> Response {
             arrival.standing = Standing::Running;
             arrival.report.change(|r| r.phase = Phase::Drain);
             tracing::info!(%id, "running");
+            node.arrivals.inbox(id).iter().for_each(|inbox| inbox.slot.linger());
             let (its_node, its_id, found) = (Arc::clone(node), id.clone(), Arc::clone(&found));
             node.start_or_lend("drain", move || draining::watch(&its_node, &its_id, &found));
         }

@@ -85,6 +85,8 @@ pub struct SourceRun {
     pub turn: Option<Turn>,
     /// What can end it before the commit point.
     interrupt: Arc<Interrupt>,
+    /// Its freeze slots.
+    slots: turns::Slots,
     /// It has waited, before its freeze, for the others of a group that moves as a whole.
     poised: bool,
     layout: Layout,
@@ -193,6 +195,7 @@ impl SourceRun {
             report,
             turn,
             interrupt,
+            slots: turns::Slots::default(),
             poised: false,
             inspection: None,
             pod: None,
@@ -341,8 +344,9 @@ impl SourceRun {
                 "the agent of node {} is too old to take the shared memory of a pod; update it",
                 self.peer
             ))),
-            Response::Prepared { shared, keeps_datagrams, .. } => {
+            Response::Prepared { shared, keeps_datagrams, gives_slots, .. } => {
                 self.peer_keeps_datagrams = keeps_datagrams;
+                self.slots.of_peer(gives_slots);
                 self.arm_shared(shared)
             }
             other => Err(self.unexpected(&other)),
@@ -462,6 +466,7 @@ impl SourceRun {
             }
         };
         self.hand_packets_over()?;
+        self.slots.linger();
         self.timeline.note("commit and resume", start, monotonic_ns());
         schedule::stand(Standing::Ordinary);
         self.awake.take().into_iter().for_each(|awake| self.node.sleep_later(awake));

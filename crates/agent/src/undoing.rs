@@ -54,6 +54,7 @@ pub fn abort(node: &Arc<Node>, id: &MigrationId, failure: &Failure) -> Response 
             false => Response::Aborted { leftovers: Vec::new() },
         };
     };
+    node.arrivals.inbox(id).iter().for_each(|inbox| inbox.slot.give_back());
     let arrival = lock(&found);
     let runs = match arrival.standing {
         Standing::Open => false,

@@ -11,6 +11,7 @@
 //!   Held                                 sent before READY is awaited, behind Commit without waiting, and again after Running; has no answer
 //!   Abort ──▶ Aborted                    likewise
 //!   Drained? ▶ Draining │ Drained │ Failed
+//!   FreezeSlot ▶ FreezeSlot              before the freeze, repeated until the slot is taken; not known to older peers
 //!   Holding? ▶ Holding                   before an operator gives a migration up that was committed
 //!   Void ────▶ Voided                    after that; repeated like Commit
 //!   Streams ▶ Streams │ Failed           why a stream was given up; from version 2 on
@@ -22,7 +23,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use tranship_types::{
-    Allowances, Blocker, CarriedTree, HugePages, Latencies, Mode, NetworkIdentity, Part, SharedObject, Side, Waiting,
+    Allowances, Blocker, CarriedTree, GroupId, HugePages, Latencies, Mode, NetworkIdentity, Part, SharedObject, Side,
+    Waiting,
 };
 
 /// What a source offers: everything that the destination must know before the freeze.
@@ -156,6 +158,13 @@ pub enum Request {
         /// The original is no more: with the answer that every page is, the destination may forget the migration.
         released: bool,
     },
+    /// Asks for the destination's freeze slot, so that containers that arrive there are not frozen at the same time.
+    /// The answer comes when the slot is taken, or after a second. Only where [`Response::Prepared`] offers slots.
+    FreezeSlot {
+        /// The group that it is frozen together with.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        group: Option<GroupId>,
+    },
     /// What do you hold of the container?
     Holding,
     /// The migration was given up after the decision, the original runs again: remove the copy, even if it runs.
@@ -242,6 +251,14 @@ pub enum Response {
         /// Whether containers can come that share `/dev/shm` and an IPC namespace with what is in them ([`Offer::shares_memory`]).
         #[serde(default)]
         shares_memory: bool,
+        /// Whether it gives freeze slots ([`Request::FreezeSlot`]).
+        #[serde(default)]
+        gives_slots: bool,
+    },
+    /// Whether the freeze slot is taken for this migration.
+    FreezeSlot {
+        /// If not, it keeps its place in the queue, and is to ask again.
+        taken: bool,
     },
     /// The destination's CLOCK_MONOTONIC in ns.
     Clock {

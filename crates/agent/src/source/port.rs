@@ -10,7 +10,7 @@ use tranship_transport::Link;
 use tranship_types::Phase;
 
 use super::push::Push;
-use super::{LAST_WORD, SourceRun};
+use super::{LAST_WORD, SourceRun, turns};
 use crate::groups::Turn;
 use crate::{node, space};
 
@@ -21,6 +21,11 @@ impl SourcePort for SourceRun {
             self.interrupt.check()?;
         }
         self.take_turn(step).map_err(|failure| self.cause(failure))?;
+        if step == SourceStep::Release {
+            self.slots.give_back();
+        }
+        let _preparation =
+            turns::is_preparation(step).then(|| self.node.leaving_slots.prepare(&|| self.interrupt.is_raised()));
         let start = monotonic_ns();
         // The container waits for it.
         let _reserve = (step == SourceStep::Deliver).then(reserve::open_if_needed);
@@ -45,7 +50,11 @@ impl SourcePort for SourceRun {
     fn undo(&mut self, step: SourceStep) -> Result<(), Failure> {
         schedule::stand(Standing::Ordinary);
         self.awake = None;
-        self.take_back(step)
+        let undone = self.take_back(step);
+        if step <= SourceStep::Freeze {
+            self.slots.give_back();
+        }
+        undone
     }
 
     fn agree(&mut self) -> Result<bool, Failure> {
@@ -88,6 +97,7 @@ impl SourcePort for SourceRun {
     fn try_again(&mut self, step: SourceStep, failure: &Failure) -> Retry {
         tracing::warn!(id = %self.id, %step, %failure, "will be tried again");
         (self.control, self.awake) = (None, None);
+        self.slots.give_back();
         self.attempts += 1;
         let (error, waiting) = (format!("after the commit point, still trying: {failure}"), self.waits(failure));
         self.report.change(|r| (r.error, r.waiting) = (Some(error), Some(waiting)));

@@ -41,7 +41,7 @@ impl SourceRun {
         self.set_pace(pace)?;
         self.settle()?;
         let verdict = self.rounds()?;
-        self.settle_with_others()?;
+        while self.settle_with_others()? {}
         let unfinished = verdict == Some(Verdict::Diverging) && self.may_be_early();
         if verdict.is_none() || unfinished {
             self.settle()?;

@@ -1,4 +1,5 @@
-//! A member of a group does not do each step at once, and where all of it move or none does, does not decide alone.
+//! What a move waits for before its steps: freeze slots, and in a group the other members. Where all of a group move or
+//! none does, it does not decide alone.
 
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,7 @@ use tranship_types::Phase;
 use tranship_wire::message::{Request, Response};
 
 use super::{PREPARE, SourceRun};
+use crate::freeze_slots::{Owner, Place, Slot};
 use crate::groups::Turn;
 
 /// After how long of waiting the destination is asked whether it is still there.
@@ -21,6 +23,47 @@ const ANSWER: Duration = Duration::from_secs(5);
 const HOLD: Duration = Duration::from_secs(60);
 /// How long one that may be resumed waits for those that are to be resumed before it.
 const ORDER: Duration = Duration::from_secs(2);
+
+/// How long a move waits for its freeze slots in all, and for one of them before it sends what was written meanwhile.
+const SLOT: Duration = Duration::from_secs(60);
+const ASK_SLOT: Duration = Duration::from_secs(1);
+/// What takes no longer is no wait.
+const NO_WAIT: Duration = Duration::from_millis(10);
+
+/// The freeze slots of a move.
+#[derive(Default)]
+pub(super) struct Slots {
+    /// It has them, or has waited for long enough.
+    done: bool,
+    /// The destination gives slots, too.
+    peer_gives: bool,
+    /// Since when it waits.
+    begun: Option<Instant>,
+    place: Option<Place>,
+    here: Option<Slot>,
+}
+
+impl Slots {
+    /// Notes whether the destination gives slots.
+    pub(super) fn of_peer(&mut self, gives: bool) {
+        self.peer_gives = gives;
+    }
+
+    /// The container runs on the destination.
+    pub(super) fn linger(&self) {
+        self.here.iter().for_each(Slot::linger);
+    }
+
+    /// Gives this node's slot back. The destination's is given back there.
+    pub(super) fn give_back(&mut self) {
+        (self.place, self.here) = (None, None);
+    }
+}
+
+/// Whether a step takes processors from containers that are frozen.
+pub(super) fn is_preparation(step: SourceStep) -> bool {
+    matches!(step, SourceStep::Inspect | SourceStep::Offer | SourceStep::Arm | SourceStep::Release)
+}
 
 /// The stage that begins with a step.
 fn stage(step: SourceStep) -> Option<Stage> {
@@ -75,9 +118,52 @@ impl SourceRun {
         }
     }
 
-    /// Little of its memory is left to send: where all of a group move or none does, waits until that is so for all, once.
-    /// True if it has waited: what was written meanwhile is to be sent now.
+    /// Little of its memory is left to send: waits for the others of its group, and for its freeze slots. True if it
+    /// has waited: what was written meanwhile is to be sent now, and then this is to be called again.
     pub(super) fn settle_with_others(&mut self) -> Result<bool, Failure> {
+        Ok(self.settle_with_group()? || self.take_slots()?)
+    }
+
+    /// Takes the freeze slot of this node, then that of the destination. True if it has waited.
+    fn take_slots(&mut self) -> Result<bool, Failure> {
+        if self.slots.done {
+            return Ok(false);
+        }
+        let begun = *self.slots.begun.get_or_insert_with(Instant::now);
+        let group = self.turn.as_ref().filter(|turn| turn.is_shared() || turn.unit().is_some()).map(Turn::group);
+        let start = monotonic_ns();
+        if self.slots.here.is_none() {
+            let owner = || group.clone().map_or_else(|| Owner::Move(self.id.clone()), Owner::Group);
+            let place = self.slots.place.take().unwrap_or_else(|| self.node.leaving_slots.queue(owner()));
+            match place.wait(ASK_SLOT, &|| self.interrupt.is_raised()) {
+                Ok(slot) => self.slots.here = Some(slot),
+                Err(place) => self.slots.place = Some(place),
+            }
+            self.interrupt.check()?;
+        }
+        let mut taken = self.slots.here.is_some();
+        if taken && self.slots.peer_gives {
+            taken = match self.ask(&Request::FreezeSlot { group }, PREPARE)? {
+                Response::FreezeSlot { taken } => taken,
+                other => return Err(self.unexpected(&other)),
+            };
+        } else if !taken {
+            self.ask_there(PREPARE)?;
+        }
+        let now = monotonic_ns();
+        let waited = Duration::from_nanos(now.saturating_sub(start)) > NO_WAIT;
+        if waited {
+            self.timeline.note("wait: for other moves to be frozen", start, now);
+        }
+        if taken || begun.elapsed() > SLOT {
+            self.slots.done = true;
+            return Ok(waited);
+        }
+        Ok(true)
+    }
+
+    /// The same for the others of a group that moves as a whole, once.
+    fn settle_with_group(&mut self) -> Result<bool, Failure> {
         let Some(turn) = self.turn.clone().filter(|turn| turn.is_shared() && !self.poised) else { return Ok(false) };
         self.poised = true;
         turn.enter(Stage::Settled, ASK_AFTER)?;
