@@ -189,12 +189,12 @@ pub fn report_of(stdout: &[u8]) -> Result<Value> {
     })
 }
 
-/// Whether an agent answers on this socket.
+/// Whether an agent answers on this socket, for itself: `/v1/node` would wait for its peers.
 fn answers(socket: &Path) -> bool {
     let ask = || -> std::io::Result<bool> {
         let mut stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(Duration::from_secs(2)))?;
-        stream.write_all(b"GET /v1/node HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n")?;
+        stream.write_all(b"GET /v1/migrations HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n")?;
         let mut status = [0; 12];
         stream.read_exact(&mut status)?;
         Ok(status == *b"HTTP/1.1 200")
