@@ -6,6 +6,8 @@
 //! plays all that so many times: for what happens now and then.
 
 mod cases;
+mod cells;
+mod conditions;
 mod kills;
 mod lacking;
 mod links;
@@ -23,6 +25,7 @@ use tranship_lab::{Lab, UpOptions, patience};
 use tranship_types::{Mode, Side};
 
 use cases::Case;
+use conditions::Cell;
 use play::Play;
 
 /// One thing to try, and its name.
@@ -201,6 +204,39 @@ fn tls_processes_that_die(stage: &mut Stage) -> Result<()> {
     run_all(stage, &trials)
 }
 
+/// The cells of a part of the matrix; where time matters, those of every run.
+fn play_cells(stage: &mut Stage, cells: &'static [Cell]) -> Result<()> {
+    let all =
+        whole_matrices() || std::env::var_os("TRANSHIP_SEED").is_some() || std::env::var_os("TRANSHIP_CASES").is_some();
+    let trial = |cell: &'static Cell| Trial { name: cell.name(), run: Box::new(move |lab, play| cell.play(lab, play)) };
+    let trials: Vec<_> = cells.iter().filter(|cell| all || cell.every_run).map(trial).collect();
+    run_all(stage, &trials)
+}
+
+fn packets_lost_in_one_direction(stage: &mut Stage) -> Result<()> {
+    play_cells(stage, &cells::ONE_WAY)
+}
+
+fn slow_links(stage: &mut Stage) -> Result<()> {
+    play_cells(stage, &cells::SLOW)
+}
+
+fn stalled_processes(stage: &mut Stage) -> Result<()> {
+    play_cells(stage, &cells::STALLED)
+}
+
+fn full_file_systems(stage: &mut Stage) -> Result<()> {
+    play_cells(stage, &cells::FULL)
+}
+
+fn processes_out_of_memory(stage: &mut Stage) -> Result<()> {
+    play_cells(stage, &cells::OUT_OF_MEMORY)
+}
+
+fn kills_after_a_restart(stage: &mut Stage) -> Result<()> {
+    play_cells(stage, &cells::KILLED_AFTER_RESTART)
+}
+
 fn killed_processes(stage: &mut Stage) -> Result<()> {
     let seed = kills::seed();
     eprintln!("TRANSHIP_SEED={seed}");
@@ -248,6 +284,12 @@ fn main() -> ExitCode {
         ("agents_that_lack_something", agents_that_lack_something),
         ("links_that_go_down", links_that_go_down),
         ("tls_processes_that_die", tls_processes_that_die),
+        ("packets_lost_in_one_direction", packets_lost_in_one_direction),
+        ("slow_links", slow_links),
+        ("stalled_processes", stalled_processes),
+        ("full_file_systems", full_file_systems),
+        ("processes_out_of_memory", processes_out_of_memory),
+        ("kills_after_a_restart", kills_after_a_restart),
     ];
     // Killed at drawn moments: each run is another one, so it belongs to the soak and not to every test run.
     if std::env::var_os("TRANSHIP_SEED").is_some() {
