@@ -29,10 +29,12 @@ test-engines: setup build
 test-trackers:
 	scripts/test-trackers
 
-# What takes long and is another run each time; SEED=N repeats one. Moves a program that tortures its memory MOVES times
-# under mishaps, plays the fault matrix in every mode, and kills criu, its front and the pager at drawn moments.
+# What takes long and is another run each time; SEED=N repeats one. Moves eight containers between three nodes MOVES times in all
+# kinds of ways at once, under kills and cancels; moves a program that tortures its memory under mishaps; plays the fault matrix in every mode, and
+# kills criu, its front and the pager at drawn moments.
 soak: export TRANSHIP_SEED = $(or $(SEED),$(shell date +%s))
 soak: setup build
+	TRANSHIP_MOVES=$(or $(MOVES),500) cargo test --release -p tranship-e2e --test soak
 	TRANSHIP_MOVES=$(or $(MOVES),200) cargo test --release -p tranship-e2e --test torture
 	TRANSHIP_SECONDS=600 cargo test --release -p tranship-e2e --test mappings
 	cargo test --release -p tranship-e2e --test faults
