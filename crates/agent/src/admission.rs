@@ -1,8 +1,8 @@
 //! How many callers may be connected at a time.
 //!
 //! Callers that have not shown who they are have places of their own, few and for a short time, so that strangers who connect and stay
-//! silent neither keep a peer out nor wait for each other: where the places are taken, the oldest of the address that has the most
-//! makes room. Links of peers are counted for each peer; those of migrations under way have places that other links cannot take.
+//! silent neither keep a peer out nor wait for each other: where the places are taken, one of the address that has the most makes room, the
+//! oldest that has sent nothing, or else the oldest. Links of peers are counted for each peer; those of migrations under way have places that other links cannot take.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -35,11 +35,17 @@ struct Callers {
     logged: Option<Instant>,
 }
 
-#[derive(Debug)]
 struct Caller {
     number: u64,
     address: IpAddr,
     closer: Closer,
+    is_silent: Box<dyn Fn() -> bool + Send>,
+}
+
+impl std::fmt::Debug for Caller {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Caller").field("number", &self.number).field("address", &self.address).finish_non_exhaustive()
+    }
 }
 
 /// The place of a caller that has not shown who it is; free again on drop.
@@ -54,8 +60,13 @@ impl Handshakes {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives a caller a place, for which another one may have to go.
-    pub fn enter(self: &Arc<Self>, address: IpAddr, closer: Closer) -> HandshakePlace {
+    /// Gives a caller a place, for which another one may have to go; `is_silent` tells whether it has sent nothing yet.
+    pub fn enter(
+        self: &Arc<Self>,
+        address: IpAddr,
+        closer: Closer,
+        is_silent: impl Fn() -> bool + Send + 'static,
+    ) -> HandshakePlace {
         let address = network_of(address);
         let mut callers = self.callers();
         let number = callers.next;
@@ -69,7 +80,7 @@ impl Handshakes {
                 tracing::warn!(dropped, %address, "callers that did not show a certificate made room for others");
             }
         }
-        callers.waiting.push(Caller { number, address, closer });
+        callers.waiting.push(Caller { number, address, closer, is_silent: Box::new(is_silent) });
         HandshakePlace { handshakes: Arc::clone(self), number }
     }
 }
@@ -83,7 +94,10 @@ impl Callers {
             false if self.waiting.len() < HANDSHAKES => return None,
             false => self.waiting.iter().map(|caller| caller.address).max_by_key(|of| count(*of))?,
         };
-        self.waiting.iter().position(|caller| caller.address == crowded)
+        // A peer sends something at once. However long its handshake takes, those that only hold their places go first.
+        let of_crowded = |caller: &Caller| caller.address == crowded;
+        let silent = self.waiting.iter().position(|caller| of_crowded(caller) && (caller.is_silent)());
+        silent.or_else(|| self.waiting.iter().position(of_crowded))
     }
 }
 
@@ -174,9 +188,9 @@ mod tests {
         let (strangers, peers) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
         let mut places = Vec::new();
         for number in 0..300 {
-            places.push(handshakes.enter(IpAddr::from([10, 0, 0, 1]), counted(&strangers)));
+            places.push(handshakes.enter(IpAddr::from([10, 0, 0, 1]), counted(&strangers), || false));
             if number % 100 == 0 {
-                places.push(handshakes.enter(IpAddr::from([10, 0, 0, 2]), counted(&peers)));
+                places.push(handshakes.enter(IpAddr::from([10, 0, 0, 2]), counted(&peers), || false));
             }
         }
         assert_eq!(strangers.load(Ordering::Relaxed), 300 - HANDSHAKES_OF_ADDRESS);
@@ -186,10 +200,21 @@ mod tests {
     }
 
     #[test]
+    fn those_that_have_sent_nothing_go_first() {
+        let handshakes = Arc::new(Handshakes::default());
+        let (strangers, peers) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+        let address = IpAddr::from([10, 0, 0, 1]);
+        let _peer = handshakes.enter(address, counted(&peers), || false);
+        let _strangers: Vec<_> = (0..300).map(|_| handshakes.enter(address, counted(&strangers), || true)).collect();
+        assert_eq!(peers.load(Ordering::Relaxed), 0);
+        assert_eq!(strangers.load(Ordering::Relaxed), 301 - HANDSHAKES_OF_ADDRESS);
+    }
+
+    #[test]
     fn from_many_addresses_no_more_than_the_bound_wait_and_the_oldest_go() {
         let handshakes = Arc::new(Handshakes::default());
         let closed = Arc::<AtomicUsize>::default();
-        let enter = |n: u8| handshakes.enter(IpAddr::from([10, 0, n, 1]), counted(&closed));
+        let enter = |n: u8| handshakes.enter(IpAddr::from([10, 0, n, 1]), counted(&closed), || false);
         let places: Vec<_> = (0..200).map(enter).collect();
         assert_eq!(handshakes.callers().waiting.len(), HANDSHAKES);
         assert_eq!(closed.load(Ordering::Relaxed), 200 - HANDSHAKES);

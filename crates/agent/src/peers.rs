@@ -70,7 +70,7 @@ pub fn serve(node: &Arc<Node>, listener: &Listener) {
             tracing::warn!(%address, "a caller was turned away: no descriptors are to spare; {}", reserve::REMEDY);
             continue;
         }
-        let place = handshakes.enter(incoming.addr().ip(), incoming.closer());
+        let place = handshakes.enter(incoming.addr().ip(), incoming.closer(), incoming.silence());
         let (node, links) = (Arc::clone(node), Arc::clone(&links));
         let spawned = threads::start("peer", move || {
             let answered = coordinator::caught("a link", || {

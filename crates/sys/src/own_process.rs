@@ -1,7 +1,7 @@
 //! Work in a short-lived process of its own, which a death of this process does not interrupt.
 //!
 //! The process is forked, not executed: it begins within a millisecond and needs no program of its own. It leads a session, blocks all
-//! signals, closes all descriptors of its parent, and ends itself when its work is done. It is in its parent's cgroup, so that only what
+//! signals, closes all descriptors of its parent, keeps the capabilities to trace processes only, and ends itself when its work is done. It is in its parent's cgroup, so that only what
 //! ends all of that (`systemctl kill`, `KillMode=control-group`, an out-of-memory killer that ends whole groups) or names its pid ends it.
 
 use std::ffi::CStr;
@@ -16,7 +16,10 @@ use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, fork};
 
 use crate::descriptor;
+use crate::privileges::{self, Capability};
 
+/// What it takes to trace any process, to suspend its filters, and to read what the system tells of it.
+const KEPT: &[Capability] = &[Capability::SysPtrace, Capability::SysAdmin, Capability::DacOverride];
 /// How long the result is waited for: more than any work takes that the kernel does not keep from going on.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The message, of one byte, that a first step is done.
@@ -47,7 +50,8 @@ pub(crate) fn run_in_two_steps(
         ForkResult::Parent { child } => child,
         ForkResult::Child => {
             detach(name, theirs.as_raw_fd());
-            let result = work(&|| drop(descriptor::send(theirs.as_fd(), &[FIRST_STEP], &[])));
+            let confined = privileges::keep_capabilities(KEPT);
+            let result = confined.and_then(|()| work(&|| drop(descriptor::send(theirs.as_fd(), &[FIRST_STEP], &[]))));
             send(theirs.as_fd(), result);
             // SAFETY: the call ends the process, without what its parent has registered for its own end.
             unsafe { libc::_exit(0) }

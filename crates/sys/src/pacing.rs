@@ -34,6 +34,8 @@ pub fn unacknowledged(socket: BorrowedFd<'_>) -> io::Result<usize> {
 pub struct Course {
     /// Bytes that the peer's host has acknowledged, since the connection was opened.
     pub acknowledged: u64,
+    /// Bytes that came from there, read or not.
+    pub received: u64,
     /// How long a round trip takes at present: the kernel's running mean.
     pub round_trip: Duration,
     /// How long the shortest took, of the last minutes.
@@ -80,7 +82,8 @@ pub fn course(socket: BorrowedFd<'_>) -> io::Result<Course> {
         return Err(io::ErrorKind::Unsupported.into());
     }
     let micros = |time: u32| Duration::from_micros(time.into());
-    Ok(Course { acknowledged: info.bytes_acked, round_trip: micros(info.rtt), shortest: micros(info.min_rtt) })
+    let (acknowledged, received) = (info.bytes_acked, info.bytes_received);
+    Ok(Course { acknowledged, received, round_trip: micros(info.rtt), shortest: micros(info.min_rtt) })
 }
 
 #[cfg(test)]
@@ -139,8 +142,9 @@ mod tests {
             assert!(Instant::now() < deadline, "what was read is not said to have arrived");
             std::thread::sleep(Duration::from_millis(1));
         }
-        let Course { acknowledged, round_trip, shortest } = course(out.as_fd()).unwrap();
+        let Course { acknowledged, received, round_trip, shortest } = course(out.as_fd()).unwrap();
         assert_eq!(acknowledged, before.acknowledged + 100_000);
+        assert_eq!((received, course(to.as_fd()).unwrap().received), (0, 100_000));
         assert!(!shortest.is_zero() && shortest <= round_trip * 2 && round_trip < Duration::from_secs(1));
     }
 }

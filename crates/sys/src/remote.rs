@@ -42,10 +42,30 @@ use crate::interrupted::{Disturbance, begin_again, disturbance, is_64_bit, let_g
 use crate::own_process::{self, nap};
 use crate::process::{OpenFiles, is_userfaultfd};
 use crate::rseq;
+use crate::seccomp::{self, Rule, allow};
 use crate::siblings::Siblings;
 use crate::tracee::{Registers, Stop, Tracee, state, threads};
 use crate::vdso::Vdso;
 
+/// What is needed while a thread is stopped, beside memory.
+const CALLS: &[Rule] = &[
+    allow(libc::SYS_ptrace),
+    allow(libc::SYS_wait4),
+    allow(libc::SYS_rt_sigtimedwait),
+    allow(libc::SYS_pidfd_getfd),
+    allow(libc::SYS_kcmp),
+    allow(libc::SYS_openat),
+    allow(libc::SYS_statx),
+    allow(libc::SYS_fstat),
+    allow(libc::SYS_newfstatat),
+    allow(libc::SYS_lseek),
+    allow(libc::SYS_pread64),
+    allow(libc::SYS_getdents64),
+    allow(libc::SYS_readlinkat),
+    #[cfg(target_arch = "x86_64")]
+    allow(libc::SYS_readlink),
+    allow(libc::SYS_sendmsg),
+];
 /// How long it may take until a thread of the process stands still.
 const TO_STOP: Duration = Duration::from_secs(3);
 /// How long one thread may take. One that waits in the kernel without being interruptible takes as long as that wait.
@@ -69,6 +89,12 @@ pub(crate) fn open_userfaultfd(process: u32, flags: u64) -> io::Result<OwnedFd> 
     own_process::run(c"tranship-inject", move || {
         let files = OpenFiles::of(process)?;
         let mut stopped = StoppedThread::stop(process)?;
+        // Not before: the kernel lets no process suspend the filters of another that has one itself. What is forbidden fails, since the
+        // thread would crash if its tracer were killed.
+        if let Err(error) = seccomp::refuse_others(&[seccomp::BASE, CALLS]) {
+            stopped.release();
+            return Err(error);
+        }
         let siblings = Siblings::of(process, stopped.tracee.thread());
         let taken = take(&mut stopped, &files, flags);
         let instruction = stopped.instruction;

@@ -1,8 +1,10 @@
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tranship_sys::pacing;
 use tranship_wire::{Hello, ReadError, Refusal, RefusalKind, Versions, Welcome, negotiate, read_hello, write_welcome};
 
 use crate::connection::Channel;
@@ -90,6 +92,15 @@ impl Incoming {
                 let _ = stream.shutdown(Shutdown::Both);
             }
         })
+    }
+
+    /// Tells, for as long as the closer works, whether the caller has sent nothing yet.
+    pub fn silence(&self) -> impl Fn() -> bool + Send + 'static {
+        let stream = Arc::downgrade(&self.stream);
+        move || {
+            let course = stream.upgrade().and_then(|stream| pacing::course(stream.as_fd()).ok());
+            course.is_some_and(|course| course.received == 0)
+        }
     }
 
     /// Finds out who the caller is and what it wants, and welcomes it; to be run in a thread of its own. All of it

@@ -108,24 +108,33 @@ impl Work {
     }
 }
 
-/// The TLS process: does handshakes until the other end of `requests` is closed, several at a time. Where no thread can be started for one,
-/// it is done before the next request is looked at.
+/// What waits for work, and how many threads do.
+struct Waiting {
+    work: Mutex<mpsc::Receiver<Work>>,
+    idle: AtomicUsize,
+}
+
+/// Does work until there will be no more.
+fn carry_on(waiting: &Waiting, handshakes: &dyn Handshakes) {
+    loop {
+        let next = waiting.work.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(next) = next else { return };
+        next.carry_out(handshakes);
+        waiting.idle.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// The TLS process: does handshakes until the other end of `requests` is closed, each on a thread, which then waits for the next one.
+/// Where no thread can be started for one, it is done before the next request is looked at.
 ///
 /// # Errors
 /// No thread can be started in the beginning, or the socket's.
 pub fn serve(requests: &OwnedFd, handshakes: &Arc<dyn Handshakes>) -> io::Result<()> {
     let (to_waiting, work) = mpsc::channel::<Work>();
-    let (work, idle) = (Arc::new(Mutex::new(work)), Arc::new(AtomicUsize::new(WAITING)));
+    let waiting = Arc::new(Waiting { work: Mutex::new(work), idle: AtomicUsize::new(WAITING) });
     for _ in 0..WAITING {
-        let (work, idle, handshakes) = (Arc::clone(&work), Arc::clone(&idle), Arc::clone(handshakes));
-        threads::start("handshake", move || {
-            loop {
-                let next = work.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                let Ok(next) = next else { return };
-                next.carry_out(&*handshakes);
-                idle.fetch_add(1, Ordering::Release);
-            }
-        })?;
+        let (waiting, handshakes) = (Arc::clone(&waiting), Arc::clone(handshakes));
+        threads::start("handshake", move || carry_on(&waiting, &*handshakes))?;
     }
     let mut buffer = vec![0; REQUEST];
     loop {
@@ -140,15 +149,16 @@ pub fn serve(requests: &OwnedFd, handshakes: &Arc<dyn Handshakes>) -> io::Result
         let Ok(request) = serde_json::from_slice::<Request>(&buffer[..length]) else { continue };
         let next = Work { stream: stream.into(), reply: reply.into(), request };
         // Nobody else takes from what is idle.
-        if idle.load(Ordering::Acquire) > 0 {
-            idle.fetch_sub(1, Ordering::Relaxed);
-            let _ = to_waiting.send(next);
+        if waiting.idle.load(Ordering::Acquire) > 0 {
+            waiting.idle.fetch_sub(1, Ordering::Relaxed);
         } else {
-            let handshakes = Arc::clone(handshakes);
-            if let Err(refused) = threads::start_or_back("handshake", move || next.carry_out(&*handshakes)) {
-                (refused.work)();
+            let (waiting, its) = (Arc::clone(&waiting), Arc::clone(handshakes));
+            if threads::start("handshake", move || carry_on(&waiting, &*its)).is_err() {
+                next.carry_out(&**handshakes);
+                continue;
             }
         }
+        let _ = to_waiting.send(next);
     }
 }
 
