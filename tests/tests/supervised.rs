@@ -144,8 +144,16 @@ fn nobody_else_finds_its_socket(stage: &mut Stage) -> Result<()> {
     wait_until("the agent to be held", PATIENCE, || Ok((state(agent) == Some('T')).then_some(())))?;
     let helpers = processes(lab, "b")?;
     send(Signal::SIGCONT, agent)?;
-    for kind in ["engine", "front", "criu", "pager"] {
+    for kind in ["engine", "front", "criu", "pager", "keeper"] {
         ensure!(helpers.iter().any(|helper| helper.kind == kind), "no {kind} in {helpers:?}");
+    }
+    for helper in helpers.iter().filter(|helper| ["pager", "keeper"].contains(&helper.kind)) {
+        let status = fs::read_to_string(format!("/proc/{}/status", helper.pid))?;
+        // CAP_IPC_LOCK, CAP_SYS_NICE, CAP_PERFMON and CAP_BPF.
+        let bounded = format!("CapBnd:\t{:016x}", (1u64 << 14) | (1 << 23) | (1 << 38) | (1 << 39));
+        for field in [&bounded, "NoNewPrivs:\t1", "Seccomp:\t2"] {
+            ensure!(status.lines().any(|line| line == field), "{} lacks {field:?}: {status}", helper.line);
+        }
     }
     for helper in &helpers {
         let environment = fs::read(format!("/proc/{}/environ", helper.pid)).unwrap_or_default();

@@ -180,6 +180,19 @@ mod tests {
     }
 
     #[test]
+    fn it_has_the_capabilities_of_a_tracer_only() {
+        let fd = run(c"tranship-test", || {
+            let status = std::fs::read_to_string("/proc/self/status")?;
+            let kept = format!("{:016x}", (1u64 << 1) | (1 << 19) | (1 << 21));
+            for set in ["CapPrm", "CapEff", "CapBnd"] {
+                assert!(status.lines().any(|line| line == format!("{set}:\t{kept}")), "{status}");
+            }
+            Ok(File::open("/dev/null")?.into())
+        });
+        fd.unwrap();
+    }
+
+    #[test]
     fn something_is_done_here_between_its_steps() {
         let file = || Ok(File::open("/proc/sys/kernel/ostype")?.into());
         let mut done = false;

@@ -11,14 +11,18 @@ use std::path::Path;
 pub enum Capability {
     /// Reads and writes files of other users.
     DacOverride = 1,
+    /// Locks memory beyond its limit.
+    IpcLock = 14,
     /// Traces processes of other users.
     SysPtrace = 19,
-    /// Among much else, looks into namespaces and BPF.
+    /// Among much else, suspends seccomp filters of others.
     SysAdmin = 21,
     /// Gives threads a better priority.
     SysNice = 23,
-    /// Takes more than its limits.
-    SysResource = 24,
+    /// Attaches BPF programs to tracepoints.
+    Perfmon = 38,
+    /// Uses BPF.
+    Bpf = 39,
 }
 
 /// The user and group `nobody`.

@@ -86,6 +86,70 @@ pub const SOCKETS: &[Rule] = &[
 /// No files: the C library may look how many processors there are, and goes on without knowing.
 pub const NO_FILES: &[Rule] = &[refuse(libc::SYS_openat, libc::EACCES)];
 
+/// What pager and keeper do: messages and faults, files of theirs, the store's memory, and forking each other. They open no sockets, execute
+/// nothing, and load no BPF (its programs were loaded before; they are attached later).
+pub const PAGER: &[Rule] = &[
+    allow(libc::SYS_recvmsg),
+    allow(libc::SYS_recvfrom),
+    allow(libc::SYS_sendto),
+    allow(libc::SYS_sendmsg),
+    allow(libc::SYS_accept4),
+    allow(libc::SYS_shutdown),
+    allow(libc::SYS_getsockname),
+    allow(libc::SYS_getsockopt),
+    allow_if(libc::SYS_setsockopt, 1, libc::SOL_SOCKET as u32),
+    #[cfg(target_arch = "x86_64")]
+    allow(libc::SYS_poll),
+    allow(libc::SYS_ppoll),
+    allow(libc::SYS_ioctl),
+    allow(libc::SYS_fcntl),
+    allow(libc::SYS_dup),
+    allow(libc::SYS_openat),
+    allow(libc::SYS_statx),
+    allow(libc::SYS_fstat),
+    allow(libc::SYS_newfstatat),
+    allow(libc::SYS_lseek),
+    allow(libc::SYS_readv),
+    allow(libc::SYS_pread64),
+    allow(libc::SYS_pwrite64),
+    allow(libc::SYS_ftruncate),
+    allow(libc::SYS_fallocate),
+    allow(libc::SYS_fsync),
+    allow(libc::SYS_fdatasync),
+    #[cfg(target_arch = "x86_64")]
+    allow(libc::SYS_rename),
+    allow(libc::SYS_renameat),
+    allow(libc::SYS_renameat2),
+    #[cfg(target_arch = "x86_64")]
+    allow(libc::SYS_unlink),
+    allow(libc::SYS_unlinkat),
+    #[cfg(target_arch = "x86_64")]
+    allow(libc::SYS_readlink),
+    allow(libc::SYS_readlinkat),
+    allow(libc::SYS_getdents64),
+    allow(libc::SYS_umask),
+    allow(libc::SYS_mlock),
+    allow(libc::SYS_mlock2),
+    allow(libc::SYS_munlock),
+    allow(libc::SYS_mincore),
+    allow(libc::SYS_msync),
+    allow(libc::SYS_sched_setattr),
+    allow(libc::SYS_sched_getattr),
+    allow(libc::SYS_prlimit64),
+    allow(libc::SYS_getppid),
+    allow(libc::SYS_getuid),
+    allow(libc::SYS_geteuid),
+    allow(libc::SYS_pidfd_open),
+    allow(libc::SYS_wait4),
+    allow(libc::SYS_waitid),
+    allow_if(libc::SYS_clone, 0, (libc::CLONE_FILES | libc::SIGCHLD) as u32),
+    allow_if(libc::SYS_prctl, 0, libc::PR_SET_NAME as u32),
+    // BPF_RAW_TRACEPOINT_OPEN, BPF_LINK_CREATE and BPF_ITER_CREATE of linux/bpf.h.
+    allow_if(libc::SYS_bpf, 0, 17),
+    allow_if(libc::SYS_bpf, 0, 28),
+    allow_if(libc::SYS_bpf, 0, 33),
+];
+
 /// The flags of pthread_create(3) (glibc's sysdeps/unix/sysv/linux/createthread.c).
 const THREAD: u32 = (libc::CLONE_VM
     | libc::CLONE_FS

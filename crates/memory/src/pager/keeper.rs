@@ -19,8 +19,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use tranship_sys::privileges::{self, Capability};
 use tranship_sys::process;
 use tranship_sys::schedule::{self, Standing};
+use tranship_sys::seccomp;
 
 use super::serve::{Context, Pager, PagerError};
 
@@ -41,11 +43,19 @@ pub fn keep(directory: &Path, work: &Path) -> Result<(), PagerError> {
     let context = Context::listen(directory, work)?;
     // To kill it would free no memory: the pages belong to both, and to the agent. Not everybody may ask for that.
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
+    confine().map_err(|source| PagerError::Listen { directory: directory.to_owned(), source })?;
     match process::fork_sharing_descriptors()? {
         Some(pager) => watch(&context, pager),
         None => serve(&context),
     }
     Ok(())
+}
+
+/// Leaves this process, and those that it forks, with what pager and keeper need. A call that is forbidden fails: the tasks need the
+/// process that makes it.
+fn confine() -> std::io::Result<()> {
+    privileges::keep_capabilities(&[Capability::SysNice, Capability::IpcLock, Capability::Perfmon, Capability::Bpf])?;
+    seccomp::refuse_others(&[seccomp::BASE, seccomp::PAGER])
 }
 
 /// Waits for a pager's end, and starts another one unless it has nothing left to do.
