@@ -2,10 +2,11 @@
 //! that it stops; and nobody else finds the manager's socket.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::net::Ipv4Addr;
 use std::os::unix::net::UnixDatagram;
-use std::path::PathBuf;
-use std::process::ExitCode;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -171,8 +172,37 @@ fn nobody_else_finds_its_socket(stage: &mut Stage) -> Result<()> {
     remove(lab, NAME)
 }
 
+/// What `systemd-analyze security` finds exposed is explained in the documentation, setting by setting.
+fn exposures_of_the_unit_are_explained(_: &mut Stage) -> Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut command = Command::new("systemd-analyze");
+    command.args(["security", "--offline=true", "--json=short"]).arg(root.join("packaging/transhipd.service"));
+    let output = match command.output() {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            println!("skipped: there is no systemd-analyze (Debian package systemd)");
+            return Ok(());
+        }
+        output => output.context("systemd-analyze")?,
+    };
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout)
+        .with_context(|| format!("systemd-analyze: {}", String::from_utf8_lossy(&output.stderr)))?;
+    let explained = fs::read_to_string(root.join("docs/decisions/split-by-privilege.md"))?;
+    let (mut exposed, mut missing) = (0, Vec::new());
+    for one in found.as_array().context("no list")?.iter().filter(|one| one["exposure"].is_string()) {
+        let setting = one["name"].as_str().and_then(|name| name.split('=').next()).unwrap_or_default();
+        exposed += 1;
+        if !explained.contains(&format!("`{setting}=`")) {
+            missing.push(setting);
+        }
+    }
+    ensure!(exposed > 10, "systemd-analyze has found next to nothing");
+    ensure!(missing.is_empty(), "not explained: {}", missing.join(", "));
+    Ok(())
+}
+
 fn main() -> ExitCode {
     scenarios(&[
+        ("exposures_of_the_unit_are_explained", exposures_of_the_unit_are_explained),
         ("it_is_said_whether_it_lives", it_is_said_whether_it_lives),
         ("nobody_else_finds_its_socket", nobody_else_finds_its_socket),
     ])

@@ -211,17 +211,23 @@ impl Handshakes for Tls {
         role: &Role,
         deadline: Instant,
     ) -> Result<Established, TransportError> {
-        let Current { number, process, .. } = self.current().clone();
-        process.shake(stream, role, deadline).map_err(|failed| match failed {
-            Failed::Handshake(error) => error,
-            Failed::Ended(error) => {
-                // Whoever tries again shall find another one.
-                let left = deadline.saturating_duration_since(Instant::now());
-                let same = |current: &mut Current| current.number == number;
-                drop(self.0.replaced.wait_timeout_while(self.current(), left, same));
-                TransportError::TlsProcess(error)
+        loop {
+            let Current { number, process, .. } = self.current().clone();
+            let (error, may_repeat) = match process.shake(stream, role, deadline) {
+                Ok(established) => return Ok(established),
+                Err(Failed::Handshake(error)) => return Err(error),
+                Err(Failed::NotBegun(error)) => (error, true),
+                Err(Failed::Ended(error)) => (error, false),
+            };
+            // Whoever tries again, here or above, shall find another one.
+            let left = deadline.saturating_duration_since(Instant::now());
+            let same = |current: &mut Current| current.number == number;
+            let replaced = self.0.replaced.wait_timeout_while(self.current(), left, same);
+            let (current, _) = replaced.unwrap_or_else(PoisonError::into_inner);
+            if current.number == number || !may_repeat {
+                return Err(TransportError::TlsProcess(error));
             }
-        })
+        }
     }
 }
 

@@ -174,6 +174,8 @@ pub struct TlsProcess {
 pub enum Failed {
     /// As in this process.
     Handshake(TransportError),
+    /// The TLS process has ended before it was given the connection.
+    NotBegun(io::Error),
     /// The TLS process has ended. Whether it has used the connection is not known.
     Ended(io::Error),
 }
@@ -201,7 +203,7 @@ impl TlsProcess {
             return Err(ours(io::Error::new(ErrorKind::InvalidInput, "the address is too long")));
         }
         let (reply, theirs) = UnixStream::pair().map_err(ours)?;
-        descriptor::send(self.requests.as_fd(), &request, &[stream.as_fd(), theirs.as_fd()]).map_err(Failed::Ended)?;
+        descriptor::send(self.requests.as_fd(), &request, &[stream.as_fd(), theirs.as_fd()]).map_err(Failed::NotBegun)?;
         drop(theirs);
         reply.set_read_timeout(Some(within + GRACE)).map_err(ours)?;
         let mut bytes = Zeroizing::new(Vec::with_capacity(16 << 10));
