@@ -54,7 +54,7 @@ impl Manager {
         let mut text = [0; 200];
         match self.socket.recv(&mut text) {
             Ok(length) => Ok(Some(String::from_utf8_lossy(&text[..length]).into_owned())),
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(error.into()),
         }
     }

@@ -151,7 +151,10 @@ impl Tls {
                     }
                     Err(_) if self.current().number != number => return,
                     Err(error) => {
-                        tracing::error!(error = sentence(error.as_ref()), "no TLS process can be started: there are no new links");
+                        tracing::error!(
+                            error = sentence(error.as_ref()),
+                            "no TLS process can be started: there are no new links"
+                        );
                         pause = (2 * pause).clamp(FIRST_PAUSE, LONGEST_PAUSE);
                     }
                 }

@@ -180,7 +180,8 @@ mod tests {
     fn those_that_are_kept_are_all_that_is_left() {
         let status = status(|| keep_capabilities(&[Capability::SysPtrace, Capability::SysNice]));
         let kept = format!("{:016x}", 1u64 << 19 | 1 << 23);
-        for (set, expected) in [("CapInh", NONE), ("CapPrm", &kept), ("CapEff", &kept), ("CapBnd", &kept), ("CapAmb", NONE)]
+        for (set, expected) in
+            [("CapInh", NONE), ("CapPrm", &kept), ("CapEff", &kept), ("CapBnd", &kept), ("CapAmb", NONE)]
         {
             assert_eq!(status[set], expected, "{set}");
         }

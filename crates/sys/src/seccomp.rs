@@ -303,7 +303,8 @@ mod tests {
     #[test]
     fn other_calls_can_be_made_to_fail() {
         let others = || nix::sys::socket::socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::empty());
-        let refused = move || refuse_others(&[BASE]).is_ok() && others().is_err_and(|error| error == nix::errno::Errno::EPERM);
+        let refused =
+            move || refuse_others(&[BASE]).is_ok() && others().is_err_and(|error| error == nix::errno::Errno::EPERM);
         assert!(ends_well(forked(refused)));
     }
 

@@ -153,10 +153,7 @@ pub enum TransportError {
 impl TransportError {
     /// Whether dialling again later can help without anybody changing anything.
     pub fn is_transient(&self) -> bool {
-        matches!(
-            self,
-            TransportError::Unreachable { .. } | TransportError::Accept(_) | TransportError::TlsProcess(_)
-        )
+        matches!(self, TransportError::Unreachable { .. } | TransportError::Accept(_) | TransportError::TlsProcess(_))
     }
 }
 

@@ -120,8 +120,14 @@ impl Handshakes for Identity {
             }
         };
         let session = session.map_err(|e| protocol(e.to_string()))?;
-        let mut handshake =
-            Handshake { socket: &mut socket, session, incoming: vec![0; ROOM], end: 0, plain: Vec::new(), outgoing: Vec::new() };
+        let mut handshake = Handshake {
+            socket: &mut socket,
+            session,
+            incoming: vec![0; ROOM],
+            end: 0,
+            plain: Vec::new(),
+            outgoing: Vec::new(),
+        };
         if let Err(error) = handshake.run() {
             let longest = if matches!(role, Role::Client { .. }) { 200 } else { 1000 };
             let left = deadline.saturating_duration_since(Instant::now());
@@ -219,7 +225,10 @@ impl Handshake<'_> {
                 Step::Done | Step::Blocked => {
                     self.send()?;
                     if self.end == self.incoming.len() || self.plain.len() > ROOM {
-                        return Err(io::Error::new(ErrorKind::InvalidData, "the peer sent a TLS message that is too long"));
+                        return Err(io::Error::new(
+                            ErrorKind::InvalidData,
+                            "the peer sent a TLS message that is too long",
+                        ));
                     }
                     match self.socket.read(&mut self.incoming[self.end..])? {
                         0 => return Err(ErrorKind::UnexpectedEof.into()),
@@ -262,11 +271,19 @@ impl Handshake<'_> {
         }
     }
 
-    fn establish(self, (peer, certificate): (NodeName, Vec<u8>), secrets: &Secrets) -> Result<Established, rustls::Error> {
+    fn establish(
+        self,
+        (peer, certificate): (NodeName, Vec<u8>),
+        secrets: &Secrets,
+    ) -> Result<Established, rustls::Error> {
         let is_client = matches!(self.session, Session::Client(_));
         let (extracted, suite) = match self.session {
-            Session::Client(c) => c.dangerous_into_kernel_connection().map(|(s, c)| (s, c.negotiated_cipher_suite()))?,
-            Session::Server(s) => s.dangerous_into_kernel_connection().map(|(s, c)| (s, c.negotiated_cipher_suite()))?,
+            Session::Client(c) => {
+                c.dangerous_into_kernel_connection().map(|(s, c)| (s, c.negotiated_cipher_suite()))?
+            }
+            Session::Server(s) => {
+                s.dangerous_into_kernel_connection().map(|(s, c)| (s, c.negotiated_cipher_suite()))?
+            }
         };
         let suite = match suite.suite() {
             CipherSuite::TLS13_AES_128_GCM_SHA256 => Suite::Aes128Gcm,

@@ -3,7 +3,9 @@
 //! The handshake is rustls's, and may be done by another process ([`crate::handshake`]). What it leaves are two traffic secrets. From
 //! them this module derives keys, seals and opens records, and renews the keys.
 
-use ring::aead::{AES_128_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, MAX_TAG_LEN, NONCE_LEN, Nonce, UnboundKey};
+use ring::aead::{
+    AES_128_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, MAX_TAG_LEN, NONCE_LEN, Nonce, UnboundKey,
+};
 use ring::hkdf;
 use rustls::{AlertDescription, Error};
 use serde::{Deserialize, Serialize};
@@ -285,5 +287,117 @@ impl Records {
             }
             _ => Err(unexpected("a handshake message after the handshake")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair() -> (Records, Records) {
+        let traffic = |byte: u8| Traffic { secret: Zeroizing::new(vec![byte; 32]), sequence: 0 };
+        let suite = Suite::Chacha20Poly1305;
+        let one = Records::new(suite, traffic(1), traffic(2)).unwrap();
+        (one, Records::new(suite, traffic(2), traffic(1)).unwrap())
+    }
+
+    fn sealed(from: &mut Records, kind: u8, data: &[u8]) -> Vec<u8> {
+        let mut out = Outgoing { bytes: Vec::new(), len: 0 };
+        from.record(kind, data, &mut out).unwrap();
+        out.bytes.truncate(out.len);
+        out.bytes
+    }
+
+    /// What opening it comes to, with the plaintext.
+    fn opened(by: &mut Records, mut bytes: Vec<u8>) -> Result<(Step, Vec<u8>), Error> {
+        let mut plain = Vec::new();
+        let (done, step) = by.open(&mut bytes, &mut [], &mut plain)?;
+        assert_eq!(done, if step == Step::Idle { 0 } else { bytes.len() });
+        Ok((step, plain))
+    }
+
+    #[test]
+    fn keys_are_those_of_the_example_in_rfc_8448() {
+        let bytes = |hex: &str| -> Vec<u8> {
+            (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap()).collect()
+        };
+        // Section 3, the server's application traffic.
+        let secret = bytes("a11af9f05531f856ad47116b45a950328204b4f44bfb6b3a4b4f1f3fcb631643");
+        let Derived { key, iv } = derive(Suite::Aes128Gcm, &secret);
+        assert_eq!(*key, bytes("9f02283b6c9c07efc26bb9f2ac92e356"));
+        assert_eq!(iv.to_vec(), bytes("cf782b88dd83549aadf1e984"));
+    }
+
+    #[test]
+    fn a_record_is_opened_once_whole_and_unchanged() {
+        for length in [0, 1, 100] {
+            let (mut a, mut b) = pair();
+            let data = vec![7; length];
+            let record = sealed(&mut a, DATA, &data);
+            for part in 0..record.len() {
+                assert_eq!(opened(&mut b, record[..part].to_vec()), Ok((Step::Idle, vec![])), "{part}");
+            }
+            for bit in 0..record.len() * 8 {
+                let mut changed = record.clone();
+                changed[bit / 8] ^= 1 << (bit % 8);
+                // A length that became greater has it wait for more.
+                let (_, mut b) = pair();
+                assert!(matches!(opened(&mut b, changed), Err(_) | Ok((Step::Idle, _))), "{bit}");
+            }
+            assert_eq!(opened(&mut b, record.clone()), Ok((Step::Data(0), data)));
+            assert_eq!(opened(&mut b, record), Err(Error::DecryptError), "again");
+        }
+    }
+
+    #[test]
+    fn lengths_and_types_that_cannot_be_are_refused() {
+        let refused = |kind: u8, data: &[u8]| {
+            let (mut a, mut b) = pair();
+            let record = sealed(&mut a, kind, data);
+            opened(&mut b, record).unwrap_err()
+        };
+        assert_eq!(refused(DATA, &vec![7; RECORD + 1]), Error::PeerSentOversizedRecord);
+        // More padding than there may be; none of it is content.
+        assert_eq!(refused(0, &vec![0; RECORD + 300]), Error::DecryptError);
+        refused(0, &[0; 10]);
+        refused(20, &[1]);
+        refused(24, &[1]);
+        refused(ALERT, &[1]);
+        refused(ALERT, &[1, 0, 0]);
+        // A session ticket, a key update in two records, one with more behind it, and one that requests what is not known.
+        refused(HANDSHAKE, &[4, 0, 0, 1, 0]);
+        refused(HANDSHAKE, &[24, 0]);
+        refused(HANDSHAKE, &[24, 0, 0, 1, 0, 24, 0, 0, 1, 0]);
+        refused(HANDSHAKE, &[24, 0, 0, 1, 2]);
+        let alert = refused(ALERT, &[2, 48]);
+        assert_eq!(alert, Error::AlertReceived(AlertDescription::UnknownCA));
+        // What is not sealed.
+        let (_, mut b) = pair();
+        opened(&mut b, vec![ALERT, 3, 3, 0, 2, 1, 0]).unwrap_err();
+    }
+
+    #[test]
+    fn nothing_comes_behind_the_end() {
+        let (mut a, mut b) = pair();
+        let (end, more) = (sealed(&mut a, ALERT, &[1, 0]), sealed(&mut a, DATA, &[7]));
+        assert_eq!(opened(&mut b, end), Ok((Step::PeerClosed, vec![])));
+        assert_eq!(opened(&mut b, more), Ok((Step::PeerClosed, vec![])));
+    }
+
+    #[test]
+    fn an_update_that_is_requested_is_made_with_the_next_data_and_requests_none() {
+        let (mut a, mut b) = pair();
+        let update = sealed(&mut a, HANDSHAKE, &[24, 0, 0, 1, 1]);
+        a.sending.renew().unwrap();
+        assert_eq!(opened(&mut b, update), Ok((Step::Progress, vec![])));
+        let mut out = Outgoing { bytes: Vec::new(), len: 0 };
+        b.seal(&[1, 2, 3], &mut out).unwrap();
+        let (mut plain, mut at) = (Vec::new(), 0);
+        while at < out.len {
+            at += a.open(&mut out.bytes[at..out.len], &mut [], &mut plain).unwrap().0;
+        }
+        assert_eq!((plain, a.update_requested), (vec![1, 2, 3], false));
+        let data = sealed(&mut a, DATA, &[4]);
+        assert_eq!(opened(&mut b, data), Ok((Step::Data(0), vec![4])));
     }
 }

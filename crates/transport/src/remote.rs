@@ -203,7 +203,8 @@ impl TlsProcess {
             return Err(ours(io::Error::new(ErrorKind::InvalidInput, "the address is too long")));
         }
         let (reply, theirs) = UnixStream::pair().map_err(ours)?;
-        descriptor::send(self.requests.as_fd(), &request, &[stream.as_fd(), theirs.as_fd()]).map_err(Failed::NotBegun)?;
+        descriptor::send(self.requests.as_fd(), &request, &[stream.as_fd(), theirs.as_fd()])
+            .map_err(Failed::NotBegun)?;
         drop(theirs);
         reply.set_read_timeout(Some(within + GRACE)).map_err(ours)?;
         let mut bytes = Zeroizing::new(Vec::with_capacity(16 << 10));
