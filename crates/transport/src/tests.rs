@@ -1,6 +1,7 @@
 //! Two agents over loopback.
 
 mod opening;
+mod remote;
 mod streaming;
 mod trust;
 
