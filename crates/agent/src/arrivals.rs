@@ -99,6 +99,8 @@ struct Entry {
     offer: u64,
     /// Its network namespace on this node, if that has a name.
     network: Option<PathBuf>,
+    /// The pod that it brings, or joins.
+    pod: Option<String>,
 }
 
 impl Arrivals {
@@ -108,11 +110,11 @@ impl Arrivals {
 
     pub fn insert(&self, id: &MigrationId, arrival: Arrival, inbox: Arc<Inbox>) -> Arc<Mutex<Arrival>> {
         let (peer, container) = (arrival.peer.clone(), arrival.run.container().to_owned());
-        let network = arrival.run.network_path().cloned();
+        let (network, pod) = (arrival.run.network_path().cloned(), arrival.run.pod().map(str::to_owned));
         let arrival = Arc::new(Mutex::new(arrival));
         self.map().insert(
             id.clone(),
-            Entry { arrival: Arc::clone(&arrival), inbox, peer, container, offer: next_offer(), network },
+            Entry { arrival: Arc::clone(&arrival), inbox, peer, container, offer: next_offer(), network, pod },
         );
         arrival
     }
@@ -135,10 +137,11 @@ impl Arrivals {
         self.map().get(id).map(|entry| entry.offer)
     }
 
-    /// Whether a container comes from this node, and lives in this network namespace.
-    pub fn has_network(&self, (peer, container): (&NodeName, &str), network: &Path) -> bool {
+    /// Whether a container comes from this node, and lives in this network namespace and pod.
+    pub fn has_network(&self, (peer, container): (&NodeName, &str), network: &Path, pod: Option<&str>) -> bool {
         let fits = |entry: &Entry| {
-            (&entry.peer, entry.container.as_str()) == (peer, container) && entry.network.as_deref() == Some(network)
+            (&entry.peer, entry.container.as_str()) == (peer, container)
+                && (entry.network.as_deref(), entry.pod.as_deref()) == (Some(network), pod)
         };
         self.map().values().any(fits)
     }

@@ -138,6 +138,11 @@ impl DestinationRun {
         self.offer.network_path()
     }
 
+    /// The pod that it brings, or joins.
+    pub fn pod(&self) -> Option<&str> {
+        self.offer.parameters["joined"]["name"].as_str()
+    }
+
     fn bundle(&self) -> PathBuf {
         self.node.bundle(&self.offer.container)
     }

@@ -84,11 +84,16 @@ pub fn joins_own(node: &Node, peer: &NodeName, engine: &dyn Engine, offer: &Offe
         (report.container.as_str(), &report.source, &report.destination) == (owner, peer, &node.config.node)
             && report.outcome != Outcome::Failed
     };
+    let pod = offer.parameters["joined"]["name"].as_str();
     let is_known = || {
-        let has = |container: Container| container.network_namespace().as_ref() == Some(path);
+        let of_pod = |container: &Container| {
+            let its_own = engine.pod(container).ok().flatten();
+            pod == its_own.as_ref().map(|pod| pod.name.as_str())
+        };
+        let has = |container: Container| container.network_namespace().as_ref() == Some(path) && of_pod(&container);
         node.registry.reports().iter().any(came) && engine.inspect(owner).is_ok_and(has)
     };
-    if node.arrivals.has_network((peer, owner), path) || is_known() {
+    if node.arrivals.has_network((peer, owner), path, pod) || is_known() {
         return Ok(());
     }
     Err(Failure::new(format!(

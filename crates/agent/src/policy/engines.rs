@@ -25,6 +25,12 @@ pub fn asked(engine: EngineName, offer: &Offer) -> Asked {
         EngineName::Podman => {
             let mut asked = of_podman(&offer.parameters["described"]);
             let joined = &offer.parameters["joined"];
+            let brings_another = joined["brought"].is_object() && joined["brought"]["name"] != joined["name"];
+            if joined.is_object()
+                && (brings_another || (!joined["brought"].is_object() && offer.network_owner.is_none()))
+            {
+                asked.never.push(format!("it joins the pod {}, which it does not bring", joined["name"]));
+            }
             if joined["brought"].is_object() {
                 let infra = of_podman(&joined["brought"]["infra"]["described"]);
                 asked.binds.extend(infra.binds);
