@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const CA: &str = "/run/tranship-lab/ca";
 
 /// Gives a node another configuration, or other certificates, and has its agent read that; returns what its log says of it.
-fn reload(lab: &Lab, node: &str, text: &str) -> Result<String> {
+fn read_again(lab: &Lab, node: &str, text: &str) -> Result<String> {
     let log = Log::mark(lab, node)?;
     fs::write(lab.path(node, CONFIGURATION)?, text)?;
     send(Signal::SIGHUP, lab.agent_pid(node)?.context("there is no agent")?)?;
@@ -38,6 +38,13 @@ fn reload(lab: &Lab, node: &str, text: &str) -> Result<String> {
         let done = ["was read again", "was not taken"].iter().any(|words| said.contains(words));
         Ok(done.then_some(said))
     })
+}
+
+/// The same with what is to be taken.
+fn reload(lab: &Lab, node: &str, text: &str) -> Result<String> {
+    let said = read_again(lab, node, text)?;
+    ensure!(said.contains("was read again"), "{said}");
+    Ok(said)
 }
 
 fn configuration(lab: &Lab, node: &str) -> Result<String> {
@@ -212,7 +219,7 @@ fn rules_hold_from_a_reload_on(stage: &mut Stage) -> Result<()> {
     reload(lab, "b", &of_peer_a(&right, "a.accept.binds = [\"/\"]\na.accept.containers = [\"web-*\"]\n")?)?;
     blocked(&["it is none of those that may come"])?;
 
-    let said = reload(lab, "b", &of_peer_a(&right, "a.accept.bind = [\"/\"]\n")?)?;
+    let said = read_again(lab, "b", &of_peer_a(&right, "a.accept.bind = [\"/\"]\n")?)?;
     ensure!(said.contains("was not taken") && said.contains("unknown field `bind`"), "{said}");
     blocked(&["it is none of those that may come"])?;
     let doctor = lab.exec("b", &["tranship", "doctor"])?;
@@ -278,8 +285,10 @@ fn certificates_are_renewed_and_revoked_without_a_restart(stage: &mut Stage) -> 
     give_files(lab, "a")?;
     reload(lab, "a", &of_a)?;
 
-    let pinned =
-        |digits: &str| with_list.replacen("a = \"", &format!("a.fingerprint = \"sha256:{digits}\"\na.address = \""), 1);
+    let pinned = |digits: &str| {
+        let peer = format!("\na.fingerprint = \"sha256:{digits}\"\na.address = \"");
+        with_list.replacen("\na = \"", &peer, 1)
+    };
     reload(lab, "b", &pinned(&"0f".repeat(32)))?;
     let refusal = refused_move(lab, "b", NAME, "a")?;
     ensure!(refusal.text.contains("another certificate"), "{refusal:#?}");
