@@ -116,7 +116,8 @@ fn criu_front(arguments: &[OsString]) -> anyhow::Result<i32> {
         _ => None,
     };
     let number = number.context("the CRIU front understands `criu swrk FD` only")?;
-    let engine = tranship_sys::descriptor::inherited(number)?;
+    // SAFETY: the engine has left it open for the program that it takes this one for; nothing else was opened here.
+    let engine = unsafe { tranship_sys::descriptor::inherited(number)? };
     Ok(front::run(&plan, engine, number)?)
 }
 

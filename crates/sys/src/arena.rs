@@ -3,12 +3,13 @@
 //! The agent receives pages into slices of the arena; the pager, which has the same file, copies them from there into
 //! the restored tasks. Nothing in it can reach a disk (but for swap, see `docs/failure-model.md`).
 
+use std::collections::BTreeMap;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -80,6 +81,8 @@ pub struct Arena {
     ahead: Ahead,
     /// Held while bytes that were written before are replaced.
     replacing: Mutex<()>,
+    /// The slices that there are: where each begins and ends.
+    slices: Mutex<BTreeMap<u64, u64>>,
 }
 
 impl Arena {
@@ -101,7 +104,8 @@ impl Arena {
     fn over(file: OwnedFd, span: u64, capacity: u64, used: u64) -> io::Result<Arc<Self>> {
         let mapping = Mapping::new(file.as_fd(), span, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE)?;
         let (next, live) = (AtomicU64::new(used), AtomicU64::new(0));
-        Ok(Arc::new(Self { file, mapping, capacity, next, live, ahead: Ahead::default(), replacing: Mutex::new(()) }))
+        let (replacing, slices) = (Mutex::new(()), Mutex::default());
+        Ok(Arc::new(Self { file, mapping, capacity, next, live, ahead: Ahead::default(), replacing, slices }))
     }
 
     /// The file, to be passed to the reading process.
@@ -182,40 +186,51 @@ impl Arena {
         }
     }
 
-    /// Replaces `bytes.len()` bytes from `offset` on, which must have been allocated, and whose slice must be gone: false
-    /// if they were not allocated.
+    fn slices(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
+        self.slices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The address of `[offset, offset + len)`; `None` if that was not allocated.
+    ///
+    /// # Panics
+    /// There is a slice that has some of these bytes. (There will be none: what was handed out is not handed out again.)
+    fn written(&self, offset: u64, len: usize) -> Option<*mut u8> {
+        let end = offset.checked_add(len as u64)?;
+        let slices = self.slices();
+        if end > self.used() {
+            return None;
+        }
+        let has_some = slices.range(..end).next_back().is_some_and(|(_, slice_end)| *slice_end > offset);
+        assert!(!has_some, "bytes at {offset} are being written");
+        // SAFETY: within the mapping, which is at least as long as what was handed out.
+        Some(unsafe { self.mapping.start.as_ptr().cast::<u8>().add(offset as usize) })
+    }
+
+    /// Replaces `bytes.len()` bytes from `offset` on: false if they were not allocated.
+    ///
+    /// # Panics
+    /// There is a slice that has some of these bytes.
     pub fn replace(&self, offset: u64, bytes: &[u8]) -> bool {
         let _one_at_a_time = self.replacing.lock().unwrap_or_else(PoisonError::into_inner);
-        let end = offset.checked_add(bytes.len() as u64);
-        if end.is_none_or(|end| end > self.used()) {
-            return false;
-        }
-        // SAFETY: the range lies within the mapping, and nobody has a reference to it: `Slice`s are gone before their
-        // offsets are known to anybody who could replace them, and replacing is done by one thread at a time.
-        unsafe {
-            let target = self.mapping.start.as_ptr().cast::<u8>().add(offset as usize);
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len());
-        }
+        let Some(target) = self.written(offset, bytes.len()) else { return false };
+        // SAFETY: the range lies within the mapping, no slice has it, and replacing and reading are done by one thread at a time.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
         true
     }
 
-    /// Reads bytes from `offset` on, which must have been allocated, and whose slice must be gone: false if they were not
-    /// allocated.
+    /// Reads bytes from `offset` on: false if they were not allocated.
+    ///
+    /// # Panics
+    /// There is a slice that has some of these bytes.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> bool {
         let _one_at_a_time = self.replacing.lock().unwrap_or_else(PoisonError::into_inner);
-        let end = offset.checked_add(into.len() as u64);
-        if end.is_none_or(|end| end > self.used()) {
-            return false;
-        }
-        // SAFETY: the range lies within the mapping, `into` is another one; as in `replace` nobody writes to it meanwhile.
-        unsafe {
-            let source = self.mapping.start.as_ptr().cast::<u8>().add(offset as usize);
-            std::ptr::copy_nonoverlapping(source, into.as_mut_ptr(), into.len());
-        }
+        let Some(source) = self.written(offset, into.len()) else { return false };
+        // SAFETY: as in `replace`; `into` is no part of the mapping, of which there are references to slices only.
+        unsafe { std::ptr::copy_nonoverlapping(source, into.as_mut_ptr(), into.len()) };
         true
     }
 
-    /// Gives the memory of `[offset, offset + len)` back to the system; it is not handed out again.
+    /// Gives the memory of `[offset, offset + len)` back to the system; it is not handed out again. Slices read as zeros there.
     pub fn release(&self, offset: u64, len: u64) -> io::Result<()> {
         punch(&self.file, offset, len)?;
         self.live.fetch_sub(len.min(self.live.load(Ordering::Relaxed)), Ordering::Relaxed);
@@ -235,11 +250,16 @@ impl Arena {
             before.map_err(|_| io::Error::from(io::ErrorKind::StorageFull))
         };
         update(&self.live, self.capacity)?;
-        let offset = update(&self.next, self.mapping.len as u64)?;
-        if self.ahead.wait(offset + size, None).is_err() {
-            self.take(offset, size)?;
+        let slice = {
+            let mut slices = self.slices();
+            let offset = update(&self.next, self.mapping.len as u64)?;
+            slices.insert(offset, offset + size);
+            Slice { arena: Arc::clone(self), offset, len }
+        };
+        if self.ahead.wait(slice.offset + size, None).is_err() {
+            self.take(slice.offset, size)?;
         }
-        Ok(Slice { arena: Arc::clone(self), offset, len })
+        Ok(slice)
     }
 }
 
@@ -264,6 +284,12 @@ impl Slice {
     /// Where in the file it begins, in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
+    }
+}
+
+impl Drop for Slice {
+    fn drop(&mut self) {
+        self.arena.slices().remove(&self.offset);
     }
 }
 
@@ -348,6 +374,8 @@ fn punch(file: &OwnedFd, offset: u64, len: u64) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
     use super::*;
 
     #[test]
@@ -355,17 +383,30 @@ mod tests {
         let arena = Arena::new(1 << 20).unwrap();
         let mut slice = arena.allocate(8192).unwrap();
         slice.fill(7);
+        assert_eq!(slice.offset(), 0);
+        drop(slice);
         let mut read = [0; 4];
         assert!(arena.read(8188, &mut read) && read == [7; 4]);
         assert!(!arena.read(8189, &mut read) && !arena.read(u64::MAX, &mut read));
-        assert_eq!(slice.offset(), 0);
         let view = View::new(arena.file().try_clone_to_owned().unwrap()).unwrap();
         assert!(view.resident().unwrap() >= 8192);
         assert!(view.address(0, SPAN << 20).is_some());
         assert!(view.address(1, SPAN << 20).is_none());
         assert!(view.address(u64::MAX, 2).is_none());
         view.release(0, 8192).unwrap();
-        assert!(slice.iter().all(|b| *b == 0));
+        assert!(arena.read(8188, &mut read) && read == [0; 4]);
+    }
+
+    #[test]
+    fn what_a_slice_has_is_neither_read_nor_replaced() {
+        let arena = Arena::new(1 << 20).unwrap();
+        let (first, second) = (arena.allocate(8192).unwrap(), arena.allocate(1).unwrap());
+        let replaces = |offset| catch_unwind(AssertUnwindSafe(|| arena.replace(offset, &[1; 4]))).is_ok();
+        assert!(!replaces(0) && !replaces(8190) && !replaces(8192));
+        drop(first);
+        assert!(replaces(0) && replaces(8188) && !replaces(8190));
+        drop(second);
+        assert!(replaces(8190));
     }
 
     #[test]

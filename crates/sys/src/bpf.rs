@@ -131,17 +131,23 @@ struct OneTask {
 }
 
 /// What the call returns.
-fn call<T>(command: libc::c_int, attribute: &T) -> io::Result<libc::c_int> {
+///
+/// # Safety
+/// What the attribute points to lives as long as the call, and is as large as the command wants; what it writes to is nobody else's.
+unsafe fn call<T>(command: libc::c_int, attribute: &T) -> io::Result<libc::c_int> {
     let (pointer, size) = (std::ptr::from_ref(attribute).cast::<c_void>(), size_of::<T>());
-    // SAFETY: the attribute is of the size that is stated, and what it points to lives as long as the call, and is as large as the
-    // command wants.
+    // SAFETY: the attribute is of the size that is stated; the rest by contract of this function.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, pointer, size) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as libc::c_int) }
 }
 
-fn made<T>(command: libc::c_int, attribute: &T) -> io::Result<OwnedFd> {
-    // SAFETY: a descriptor that the kernel has just made for us.
-    call(command, attribute).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
+/// The descriptor that the call makes.
+///
+/// # Safety
+/// That of [`call`], and the command is one that makes a descriptor.
+unsafe fn made<T>(command: libc::c_int, attribute: &T) -> io::Result<OwnedFd> {
+    // SAFETY: by contract of this function; the descriptor was just made, for us alone.
+    unsafe { call(command, attribute).map(|fd| OwnedFd::from_raw_fd(fd)) }
 }
 
 /// A program that an iterator over tasks' mappings, or the like, shall run: `function` is the iterator's number.
@@ -155,25 +161,26 @@ pub(crate) fn load_iterator(code: &[Instruction], function: u32) -> io::Result<O
         attach_btf_id: function,
         ..ProgLoad::default()
     };
-    made(PROG_LOAD, &attribute)
+    // SAFETY: the attribute points to a slice and to a string, which outlive the call.
+    unsafe { made(PROG_LOAD, &attribute) }
 }
 
 /// An iterator over what belongs to one process; to be read.
 pub(crate) fn iterate(program: &OwnedFd, pid: u32) -> io::Result<OwnedFd> {
     let task = OneTask { tid: 0, pid, pid_fd: 0, padding: 0 };
-    let link = made(
-        LINK_CREATE,
-        &LinkCreate {
-            prog_fd: program.as_raw_fd() as u32,
-            target_fd: 0,
-            attach_type: ATTACH_ITER,
-            flags: 0,
-            iter_info: &raw const task as u64,
-            iter_info_len: size_of::<OneTask>() as u32,
-            padding: 0,
-        },
-    )?;
-    made(ITER_CREATE, &[link.as_raw_fd() as u32, 0])
+    let attribute = LinkCreate {
+        prog_fd: program.as_raw_fd() as u32,
+        target_fd: 0,
+        attach_type: ATTACH_ITER,
+        flags: 0,
+        iter_info: &raw const task as u64,
+        iter_info_len: size_of::<OneTask>() as u32,
+        padding: 0,
+    };
+    // SAFETY: the attribute points to `task`, of the size that it states.
+    let link = unsafe { made(LINK_CREATE, &attribute)? };
+    // SAFETY: the attribute consists of numbers.
+    unsafe { made(ITER_CREATE, &[link.as_raw_fd() as u32, 0]) }
 }
 
 /// A program that tracepoints shall run.
@@ -185,13 +192,16 @@ pub(crate) fn load_for_tracepoints(code: &[Instruction]) -> io::Result<OwnedFd> 
         license: LICENSE.as_ptr() as u64,
         ..ProgLoad::default()
     };
-    made(PROG_LOAD, &attribute)
+    // SAFETY: the attribute points to a slice and to a string, which outlive the call.
+    unsafe { made(PROG_LOAD, &attribute) }
 }
 
 /// Has the tracepoint run the program for as long as what it returns is open.
 pub(crate) fn attach(program: &OwnedFd, tracepoint: &CStr) -> io::Result<OwnedFd> {
     let name = tracepoint.as_ptr() as u64;
-    made(RAW_TRACEPOINT_OPEN, &RawTracepoint { name, prog_fd: program.as_raw_fd() as u32, padding: 0 })
+    let attribute = RawTracepoint { name, prog_fd: program.as_raw_fd() as u32, padding: 0 };
+    // SAFETY: the attribute points to a string with an end, which outlives the call.
+    unsafe { made(RAW_TRACEPOINT_OPEN, &attribute) }
 }
 
 /// The number by which another process finds the program (BPF_PROG_GET_FD_BY_ID).
@@ -210,7 +220,8 @@ fn info(program: &OwnedFd) -> io::Result<[u8; PROG_INFO]> {
     let mut info = [0u8; PROG_INFO];
     let arguments =
         ObjectInfo { bpf_fd: program.as_raw_fd() as u32, info_len: PROG_INFO as u32, info: info.as_mut_ptr() as u64 };
-    call(OBJECT_INFO, &arguments)?;
+    // SAFETY: the attribute points to `info`, of the size that it states.
+    unsafe { call(OBJECT_INFO, &arguments)? };
     Ok(info)
 }
 
@@ -221,14 +232,16 @@ pub(crate) struct Counter(OwnedFd);
 impl Counter {
     pub fn new() -> io::Result<Self> {
         let array = MapCreate { map_type: MAP_ARRAY, key_size: 4, value_size: 8, max_entries: 1, map_flags: 0 };
-        made(MAP_CREATE, &array).map(Self)
+        // SAFETY: the attribute consists of numbers.
+        unsafe { made(MAP_CREATE, &array).map(Self) }
     }
 
     pub fn read(&self) -> io::Result<u64> {
         let (key, mut value) = (0u32, 0u64);
         let (key, value_at) = (&raw const key as u64, &raw mut value as u64);
         let element = MapElement { map_fd: self.0.as_raw_fd() as u32, padding: 0, key, value: value_at, flags: 0 };
-        call(MAP_LOOKUP, &element)?;
+        // SAFETY: the attribute points to a key and a value of the sizes that the map was made with.
+        unsafe { call(MAP_LOOKUP, &element)? };
         Ok(value)
     }
 }
@@ -244,7 +257,8 @@ impl Notes {
     pub fn new(max_entries: u32, numbers: i16) -> io::Result<Self> {
         let value_size = numbers as u32 * 8;
         let hash = MapCreate { map_type: MAP_HASH, key_size: 8, value_size, max_entries, map_flags: 0 };
-        Ok(Self { map: made(MAP_CREATE, &hash)?, numbers })
+        // SAFETY: the attribute consists of numbers.
+        Ok(Self { map: unsafe { made(MAP_CREATE, &hash)? }, numbers })
     }
 }
 
@@ -256,13 +270,14 @@ impl Outputs {
     pub fn new<'a>(events: impl Iterator<Item = (i32, BorrowedFd<'a>)>) -> io::Result<Self> {
         let events: Vec<(u32, u32)> = events.map(|(cpu, event)| (cpu as u32, event.as_raw_fd() as u32)).collect();
         let max_entries = events.iter().map(|(cpu, _)| cpu + 1).max().unwrap_or(1);
-        let outputs = made(
-            MAP_CREATE,
-            &MapCreate { map_type: MAP_PERF_EVENTS, key_size: 4, value_size: 4, max_entries, map_flags: 0 },
-        )?;
+        let array = MapCreate { map_type: MAP_PERF_EVENTS, key_size: 4, value_size: 4, max_entries, map_flags: 0 };
+        // SAFETY: the attribute consists of numbers.
+        let outputs = unsafe { made(MAP_CREATE, &array)? };
         for (cpu, event) in &events {
             let (key, value) = (&raw const *cpu as u64, &raw const *event as u64);
-            call(MAP_UPDATE, &MapElement { map_fd: outputs.as_raw_fd() as u32, padding: 0, key, value, flags: 0 })?;
+            let element = MapElement { map_fd: outputs.as_raw_fd() as u32, padding: 0, key, value, flags: 0 };
+            // SAFETY: the attribute points to a key and a value of the sizes that the map was made with.
+            unsafe { call(MAP_UPDATE, &element)? };
         }
         Ok(Self(outputs))
     }

@@ -3,6 +3,7 @@
 use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use crate::userfault::{Message, Userfault};
 
@@ -45,15 +46,17 @@ pub struct Record {
 #[derive(Debug)]
 pub struct Journal {
     start: NonNull<u8>,
+    /// Held while a record is appended.
+    appending: Mutex<()>,
 }
 
 // SAFETY: the header is reached through atomics only, and what was appended does not change any more.
 unsafe impl Send for Journal {}
-// SAFETY: as above; only one thread appends, by contract of `append`.
+// SAFETY: as above; one thread of this process appends at a time, and one process, by contract of [`Journal::new`].
 unsafe impl Sync for Journal {}
 
 impl Journal {
-    /// An empty one.
+    /// An empty one. Of the processes that a fork has made of one that has it, one at a time may append.
     ///
     /// # Errors
     /// The system's refusal.
@@ -71,7 +74,7 @@ impl Journal {
             libc::mlock(start, HEADER as usize);
             start.cast::<u8>().write_volatile(0);
         }
-        Ok(Self { start: NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)? })
+        Ok(Self { start: NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?, appending: Mutex::new(()) })
     }
 
     fn header(&self) -> &Header {
@@ -84,8 +87,9 @@ impl Journal {
         self.header().len.load(Ordering::Acquire)
     }
 
-    /// Appends a record; whoever is killed in the middle has appended none. Called by one thread of one process at a time.
+    /// Appends a record; whoever is killed in the middle has appended none.
     pub fn append(&self, kind: u32, tag: u64, bytes: &[u8]) {
+        let _one_at_a_time = self.appending.lock().unwrap_or_else(PoisonError::into_inner);
         let at = HEADER + self.len();
         let size = RECORD + (bytes.len() as u64).next_multiple_of(8);
         if self.has_overflowed() || at + size > LIMIT {

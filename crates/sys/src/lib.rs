@@ -1,5 +1,5 @@
-//! Safe wrappers over the kernel interfaces that Tranship needs. The only crate with `unsafe` code (beside the preloaded
-//! library in `preload/`, which cannot be anything else).
+//! Wrappers over the kernel interfaces that Tranship needs. The only crate with `unsafe` code of its own, beside the preloaded
+//! library in `preload/`, which cannot be anything else; the contracts are listed in `docs/decisions/unsafe.md`.
 //!
 //! Each `unsafe` block names the invariant that makes it sound; ioctl numbers and the sizes of kernel structures are
 //! asserted at compile time.

@@ -381,5 +381,6 @@ fn dispatches_to_itself(tracee: Tracee) -> bool {
     const GET_CONFIGURATION: libc::c_uint = 0x4211;
     // Mode, selector, offset, length; older kernels do not tell.
     let mut configuration = [0u64; 4];
-    tracee.describe(GET_CONFIGURATION, &mut configuration).is_ok() && configuration[0] != 0
+    // SAFETY: the request takes the structure's size; it consists of numbers.
+    unsafe { tracee.describe(GET_CONFIGURATION, &mut configuration).is_ok() && configuration[0] != 0 }
 }

@@ -29,7 +29,8 @@ const _: () = assert!(size_of::<Configuration>() == 24);
 /// The sequence is one for which the kernel kills the thread, or it cannot be read.
 pub(crate) fn resumption(tracee: Tracee, pointer: u64) -> io::Result<u64> {
     let mut configuration = Configuration::default();
-    if tracee.describe(GET_RSEQ_CONFIGURATION, &mut configuration).is_err() || configuration.pointer == 0 {
+    // SAFETY: the request takes the structure's size; it consists of numbers.
+    if unsafe { tracee.describe(GET_RSEQ_CONFIGURATION, &mut configuration) }.is_err() || configuration.pointer == 0 {
         return Ok(pointer);
     }
     let sequence = tracee.peek(configuration.pointer + SEQUENCE)?;

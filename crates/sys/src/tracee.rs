@@ -36,8 +36,10 @@ fn gone() -> io::Error {
     io::Error::from_raw_os_error(libc::ESRCH)
 }
 
-fn ptrace(request: libc::c_uint, thread: Pid, address: usize, data: usize) -> io::Result<()> {
-    // SAFETY: the callers pass pointers to live values of the type that the request wants, or plain numbers.
+/// # Safety
+/// `address` and `data` are numbers, or addresses of live values of the type that the request reads or writes in this process.
+unsafe fn ptrace(request: libc::c_uint, thread: Pid, address: usize, data: usize) -> io::Result<()> {
+    // SAFETY: by contract of this function.
     let done = unsafe { libc::ptrace(request, thread.as_raw(), address, data) };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -54,7 +56,8 @@ impl Tracee {
     /// EPERM: another process traces it. ESRCH: it has ended.
     pub fn seize(thread: Pid, options: libc::c_int) -> io::Result<Self> {
         let options = libc::PTRACE_O_TRACESYSGOOD | options;
-        ptrace(libc::PTRACE_SEIZE, thread, 0, options as usize)?;
+        // SAFETY: the request takes numbers.
+        unsafe { ptrace(libc::PTRACE_SEIZE, thread, 0, options as usize) }?;
         Ok(Self(thread))
     }
 
@@ -65,13 +68,15 @@ impl Tracee {
 
     /// Sets the options of a stopped thread.
     pub fn set_options(self, options: libc::c_int) -> io::Result<()> {
-        ptrace(libc::PTRACE_SETOPTIONS, self.0, 0, (libc::PTRACE_O_TRACESYSGOOD | options) as usize)
+        // SAFETY: the request takes numbers.
+        unsafe { ptrace(libc::PTRACE_SETOPTIONS, self.0, 0, (libc::PTRACE_O_TRACESYSGOOD | options) as usize) }
     }
 
     /// What the stop at an event tells: of a fork, the child's pid.
     pub fn event_message(self) -> io::Result<u64> {
         let mut message: libc::c_ulong = 0;
-        ptrace(libc::PTRACE_GETEVENTMSG, self.0, 0, &raw mut message as usize)?;
+        // SAFETY: the structure is ours, and of the type that the request wants.
+        unsafe { ptrace(libc::PTRACE_GETEVENTMSG, self.0, 0, &raw mut message as usize) }?;
         Ok(message)
     }
 
@@ -82,7 +87,8 @@ impl Tracee {
 
     /// Asks for a stop. Where the thread stands still already, the stop comes after it was resumed, before it runs any code of its own.
     pub fn interrupt(self) -> io::Result<()> {
-        ptrace(libc::PTRACE_INTERRUPT, self.0, 0, 0)
+        // SAFETY: the request takes numbers.
+        unsafe { ptrace(libc::PTRACE_INTERRUPT, self.0, 0, 0) }
     }
 
     /// Where the instruction is, or the memory, whose use has raised the signal that a stopped thread is about to get; `None` if the
@@ -90,7 +96,8 @@ impl Tracee {
     pub fn fault_address(self) -> io::Result<Option<u64>> {
         // SAFETY: plain integers; all zeros is a value.
         let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-        ptrace(libc::PTRACE_GETSIGINFO, self.0, 0, &raw mut info as usize)?;
+        // SAFETY: the structure is ours, and of the type that the request wants.
+        unsafe { ptrace(libc::PTRACE_GETSIGINFO, self.0, 0, &raw mut info as usize) }?;
         let by_fault = matches!(info.si_signo, libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGTRAP);
         // SAFETY: the kernel fills in the address of each of these signals that it raises itself.
         Ok((by_fault && info.si_code > 0).then(|| unsafe { info.si_addr() } as u64))
@@ -98,12 +105,14 @@ impl Tracee {
 
     /// Lets a stopped thread run, with the signal that it was about to get, or 0.
     pub fn resume(self, signal: i32) -> io::Result<()> {
-        ptrace(libc::PTRACE_CONT, self.0, 0, signal as usize)
+        // SAFETY: the request takes numbers.
+        unsafe { ptrace(libc::PTRACE_CONT, self.0, 0, signal as usize) }
     }
 
     /// The same, until it enters or leaves a system call.
     pub fn resume_to_syscall(self) -> io::Result<()> {
-        ptrace(libc::PTRACE_SYSCALL, self.0, 0, 0)
+        // SAFETY: the request takes numbers.
+        unsafe { ptrace(libc::PTRACE_SYSCALL, self.0, 0, 0) }
     }
 
     /// Ends the tracing of a stopped thread, which goes on, or stays where a signal has stopped its process.
@@ -114,7 +123,8 @@ impl Tracee {
     /// The same, with the signal that it was about to get.
     pub fn detach_with(self, signal: i32) {
         // It fails if the thread has ended, and then there is nothing to end.
-        let _ = ptrace(libc::PTRACE_DETACH, self.0, 0, signal as usize);
+        // SAFETY: the request takes numbers.
+        let _ = unsafe { ptrace(libc::PTRACE_DETACH, self.0, 0, signal as usize) };
     }
 
     /// The thread's stop, if it has come.
@@ -191,12 +201,17 @@ impl Tracee {
 
     /// Writes a word to the memory of a stopped thread.
     pub fn poke(self, address: u64, word: u64) -> io::Result<()> {
-        ptrace(libc::PTRACE_POKEDATA, self.0, address as usize, word as usize)
+        // SAFETY: the request takes numbers; an address is one in the other process.
+        unsafe { ptrace(libc::PTRACE_POKEDATA, self.0, address as usize, word as usize) }
     }
 
     /// Has the kernel write a structure about a stopped thread that it describes by its size, as some requests do.
-    pub fn describe<T: Copy>(self, request: libc::c_uint, structure: &mut T) -> io::Result<()> {
-        ptrace(request, self.0, size_of::<T>(), &raw mut *structure as usize)
+    ///
+    /// # Safety
+    /// The request takes the structure's size for `address`, and writes a `T` for which any bytes are a value.
+    pub unsafe fn describe<T: Copy>(self, request: libc::c_uint, structure: &mut T) -> io::Result<()> {
+        // SAFETY: by contract of this function.
+        unsafe { ptrace(request, self.0, size_of::<T>(), &raw mut *structure as usize) }
     }
 }
 
@@ -206,13 +221,15 @@ impl Tracee {
     pub fn registers(self) -> io::Result<Registers> {
         // SAFETY: plain integers; all zeros is a value.
         let mut registers: Registers = unsafe { std::mem::zeroed() };
-        ptrace(libc::PTRACE_GETREGS, self.0, 0, &raw mut registers as usize)?;
+        // SAFETY: the structure is ours, and of the type that the request wants.
+        unsafe { ptrace(libc::PTRACE_GETREGS, self.0, 0, &raw mut registers as usize) }?;
         Ok(registers)
     }
 
     /// Gives a stopped thread these registers. Of the floating point unit's nothing is changed.
     pub fn set_registers(self, registers: &Registers) -> io::Result<()> {
-        ptrace(libc::PTRACE_SETREGS, self.0, 0, &raw const *registers as usize)
+        // SAFETY: the structure is ours, and of the type that the request wants.
+        unsafe { ptrace(libc::PTRACE_SETREGS, self.0, 0, &raw const *registers as usize) }
     }
 }
 

@@ -178,15 +178,19 @@ impl AsFd for Userfault {
 
 impl Userfault {
     /// Takes over a descriptor that stands under this number in our table: one that was left by a
-    /// process that had the table in common with this one and has ended. Nobody else may own it.
+    /// process that had the table in common with this one and has ended.
     ///
     /// # Errors
     /// There is no userfaultfd under that number.
-    pub fn adopt(number: RawFd) -> io::Result<Self> {
+    ///
+    /// # Safety
+    /// Nothing else in this process owns or borrows the descriptor.
+    pub unsafe fn adopt(number: RawFd) -> io::Result<Self> {
         if !is_userfaultfd(number) {
             return Err(io::Error::other(format!("descriptor {number} is no userfaultfd")));
         }
-        Ok(Self { fd: crate::descriptor::inherited(number)? })
+        // SAFETY: by contract of this function.
+        Ok(Self { fd: unsafe { crate::descriptor::inherited(number)? } })
     }
 
     /// One that stands for an address space that is gone, and whose descriptor may be another one's by now. Every call on it fails.
@@ -244,12 +248,16 @@ impl Userfault {
     ///
     /// # Errors
     /// There is no userfaultfd under that number.
-    pub fn child(&self, number: RawFd) -> io::Result<Self> {
+    ///
+    /// # Safety
+    /// The number is that of an event of this userfaultfd for which this was not called yet.
+    pub unsafe fn child(&self, number: RawFd) -> io::Result<Self> {
         // What is read from another kind of file is not the kernel's word.
         if !is_userfaultfd(self.fd.as_raw_fd()) {
             return Err(io::Error::other("a fork was told without the child's userfaultfd"));
         }
-        Self::adopt(number)
+        // SAFETY: the kernel has installed it in our table with the event, for us alone.
+        unsafe { Self::adopt(number) }
     }
 
     /// Fills `[address, address + len)` with `[offset, offset + len)` of `source`, and wakes who waits for it.
@@ -344,8 +352,9 @@ pub(crate) mod tests {
         let message = [u64::from(EVENT_FORK), another.fd.as_raw_fd() as u64, 0, 0];
         write.write_all(&message.map(u64::to_ne_bytes).concat()).unwrap();
         assert!(Userfault::from(OwnedFd::from(read)).next_event().is_err());
-        assert!(another.child(write.as_raw_fd()).is_err(), "what it tells is no userfaultfd");
-        assert!(another.child(-1).is_err());
+        // SAFETY: no userfaultfd is open under these numbers.
+        let children = [write.as_raw_fd(), -1].map(|number| unsafe { another.child(number) });
+        assert!(children.iter().all(Result::is_err), "what it tells is no userfaultfd");
         assert!(another.next_event().unwrap().is_none(), "it is still open");
     }
 

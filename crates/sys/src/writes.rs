@@ -112,8 +112,15 @@ impl WriteWatch {
     }
 
     /// The watch of a child of which an event has told.
-    pub fn child(&self, number: RawFd) -> io::Result<Userfault> {
-        self.fd.child(number)
+    ///
+    /// # Errors
+    /// There is no userfaultfd under that number.
+    ///
+    /// # Safety
+    /// As of [`Userfault::child`].
+    pub unsafe fn child(&self, number: RawFd) -> io::Result<Userfault> {
+        // SAFETY: by contract of this function.
+        unsafe { self.fd.child(number) }
     }
 
     /// Watches a range that one or more mappings cover; watching what is watched already changes nothing. `false`: it

@@ -101,7 +101,11 @@ impl Space {
             Event::Changed(change) => {
                 journal.append(CHANGE, self.serial, &message.to_bytes());
                 match change {
-                    Change::Fork(number) => work.child = Some(self.child(self.userfault.child(number)?)),
+                    Change::Fork(number) => {
+                        // SAFETY: of the event that was just read, of this userfaultfd.
+                        let child = unsafe { self.userfault.child(number)? };
+                        work.child = Some(self.child(child));
+                    }
                     change => self.follow(change, &mut work),
                 }
             }

@@ -71,7 +71,9 @@ impl Pager<'_> {
         match *kind {
             MESSAGE => {
                 let brought = Message::brings_descriptor(bytes);
-                let descriptors = if brought { vec![descriptor::inherited(number)?] } else { Vec::new() };
+                // SAFETY: the pager that was killed had the table in common with this one, and nothing here has taken over what came with
+                // this message.
+                let descriptors = if brought { vec![unsafe { descriptor::inherited(number)? }] } else { Vec::new() };
                 match control::decode(bytes, descriptors) {
                     Some(Message::Subscribe) => *subscribed = Some(number),
                     Some(message) => self.apply(message)?,
@@ -111,12 +113,15 @@ impl Pager<'_> {
     /// Takes over what stands in the table of descriptors, and closes what nobody needs.
     fn adopt(&mut self, subscribed: Option<RawFd>) -> Result<(), PagerError> {
         for (number, kind) in descriptor::sockets()? {
+            if kind == SocketKind::Other {
+                continue;
+            }
+            // SAFETY: this process has connected to nothing and accepted nothing yet: the sockets are those of the pager that was killed.
+            let socket = unsafe { descriptor::inherited(number)? };
             match kind {
-                SocketKind::Seqpacket if Some(number) == subscribed => {
-                    self.asked = Some(descriptor::inherited(number)?);
-                }
-                SocketKind::Seqpacket => self.agents.push(descriptor::inherited(number)?),
-                SocketKind::Stream => self.criu = Some(UnixStream::from(descriptor::inherited(number)?)),
+                SocketKind::Seqpacket if Some(number) == subscribed => self.asked = Some(socket),
+                SocketKind::Seqpacket => self.agents.push(socket),
+                SocketKind::Stream => self.criu = Some(UnixStream::from(socket)),
                 SocketKind::Other => {}
             }
         }
@@ -127,7 +132,8 @@ impl Pager<'_> {
         let known: Vec<RawFd> = self.served.iter().map(|space| space.userfault.number()).collect();
         for number in descriptor::numbers()?.into_iter().filter(|number| !known.contains(number)) {
             // Of a task that is not served any more, or one more of one that is.
-            drop(Userfault::adopt(number));
+            // SAFETY: it is none of those that are served, and nobody else here has one.
+            drop(unsafe { Userfault::adopt(number) });
         }
         Ok(())
     }
@@ -135,7 +141,9 @@ impl Pager<'_> {
 
 /// The userfaultfd that was made under this number, unless it was closed since.
 fn of_past(number: RawFd) -> io::Result<Userfault> {
-    Userfault::adopt(number).or_else(|_| Userfault::of_nobody())
+    // SAFETY: the log names each descriptor once for each time that it was made. One that was closed, and whose number another one has by now,
+    // is found out by `adopt`, where that is no userfaultfd, and else left alone (`Userfault::leave`).
+    unsafe { Userfault::adopt(number) }.or_else(|_| Userfault::of_nobody())
 }
 
 /// The number of a socket, as the journal has it.

@@ -274,7 +274,8 @@ fn read_events(epoll: &Epoll, events: &Mutex<Events>, ending: &Ending) {
             let _ = match event {
                 // Not kept: a new process counts as having written everything.
                 Ok(Some(Event::Changed(Change::Fork(child)))) => {
-                    let child = watch.child(child);
+                    // SAFETY: of the event that was just read, of this watch.
+                    let child = unsafe { watch.child(child) };
                     ending.send(Box::new((watch, child)))
                 }
                 Ok(_) => ending.send(Box::new(watch)),

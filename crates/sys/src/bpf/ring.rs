@@ -27,7 +27,8 @@ impl RingBuffer {
     /// `size` in bytes: a power of 2, and whole pages.
     pub fn new(size: u32) -> io::Result<Self> {
         let ring = MapCreate { map_type: MAP_RING, key_size: 0, value_size: 0, max_entries: size, map_flags: 0 };
-        Ok(Self { map: made(MAP_CREATE, &ring)?, size })
+        // SAFETY: the attribute consists of numbers.
+        Ok(Self { map: unsafe { made(MAP_CREATE, &ring)? }, size })
     }
 
     /// What polls as readable when there is a record.
