@@ -17,6 +17,7 @@ mod deaths;
 mod each_step;
 mod full_disk;
 mod journal;
+mod links;
 mod ports;
 mod stage;
 mod world;

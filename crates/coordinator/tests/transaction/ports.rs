@@ -6,17 +6,17 @@ use tranship_types::{Phase, Side};
 use crate::stage::{Request, Response, Scene, Stage};
 use crate::world::World;
 
-/// The source's port.
-pub struct SourceEnd<'a>(pub &'a Stage);
+/// The source's port, for the migration of this number.
+pub struct SourceEnd<'a>(pub &'a Stage, pub usize);
 
-/// The destination's port.
-pub struct DestinationEnd<'a>(pub &'a Stage);
+/// The destination's port, for the migration of this number.
+pub struct DestinationEnd<'a>(pub &'a Stage, pub usize);
 
 impl SourceEnd<'_> {
     /// Asks, and waits for the answer.
     pub fn request(&self, request: Request, wanted: &Response) -> Result<(), Failure> {
         let broken = || Failure::new("the link broke");
-        if !self.0.turn(Side::Source, format_args!("asks {request:?}"), |scene| scene.ask(request)) {
+        if !self.0.turn(Side::Source, format_args!("asks {request:?}"), |scene| scene.ask(self.1, request)) {
             return Err(broken());
         }
         loop {
@@ -102,7 +102,10 @@ impl SourcePort for SourceEnd<'_> {
 
 impl DestinationPort for DestinationEnd<'_> {
     fn run(&mut self, step: DestinationStep) -> Result<(), Failure> {
-        self.0.turn(Side::Destination, format_args!("does {step}"), |scene| scene.world.destination_does(step))?;
+        let migration = self.1;
+        self.0.turn(Side::Destination, format_args!("does {step}"), |scene| {
+            scene.world.destination_does(migration, step)
+        })?;
         let done = self.0.turn(Side::Destination, format_args!("has done {step}"), |scene| {
             scene.fail_once(Side::Destination, &step.to_string())
         });
@@ -111,7 +114,7 @@ impl DestinationPort for DestinationEnd<'_> {
 
     fn undo(&mut self, step: DestinationStep) -> Result<(), Failure> {
         let undone = self.0.turn(Side::Destination, format_args!("undoes {step}"), |scene| {
-            scene.undo_twice(Side::Destination, &step.to_string(), |world| world.destination_undoes(step))
+            scene.undo_twice(Side::Destination, &step.to_string(), |world| world.destination_undoes(self.1, step))
         });
         panic_or(self.0, undone)?;
         self.0.turn(Side::Destination, format_args!("has undone {step}"), |_| Ok(()))

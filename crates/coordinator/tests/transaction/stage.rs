@@ -77,13 +77,22 @@ pub struct Case {
     pub long: Option<Side>,
     /// The source's agent is told to stop when the first step after the commit point fails.
     pub stopping: bool,
+    /// What was sent on a link that is no more comes late, in another order, and also twice.
+    pub late: bool,
+    /// A move that was undone is asked for once more.
+    pub again: bool,
 }
+
+/// A request about the migration of this number.
+pub type Word = (usize, Request);
 
 /// A link; a new one takes the place of the one before.
 #[derive(Debug, Default)]
 struct Link {
     number: usize,
-    requests: VecDeque<Request>,
+    requests: VecDeque<Word>,
+    /// Those that were heard.
+    heard: Vec<Word>,
     responses: VecDeque<Response>,
 }
 
@@ -93,7 +102,9 @@ pub enum Heard {
     Nothing,
     /// The link that it had broke.
     Lost,
-    Request(Request),
+    Request(Word),
+    /// A request that was sent on a link that is no more.
+    Late(Word),
     /// The source has nothing left to do.
     Finished,
 }
@@ -109,8 +120,15 @@ pub struct Scene {
     pub asked: bool,
     /// The operator has said that the destination is lost, and the source has not heard it.
     pub word: bool,
-    /// The destination has heard the word to commit and has not answered.
-    committing: bool,
+    /// The migration whose word to commit the destination has heard and has not answered.
+    committing: Option<usize>,
+    /// What was sent on links that are no more, and will be heard.
+    late: Vec<Word>,
+    is_late: bool,
+    /// Drawn by lot for this action.
+    lot: usize,
+    /// How many migrations there were.
+    pub migrations: usize,
     /// How each attempt of the source to end the migration ended.
     pub endings: Vec<Ending>,
     /// What the destination could not undo.
@@ -124,7 +142,7 @@ pub struct Scene {
 impl Scene {
     /// The source makes a new link.
     pub fn dial(&mut self) -> bool {
-        self.link = None;
+        self.hang_up();
         if self.up[Side::Destination as usize] {
             self.links += 1;
             self.link = Some(Link { number: self.links, ..Link::default() });
@@ -136,13 +154,33 @@ impl Scene {
         self.link.is_some()
     }
 
+    /// The link is no more. What was sent on it may be on its way; each word that was heard may be so once more.
     pub fn hang_up(&mut self) {
-        self.link = None;
+        let Some(link) = self.link.take().filter(|_| self.is_late) else { return };
+        let words = link.heard.into_iter().chain(link.requests);
+        let on_their_way = words.enumerate().filter(|(at, _)| self.lot >> (at % 16) & 1 == 1).map(|(_, word)| word);
+        self.late.extend(on_their_way);
+    }
+
+    /// The user asks for the move; the number of the migration, if an agent is to begin one.
+    pub fn begin(&mut self) -> Option<usize> {
+        let begins = std::mem::take(&mut self.asked).then_some(self.migrations);
+        self.migrations += usize::from(begins.is_some());
+        begins
     }
 
     /// The source asks; false if there is no link.
-    pub fn ask(&mut self, request: Request) -> bool {
-        self.link.as_mut().map(|link| link.requests.push_back(request)).is_some()
+    pub fn ask(&mut self, migration: usize, request: Request) -> bool {
+        self.link.as_mut().map(|link| link.requests.push_back((migration, request))).is_some()
+    }
+
+    /// Whether the word to commit a migration can be heard yet.
+    fn may_commit(&self, migration: usize) -> bool {
+        let word = (migration, Request::Commit);
+        self.committing == Some(migration)
+            || self.late.contains(&word)
+            || self.is_late
+                && self.link.as_ref().is_some_and(|link| link.requests.contains(&word) || link.heard.contains(&word))
     }
 
     /// The source looks for an answer; an error if the link broke.
@@ -152,6 +190,11 @@ impl Scene {
 
     /// The destination listens; `known` is the number of the link that it has.
     pub fn hear(&mut self, known: &mut usize) -> Heard {
+        if !self.late.is_empty() && (self.lot.is_multiple_of(3) || self.finished[Side::Source as usize]) {
+            let word = self.late.swap_remove(self.lot / 3 % self.late.len());
+            self.committing = (word.1 == Request::Commit).then_some(word.0);
+            return Heard::Late(word);
+        }
         let number = self.link.as_ref().map_or(0, |link| link.number);
         if number != *known {
             let had = std::mem::replace(known, number);
@@ -160,7 +203,8 @@ impl Scene {
         match &mut self.link {
             Some(link) => {
                 let request = link.requests.pop_front();
-                self.committing = request == Some(Request::Commit);
+                link.heard.extend(request);
+                self.committing = request.filter(|(_, request)| *request == Request::Commit).map(|(of, _)| of);
                 request.map_or(Heard::Nothing, Heard::Request)
             }
             None if self.finished[Side::Source as usize] => Heard::Finished,
@@ -170,7 +214,7 @@ impl Scene {
 
     /// The destination answers on the link that it knows, if it is still there.
     pub fn answer(&mut self, known: usize, response: Response) {
-        self.committing = false;
+        self.committing = None;
         if let Some(link) = self.link.as_mut().filter(|link| link.number == known) {
             link.responses.push_back(response);
         }
@@ -178,9 +222,11 @@ impl Scene {
 
     fn fall(&mut self, side: Side) {
         self.up[side as usize] = false;
-        self.link = None;
+        self.hang_up();
         if side == Side::Destination {
-            self.committing = false;
+            // What had come to it goes with it.
+            self.late.clear();
+            self.committing = None;
             self.world.destination_dies();
         }
     }
@@ -232,7 +278,11 @@ pub fn run(case: &Case) -> End {
                 stopping: case.stopping,
                 asked: true,
                 word: false,
-                committing: false,
+                committing: None,
+                late: Vec::new(),
+                is_late: case.late,
+                lot: 0,
+                migrations: 0,
                 endings: Vec::new(),
                 leftovers: Vec::new(),
                 link: None,
@@ -317,11 +367,18 @@ impl Stage {
             self.die_here(state, side);
         }
         state.log.push(format!("{now:4} {side:?}: {what}"));
+        if self.case.late {
+            state.scene.lot = state.chance.draw();
+        }
         let result = effect(&mut state.scene);
-        state.scene.world.decided |= self.source_has_noted("commit");
-        if !state.scene.world.given_up && self.source_has_noted("given-up") {
-            let committing = state.scene.committing;
-            state.scene.world.give_up(committing);
+        for migration in self.source_has_noted("commit") {
+            state.scene.world.decide(migration);
+        }
+        for migration in self.source_has_noted("given-up") {
+            if !state.scene.world.was_given_up(migration) {
+                let committing = state.scene.may_commit(migration);
+                state.scene.world.give_up(migration, committing);
+            }
         }
         let broken = state.scene.world.broken_rule().or((now > ENOUGH).then_some("it does not end"));
         if let Some(broken) = broken {
@@ -333,15 +390,19 @@ impl Stage {
         (result, lot)
     }
 
-    /// Whether the source's journal has a whole record of this kind.
-    fn source_has_noted(&self, record: &str) -> bool {
+    /// The migrations of which the source's journal has a whole record of this kind.
+    fn source_has_noted(&self, record: &str) -> Vec<usize> {
         let begins = format!("{{\"record\":\"{record}\"");
         // Behind its checksum and its other numbers.
         let json = |line: &[u8]| line.iter().position(|b| *b == b'{').map(|at| line[at..].to_vec()).unwrap_or_default();
         let noted = |line: &[u8]| json(line).starts_with(begins.as_bytes()) && line.ends_with(b"\n");
+        let has =
+            |path: &PathBuf| std::fs::read(path).is_ok_and(|text| text.split_inclusive(|b| *b == b'\n').any(noted));
         Journal::list(&self.directory(Side::Source))
             .iter()
-            .any(|path| std::fs::read(path).is_ok_and(|text| text.split_inclusive(|b| *b == b'\n').any(noted)))
+            .filter(|path| has(path))
+            .map(|path| number_of(path))
+            .collect()
     }
 
     /// Does one action, as [`act`](Self::act).
@@ -378,6 +439,12 @@ impl State {
             self.whose = other;
         }
     }
+}
+
+/// The number of the migration that a journal is of, by its name.
+pub fn number_of(journal: &Path) -> usize {
+    let name = journal.file_stem().and_then(|name| name.to_str()).expect("a name");
+    name.strip_prefix("m-").and_then(|number| number.parse().ok()).expect("the name of a migration")
 }
 
 fn tear(journals: &Path) {
