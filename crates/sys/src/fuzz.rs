@@ -66,3 +66,26 @@ pub fn pagemap(data: &[u8]) {
     runs.take(between, second, &mut found);
     runs.end(&mut found);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Under Miri, too, which has no kernel to ask.
+    #[test]
+    fn parsers_take_any_bytes() {
+        let mut state = 7u64;
+        for length in (0..96).step_by(if cfg!(miri) { 8 } else { 1 }) {
+            let bytes: Vec<u8> = (0..length)
+                .map(|_| {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    (state >> 56) as u8
+                })
+                .collect();
+            records(&bytes);
+            pagemap(&bytes);
+            texts(&bytes, &String::from_utf8_lossy(&bytes));
+            btf(&[&[0x9f, 0xeb, 1, 0][..], &24u32.to_le_bytes(), &bytes].concat());
+        }
+    }
+}
