@@ -80,6 +80,11 @@ fn every_target_has_seeds_and_a_program() {
 }
 
 #[test]
+fn seeds_of_messages_are_read() {
+    seeds::are_read(&directory().join("seeds"));
+}
+
+#[test]
 fn no_input_makes_a_parser_panic_or_take_long() {
     setrlimit(Resource::RLIMIT_AS, MEMORY, MEMORY).unwrap();
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<f64>().ok());

@@ -22,6 +22,8 @@ proptest! {
         targets::hello(&data);
         targets::welcome(&data);
         targets::stream(&data);
+        targets::runs(&data);
+        targets::file(&data);
     }
 
     #[test]
