@@ -64,6 +64,51 @@ epoll.register(reader, select.EPOLLIN)
 os.close(reader)
 os.write(writer, b'x')
 
+# Mount points of the container's, and what is in them.
+MOUNTS = [b'/run/sp ace', b'/run/ta\tb', b'/run/back\\slash', b'/run/lit\\040eral', '/run/Ж'.encode()]
+for mount in MOUNTS:
+    with open(mount + b'/\xff\n', 'wb') as out:
+        out.write(mount)
+    os.symlink(b'/\xfe ' + mount, mount + b'/\xfd')
+held = os.open(MOUNTS[3] + b'/\xff\n', os.O_RDONLY)
+
+# An abstract name with zero bytes, one of a file, and connections to both.
+listeners, clients = [], []
+for name in b'\0odd\0\xff\n', b'/tmp/\xff\n.sock':
+    listener, client = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+    listener.bind(name)
+    listener.listen()
+    client.connect(name)
+    listeners.append(listener)
+    clients.append((client, listener.accept()[0]))
+
+child = os.fork()
+if child == 0:
+    os.execve('/bin/sleep', [b'\xff\n', b'1000000'], {b'\xff': b'\xfe\n'})
+memory = libc.memfd_create(b'm\xff\n(deleted)', 0)
+os.ftruncate(memory, 4096)
+in_memory = mmap.mmap(memory, 4096)
+watch = libc.inotify_init1(os.O_NONBLOCK)
+assert libc.inotify_add_watch(watch, odd, 0x100) >= 0
+
+
+def talk(listener, pair):
+    """Over a connection that lasts, and over a new one."""
+    pair[0].sendall(b'old')
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(listener.getsockname())
+        accepted, _ = listener.accept()
+        client.sendall(b'new')
+        with accepted:
+            return [os.fsencode(listener.getsockname()).hex(), pair[1].recv(9).decode(), accepted.recv(9).decode()]
+
+
+def watched():
+    os.close(os.open(odd + b'/\xff', os.O_CREAT | os.O_WRONLY))
+    os.unlink(odd + b'/\xff')
+    return os.read(watch, 4096)[16:].rstrip(b'\0').hex()
+
+
 while True:
     before = shared[9000:9008]
     time.sleep(0.1)
@@ -82,6 +127,13 @@ while True:
         'written': before != shared[9000:9008],
         'private': private[5000:5007].decode(),
         'epoll': len(epoll.poll(0)),
+        'mounts': [[sorted(name.hex() for name in os.listdir(mount)), open(mount + b'/\xff\n', 'rb').read().hex(),
+                    os.readlink(mount + b'/\xfd').hex()] for mount in MOUNTS],
+        'held': os.readlink(f'/proc/self/fd/{held}'.encode()).hex(),
+        'sockets': [talk(*pair) for pair in zip(listeners, clients)],
+        'child': [open(f'/proc/{child}/{name}', 'rb').read().hex() for name in ('cmdline', 'environ')],
+        'memfd': os.readlink(f'/proc/self/fd/{memory}'.encode()).hex(),
+        'watched': watched(),
     }
     with open('/tmp/state.new', 'w') as out:
         json.dump(state, out)

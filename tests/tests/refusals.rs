@@ -1,6 +1,7 @@
 //! What cannot be carried is refused before the freeze, by name, unless the user allows the move to lose it.
 
 use std::net::Ipv4Addr;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -51,7 +52,10 @@ fn what_is_lost_by_a_move_is_refused_unless_it_is_allowed(stage: &mut Stage) -> 
 fn odd_states_are_moved_as_they_are(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     let command = ["python3", "-c", include_str!("../src/oddities.py")];
-    lab.run("a", NAME, &RunOptions::new(IP, command))?;
+    let mounts = ["sp ace", "ta\tb", "back\\slash", "lit\\040eral", "Ж"];
+    let mut options = RunOptions::new(IP, command);
+    options.tmpfs = mounts.map(|name| Path::new("/run").join(name)).to_vec();
+    lab.run("a", NAME, &options)?;
     let state = |node: &str| -> Result<String> {
         // One that was written since.
         let script = "rm -f /tmp/state; until [ -e /tmp/state ]; do sleep 0.01; done; cat /tmp/state";
@@ -66,6 +70,47 @@ fn odd_states_are_moved_as_they_are(stage: &mut Stage) -> Result<()> {
         (from, to) = (to, from);
     }
     ensure!(first.contains(r#""slack": [123456, 234567]"#) && first.contains(r#""epoll": 1"#), "{first}");
+    remove(lab, NAME)
+}
+
+/// Has names that are not UTF-8: its own, of a mount point and a file that is open there, of a socket with a relative name, and of one that was
+/// renamed.
+const NOT_UTF8: &str = r#"
+import ctypes, os, signal, socket
+libc = ctypes.CDLL(None)
+libc.prctl(15, b'n\xffme', 0, 0, 0)
+os.chdir('/tmp')
+os.mkdir(b'm\xff')
+assert libc.mount(b'tmpfs', b'm\xff', b'tmpfs', 0, None) == 0
+held = os.open(b'/tmp/m\xff/\xfe', os.O_CREAT | os.O_RDWR)
+os.write(held, b'content')
+relative, renamed = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+relative.bind(b'r\xff')
+relative.listen()
+renamed.bind(b'/tmp/s\xff')
+os.rename(b's\xff', b't\xfe')
+os.close(os.open('ready', os.O_CREAT | os.O_WRONLY))
+while True: signal.pause()
+"#;
+
+/// They are carried, or named so that they can be told from others.
+fn names_need_not_be_utf8(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let mut options = RunOptions::new(IP, ["python3", "-c", NOT_UTF8]);
+    options.capabilities.push("CAP_SYS_ADMIN".to_owned());
+    lab.run("a", NAME, &options)?;
+    ready(lab)?;
+    let refusal = refused_move(lab, "a", NAME, "b")?;
+    let [blocker] = refusal.blockers.as_slice() else { anyhow::bail!("{refusal:#?}") };
+    for words in [r"of n\377me (pid ", r"was bound to /tmp/s\377, and whose file is ", r"/tmp/t\376 now"] {
+        ensure!(blocker.cause.contains(words), "{words} is not in {}", blocker.cause);
+    }
+    let report = move_with(lab, "a", NAME, "b", &["--allow", "socket-files"])?;
+    let text = serde_json::to_string(&report)?;
+    ensure!(!text.contains('\u{fffd}'), "what cannot be shown was left out: {text}");
+    let read = "import os; print(os.readlink(b'/proc/1/fd/3'), open(b'/tmp/m\\xff/\\xfe').read(), os.listdir(b'/tmp'))";
+    let read = lab.check("b", &["runc", "exec", NAME, "python3", "-c", read])?;
+    ensure!(read.starts_with(r"b'/tmp/m\xff/\xfe' content ") && read.contains(r"b'r\xff'"), "{read}");
     remove(lab, NAME)
 }
 
@@ -172,6 +217,7 @@ fn containers_that_have_arrived_are_not_refused(stage: &mut Stage) -> Result<()>
 
 fn main() -> ExitCode {
     scenarios(&[
+        ("names_need_not_be_utf8", names_need_not_be_utf8),
         (
             "what_is_lost_by_a_move_is_refused_unless_it_is_allowed",
             what_is_lost_by_a_move_is_refused_unless_it_is_allowed,

@@ -40,12 +40,12 @@ pub fn obstacles(
 }
 
 /// The cgroups of a process, as the kernel writes them.
-fn cgroup(pid: u32) -> Option<String> {
-    fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()
+fn cgroup(pid: u32) -> Option<Vec<u8>> {
+    fs::read(format!("/proc/{pid}/cgroup")).ok()
 }
 
 /// The containers of all engines, with the cgroups of their first processes.
-struct Known(Vec<(String, String)>);
+struct Known(Vec<(String, Vec<u8>)>);
 
 impl Known {
     fn of(node: &Node) -> Self {

@@ -191,7 +191,7 @@ impl Paths {
             return open_in_container(&self.place(watch)?.path);
         }
         let device = watch.device();
-        let points = self.mounts.iter().filter(|mount| mount.device == device).map(|mount| Path::new(&mount.point));
+        let points = self.mounts.iter().filter(|mount| mount.device == device).map(|mount| mount.place.as_path());
         points.filter_map(open_in_container).find_map(|directory| {
             nix::unistd::fchdir(directory).ok()?;
             watch.handle.open_on_working_directory().ok()
@@ -208,7 +208,7 @@ impl Paths {
         let of_watch = watch.device();
         let is_overlay = self.is_overlay(&of_watch);
         let own: Vec<&Mount> = self.mounts.iter().filter(|mount| mount.device == of_watch).collect();
-        let points: Vec<PathBuf> = own.iter().map(|mount| (&mount.point).into()).collect();
+        let points: Vec<PathBuf> = own.iter().map(|mount| mount.place.clone()).collect();
         // A file that is mounted by itself may be on a filesystem that the node hides.
         let mounted = points.iter().find_map(|path| {
             let kind = watch.at(&self.root, path)?;
@@ -244,7 +244,7 @@ pub(crate) fn with_directory<T: Send>(work: impl FnOnce() -> T + Send) -> io::Re
 /// A reference to the root of a mount, at its place below `root` or on this node; `None` if that is no directory, or another mount hides it.
 fn opened(root: Option<&OwnedFd>, mount: &Mount) -> Option<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let point = mount.point.as_str();
+    let point = mount.place.as_path();
     let directory = match root {
         Some(root) => openat2(root, point, flags, Mode::empty(), ResolveFlags::IN_ROOT),
         None => open(point, flags, Mode::empty()),

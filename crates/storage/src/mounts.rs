@@ -74,7 +74,7 @@ pub(crate) struct Mounted {
 
 /// The table of mounts, in the kernel's order: of those with one mount point the last one is seen.
 pub(crate) fn table() -> Result<Vec<Mounted>, StorageError> {
-    let table = std::fs::read_to_string(MOUNTINFO);
+    let table = tranship_sys::process::text(MOUNTINFO);
     let table = table.map_err(|e| StorageError::refused("read", Path::new(MOUNTINFO), e))?;
     Ok(table.lines().filter_map(mounted).collect())
 }
@@ -84,14 +84,9 @@ pub(crate) fn mounted(line: &str) -> Option<Mounted> {
     let mut mount = of_mount.split(' ').skip(2);
     let device = mount.next()?.to_owned();
     let point = OsString::from_vec(unescape(mount.nth(1)?.as_bytes())).into();
-    let mut filesystem = of_filesystem.split(' ').map(unescape_text);
-    Some(Mounted {
-        device,
-        point,
-        kind: filesystem.next()??,
-        source: filesystem.next()??,
-        options: filesystem.next()??,
-    })
+    let mut filesystem =
+        of_filesystem.split(' ').map(|field| tranship_sys::process::escaped(&unescape(field.as_bytes())));
+    Some(Mounted { device, point, kind: filesystem.next()?, source: filesystem.next()?, options: filesystem.next()? })
 }
 
 /// The path without symlinks, but for its last component.

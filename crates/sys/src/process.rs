@@ -86,13 +86,26 @@ pub fn waits_for_vforked(place: &str) -> bool {
     ["vfork", "kernel_clone", "do_fork"].iter().any(|function| place.contains(function))
 }
 
+/// Bytes as text. Those that are not UTF-8 become a backslash and three octal digits, as the kernel writes a space in `/proc/PID/mountinfo`.
+pub fn escaped(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    let mut text = String::with_capacity(bytes.len());
+    for part in bytes.utf8_chunks() {
+        text.push_str(part.valid());
+        for byte in part.invalid() {
+            let _ = write!(text, "\\{byte:03o}");
+        }
+    }
+    text
+}
+
 /// Reads a file of /proc as text. The names and paths in it are those of programs and need not be UTF-8: bytes that are none
-/// are replaced, so that a program's name never hides the rest.
+/// are [`escaped`], so that a program's name never hides the rest.
 ///
 /// # Errors
 /// It cannot be read.
 pub fn text(path: impl AsRef<Path>) -> io::Result<String> {
-    std::fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+    std::fs::read(path).map(|bytes| escaped(&bytes))
 }
 
 /// Longest text of arguments or environment that the kernel gives to a new program: `MAX_ARG_STRINGS` of linux/binfmts.h is not reached, but

@@ -51,7 +51,7 @@ pub fn sharers(init: u32, inside: &[u32], directories: &[PathBuf]) -> Vec<Sharer
 
 /// Whether what `own` has at a mount point is mounted among `theirs`. What is mounted in the same way on the node was inherited from it.
 fn has(theirs: &[Mount], of_node: &[Mount], own: &[Mount], point: &Path) -> bool {
-    let Some(own) = own.iter().rev().find(|mount| Path::new(&mount.point) == point) else { return false };
+    let Some(own) = own.iter().rev().find(|mount| mount.place == point) else { return false };
     let is_inherited = |mount: &Mount| {
         of_node.iter().any(|n| (&n.device, &n.root, &n.point) == (&mount.device, &mount.root, &mount.point))
     };

@@ -61,7 +61,7 @@ pub(super) fn check(container: &Container, subject: &Subject, look: &mut Look) {
     }
     let mut counted = HashSet::new();
     for m in mounts.iter().filter(|m| !container.covered.contains(&m.id)) {
-        let path = inside(container.init, &m.point);
+        let path = inside(container.init, &m.place);
         match m.fstype.as_str() {
             "tmpfs" if !external(m, mounts, &subject.external_mounts) && counted.insert(&m.device) => {
                 look.findings.tmpfs_bytes += used(&path);
@@ -88,7 +88,7 @@ fn unlike(container: &Container, m: &Mount) -> Option<String> {
     if m.root == "/" || container.covered.contains(&m.id) || container.mounts.iter().all(|own| own.id != m.id) {
         return None;
     }
-    let file = inside(container.init, &m.point).symlink_metadata().ok()?;
+    let file = inside(container.init, &m.place).symlink_metadata().ok()?;
     if file.file_type().is_socket() {
         return Some(format!("shows the Unix socket {}, which CRIU does not support", m.root));
     }
@@ -120,7 +120,7 @@ pub fn has_message_queues(root: &Path) -> bool {
 fn replaced(container: &Container, m: &Mount) -> Option<String> {
     let path = m.root.strip_suffix("//deleted")?;
     let whole = container.mounts.iter().find(|t| t.device == m.device && t.root == "/")?;
-    let place = inside(container.init, &format!("{}{path}", whole.point));
+    let place = inside(container.init, &whole.place.join(path.trim_start_matches('/')));
     place.symlink_metadata().is_ok().then(|| format!("{}{path}", whole.point))
 }
 

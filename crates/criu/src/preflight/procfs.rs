@@ -2,11 +2,13 @@
 //! out rather than guessed.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Read};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-pub(super) use tranship_sys::process::text;
+pub(super) use tranship_sys::process::{escaped, text};
 
 /// What /proc/PID/status tells about a task.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -129,6 +131,8 @@ pub(crate) struct Mount {
     /// What of the filesystem is mounted; `/` for all of it.
     pub root: String,
     pub point: String,
+    /// The mount point as it is; it need not be UTF-8.
+    pub place: PathBuf,
     /// Options of the mount itself, with commas between them.
     pub options: String,
     pub shared: Option<u32>,
@@ -144,15 +148,16 @@ impl Mount {
         let id = words.next()?.parse().ok()?;
         let parent = words.next()?.parse().ok()?;
         let device = words.next()?.to_owned();
-        let root = unescape(words.next()?);
-        let point = unescape(words.next()?);
+        let root = escaped(unescape(words.next()?).as_os_str().as_bytes());
+        let place = unescape(words.next()?);
+        let point = escaped(place.as_os_str().as_bytes());
         let options = words.clone().next()?.to_owned();
         let group = |tag: &str| words.clone().find_map(|w| w.strip_prefix(tag)?.strip_prefix(':')?.parse::<u32>().ok());
         let (shared, master) = (group("shared"), group("master"));
         let mut words = back.split(' ');
         let fstype = words.next()?.to_owned();
-        let source = unescape(words.next().unwrap_or(""));
-        Some(Mount { id, parent, device, root, point, options, shared, master, fstype, source })
+        let source = escaped(unescape(words.next().unwrap_or("")).as_os_str().as_bytes());
+        Some(Mount { id, parent, device, root, point, place, options, shared, master, fstype, source })
     }
 
     pub(crate) fn parse_all(text: &str) -> Vec<Self> {
@@ -161,7 +166,7 @@ impl Mount {
 }
 
 /// Undoes the octal escapes of mountinfo (`\040` for a space).
-fn unescape(field: &str) -> String {
+fn unescape(field: &str) -> PathBuf {
     let bytes = field.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
     let mut i = 0;
@@ -178,7 +183,7 @@ fn unescape(field: &str) -> String {
             }
         }
     }
-    String::from_utf8_lossy(&out).into_owned()
+    OsString::from_vec(out).into()
 }
 
 /// One mapping of /proc/PID/maps that has a name.
@@ -225,12 +230,12 @@ pub(super) fn bracketed(link: &str, kind: &str) -> Option<u64> {
 pub(super) fn beginning(path: impl AsRef<Path>) -> io::Result<String> {
     let mut bytes = [0; 64];
     let read = fs::File::open(path)?.read(&mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes[..read]).into_owned())
+    Ok(escaped(&bytes[..read]))
 }
 
-/// The target of a link in /proc as text.
+/// The target of a link in /proc as text: to be shown, and to be compared with others.
 pub(super) fn link(path: impl AsRef<Path>) -> io::Result<String> {
-    fs::read_link(path).map(|p| p.to_string_lossy().into_owned())
+    fs::read_link(path).map(|p| escaped(p.as_os_str().as_bytes()))
 }
 
 /// The numbers that name the entries of a directory (pids of /proc, tids of task, descriptors of fd), sorted.
@@ -247,8 +252,8 @@ pub(super) fn namespaces(pid: u32) -> io::Result<HashMap<String, String>> {
 }
 
 /// A path inside the container as this process can reach it.
-pub(super) fn inside(init: u32, path: &str) -> PathBuf {
-    Path::new(&format!("/proc/{init}/root")).join(path.trim_start_matches('/'))
+pub(super) fn inside(init: u32, path: &Path) -> PathBuf {
+    Path::new(&format!("/proc/{init}/root")).join(path.strip_prefix("/").unwrap_or(path))
 }
 
 #[cfg(test)]
@@ -287,6 +292,14 @@ mod tests {
         assert_eq!((m.point.as_str(), m.shared, m.master), ("/mnt 2", Some(7), Some(1)));
         assert_eq!((m.fstype.as_str(), m.source.as_str()), ("ext3", "/dev/root"));
         assert!(Mount::parse_all("garbage\n\n1 2 3\n").is_empty());
+    }
+
+    #[test]
+    fn names_that_are_not_utf8_are_escaped_and_paths_stay_as_they_are() {
+        let line = escaped(b"36 35 98:0 / /m\xff\\040\xd0\x9f rw - tmpfs \xfe rw");
+        let mount = Mount::parse(&line).unwrap();
+        assert_eq!(mount.place.as_os_str().as_bytes(), b"/m\xff \xd0\x9f");
+        assert_eq!((mount.point.as_str(), mount.source.as_str()), ("/m\\377 \u{41f}", "\\376"));
     }
 
     #[test]

@@ -114,7 +114,7 @@ pub fn find(init: u32, external: &[PathBuf]) -> Result<Vec<TmpfsMount>, CopyErro
 pub(super) fn table(init: u32) -> Result<String, CopyError> {
     let path = PathBuf::from(format!("/proc/{init}/mountinfo"));
     let text = std::fs::read(&path).map_err(|e| CopyError::refused("read", &path, e))?;
-    Ok(String::from_utf8_lossy(&text).into_owned())
+    Ok(tranship_sys::process::escaped(&text))
 }
 
 /// One line of the table (proc_pid_mountinfo(5)).

@@ -5,7 +5,7 @@
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags, ResolveFlags, Stat, fstat, open, openat2};
@@ -39,7 +39,7 @@ pub(super) fn check(
     }
     let Some(name) = path(socket.as_fd()).ok().filter(|name| !name.is_empty()) else { return };
     if name.len() > LONGEST {
-        let shown = String::from_utf8_lossy(&name);
+        let shown = procfs::escaped(&name);
         let what = format!("is a Unix socket with the name {shown}, which is too long for CRIU by a byte");
         look.block(blocker(d, &what, "let the program use a shorter name"));
         return;
@@ -68,9 +68,10 @@ impl Obstacle {
 }
 
 fn obstacle(container: &Container, name: &[u8], d: &Descriptor<'_>, socket: &OwnedFd) -> Option<Obstacle> {
-    let shown = String::from_utf8_lossy(name);
+    let shown = procfs::escaped(name);
     let file = bound_file(socket.as_fd()).ok()?;
-    let link = procfs::link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
+    let bytes = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?.into_os_string().into_vec();
+    let link = procfs::escaped(&bytes);
     let (is, mount) = (fstat(&file).ok()?, mount_of(&file)?);
     let remedy = "restart the program, or let it bind the socket to the name that others connect to";
     if let Some(path) = link.strip_suffix(REMOVED) {
@@ -81,7 +82,7 @@ fn obstacle(container: &Container, name: &[u8], d: &Descriptor<'_>, socket: &Own
             _ => Obstacle::lasting(blocker(d, &what(), remedy).allowable("socket-files")),
         };
     }
-    if !name.starts_with(b"/") && !ends_with(link.as_bytes(), name) {
+    if !name.starts_with(b"/") && !ends_with(&bytes, name) {
         let what = format!("is a Unix socket with the relative name {shown}, which CRIU does not find in {link}");
         return Obstacle::lasting(blocker(d, &what, "let the program bind it to an absolute name"));
     }
@@ -94,7 +95,7 @@ fn obstacle(container: &Container, name: &[u8], d: &Descriptor<'_>, socket: &Own
         let root = open(root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok()?;
         let there = at(&root, name);
         if there.is_none_or(|there| (there.st_dev, there.st_ino) != (is.st_dev, is.st_ino)) {
-            let what = match link.as_bytes() == name {
+            let what = match bytes == name {
                 true => format!("is a Unix socket whose file {link} is hidden by a mount or by another root"),
                 false => format!("is a Unix socket that was bound to {shown}, and whose file is {link} now"),
             };
