@@ -32,6 +32,10 @@ impl Handshakes for Remote {
         self.0.node()
     }
 
+    fn check_peer(&self, peer: &NodeName, certificate: &[u8]) -> Result<(), String> {
+        crate::Trust::default().check(peer, certificate)
+    }
+
     fn shake(&self, stream: &Arc<TcpStream>, role: &Role, deadline: Instant) -> Result<Established, TransportError> {
         self.0.shake(stream, role, deadline).map_err(|failed| match failed {
             Failed::Handshake(error) => error,
