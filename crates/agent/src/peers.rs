@@ -313,16 +313,13 @@ fn offered(node: &Arc<Node>, id: &MigrationId, peer: &NodeName, offer: Offer, li
     if let Err(failure) = policy::acceptable(&offer) {
         return failure_response(failure);
     }
-    let claim = match node.claim(&offer.container, id) {
-        Ok(claim) => claim,
+    let Ok(claim) = node.claim(&offer.container, id) else {
         // Whose migration has it is not for every peer to know.
-        Err(_) => {
-            let (container, here) = (&offer.container, &node.config.node);
-            let cause = format!("{container} is being moved already, on node {here}");
-            let blocker =
-                Blocker::new(BlockerKind::Busy, cause, format!("wait for it; see `tranship status` on node {here}"));
-            return Response::Failed { message: blocker.to_string(), blockers: vec![blocker], waiting: None };
-        }
+        let (container, here) = (&offer.container, &node.config.node);
+        let cause = format!("{container} is being moved already, on node {here}");
+        let blocker =
+            Blocker::new(BlockerKind::Busy, cause, format!("wait for it; see `tranship status` on node {here}"));
+        return Response::Failed { message: blocker.to_string(), blockers: vec![blocker], waiting: None };
     };
     let context = Context { offer, began_unix_ms: unix_ms() };
     let begin = Record::Begin {
