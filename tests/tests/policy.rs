@@ -183,7 +183,7 @@ fn a_rogue_peer_becomes_root_by_no_configuration(stage: &mut Stage) -> Result<()
     // One that joins what another container brings has to say which, and that one must come from the same peer.
     let joins = |owner: Value| {
         offer(|o| {
-            (o["network"], o["joined_network"], o["network_owner"]) = (Value::Null, "/run/netns/rogue".into(), owner)
+            (o["network"], o["joined_network"], o["network_owner"]) = (Value::Null, "/run/netns/rogue".into(), owner);
         })
     };
     refused(lab, &joins(Value::Null)?, "no container brings")?;
