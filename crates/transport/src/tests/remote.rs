@@ -131,7 +131,8 @@ fn opening_takes() {
     let measure = |what: &str, listener: Listener, connector: Connector| {
         const LINKS: u32 = 500;
         let addr = listener.local_addr().to_string();
-        let server = thread::spawn(move || (0..LINKS).for_each(|_| drop(listener.accept().unwrap().handshake(TIMEOUT))));
+        let server =
+            thread::spawn(move || (0..LINKS).for_each(|_| drop(listener.accept().unwrap().handshake(TIMEOUT))));
         let begun = Instant::now();
         for _ in 0..LINKS {
             connector.connect(&node("b"), &addr, &hello("a"), TIMEOUT).unwrap();
