@@ -142,6 +142,11 @@ impl Layout {
         self.root.join("stopped.json")
     }
 
+    /// The note of the original's processes that got a SIGSTOP after the decision.
+    pub fn stopped_by_us(&self) -> PathBuf {
+        self.root.join("stopped-by-us.json")
+    }
+
     /// The note of the node's own directories that move with the container, and stay behind.
     pub fn left_directories(&self) -> PathBuf {
         self.root.join("left-directories")

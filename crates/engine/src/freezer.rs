@@ -198,7 +198,7 @@ impl Freezer {
         if !self.directory().exists() {
             return Ok(());
         }
-        self.signal(Signal::SIGKILL, &[])?;
+        self.signal(Signal::SIGKILL, |_| true)?;
         self.switch(false)?;
         self.wait("end", timeout, || Ok(self.processes()?.is_empty()))
     }
@@ -236,17 +236,18 @@ impl Freezer {
     /// Keeps all processes of a frozen cgroup from running even if somebody thaws it: the first thing that each of them does
     /// then is to stop. Those that were `stopped` before are left alone.
     pub fn stop_beneath(&self, stopped: &[u32]) -> Result<(), FreezerError> {
-        self.signal(Signal::SIGSTOP, stopped)
+        self.signal(Signal::SIGSTOP, |pid| !stopped.contains(&pid))
     }
 
-    /// Takes [`Self::stop_beneath`] back.
-    pub fn continue_beneath(&self, stopped: &[u32]) -> Result<(), FreezerError> {
-        self.signal(Signal::SIGCONT, stopped)
+    /// Takes [`Self::stop_beneath`] back: of the processes with these pids, which it has stopped, and of others whose SIGSTOP is still pending. A
+    /// program notices a SIGCONT, so that no other process gets one.
+    pub fn continue_beneath(&self, stopped: &[u32], by_us: &[u32]) -> Result<(), FreezerError> {
+        self.signal(Signal::SIGCONT, |pid| !stopped.contains(&pid) && (by_us.contains(&pid) || has_pending_stop(pid)))
     }
 
-    /// Sends a signal to all processes but these; one that is gone is no error.
-    fn signal(&self, signal: Signal, but: &[u32]) -> Result<(), FreezerError> {
-        for pid in self.processes()?.into_iter().filter(|pid| !but.contains(pid)) {
+    /// Sends a signal to those processes; one that is gone is no error.
+    fn signal(&self, signal: Signal, to: impl Fn(u32) -> bool) -> Result<(), FreezerError> {
+        for pid in self.processes()?.into_iter().filter(|pid| to(*pid)) {
             match kill(Pid::from_raw(pid as i32), signal) {
                 Ok(()) | Err(Errno::ESRCH) => {}
                 Err(error) => {
@@ -288,6 +289,13 @@ impl OpenFreezer {
 
 /// How long killed processes may take to be gone.
 const SWEEP: Duration = Duration::from_secs(10);
+
+/// Whether a SIGSTOP waits for a process: so it is in a frozen cgroup.
+fn has_pending_stop(pid: u32) -> bool {
+    let status = process::text(format!("/proc/{pid}/status")).unwrap_or_default();
+    let pending = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("ShdPnd:")?.trim(), 16).ok());
+    pending.is_some_and(|pending| pending & 1 << (Signal::SIGSTOP as u32 - 1) != 0)
+}
 
 /// The cgroups of this path (below the root of each hierarchy) that there are. The root itself is everybody's, and
 /// never one.
@@ -375,6 +383,38 @@ mod tests {
     use super::*;
 
     /// A cgroup of files, none of whose tasks ever stops.
+    #[test]
+    fn only_a_process_that_was_stopped_is_continued() {
+        use std::io::{BufRead, BufReader, Read, Write};
+        use std::process::{Command, Stdio};
+        let script = "trap 'echo continued' CONT; echo ready; read end; echo ended";
+        let start = || {
+            let mut command = Command::new("bash");
+            let command = command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+            let mut child = command.spawn().unwrap();
+            let mut said = BufReader::new(child.stdout.take().unwrap());
+            let mut line = String::new();
+            said.read_line(&mut line).unwrap();
+            assert_eq!(line, "ready\n");
+            (child, said)
+        };
+        let mut all = [start(), start()];
+        let pids = all.each_ref().map(|(child, _)| child.id());
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("cgroup.procs"), pids.map(|pid| format!("{pid}\n")).concat()).unwrap();
+        let freezer = Freezer::V2(directory.path().to_owned());
+        freezer.stop_beneath(&pids[1..]).unwrap();
+        freezer.continue_beneath(&[], &pids[..1]).unwrap();
+        let said = all.each_mut().map(|(child, said)| {
+            child.stdin.take().unwrap().write_all(b"end\n").unwrap();
+            let mut text = String::new();
+            said.read_to_string(&mut text).unwrap();
+            child.wait().unwrap();
+            text
+        });
+        assert_eq!(said, ["continued\nended\n", "ended\n"]);
+    }
+
     #[test]
     fn what_does_not_stop_in_time_runs_on() {
         let cgroup = tempfile::tempdir().unwrap();

@@ -31,8 +31,8 @@ impl SourceRun {
         // Where the cgroup is gone there is nothing to settle.
         if freezer.is_half_frozen().unwrap_or(false) {
             tracing::warn!(id = %self.id, container = %self.name, decided, "an earlier agent has left it half frozen");
-            let stopped = if decided { freezer.stop_beneath(&self.stopped_before()) } else { Ok(()) };
-            if let Err(error) = stopped.and_then(|()| freezer.thaw()) {
+            let stopped = if decided { self.stop_beneath(&freezer) } else { Ok(()) };
+            if let Err(error) = stopped.and_then(|()| freezer.thaw().map_err(failed)) {
                 tracing::error!(id = %self.id, %error, "it stays half frozen");
             }
         }
@@ -66,16 +66,36 @@ impl SourceRun {
 
     /// Keeps the original from running, whoever resumes it. May be done again.
     fn stop_original(&self) {
-        let stop = |container: Container| container.freezer.stop_beneath(&self.stopped_before()).map_err(failed);
+        let stop = |container: Container| self.stop_beneath(&container.freezer);
         if let Err(failure) = self.container().and_then(stop) {
             tracing::warn!(id = %self.id, %failure, "nothing but the freezer keeps the original from running");
         }
     }
 
+    /// Sends SIGSTOP to all processes that no signal had stopped. Which these are is noted first: they alone may get a SIGCONT later.
+    fn stop_beneath(&self, freezer: &Freezer) -> Result<(), Failure> {
+        let before = self.stopped_before();
+        let pids = freezer.processes().map_err(failed)?;
+        let pids: Vec<u32> = pids.into_iter().filter(|pid| !before.contains(pid)).collect();
+        let noted = serde_json::to_vec(&pids)
+            .map_err(failed)
+            .and_then(|note| std::fs::write(self.layout.stopped_by_us(), note).map_err(failed));
+        if let Err(failure) = noted {
+            tracing::warn!(id = %self.id, %failure, "which processes are stopped is not noted");
+        }
+        freezer.stop_beneath(&before).map_err(failed)
+    }
+
+    /// Those that [`Self::stop_beneath`] has noted.
+    fn stopped_by_us(&self) -> Vec<u32> {
+        let note = std::fs::read(self.layout.stopped_by_us()).unwrap_or_default();
+        serde_json::from_slice(&note).unwrap_or_default()
+    }
+
     /// Lets the original run, also where it was kept from that after the decision.
     pub(super) fn let_original_run(&self, freezer: &Freezer) -> Result<(), Failure> {
         if self.given_up || self.stopped_beneath {
-            freezer.continue_beneath(&self.stopped_before()).map_err(failed)?;
+            freezer.continue_beneath(&self.stopped_before(), &self.stopped_by_us()).map_err(failed)?;
         }
         let waits = restart_blocks::recorded(&self.layout.waits());
         match self.freezer.as_ref().map(|open| open.thaw_after_dump(&waits)) {
