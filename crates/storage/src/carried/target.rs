@@ -20,8 +20,8 @@ use std::path::{Path, PathBuf};
 
 use nix::sys::statvfs::{FsFlags, statvfs};
 use rustix::fs::{
-    CWD, Mode, OFlags, RenameFlags, ResolveFlags, XattrFlags, fgetxattr, lgetxattr, lremovexattr, lsetxattr, openat2,
-    renameat_with,
+    CWD, Mode, OFlags, RenameFlags, ResolveFlags, XattrFlags, fgetxattr, fsetxattr, lgetxattr, lremovexattr, lsetxattr,
+    openat2, renameat_with,
 };
 use rustix::io::Errno;
 use tranship_types::{CarriedTree, TreeKind};
@@ -43,6 +43,10 @@ pub struct Target {
     arrived: String,
     /// The mark of the empty one.
     keeper: String,
+    /// The mark of what was replaced, once it is to be removed.
+    replaced: String,
+    /// The place is a volume, which its engine may fill with files of the image when it makes the container.
+    filled_by_engine: bool,
 }
 
 impl Target {
@@ -51,7 +55,8 @@ impl Target {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let beside = path.with_file_name(format!(".{name}.tranship-{migration}"));
         let staging = Some(beside).filter(|_| tree.kind != TreeKind::WritableLayer);
-        Self { path, staging, arrived: format!("arrived {migration}"), keeper: format!("keeper {migration}") }
+        let [arrived, keeper, replaced] = ["arrived", "keeper", "replaced"].map(|what| format!("{what} {migration}"));
+        Self { path, staging, arrived, keeper, replaced, filled_by_engine: tree.kind == TreeKind::Volume }
     }
 
     /// What stands in the way of a tree's taking this place: one clause, and a remedy.
@@ -160,20 +165,29 @@ impl Target {
     }
 
     /// After the decision: what the tree has replaced is removed, and nothing tells any more of the move. What it has replaced stays, and
-    /// is named, if files were put there since it was looked at ([`Target::obstacle`]).
+    /// is named, if files were put there since it was looked at ([`Target::obstacle`]); in a volume these are the engine's.
     ///
     /// # Errors
     /// If that is refused.
     pub fn settle(&self) -> Result<Option<PathBuf>, CopyError> {
         let Some(staging) = &self.staging else { return Ok(None) };
-        let held = Held::of(&self.path, staging)?;
+        let Some(held) = self.held(staging)? else { return Ok(None) };
         if !held.has(&held.place, &self.arrived) {
             return Ok(None);
         }
         let is_keeper =
             |directory: &OwnedFd| mark_on(directory).is_some_and(|mark| mark == self.keeper) && is_empty(directory);
+        let may_go = |directory: &OwnedFd| {
+            self.filled_by_engine
+                || is_keeper(directory)
+                || is_empty(directory)
+                || was_left(directory, staging).is_ok_and(|was_left| was_left)
+        };
+        // What it was cannot be seen any more when a part of it is removed.
         let is_replaceable = |directory: &OwnedFd| {
-            is_keeper(directory) || is_empty(directory) || was_left(directory, staging).is_ok_and(|was_left| was_left)
+            mark_on(directory).is_some_and(|mark| mark == self.replaced)
+                || may_go(directory)
+                    && fsetxattr(directory, MARK, self.replaced.as_bytes(), XattrFlags::empty()).is_ok()
         };
         let removed = held.remove(staging, is_replaceable)?;
         match lremovexattr(&held.place, MARK) {
@@ -189,12 +203,7 @@ impl Target {
     /// If that is refused.
     pub fn undo(&self) -> Result<(), CopyError> {
         let Some(staging) = &self.staging else { return Ok(()) };
-        let held = match Held::of(&self.path, staging) {
-            Ok(held) => held,
-            // Nothing was made in a directory that is not there.
-            Err(_) if !self.path.parent().is_some_and(Path::exists) => return Ok(()),
-            Err(error) => return Err(error),
-        };
+        let Some(held) = self.held(staging)? else { return Ok(()) };
         if held.has(&held.place, &self.arrived) {
             held.exchange().map_err(|e| CopyError::refused("take back", &self.path, e))?;
         }
@@ -217,12 +226,21 @@ impl Target {
     pub fn discard(&self) -> Result<(), CopyError> {
         let Some(staging) = &self.staging else { return Ok(()) };
         if self.is_placed() {
-            return if staging.exists() { Ok(()) } else { self.settle().map(drop) };
+            let is_being_removed = mark_of(staging).is_some_and(|mark| mark == self.replaced);
+            return if staging.exists() && !is_being_removed { Ok(()) } else { self.settle().map(drop) };
         }
         match mark_of(staging) {
             Some(mark) if mark == self.arrived => self.undo(),
             // It was to be marked next; else it is not what has arrived.
             _ => std::fs::remove_dir(staging).or(Ok(())),
+        }
+    }
+
+    /// Place and staging; `None` where the directory that both were in is gone.
+    fn held(&self, staging: &Path) -> Result<Option<Held>, CopyError> {
+        match Held::of(&self.path, staging) {
+            Err(_) if !self.path.parent().is_some_and(Path::exists) => Ok(None),
+            held => held.map(Some),
         }
     }
 
