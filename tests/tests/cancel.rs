@@ -219,7 +219,9 @@ fn a_freeze_has_a_limit(stage: &mut Stage) -> Result<()> {
     connection_alive(&mut counter)?;
     ensure!(quiet(lab, NAME)? == "a");
 
-    // Nor does it end its dump when the time is over: it is killed in the middle, when it has connections in repair mode.
+    // Nor does it end its dump when the time is over: it is killed in the middle, when it has connections in repair mode. It has to
+    // come to that in small steps before.
+    let (limit, options) = (Duration::from_secs(5), ["--freeze-timeout", "5s"]);
     restart_agent(lab, "a", "source.transfer.before.delay-500")?;
     let log = Log::mark(lab, "a")?;
     let pids = copies(lab, NAME)?.into_iter().next().context("the original")?.pids;
@@ -239,6 +241,7 @@ fn a_freeze_has_a_limit(stage: &mut Stage) -> Result<()> {
         until("criu to be killed", || {
             // The agent lets it go on each time.
             let _ = send(Signal::SIGSTOP, criu);
+            std::thread::sleep(Duration::from_micros(100));
             Ok(matches!(state(criu), None | Some('Z')))
         })
     });

@@ -56,7 +56,7 @@ fn of_peer_a(right: &str, peer: &str) -> Result<String> {
     let line = right.lines().find(|line| line.starts_with("a = ")).context("no peer a")?;
     let accept: Vec<_> = right
         .lines()
-        .filter(|l| l.starts_with("[accept]") || l.starts_with("binds = ") || l.starts_with("capabilities = "))
+        .filter(|l| l.starts_with("[accept]") || l.starts_with("binds = ") || l.starts_with("privileged = "))
         .collect();
     ensure!(accept.len() == 3, "the lab's configuration has {accept:?}");
     let text = right.replacen(line, &line.replace("a = ", "a.address = "), 1);
