@@ -12,11 +12,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::Signal;
 use tranship_sys::{descriptor, privileges, process, seccomp, threads};
 use tranship_transport::remote::{self, Failed, TlsProcess};
 use tranship_transport::{Established, Expiry, Files, Handshakes, Identity, Pins, Role, TransportError, Trust};
@@ -36,6 +38,8 @@ const START: Duration = Duration::from_secs(10);
 const LONG: Duration = Duration::from_secs(1);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// One that has left so many requests in succession without an answer in their time is ended.
+const SILENCES: u32 = 2;
 /// Descriptors that it may have open: two for each handshake.
 const DESCRIPTORS: u64 = 1024;
 /// Longest reason why it is not ready.
@@ -102,6 +106,10 @@ struct Current {
     arguments: Vec<OsString>,
     /// When its certificates end.
     ends: Vec<Expiry>,
+    /// The process itself.
+    child: Arc<OwnedFd>,
+    /// Requests without an answer since the last one that had one.
+    silences: Arc<AtomicU32>,
 }
 
 impl Tls {
@@ -112,9 +120,10 @@ impl Tls {
     pub fn start(files: &config::Tls, node: &NodeName, root: &Path) -> anyhow::Result<Self> {
         std::fs::create_dir_all(root).with_context(|| format!("{} cannot be made", root.display()))?;
         let arguments = arguments(files, node, root);
-        let Started { child, requests, ends } = spawn(&arguments)?;
+        let Started { child, descriptor, requests, ends } = spawn(&arguments)?;
         let process = Arc::new(TlsProcess::new(requests, node.clone()));
-        let current = Mutex::new(Current { number: 0, process, arguments, ends });
+        let (descriptor, silences) = (Arc::new(descriptor), Arc::default());
+        let current = Mutex::new(Current { number: 0, process, arguments, ends, child: descriptor, silences });
         let (node, root, trust, replaced) = (node.clone(), root.to_owned(), Trust::default(), Condvar::new());
         let tls = Self(Arc::new(Shared { node, root, trust, current, replaced }));
         let keeper = tls.clone();
@@ -146,7 +155,7 @@ impl Tls {
                             drop(started.requests);
                             break started.child;
                         }
-                        number = self.take(&mut current, (started.requests, started.ends));
+                        number = self.take(&mut current, (started.descriptor, started.requests, started.ends));
                         break started.child;
                     }
                     Err(_) if self.current().number != number => return,
@@ -163,10 +172,12 @@ impl Tls {
     }
 
     /// Gives what follows to a TLS process that was just started; its number.
-    fn take(&self, current: &mut Current, (requests, ends): (OwnedFd, Vec<Expiry>)) -> u64 {
+    fn take(&self, current: &mut Current, (child, requests, ends): (OwnedFd, OwnedFd, Vec<Expiry>)) -> u64 {
         current.number += 1;
         current.process = Arc::new(TlsProcess::new(requests, self.0.node.clone()));
         current.ends = ends;
+        current.child = Arc::new(child);
+        current.silences = Arc::default();
         self.0.replaced.notify_all();
         current.number
     }
@@ -180,12 +191,13 @@ impl Certificates for Tls {
     /// Another TLS process reads the files; the one from before ends with the handshakes that it has begun.
     fn replace(&self, files: &config::Tls) -> Result<(), String> {
         let arguments = arguments(files, &self.0.node, &self.0.root);
-        let Started { child, requests, ends } = spawn(&arguments).map_err(|error| sentence(error.as_ref()))?;
+        let Started { child, descriptor, requests, ends } =
+            spawn(&arguments).map_err(|error| sentence(error.as_ref()))?;
         let mut current = self.current();
         let (keeper, number) = (self.clone(), current.number + 1);
         threads::start("tls", move || keeper.keep(number, child)).map_err(|error| sentence(&error))?;
         current.arguments = arguments;
-        self.take(&mut current, (requests, ends));
+        self.take(&mut current, (descriptor, requests, ends));
         Ok(())
     }
 
@@ -215,10 +227,21 @@ impl Handshakes for Tls {
         deadline: Instant,
     ) -> Result<Established, TransportError> {
         loop {
-            let Current { number, process, .. } = self.current().clone();
-            let (error, may_repeat) = match process.shake(stream, role, deadline) {
+            let Current { number, process, child, silences, .. } = self.current().clone();
+            let shaken = process.shake(stream, role, deadline);
+            if !matches!(shaken, Err(Failed::Silent(_))) {
+                silences.store(0, Ordering::Relaxed);
+            }
+            let (error, may_repeat) = match shaken {
                 Ok(established) => return Ok(established),
                 Err(Failed::Handshake(error)) => return Err(error),
+                Err(Failed::Silent(error)) => {
+                    if silences.fetch_add(1, Ordering::Relaxed) + 1 >= SILENCES {
+                        tracing::error!("the TLS process stands still, and is ended");
+                        let _ = process::signal(&child, Signal::SIGKILL as i32);
+                    }
+                    (error, false)
+                }
                 Err(Failed::NotBegun(error)) => (error, true),
                 Err(Failed::Ended(error)) => (error, false),
             };
@@ -244,6 +267,7 @@ fn arguments(files: &config::Tls, node: &NodeName, root: &Path) -> Vec<OsString>
 /// A TLS process that is ready.
 struct Started {
     child: Child,
+    descriptor: OwnedFd,
     /// The socket for requests.
     requests: OwnedFd,
     /// When its certificates end.
@@ -260,8 +284,9 @@ fn spawn(arguments: &[OsString]) -> anyhow::Result<Started> {
     let mut child = command.spawn().map_err(threads::explained).context("the TLS process cannot be started")?;
     // Its end of the socket must not stay open here.
     drop(command);
-    match await_ready(&ours) {
-        Ok(ends) => Ok(Started { child, requests: ours, ends }),
+    let ready = await_ready(&ours).and_then(|ends| Ok((ends, process::descriptor(child.id())?)));
+    match ready {
+        Ok((ends, descriptor)) => Ok(Started { child, descriptor, requests: ours, ends }),
         Err(error) => {
             let _ = child.kill();
             let _ = child.wait();

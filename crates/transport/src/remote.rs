@@ -17,6 +17,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
+use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::time::{TimeVal, TimeValLike};
 use serde::{Deserialize, Serialize};
 use tranship_sys::{descriptor, threads};
 use tranship_types::NodeName;
@@ -31,6 +33,9 @@ const REQUEST: usize = 4096;
 const REPLY: u64 = 2 << 20;
 /// How long beyond the deadline of a handshake the TLS process may take for its reply: a second for the alert, and its own delay.
 const GRACE: Duration = Duration::from_secs(2);
+
+/// How long a request may wait for room in the queue.
+const QUEUED: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Request {
@@ -178,11 +183,15 @@ pub enum Failed {
     NotBegun(io::Error),
     /// The TLS process has ended. Whether it has used the connection is not known.
     Ended(io::Error),
+    /// The TLS process takes no requests, or has not answered this one in its time: it is stopped, or hangs.
+    Silent(io::Error),
 }
 
 impl TlsProcess {
     /// The agent's end: `requests` keeps message boundaries, and its other end is [`serve`]d.
     pub fn new(requests: OwnedFd, node: NodeName) -> Self {
+        // Without it, a request to one that is stopped would wait for ever once the queue is full.
+        let _ = setsockopt(&requests, sockopt::SendTimeout, &TimeVal::milliseconds(QUEUED.as_millis() as i64));
         Self { requests, node }
     }
 
@@ -203,16 +212,20 @@ impl TlsProcess {
             return Err(ours(io::Error::new(ErrorKind::InvalidInput, "the address is too long")));
         }
         let (reply, theirs) = UnixStream::pair().map_err(ours)?;
-        descriptor::send(self.requests.as_fd(), &request, &[stream.as_fd(), theirs.as_fd()])
-            .map_err(Failed::NotBegun)?;
+        descriptor::send(self.requests.as_fd(), &request, &[stream.as_fd(), theirs.as_fd()]).map_err(|error| {
+            // Its queue has been full for this long.
+            if error.kind() == ErrorKind::WouldBlock { Failed::Silent(error) } else { Failed::NotBegun(error) }
+        })?;
         drop(theirs);
         reply.set_read_timeout(Some(within + GRACE)).map_err(ours)?;
         let mut bytes = Zeroizing::new(Vec::with_capacity(16 << 10));
         match reply.take(REPLY).read_to_end(&mut bytes) {
             Ok(0) => return Err(Failed::Ended(ErrorKind::BrokenPipe.into())),
-            // It is stopped.
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                return Err(ours(io::Error::new(ErrorKind::TimedOut, "the agent's TLS process does not answer")));
+                return Err(Failed::Silent(io::Error::new(
+                    ErrorKind::TimedOut,
+                    "the agent's TLS process does not answer",
+                )));
             }
             Err(error) => return Err(Failed::Ended(error)),
             Ok(_) => {}

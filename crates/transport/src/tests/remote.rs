@@ -39,7 +39,7 @@ impl Handshakes for Remote {
     fn shake(&self, stream: &Arc<TcpStream>, role: &Role, deadline: Instant) -> Result<Established, TransportError> {
         self.0.shake(stream, role, deadline).map_err(|failed| match failed {
             Failed::Handshake(error) => error,
-            Failed::NotBegun(error) | Failed::Ended(error) => TransportError::TlsProcess(error),
+            Failed::NotBegun(error) | Failed::Ended(error) | Failed::Silent(error) => TransportError::TlsProcess(error),
         })
     }
 }
@@ -106,6 +106,25 @@ fn its_end_is_told_and_whether_it_had_the_connection() {
             descriptor::receive(std::os::fd::AsFd::as_fd(&theirs), &mut [0; 4096]).unwrap();
         });
         assert!(matches!(dying.shake(&stream, &role, deadline), Err(Failed::Ended(_))));
+    });
+}
+
+#[test]
+fn one_that_stands_still_is_known_by_its_silence_and_its_full_queue() {
+    let role = Role::Client { peer: node("b"), addr: "somewhere".to_owned() };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (ours, _theirs) = descriptor::seqpacket_pair().unwrap();
+    let process = TlsProcess::new(ours, node("a"));
+    let silent = |result: Result<Established, Failed>| match result {
+        Err(Failed::Silent(error)) => error.kind(),
+        other => panic!("{other:?}"),
+    };
+    thread::scope(|s| {
+        let all: Vec<_> = (0..64).map(|_| s.spawn(|| silent(process.shake(&stream, &role, Instant::now())))).collect();
+        // Some of them waited for an answer, others for room.
+        let kinds: Vec<_> = all.into_iter().map(|one| one.join().unwrap()).collect();
+        assert!(kinds.contains(&std::io::ErrorKind::TimedOut), "{kinds:?}");
     });
 }
 
