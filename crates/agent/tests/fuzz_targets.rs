@@ -23,7 +23,7 @@ use change::Changes;
 use targets::TARGETS;
 
 /// Changed inputs of each target, so that each run tries the same ones.
-const INPUTS: usize = 1000;
+const INPUTS: usize = 3000;
 /// Longest input, in bytes: many times that of the seeds.
 const LONGEST: usize = 64 << 10;
 /// CPU time that one input may take. They take less than a hundredth of it.
