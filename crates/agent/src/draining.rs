@@ -31,6 +31,8 @@ use crate::registry::{LiveReport, unix_ms};
 
 /// How long the pager is waited for until it is said again how many pages are missing.
 const SLICE: Duration = Duration::from_millis(250);
+/// How long the last processes of a container that ends may take.
+const ENDING: Duration = Duration::from_secs(5);
 /// How often that is put on record.
 const SLOW: Duration = Duration::from_secs(5);
 /// How long a pager may take to answer before that is shown. It is asked again all the time.
@@ -173,6 +175,8 @@ struct Watch<'a> {
     gone: Option<Instant>,
     /// Since when the pager has not answered.
     mute: Option<Instant>,
+    /// Since when the container has been ending, with nothing missing any more.
+    ending: Option<Instant>,
     /// When that was put on record.
     told: Instant,
 }
@@ -197,7 +201,7 @@ pub fn watch(node: &Arc<Node>, id: &MigrationId, found: &Mutex<Arrival>) {
     let Some(_watched) = Watched::begin(&inbox.drain, remote_bytes) else { return };
     let told = Instant::now();
     let (drain, gone, mute) = (&inbox.drain, None, None);
-    let mut watch = Watch { node, id, found, drain, report, layout, source, init, gone, mute, told };
+    let mut watch = Watch { node, id, found, drain, report, layout, source, init, gone, mute, ending: None, told };
     loop {
         let watched = coordinator::caught("the drain", || {
             watch.run();
@@ -282,6 +286,13 @@ impl Watch<'_> {
             return Some(End::Ended(how));
         }
         match pages {
+            // A task that is being killed gives up its memory, with the pages that are missing, before it can be seen to have ended.
+            Pages::Drained(_)
+                if self.init.is_some_and(node::is_ending)
+                    && self.ending.get_or_insert_with(Instant::now).elapsed() < ENDING =>
+            {
+                self.node.pause(SLICE);
+            }
             Pages::Drained(status) => return Some(End::Drained(status)),
             Pages::Draining(status) => self.draining(&status),
             Pages::Unknown { gone, why } => {

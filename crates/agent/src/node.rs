@@ -415,6 +415,12 @@ pub fn is_alive(pid: u32) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
+/// Whether a process has ended, or has given up its memory to do so.
+pub fn is_ending(pid: u32) -> bool {
+    let statm = tranship_sys::process::text(format!("/proc/{pid}/statm")).unwrap_or_default();
+    !is_alive(pid) || statm.starts_with("0 ")
+}
+
 /// Waits for a child that is about to end; one that does not in time is killed.
 pub fn reap(mut child: std::process::Child, patience: Duration) -> std::io::Result<()> {
     let deadline = std::time::Instant::now() + patience;
