@@ -6,7 +6,8 @@
 //!    └───────────┬───────────┘ criu, the front or the pager was killed
 //!                ▼
 //!     do the tasks run all the same? ──yes──▶ RUNNING
-//!                └──no──▶ gate closed, everything swept, restored again from the page store ──▶ HELD
+//!                └──no──▶ gate closed, criu and the front ended ──▶ do they run now? ──yes──▶ RUNNING
+//!                              └──no──▶ everything swept, restored again from the page store ──▶ HELD
 //! ```
 //!
 //! Until the pager is told to fill, every page is in the store, so that the copy can be made again as often as need be.
@@ -154,7 +155,7 @@ impl DestinationRun {
         }
         self.restore_again()?;
         self.let_packets_in()?;
-        if self.release_held() {
+        if self.resumed_ns.is_some() || self.release_held() {
             return Ok(());
         }
         Err(Failure::new(format!("the container could not be resumed: {}", self.layout.last_words(Role::Restore))))
@@ -301,7 +302,8 @@ impl DestinationRun {
         Ok(())
     }
 
-    /// Makes the held copy again from the page store and the images, behind a closed gate.
+    /// Makes the held copy again from the page store and the images, behind a closed gate. If its tasks turn out to run when
+    /// criu and the front have ended, they are kept, and [`Self::resumed_ns`] is set; the gate is closed then, too.
     fn restore_again(&mut self) -> Result<(), Failure> {
         // They may only seem to be lost, where it could not be asked.
         if !reserve::are_there(DESCRIPTORS) {
@@ -313,6 +315,8 @@ impl DestinationRun {
             )));
         }
         tracing::warn!(id = %self.id, "the held tasks are lost; restoring them again");
+        // Tasks whose pager is gone would find zeros in pages that have not come: what was made with it is lost.
+        self.spoilt |= !self.pager_serves();
         // First of all what can fail for good: until then nothing is ended.
         self.revive_pager()?;
         // An engine that was restarted has removed the interfaces with the lost copy, and then there is no gate.
@@ -322,6 +326,13 @@ impl DestinationRun {
             gate.close().map_err(failed)?;
         }
         let node = &Arc::clone(&self.node).config.node;
+        self.front = None;
+        self.layout.end_front(Role::Restore, RESTORE_END)?;
+        // A criu that stood still goes on with the order to release if it has got it, and the tasks run then.
+        if !self.spoilt && self.runs_by_now()? {
+            self.resumed_ns.get_or_insert_with(monotonic_ns);
+            return Ok(());
+        }
         self.sweep_engine().map_err(|failure| Failure::new(format!("on node {node}, {failure}")))?;
         // Those of the lost tasks that were never let go are gone with them: CRIU still had these sockets in repair mode.
         if let Some((path, _)) = self.offer.network.as_ref().filter(|_| !self.offer.network_shared) {
