@@ -152,6 +152,11 @@ impl SourceRun {
                     self.throttle(&container, dirty_rate, policy::link_rate(&seen))?;
                     counted = seen.len() - 1;
                 }
+                // More rounds would send the same again each time: what is written meanwhile follows the resume.
+                Verdict::Diverging if self.may_be_early() => {
+                    while self.settle_with_others()? {}
+                    break verdict;
+                }
                 verdict if !self.settle_with_others()? => break verdict,
                 // What was written while others settled is a matter of as many rounds again.
                 _ => limits.max_rounds = limits.max_rounds.saturating_add(seen.len() as u32),
