@@ -15,6 +15,7 @@ impl SourceRun {
     /// Removes the original, and then asks whether the destination has every page. May be begun again after a restart of
     /// the agent at any point: the directory with the note of which container is the original goes last.
     pub(super) fn release(&mut self) -> Result<(), Failure> {
+        let preparation = self.node.leaving_slots.prepare(&|| false);
         if let Some(push) = self.push.take() {
             self.wire_bytes += push.gauge().wire_bytes();
         }
@@ -30,6 +31,7 @@ impl SourceRun {
         }
         self.leave_directories();
         self.layout.remove()?;
+        drop(preparation);
         self.await_drained();
         Ok(())
     }

@@ -27,7 +27,9 @@ const ORDER: Duration = Duration::from_secs(2);
 /// How long a move waits for its freeze slots in all, and for one of them before it sends what was written meanwhile.
 const SLOT: Duration = Duration::from_secs(60);
 const ASK_SLOT: Duration = Duration::from_secs(1);
-/// What takes no longer is no wait.
+/// The same where the others of the group wait for it, each with little left to send.
+const SLOT_OF_GROUP: Duration = Duration::from_secs(3);
+/// What takes no longer than this and two round trips is no wait.
 const NO_WAIT: Duration = Duration::from_millis(10);
 
 /// The freeze slots of a move.
@@ -60,9 +62,10 @@ impl Slots {
     }
 }
 
-/// Whether a step takes processors from containers that are frozen.
+/// Whether a step as a whole takes processors from containers that are frozen.
 pub(super) fn is_preparation(step: SourceStep) -> bool {
-    matches!(step, SourceStep::Inspect | SourceStep::Offer | SourceStep::Arm | SourceStep::Release)
+    // Release waits for its own, and the destination for what an offer has it do.
+    matches!(step, SourceStep::Inspect | SourceStep::Arm)
 }
 
 /// The stage that begins with a step.
@@ -126,7 +129,8 @@ impl SourceRun {
 
     /// Takes the freeze slot of this node, then that of the destination. True if it has waited.
     fn take_slots(&mut self) -> Result<bool, Failure> {
-        if self.slots.done {
+        if self.slots.done || self.interrupt.hurries() {
+            self.slots.place = None;
             return Ok(false);
         }
         let begun = *self.slots.begun.get_or_insert_with(Instant::now);
@@ -135,7 +139,7 @@ impl SourceRun {
         if self.slots.here.is_none() {
             let owner = || group.clone().map_or_else(|| Owner::Move(self.id.clone()), Owner::Group);
             let place = self.slots.place.take().unwrap_or_else(|| self.node.leaving_slots.queue(owner()));
-            match place.wait(ASK_SLOT, &|| self.interrupt.is_raised()) {
+            match place.wait(ASK_SLOT, &|| self.interrupt.is_raised() || self.interrupt.hurries()) {
                 Ok(slot) => self.slots.here = Some(slot),
                 Err(place) => self.slots.place = Some(place),
             }
@@ -151,12 +155,15 @@ impl SourceRun {
             self.ask_there(PREPARE)?;
         }
         let now = monotonic_ns();
-        let waited = Duration::from_nanos(now.saturating_sub(start)) > NO_WAIT;
+        // The error of the clock is half of a round trip.
+        let round_trips = Duration::from_nanos(4 * self.clock.error_ns);
+        let waited = Duration::from_nanos(now.saturating_sub(start)) > NO_WAIT + round_trips;
         if waited {
             self.timeline.note("wait: for other moves to be frozen", start, now);
         }
-        if taken || begun.elapsed() > SLOT {
-            self.slots.done = true;
+        let shared = self.turn.as_ref().is_some_and(Turn::is_shared);
+        if taken || begun.elapsed() > if shared { SLOT_OF_GROUP } else { SLOT } {
+            (self.slots.done, self.slots.place) = (true, None);
             return Ok(waited);
         }
         Ok(true)
