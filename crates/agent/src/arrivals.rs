@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -226,30 +227,45 @@ pub struct Inbox {
 
 /// The freeze slot of an arrival, or its place in the queue.
 #[derive(Default)]
-pub struct ArrivingSlot(Mutex<Option<Result<Slot, Place>>>);
+pub struct ArrivingSlot {
+    slot: Mutex<Option<Result<Slot, Place>>>,
+    /// It was given back for good.
+    over: AtomicBool,
+}
 
 impl ArrivingSlot {
-    /// Waits for the slot for a second at most; true if it is taken.
+    /// Waits in the queue for a second at most, and with the slot for preparations to end; true if it is taken.
     pub fn take(&self, queue: impl FnOnce() -> Place) -> bool {
         const WAIT: Duration = Duration::from_secs(1);
-        let mut slot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let over = || self.over.load(Ordering::Acquire);
+        let mut slot = self.slot();
+        if over() {
+            return false;
+        }
         let now = match slot.take().unwrap_or_else(|| Err(queue())) {
-            Err(place) => place.wait(WAIT, &|| false),
+            Err(place) => place.wait(WAIT, &over),
             taken => taken,
         };
         slot.insert(now).is_ok()
     }
 
-    /// The container runs.
+    /// The container runs: a place in the queue is given up.
     pub fn linger(&self) {
-        if let Some(Ok(slot)) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
-            slot.linger();
+        let mut slot = self.slot();
+        match &*slot {
+            Some(Ok(taken)) => taken.linger(),
+            _ => *slot = None,
         }
     }
 
-    /// Gives it back, or the place up.
+    /// Gives it back, or the place up, for good. A wait for it ends.
     pub fn give_back(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.over.store(true, Ordering::Release);
+        *self.slot() = None;
+    }
+
+    fn slot(&self) -> MutexGuard<'_, Option<Result<Slot, Place>>> {
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

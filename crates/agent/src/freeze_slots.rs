@@ -21,6 +21,8 @@ const EXPIRES: Duration = Duration::from_secs(10);
 const LINGERS: Duration = Duration::from_millis(300);
 /// How long preparations wait for a slot to be given back, and a slot for preparations to end.
 const QUIET: Duration = Duration::from_secs(2);
+/// After how long a place at which nobody waits holds up nobody. It stays in the queue.
+const ABANDONED: Duration = Duration::from_secs(3);
 /// How often it is looked whether the migration was interrupted.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -45,10 +47,17 @@ struct Shared {
 struct State {
     /// The number of the next place in the queue.
     next: u64,
-    queue: VecDeque<u64>,
+    queue: VecDeque<Waiting>,
     /// Slots that are taken, all by one owner.
     taken: Vec<Taken>,
     preparing: usize,
+}
+
+/// A place in the queue.
+struct Waiting {
+    number: u64,
+    /// Since when nobody waits at it; `None`: somebody does.
+    left: Option<Instant>,
 }
 
 struct Taken {
@@ -68,6 +77,17 @@ impl State {
     /// Whether nobody else holds a slot that counts.
     fn is_free_for(&self, owner: &Owner) -> bool {
         self.taken.iter().all(|taken| taken.owner == *owner || !taken.counts())
+    }
+
+    /// Whether this place is the first of those that are asked for.
+    fn is_first(&self, number: u64) -> bool {
+        let asked = |place: &&Waiting| place.left.is_none_or(|left| left.elapsed() < ABANDONED);
+        self.queue.iter().find(asked).is_some_and(|place| place.number == number)
+    }
+
+    /// Notes whether somebody waits at a place.
+    fn note(&mut self, number: u64, left: Option<Instant>) {
+        self.queue.iter_mut().filter(|place| place.number == number).for_each(|place| place.left = left);
     }
 
     fn is_quiet(&self) -> bool {
@@ -108,7 +128,7 @@ impl FreezeSlots {
         let mut state = self.0.state();
         let number = state.next;
         state.next += 1;
-        state.queue.push_back(number);
+        state.queue.push_back(Waiting { number, left: Some(Instant::now()) });
         Place { shared: Arc::clone(&self.0), number, owner }
     }
 
@@ -134,15 +154,18 @@ impl Place {
     pub fn wait(self, patience: Duration, ends: &dyn Fn() -> bool) -> Result<Slot, Place> {
         let shared = Arc::clone(&self.shared);
         let together = |state: &State| state.taken.iter().any(|taken| taken.owner == self.owner);
-        let is_first = |state: &State| state.queue.front() == Some(&self.number) || together(state);
-        let free = |state: &State| is_first(state) && state.is_free_for(&self.owner);
-        let (mut state, taken) = shared.wait(shared.state(), patience, ends, free);
+        let is_next = |state: &State| state.is_first(self.number) || together(state);
+        let free = |state: &State| is_next(state) && state.is_free_for(&self.owner);
+        let mut state = shared.state();
+        state.note(self.number, None);
+        let (mut state, taken) = shared.wait(state, patience, ends, free);
         if !taken {
+            state.note(self.number, Some(Instant::now()));
             drop(state);
             return Err(self);
         }
         state.taken.push(Taken { number: self.number, owner: self.owner.clone(), until: Instant::now() + EXPIRES });
-        state.queue.retain(|number| *number != self.number);
+        state.queue.retain(|place| place.number != self.number);
         shared.changed.notify_all();
         let (state, _) = shared.wait(state, QUIET, ends, |state| state.preparing == 0);
         drop(state);
@@ -153,7 +176,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.shared.state().queue.retain(|number| *number != self.number);
+        self.shared.state().queue.retain(|place| place.number != self.number);
         self.shared.changed.notify_all();
     }
 }
@@ -194,6 +217,7 @@ impl Drop for Preparation {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arrivals::ArrivingSlot;
 
     const SHORT: Duration = Duration::from_millis(30);
     const LONG: Duration = Duration::from_secs(20);
@@ -220,6 +244,20 @@ mod tests {
     }
 
     #[test]
+    fn an_arrival_that_runs_or_has_ended_keeps_no_place() {
+        let slots = FreezeSlots::default();
+        let [running, ended, next] = [(); 3].map(|()| ArrivingSlot::default());
+        let first = slots.queue(owner("m-1")).wait(LONG, &never).ok().expect("a slot");
+        assert!(!running.take(|| slots.queue(owner("m-2"))), "the slot is taken");
+        assert!(!ended.take(|| slots.queue(owner("m-3"))), "the slot is taken");
+        running.linger();
+        ended.give_back();
+        drop(first);
+        assert!(!ended.take(|| slots.queue(owner("m-3"))), "it was given back for good");
+        assert!(next.take(|| slots.queue(owner("m-4"))), "nobody is before it");
+    }
+
+    #[test]
     fn a_group_that_moves_as_a_whole_shares_its_slot() {
         let slots = FreezeSlots::default();
         let group = || Owner::Group(GroupId::from_random([1; 5]));
@@ -236,10 +274,23 @@ mod tests {
     fn a_slot_of_a_container_that_runs_again_does_not_count_for_long() {
         let slots = FreezeSlots::default();
         let slot = slots.queue(owner("m-1")).wait(LONG, &never).ok().expect("a slot");
-        slot.linger();
         let begun = Instant::now();
+        slot.linger();
         assert!(slots.queue(owner("m-2")).wait(LONG, &never).is_ok());
-        assert!(begun.elapsed() >= LINGERS - SHORT);
+        assert!(begun.elapsed() >= LINGERS);
+    }
+
+    #[test]
+    fn a_place_that_nobody_asks_for_holds_up_nobody_and_is_not_lost() {
+        let slots = FreezeSlots::default();
+        let first = slots.queue(owner("m-1")).wait(SHORT, &|| true).ok().expect("it is free");
+        let [abandoned, second] = ["m-2", "m-3"].map(|name| slots.queue(owner(name)));
+        let abandoned = abandoned.wait(SHORT, &never).err().expect("the slot is taken");
+        drop(first);
+        let second = second.wait(SHORT, &never).err().expect("the other place is before it");
+        let second = second.wait(LONG, &never).ok().expect("the other place is not asked for");
+        drop(second);
+        assert!(abandoned.wait(LONG, &never).is_ok(), "it is asked for again");
     }
 
     #[test]

@@ -280,6 +280,10 @@ fn reply(
         (Request::Abort, Some(id)) => undoing::called_off(node, id),
         (Request::Drained { released }, Some(id)) => draining::answer(node, id, released),
         (Request::FreezeSlot { group }, Some(id)) => match node.arrivals.inbox(id) {
+            // A request that is late must not take a slot that nobody gives back.
+            Some(_) if node.arrivals.get(id).is_none_or(|arrival| lock(&arrival).standing != Standing::Open) => {
+                failure_response(Failure::new("the migration is past that point"))
+            }
             Some(inbox) => {
                 let owner = group.map_or_else(|| Owner::Move(id.clone()), Owner::Group);
                 Response::FreezeSlot { taken: inbox.slot.take(|| node.arriving_slots.queue(owner)) }
@@ -341,14 +345,15 @@ fn offered(node: &Arc<Node>, id: &MigrationId, peer: &NodeName, offer: Offer, li
     let (peer, standing) = (peer.clone(), Standing::Open);
     let (journal, claim) = (Some(journal), Some(claim));
     let arrival = Arrival { peer, run, journal, begun: Vec::new(), standing, claim, report };
-    let preparation = node.arriving_slots.prepare(&|| false);
     // Known from the first step on: an abort that comes on another link meanwhile waits, and then undoes it.
-    let arrival = node.arrivals.insert(id, arrival, inbox);
-    let prepared = match &mut *lock(&arrival) {
+    let arrival = node.arrivals.insert(id, arrival, Arc::clone(&inbox));
+    let mut working = lock(&arrival);
+    let preparation = node.arriving_slots.prepare(&|| inbox.failed().is_some());
+    let prepared = match &mut *working {
         Arrival { run, journal: Some(journal), begun, .. } => coordinator::prepare(run, journal, &node.faults, begun),
         _ => Err(Failure::new("the migration has ended")),
     };
-    drop(preparation);
+    drop((preparation, working));
     match prepared {
         Ok(()) => Response::Prepared {
             shared: crate::layout::preload().is_some(),

@@ -159,7 +159,7 @@ pub enum Request {
         released: bool,
     },
     /// Asks for the destination's freeze slot, so that containers that arrive there are not frozen at the same time.
-    /// The answer comes when the slot is taken, or after a second. Only where [`Response::Prepared`] offers slots.
+    /// The answer comes when the slot is taken, or after up to 3 s. Only where [`Response::Prepared`] offers slots.
     FreezeSlot {
         /// The group that it is frozen together with.
         #[serde(default, skip_serializing_if = "Option::is_none")]
