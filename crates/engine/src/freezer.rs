@@ -239,10 +239,12 @@ impl Freezer {
         self.signal(Signal::SIGSTOP, |pid| !stopped.contains(&pid))
     }
 
-    /// Takes [`Self::stop_beneath`] back: of the processes with these pids, which it has stopped, and of others whose SIGSTOP is still pending. A
-    /// program notices a SIGCONT, so that no other process gets one.
+    /// Takes [`Self::stop_beneath`] back: of the processes with these pids, which it has stopped, and of others that show as stopped or whose SIGSTOP
+    /// is still pending. A program notices a SIGCONT, so that no other process gets one.
     pub fn continue_beneath(&self, stopped: &[u32], by_us: &[u32]) -> Result<(), FreezerError> {
-        self.signal(Signal::SIGCONT, |pid| !stopped.contains(&pid) && (by_us.contains(&pid) || has_pending_stop(pid)))
+        let are_stopped = self.stopped()?;
+        let is_stopped = |pid| by_us.contains(&pid) || are_stopped.contains(&pid) || has_pending_stop(pid);
+        self.signal(Signal::SIGCONT, |pid| !stopped.contains(&pid) && is_stopped(pid))
     }
 
     /// Sends a signal to those processes; one that is gone is no error.
@@ -413,6 +415,31 @@ mod tests {
             text
         });
         assert_eq!(said, ["continued\nended\n", "ended\n"]);
+    }
+
+    /// As where the note of what was stopped was lost.
+    #[test]
+    fn a_process_that_shows_as_stopped_is_continued() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("cgroup.procs"), format!("{}\n", child.id())).unwrap();
+        let freezer = Freezer::V2(directory.path().to_owned());
+        let until = |stopped: &[u32]| {
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while freezer.stopped().unwrap() != stopped {
+                assert!(Instant::now() < deadline, "{:?} and not {stopped:?}", freezer.stopped());
+                std::thread::sleep(LOOK);
+            }
+        };
+        let pid = child.id();
+        freezer.stop_beneath(&[]).unwrap();
+        until(&[pid]);
+        freezer.continue_beneath(&[pid], &[]).unwrap();
+        assert_eq!(freezer.stopped().unwrap(), [pid], "it was stopped before");
+        freezer.continue_beneath(&[], &[]).unwrap();
+        until(&[]);
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]

@@ -77,13 +77,20 @@ impl SourceRun {
         let before = self.stopped_before();
         let pids = freezer.processes().map_err(failed)?;
         let pids: Vec<u32> = pids.into_iter().filter(|pid| !before.contains(pid)).collect();
-        let noted = serde_json::to_vec(&pids)
-            .map_err(failed)
-            .and_then(|note| std::fs::write(self.layout.stopped_by_us(), note).map_err(failed));
+        let noted =
+            serde_json::to_vec(&pids).map_err(failed).and_then(|note| self.note_stopped_by_us(&note).map_err(failed));
         if let Err(failure) = noted {
             tracing::warn!(id = %self.id, %failure, "which processes are stopped is not noted");
         }
         freezer.stop_beneath(&before).map_err(failed)
+    }
+
+    /// Writes the note as a whole, or not at all.
+    fn note_stopped_by_us(&self, note: &[u8]) -> std::io::Result<()> {
+        let path = self.layout.stopped_by_us();
+        let nascent = path.with_extension("nascent");
+        std::fs::write(&nascent, note)?;
+        std::fs::rename(nascent, path)
     }
 
     /// Those that [`Self::stop_beneath`] has noted.
@@ -94,14 +101,20 @@ impl SourceRun {
 
     /// Lets the original run, also where it was kept from that after the decision.
     pub(super) fn let_original_run(&self, freezer: &Freezer) -> Result<(), Failure> {
-        if self.given_up || self.stopped_beneath {
+        let was_stopped = self.given_up || self.stopped_beneath;
+        if was_stopped {
             freezer.continue_beneath(&self.stopped_before(), &self.stopped_by_us()).map_err(failed)?;
         }
         let waits = restart_blocks::recorded(&self.layout.waits());
         match self.freezer.as_ref().map(|open| open.thaw_after_dump(&waits)) {
-            Some(Ok(())) => Ok(()),
+            Some(Ok(())) => {}
             // Where the container was started anew meanwhile, the cgroup that is open is gone, and another one has its name.
-            _ => freezer.thaw_after_dump(&waits).map_err(failed),
+            _ => freezer.thaw_after_dump(&waits).map_err(failed)?,
+        }
+        // Without the note: in a frozen cgroup of version 1 tasks do not show that they have stopped.
+        match was_stopped && !self.layout.stopped_by_us().exists() {
+            true => freezer.continue_beneath(&self.stopped_before(), &[]).map_err(failed),
+            false => Ok(()),
         }
     }
 
