@@ -322,6 +322,8 @@ fn until_told(
     mut tell: impl FnMut() -> Result<(), Failure>,
 ) -> Told {
     let (begun, mut wait) = (Instant::now(), Duration::from_millis(50));
+    // Somebody waits for the outcome as long as there is a limit.
+    let longest = Duration::from_millis(if patience.is_some() { 500 } else { 5000 });
     while let Err(failure) = tell() {
         tracing::info!(%id, %failure, "the destination does not know yet that it is over");
         if patience.is_some_and(|patience| begun.elapsed() > patience) {
@@ -330,7 +332,7 @@ fn until_told(
         if !node.pause(wait) {
             return Told::Stopping;
         }
-        wait = (wait * 2).min(Duration::from_secs(5));
+        wait = (wait * 2).min(longest);
     }
     Told::Heard
 }
