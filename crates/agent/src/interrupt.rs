@@ -183,10 +183,10 @@ impl Interrupt {
         self.mark(cause).map_or_else(|not| not, |waits| self.end(&waits))
     }
 
-    /// Interrupts several migrations. None of them fails before all are marked: one that waits for another would take
-    /// that for the cause.
+    /// Interrupts several migrations, each of which may depend on those before it. Their waits end when all are marked, and
+    /// the last is marked first: one whose predecessor fails would take that for the cause.
     pub fn raise_all(all: &[Arc<Self>], cause: Cause) -> Vec<Raised> {
-        let marked: Vec<_> = all.iter().map(|one| (one, one.mark(cause))).collect();
+        let marked: Vec<_> = all.iter().rev().map(|one| (one, one.mark(cause))).collect();
         marked.into_iter().map(|(one, marked)| marked.map_or_else(|not| not, |waits| one.end(&waits))).collect()
     }
 
