@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nix::libc;
@@ -132,7 +132,11 @@ pub fn newer_options(netns: &Path, sockets: &[OpenSocket]) -> Result<Vec<&'stati
             else {
                 return;
             };
-            let defaults: &Defaults = new.entry(sort).or_insert_with(|| defaults(sort));
+            // Before each freeze: some of them follow settings of the node, which may have been changed.
+            let defaults: &Defaults = new.entry(sort).or_insert_with(|| {
+                known_defaults().remove(&sort);
+                defaults(sort)
+            });
             let newer = defaults.iter().filter(|(choice, _)| choice.is_newer());
             found.extend(
                 newer
@@ -314,14 +318,19 @@ fn sort(socket: BorrowedFd<'_>) -> Option<Sort> {
     Some((family, ask(libc::SO_TYPE)?, protocol))
 }
 
-/// The options that sockets of a sort can have set, each with the value that a new one has. Those of packet sockets are the same in each
-/// namespace, and are kept: to close one takes the kernel a grace period of RCU, for which a frozen container would wait.
-fn defaults(sort: Sort) -> Defaults {
+/// Those of packet sockets, which are the same in each namespace.
+fn known_defaults() -> MutexGuard<'static, BTreeMap<Sort, Defaults>> {
     static OF_PACKET_SOCKETS: Mutex<BTreeMap<Sort, Defaults>> = Mutex::new(BTreeMap::new());
+    OF_PACKET_SOCKETS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The options that sockets of a sort can have set, each with the value that a new one has. Those of packet sockets are kept from
+/// [`newer_options`] on: to close one takes the kernel a grace period of RCU, for which a frozen container would wait.
+fn defaults(sort: Sort) -> Defaults {
     if sort.0 != libc::AF_PACKET {
         return new_defaults(sort);
     }
-    let mut known = OF_PACKET_SOCKETS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = known_defaults();
     if let Some(found) = known.get(&sort).filter(|found| !found.is_empty()) {
         return Arc::clone(found);
     }
