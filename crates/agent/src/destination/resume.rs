@@ -315,8 +315,6 @@ impl DestinationRun {
             )));
         }
         tracing::warn!(id = %self.id, "the held tasks are lost; restoring them again");
-        // Tasks whose pager is gone would find zeros in pages that have not come: what was made with it is lost.
-        self.spoilt |= !self.pager_serves();
         // First of all what can fail for good: until then nothing is ended.
         self.revive_pager()?;
         // An engine that was restarted has removed the interfaces with the lost copy, and then there is no gate.
@@ -364,6 +362,8 @@ impl DestinationRun {
                 self.offer.container, self.node.config.node
             ))
         })?;
+        // Tasks that were made with the lost one must not run: nobody would supply their pages.
+        self.spoilt = true;
         if let Some(pager) = self.pager.take() {
             node::reap(pager, Duration::ZERO).map_err(failed)?;
         }
