@@ -6,6 +6,7 @@
 
 mod asked;
 mod engines;
+mod keys;
 mod shape;
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};

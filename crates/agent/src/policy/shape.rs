@@ -6,6 +6,7 @@ use tranship_coordinator::Failure;
 use tranship_types::{Attachment, EngineName, MigrationId, TreeKind};
 use tranship_wire::message::Offer;
 
+use super::keys;
 use crate::config::is_plain;
 use crate::trees::TREES;
 
@@ -42,7 +43,19 @@ fn wrong(offer: &Offer) -> Option<String> {
     if offer.streams == 0 {
         return Some("no stream would bring its memory".to_owned());
     }
-    trees(offer).or_else(|| network(offer))
+    trees(offer).or_else(|| network(offer)).or_else(|| {
+        let (key, other) = mistaken_key(offer)?;
+        Some(format!("its configuration has the key {key:?}, which the engine takes for {other:?}"))
+    })
+}
+
+fn mistaken_key(offer: &Offer) -> Option<(&str, &'static str)> {
+    let parameters = &offer.parameters;
+    let volumes = parameters["volumes"].as_array().into_iter().flatten();
+    keys::of_oci(&offer.config)
+        .or_else(|| keys::of_oci(&parameters["spec"]))
+        .or_else(|| keys::of_docker(&parameters["body"]))
+        .or_else(|| volumes.map(|volume| &volume["body"]).find_map(keys::of_docker))
 }
 
 fn trees(offer: &Offer) -> Option<String> {

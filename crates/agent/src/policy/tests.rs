@@ -156,6 +156,10 @@ fn what_no_offer_may_have() {
     }
     refused(&|o| o.joined_network = Some("/run/netns/db".into()), "no container brings");
     refused(&|o| o.config["linux"]["cgroupsPath"] = "/a/../../b".into(), "leads upwards");
+    refused(&|o| o.config["linux"]["namespaces"][0]["Path"] = "/proc/1/ns/pid".into(), "takes for \"path\"");
+    refused(&|o| o.parameters = json!({"spec": {"Hooks": {}}}), "takes for \"hooks\"");
+    refused(&|o| o.parameters = json!({"body": {"hostConfig": {}}}), "takes for \"HostConfig\"");
+    refused(&|o| o.parameters = json!({"volumes": [{"body": {"driverOpts": {}}}]}), "takes for \"DriverOpts\"");
     for path in ["/proc/1/ns/net", "/run/netns/../x", "/etc/passwd"] {
         refused(&|o| o.network.as_mut().unwrap().0 = path.into(), "network namespace");
     }
