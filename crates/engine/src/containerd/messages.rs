@@ -31,7 +31,7 @@ pub struct Runtime {
     pub options: Option<Any>,
 }
 
-/// `containerd.runc.v1.Options`: all of them, so that none is lost where one is changed.
+/// `containerd.runc.v1.Options`.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct RuncOptions {
     #[prost(bool, tag = "1")]

@@ -107,6 +107,14 @@ fn options_of(encoded: &[u8], name: &str) -> Result<RuncOptions, EngineError> {
     })
 }
 
+/// The options of a container that is made here. Programs and paths of the source's options are left out: the shim would use them as
+/// root.
+fn options_here(theirs: &RuncOptions, wrapper: &Path) -> RuncOptions {
+    let RuncOptions { no_pivot_root, no_new_keyring, io_uid, io_gid, systemd_cgroup, .. } = *theirs;
+    let binary_name = wrapper.to_string_lossy().into_owned();
+    RuncOptions { no_pivot_root, no_new_keyring, io_uid, io_gid, systemd_cgroup, binary_name, ..RuncOptions::default() }
+}
+
 impl Containerd {
     const NAME: &'static str = "containerd";
 
@@ -348,11 +356,7 @@ impl Engine for Containerd {
         let mut made = Made { namespace: namespace.clone(), created: String::new(), log: log.clone() };
         made.note(bundle).map_err(Self::unmade(name))?;
         Limits::of(config).note(bundle).map_err(Self::unmade(name))?;
-        let own = RuncOptions {
-            binary_name: self.wrapper.to_string_lossy().into_owned(),
-            root: String::new(),
-            ..options_of(&parameters.options, name)?
-        };
+        let own = options_here(&options_of(&parameters.options, name)?, &self.wrapper);
         let any = |type_url: &str, value| Any { type_url: type_url.to_owned(), value };
         let extension = |(name, (kind, value)): (&String, &(String, Vec<u8>))| (name.clone(), any(kind, value.clone()));
         let record = Record {
@@ -521,5 +525,9 @@ mod tests {
         let had = RuncOptions { systemd_cgroup: true, io_uid: 7, ..RuncOptions::default() };
         assert_eq!(options_of(&had.encode_to_vec(), "web").unwrap(), had);
         assert!(options_of(&[0xff], "web").is_err());
+        let hostile =
+            RuncOptions { criu_path: "/x".into(), shim_cgroup: "/y".into(), root: "/z".into(), ..had.clone() };
+        let here = RuncOptions { binary_name: "/wrapper".into(), ..had };
+        assert_eq!(options_here(&hostile, Path::new("/wrapper")), here);
     }
 }
