@@ -85,8 +85,9 @@ impl MountTree {
     }
 }
 
-/// Filesystems that show what the container's own namespaces have, or are empty.
-const OWN: [&str; 7] = ["proc", "sysfs", "tmpfs", "devpts", "mqueue", "cgroup", "cgroup2"];
+/// Filesystems that are empty, or show what the container's own namespaces have, wherever they are mounted. Of proc, sysfs and cgroups
+/// the engine has parts masked or read-only where it mounts them itself.
+const OWN: [&str; 3] = ["tmpfs", "devpts", "mqueue"];
 
 /// Whether a mount is of such a filesystem, and binds nothing.
 fn is_own(mount: &Value) -> bool {
@@ -154,6 +155,7 @@ mod tests {
             json!({"destination": "/x", "type": "bind", "source": "/"}),
             json!({"destination": "/x", "type": "tmpfs", "source": "/etc", "options": ["rbind"]}),
             json!({"destination": "/x", "type": "ext4", "source": "/dev/sda1"}),
+            json!({"destination": "/x", "type": "proc", "source": "proc"}),
             json!({"destination": "/x", "type": "overlay", "source": "x", "options": ["lowerdir=/etc:/usr"]}),
         ] {
             let bundle = tempfile::tempdir().unwrap();
