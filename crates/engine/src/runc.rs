@@ -159,6 +159,14 @@ impl Runc {
     }
 }
 
+/// A path of a configuration, relative to the bundle, as an absolute one. Another node accepts none with `.` and `..`.
+fn within(bundle: &Path, path: &str) -> String {
+    let full = bundle.join(path);
+    let is_plain = !full.to_string_lossy().split('/').any(|part| part == "." || part == "..");
+    let plain = if is_plain { full } else { full.canonicalize().unwrap_or(full) };
+    plain.to_string_lossy().into_owned()
+}
+
 /// Whether annotations are those of a container that Podman has made.
 fn is_podman_s(annotations: &BTreeMap<String, String>) -> bool {
     annotations.get("io.container.manager").is_some_and(|manager| manager == "libpod")
@@ -267,8 +275,16 @@ impl Engine for Runc {
     fn inspect(&self, name: &str) -> Result<Container, EngineError> {
         let row = self.row(name)?;
         let mut config = self.json(&row.bundle.join(CONFIG), name)?;
-        let root = row.bundle.join(config["root"]["path"].as_str().unwrap_or("rootfs"));
-        config["root"]["path"] = root.to_string_lossy().into_owned().into();
+        let root = config["root"]["path"].as_str().unwrap_or("rootfs").to_owned();
+        config["root"]["path"] = within(&row.bundle, &root).into();
+        for mount in config.pointer_mut("/mounts").and_then(Value::as_array_mut).into_iter().flatten() {
+            let has = |option: &str| mount["options"].as_array().is_some_and(|all| all.iter().any(|one| one == option));
+            if (mount["type"] == "bind" || has("bind") || has("rbind"))
+                && let Some(source) = mount["source"].as_str().map(|source| within(&row.bundle, source))
+            {
+                mount["source"] = source.into();
+            }
+        }
         let cgroups = self.cgroups(name)?;
         limits::update(&mut config, &cgroups);
         let cgroup = |controller: &str| cgroups.get(controller).cloned();
