@@ -325,6 +325,11 @@ impl Engine for Runc {
         {
             resources.remove("unified");
         }
+        let resources = section(section(&mut config, "linux"), "resources");
+        if resources["devices"].as_array().is_none_or(Vec::is_empty) {
+            // runc denies them by itself, crun does not.
+            resources["devices"] = serde_json::json!([{"allow": false, "access": "rwm"}]);
+        }
         if let Some(parent) = &self.cgroup_parent {
             section(&mut config, "linux")["cgroupsPath"] = parent.join(name).to_string_lossy().into_owned().into();
         } else if self.is_crun && config["linux"]["cgroupsPath"].is_null() {
@@ -477,6 +482,24 @@ mod tests {
     fn a_restored_container_goes_below_this_node_s_cgroup() {
         let runc = Runc::new("no such runc".into(), None, Some("/tranship-lab/b".into()));
         let config = serde_json::json!({"linux": {"cgroupsPath": "/tranship-lab/a/redis"}});
-        assert_eq!(runc.adopt("redis", config)["linux"]["cgroupsPath"], "/tranship-lab/b/redis");
+        let linux = &runc.adopt("redis", config)["linux"];
+        assert_eq!(linux["cgroupsPath"], "/tranship-lab/b/redis");
+        assert_eq!(linux["resources"]["devices"], serde_json::json!([{"allow": false, "access": "rwm"}]));
+    }
+
+    #[test]
+    fn paths_in_a_bundle_become_absolute_and_plain() {
+        let directory = tempfile::tempdir().unwrap();
+        let top = directory.path().canonicalize().unwrap();
+        let bundle = top.join("bundle");
+        std::fs::create_dir_all(top.join("root")).unwrap();
+        std::fs::create_dir_all(bundle.join("root")).unwrap();
+        let at = |path: &Path| path.to_string_lossy().into_owned();
+        assert_eq!(within(&bundle, "./root"), at(&bundle.join("root")));
+        assert_eq!(within(&bundle, "../root"), at(&top.join("root")));
+        assert_eq!(
+            (within(&bundle, "root"), within(&bundle, "/srv/x")),
+            (at(&bundle.join("root")), "/srv/x".to_owned())
+        );
     }
 }
