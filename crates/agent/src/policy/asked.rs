@@ -52,6 +52,10 @@ const WHOLE: [&str; 9] =
 /// Annotations that change what a runtime or CRIU does on the node, by how they begin.
 const ANNOTATIONS: [&str; 3] = ["org.criu.", "run.oci.", "krun."];
 
+/// Devices that every container may have, by the node's path; TUN belongs to a network namespace.
+pub const USUAL: [&str; 8] =
+    ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/ptmx", "/dev/net/tun"];
+
 /// A device: character or block (`c`, `b`, or `a` for both), major and minor number, of which one may be all.
 pub type Device = (char, Option<u64>, Option<u64>);
 
@@ -152,6 +156,11 @@ impl Asked {
             }
         } else if !VIRTUAL.contains(&kind) {
             self.never.push(format!("it has a filesystem {kind:?} mounted on {inside:?}"));
+        } else if kind == "proc" && Path::new("/").join(inside) != Path::new("/proc") {
+            // The paths that are masked and read-only are below /proc.
+            self.privileged.push(format!("{inside:?} in it is a second /proc"));
+        } else if ["sysfs", "cgroup", "cgroup2"].contains(&kind) && !option("ro") {
+            self.privileged.push(format!("the filesystem {kind} on {inside:?} is not read-only in it"));
         }
     }
 
@@ -199,7 +208,8 @@ impl Asked {
                 && number(&rule["minor"]).is_none()
                 && ["r", "w", "m"].iter().all(|access| rule["access"].as_str().is_none_or(|text| text.contains(access)))
         };
-        if !rules.first().is_some_and(denies_all) {
+        // Where there is none, one that denies everything is put there.
+        if !rules.first().is_none_or(denies_all) {
             self.privileged
                 .push("its cgroup does not deny it the node's devices (`linux.resources.devices`)".to_owned());
         }

@@ -66,6 +66,22 @@ fn binds_and_other_filesystems_are_found() {
 }
 
 #[test]
+fn a_second_proc_and_writable_kernel_filesystems_are_found() {
+    let with = |inside: &str, kind: &str, options: Value| {
+        let mut config = ordinary();
+        config["mounts"] = json!([{"destination": inside, "type": kind, "options": options}]);
+        asked(&config).privileged.len()
+    };
+    for inside in ["/proc", "/proc/", "proc"] {
+        assert_eq!(with(inside, "proc", Value::Null), 0, "{inside}");
+    }
+    assert_eq!(with("/x", "proc", json!(["ro"])), 1);
+    for kind in ["sysfs", "cgroup", "cgroup2"] {
+        assert_eq!((with("/x", kind, json!(["nosuid"])), with("/x", kind, json!(["ro"]))), (1, 0), "{kind}");
+    }
+}
+
+#[test]
 fn namespaces_of_others_are_found() {
     let change = |change: &dyn Fn(&mut Value)| {
         let mut config = ordinary();
@@ -97,6 +113,8 @@ fn devices_capabilities_and_bare_proc_are_found() {
     assert_eq!(found.devices, [('b', Some(8), Some(0)), ('a', None, None), ('c', Some(10), None)]);
     assert_eq!(found.capabilities, ["SYS_ADMIN", "SYS_MODULE"]);
     config["linux"]["resources"] = json!({});
+    assert_eq!(asked(&config).privileged.len(), 0, "the devices are denied here");
+    config["linux"]["resources"]["devices"] = json!([{"allow": true, "type": "c", "major": 1, "minor": 3}]);
     config["linux"]["readonlyPaths"] = json!([]);
     config["linux"]["maskedPaths"] = Value::Null;
     assert_eq!(asked(&config).privileged.len(), 4);

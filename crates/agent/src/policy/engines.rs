@@ -6,7 +6,7 @@ use serde_json::Value;
 use tranship_types::EngineName;
 use tranship_wire::message::Offer;
 
-use super::asked::{Asked, is_below, list, texts};
+use super::asked::{Asked, USUAL, is_below, list, texts};
 
 /// What of a container of Docker's or Podman's names a namespace that is not its own, in these keys of `HostConfig`.
 const MODES: [&str; 6] = ["NetworkMode", "IpcMode", "PidMode", "UTSMode", "CgroupnsMode", "UsernsMode"];
@@ -47,8 +47,10 @@ pub fn asked(engine: EngineName, offer: &Offer) -> Asked {
 
 fn of_containerd(parameters: &Value, network: Option<&Path>) -> Asked {
     let mut asked = Asked::of_oci(&parameters["spec"], network);
-    // It is the engine's own, made from an image.
-    asked.root = None;
+    // It is the engine's own, made from an image, in the bundle.
+    if let Some(root) = asked.root.take().filter(|root| root.as_os_str() != "rootfs") {
+        asked.never.push(format!("its root filesystem is {}, which containerd has not made", root.display()));
+    }
     let log = parameters["log"].as_str().unwrap_or_default();
     match log.split_once("://") {
         None if log.is_empty() => {}
@@ -78,6 +80,10 @@ fn of_docker(parameters: &Value) -> Asked {
     }
     if !list(&host["VolumesFrom"]).is_empty() {
         asked.never.push("it takes volumes from another container".to_owned());
+    }
+    let driver = host["VolumeDriver"].as_str().unwrap_or_default();
+    if !matches!(driver, "" | "local") {
+        asked.never.push(format!("its volumes have the driver {driver:?}"));
     }
     for volume in list(&parameters["volumes"]) {
         let (body, name) = (&volume["body"], volume["name"].as_str().unwrap_or_default());
@@ -141,7 +147,7 @@ fn of_host_config(host: &Value) -> Asked {
         asked.seccomp &= !(option.starts_with("seccomp") && option.contains("unconfined"));
     }
     let devices = list(&host["Devices"]).iter().filter_map(|device| device["PathOnHost"].as_str());
-    asked.device_paths.extend(devices.map(Into::into));
+    asked.device_paths.extend(devices.filter(|path| !USUAL.contains(path)).map(Into::into));
     for key in ["DeviceCgroupRules", "DeviceRequests"] {
         if !list(&host[key]).is_empty() {
             asked.privileged.push(format!("it has {key}"));
@@ -164,8 +170,13 @@ impl Asked {
         let Some(options) = options.as_object().filter(|options| !options.is_empty()) else { return };
         let text = |key: &str| options.get(key).and_then(Value::as_str).unwrap_or_default();
         let (kind, device) = (text("type"), text("device"));
+        // These have a directory mounted whatever the type is.
+        let binds = text("o").split(',').any(|option| ["bind", "rbind", "move", "remount"].contains(&option.trim()));
         match kind {
+            _ if binds => self.binds.push((device.into(), true)),
             "tmpfs" => {}
+            // It is limited in size.
+            "" if device.is_empty() => {}
             "none" | "" if device.starts_with('/') => self.binds.push((device.into(), true)),
             "nfs" | "nfs4" | "cifs" => {}
             _ => self.never.push(format!("volume {name:?} mounts {device:?} of type {kind:?}")),
@@ -210,6 +221,25 @@ mod tests {
     }
 
     #[test]
+    fn volumes_and_devices_that_are_usual_ask_for_nothing() {
+        let volume = |options: Value| {
+            let volumes = json!([{"name": "v", "body": {"Driver": "local", "DriverOpts": options}}]);
+            of_docker(
+                &json!({"body": {"HostConfig": {"Devices": [{"PathOnHost": "/dev/net/tun"}]}}, "volumes": volumes}),
+            )
+        };
+        let nothing = Asked { seccomp: true, ..Asked::default() };
+        assert_eq!(volume(json!({"o": "size=10m"})), nothing);
+        assert_eq!(volume(json!({"type": "tmpfs", "device": "tmpfs", "o": "size=10m"})), nothing);
+        for options in ["bind", "ro,rbind", "remount"] {
+            let found = volume(json!({"type": "tmpfs", "device": "/", "o": options}));
+            assert_eq!(found.binds, [("/".into(), true)], "{options}");
+        }
+        let driver = json!({"body": {"HostConfig": {"VolumeDriver": "plugin"}}});
+        assert_eq!(of_docker(&driver).never.len(), 1);
+    }
+
+    #[test]
     fn podmans_words_are_understood() {
         let described = json!({
             "HostConfig": {"Binds": ["data:/data:rw,rbind", "/srv:/srv:rw"], "CgroupMode": "host", "UsernsMode": "",
@@ -228,6 +258,8 @@ mod tests {
         assert_eq!(log("binary:///bin/sh?-c=id").programs, [PathBuf::from("/bin/sh")]);
         assert_eq!(log("file:///etc/cron.d/x").binds, [("/etc/cron.d/x".into(), true)]);
         assert!(log("").never.is_empty() && log("fifo:///x").never.len() == 1 && log("/etc/x").never.len() == 1);
+        let rooted = |root: &str| of_containerd(&json!({"spec": {"root": {"path": root}}}), None).never.len();
+        assert_eq!((rooted("rootfs"), rooted("/"), rooted("../rootfs")), (0, 1, 1));
         let odd =
             json!({"spec": {}, "runtime": "/srv/evil", "labels": {"containerd.io/restart.loguri": "binary:///x"}});
         assert_eq!(of_containerd(&odd, None).never.len(), 2);
