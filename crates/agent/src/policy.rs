@@ -24,12 +24,14 @@ use crate::node::Node;
 
 /// Most blockers of one offer that are told.
 const TOLD: usize = 8;
-/// Directories of the system: none of them, nothing below and nothing above may be a container's root filesystem by default.
-const SYSTEM: [&str; 13] = [
+/// Directories of the system, its users and its engines: none of them, nothing below and nothing above may be a container's root
+/// filesystem by default.
+const SYSTEM: [&str; 23] = [
     "/bin",
     "/boot",
     "/dev",
     "/etc",
+    "/home",
     "/lib",
     "/lib32",
     "/lib64",
@@ -38,7 +40,16 @@ const SYSTEM: [&str; 13] = [
     "/sbin",
     "/sys",
     "/usr",
+    "/var/cache",
+    "/var/lib/containerd",
+    "/var/lib/containers",
+    "/var/lib/docker",
+    "/var/lib/dpkg",
+    "/var/lib/kubelet",
+    "/var/lib/systemd",
     "/var/lib/tranship",
+    "/var/log",
+    "/var/spool",
 ];
 
 /// Why a container may not come from a peer: nothing, if it may.

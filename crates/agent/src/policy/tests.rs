@@ -113,7 +113,19 @@ fn a_bind_leads_into_an_allowed_directory_or_is_refused() {
 #[test]
 fn roots_are_not_of_the_system() {
     let (config, accept) = (config(), Accept::default());
-    for bad in ["/", "/etc", "/usr/share", "/root/x", "/var", "/run/tranship/bundles", "/srv/../etc", "srv"] {
+    for bad in [
+        "/",
+        "/etc",
+        "/usr/share",
+        "/root/x",
+        "/var",
+        "/home/x",
+        "/var/log/x",
+        "/var/lib/docker/x",
+        "/run/tranship/bundles",
+        "/srv/../etc",
+        "srv",
+    ] {
         assert!(!may_be_root(&config, &accept, Path::new(bad)), "{bad}");
     }
     for good in ["/srv/web", "/opt/images/web", "/var/lib/images"] {
