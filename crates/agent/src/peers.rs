@@ -14,7 +14,7 @@ use tranship_sys::{reserve, schedule, threads};
 use tranship_transport::{Connection, Incoming, Link, Listener};
 use tranship_types::{Blocker, BlockerKind, MigrationId, NodeName, Phase, SharedObject, Side};
 use tranship_wire::message::{Offer, Request, Response};
-use tranship_wire::{Hello, Purpose, ReadError};
+use tranship_wire::{Hello, Purpose, ReadError, Versions};
 
 use crate::admission::{HandshakePlace, Handshakes, Links};
 use crate::arrivals::{Arrival, Context, Inbox, Standing, lock};
@@ -209,6 +209,7 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
                 failure_response(failure)
             }
         };
+        let response = understood(response, link.version());
         if let Err(error) = tranship_wire::write_message(&mut link, &response) {
             break Err(ReadError::Io(io::Error::other(error.to_string())));
         }
@@ -304,6 +305,17 @@ fn reply(
         (_, None) => failure_response(Failure::new("the request belongs to no migration")),
     };
     Ok(Some(response))
+}
+
+/// A response as a peer reads it that speaks this version: an older one cannot read the kind `policy` of a blocker.
+fn understood(mut response: Response, version: u16) -> Response {
+    if let Response::Checked { blockers, .. } | Response::Failed { blockers, .. } = &mut response
+        && version < Versions::OPTIONS
+    {
+        let unknown = blockers.iter_mut().filter(|blocker| blocker.kind == BlockerKind::Policy);
+        unknown.for_each(|blocker| blocker.kind = BlockerKind::Engine);
+    }
+    response
 }
 
 pub fn failure_response(failure: Failure) -> Response {
@@ -523,5 +535,20 @@ fn take_over(inbox: Arc<Inbox>, id: MigrationId, groups: bool) {
     };
     if let Err(refused) = threads::start_or_back("takeover", open) {
         schedule::keeping(refused.work);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_older_peer_is_sent_a_kind_that_it_can_read() {
+        let refused = || Failure::blocked(vec![Blocker::new(BlockerKind::Policy, "a", "b")]).unwrap();
+        for (version, kind) in [(Versions::OPTIONS - 1, BlockerKind::Engine), (Versions::OPTIONS, BlockerKind::Policy)]
+        {
+            let Response::Failed { blockers, .. } = understood(failure_response(refused()), version) else { panic!() };
+            assert_eq!(blockers[0].kind, kind, "version {version}");
+        }
     }
 }
