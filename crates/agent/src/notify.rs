@@ -3,6 +3,7 @@
 //! It is alive while its API answers on its own socket, and the listener for other agents takes callers. One that turns
 //! callers away, because it is busy or has no descriptors left, is alive: to restart it would help nobody.
 
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::linux::net::SocketAddrExt;
@@ -97,16 +98,26 @@ impl Manager {
     }
 }
 
+/// How many calls of the agent to itself are known as such.
+const PROBES: usize = 16;
+
 /// The listener for other agents, as the watchdog sees it.
 #[derive(Default)]
 pub struct Liveness {
     accepts: AtomicU64,
-    probe: Mutex<Option<SocketAddr>>,
+    /// The last callers that were the agent itself. What came of a call may be known only after the next one.
+    probes: Mutex<VecDeque<SocketAddr>>,
 }
 
 impl Liveness {
-    fn probe(&self) -> std::sync::MutexGuard<'_, Option<SocketAddr>> {
-        self.probe.lock().unwrap_or_else(PoisonError::into_inner)
+    fn probes(&self) -> std::sync::MutexGuard<'_, VecDeque<SocketAddr>> {
+        self.probes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn probe(&self, caller: SocketAddr) {
+        let mut probes = self.probes();
+        probes.truncate(PROBES - 1);
+        probes.push_front(caller);
     }
 
     /// A caller has been taken, or turned away.
@@ -116,7 +127,7 @@ impl Liveness {
 
     /// Whether this caller is the agent itself, which looks whether callers are taken.
     pub fn is_probe(&self, caller: SocketAddr) -> bool {
-        *self.probe() == Some(caller)
+        self.probes().contains(&caller)
     }
 }
 
@@ -136,7 +147,7 @@ fn is_alive(node: &Node, peers: SocketAddr, patience: Duration) -> io::Result<()
             called.map_err(|error| io::Error::new(error.kind(), format!("other agents are not heard: {error}")))?
         }
     };
-    *node.liveness.probe() = caller.local_addr().ok();
+    caller.local_addr().into_iter().for_each(|address| node.liveness.probe(address));
     let deadline = Instant::now() + patience;
     while node.liveness.accepts.load(Ordering::Acquire) == before {
         if Instant::now() > deadline {
