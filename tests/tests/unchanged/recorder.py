@@ -481,9 +481,11 @@ def locks():
     fcntl.fcntl(posix, fcntl.F_SETLK, lock(fcntl.F_WRLCK, 0))
     fcntl.fcntl(of_description, 37, lock(fcntl.F_RDLCK, 100))
     yield
-    inode = str(os.stat(path).st_ino)
+    file = os.stat(path)
+    # Files of others may have the same number on another device.
+    place = '%02x:%02x:%d' % (os.major(file.st_dev), os.minor(file.st_dev), file.st_ino)
     lines = [line.split() for line in open('/proc/locks')]
-    return sorted([words[1:4] + words[6:] for words in lines if words[5].endswith(':' + inode)])
+    return sorted([words[1:4] + words[6:] for words in lines if words[5] == place])
 
 
 # System V
