@@ -12,7 +12,8 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tranship_e2e::{
-    Log, Stage, connection_alive, refused_move, remove, scenarios, second_move_succeeds, send, wait_until,
+    CONTAINERD, DOCKER, Log, PODMAN, Stage, connection_alive, refused_move, remove, scenarios, second_move_succeeds,
+    send, wait_until,
 };
 use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, redis_command};
 use tranship_transport::{Connection, Connector, Identity};
@@ -237,6 +238,26 @@ fn rules_hold_from_a_reload_on(stage: &mut Stage) -> Result<()> {
     remove(lab, NAME)
 }
 
+/// Ordinary containers of each engine come by the default, but for the directories of the node that the lab's have mounted, and the file
+/// that the lab has `ctr` write their output to.
+fn ordinary_containers_of_all_engines_may_come(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let right = configuration(lab, "b")?;
+    reload(lab, "b", &of_peer_a(&right, "a.accept.binds = [\"/usr:ro\", \"/etc:ro\", \"/run/cache.1.log\"]\n")?)?;
+    let docker: &[&str] =
+        &["--volume", "policed:/data", "--cap-add", "NET_ADMIN", "--tmpfs", "/scratch", "--memory", "256m"];
+    for (engine, number, options) in [(DOCKER, 71, docker), (PODMAN, 72, docker), (CONTAINERD, 73, &[])] {
+        let moved = || -> Result<()> {
+            let mut counter = engine.start(lab, number, options, &[])?;
+            engine.moves(lab, &mut counter, "a", "b")?;
+            drop(counter);
+            engine.remove(lab, "b")
+        };
+        moved().with_context(|| engine.engine.to_owned())?;
+    }
+    reload(lab, "b", &right).map(drop)
+}
+
 /// Puts the CA's files of a node there.
 fn give_files(lab: &Lab, node: &str) -> Result<()> {
     for file in ["node.crt", "node.key"] {
@@ -312,6 +333,7 @@ fn main() -> ExitCode {
     scenarios(&[
         ("a_rogue_peer_becomes_root_by_no_configuration", a_rogue_peer_becomes_root_by_no_configuration),
         ("rules_hold_from_a_reload_on", rules_hold_from_a_reload_on),
+        ("ordinary_containers_of_all_engines_may_come", ordinary_containers_of_all_engines_may_come),
         (
             "certificates_are_renewed_and_revoked_without_a_restart",
             certificates_are_renewed_and_revoked_without_a_restart,
