@@ -144,7 +144,7 @@ impl Target {
 
     /// Whether the new one has taken its place.
     pub fn is_placed(&self) -> bool {
-        mark_of(&self.path).is_some_and(|mark| mark == self.arrived)
+        is_marked(&self.path, &self.arrived)
     }
 
     /// Gives the complete tree its place. What is there gets the other's.
@@ -154,11 +154,11 @@ impl Target {
     pub fn place(&self) -> Result<(), CopyError> {
         let Some(staging) = &self.staging else { return Ok(()) };
         let held = Held::of(&self.path, staging)?;
-        if held.has(&held.place, &self.arrived) {
+        if is_marked(&held.place, &self.arrived) {
             return Ok(());
         }
         let refused = |e: io::Error| CopyError::refused("put the files in their place,", &self.path, e);
-        if !held.has(&held.staging, &self.arrived) {
+        if !is_marked(&held.staging, &self.arrived) {
             return Err(refused(io::Error::other("what is in its place is not what has arrived")));
         }
         held.exchange().map_err(|e| refused(e.into()))
@@ -172,11 +172,10 @@ impl Target {
     pub fn settle(&self) -> Result<Option<PathBuf>, CopyError> {
         let Some(staging) = &self.staging else { return Ok(None) };
         let Some(held) = self.held(staging)? else { return Ok(None) };
-        if !held.has(&held.place, &self.arrived) {
+        if !is_marked(&held.place, &self.arrived) {
             return Ok(None);
         }
-        let is_keeper =
-            |directory: &OwnedFd| mark_on(directory).is_some_and(|mark| mark == self.keeper) && is_empty(directory);
+        let is_keeper = |directory: &OwnedFd| has_mark(directory, &self.keeper) && is_empty(directory);
         let may_go = |directory: &OwnedFd| {
             self.filled_by_engine
                 || is_keeper(directory)
@@ -185,7 +184,7 @@ impl Target {
         };
         // What it was cannot be seen any more when a part of it is removed.
         let is_replaceable = |directory: &OwnedFd| {
-            mark_on(directory).is_some_and(|mark| mark == self.replaced)
+            has_mark(directory, &self.replaced)
                 || may_go(directory)
                     && fsetxattr(directory, MARK, self.replaced.as_bytes(), XattrFlags::empty()).is_ok()
         };
@@ -204,14 +203,13 @@ impl Target {
     pub fn undo(&self) -> Result<(), CopyError> {
         let Some(staging) = &self.staging else { return Ok(()) };
         let Some(held) = self.held(staging)? else { return Ok(()) };
-        if held.has(&held.place, &self.arrived) {
+        if is_marked(&held.place, &self.arrived) {
             held.exchange().map_err(|e| CopyError::refused("take back", &self.path, e))?;
         }
-        if held.has(&held.place, &self.keeper) {
+        if is_marked(&held.place, &self.keeper) {
             std::fs::remove_dir(&held.place).map_err(|e| CopyError::refused("remove", &self.path, e))?;
         }
-        let has_arrived = |directory: &OwnedFd| mark_on(directory).is_some_and(|mark| mark == self.arrived);
-        if !held.remove(staging, has_arrived)? {
+        if !held.remove(staging, |directory| has_mark(directory, &self.arrived))? {
             // It was to be marked next, and is empty then; else it is not this move's.
             let _ = std::fs::remove_dir(&held.staging);
         }
@@ -226,14 +224,17 @@ impl Target {
     pub fn discard(&self) -> Result<(), CopyError> {
         let Some(staging) = &self.staging else { return Ok(()) };
         if self.is_placed() {
-            let is_being_removed = mark_of(staging).is_some_and(|mark| mark == self.replaced);
-            return if staging.exists() && !is_being_removed { Ok(()) } else { self.settle().map(drop) };
+            return if staging.exists() && !is_marked(staging, &self.replaced) {
+                Ok(())
+            } else {
+                self.settle().map(drop)
+            };
         }
-        match mark_of(staging) {
-            Some(mark) if mark == self.arrived => self.undo(),
-            // It was to be marked next; else it is not what has arrived.
-            _ => std::fs::remove_dir(staging).or(Ok(())),
+        if is_marked(staging, &self.arrived) {
+            return self.undo();
         }
+        // It was to be marked next; else it is not what has arrived.
+        std::fs::remove_dir(staging).or(Ok(()))
     }
 
     /// Place and staging; `None` where the directory that both were in is gone.
@@ -309,10 +310,6 @@ impl Held {
         Ok(Self { name, place: within.join(place), staging: within.join(beside), parent })
     }
 
-    fn has(&self, path: &Path, mark: &str) -> bool {
-        mark_of(path).is_some_and(|found| found == mark)
-    }
-
     fn exchange(&self) -> rustix::io::Result<()> {
         renameat_with(CWD, &self.staging, CWD, &self.place, RenameFlags::EXCHANGE)
     }
@@ -331,18 +328,29 @@ fn unmarked(directory: &Path, error: Errno) -> CopyError {
     CopyError::refused("set an extended attribute (which its filesystem must have) of", directory, error)
 }
 
+/// The mark of what is at a path, by its name: a symbolic link is not followed.
 fn mark_of(path: &Path) -> Option<String> {
+    text_of(|value| lgetxattr(path, MARK, value))
+}
+
+/// The mark of an open directory.
+fn mark_on(directory: &OwnedFd) -> Option<String> {
+    text_of(|value| fgetxattr(directory, MARK, value))
+}
+
+fn text_of(read: impl FnOnce(&mut [u8]) -> rustix::io::Result<usize>) -> Option<String> {
     let mut value = vec![0; 256];
-    let length = lgetxattr(path, MARK, value.as_mut_slice()).ok()?;
+    let length = read(&mut value).ok()?;
     value.truncate(length);
     String::from_utf8(value).ok()
 }
 
-fn mark_on(directory: &OwnedFd) -> Option<String> {
-    let mut value = vec![0; 256];
-    let length = fgetxattr(directory, MARK, value.as_mut_slice()).ok()?;
-    value.truncate(length);
-    String::from_utf8(value).ok()
+fn is_marked(path: &Path, text: &str) -> bool {
+    mark_of(path).is_some_and(|mark| mark == text)
+}
+
+fn has_mark(directory: &OwnedFd, text: &str) -> bool {
+    mark_on(directory).is_some_and(|mark| mark == text)
 }
 
 fn is_empty(directory: &OwnedFd) -> bool {
