@@ -120,10 +120,8 @@ impl Tls {
     pub fn start(files: &config::Tls, node: &NodeName, root: &Path) -> anyhow::Result<Self> {
         std::fs::create_dir_all(root).with_context(|| format!("{} cannot be made", root.display()))?;
         let arguments = arguments(files, node, root);
-        let Started { child, descriptor, requests, ends } = spawn(&arguments)?;
-        let process = Arc::new(TlsProcess::new(requests, node.clone()));
-        let (descriptor, silences) = (Arc::new(descriptor), Arc::default());
-        let current = Mutex::new(Current { number: 0, process, arguments, ends, child: descriptor, silences });
+        let (current, child) = spawn(&arguments)?.into_current(0, arguments, node);
+        let current = Mutex::new(current);
         let (node, root, trust, replaced) = (node.clone(), root.to_owned(), Trust::default(), Condvar::new());
         let tls = Self(Arc::new(Shared { node, root, trust, current, replaced }));
         let keeper = tls.clone();
@@ -155,8 +153,10 @@ impl Tls {
                             drop(started.requests);
                             break started.child;
                         }
-                        number = self.take(&mut current, (started.descriptor, started.requests, started.ends));
-                        break started.child;
+                        let (next, child) = started.into_current(number + 1, arguments, &self.0.node);
+                        number = next.number;
+                        self.take(&mut current, next);
+                        break child;
                     }
                     Err(_) if self.current().number != number => return,
                     Err(error) => {
@@ -171,15 +171,10 @@ impl Tls {
         }
     }
 
-    /// Gives what follows to a TLS process that was just started; its number.
-    fn take(&self, current: &mut Current, (child, requests, ends): (OwnedFd, OwnedFd, Vec<Expiry>)) -> u64 {
-        current.number += 1;
-        current.process = Arc::new(TlsProcess::new(requests, self.0.node.clone()));
-        current.ends = ends;
-        current.child = Arc::new(child);
-        current.silences = Arc::default();
+    /// Gives what follows to this TLS process.
+    fn take(&self, current: &mut Current, next: Current) {
+        *current = next;
         self.0.replaced.notify_all();
-        current.number
     }
 
     fn current(&self) -> std::sync::MutexGuard<'_, Current> {
@@ -191,13 +186,12 @@ impl Certificates for Tls {
     /// Another TLS process reads the files; the one from before ends with the handshakes that it has begun.
     fn replace(&self, files: &config::Tls) -> Result<(), String> {
         let arguments = arguments(files, &self.0.node, &self.0.root);
-        let Started { child, descriptor, requests, ends } =
-            spawn(&arguments).map_err(|error| sentence(error.as_ref()))?;
+        let started = spawn(&arguments).map_err(|error| sentence(error.as_ref()))?;
         let mut current = self.current();
-        let (keeper, number) = (self.clone(), current.number + 1);
+        let (next, child) = started.into_current(current.number + 1, arguments, &self.0.node);
+        let (keeper, number) = (self.clone(), next.number);
         threads::start("tls", move || keeper.keep(number, child)).map_err(|error| sentence(&error))?;
-        current.arguments = arguments;
-        self.take(&mut current, (descriptor, requests, ends));
+        self.take(&mut current, next);
         Ok(())
     }
 
@@ -272,6 +266,14 @@ struct Started {
     requests: OwnedFd,
     /// When its certificates end.
     ends: Vec<Expiry>,
+}
+
+impl Started {
+    fn into_current(self, number: u64, arguments: Vec<OsString>, node: &NodeName) -> (Current, Child) {
+        let process = Arc::new(TlsProcess::new(self.requests, node.clone()));
+        let (child, silences) = (Arc::new(self.descriptor), Arc::default());
+        (Current { number, process, arguments, ends: self.ends, child, silences }, self.child)
+    }
 }
 
 /// Starts a TLS process, and waits until it is ready.
