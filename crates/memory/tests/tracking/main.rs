@@ -169,8 +169,11 @@ fn old_content_that_comes_back(method: Method) {
 
 /// Long runs of pages are then not sent in vain, where it costs little to know of them; short ones may be.
 fn written_again_before_its_turn(method: Method) {
+    /// Pages are sent in chunks of so many that lie together, in each of which few that were written again are sent all the same.
+    const CHUNK: usize = 256;
     let mut subject = Subject::start();
-    let (pids, start) = ([subject.pid()], subject.fills(64, 1));
+    let (pids, area) = ([subject.pid()], subject.fills(CHUNK + 64, 1));
+    let start = area.next_multiple_of(CHUNK * PAGE);
     let mut mirror = Mirror::new(method);
     for value in [2, 3] {
         let round = mirror.look(&pids);
