@@ -27,7 +27,9 @@ fn stage(phase: Phase) -> usize {
         Phase::Plan | Phase::Prepare => 0,
         Phase::Precopy => 1,
         Phase::Freeze | Phase::Transfer | Phase::Ready | Phase::Commit | Phase::Resume => 2,
-        Phase::Drain | Phase::Release | Phase::Done | Phase::Undo | Phase::Undone | Phase::Damaged => 3,
+        Phase::Drain | Phase::Release | Phase::Done | Phase::Undo | Phase::Undone | Phase::Damaged | Phase::Unknown => {
+            3
+        }
     }
 }
 

@@ -67,7 +67,8 @@ pub enum PeerState {
     Up,
     /// It did not answer or was refused; `problem` says why.
     Down,
-    /// Nobody has asked it yet.
+    /// Nobody has asked it yet, or it is in a state that this version does not know.
+    #[serde(other)]
     Unknown,
 }
 
@@ -115,6 +116,7 @@ pub enum ContainerState {
     /// Ended.
     Stopped,
     /// The engine says something else.
+    #[serde(other)]
     Unknown,
 }
 

@@ -44,6 +44,9 @@ pub enum LeftoverKind {
     Certificate,
     /// A configuration that was not taken at a reload.
     Configuration,
+    /// A kind that this version does not know: name and note tell what it is.
+    #[serde(other)]
+    Other,
 }
 
 impl std::fmt::Display for LeftoverKind {
@@ -60,6 +63,7 @@ impl std::fmt::Display for LeftoverKind {
             Self::Userfaultfd => "userfaultfd",
             Self::Certificate => "certificate",
             Self::Configuration => "configuration",
+            Self::Other => "other",
         })
     }
 }

@@ -50,6 +50,9 @@ pub enum BlockerKind {
     TooSlow,
     /// The destination does not accept such a container from this peer.
     Policy,
+    /// A kind that this version does not know: the cause tells what it is.
+    #[serde(other)]
+    Other,
 }
 
 /// One thing that stands in the way of a move, found before anything is touched.

@@ -43,6 +43,9 @@ pub enum Phase {
     /// The agent found its journal damaged or gone at its start, and does not know yet what was decided; `Report::error` says what it
     /// waits for.
     Damaged,
+    /// A phase that this version does not know.
+    #[serde(other)]
+    Unknown,
 }
 
 impl fmt::Display for Phase {
@@ -62,6 +65,7 @@ impl fmt::Display for Phase {
             Phase::Undo => "undo",
             Phase::Undone => "undone",
             Phase::Damaged => "damaged",
+            Phase::Unknown => "unknown",
         })
     }
 }

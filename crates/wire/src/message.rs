@@ -222,7 +222,8 @@ pub enum Known {
     Running,
     /// Destination: the copy that it had was lost with its host's memory.
     Lost,
-    /// It does not know either.
+    /// It does not know either, or answers what this version does not know.
+    #[serde(other)]
     Unknown,
 }
 

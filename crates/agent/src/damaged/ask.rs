@@ -179,7 +179,7 @@ fn of_source(node: &Node, id: &MigrationId, peer: &NodeName) -> Known {
         (Outcome::Failed | Outcome::GivenUp | Outcome::Cancelled, _) => Known::TakenBack,
         (Outcome::Running, Phase::Resume | Phase::Drain | Phase::Release | Phase::Done) => Known::Committed,
         (Outcome::Running, Phase::Undo | Phase::Undone) => Known::TakenBack,
-        (Outcome::Running, Phase::Damaged) => Known::Unknown,
+        (Outcome::Running, Phase::Damaged | Phase::Unknown) => Known::Unknown,
         (Outcome::Running, _) => Known::Undecided,
     }
 }

@@ -15,7 +15,9 @@ fn letter(phase: Phase) -> char {
         Phase::Plan | Phase::Prepare => '░',
         Phase::Precopy => '▒',
         Phase::Freeze | Phase::Transfer | Phase::Ready | Phase::Commit | Phase::Resume => '█',
-        Phase::Drain | Phase::Release | Phase::Done | Phase::Undo | Phase::Undone | Phase::Damaged => '-',
+        Phase::Drain | Phase::Release | Phase::Done | Phase::Undo | Phase::Undone | Phase::Damaged | Phase::Unknown => {
+            '-'
+        }
     }
 }
 
