@@ -24,12 +24,13 @@ impl Connector {
     }
 
     /// Opens a link to `peer` at `addr` (`host:port`): when it returns, both sides have accepted each other's certificate
-    /// and version. All of it together takes `timeout` at most (resolving a host name not included).
+    /// and version. All of it together takes `timeout` at most (resolving a host name not included). A peer that hangs up in the middle is
+    /// dialled once more: the process that does its handshakes may have ended, and another one does the next.
     ///
     /// # Errors
     /// [`TransportError::Unreachable`], [`Untrusted`](TransportError::Untrusted) by either side,
     /// [`WrongNode`](TransportError::WrongNode), [`Version`](TransportError::Version),
-    /// [`Refused`](TransportError::Refused), [`Protocol`](TransportError::Protocol).
+    /// [`Refused`](TransportError::Refused), [`HungUp`](TransportError::HungUp), [`Protocol`](TransportError::Protocol).
     pub fn connect(
         &self,
         peer: &NodeName,
@@ -37,9 +38,22 @@ impl Connector {
         hello: &Hello,
         timeout: Duration,
     ) -> Result<Connection, TransportError> {
+        let deadline = Instant::now() + timeout;
+        match self.open(peer, addr, hello, deadline) {
+            Err(TransportError::HungUp { .. }) if Instant::now() < deadline => self.open(peer, addr, hello, deadline),
+            opened => opened,
+        }
+    }
+
+    fn open(
+        &self,
+        peer: &NodeName,
+        addr: &str,
+        hello: &Hello,
+        deadline: Instant,
+    ) -> Result<Connection, TransportError> {
         let role = Role::Client { peer: peer.clone(), addr: addr.to_owned() };
         let remote = role.remote();
-        let deadline = Instant::now() + timeout;
         let protocol = |why: String| TransportError::Protocol { peer: remote.to_string(), why };
 
         let (mut socket, established) = loop {

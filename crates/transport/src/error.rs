@@ -140,7 +140,16 @@ pub enum TransportError {
     /// The process that does this node's TLS handshakes has ended in the middle of one.
     #[error("the TLS process of this node's agent has ended; another one is started, try again")]
     TlsProcess(#[source] io::Error),
-    /// What answers does not speak the protocol, or hung up in the middle of the opening.
+    /// The connection was closed in the middle of the opening: the agent there was ended, or the process that does its TLS handshakes, or it
+    /// has no room for another link.
+    #[error("{peer} closed the connection at {addr} during the opening; try again, and see the log of its agent")]
+    HungUp {
+        /// The other side.
+        peer: String,
+        /// Where.
+        addr: String,
+    },
+    /// What answers does not speak the protocol.
     #[error("{peer} does not open a link as an agent does ({why}); check that the address is that of a Tranship agent")]
     Protocol {
         /// The other side.
@@ -153,7 +162,8 @@ pub enum TransportError {
 impl TransportError {
     /// Whether dialling again later can help without anybody changing anything.
     pub fn is_transient(&self) -> bool {
-        matches!(self, TransportError::Unreachable { .. } | TransportError::Accept(_) | TransportError::TlsProcess(_))
+        use TransportError as E;
+        matches!(self, E::Unreachable { .. } | E::Accept(_) | E::TlsProcess(_) | E::HungUp { .. })
     }
 }
 
@@ -189,8 +199,8 @@ impl Remote<'_> {
             return self.tls_error(tls);
         }
         match e.kind() {
-            io::ErrorKind::UnexpectedEof => {
-                TransportError::Protocol { peer, why: "it closed the connection during the opening".to_owned() }
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+                TransportError::HungUp { peer, addr: self.addr.to_owned() }
             }
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
                 let source = io::Error::new(io::ErrorKind::TimedOut, "no answer in the time allowed");

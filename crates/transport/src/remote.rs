@@ -49,6 +49,7 @@ enum Refusal {
     Unreachable { code: Option<i32>, timed_out: bool, text: String },
     Untrusted { ours: bool, why: String },
     WrongNode { found: String },
+    HungUp,
     Protocol { why: String },
 }
 
@@ -64,6 +65,7 @@ impl Refusal {
                 Refusal::Untrusted { ours: *verdict == Verdict::Ours, why: why.clone() }
             }
             TransportError::WrongNode { found, .. } => Refusal::WrongNode { found: found.clone() },
+            TransportError::HungUp { .. } => Refusal::HungUp,
             TransportError::Protocol { why, .. } => Refusal::Protocol { why: why.clone() },
             other => Refusal::Protocol { why: other.to_string() },
         }
@@ -87,6 +89,7 @@ impl Refusal {
                 }
                 Role::Server { .. } => TransportError::Protocol { peer, why: format!("it is {found}") },
             },
+            Refusal::HungUp => TransportError::HungUp { peer, addr: remote.addr.to_owned() },
             Refusal::Protocol { why } => TransportError::Protocol { peer, why },
         }
     }
@@ -255,6 +258,7 @@ mod tests {
                 addr: "10.0.0.1:1".to_owned(),
                 found: "node c".to_owned(),
             },
+            TransportError::HungUp { peer: peer.clone(), addr: "10.0.0.1:1".to_owned() },
             TransportError::Protocol { peer, why: why() },
         ] {
             let sent = serde_json::to_vec(&Refusal::new(&error)).unwrap();

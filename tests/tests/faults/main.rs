@@ -200,7 +200,9 @@ fn tls_processes_that_die(stage: &mut Stage) -> Result<()> {
         name: tls::name(place),
         run: Box::new(move |lab, play| tls::play(lab, play, place, Mode::Hybrid)),
     };
-    let trials: Vec<_> = tls::PLACES.into_iter().map(trial).collect();
+    let in_a_handshake =
+        Trial { name: "tls.destination.handshake".to_owned(), run: Box::new(tls::play_in_a_handshake) };
+    let trials: Vec<_> = tls::PLACES.into_iter().map(trial).chain([in_a_handshake]).collect();
     run_all(stage, &trials)
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
-use tranship_e2e::{Moving, restart_agent, send, state, tls_process, wait_until};
+use tranship_e2e::{Log, Moving, restart_agent, send, state, tls_process, wait_until};
 use tranship_lab::Lab;
 use tranship_types::{Mode, Side};
 
@@ -49,6 +49,30 @@ pub fn play(lab: &Lab, play: &mut Play, (side, place): (Side, &str), mode: Mode)
     let ended = moving.end()?;
     ensure!(ended.success, "the move did not go on: {}", ended.error());
     has_nothing(confined)?;
+    play.settle(lab, &ended, Some(Side::Destination))
+}
+
+/// The destination's TLS process is killed in the middle of the handshake of the link that the source opens: it is opened again by the next one.
+pub fn play_in_a_handshake(lab: &Lab, play: &mut Play) -> Result<()> {
+    let (from, to) = play.direction();
+    restart_agent(lab, &from, "")?;
+    restart_agent(lab, &to, "")?;
+    let agent = lab.agent_pid(&to)?.context("the agent has just been started")?;
+    let log = Log::mark(lab, &to)?;
+    let victim = tls_process(lab, &to)?;
+    send(Signal::SIGSTOP, victim)?;
+    let caller = u32::from_ne_bytes(lab.address(&from)?.octets());
+    let moving = Moving::begin(lab, NAME, &from, &to, Mode::Precopy)?;
+    let is_calling = || {
+        let table = fs::read_to_string(format!("/proc/{agent}/net/tcp"))?;
+        Ok(table.lines().any(|line| line.contains(&format!(" {caller:08X}:")) && line.contains(" 01 ")).then_some(()))
+    };
+    let called = wait_until("the source to call", PATIENCE, is_calling);
+    send(Signal::SIGKILL, victim)?;
+    called?;
+    let ended = moving.end()?;
+    ensure!(ended.success, "the move did not go on: {}", ended.error());
+    ensure!(log.text().contains("the TLS process has ended"), "{}", log.text());
     play.settle(lab, &ended, Some(Side::Destination))
 }
 

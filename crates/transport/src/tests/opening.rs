@@ -194,6 +194,26 @@ fn hostile_greetings_of_a_trusted_node_are_refused() {
 }
 
 #[test]
+fn a_peer_that_hangs_up_in_the_middle_is_dialled_once_more() {
+    let pki = Pki::new(&["a", "b"]);
+    for times in [1, 2] {
+        let listener = Listener::bind(pki.load("b"), "127.0.0.1:0").unwrap();
+        let addr = listener.local_addr().to_string();
+        let server = thread::spawn(move || {
+            // As an agent whose TLS process has ended in the middle of a handshake.
+            (0..times).for_each(|_| drop(listener.accept().unwrap()));
+            (times == 1).then(|| listener.accept().unwrap().handshake(TIMEOUT).unwrap())
+        });
+        let opened = Connector::new(pki.load("a")).connect(&node("b"), &addr, &hello("a"), TIMEOUT);
+        assert_eq!(server.join().unwrap().is_some(), opened.is_ok());
+        if times == 2 {
+            let error = opened.unwrap_err();
+            assert!(matches!(error, TransportError::HungUp { .. }) && error.is_transient(), "{error}");
+        }
+    }
+}
+
+#[test]
 fn callers_that_do_not_speak_tls_are_refused() {
     let pki = Pki::new(&["b"]);
     let listener = Listener::bind(pki.load("b"), "127.0.0.1:0").unwrap();

@@ -139,7 +139,7 @@ fn a_closer_ends_a_handshake_in_it() {
     let taken = thread::spawn(move || incoming.handshake(TIMEOUT).map(drop));
     let begun = Instant::now();
     closer.close();
-    assert!(matches!(taken.join().unwrap(), Err(TransportError::Protocol { .. })));
+    assert!(matches!(taken.join().unwrap(), Err(TransportError::HungUp { .. })));
     assert!(begun.elapsed() < TIMEOUT / 2);
 }
 
