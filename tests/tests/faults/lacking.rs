@@ -83,6 +83,8 @@ impl Case {
         };
         eprintln!("        {}: {}", self.name(), ended.error());
         ensure!(ended.report.is_some(), "tranship was not answered: {}", ended.error());
+        let remedy = if self.what == Lacking::Threads { "raise TasksMax=" } else { "raise LimitNOFILE=" };
+        ensure!(ended.success || ended.error().contains(remedy), "{remedy} is not in the report: {}", ended.error());
         for sign in ["restoring them again", "nothing but the freezer keeps"] {
             ensure!(!log.text().contains(sign) && !there.text().contains(sign), "the log has {sign:?}");
         }
