@@ -129,8 +129,16 @@ impl Moving {
     ///
     /// # Errors
     /// If it does not within a minute, or `tranship` does not print what it must.
-    pub fn end(mut self) -> Result<Ended> {
-        let left = MOVE_LIMIT.saturating_sub(self.begun.elapsed());
+    pub fn end(self) -> Result<Ended> {
+        self.end_within(MOVE_LIMIT)
+    }
+
+    /// The same with another limit, from the beginning of the move.
+    ///
+    /// # Errors
+    /// As [`Self::end`].
+    pub fn end_within(mut self, limit: Duration) -> Result<Ended> {
+        let left = limit.saturating_sub(self.begun.elapsed());
         let waited = wait_until("the move to end", left, || Ok(self.child.try_wait()?));
         if waited.is_err() {
             let _ = self.child.kill();

@@ -54,7 +54,7 @@ pub const SLOW: [Cell; 4] = [
 ];
 
 /// A process of `on` stands still (SIGSTOP).
-pub const STALLED: [Cell; 14] = [
+pub const STALLED: [Cell; 15] = [
     cell("source.offer.after", What::Stopped("agent"), S, Mode::Cold, Until::Millis(1200), Some(D)),
     cell("destination.restore.before", What::Stopped("agent"), D, Mode::Hybrid, Until::Ended, Some(S)).named(&FROZEN),
     cell("source.transfer.before", What::Stopped("agent"), S, Mode::Precopy, Until::Millis(1200), Some(D)),
@@ -73,6 +73,8 @@ pub const STALLED: [Cell; 14] = [
         .named(&FROZEN),
     cell("destination.commit.before", What::Stopped("criu"), D, Mode::Hybrid, Until::Millis(1200), Some(D)),
     cell("destination.commit.before", What::Stopped("front"), D, Mode::Cold, Until::Millis(1200), Some(D)),
+    // Longer than a restore may take: the copy is made again without it.
+    cell("destination.commit.before", What::Stopped("criu"), D, Mode::Precopy, Until::Moved, Some(D)),
 ];
 
 const RUN: What = What::Full("/run/tranship");

@@ -41,6 +41,8 @@ pub enum Until {
     Killed,
     /// Until `tranship move` has ended.
     Ended,
+    /// The same, where that takes as long as a restore may take at most.
+    Moved,
 }
 
 /// One cell of the matrix.
@@ -66,6 +68,8 @@ pub struct Cell {
 const SOON: Duration = Duration::from_secs(20);
 /// How long a source may take to give up, and a command of the CLI to be answered.
 const RETURNS: Duration = Duration::from_secs(25);
+/// How long a move may take whose restore hangs after READY.
+const RESTORED: Duration = Duration::from_secs(120);
 const UNDONE: Duration = Duration::from_secs(30);
 const ANSWER: &str = "10";
 
@@ -148,9 +152,10 @@ impl Cell {
                 lab.start_agent(here, &[])?;
                 return moving.end();
             }
-            Until::Ended => {
-                let ended = moving.end()?;
-                ensure!(begun.elapsed() < patience(RETURNS), "tranship move returned after {:?}", begun.elapsed());
+            Until::Ended | Until::Moved => {
+                let limit = patience(if self.until == Until::Moved { RESTORED } else { RETURNS });
+                let ended = moving.end_within(limit)?;
+                ensure!(begun.elapsed() < limit, "tranship move returned after {:?}", begun.elapsed());
                 play.goes_on().context("while it lasts")?;
                 drop(condition);
                 return Ok(ended);
