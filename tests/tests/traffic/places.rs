@@ -163,7 +163,7 @@ pub(super) fn bridged(stage: &mut Stage) -> Result<()> {
 fn identity(lab: &Lab, node: &str) -> Result<String> {
     const SHOW: &str = "head /sys/class/net/eth?/address /sys/class/net/eth?/mtu; ip -o addr show up | sed 's/ *valid_lft.*//; s/ brd [^ ]*//; s/ tentative//'; ip route; \
                         ip -6 route; ip route show table 100; ip neigh show nud permanent; sysctl net.ipv4.tcp_keepalive_time \
-                        net.ipv4.conf.eth1.log_martians net.ipv6.conf.eth1.hop_limit";
+                        net.ipv4.tcp_fin_timeout net.ipv4.conf.eth1.log_martians net.ipv6.conf.eth1.hop_limit";
     Ok(lab.check(node, &["ip", "netns", "exec", NAME, "sh", "-c", SHOW])?)
 }
 
@@ -194,7 +194,10 @@ pub(super) fn several_interfaces(stage: &mut Stage) -> Result<()> {
     const SETTINGS: [&str; 3] =
         ["net.ipv4.tcp_keepalive_time=1234", "net.ipv4.conf.eth1.log_martians=1", "net.ipv6.conf.eth1.hop_limit=77"];
     lab.check("a", &[&["ip", "netns", "exec", NAME, "sysctl", "-w"][..], &SETTINGS].concat())?;
-    let identity = identity(lab, "a")?;
+    // What is set between two moves: one is as in a new namespace again, one is new, one has another value.
+    const LATER: [&str; 3] =
+        ["net.ipv4.tcp_keepalive_time=7200", "net.ipv4.tcp_fin_timeout=33", "net.ipv6.conf.eth1.hop_limit=78"];
+    let mut identity = identity(lab, "a")?;
     for own in ["1400", "10.98.0.0/16", "fd98::/64", "lladdr 02:00:00:00:00:77", "= 1234", "hop_limit = 77"] {
         ensure!(identity.contains(own), "{own} is not in: {identity}");
     }
@@ -213,6 +216,11 @@ pub(super) fn several_interfaces(stage: &mut Stage) -> Result<()> {
         ensure!(rules.contains("from 10.79.0.32 lookup 100"), "{rules}");
         let here = self::identity(lab, to)?;
         ensure!(here == identity, "on {to} it is\n{here}\nand was\n{identity}");
+        if to == "b" {
+            lab.check(to, &[&["ip", "netns", "exec", NAME, "sysctl", "-w"][..], &LATER].concat())?;
+            identity = self::identity(lab, to)?;
+            ensure!(["= 7200", "= 33", "= 78"].iter().all(|value| identity.contains(value)), "{identity}");
+        }
     }
     end(streams)?;
     ip(CLIENT, "route del 10.79.0.32/32 dev eth0")?;
