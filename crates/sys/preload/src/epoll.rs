@@ -7,6 +7,8 @@ use std::ffi::c_int;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::sync::{Mutex, PoisonError};
 
+use super::texts::{WatchedFile, watched_files};
+
 /// `KCMP_EPOLL_TFD` of linux/kcmp.h.
 pub(super) const KCMP_EPOLL_TFD: i64 = 7;
 
@@ -24,31 +26,15 @@ pub(super) struct Slot {
 struct Set {
     pid: c_int,
     efd: u32,
-    files: HashMap<(u32, u32), (u64, u64)>,
+    files: HashMap<(u32, u32), WatchedFile>,
 }
 
 impl Set {
     /// Nothing where the kernel's list cannot be read.
     fn read(pid: c_int, efd: u32) -> Self {
         let text = std::fs::read_to_string(format!("/proc/{pid}/fdinfo/{efd}")).unwrap_or_default();
-        Self { pid, efd, files: files(&text) }
+        Self { pid, efd, files: watched_files(&text) }
     }
-}
-
-/// The files in the `fdinfo` text of an epoll set, which has them in the kernel's own order.
-fn files(text: &str) -> HashMap<(u32, u32), (u64, u64)> {
-    let mut before: HashMap<u32, u32> = HashMap::new();
-    let file = |line: &str| {
-        let after = |name: &str| line.split_once(name)?.1.split_ascii_whitespace().next();
-        let number = after("tfd:")?.parse().ok()?;
-        let inode = u64::from_str_radix(after(" ino:")?, 16).ok()?;
-        // The kernel's own form: 12 bits and 20 bits.
-        let device = u32::from_str_radix(after(" sdev:")?, 16).ok()?;
-        let nth = before.entry(number).or_default();
-        *nth += 1;
-        Some(((number, *nth - 1), (libc::makedev(device >> 20, device & 0xf_ffff), inode)))
-    };
-    text.lines().filter_map(file).collect()
 }
 
 /// Whether a task's descriptor is known to be a socket and the very file that the slot of its epoll set has. The task must not
@@ -64,7 +50,7 @@ pub(super) fn is_socket_in(pid: c_int, descriptor: i64, slot: Slot) -> bool {
         Some(set) if (set.pid, set.efd) == (pid, slot.efd) => set,
         _ => last.insert(Set::read(pid, slot.efd)),
     };
-    set.files.get(&(slot.tfd, slot.toff)) == Some(&(file.dev(), file.ino()))
+    set.files.get(&(slot.tfd, slot.toff)) == Some(&(libc::major(file.dev()), libc::minor(file.dev()), file.ino()))
 }
 
 #[cfg(test)]

@@ -37,11 +37,14 @@ mod segments;
 mod shared;
 mod sockets;
 mod terminals;
+mod texts;
 mod trace;
 mod waits;
 
 use std::ffi::{CStr, CString, OsString, c_int, c_long, c_ulong, c_void};
 use std::sync::{Mutex, OnceLock, PoisonError};
+
+use texts::{Hidden, Table};
 
 /// `struct pm_scan_arg` of linux/fs.h.
 #[repr(C)]
@@ -67,13 +70,6 @@ const REGION_BYTES: u64 = 24;
 const PAGE: u64 = 4096;
 const _: () = assert!(size_of::<ScanArg>() == 96);
 
-#[derive(Clone, Copy)]
-struct Hidden {
-    pid: u32,
-    start: u64,
-    end: u64,
-}
-
 type Ioctl = unsafe extern "C" fn(c_int, c_ulong, *mut c_void) -> c_int;
 type Pread = unsafe extern "C" fn(c_int, *mut c_void, usize, i64) -> isize;
 
@@ -85,28 +81,12 @@ fn next(name: &CStr) -> *mut c_void {
     if found.is_null() { std::process::abort() } else { found }
 }
 
-#[derive(Default)]
-struct Table {
-    /// Of the tasks' address spaces.
-    ranges: Vec<Hidden>,
-    /// Shared memory: device and inode.
-    objects: Vec<(u64, u64)>,
-}
-
 fn whole_table() -> &'static Table {
     static TABLE: OnceLock<Table> = OnceLock::new();
     TABLE.get_or_init(|| {
         let Some(path) = std::env::var_os("TRANSHIP_HIDDEN") else { return Table::default() };
         let Ok(bytes) = std::fs::read(&path) else { return Table::default() };
-        let word = |at: &[u8]| u64::from_le_bytes(at.try_into().expect("8 bytes"));
-        let mut table = Table::default();
-        for record in bytes.chunks_exact(24) {
-            let (head, start, end) = (word(&record[..8]), word(&record[8..16]), word(&record[16..]));
-            match head >> 32 {
-                0 => table.ranges.push(Hidden { pid: head as u32, start, end }),
-                _ => table.objects.push((start, end)),
-            }
-        }
+        let table = Table::read(&bytes);
         let mut used = path;
         used.push(".used");
         let _ = std::fs::write(used, b"");
@@ -290,18 +270,6 @@ pread!(pread64, c"pread64");
 
 type Syscall = unsafe extern "C" fn(c_long, c_long, c_long, c_long, c_long, c_long, c_long) -> c_long;
 
-/// One row of `/proc/PID/limits`, whose rows are in the order of the resources' numbers: (soft, hard).
-fn limits_row(text: &str, resource: usize) -> Option<[u64; 2]> {
-    let row = text.lines().nth(resource + 1)?;
-    let value = |column: &str| match column.trim() {
-        "unlimited" => Some(u64::MAX),
-        number => number.parse().ok(),
-    };
-    // The name's column is 26 wide and has blanks in it.
-    let mut values = row.get(26..)?.split_ascii_whitespace();
-    Some([value(values.next()?)?, value(values.next()?)?])
-}
-
 /// Stands in for libc's `syscall`, by which criu calls prlimit64 and kcmp.
 ///
 /// # Safety
@@ -341,7 +309,7 @@ pub unsafe extern "C" fn syscall(
         return done;
     }
     let text = std::fs::read_to_string(format!("/proc/{pid}/limits"));
-    let limits = text.ok().zip(usize::try_from(resource).ok()).and_then(|(text, row)| limits_row(&text, row));
+    let limits = text.ok().zip(usize::try_from(resource).ok()).and_then(|(text, row)| texts::limits_row(&text, row));
     let Some(limits) = limits else {
         // SAFETY: errno of this thread; reading the file has changed it.
         unsafe { *libc::__errno_location() = libc::EPERM };
@@ -354,7 +322,7 @@ pub unsafe extern "C" fn syscall(
 
 #[cfg(test)]
 mod tests {
-    use super::limits_row;
+    use super::texts::limits_row;
 
     #[test]
     fn this_process_s_limits_are_those_that_the_kernel_tells() {

@@ -6,22 +6,10 @@ use std::ffi::{CStr, c_char, c_int};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use super::shared::set_errno;
+use super::texts::without_file;
 use super::{Open, next, smaps_of};
 
 type Fstatat = unsafe extern "C" fn(c_int, *const c_char, *mut libc::stat, c_int) -> c_int;
-
-/// The names in `map_files` of which the task's `smaps` text says that there is no file.
-fn without_file(smaps: &str) -> HashSet<String> {
-    let name = |line: &str| {
-        let mut words = line.split_ascii_whitespace();
-        let (name, _flags, _offset, device, inode) =
-            (words.next()?, words.next()?, words.next()?, words.next()?, words.next()?);
-        let (start, end) = name.split_once('-')?;
-        let trimmed = |address: &str| u64::from_str_radix(address, 16).ok();
-        (device == "00:00" && inode == "0").then_some(format!("{:x}-{:x}", trimmed(start)?, trimmed(end)?))
-    };
-    smaps.lines().filter_map(name).collect()
-}
 
 /// The same for the directory behind a descriptor; empty if that is none of a task's, or nothing was told of the task.
 fn names_in(directory: c_int) -> HashSet<String> {

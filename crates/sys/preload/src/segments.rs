@@ -11,22 +11,10 @@ use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::is_dump;
+use crate::texts::segments;
 
 /// Where segments are mapped, and how many bytes.
 static MAPPED: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
-
-/// The segments in the text of `/proc/PID/maps`: numbers, which stand in the place of the inode's, and names in
-/// `map_files`.
-fn segments(maps: &str) -> impl Iterator<Item = (c_int, String)> {
-    maps.lines().filter_map(|line| {
-        let mut words = line.split_ascii_whitespace();
-        let (start, end) = words.next()?.split_once('-')?;
-        let id = words.nth(3)?.parse().ok()?;
-        // There are leading zeros here, and none there.
-        let number = |text| u64::from_str_radix(text, 16).ok();
-        words.next()?.starts_with("/SYSV").then_some((id, format!("{:x}-{:x}", number(start)?, number(end)?)))
-    })
-}
 
 /// The mappings of segments of this process's IPC namespace. Criu enters it in a process of its own.
 fn attached() -> &'static HashMap<c_int, PathBuf> {

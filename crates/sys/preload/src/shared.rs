@@ -27,6 +27,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU8, AtomicUsize, Ordering};
 
+use super::texts::{key_of, shared_objects};
 use super::{next, whole_table};
 
 /// An object of the table, mapped for reading.
@@ -214,12 +215,6 @@ macro_rules! openat {
 openat!(openat);
 openat!(openat64);
 
-/// The object whose pages are listed in the image of this name.
-fn key_of(name: &[u8]) -> Option<u64> {
-    let name = std::str::from_utf8(name).ok()?;
-    name.strip_prefix("pagemap-shmem-")?.strip_suffix(".img")?.parse().ok()
-}
-
 /// What the table lists, mapped at the first call. `None`: there is no table.
 fn objects() -> Option<&'static [Object]> {
     static OBJECTS: OnceLock<Vec<Object>> = OnceLock::new();
@@ -232,14 +227,7 @@ fn objects() -> Option<&'static [Object]> {
 
 fn load(path: &std::path::Path) -> io::Result<Vec<Object>> {
     let text = std::fs::read_to_string(path)?;
-    let rows: Vec<(u64, bool, &str)> = text
-        .lines()
-        .filter_map(|line| {
-            let mut words = line.splitn(3, ' ');
-            let (key, kind, path) = (words.next()?.parse().ok()?, words.next()?, words.next()?);
-            ["file", "segment"].contains(&kind).then_some((key, kind == "segment", path))
-        })
-        .collect();
+    let rows = shared_objects(&text);
     if rows.is_empty() {
         return Ok(Vec::new());
     }

@@ -23,6 +23,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use super::interrupted::{ORIG_RAX, R10, R11, RAX, RCX, RDI, RDX, RIP, RSI, RSP, futex_operation, is_restarted};
+use super::texts::waits;
 use super::trace::{AT_SYSCALL, Registers, real_ptrace, real_wait4, registers, set_registers};
 
 /// Words of a row that the program writes: the registers, the function, and the fields of the restart block.
@@ -227,11 +228,7 @@ fn recorded() -> &'static HashMap<u32, (c_long, u64)> {
     static RECORDED: OnceLock<HashMap<u32, (c_long, u64)>> = OnceLock::new();
     RECORDED.get_or_init(|| {
         let text = std::env::var_os("TRANSHIP_WAITS").and_then(|path| std::fs::read_to_string(path).ok());
-        let wait = |line: &str| {
-            let words: Vec<&str> = line.split(' ').collect();
-            Some((words.get(1)?.parse().ok()?, (words.get(2)?.parse().ok()?, words.get(5)?.parse().ok()?)))
-        };
-        text.unwrap_or_default().lines().filter_map(wait).collect()
+        waits(&text.unwrap_or_default())
     })
 }
 

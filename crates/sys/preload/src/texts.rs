@@ -1,0 +1,118 @@
+//! Readers of texts and records: of the kernel, and of the files that the agent and this library write. Without system calls, so that
+//! the fuzz targets (`fuzz/`) and Miri run them.
+
+use std::collections::{HashMap, HashSet};
+
+/// A range of a task's address space whose pages are hidden from criu.
+#[derive(Debug, Clone, Copy)]
+pub struct Hidden {
+    pub pid: u32,
+    pub start: u64,
+    pub end: u64,
+}
+
+/// What is hidden from criu.
+#[derive(Debug, Default)]
+pub struct Table {
+    /// Of the tasks' address spaces.
+    pub ranges: Vec<Hidden>,
+    /// Shared memory: device and inode.
+    pub objects: Vec<(u64, u64)>,
+}
+
+impl Table {
+    /// Reads its records (see the library's own page); a part of one at the end is left out.
+    pub fn read(bytes: &[u8]) -> Self {
+        let mut table = Self::default();
+        for record in bytes.as_chunks().0.iter().map(|words: &[u8; 24]| words.as_chunks().0) {
+            let [head, start, end] = std::array::from_fn(|word| u64::from_le_bytes(record[word]));
+            match head >> 32 {
+                0 => table.ranges.push(Hidden { pid: head as u32, start, end }),
+                _ => table.objects.push((start, end)),
+            }
+        }
+        table
+    }
+}
+
+/// One row of `/proc/PID/limits`, whose rows are in the order of the resources' numbers: (soft, hard).
+pub fn limits_row(text: &str, resource: usize) -> Option<[u64; 2]> {
+    let row = text.lines().nth(resource + 1)?;
+    let value = |column: &str| match column.trim() {
+        "unlimited" => Some(u64::MAX),
+        number => number.parse().ok(),
+    };
+    // The name's column is 26 wide and has blanks in it.
+    let mut values = row.get(26..)?.split_ascii_whitespace();
+    Some([value(values.next()?)?, value(values.next()?)?])
+}
+
+/// The segments in the text of `/proc/PID/maps`: numbers, which stand in the place of the inode's, and names in
+/// `map_files`.
+pub fn segments(maps: &str) -> impl Iterator<Item = (i32, String)> {
+    maps.lines().filter_map(|line| {
+        let mut words = line.split_ascii_whitespace();
+        let (start, end) = words.next()?.split_once('-')?;
+        let id = words.nth(3)?.parse().ok()?;
+        // There are leading zeros here, and none there.
+        let number = |text| u64::from_str_radix(text, 16).ok();
+        words.next()?.starts_with("/SYSV").then_some((id, format!("{:x}-{:x}", number(start)?, number(end)?)))
+    })
+}
+
+/// A file in an epoll set: device (major, minor) and inode.
+pub type WatchedFile = (u32, u32, u64);
+
+/// The files in the `fdinfo` text of an epoll set, which has them in the kernel's own order, by number and place among those of this number.
+pub fn watched_files(text: &str) -> HashMap<(u32, u32), WatchedFile> {
+    let mut before: HashMap<u32, u32> = HashMap::new();
+    let file = |line: &str| {
+        let after = |name: &str| line.split_once(name)?.1.split_ascii_whitespace().next();
+        let number = after("tfd:")?.parse().ok()?;
+        let inode = u64::from_str_radix(after(" ino:")?, 16).ok()?;
+        // The kernel's own form: 12 bits and 20 bits.
+        let device = u32::from_str_radix(after(" sdev:")?, 16).ok()?;
+        let nth = before.entry(number).or_default();
+        *nth += 1;
+        Some(((number, *nth - 1), (device >> 20, device & 0xf_ffff, inode)))
+    };
+    text.lines().filter_map(file).collect()
+}
+
+/// The names in `map_files` of which the task's `smaps` text says that there is no file.
+pub fn without_file(smaps: &str) -> HashSet<String> {
+    let name = |line: &str| {
+        let mut words = line.split_ascii_whitespace();
+        let (name, _flags, _offset, device, inode) =
+            (words.next()?, words.next()?, words.next()?, words.next()?, words.next()?);
+        let (start, end) = name.split_once('-')?;
+        let trimmed = |address: &str| u64::from_str_radix(address, 16).ok();
+        (device == "00:00" && inode == "0").then_some(format!("{:x}-{:x}", trimmed(start)?, trimmed(end)?))
+    };
+    smaps.lines().filter_map(name).collect()
+}
+
+/// The object whose pages are listed in the image of this name.
+pub fn key_of(name: &[u8]) -> Option<u64> {
+    let name = std::str::from_utf8(name).ok()?;
+    name.strip_prefix("pagemap-shmem-")?.strip_suffix(".img")?.parse().ok()
+}
+
+/// The rows of the table of shared objects: its key, whether it is a System V segment, and the path of its content.
+pub fn shared_objects(text: &str) -> Vec<(u64, bool, &str)> {
+    let row = |line| {
+        let mut words = str::splitn(line, 3, ' ');
+        let (key, kind, path) = (words.next()?.parse().ok()?, words.next()?, words.next()?);
+        ["file", "segment"].contains(&kind).then_some((key, kind == "segment", path))
+    };
+    text.lines().filter_map(row).collect()
+}
+
+/// Recorded waits, by the numbers that threads have in the container: the system call, and what is left of its time in ns.
+pub fn waits(text: &str) -> HashMap<u32, (i64, u64)> {
+    let wait = |line: &str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        Some((words.get(1)?.parse().ok()?, (words.get(2)?.parse().ok()?, words.get(5)?.parse().ok()?)))
+    };
+    text.lines().filter_map(wait).collect()
+}
