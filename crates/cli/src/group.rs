@@ -17,7 +17,7 @@ use crate::show;
 /// A group as people write it.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct GroupFile {
+pub struct GroupFile {
     /// Where to, for those that say nothing else.
     to: Option<NodeName>,
     /// The containers by name.
@@ -57,7 +57,8 @@ pub fn add_file(request: &mut GroupRequest, path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-fn parse(text: &str) -> Result<GroupFile, String> {
+/// Reads a group file's text.
+pub fn parse(text: &str) -> Result<GroupFile, String> {
     // The first line says what and where; those below show the place in the file.
     serde_saphyr::from_str(text).map_err(|e| {
         let said = e.to_string();
