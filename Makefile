@@ -64,8 +64,9 @@ clean:
 	cargo clean
 
 # Each fuzz target under libFuzzer for so many seconds, one after the other. Needs a nightly compiler and cargo-fuzz: fuzz/README.md.
-# make fuzz [SECONDS=30] [TARGETS="stream oci"]
+# make fuzz [SECONDS=30] [TARGETS="stream oci"] [SANITIZER=address]
 SECONDS ?= 30
+fuzz: export SANITIZER := $(or $(SANITIZER),none)
 fuzz:
 	scripts/fuzz $(SECONDS) $(TARGETS)
 

@@ -1,6 +1,10 @@
-//! What the fuzz targets do with their input: one function for each parser of bytes that come from a peer, a container, an engine or the kernel.
+//! Fuzz targets: one function for each parser of bytes that come from a peer, a container, an engine or the kernel.
 //! `README.md` beside this has the list. A test of `crates/agent` includes this file and runs the same functions on the corpora
 //! and on changed inputs, so that the targets are exercised also where no nightly compiler is.
+
+use std::time::Duration;
+
+use nix::time::{ClockId, clock_gettime};
 
 pub mod local;
 pub mod peer;
@@ -8,6 +12,18 @@ pub mod wire;
 
 /// A target: its name, which is also that of its corpus, and its function.
 pub type Target = (&'static str, fn(&[u8]));
+
+/// CPU time that one input may take. They take less than a hundredth of it.
+pub const LIMIT: Duration = Duration::from_secs(1);
+
+/// Runs a target once. Panics if the parser does, or if it takes more CPU time than [`LIMIT`].
+pub fn run((name, target): Target, input: &[u8]) {
+    let cpu = || Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("a clock of this thread"));
+    let start = cpu();
+    target(input);
+    let took = cpu().saturating_sub(start);
+    assert!(took < LIMIT, "the target {name} took {took:?} for {} bytes", input.len());
+}
 
 /// All targets.
 pub const TARGETS: &[Target] = &[
@@ -35,6 +51,9 @@ pub const TARGETS: &[Target] = &[
     ("pager_message", local::pager_message),
     ("criu_rpc", local::criu_rpc),
     ("criu_texts", local::criu_texts),
+    ("agent_texts", local::agent_texts),
+    ("command_line", local::command_line),
+    ("preloaded", local::preloaded),
     // From engines.
     ("containerd", local::containerd),
     ("engine_texts", local::engine_texts),

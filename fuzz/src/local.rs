@@ -10,6 +10,49 @@ use tranship_sys::fuzz as sys;
 
 use super::text;
 
+/// The agent's configuration.
+#[allow(dead_code, unused_imports, reason = "its text is read, and nothing is done with it")]
+#[path = "../../crates/agent/src/config/mod.rs"]
+mod config;
+/// The agent's reader of CRIU's log.
+#[allow(dead_code, unused_imports, reason = "a log is read, and not kept")]
+#[path = "../../crates/agent/src/criu_log.rs"]
+mod criu_log;
+/// The preloaded library's readers. The library itself has functions in place of libc's.
+#[allow(dead_code, reason = "records are read, and nothing is hidden")]
+#[path = "../../crates/sys/preload/src/texts.rs"]
+mod preload;
+
+/// The agent's configuration, and CRIU's log.
+pub fn agent_texts(data: &[u8]) {
+    if let Ok(config) = config::Config::read(&text(data)) {
+        assert_eq!(config.differences(&config), [""; 0]);
+        assert!(config.peers.values().filter_map(|peer| peer.accept.as_ref()).all(|accept| accept.check().is_ok()));
+    }
+    let _ = criu_log::Cause::in_log(&text(data));
+}
+
+/// A group file, and an agent's answers to the command line.
+pub fn command_line(data: &[u8]) {
+    tranship_cli::fuzz::answer(data);
+    tranship_cli::fuzz::texts(&text(data));
+}
+
+/// What the preloaded library reads: files in /proc, the agent's tables, its own records.
+pub fn preloaded(data: &[u8]) {
+    let text = text(data);
+    let table = preload::Table::read(data);
+    assert_eq!(table.ranges.len() + table.objects.len(), data.len() / 24);
+    for resource in 0..16 {
+        let _ = preload::limits_row(&text, resource);
+    }
+    let lines = text.lines().count();
+    assert!(preload::segments(&text).count() <= lines && preload::without_file(&text).len() <= lines);
+    assert!(preload::watched_files(&text).len() <= lines && preload::waits(&text).len() <= lines);
+    assert!(preload::shared_objects(&text).len() <= lines);
+    let _ = preload::key_of(data);
+}
+
 /// The journal of a migration.
 pub fn journal(data: &[u8]) {
     coordinator::journal(data);

@@ -282,7 +282,7 @@ impl Config {
     }
 
     /// Reads and checks its text; what is wrong is said with its place, and with what to do.
-    fn read(text: &str) -> Result<Self, String> {
+    pub fn read(text: &str) -> Result<Self, String> {
         let config: Self = toml::from_str(text).map_err(|error| {
             let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
             let message = error.message().trim_end().replace('\n', ", ");
