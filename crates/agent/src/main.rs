@@ -45,6 +45,7 @@ mod rights;
 mod service;
 mod source;
 mod space;
+mod sync;
 mod timeline;
 mod tls;
 mod tmpfs;

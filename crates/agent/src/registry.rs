@@ -2,12 +2,14 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tokio::sync::watch;
 use tranship_api::Watched;
 use tranship_types::{Outcome, Report};
+
+use crate::sync::{Mutex, MutexGuard};
 
 /// Reports kept on disk.
 const HISTORY: usize = 500;
@@ -17,17 +19,25 @@ const UNKEPT: usize = 50;
 /// All reports of this node, of one kind.
 #[derive(Debug)]
 pub struct Registry<R: Watched> {
-    live: Mutex<HashMap<R::Id, watch::Sender<R>>>,
+    live: Mutex<HashMap<R::Id, Shown<R>>>,
     /// The last ones that ended and could not be written: who follows them shall learn how.
     unkept: Mutex<Vec<R>>,
     directory: PathBuf,
+}
+
+/// What has a report that changes.
+#[derive(Debug, Clone)]
+struct Shown<R> {
+    sender: watch::Sender<R>,
+    /// Held by whoever changes it or writes it to the disk, which takes a while: what comes meanwhile is done after it.
+    changing: Arc<Mutex<()>>,
 }
 
 /// One report while it changes.
 #[derive(Debug, Clone)]
 pub struct Live<R: Watched> {
     registry: Arc<Registry<R>>,
-    sender: watch::Sender<R>,
+    shown: Shown<R>,
     id: R::Id,
 }
 
@@ -45,7 +55,7 @@ impl<R: Watched> Registry<R> {
         Arc::new(Self { live: Mutex::default(), unkept: Mutex::default(), directory })
     }
 
-    fn live(&self) -> std::sync::MutexGuard<'_, HashMap<R::Id, watch::Sender<R>>> {
+    fn live(&self) -> MutexGuard<'_, HashMap<R::Id, Shown<R>>> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -53,25 +63,26 @@ impl<R: Watched> Registry<R> {
     pub fn begin(self: &Arc<Self>, report: R) -> Live<R> {
         let id = report.id().clone();
         let under_way = report.outcome() == Outcome::Running;
+        let mut live = self.live();
         // Who watches it already goes on watching.
-        let known = self.live().get(&id).cloned().filter(|_| under_way);
-        let sender = match known {
-            Some(sender) => {
-                sender.send_replace(report);
-                sender
+        let shown = match live.get(&id).filter(|_| under_way) {
+            Some(known) => {
+                known.sender.send_replace(report);
+                known.clone()
             }
-            None => watch::channel(report).0,
+            None => Shown { sender: watch::channel(report).0, changing: Arc::default() },
         };
         if under_way {
-            self.live().insert(id.clone(), sender.clone());
+            live.insert(id.clone(), shown.clone());
         }
-        Live { registry: Arc::clone(self), sender, id }
+        drop(live);
+        Live { registry: Arc::clone(self), shown, id }
     }
 
     /// Follows one; one that has ended gives its last report only.
     pub fn watch(&self, id: &R::Id) -> Option<watch::Receiver<R>> {
-        if let Some(sender) = self.live().get(id) {
-            return Some(sender.subscribe());
+        if let Some(shown) = self.live().get(id) {
+            return Some(shown.sender.subscribe());
         }
         Some(watch::channel(self.ended(id)?).1)
     }
@@ -91,11 +102,11 @@ impl<R: Watched> Registry<R> {
 
     /// One report.
     pub fn report(&self, id: &R::Id) -> Option<R> {
-        let live = self.live().get(id).map(|s| s.borrow().clone());
+        let live = self.live().get(id).map(|shown| shown.sender.borrow().clone());
         live.or_else(|| self.ended(id))
     }
 
-    fn unkept(&self) -> std::sync::MutexGuard<'_, Vec<R>> {
+    fn unkept(&self) -> MutexGuard<'_, Vec<R>> {
         self.unkept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -107,7 +118,7 @@ impl<R: Watched> Registry<R> {
 
     /// All reports, newest first.
     pub fn reports(&self) -> Vec<R> {
-        let mut all: Vec<R> = self.live().values().map(|s| s.borrow().clone()).collect();
+        let mut all: Vec<R> = self.live().values().map(|shown| shown.sender.borrow().clone()).collect();
         let unkept: Vec<R> = self.unkept().iter().filter(|r| all.iter().all(|l| l.id() != r.id())).cloned().collect();
         all.extend(unkept);
         let live: Vec<R::Id> = all.iter().map(|r| r.id().clone()).collect();
@@ -161,28 +172,36 @@ impl<R: Watched> Registry<R> {
 }
 
 impl<R: Watched> Live<R> {
+    fn changing(&self) -> MutexGuard<'_, ()> {
+        self.shown.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Changes the report; who watches sees it.
     pub fn change(&self, change: impl FnOnce(&mut R)) {
-        self.sender.send_modify(change);
+        let _changing = self.changing();
+        self.shown.sender.send_modify(change);
     }
 
     /// The report as it stands.
     pub fn read(&self) -> R {
-        self.sender.borrow().clone()
+        self.shown.sender.borrow().clone()
     }
 
     /// Keeps the report as it stands on disk, for an agent that follows this one.
     pub fn save(&self) -> std::io::Result<()> {
+        // Not in the place of the last change.
+        let _changing = self.changing();
         self.registry.write(&self.read())
     }
 
     /// The last change: the report goes to the history, and who watches learns that it has ended. What becomes known of it
     /// later may follow.
     pub fn end(&self, change: impl FnOnce(&mut R)) {
+        let _changing = self.changing();
         let mut report = self.read();
         change(&mut report);
         self.registry.keep(&report);
-        self.sender.send_replace(report);
+        self.shown.sender.send_replace(report);
         self.registry.live().remove(&self.id);
     }
 }

@@ -1,0 +1,3 @@
+//! Locks, in one place.
+
+pub use std::sync::{Mutex, MutexGuard};
