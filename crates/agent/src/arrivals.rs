@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,13 +14,17 @@ use tranship_types::{MigrationId, NodeName, Outcome, Phase, Progress, Report};
 use tranship_wire::URGENT_STREAM;
 use tranship_wire::message::Offer;
 
+use crate::claims::Claim;
 use crate::copying::Arriving;
 use crate::destination::DestinationRun;
 use crate::draining::Drain;
-use crate::freeze_slots::{Place, Slot};
-use crate::node::{Claim, Node};
+use crate::node::Node;
 use crate::registry::{LiveReport, unix_ms};
 use crate::rights::next_offer;
+
+mod slot;
+
+pub use slot::ArrivingSlot;
 
 /// How long the source may take to forward its last packets, from the resume: as long as peers whose packets are lost wait anyway.
 pub const LAST_PACKETS: Duration = Duration::from_millis(500);
@@ -223,50 +226,6 @@ pub struct Inbox {
     way_in: Mutex<Option<WayIn>>,
     /// Packets that came from the source before the gate was open: datagrams that no program had read there.
     ahead: Mutex<Queue>,
-}
-
-/// The freeze slot of an arrival, or its place in the queue.
-#[derive(Default)]
-pub struct ArrivingSlot {
-    slot: Mutex<Option<Result<Slot, Place>>>,
-    /// It was given back for good.
-    over: AtomicBool,
-}
-
-impl ArrivingSlot {
-    /// Waits in the queue for a second at most, and with the slot for preparations to end; true if it is taken.
-    pub fn take(&self, queue: impl FnOnce() -> Place) -> bool {
-        const WAIT: Duration = Duration::from_secs(1);
-        let over = || self.over.load(Ordering::Acquire);
-        let mut slot = self.slot();
-        if over() {
-            return false;
-        }
-        let now = match slot.take().unwrap_or_else(|| Err(queue())) {
-            Err(place) => place.wait(WAIT, &over),
-            taken => taken,
-        };
-        slot.insert(now).is_ok()
-    }
-
-    /// The container runs: a place in the queue is given up.
-    pub fn linger(&self) {
-        let mut slot = self.slot();
-        match &*slot {
-            Some(Ok(taken)) => taken.linger(),
-            _ => *slot = None,
-        }
-    }
-
-    /// Gives it back, or the place up, for good. A wait for it ends.
-    pub fn give_back(&self) {
-        self.over.store(true, Ordering::Release);
-        *self.slot() = None;
-    }
-
-    fn slot(&self) -> MutexGuard<'_, Option<Result<Slot, Place>>> {
-        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// What others wait for that a container brings.

@@ -26,8 +26,9 @@ use tranship_wire::message::Response;
 pub use ask::answer;
 
 use crate::arrivals::Context;
+use crate::claims::Claim;
 use crate::layout::Layout;
-use crate::node::{Claim, Node};
+use crate::node::Node;
 use crate::registry::{LiveReport, unix_ms};
 use crate::{moves, peers};
 

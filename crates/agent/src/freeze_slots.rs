@@ -10,10 +10,12 @@
 //! that is stuck holds up nobody.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use tranship_types::{GroupId, MigrationId};
+
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// For how long a slot counts: as long as a container may be frozen, unless the user allows more.
 const EXPIRES: Duration = Duration::from_secs(10);
@@ -217,7 +219,6 @@ impl Drop for Preparation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arrivals::ArrivingSlot;
 
     const SHORT: Duration = Duration::from_millis(30);
     const LONG: Duration = Duration::from_secs(20);
@@ -241,20 +242,6 @@ mod tests {
         let third = std::thread::spawn(move || third.wait(LONG, &never).is_ok());
         drop(slot);
         assert!(third.join().unwrap(), "who has left the queue is not waited for");
-    }
-
-    #[test]
-    fn an_arrival_that_runs_or_has_ended_keeps_no_place() {
-        let slots = FreezeSlots::default();
-        let [running, ended, next] = [(); 3].map(|()| ArrivingSlot::default());
-        let first = slots.queue(owner("m-1")).wait(LONG, &never).ok().expect("a slot");
-        assert!(!running.take(|| slots.queue(owner("m-2"))), "the slot is taken");
-        assert!(!ended.take(|| slots.queue(owner("m-3"))), "the slot is taken");
-        running.linger();
-        ended.give_back();
-        drop(first);
-        assert!(!ended.take(|| slots.queue(owner("m-3"))), "it was given back for good");
-        assert!(next.take(|| slots.queue(owner("m-4"))), "nobody is before it");
     }
 
     #[test]

@@ -13,9 +13,8 @@
 //! which nothing interrupts.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use tranship_coordinator::Failure;
@@ -23,6 +22,9 @@ use tranship_sys::schedule::{self, Standing};
 use tranship_sys::threads;
 use tranship_transport::Closer;
 use tranship_types::{GroupId, MigrationId, MoveOptions, OnTimeout};
+
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// How often a wait that nothing can wake looks whether it is to end.
 pub const LOOK: Duration = Duration::from_millis(20);
@@ -133,13 +135,16 @@ impl Interrupt {
     /// Starts the thread that keeps the deadlines. It is there before the freeze, and ends with the decision or the undo.
     pub fn guard(self: &Arc<Self>) -> Result<(), Failure> {
         let interrupt = Arc::clone(self);
-        let started = threads::start("deadline", move || interrupt.keep_deadlines());
+        let started = threads::start("deadline", move || {
+            // It does little, and a frozen container may depend on that.
+            schedule::stand(Standing::Realtime);
+            interrupt.keep_deadlines();
+        });
         started.map(drop).map_err(|e| Failure::new(format!("nothing can keep the deadlines of the move: {e}")))
     }
 
-    fn keep_deadlines(&self) {
-        // It does little, and a frozen container may depend on that.
-        schedule::stand(Standing::Realtime);
+    /// Interrupts the migration at its deadlines; returns when it is decided, interrupted or undone.
+    pub fn keep_deadlines(&self) {
         let mut state = self.state();
         while state.stand == Stand::Running {
             let now = Instant::now();

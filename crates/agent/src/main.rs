@@ -12,6 +12,7 @@ mod absent;
 mod admission;
 mod arrivals;
 mod cancel;
+mod claims;
 mod config;
 mod copying;
 mod criu_log;

@@ -10,11 +10,12 @@ use tranship_sys::{schedule, threads};
 use tranship_types::{MigrationId, MoveOptions, NodeName, Outcome, Phase, Report, Side};
 
 use crate::arrivals::{Arrival, Context, Inbox, Standing};
+use crate::claims::Claim;
 use crate::destination::DestinationRun;
 use crate::groups::{self, Turn};
 use crate::interrupt::Interrupt;
 use crate::layout::Layout;
-use crate::node::{Claim, Node, random_bytes};
+use crate::node::{Node, random_bytes};
 use crate::plan::refused;
 use crate::registry::{LiveReport, unix_ms};
 use crate::source::SourceRun;

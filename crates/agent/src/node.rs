@@ -1,6 +1,5 @@
 //! What all migrations of this agent share.
 
-use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -18,6 +17,7 @@ use tranship_wire::{Hello, Purpose};
 
 use crate::absent;
 use crate::arrivals::Arrivals;
+use crate::claims::{Claim, Claims, Holder};
 use crate::config::Config;
 use crate::damaged::DamagedMoves;
 use crate::freeze_slots::FreezeSlots;
@@ -57,29 +57,10 @@ pub struct Node {
     /// How writes to memory are found.
     pub tracking: Method,
     /// Containers that a migration of this node has to do with.
-    busy: Mutex<HashMap<String, Holder>>,
+    busy: Arc<Claims>,
     stopping: (Mutex<bool>, Condvar),
     /// Ends what lasts for some time and nobody waits for.
     timers: tokio::runtime::Handle,
-}
-
-/// What has a container.
-#[derive(Debug, Clone)]
-enum Holder {
-    Migration(MigrationId),
-    Plan,
-}
-
-/// A container's being taken by a migration or a plan; given back on drop.
-pub struct Claim {
-    node: Arc<Node>,
-    container: String,
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        self.node.busy().remove(&self.container);
-    }
 }
 
 impl Node {
@@ -120,7 +101,7 @@ impl Node {
                 )
                 .ok(),
             tracking,
-            busy: Mutex::default(),
+            busy: Arc::default(),
             stopping: (Mutex::new(false), Condvar::new()),
             timers,
         })
@@ -173,27 +154,18 @@ impl Node {
         }
     }
 
-    fn busy(&self) -> std::sync::MutexGuard<'_, HashMap<String, Holder>> {
-        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes a container for a migration, unless another one has it.
-    pub fn claim(self: &Arc<Self>, container: &str, id: &MigrationId) -> Result<Claim, Blocker> {
+    pub fn claim(&self, container: &str, id: &MigrationId) -> Result<Claim, Blocker> {
         self.take(container, Holder::Migration(id.clone()))
     }
 
     /// Takes a container for the time that a plan watches it.
-    pub fn claim_for_plan(self: &Arc<Self>, container: &str) -> Result<Claim, Blocker> {
+    pub fn claim_for_plan(&self, container: &str) -> Result<Claim, Blocker> {
         self.take(container, Holder::Plan)
     }
 
-    fn take(self: &Arc<Self>, container: &str, holder: Holder) -> Result<Claim, Blocker> {
-        let mut busy = self.busy();
-        if let Some(other) = busy.get(container) {
-            return Err(self.busy_blocker(container, other));
-        }
-        busy.insert(container.to_owned(), holder);
-        Ok(Claim { node: Arc::clone(self), container: container.to_owned() })
+    fn take(&self, container: &str, holder: Holder) -> Result<Claim, Blocker> {
+        self.busy.take(container, holder).map_err(|other| self.busy_blocker(container, &other))
     }
 
     fn busy_blocker(&self, container: &str, holder: &Holder) -> Blocker {
@@ -217,13 +189,13 @@ impl Node {
 
     /// The blocker that a container is, if something has it.
     pub fn busy_with(&self, container: &str) -> Option<Blocker> {
-        self.busy().get(container).map(|holder| self.busy_blocker(container, holder))
+        self.busy.holder(container).map(|holder| self.busy_blocker(container, &holder))
     }
 
     /// The migration that has a container.
     pub fn claimed_by(&self, container: &str) -> Option<MigrationId> {
-        match self.busy().get(container) {
-            Some(Holder::Migration(id)) => Some(id.clone()),
+        match self.busy.holder(container) {
+            Some(Holder::Migration(id)) => Some(id),
             _ => None,
         }
     }
