@@ -57,9 +57,14 @@ fn of_peer_a(right: &str, peer: &str) -> Result<String> {
     let line = right.lines().find(|line| line.starts_with("a = ")).context("no peer a")?;
     let accept: Vec<_> = right
         .lines()
-        .filter(|l| l.starts_with("[accept]") || l.starts_with("binds = ") || l.starts_with("privileged = "))
+        .filter(|l| {
+            l.starts_with("[accept]")
+                || l.starts_with("binds = ")
+                || l.starts_with("privileged = ")
+                || l.starts_with("control = ")
+        })
         .collect();
-    ensure!(accept.len() == 3, "the lab's configuration has {accept:?}");
+    ensure!(accept.len() == 4, "the lab's configuration has {accept:?}");
     let text = right.replacen(line, &line.replace("a = ", "a.address = "), 1);
     let text = accept.iter().fold(text, |text, line| text.replacen(&format!("{line}\n"), "", 1));
     Ok(text.replacen("a.address", &format!("{peer}a.address"), 1))

@@ -21,7 +21,7 @@ use tranship_memory::huge;
 use tranship_memory::pager::{self, ControlError, PagerHandle, Status};
 use tranship_sys::threads;
 use tranship_types::{HugePages, Latencies, MigrationId, Outcome, Phase, WaitKind, Waiting};
-use tranship_wire::message::Response;
+use tranship_wire::message::{Account, Response};
 
 use crate::arrivals::{Arrival, Standing, lock};
 use crate::layout::Layout;
@@ -514,6 +514,15 @@ fn make_huge_pages(node: &Node, container: &Container, list: &[HugePages], repor
     let go_on = |time| node.pause(time) && node.claimed_by(&container.name).is_none();
     let made = huge::make_anew(list, &container.processes().unwrap_or_default(), go_on);
     report.end(|r| r.huge_pages = Some(made));
+}
+
+/// Puts what the source has measured into the report of an arrival, which may have ended already.
+pub fn keep_account(node: &Node, id: &MigrationId, account: Account) {
+    let Some(report) = node.arrivals.get(id).map(|arrival| lock(&arrival).report.clone()) else { return };
+    match report.read().outcome {
+        Outcome::Running => report.change(|r| account.put(r)),
+        _ => report.end(|r| account.put(r)),
+    }
 }
 
 /// The source asks whether every page is in place. If the original is `released` it is the last question: with its answer,

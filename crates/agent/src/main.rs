@@ -14,6 +14,7 @@ mod arrivals;
 mod cancel;
 mod claims;
 mod config;
+mod control;
 mod copying;
 mod criu_log;
 mod damaged;

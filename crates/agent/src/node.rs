@@ -112,6 +112,11 @@ impl Node {
         self.live.peers()
     }
 
+    /// The runtime of the API.
+    pub fn timers(&self) -> &tokio::runtime::Handle {
+        &self.timers
+    }
+
     /// The engines of which there is anything on this node.
     pub fn engines(&self) -> impl Iterator<Item = &Arc<dyn Engine>> {
         self.engines.iter().filter(|engine| engine.is_present())

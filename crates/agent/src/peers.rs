@@ -4,6 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use tranship_api::PassedCall;
 use tranship_coordinator::damage::FromSource;
 use tranship_coordinator::{self as coordinator, Failure, Journal, Record};
 use tranship_memory::huge;
@@ -18,6 +19,7 @@ use tranship_wire::{Hello, Purpose, ReadError, Versions};
 
 use crate::admission::{HandshakePlace, Handshakes, Links};
 use crate::arrivals::{Arrival, Context, Inbox, Standing, lock};
+use crate::control;
 use crate::damaged;
 use crate::demand;
 use crate::destination::{self, DestinationRun};
@@ -186,13 +188,20 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
             Ok(request) => request,
             Err(error) => break Err(error),
         };
-        let of_no_migration = matches!(request, Request::Clock | Request::Check(_) | Request::Probe { .. });
+        let of_no_migration =
+            { matches!(request, Request::Clock | Request::Check(_) | Request::Probe { .. } | Request::Api { .. }) };
         if !of_no_migration && (of_another() || !covered(&rights)) {
             tracing::warn!(%peer, "asked about a migration of another node, or over a link from before its offer");
             let refused =
                 failure_response(Failure::new(format!("the migration is not one of this link of node {peer}")));
             let _ = tranship_wire::write_message(&mut link, &refused);
             break Err(ReadError::Io(io::ErrorKind::PermissionDenied.into()));
+        }
+        if let Request::Api { method, path, body } = request {
+            match control::answer(node, &peer, PassedCall { method, path, body }, &mut link) {
+                Ok(()) => continue,
+                Err(error) => break Err(ReadError::Io(error)),
+            }
         }
         committed |= matches!(request, Request::Commit);
         // An offer that fails may leave something to be asked about.
@@ -279,7 +288,10 @@ fn reply(
         (Request::Ready { all_pages }, Some(id)) => ready(node, id, all_pages),
         (Request::Commit, Some(id)) => commit(node, id),
         (Request::Abort, Some(id)) => undoing::called_off(node, id),
-        (Request::Drained { released }, Some(id)) => draining::answer(node, id, released),
+        (Request::Drained { released, account }, Some(id)) => {
+            account.into_iter().for_each(|account| draining::keep_account(node, id, *account));
+            draining::answer(node, id, released)
+        }
         (Request::FreezeSlot { group }, Some(id)) => match node.arrivals.inbox(id) {
             // A request that is late must not take a slot that nobody gives back.
             Some(_) if node.arrivals.get(id).is_none_or(|arrival| lock(&arrival).standing != Standing::Open) => {
@@ -298,6 +310,7 @@ fn reply(
             Err(failure) => failure_response(failure),
             Ok(()) => Response::Streams,
         },
+        (Request::Api { .. }, _) => failure_response(Failure::new("a call of the API has an answer of its own")),
         (Request::Probe { bytes }, _) => match probed.receive(link, bytes) {
             Ok(()) => Response::Probed,
             Err(error) => return Err(error),

@@ -6,7 +6,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tranship_api::{
     AgentService, Begun, ContainerInfo, ContainerState, ErrorKind, GroupPlan, GroupRequest, Leftover, MoveRequest,
-    NodeInfo, PeerInfo, PeerState, Plan, PlanRequest, Problem, RecoverRequest, ServiceError, ToolInfo,
+    NodeInfo, PassedAnswer, PassedCall, PeerInfo, PeerState, Plan, PlanRequest, Problem, RecoverRequest, ServiceError,
+    ToolInfo,
 };
 use tranship_engine::{Engine, EngineError, State, Summary};
 use tranship_sys::threads::{self, Beside};
@@ -15,7 +16,7 @@ use tranship_wire::Purpose;
 
 use crate::node::Node;
 use crate::registry::unix_ms;
-use crate::{cancel, doctor, groups, moves, options, plan, recovery};
+use crate::{cancel, control, doctor, groups, moves, options, plan, recovery};
 
 /// The agent as its API sees it.
 pub struct Service(pub Arc<Node>);
@@ -116,6 +117,14 @@ impl AgentService for Service {
             engines: self.0.engines().map(|engine| Self::engine_info(engine.as_ref())).collect(),
             peers,
         })
+    }
+
+    fn peers(&self) -> Result<Vec<NodeName>, ServiceError> {
+        Ok(self.0.peers().all().map(|(name, _)| name.clone()).collect())
+    }
+
+    fn pass_on(&self, node: &NodeName, call: PassedCall) -> Result<Option<PassedAnswer>, ServiceError> {
+        control::pass_on(&self.0, node, call)
     }
 
     fn containers(&self) -> Result<Vec<ContainerInfo>, ServiceError> {

@@ -10,13 +10,15 @@ use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
-use tranship_types::{GroupId, GroupReport, MigrationId, Outcome, Report};
+use tranship_types::{GroupId, GroupReport, MigrationId, NodeName, Outcome, Report};
 
 use crate::{
     ApiError, Begun, ContainerInfo, ErrorBody, GroupPlan, GroupRequest, Leftover, MoveRequest, NodeInfo, Plan,
     PlanRequest, RecoverRequest, Watched,
 };
 
+/// The header that names the node whose agent is to answer.
+pub const NODE_HEADER: &str = "tranship-node";
 /// The longest answer that is accepted: a long history of long reports.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 /// The longest single report that is accepted while following.
@@ -90,12 +92,18 @@ impl ClientError {
 #[derive(Debug, Clone)]
 pub struct Client {
     socket: PathBuf,
+    node: Option<NodeName>,
 }
 
 impl Client {
     /// A client of the agent that listens on `socket`; nothing is connected yet.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
-        Self { socket: socket.into() }
+        Self { socket: socket.into(), node: None }
+    }
+
+    /// The same, with the agent of another node giving the answers: the agent behind the socket passes calls on to it.
+    pub fn of_node(self, node: Option<NodeName>) -> Self {
+        Self { node, ..self }
     }
 
     /// The socket that it connects to.
@@ -106,6 +114,11 @@ impl Client {
     /// `GET /v1/node`.
     pub async fn node(&self) -> Result<NodeInfo, ClientError> {
         self.question("/v1/node").await
+    }
+
+    /// `GET /v1/peers`: names of the nodes that the node knows, without asking them.
+    pub async fn peers(&self) -> Result<Vec<NodeName>, ClientError> {
+        self.question("/v1/peers").await
     }
 
     /// `GET /v1/containers`.
@@ -230,9 +243,12 @@ impl Client {
             .method(call.method.clone())
             .uri(&call.path)
             .header(header::HOST, "transhipd")
-            .header(header::CONTENT_TYPE, "application/json")
-            .body(Full::new(Bytes::from(body)))
-            .map_err(|e| call.unintelligible(&e))?;
+            .header(header::CONTENT_TYPE, "application/json");
+        let request = match &self.node {
+            Some(node) => request.header(NODE_HEADER, node.as_str()),
+            None => request,
+        };
+        let request = request.body(Full::new(Bytes::from(body))).map_err(|e| call.unintelligible(&e))?;
         let answer = sender.send_request(request).await.map_err(|e| call.lost(&e))?;
         if answer.status().is_success() {
             return Ok(answer);

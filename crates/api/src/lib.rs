@@ -35,12 +35,13 @@ mod exchange;
 mod group;
 mod leftover;
 mod openapi;
+mod passed;
 mod server;
 mod service;
 mod socket;
 mod watched;
 
-pub use client::{Client, ClientError, Events};
+pub use client::{Client, ClientError, Events, NODE_HEADER};
 pub use exchange::{
     ApiError, Begun, ContainerInfo, ContainerState, ErrorBody, Keep, MoveRequest, NodeInfo, PeerInfo, PeerState, Plan,
     PlanRequest, Problem, RecoverRequest, ToolInfo,
@@ -48,6 +49,7 @@ pub use exchange::{
 pub use group::{GroupContainer, GroupPlan, GroupRequest, Label, MemberPlan};
 pub use leftover::{Leftover, LeftoverKind};
 pub use openapi::description;
+pub use passed::{PassedAnswer, PassedCall, answer};
 pub use server::{router, serve};
 pub use service::{AgentService, ErrorKind, ServiceError};
 pub use socket::{BindError, bind};

@@ -8,6 +8,7 @@ use utoipa::OpenApi;
     ),
     paths(
         crate::server::node,
+        crate::server::peers,
         crate::server::containers,
         crate::server::begin_move,
         crate::server::plan,

@@ -12,21 +12,23 @@ use axum::body::{Body, Bytes};
 use axum::extract::rejection::JsonRejection;
 use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::{StatusCode, header};
+use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use futures::stream::{self, Stream};
 use tokio::net::UnixListener;
 use tokio::sync::{oneshot, watch};
-use tranship_types::{GroupId, GroupReport, MigrationId, Outcome, Report};
+use tranship_types::{GroupId, GroupReport, MigrationId, NodeName, Outcome, Report};
 
 use crate::accept::Accepting;
+use crate::passed;
 use crate::{
     AgentService, ApiError, Begun, ContainerInfo, ErrorKind, GroupPlan, GroupRequest, Leftover, MoveRequest, NodeInfo,
     Plan, PlanRequest, RecoverRequest, ServiceError, Watched,
 };
 
 /// Requests are small; anything longer is a mistake.
-const MAX_REQUEST_BYTES: usize = 64 * 1024;
+pub(crate) const MAX_REQUEST_BYTES: usize = 64 * 1024;
 
 /// How long answers that are being written at the end of the agent's life may take.
 const GRACE: Duration = Duration::from_millis(500);
@@ -44,6 +46,7 @@ pub fn router(service: Arc<dyn AgentService>) -> Router {
             (StatusCode::METHOD_NOT_ALLOWED, Json(ApiError { error: error.body })).into_response()
         })
         .layer(DefaultBodyLimit::max(MAX_REQUEST_BYTES))
+        .layer(middleware::from_fn_with_state(Arc::clone(&service), passed::pass_on))
         .with_state(service)
 }
 
@@ -51,6 +54,7 @@ pub fn router(service: Arc<dyn AgentService>) -> Router {
 pub(crate) fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
     vec![
         ("/v1/node", get(node)),
+        ("/v1/peers", get(peers)),
         ("/v1/containers", get(containers)),
         ("/v1/plans", post(plan)),
         ("/v1/recoveries", post(recover)),
@@ -96,6 +100,7 @@ impl ErrorKind {
     fn status(self) -> StatusCode {
         match self {
             ErrorKind::Invalid => StatusCode::BAD_REQUEST,
+            ErrorKind::Forbidden => StatusCode::FORBIDDEN,
             ErrorKind::NotFound => StatusCode::NOT_FOUND,
             ErrorKind::Busy | ErrorKind::TooLate => StatusCode::CONFLICT,
             ErrorKind::Blocked => StatusCode::UNPROCESSABLE_ENTITY,
@@ -119,7 +124,7 @@ fn not_found(message: &str) -> ServiceError {
 }
 
 /// Runs a call of the service on a thread where it may block.
-async fn ask<T: Send + 'static>(
+pub(crate) async fn ask<T: Send + 'static>(
     service: Service,
     call: impl FnOnce(&dyn AgentService) -> Result<T, ServiceError> + Send + 'static,
 ) -> Result<T, ServiceError> {
@@ -147,6 +152,15 @@ fn parse_id<Id: FromStr<Err: Display>>(id: &str) -> Result<Id, ServiceError> {
 ))]
 pub(crate) async fn node(State(service): State<Service>) -> Result<Json<NodeInfo>, ServiceError> {
     ask(service, AgentService::node).await.map(Json)
+}
+
+/// Names of the nodes that this node knows, without asking them.
+#[utoipa::path(get, path = "/v1/peers", responses(
+    (status = 200, body = [NodeName]),
+    (status = 500, body = ApiError),
+))]
+pub(crate) async fn peers(State(service): State<Service>) -> Result<Json<Vec<NodeName>>, ServiceError> {
+    ask(service, AgentService::peers).await.map(Json)
 }
 
 /// The node's containers.

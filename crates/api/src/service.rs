@@ -1,15 +1,21 @@
 use tokio::sync::watch;
-use tranship_types::{Blocker, BlockerKind, GroupId, GroupReport, MigrationId, Report};
+use tranship_types::{Blocker, BlockerKind, GroupId, GroupReport, MigrationId, NodeName, Report};
 
 use crate::{
-    Begun, ContainerInfo, ErrorBody, GroupPlan, GroupRequest, Leftover, MoveRequest, NodeInfo, Plan, PlanRequest,
-    RecoverRequest,
+    Begun, ContainerInfo, ErrorBody, GroupPlan, GroupRequest, Leftover, MoveRequest, NodeInfo, PassedAnswer,
+    PassedCall, Plan, PlanRequest, RecoverRequest,
 };
 
 /// What the API asks of an agent. The calls may block (each runs on a thread of its own) and may come at the same time.
 pub trait AgentService: Send + Sync + 'static {
     /// The node and its health.
     fn node(&self) -> Result<NodeInfo, ServiceError>;
+
+    /// Names of the nodes that this one knows; they are not asked.
+    fn peers(&self) -> Result<Vec<NodeName>, ServiceError>;
+
+    /// Passes a call on to the agent of another node; `None` where the node is this one.
+    fn pass_on(&self, node: &NodeName, call: PassedCall) -> Result<Option<PassedAnswer>, ServiceError>;
 
     /// The node's containers, by name.
     fn containers(&self) -> Result<Vec<ContainerInfo>, ServiceError>;
@@ -73,6 +79,8 @@ pub trait AgentService: Send + Sync + 'static {
 pub enum ErrorKind {
     /// The request makes no sense: 400.
     Invalid,
+    /// The other node does not let this one control it: 403.
+    Forbidden,
     /// No such migration or container: 404.
     NotFound,
     /// A move of the container is under way: 409.

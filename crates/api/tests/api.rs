@@ -9,11 +9,11 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tranship_api::{
     AgentService, Begun, Client, ClientError, ContainerInfo, ContainerState, ErrorKind, GroupPlan, GroupRequest,
-    Leftover, LeftoverKind, MemberPlan, MoveRequest, NodeInfo, PeerInfo, PeerState, Plan, PlanRequest, RecoverRequest,
-    ServiceError, ToolInfo, bind, router, serve,
+    Leftover, LeftoverKind, MemberPlan, MoveRequest, NodeInfo, PassedAnswer, PassedCall, PeerInfo, PeerState, Plan,
+    PlanRequest, RecoverRequest, ServiceError, ToolInfo, bind, router, serve,
 };
 use tranship_types::{
-    Blocker, BlockerKind, GroupId, GroupOrder, GroupReport, MigrationId, Mode, Outcome, Phase, Report,
+    Blocker, BlockerKind, GroupId, GroupOrder, GroupReport, MigrationId, Mode, NodeName, Outcome, Phase, Report,
 };
 
 #[derive(Default)]
@@ -58,6 +58,18 @@ fn node() -> NodeInfo {
 impl AgentService for Script {
     fn node(&self) -> Result<NodeInfo, ServiceError> {
         Ok(node())
+    }
+
+    fn peers(&self) -> Result<Vec<NodeName>, ServiceError> {
+        Ok(["b", "c"].map(|name| name.parse().unwrap()).into())
+    }
+
+    fn pass_on(&self, node: &NodeName, _: PassedCall) -> Result<Option<PassedAnswer>, ServiceError> {
+        if node.as_str() == "a" {
+            return Ok(None);
+        }
+        let remedy = format!("add control = true to `accept` of [peers.a] in node {node}'s agent.toml");
+        Err(ServiceError::new(ErrorKind::Forbidden, format!("node {node} does not let node a control it"), remedy))
     }
 
     fn containers(&self) -> Result<Vec<ContainerInfo>, ServiceError> {

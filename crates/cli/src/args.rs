@@ -1,13 +1,14 @@
-//! What can be typed, as clap parses it: texts that nobody has judged yet. `command` makes sense of them.
+//! The command line as clap parses it. `command` checks its values and what they mean together.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use clap_complete::engine::ArgValueCompleter;
 use tranship_types::{ALLOWABLE, Allowances, Bandwidth, EngineName};
 
-use crate::units;
+use crate::{candidates, units};
 
 const EXIT_STATUS: &str = "\
 Exit status:
@@ -20,8 +21,50 @@ Exit status:
   130  Ctrl-C; a move that has begun goes on
 
 Environment:
+    TRANSHIP_NODE    the node whose agent answers, where --node is not given
     TRANSHIP_SOCKET  the agent's socket, where --socket is not given
     NO_COLOR         no colours";
+
+const MOVE_EXAMPLES: &str = "\
+Examples:
+    tranship move redis --to b
+    tranship move redis --to b --dry-run          what stands in the way; nothing is touched
+    tranship move redis --from a --to b           from any node that may control node a
+    tranship move job --to b --safe --timeout 30min
+    tranship move web --to b --bandwidth 500mbit --blackout-budget 50ms";
+
+const GROUP_EXAMPLES: &str = "\
+Examples:
+    tranship move-group shop.yaml --to b
+    tranship move-group --compose-project shop --to b --map shop-cache-1=c
+    tranship move-group --label tier=shop --to b --atomic";
+
+const EVACUATE_EXAMPLES: &str = "\
+Each running container moves to one of the nodes, the largest first, to the node that has got the least memory so far. What cannot be
+moved is listed and skipped; repeat the command to try the rest again. Ctrl-C begins no more moves; those under way go on.
+
+Examples:
+    tranship evacuate --to b                      all containers of this node
+    tranship evacuate a --to b c --max-parallel 4
+    tranship evacuate --to b c --dry-run          which container would go where";
+
+const PLAN_EXAMPLES: &str = "\
+Examples:
+    tranship plan redis --to b
+    tranship plan redis --to b --mode precopy --safe --sample 10s";
+
+const STATUS_EXAMPLES: &str = "\
+Examples:
+    tranship status                               moves that are under way
+    tranship status --watch                       the same, again each second
+    tranship status redis                         the latest move of a container
+    tranship status m-4k7tq0zd --timing";
+
+const HISTORY_EXAMPLES: &str = "\
+Examples:
+    tranship history -n 10
+    tranship history --container redis --since 2d
+    tranship history --since '2026-03-01 14:00' --json";
 
 /// Moves running containers between nodes, with their memory, files and TCP connections.
 #[derive(Debug, Parser)]
@@ -30,6 +73,12 @@ pub struct Arguments {
     /// The agent's socket
     #[arg(long, global = true, value_name = "PATH", env = "TRANSHIP_SOCKET", default_value = tranship_api::DEFAULT_SOCKET)]
     pub socket: PathBuf,
+    /// The node whose agent answers, as this node's configuration names it; it must let this node control it [default: this node]
+    #[arg(long, global = true, value_name = "NODE", env = "TRANSHIP_NODE", add = ArgValueCompleter::new(candidates::nodes))]
+    pub node: Option<String>,
+    /// Print text, or JSON with the version of its schema; errors have one shape
+    #[arg(long, global = true, value_enum, value_name = "FORMAT", default_value = "text")]
+    pub output: OutputName,
     #[command(subcommand)]
     pub call: Call,
 }
@@ -37,19 +86,25 @@ pub struct Arguments {
 #[derive(Debug, Subcommand)]
 pub enum Call {
     /// Move a running container to another node
-    #[command(after_help = EXIT_STATUS)]
+    #[command(after_help = MOVE_EXAMPLES, after_long_help = format!("{MOVE_EXAMPLES}\n\n{EXIT_STATUS}"))]
     Move(Move),
     /// Move several containers to another node, in the order of what they depend on
-    #[command(after_help = EXIT_STATUS)]
+    #[command(after_help = GROUP_EXAMPLES, after_long_help = format!("{GROUP_EXAMPLES}\n\n{EXIT_STATUS}"))]
     MoveGroup(MoveGroup),
-    /// Foretell how a move would go, from some seconds of watching; nothing is stopped or moved
+    /// Move all running containers of a node to other nodes
+    #[command(after_help = EVACUATE_EXAMPLES)]
+    Evacuate(Evacuate),
+    /// Predict how a move would go, from a few seconds of measurement; nothing is stopped or moved
+    #[command(after_help = PLAN_EXAMPLES)]
     Plan(Plan),
     /// List this node's containers
     Ls(Json),
     /// Show the moves that are under way, or everything about one move
+    #[command(after_help = STATUS_EXAMPLES)]
     Status(Status),
     /// List the moves that have ended
-    History(Json),
+    #[command(after_help = HISTORY_EXAMPLES)]
+    History(History),
     /// Show this node's health: criu, engines, peers (exit status 1 where it cannot take part in moves)
     Node(Json),
     /// Find what moves have left on this node that no move owns any more (exit status 1 where something is left)
@@ -63,11 +118,26 @@ pub enum Call {
     Agent(Agent),
     /// Make a certificate authority, and a key and certificate for each node
     Init(Init),
-    /// Print a shell's completion script
+    /// Print a shell's completion script; it completes names of containers and nodes, and ids, too
+    #[command(after_help = "Examples:\n    tranship completions bash > /etc/bash_completion.d/tranship")]
     Completions {
         /// The shell
         shell: Shell,
     },
+    /// Print the manual page, or write one for each command
+    Man {
+        /// Write tranship.1, tranship-move.1 … to this directory
+        #[arg(long, value_name = "PATH")]
+        dir: Option<PathBuf>,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OutputName {
+    /// For people
+    Text,
+    /// One line: {"schema_version": 1, "data": …}, with "error": {"message", "remedy", "blockers"} where it failed
+    Json,
 }
 
 #[derive(Debug, Args)]
@@ -80,10 +150,14 @@ pub struct Json {
 #[derive(Debug, Args)]
 pub struct Move {
     /// The container, as `tranship ls` names it
+    #[arg(add = ArgValueCompleter::new(candidates::containers))]
     pub name: String,
     /// The node to move it to
-    #[arg(long, value_name = "NODE")]
+    #[arg(long, value_name = "NODE", add = ArgValueCompleter::new(candidates::nodes))]
     pub to: String,
+    /// The node that it runs on [default: this node]
+    #[arg(long, value_name = "NODE", conflicts_with = "node", add = ArgValueCompleter::new(candidates::nodes))]
+    pub from: Option<String>,
     #[command(flatten)]
     pub how: How,
     /// Only say what would be done and what stands in the way; touch nothing
@@ -105,9 +179,12 @@ pub struct MoveGroup {
     /// All running containers of this Compose project, with the dependencies that it has
     #[arg(long, value_name = "PROJECT")]
     pub compose_project: Option<String>,
-    /// The node to move them to, where nothing else is said of one
-    #[arg(long, value_name = "NODE")]
+    /// The node to move them to, unless --map or the file names another one
+    #[arg(long, value_name = "NODE", add = ArgValueCompleter::new(candidates::nodes))]
     pub to: Option<String>,
+    /// The node that they run on [default: this node]
+    #[arg(long, value_name = "NODE", conflicts_with = "node", add = ArgValueCompleter::new(candidates::nodes))]
+    pub from: Option<String>,
     /// The nodes to move some of them to instead
     #[arg(long, value_name = "NAME=NODE", num_args = 1..)]
     pub map: Vec<String>,
@@ -131,16 +208,41 @@ pub struct MoveGroup {
 }
 
 #[derive(Debug, Args)]
-pub struct Plan {
-    /// The container, as `tranship ls` names it
-    pub name: String,
-    /// The node to move it to
-    #[arg(long, value_name = "NODE")]
-    pub to: String,
+pub struct Evacuate {
+    /// The node to empty [default: this node]
+    #[arg(value_name = "NODE", conflicts_with = "node", add = ArgValueCompleter::new(candidates::nodes))]
+    pub from: Option<String>,
+    /// The nodes to move its containers to
+    #[arg(long, value_name = "NODE", required = true, num_args = 1.., add = ArgValueCompleter::new(candidates::nodes))]
+    pub to: Vec<String>,
+    /// No more moves than this at the same time
+    #[arg(long, value_name = "N", value_parser = units::count, allow_hyphen_values = true, default_value = "2")]
+    pub max_parallel: u32,
+    /// Only look which container would go where, and what stands in the way; move nothing
+    #[arg(long)]
+    pub dry_run: bool,
     #[command(flatten)]
     pub how: How,
-    /// For how long to watch what the container writes, e.g. 3s
-    #[arg(long, value_name = "TIME", value_parser = units::milliseconds, default_value = "3s")]
+    /// Print exactly one line of JSON on stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Plan {
+    /// The container, as `tranship ls` names it
+    #[arg(add = ArgValueCompleter::new(candidates::containers))]
+    pub name: String,
+    /// The node to move it to
+    #[arg(long, value_name = "NODE", add = ArgValueCompleter::new(candidates::nodes))]
+    pub to: String,
+    /// The node that it runs on [default: this node]
+    #[arg(long, value_name = "NODE", conflicts_with = "node", add = ArgValueCompleter::new(candidates::nodes))]
+    pub from: Option<String>,
+    #[command(flatten)]
+    pub how: How,
+    /// How long to measure what the container writes, e.g. 3s
+    #[arg(long, value_name = "TIME", value_parser = units::milliseconds, allow_hyphen_values = true, default_value = "3s")]
     pub sample: u32,
     /// Print one line of JSON
     #[arg(long)]
@@ -159,20 +261,20 @@ pub struct How {
     /// The engine that is to have it there, if that is another one: docker for a container of podman, or the other way round
     #[arg(long, value_name = "ENGINE")]
     pub to_engine: Option<EngineName>,
-    /// With rounds: freeze when what is left takes no longer than this, e.g. 100ms
-    #[arg(long, value_name = "TIME", value_parser = units::milliseconds)]
+    /// With rounds: freeze when the remaining pages take no longer than this, e.g. 100ms [default: 10ms]
+    #[arg(long, value_name = "TIME", value_parser = units::milliseconds, allow_hyphen_values = true)]
     pub blackout_budget: Option<u32>,
     /// Never let the container run there before its last page is there; slow it down if it writes too fast for that
     #[arg(long)]
     pub safe: bool,
-    /// With rounds: no more than so many
-    #[arg(long, value_name = "N")]
+    /// With rounds: no more rounds than this [default: 12]
+    #[arg(long, value_name = "N", value_parser = units::count, allow_hyphen_values = true)]
     pub max_rounds: Option<u32>,
     /// With --safe: give the move up, rather than slow the container down
     #[arg(long)]
     pub no_throttle: bool,
-    /// How much of the link to take while the container runs, e.g. 500mbit or 100MB/s
-    #[arg(long, value_name = "RATE")]
+    /// Bandwidth of the move while the container runs, e.g. 500mbit or 100MB/s [default: unlimited]
+    #[arg(long, value_name = "RATE", allow_hyphen_values = true)]
     pub bandwidth: Option<Bandwidth>,
     /// Whether and how pages are compressed on their way
     #[arg(long, value_enum, default_value = "auto")]
@@ -184,10 +286,10 @@ pub struct How {
     #[arg(long)]
     pub verify_files: bool,
     /// The longest freeze, e.g. 500ms or 30s; a move that takes longer is undone [default: 10s]
-    #[arg(long, value_name = "TIME", value_parser = units::milliseconds)]
+    #[arg(long, value_name = "TIME", value_parser = units::milliseconds, allow_hyphen_values = true)]
     pub freeze_timeout: Option<u32>,
     /// The longest time until the move's commit point, e.g. 90s or 30min [default: unlimited]
-    #[arg(long, value_name = "TIME", value_parser = units::milliseconds)]
+    #[arg(long, value_name = "TIME", value_parser = units::milliseconds, allow_hyphen_values = true)]
     pub timeout: Option<u32>,
     /// What happens when --timeout has passed
     #[arg(long, value_enum, value_name = "WHAT", default_value = "undo")]
@@ -241,8 +343,12 @@ pub enum CompressName {
 
 #[derive(Debug, Args)]
 pub struct Status {
-    /// The id of a move, or of a group
+    /// A container (its latest move), or the id of a move or group
+    #[arg(value_name = "NAME|ID", add = ArgValueCompleter::new(candidates::ids_and_containers))]
     pub id: Option<String>,
+    /// Show it again each second, until Ctrl-C
+    #[arg(long, short, conflicts_with_all = ["follow", "timing", "trace", "json"])]
+    pub watch: bool,
     /// Follow the move until it has ended; the exit status is then that of `move`
     #[arg(long, short, requires = "id")]
     pub follow: bool,
@@ -258,8 +364,25 @@ pub struct Status {
 }
 
 #[derive(Debug, Args)]
+pub struct History {
+    /// Show the last N only
+    #[arg(long, short = 'n', value_name = "N", value_parser = units::count, allow_hyphen_values = true)]
+    pub last: Option<u32>,
+    /// Show the moves of this container only
+    #[arg(long, value_name = "NAME", add = ArgValueCompleter::new(candidates::containers))]
+    pub container: Option<String>,
+    /// Show moves that began at or after this time only, e.g. 90min, 2d, 2026-03-01 or '2026-03-01 14:00'
+    #[arg(long, value_name = "TIME")]
+    pub since: Option<String>,
+    /// Print one line of JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
 pub struct Cancel {
     /// The container, or the id of the move or group
+    #[arg(add = ArgValueCompleter::new(candidates::ids_and_containers))]
     pub name: String,
     /// Print exactly one line of JSON on stdout: the final report, or the error
     #[arg(long)]
@@ -269,6 +392,7 @@ pub struct Cancel {
 #[derive(Debug, Args)]
 pub struct Recover {
     /// The container, or the move's id
+    #[arg(add = ArgValueCompleter::new(candidates::ids_and_containers))]
     pub name: String,
     /// The destination is lost for good; what the container did there, and told its clients, is lost with it
     #[arg(long, required_unless_present_any = ["keep_here", "keep_there"])]

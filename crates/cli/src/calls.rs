@@ -4,9 +4,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tranship_api::{ApiError, Begun, Client, ClientError, ErrorBody, MoveRequest, Plan, PlanRequest, RecoverRequest};
-use tranship_types::{GroupId, MigrationId, Outcome, Report};
+use tranship_api::{Begun, Client, ClientError, ErrorBody, MoveRequest, Plan, PlanRequest, RecoverRequest};
+use tranship_types::{GroupId, Outcome, Report};
 
+use crate::command::Filter;
 use crate::follow::{Followed, follow, interrupted};
 use crate::plain::plain;
 use crate::progress::Progress;
@@ -44,8 +45,8 @@ impl Calls<'_> {
     }
 
     /// `tranship history`.
-    pub async fn history(&self, json: bool) -> Exit {
-        let reports = self.patiently(self.client.reports()).await.map(|list| ended(list, true));
+    pub async fn history(&self, filter: &Filter, json: bool) -> Exit {
+        let reports = self.patiently(self.client.reports()).await.map(|list| filtered(ended(list, true), filter));
         self.print(reports, json, |list| show::history(list, &self.screen.zone))
     }
 
@@ -55,20 +56,44 @@ impl Calls<'_> {
         self.print(reports, json, |list| show::under_way(list, now_unix_ms()))
     }
 
-    /// `tranship status ID`.
-    pub async fn status(&self, id: &MigrationId, json: bool) -> Exit {
-        let report = self.patiently(self.client.report(id)).await;
+    /// A migration by its id; or the one of a container that is under way, or else that ended last.
+    pub async fn report_of(&self, of: &str) -> Result<Report, ClientError> {
+        let mut unknown = None;
+        if let Ok(id) = of.parse() {
+            match self.client.report(&id).await {
+                // Names of containers and ids look alike.
+                Err(error @ ClientError::Refused { status: 404, .. }) => unknown = Some(error),
+                report => return report,
+            }
+        }
+        let mut reports = self.client.reports().await?;
+        reports.retain(|report| report.container == of);
+        reports.sort_by_key(|report| (report.outcome != Outcome::Running, std::cmp::Reverse(report.started_unix_ms)));
+        let no_such_move = || ErrorBody {
+            message: format!("no move of {of:?} is known on this node"),
+            remedy: "see `tranship history` for the moves that are, or ask the other node".into(),
+            blockers: Vec::new(),
+        };
+        reports.into_iter().next().ok_or_else(|| match unknown {
+            Some(error) if of.starts_with("m-") => error,
+            _ => ClientError::Refused { status: 404, body: no_such_move() },
+        })
+    }
+
+    /// `tranship status NAME|ID`.
+    pub async fn status(&self, of: &str, json: bool) -> Exit {
+        let report = self.patiently(self.report_of(of)).await;
         self.print(report, json, |r| show::report(r, now_unix_ms(), self.screen.out, &self.screen.zone))
     }
 
-    /// `tranship status --timing ID`.
-    pub async fn timing(&self, id: &MigrationId) -> Exit {
-        self.print(self.patiently(self.client.report(id)).await, false, |r| show::timing(r, self.screen.out))
+    /// `tranship status --timing NAME|ID`.
+    pub async fn timing(&self, of: &str) -> Exit {
+        self.print(self.patiently(self.report_of(of)).await, false, |r| show::timing(r, self.screen.out))
     }
 
-    /// `tranship status --trace ID`.
-    pub async fn trace(&self, id: &MigrationId) -> Exit {
-        self.print(self.patiently(self.client.report(id)).await, false, show::trace)
+    /// `tranship status --trace NAME|ID`.
+    pub async fn trace(&self, of: &str) -> Exit {
+        self.print(self.patiently(self.report_of(of)).await, false, show::trace)
     }
 
     /// `tranship node`.
@@ -115,12 +140,7 @@ impl Calls<'_> {
                     request.container
                 );
                 let remedy = "see `tranship status`".to_owned();
-                let body = ErrorBody { message, remedy, blockers: Vec::new() };
-                self.screen.error(&body.to_string());
-                if json {
-                    print_json(&ApiError { error: body });
-                }
-                return Exit::Interrupted;
+                return self.refuse(ErrorBody { message, remedy, blockers: Vec::new() }, json, Exit::Interrupted);
             }
         };
         match begun {
@@ -192,15 +212,15 @@ impl Calls<'_> {
     pub fn not_begun(&self, error: &ClientError, json: bool) -> Exit {
         match (self.refused(error, json), error) {
             // Refusals of a move come before anything is touched.
-            (Exit::Failed, ClientError::Refused { status: 404 | 409 | 422 | 503, .. }) => Exit::Blocked,
+            (Exit::Failed, ClientError::Refused { status: 403 | 404 | 409 | 422 | 503, .. }) => Exit::Blocked,
             (Exit::Failed, ClientError::Refused { status: 400, .. }) => Exit::Usage,
             (exit, _) => exit,
         }
     }
 
-    /// `tranship status --follow ID`.
-    pub async fn follow(&self, id: &MigrationId, json: bool) -> Exit {
-        match self.patiently(self.client.report(id)).await {
+    /// `tranship status --follow NAME|ID`.
+    pub async fn follow(&self, of: &str, json: bool) -> Exit {
+        match self.patiently(self.report_of(of)).await {
             Ok(report) => self.see_through(report, json).await.0,
             Err(e) => self.refused(&e, json),
         }
@@ -232,7 +252,7 @@ impl Calls<'_> {
             }
         };
         if json {
-            print_json(&report);
+            self.screen.json_of(&report, show::error_of(&report).as_ref());
         }
         (exit, report.outcome)
     }
@@ -275,7 +295,7 @@ impl Calls<'_> {
         text: impl FnOnce(&T) -> String,
     ) -> Exit {
         match answer {
-            Ok(answer) if json => print_json(&answer),
+            Ok(answer) if json => self.screen.json(&answer),
             Ok(answer) => Screen::print(&text(&plain(&answer))),
             Err(e) => return self.refused(&e, json),
         }
@@ -285,18 +305,31 @@ impl Calls<'_> {
     /// Says why there is no answer; with `json`, to programs too.
     pub fn refused(&self, error: &ClientError, json: bool) -> Exit {
         self.screen.error(&error.to_string());
-        let body = match error {
-            ClientError::Refused { body, .. } => {
-                // A single blocker is the sentence itself, but its pid and descriptor are not in it.
-                Self::tell_blockers(&body.blockers);
-                body.clone()
-            }
-            other => ErrorBody { message: other.to_string(), remedy: String::new(), blockers: Vec::new() },
-        };
+        if let ClientError::Refused { body, .. } = error {
+            // A single blocker is the sentence itself, but its pid and descriptor are not in it.
+            Self::tell_blockers(&body.blockers);
+        }
         if json {
-            print_json(&ApiError { error: body });
+            self.screen.json_error(&error_of(error));
         }
         if error.is_unreachable() { Exit::NoAgent } else { Exit::Failed }
+    }
+
+    /// Reports an error that was found here; with `json`, to programs too.
+    pub fn refuse(&self, error: ErrorBody, json: bool, exit: Exit) -> Exit {
+        self.screen.error(&error.to_string());
+        if json {
+            self.screen.json_error(&error);
+        }
+        exit
+    }
+}
+
+/// An error as the API describes one.
+pub fn error_of(error: &ClientError) -> ErrorBody {
+    match error {
+        ClientError::Refused { body, .. } => body.clone(),
+        other => show::split(&other.to_string(), &[]),
     }
 }
 
@@ -305,15 +338,15 @@ fn ended(mut list: Vec<Report>, ended: bool) -> Vec<Report> {
     list
 }
 
-/// Prints a line of JSON.
-pub fn print_json<T: Serialize>(value: &T) {
-    match serde_json::to_string(value) {
-        Ok(line) => Screen::print(&(line + "\n")),
-        Err(e) => Screen::tell(&format!("error: the answer cannot be written as JSON: {e}; report this as a bug\n")),
-    }
+/// The newest of those that are asked for; `list` has the newest first.
+fn filtered(mut list: Vec<Report>, filter: &Filter) -> Vec<Report> {
+    list.retain(|r| filter.container.as_ref().is_none_or(|name| *name == r.container));
+    list.retain(|r| filter.since_unix_ms.is_none_or(|since| r.started_unix_ms >= since));
+    list.truncate(filter.last.map_or(usize::MAX, |last| last as usize));
+    list
 }
 
 #[allow(clippy::cast_possible_truncation, reason = "64 bits of ms last for 500 million years")]
-fn now_unix_ms() -> u64 {
+pub fn now_unix_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
 }

@@ -1,20 +1,27 @@
-//! What is to be done: the command line after it was judged. What is here makes sense.
+//! The command line after its check: what to do.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap_complete::Shell;
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
 use tranship_api::{GroupRequest, Keep, Label, MoveRequest, PlanRequest, RecoverRequest};
-use tranship_types::{Compress, GroupId, GroupOrder, MigrationId, Mode, MoveOptions, NodeName, OnTimeout};
+use tranship_types::{Compress, GroupId, GroupOrder, Mode, MoveOptions, NodeName, OnTimeout};
 
-use crate::args::{self, Arguments, Call, CompressName, ModeName, OnTimeoutName};
-use crate::group;
+use crate::args::{self, Arguments, Call, CompressName, ModeName, OnTimeoutName, OutputName};
+use crate::evacuate::Evacuation;
+use crate::{group, units};
 
 /// A sensible command line.
 #[derive(Debug)]
 pub struct Invocation {
     /// The agent's socket.
     pub socket: PathBuf,
+    /// The node whose agent answers; this node's where absent.
+    pub node: Option<NodeName>,
+    /// Whether JSON has the version of its schema around it.
+    pub versioned: bool,
     /// What to do.
     pub command: Command,
 }
@@ -22,26 +29,102 @@ pub struct Invocation {
 /// What to do.
 #[derive(Debug, PartialEq)]
 pub enum Command {
-    Move { request: MoveRequest, json: bool },
-    MoveGroup { request: GroupRequest, json: bool },
-    PlanGroup { request: GroupRequest, json: bool },
-    Group { id: GroupId, json: bool },
-    FollowGroup { id: GroupId, json: bool },
-    Plan { request: PlanRequest, json: bool },
-    Recover { request: RecoverRequest, json: bool },
-    Cancel { name: String, json: bool },
-    Containers { json: bool },
-    UnderWay { json: bool },
-    Status { id: MigrationId, json: bool },
-    Timing { id: MigrationId },
-    Trace { id: MigrationId },
-    Follow { id: MigrationId, json: bool },
-    History { json: bool },
-    Node { json: bool },
-    Doctor { fix: bool, json: bool },
-    Agent { arguments: Vec<OsString> },
-    Init { dir: PathBuf, nodes: Vec<NodeName>, renew: bool, revoke: bool },
+    Move {
+        request: MoveRequest,
+        json: bool,
+    },
+    MoveGroup {
+        request: GroupRequest,
+        json: bool,
+    },
+    PlanGroup {
+        request: GroupRequest,
+        json: bool,
+    },
+    Group {
+        id: GroupId,
+        json: bool,
+    },
+    FollowGroup {
+        id: GroupId,
+        json: bool,
+    },
+    Evacuate {
+        evacuation: Evacuation,
+        json: bool,
+    },
+    Plan {
+        request: PlanRequest,
+        json: bool,
+    },
+    Recover {
+        request: RecoverRequest,
+        json: bool,
+    },
+    Cancel {
+        name: String,
+        json: bool,
+    },
+    Containers {
+        json: bool,
+    },
+    UnderWay {
+        json: bool,
+    },
+    /// `of` is the id of a migration, or the name of a container.
+    Status {
+        of: String,
+        json: bool,
+    },
+    Timing {
+        of: String,
+    },
+    Trace {
+        of: String,
+    },
+    Follow {
+        of: String,
+        json: bool,
+    },
+    /// `of` may be the id of a group, too; absent, all that is under way.
+    Watch {
+        of: Option<String>,
+    },
+    History {
+        filter: Filter,
+        json: bool,
+    },
+    Node {
+        json: bool,
+    },
+    Doctor {
+        fix: bool,
+        json: bool,
+    },
+    Agent {
+        arguments: Vec<OsString>,
+    },
+    Init {
+        dir: PathBuf,
+        nodes: Vec<NodeName>,
+        renew: bool,
+        revoke: bool,
+    },
     Completions(Shell),
+    Man {
+        dir: Option<PathBuf>,
+    },
+}
+
+/// Which of the moves that have ended are shown.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// No more than this, the newest.
+    pub last: Option<u32>,
+    /// Those of this container.
+    pub container: Option<String>,
+    /// Those that began at or after this time, in ms since the Unix epoch.
+    pub since_unix_ms: Option<u64>,
 }
 
 impl TryFrom<Arguments> for Invocation {
@@ -49,18 +132,29 @@ impl TryFrom<Arguments> for Invocation {
     type Error = String;
 
     fn try_from(arguments: Arguments) -> Result<Self, String> {
+        let versioned = arguments.output == OutputName::Json;
+        let json = |asked: bool| asked || versioned;
+        let mut of_node = arguments.node;
         let command = match arguments.call {
-            Call::Move(m) => {
-                let json = m.json;
+            Call::Move(mut m) => {
+                of_node = m.from.take().or(of_node);
+                let json = json(m.json);
                 Command::Move { request: request(m)?, json }
             }
-            Call::MoveGroup(g) => {
-                let (json, dry_run) = (g.json, g.dry_run);
+            Call::MoveGroup(mut g) => {
+                of_node = g.from.take().or(of_node);
+                let (json, dry_run) = (json(g.json), g.dry_run);
                 let request = move_group(g)?;
                 if dry_run { Command::PlanGroup { request, json } } else { Command::MoveGroup { request, json } }
             }
-            Call::Plan(p) => {
-                let json = p.json;
+            Call::Evacuate(mut e) => {
+                of_node = e.from.take().or(of_node);
+                let json = json(e.json);
+                Command::Evacuate { evacuation: evacuation(&e)?, json }
+            }
+            Call::Plan(mut p) => {
+                of_node = p.from.take().or(of_node);
+                let json = json(p.json);
                 Command::Plan { request: plan(p)?, json }
             }
             Call::Recover(r) => {
@@ -70,15 +164,16 @@ impl TryFrom<Arguments> for Invocation {
                     _ => None,
                 };
                 let request = RecoverRequest { migration: container(r.name)?, host_is_down: r.host_is_down, keep };
-                Command::Recover { request, json: r.json }
+                Command::Recover { request, json: json(r.json) }
             }
-            Call::Cancel(a) => Command::Cancel { name: container(a.name)?, json: a.json },
-            Call::Ls(a) => Command::Containers { json: a.json },
-            Call::Status(args::Status { id: None, json, .. }) => Command::UnderWay { json },
-            Call::Status(args::Status { id: Some(id), follow, timing, trace, json })
+            Call::Cancel(a) => Command::Cancel { name: container(a.name)?, json: json(a.json) },
+            Call::Ls(a) => Command::Containers { json: json(a.json) },
+            Call::Status(args::Status { id, watch: true, .. }) => Command::Watch { of: id.map(container).transpose()? },
+            Call::Status(args::Status { id: None, json: asked, .. }) => Command::UnderWay { json: json(asked) },
+            Call::Status(args::Status { id: Some(id), follow, timing, trace, json: asked, .. })
                 if id.starts_with(GroupId::PREFIX) =>
             {
-                let id: GroupId = id.parse().map_err(|e| format!("{e}"))?;
+                let (id, json): (GroupId, bool) = (id.parse().map_err(|e| format!("{e}"))?, json(asked));
                 match (follow, timing || trace) {
                     (_, true) => {
                         return Err(format!("{id} is a group; --timing and --trace are of the moves that it lists"));
@@ -87,23 +182,25 @@ impl TryFrom<Arguments> for Invocation {
                     (false, _) => Command::Group { id, json },
                 }
             }
-            Call::Status(args::Status { id: Some(id), follow, timing, trace, json }) => {
-                let id = id.parse().map_err(|e| format!("{e}; see `tranship history` for the ids that there are"))?;
+            Call::Status(args::Status { id: Some(of), follow, timing, trace, json: asked, .. }) => {
+                let (of, json) = (container(of)?, json(asked));
                 match (follow, timing, trace) {
-                    (true, ..) => Command::Follow { id, json },
-                    (_, true, _) => Command::Timing { id },
-                    (.., true) => Command::Trace { id },
-                    _ => Command::Status { id, json },
+                    (true, ..) => Command::Follow { of, json },
+                    (_, true, _) => Command::Timing { of },
+                    (.., true) => Command::Trace { of },
+                    _ => Command::Status { of, json },
                 }
             }
-            Call::History(a) => Command::History { json: a.json },
-            Call::Node(a) => Command::Node { json: a.json },
-            Call::Doctor(a) => Command::Doctor { fix: a.fix, json: a.json },
+            Call::History(a) => Command::History { filter: filter(&a)?, json: json(a.json) },
+            Call::Node(a) => Command::Node { json: json(a.json) },
+            Call::Doctor(a) => Command::Doctor { fix: a.fix, json: json(a.json) },
             Call::Agent(a) => Command::Agent { arguments: a.arguments },
             Call::Init(a) => Command::Init { dir: a.dir, nodes: nodes(&a.nodes)?, renew: a.renew, revoke: a.revoke },
             Call::Completions { shell } => Command::Completions(shell),
+            Call::Man { dir } => Command::Man { dir },
         };
-        Ok(Self { socket: arguments.socket, command })
+        let node = of_node.as_deref().map(node).transpose()?;
+        Ok(Self { socket: arguments.socket, node, versioned, command })
     }
 }
 
@@ -145,6 +242,20 @@ fn move_group(g: args::MoveGroup) -> Result<GroupRequest, String> {
         group::add_file(&mut request, path)?;
     }
     Ok(request)
+}
+
+fn evacuation(e: &args::Evacuate) -> Result<Evacuation, String> {
+    let to = nodes(&e.to)?;
+    Ok(Evacuation { to, max_parallel: e.max_parallel, dry_run: e.dry_run, options: options(&e.how)? })
+}
+
+fn filter(h: &args::History) -> Result<Filter, String> {
+    let since = |text: &String| {
+        let time = units::point_of_time(text, Timestamp::now(), &TimeZone::system());
+        time.map_err(|how| format!("--since {text:?} is no time: {how}"))
+    };
+    let container = h.container.clone().map(container).transpose()?;
+    Ok(Filter { last: h.last, container, since_unix_ms: h.since.as_ref().map(since).transpose()? })
 }
 
 fn plan(p: args::Plan) -> Result<PlanRequest, String> {
@@ -225,7 +336,7 @@ fn nodes(names: &[String]) -> Result<Vec<NodeName>, String> {
     for name in names {
         let name = node(name)?;
         if nodes.contains(&name) {
-            return Err(format!("node {name} is named twice; each node has one certificate"));
+            return Err(format!("node {name} is named twice; name each node once"));
         }
         nodes.push(name);
     }
@@ -291,6 +402,32 @@ mod tests {
         assert!(error.contains("--on-timeout postcopy needs a mode with rounds"), "{error}");
         let error = parse("tranship move redis --to b --freeze-timeout 1ms").unwrap_err();
         assert!(error.contains("--freeze-timeout of 1 is out of range"), "{error}");
+    }
+
+    #[test]
+    fn any_agent_can_be_asked() {
+        for (line, node) in [
+            ("tranship move redis --from a --to b", Some("a")),
+            ("tranship plan redis --from a --to b", Some("a")),
+            ("tranship evacuate a --to b", Some("a")),
+            ("tranship evacuate --to b", None),
+            ("tranship --node a status", Some("a")),
+            ("tranship ls --node a", Some("a")),
+        ] {
+            let invocation = Invocation::try_from(Arguments::try_parse_from(line.split(' ')).unwrap()).unwrap();
+            assert_eq!(invocation.node.as_ref().map(NodeName::as_str), node, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_status_is_of_an_id_or_a_container() {
+        assert_eq!(parse("tranship status redis").unwrap(), Command::Status { of: "redis".into(), json: false });
+        assert_eq!(parse("tranship status m-1 --timing").unwrap(), Command::Timing { of: "m-1".into() });
+        assert_eq!(parse("tranship status --watch").unwrap(), Command::Watch { of: None });
+        assert_eq!(parse("tranship status -w g-1").unwrap(), Command::Watch { of: Some("g-1".into()) });
+        let filter = Filter { last: Some(3), container: Some("redis".into()), since_unix_ms: None };
+        let line = "tranship history -n 3 --container redis --output json";
+        assert_eq!(parse(line).unwrap(), Command::History { filter, json: true });
     }
 
     #[test]
@@ -366,7 +503,7 @@ mod tests {
                 "tranship move redis --to b --mode postcopy --max-rounds 3",
                 "--max-rounds has no meaning in mode postcopy",
             ),
-            ("tranship move redis --to b --mode precopy --blackout-budget 2h", "2h"),
+            ("tranship move redis --to b --mode precopy --blackout-budget 2h", "7200000"),
             ("tranship move redis --to b --mode precopy --blackout-budget 61s", "--blackout-budget of 61000"),
             ("tranship move redis --to b --bandwidth fast", "500mbit"),
             ("tranship move redis --to b --allow everything", "use one of: "),
@@ -379,13 +516,25 @@ mod tests {
             ("tranship move-group /no/such/file.yaml --to b", "/no/such/file.yaml cannot be read"),
             ("tranship move-group --label a=b --sequential --all-at-once", "--all-at-once"),
             ("tranship status g-1 --timing", "g-1 is a group"),
-            ("tranship plan redis --to b --sample 2h", "2h"),
+            ("tranship plan redis --to b --sample 2h", "7200000"),
+            ("tranship plan redis --to b --sample -2s", "a duration cannot be negative"),
+            ("tranship move redis --to b --freeze-timeout 0", "the shortest duration is 1ms"),
+            ("tranship move redis --to b --max-rounds 0", "the least is 1"),
+            ("tranship move redis --to b --bandwidth -5mbit", "500mbit"),
+            ("tranship history -n 0", "the least is 1"),
+            ("tranship history --since yesterday", "--since \"yesterday\" is no time: write it like 90min"),
+            ("tranship evacuate --to b --max-parallel -1", "the least is 1"),
+            ("tranship evacuate a", "--to"),
+            ("tranship evacuate a --to b b", "twice"),
+            ("tranship move redis --from a --to b --node c", "--node"),
+            ("tranship status --watch --follow m-1", "--follow"),
+            ("tranship ls --output yaml", "yaml"),
             ("tranship plan redis --to b --sample 5ms", "100ms to 60000ms"),
             ("tranship plan redis --to b --mode hybrid --safe", "contradict"),
             ("tranship recover redis", "--destination-lost"),
             ("tranship recover a/b --destination-lost", "container name"),
-            ("tranship status ../etc", "migration id"),
-            ("tranship status --follow", "<ID>"),
+            ("tranship status ../etc", "container name"),
+            ("tranship status --follow", "<NAME|ID>"),
             ("tranship init --node a b a", "twice"),
             ("tranship init", "--node"),
         ] {

@@ -11,9 +11,9 @@ use crate::plain::plain;
 use crate::progress::{Shows, TICK};
 
 /// How long an agent may be away: systemd restarts one that died after a second, and it then reads its journal.
-const AWAY_AT_MOST: Duration = Duration::from_secs(30);
+pub const AWAY_AT_MOST: Duration = Duration::from_secs(30);
 /// How often one that is away is tried.
-const TRY_EVERY: Duration = Duration::from_millis(200);
+pub const TRY_EVERY: Duration = Duration::from_millis(200);
 
 /// How following came to an end; each with the last report that was seen.
 pub enum Followed<R> {

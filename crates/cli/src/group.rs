@@ -7,7 +7,7 @@ use serde::Deserialize;
 use tranship_api::{GroupContainer, GroupRequest};
 use tranship_types::{GroupId, GroupReport, MemberOutcome, NodeName, Outcome};
 
-use crate::calls::{Calls, Exit, print_json};
+use crate::calls::{Calls, Exit};
 use crate::follow::{Followed, follow};
 use crate::plain::plain;
 use crate::progress::GroupProgress;
@@ -136,7 +136,7 @@ impl Calls<'_> {
             }
         };
         if json {
-            print_json(&report);
+            self.screen.json(&report);
         } else if report.outcome != Outcome::Running {
             Screen::print(&show::group(&plain(&report), self.screen.out));
         }

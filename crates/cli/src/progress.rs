@@ -3,12 +3,13 @@
 use std::time::{Duration, SystemTime};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
-use tranship_types::{Compressed, GroupReport, MemberOutcome, Phase, Report};
+use tranship_types::{Compressed, GroupReport, MemberOutcome, Outcome, Phase, Progress as Amounts, Report};
 
+use crate::evacuate::{Fate, Row};
 use crate::screen::Screen;
 use crate::show;
 use crate::show::report::part;
-use crate::units::{bytes, rate};
+use crate::units::{about, bytes, rate};
 
 /// How often [`Shows::tick`] is to be called.
 pub const TICK: Duration = Duration::from_secs(1);
@@ -158,6 +159,65 @@ impl Shows<GroupReport> for GroupProgress {
     }
 }
 
+/// Progress of an evacuation: how many containers have moved, and which are moving.
+pub enum EvacuationProgress {
+    /// A terminal.
+    Live(ProgressBar),
+    /// A file or pipe; by container what its last line has said.
+    Lines(Vec<Fate>),
+    /// Nobody.
+    Silent,
+}
+
+impl EvacuationProgress {
+    /// As [`Progress::new`].
+    pub fn new(screen: &Screen, json: bool) -> Self {
+        match target(screen, json) {
+            Target::Terminal(target) => {
+                let bar = ProgressBar::with_draw_target(Some(0), target);
+                let style = ProgressStyle::with_template("{spinner} {bar:16}  {wide_msg}");
+                bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("██░"));
+                bar.enable_steady_tick(Duration::from_millis(100));
+                Self::Live(bar)
+            }
+            Target::Lines => Self::Lines(Vec::new()),
+            Target::Nobody => Self::Silent,
+        }
+    }
+
+    /// Shows what has become of the containers.
+    pub fn show(&mut self, rows: &[Row]) {
+        match self {
+            Self::Live(bar) => {
+                let is = |fate: Fate| rows.iter().filter(move |row| row.fate == fate);
+                let moving: Vec<&str> = is(Fate::Moving).map(|row| row.container.as_str()).collect();
+                let done = rows.iter().filter(|row| !matches!(row.fate, Fate::Waiting | Fate::Moving)).count();
+                bar.set_length(rows.len() as u64);
+                bar.set_position(done as u64);
+                let moved = is(Fate::Moved).count();
+                bar.set_message(format!("{moved} of {} moved, under way: {}", rows.len(), moving.join(", ")));
+            }
+            Self::Lines(shown) => {
+                shown.resize(rows.len(), Fate::Waiting);
+                for (row, shown) in rows.iter().zip(shown) {
+                    if *shown != row.fate {
+                        Screen::print(&show::evacuated(row));
+                        *shown = row.fate;
+                    }
+                }
+            }
+            Self::Silent => {}
+        }
+    }
+
+    /// Clears what changes.
+    pub fn finish(&self) {
+        if let Self::Live(bar) = self {
+            bar.finish_and_clear();
+        }
+    }
+}
+
 /// Where progress shows.
 enum Target {
     Terminal(ProgressDrawTarget),
@@ -200,15 +260,33 @@ fn line(report: &Report, elapsed: Duration) -> String {
     format!("{}\n", text.trim_end())
 }
 
+/// How much of the memory has moved: `50 %`. It is 100 % only when nothing is left.
+pub fn percent(report: &Report) -> Option<String> {
+    let Amounts { memory_bytes, moved_bytes, remaining_bytes, .. } = report.progress;
+    let all = moved_bytes >= memory_bytes && remaining_bytes == 0;
+    let part = (moved_bytes as f64 / memory_bytes as f64 * 100.0).floor().min(if all { 100.0 } else { 99.0 });
+    (memory_bytes > 0).then(|| format!("{part:.0} %"))
+}
+
+/// The time until the pages that are known to be left have been sent, at the rate of the last interval.
+pub fn time_left(report: &Report) -> Option<Duration> {
+    let Amounts { memory_bytes, moved_bytes, remaining_bytes, rate, .. } = report.progress;
+    let sends =
+        report.outcome == Outcome::Running && matches!(report.phase, Phase::Precopy | Phase::Transfer | Phase::Drain);
+    let left = if remaining_bytes > 0 { remaining_bytes } else { memory_bytes.saturating_sub(moved_bytes) };
+    (sends && left > 0 && rate > 0.0).then(|| Duration::try_from_secs_f64(left as f64 / rate).ok()).flatten()
+}
+
 fn amounts(report: &Report) -> String {
     let progress = &report.progress;
     if progress.memory_bytes == 0 {
         return String::new();
     }
     let mut text = format!(
-        "{} of {}, {}, {} on the wire",
+        "{} of {} ({}), {}, {} on the wire",
         bytes(progress.moved_bytes),
         bytes(progress.memory_bytes),
+        percent(report).unwrap_or_default(),
         rate(progress.rate),
         bytes(progress.wire_bytes)
     );
@@ -218,6 +296,9 @@ fn amounts(report: &Report) -> String {
     };
     if let Some(part) = part(compressed) {
         text += &format!(", compressed to {part}");
+    }
+    if let Some(left) = time_left(report) {
+        text += &format!(", about {} left", about(left));
     }
     match report.phase {
         Phase::Precopy => {
@@ -244,23 +325,28 @@ mod tests {
     #[test]
     fn a_line_says_when_what_and_how_much() {
         let mut report = moved();
-        report.phase = Phase::Transfer;
+        (report.phase, report.outcome) = (Phase::Transfer, Outcome::Running);
         report.progress.moved_bytes /= 2;
         assert_eq!(
             line(&report, Duration::from_millis(1234)),
-            "   1.2 s  transfer  82.4 MiB of 164.8 MiB, 112.3 MiB/s, 165.0 MiB on the wire\n"
+            "   1.2 s  transfer  82.4 MiB of 164.8 MiB (50 %), 112.3 MiB/s, 165.0 MiB on the wire, about 1 s left\n"
         );
         report.progress.lz4 = Compressed { page_bytes: 4096, wire_bytes: 1024 };
-        assert!(amounts(&report).ends_with(", 165.0 MiB on the wire, compressed to 25 %"));
+        assert!(amounts(&report).ends_with(", 165.0 MiB on the wire, compressed to 25 %, about 1 s left"));
         report.progress.lz4 = Compressed::default();
         (report.progress.rounds, report.progress.dirty_rate) = (2, 1024.0 * 1024.0);
+        report.progress.moved_bytes *= 2;
+        assert_eq!((percent(&report).as_deref(), time_left(&report)), (Some("100 %"), None));
         report.phase = Phase::Precopy;
         assert!(amounts(&report).ends_with(", 165.0 MiB on the wire, round 2 done, 1.0 MiB/s written"));
         report.progress.remaining_bytes = 4096;
-        assert!(amounts(&report).ends_with(", round 2 done, 1.0 MiB/s written, 4.0 KiB left of round 3"));
+        assert_eq!(percent(&report).as_deref(), Some("99 %"));
+        assert!(
+            amounts(&report).ends_with(", about 1 s left, round 2 done, 1.0 MiB/s written, 4.0 KiB left of round 3")
+        );
         report.progress.remote_faults = 7;
         report.phase = Phase::Drain;
-        assert!(amounts(&report).ends_with(", 165.0 MiB on the wire, 4.0 KiB left, 7 remote faults"));
+        assert!(amounts(&report).ends_with(", 165.0 MiB on the wire, about 1 s left, 4.0 KiB left, 7 remote faults"));
         report.progress = tranship_types::Progress::default();
         report.phase = Phase::Prepare;
         assert_eq!(line(&report, Duration::ZERO), "   0.0 s  prepare\n");

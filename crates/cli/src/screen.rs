@@ -3,6 +3,8 @@
 use std::io::{IsTerminal, Write};
 
 use jiff::tz::TimeZone;
+use serde::Serialize;
+use tranship_api::{ApiError, ErrorBody};
 use tranship_types::escaped;
 
 /// Where output goes, found out once.
@@ -18,6 +20,21 @@ pub struct Screen {
     pub err_is_terminal: bool,
     /// In which zone times are shown.
     pub zone: TimeZone,
+    /// Whether JSON has the version of its schema around it.
+    pub versioned: bool,
+}
+
+/// The version of the schema of `--output json`. It changes where a field is renamed or removed, or gets another meaning.
+const SCHEMA_VERSION: u32 = 1;
+
+/// What `--output json` prints.
+#[derive(Debug, Serialize)]
+struct Envelope<'a, T> {
+    schema_version: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data: Option<&'a T>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<&'a ErrorBody>,
 }
 
 impl Screen {
@@ -32,6 +49,28 @@ impl Screen {
             out_is_terminal: out,
             err_is_terminal: err,
             zone: TimeZone::system(),
+            versioned: false,
+        }
+    }
+
+    /// Prints an answer as a line of JSON.
+    pub fn json<T: Serialize>(&self, answer: &T) {
+        self.json_of(answer, None);
+    }
+
+    /// Prints an answer as a line of JSON; beside it, where JSON has its version, the error that it is about.
+    pub fn json_of<T: Serialize>(&self, answer: &T, error: Option<&ErrorBody>) {
+        match self.versioned {
+            true => line_of_json(&Envelope { schema_version: SCHEMA_VERSION, data: Some(answer), error }),
+            false => line_of_json(answer),
+        }
+    }
+
+    /// Prints an error as a line of JSON.
+    pub fn json_error(&self, error: &ErrorBody) {
+        match self.versioned {
+            true => line_of_json(&Envelope::<()> { schema_version: SCHEMA_VERSION, data: None, error: Some(error) }),
+            false => line_of_json(&ApiError { error: error.clone() }),
         }
     }
 
@@ -50,6 +89,13 @@ impl Screen {
     /// Prints on stderr.
     pub fn tell(text: &str) {
         let _ = std::io::stderr().lock().write_all(text.as_bytes());
+    }
+}
+
+fn line_of_json<T: Serialize>(value: &T) {
+    match serde_json::to_string(value) {
+        Ok(line) => Screen::print(&(line + "\n")),
+        Err(e) => Screen::tell(&format!("error: the answer cannot be written as JSON: {e}; report this as a bug\n")),
     }
 }
 

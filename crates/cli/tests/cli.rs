@@ -34,7 +34,7 @@ fn a_line_a_second_shows_that_a_move_lives() {
         (r.progress.memory_bytes, r.progress.moved_bytes) = (2 << 20, 1 << 20);
     });
     let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-    let expected = "transfer  1.0 MiB of 2.0 MiB, 0 B/s, 0 B on the wire";
+    let expected = "transfer  1.0 MiB of 2.0 MiB (50 %), 0 B/s, 0 B on the wire";
     assert_eq!(lines.filter(|l| l.ends_with(expected)).take(3).count(), 3);
     agent.service.succeed();
     assert_eq!(child.wait().unwrap().code(), Some(0), "a closed stdout is no failure of the move");
@@ -317,8 +317,126 @@ fn completions_for_the_usual_shells() {
     let dir = tempfile::tempdir().unwrap();
     for shell in ["bash", "zsh", "fish"] {
         let output = tranship(dir.path(), &format!("completions {shell}")).output().unwrap();
-        assert!(out(&output).contains("history"), "{shell}");
+        assert!(out(&output).contains("TRANSHIP_COMPLETE"), "{shell}");
     }
+}
+
+/// What bash is offered after these words.
+fn completed(agent: &Agent, words: &[&str]) -> Vec<String> {
+    let last = (words.len() - 1).to_string();
+    let output = agent
+        .command("")
+        .args(["--"])
+        .args(words)
+        .env("TRANSHIP_COMPLETE", "bash")
+        .env("_CLAP_COMPLETE_INDEX", last)
+        .env("_CLAP_IFS", "\n")
+        .output()
+        .unwrap();
+    out(&output).lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn containers_nodes_and_ids_are_completed() {
+    let agent = Agent::start();
+    agent.service.begin();
+    assert_eq!(completed(&agent, &["tranship", "move", "re"]), ["redis"]);
+    assert_eq!(completed(&agent, &["tranship", "move", "redis", "--to", ""]), ["b", "c"]);
+    assert!(completed(&agent, &["tranship", "status", ""]).contains(&ID.to_owned()));
+    assert!(completed(&agent, &["tranship", "his"]).contains(&"history".to_owned()));
+}
+
+#[test]
+fn a_move_is_found_by_its_container() {
+    let agent = Agent::start();
+    agent.service.begin();
+    assert!(out(&agent.run("status redis")).starts_with("redis moves from a to b: plan\n"));
+    let unknown = agent.run("status nginx");
+    assert_eq!(unknown.status.code(), Some(1));
+    assert!(err(&unknown).starts_with("error: no move of \"nginx\" is known on this node; see"), "{}", err(&unknown));
+    agent.service.succeed();
+    assert!(out(&agent.run("status redis")).starts_with("redis moved from a to b"));
+    for (filter, count) in [
+        ("", 1),
+        ("-n 1", 1),
+        ("--container redis", 1),
+        ("--container nginx", 0),
+        ("--since 1h", 1),
+        ("--since 2999-01-01", 0),
+    ] {
+        let list: Vec<Report> = serde_json::from_str(out(&agent.run(&format!("history --json {filter}")))).unwrap();
+        assert_eq!(list.len(), count, "{filter}");
+    }
+}
+
+#[test]
+fn a_status_is_shown_again_when_it_has_changed() {
+    let agent = Agent::start();
+    agent.service.begin();
+    let mut child = agent.command("status redis --watch").stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert_eq!(lines.next().unwrap(), "redis moves from a to b: plan");
+    agent.service.succeed();
+    assert!(lines.any(|line| line.starts_with("redis moved from a to b")));
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn json_with_its_schema_has_errors_of_one_shape() {
+    let agent = Agent::start();
+    let read = |arguments: &str| {
+        let output = agent.run(arguments);
+        let value: serde_json::Value = serde_json::from_str(out(&output)).unwrap();
+        assert_eq!((value["schema_version"].as_u64(), out(&output).lines().count()), (Some(1), 1), "{arguments}");
+        value
+    };
+    assert_eq!(read("ls --output json")["data"][0]["name"], "redis");
+    assert_eq!(read("--output json status")["data"], serde_json::json!([]));
+    for arguments in ["move blocked --to b", "status m-unknown", "move redis", "history -n 0", "cancel nobody"] {
+        let error = &read(&format!("{arguments} --output json"))["error"];
+        let texts = ["message", "remedy"].map(|field| error[field].as_str().is_some_and(|text| !text.is_empty()));
+        assert!(texts == [true; 2] && error["blockers"].is_array(), "{arguments}: {error}");
+    }
+    let child = agent.command("move redis --to b --output json").stdout(Stdio::piped()).spawn().unwrap();
+    agent.service.change(|r| {
+        (r.phase, r.outcome, r.original) = (Phase::Undone, Outcome::Failed, Some(Original::Running));
+        r.error = Some("node b went away; start its agent and move again".into());
+    });
+    let value: serde_json::Value = serde_json::from_str(out(&child.wait_with_output().unwrap())).unwrap();
+    assert_eq!(value["error"]["remedy"], "start its agent and move again");
+    assert_eq!(value["data"]["outcome"], "failed");
+}
+
+#[test]
+fn an_evacuation_moves_all_that_runs() {
+    let agent = Agent::start();
+    let child = agent.command("evacuate --to b").stdout(Stdio::piped()).spawn().unwrap();
+    agent.service.succeed();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", out(&output));
+    assert!(out(&output).starts_with("redis → b  under way\nredis → b  moved\n"), "{}", out(&output));
+    assert!(out(&output).ends_with("\n1 of 1 containers were moved from a\n"), "{}", out(&output));
+    for (to, why) in [("a", "node a cannot be emptied to itself"), ("z", "node a does not know a node z")] {
+        let refused = agent.run(&format!("evacuate --to {to}"));
+        assert_eq!(refused.status.code(), Some(3));
+        assert!(err(&refused).contains(why), "{}", err(&refused));
+    }
+    assert!(out(&agent.run("evacuate --to b --dry-run")).contains("redis      4.0 KiB  b   can be moved"));
+}
+
+#[test]
+fn an_evacuation_lists_and_skips_what_fails() {
+    let agent = Agent::start();
+    let child = agent.command("evacuate --to b --json").stdout(Stdio::piped()).spawn().unwrap();
+    agent.service.change(|r| {
+        (r.phase, r.outcome) = (Phase::Undone, Outcome::Failed);
+        r.error = Some("node b went away; start its agent and move again".into());
+    });
+    let output = child.wait_with_output().unwrap();
+    let rows: serde_json::Value = serde_json::from_str(out(&output)).unwrap();
+    assert_eq!((output.status.code(), &rows[0]["fate"]), (Some(1), &serde_json::json!("failed")));
+    assert_eq!(rows[0]["error"]["message"], "node b went away");
 }
 
 #[test]

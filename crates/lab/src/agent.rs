@@ -68,7 +68,7 @@ fn configuration(node: &Node, all: &[&Node], private_criu: bool) -> String {
     format!(
         "node = \"{name}\"\nlisten = \"{address}:{PORT}\"\n\n\
          [tls]\nca = \"/etc/tranship/tls/ca.crt\"\ncert = \"/etc/tranship/tls/node.crt\"\nkey = \"/etc/tranship/tls/node.key\"\n\n\
-         [peers]\n{peers}\n[accept]\nbinds = [\"/\"]\nprivileged = true\n\n{criu}[runc]\ncgroup_parent = \"{}\"\n\n[podman]\nstorage = \"{}\"\n\n{}",
+         [peers]\n{peers}\n[accept]\nbinds = [\"/\"]\nprivileged = true\ncontrol = true\n\n{criu}[runc]\ncgroup_parent = \"{}\"\n\n[podman]\nstorage = \"{}\"\n\n{}",
         crate::cgroup::parent_of(name),
         crate::podman::STORAGE,
         crate::containerd::agent_configuration()

@@ -24,7 +24,7 @@ pub struct Versions {
 
 impl Versions {
     /// What this release speaks.
-    pub const OURS: Versions = Versions { min: 1, max: 9 };
+    pub const OURS: Versions = Versions { min: 1, max: 10 };
     /// The first in which pages may travel compressed ([`crate::Kind::Packed`]), and in which a source may ask why a stream
     /// failed ([`crate::message::Request::Streams`]).
     pub const PACKED: u16 = 2;
@@ -43,6 +43,8 @@ impl Versions {
     pub const KNOWN: u16 = 8;
     /// The first in which sockets may have the options that [`crate::message::Offer::socket_options`] names.
     pub const OPTIONS: u16 = 9;
+    /// The first in which calls of the API may be passed on ([`crate::message::Request::Api`]).
+    pub const API: u16 = 10;
 }
 
 impl fmt::Display for Versions {

@@ -17,14 +17,15 @@
 //!   Streams ▶ Streams │ Failed           why a stream was given up; from version 2 on
 //!   Known? ──▶ Known                     by an agent whose journal is damaged, also of a destination; from version 8 on
 //!   Probe ──▶ Probed │ Failed            to measure the link; belongs to no migration
+//!   Api ────▶ Api … Api │ Failed         a call of a user of the peer; belongs to no migration; from version 10 on
 //! ```
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use tranship_types::{
-    Allowances, Blocker, CarriedTree, GroupId, HugePages, Latencies, Mode, NetworkIdentity, Part, SharedObject, Side,
-    Waiting,
+    Allowances, Blocker, CarriedTree, GroupId, HugePages, Latencies, Mode, NetworkIdentity, Part, Report, RoundReport,
+    SharedObject, Side, Waiting,
 };
 
 /// What a source offers: everything that the destination must know before the freeze.
@@ -157,6 +158,9 @@ pub enum Request {
     Drained {
         /// The original is no more: with the answer that every page is, the destination may forget the migration.
         released: bool,
+        /// What the source has measured; with `released`. Older peers leave it out, and ignore it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        account: Option<Box<Account>>,
     },
     /// Asks for the destination's freeze slot, so that containers that arrive there are not frozen at the same time.
     /// The answer comes when the slot is taken, or after up to 3 s. Only where [`Response::Prepared`] offers slots.
@@ -179,11 +183,56 @@ pub enum Request {
         /// The container.
         container: String,
     },
+    /// A call of the agent's API, from a user of the peer. The answer is one [`Response::Api`] or more, or [`Response::Failed`].
+    /// From version [`crate::Versions::API`] on.
+    Api {
+        /// The method of HTTP.
+        method: String,
+        /// The path, with its query.
+        path: String,
+        /// The body, JSON or empty.
+        body: String,
+    },
     /// So many bytes of noise follow, in frames of pages: say when they are in memory. They belong to nothing.
     Probe {
         /// How many.
         bytes: u64,
     },
+}
+
+/// What the source has measured of a migration, for the report that the destination keeps.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Account {
+    /// How it was done, where that differs from how it was asked for.
+    pub mode_taken: Option<Mode>,
+    /// From the first task frozen to the last task running, in ms.
+    pub blackout_ms: Option<f64>,
+    /// By how much that can be wrong, in ms.
+    pub blackout_error_ms: Option<f64>,
+    /// The steps on both nodes, on the source's clock.
+    pub parts: Vec<Part>,
+    /// The rounds of pre-copy.
+    pub rounds: Vec<RoundReport>,
+}
+
+impl Account {
+    /// That of a report.
+    pub fn of(report: &Report) -> Self {
+        Self {
+            mode_taken: report.mode_taken,
+            blackout_ms: report.blackout_ms,
+            blackout_error_ms: report.blackout_error_ms,
+            parts: report.parts.clone(),
+            rounds: report.rounds.clone(),
+        }
+    }
+
+    /// Puts it into a report.
+    pub fn put(self, report: &mut Report) {
+        report.mode_taken = self.mode_taken;
+        (report.blackout_ms, report.blackout_error_ms) = (self.blackout_ms, self.blackout_error_ms);
+        (report.parts, report.rounds) = (self.parts, self.rounds);
+    }
 }
 
 /// What a destination has of a container.
@@ -287,6 +336,15 @@ pub enum Response {
     Holding {
         /// What.
         holding: Holding,
+    },
+    /// A part of the answer of the API.
+    Api {
+        /// The status of HTTP, the same in all parts.
+        status: u16,
+        /// A part of the body.
+        part: String,
+        /// No part follows.
+        last: bool,
     },
     /// What is known of the migration.
     Known {

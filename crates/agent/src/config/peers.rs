@@ -93,6 +93,8 @@ pub struct Accept {
     pub seccomp: bool,
     /// Most MiB of directory trees that may come with a container.
     pub trees_mib: Option<u64>,
+    /// Calls of the API that the peer passes on are answered: its root may do here what root can do with `tranship`.
+    pub control: bool,
 }
 
 impl Default for Accept {
@@ -108,6 +110,7 @@ impl Default for Accept {
             privileged: false,
             seccomp: false,
             trees_mib: None,
+            control: false,
         }
     }
 }

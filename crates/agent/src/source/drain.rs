@@ -8,7 +8,7 @@ use tranship_memory::survey;
 use tranship_sys::schedule::Standing;
 use tranship_transport::{Connection, Link};
 use tranship_types::{AddressSpaceId, WaitKind, Waiting};
-use tranship_wire::message::{Request, Response};
+use tranship_wire::message::{Account, Request, Response};
 use tranship_wire::{Purpose, URGENT_STREAM};
 
 use super::push::{self, Demand, Push};
@@ -118,7 +118,10 @@ impl SourceRun {
         if self.control.is_none() {
             self.control = Some(self.node.dial(&self.peer, Purpose::Control, Some(&self.id))?);
         }
-        match self.ask(&Request::Drained { released }, FROZEN_PATIENCE) {
+        match {
+            let account = released.then(|| Box::new(Account::of(&self.report.read())));
+            self.ask(&Request::Drained { released, account }, FROZEN_PATIENCE)
+        } {
             Ok(Response::Draining { remote_bytes, remote_faults, waiting_for, .. }) => {
                 self.report.change(|r| {
                     r.waiting = waiting_for;

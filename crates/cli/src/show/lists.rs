@@ -3,7 +3,8 @@ use tranship_api::{ContainerInfo, ContainerState, Leftover};
 use tranship_types::{Outcome, Report};
 
 use super::table::{Column, table};
-use crate::units::{bytes, duration, rate, since, when};
+use crate::progress::{percent, time_left};
+use crate::units::{about, bytes, duration, rate, since, when};
 
 const NOTHING: &str = "-";
 
@@ -58,7 +59,9 @@ pub fn under_way(list: &[Report], now_unix_ms: u64) -> String {
         Column::Text("PHASE"),
         Column::Number("MOVED"),
         Column::Number("OF"),
+        Column::Number("DONE"),
         Column::Number("RATE"),
+        Column::Number("LEFT"),
         Column::Number("SINCE"),
     ];
     let row = |r: &Report| {
@@ -69,7 +72,9 @@ pub fn under_way(list: &[Report], now_unix_ms: u64) -> String {
             r.phase.to_string(),
             bytes(r.progress.moved_bytes),
             bytes(r.progress.memory_bytes),
+            or_nothing(percent(r), |done| done),
             rate(r.progress.rate),
+            or_nothing(time_left(r), about),
             since(r.started_unix_ms, now_unix_ms),
         ]
     };
@@ -91,6 +96,7 @@ pub fn history(list: &[Report], zone: &TimeZone) -> String {
         Column::Text("CONTAINER"),
         Column::Text("FROM → TO"),
         Column::Text("WHEN"),
+        Column::Text("MODE"),
         Column::Number("BLACKOUT"),
         Column::Number("TOTAL"),
         Column::Text("OUTCOME"),
@@ -110,6 +116,7 @@ pub fn history(list: &[Report], zone: &TimeZone) -> String {
             r.container.clone(),
             format!("{} → {}", r.source, r.destination),
             when(r.started_unix_ms, zone),
+            r.mode_taken.unwrap_or(r.mode).to_string(),
             or_nothing(r.blackout_ms, duration),
             or_nothing(r.total_ms, duration),
             outcome(r).to_owned(),
@@ -199,9 +206,9 @@ migration  /run/tranship/migrations/m-1  its pager is at work; wait for it
         assert_eq!(
             history(&[running.clone(), moved(), failed()], &TimeZone::UTC),
             "\
-ID          CONTAINER  FROM → TO  WHEN                 BLACKOUT     TOTAL  OUTCOME
-m-4k7tq0zd  redis      a → b      2023-11-14 22:13:20  213.4 ms    1.84 s  moved
-m-00000001  redis      a → b      2023-11-14 22:13:20         -  310.0 ms  failed
+ID          CONTAINER  FROM → TO  WHEN                 MODE  BLACKOUT     TOTAL  OUTCOME
+m-4k7tq0zd  redis      a → b      2023-11-14 22:13:20  cold  213.4 ms    1.84 s  moved
+m-00000001  redis      a → b      2023-11-14 22:13:20  cold         -  310.0 ms  failed
 "
         );
         assert_eq!(history(&[running], &TimeZone::UTC), "no move has ended on this node yet\n");
@@ -212,11 +219,12 @@ m-00000001  redis      a → b      2023-11-14 22:13:20         -  310.0 ms  fai
         let mut running = moved();
         running.outcome = Outcome::Running;
         running.phase = tranship_types::Phase::Transfer;
+        running.progress.moved_bytes /= 2;
         assert_eq!(
             under_way(&[running, moved()], 1_700_000_003_000),
             "\
-ID          CONTAINER  FROM → TO  PHASE         MOVED         OF         RATE  SINCE
-m-4k7tq0zd  redis      a → b      transfer  164.8 MiB  164.8 MiB  112.3 MiB/s    3 s
+ID          CONTAINER  FROM → TO  PHASE        MOVED         OF  DONE         RATE  LEFT  SINCE
+m-4k7tq0zd  redis      a → b      transfer  82.4 MiB  164.8 MiB  50 %  112.3 MiB/s   1 s    3 s
 "
         );
         assert_eq!(under_way(&[moved()], 0), "no move is under way\n");

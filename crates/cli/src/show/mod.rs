@@ -1,5 +1,6 @@
 //! What users read, as text: pure functions from the API's answers, so that tests can hold the text itself.
 
+mod evacuation;
 mod group;
 mod lists;
 mod node;
@@ -8,6 +9,7 @@ pub mod report;
 mod table;
 mod trace;
 
+pub use evacuation::{evacuated, evacuation};
 pub use group::{bars, group};
 pub use lists::{containers, history, leftovers, under_way};
 pub use node::{node, usable};
@@ -15,7 +17,26 @@ pub use plan::{group_plan, plan};
 pub use report::{details, ending, failure, report, timing};
 pub use trace::trace;
 
-use tranship_types::Blocker;
+use tranship_api::ErrorBody;
+use tranship_types::{Blocker, Outcome, Report};
+
+/// Why a move has failed; nothing for one that has not.
+pub fn error_of(report: &Report) -> Option<ErrorBody> {
+    let failed = matches!(report.outcome, Outcome::Failed | Outcome::Cancelled | Outcome::GivenUp | Outcome::Ended);
+    failed.then(|| match (&report.error, report.blockers.as_slice()) {
+        (Some(error), blockers) => split(error, blockers),
+        (None, [one, ..]) => {
+            ErrorBody { message: one.cause.clone(), remedy: one.remedy.clone(), blockers: report.blockers.clone() }
+        }
+        (None, []) => split(&failure(report), &[]),
+    })
+}
+
+/// A sentence `CAUSE; REMEDY` as an error.
+pub fn split(sentence: &str, blockers: &[Blocker]) -> ErrorBody {
+    let (message, remedy) = sentence.split_once("; ").unwrap_or((sentence, ""));
+    ErrorBody { message: message.into(), remedy: remedy.into(), blockers: blockers.to_vec() }
+}
 
 /// One line for each blocker, indented: `  pid 812 fd 1: CAUSE; REMEDY`.
 pub fn blockers(blockers: &[Blocker]) -> String {

@@ -10,12 +10,12 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tranship_api::{
     AgentService, Begun, ContainerInfo, ContainerState, ErrorKind, GroupContainer, GroupPlan, GroupRequest, Leftover,
-    LeftoverKind, MemberPlan, MoveRequest, NodeInfo, Plan, PlanRequest, Problem, RecoverRequest, ServiceError,
-    ToolInfo, bind, router, serve,
+    LeftoverKind, MemberPlan, MoveRequest, NodeInfo, PassedAnswer, PassedCall, PeerInfo, PeerState, Plan, PlanRequest,
+    Problem, RecoverRequest, ServiceError, ToolInfo, bind, router, serve,
 };
 use tranship_types::{
-    Blocker, BlockerKind, GroupId, GroupMember, GroupReport, MemberOutcome, MigrationId, Mode, Outcome, Phase, Report,
-    Span,
+    Blocker, BlockerKind, GroupId, GroupMember, GroupReport, MemberOutcome, MigrationId, Mode, NodeName, Outcome,
+    Phase, Report, Span,
 };
 
 pub const ID: &str = "m-4k7tq0zd";
@@ -35,8 +35,20 @@ impl AgentService for Service {
             listen: "10.77.0.1:7077".into(),
             criu: ToolInfo { name: "criu".into(), path: None, version: None, problem: Some(problem) },
             engines: vec![],
-            peers: vec![],
+            peers: ["b", "c"].map(peer).into(),
         })
+    }
+
+    fn peers(&self) -> Result<Vec<NodeName>, ServiceError> {
+        Ok(["b", "c"].map(|name| name.parse().unwrap()).into())
+    }
+
+    fn pass_on(&self, node: &NodeName, _: PassedCall) -> Result<Option<PassedAnswer>, ServiceError> {
+        if node.as_str() == "a" {
+            return Ok(None);
+        }
+        let remedy = format!("add control = true to `accept` of [peers.a] in node {node}'s agent.toml");
+        Err(ServiceError::new(ErrorKind::Forbidden, format!("node {node} does not let node a control it"), remedy))
     }
 
     fn containers(&self) -> Result<Vec<ContainerInfo>, ServiceError> {
@@ -185,6 +197,10 @@ impl AgentService for Service {
     fn watch_group(&self, id: &GroupId) -> Result<watch::Receiver<GroupReport>, ServiceError> {
         Err(ServiceError::no_such_group(id))
     }
+}
+
+fn peer(name: &str) -> PeerInfo {
+    PeerInfo { name: name.parse().unwrap(), address: format!("{name}:7077"), state: PeerState::Up, problem: None }
 }
 
 /// A group whose containers have moved already, but for those that are called "broken".
