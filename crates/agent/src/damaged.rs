@@ -17,7 +17,8 @@ use std::time::Duration;
 use serde_json::Value;
 use tranship_api::{ErrorKind, Keep, RecoverRequest, ServiceError};
 use tranship_coordinator::damage::{
-    self, DestinationRecords, DestinationVerdict, FromSource, Original, SourceRecords, SourceVerdict, Wait,
+    self, DestinationRecords, DestinationVerdict, FromSource, Original, Replica, SourceRecords,
+    SourceVerdict, Wait,
 };
 use tranship_coordinator::{self as coordinator, Damaged, DestinationStep, Failure, Journal, Record, SourceStep};
 use tranship_types::{MigrationId, Mode, NodeName, Outcome, Phase, Report, Side};
@@ -25,7 +26,7 @@ use tranship_wire::message::Response;
 
 pub use ask::answer;
 
-use crate::arrivals::Context;
+use crate::arrivals::{Context, Standing, lock};
 use crate::claims::Claim;
 use crate::layout::Layout;
 use crate::node::Node;
@@ -362,11 +363,6 @@ fn act_as_destination(
     if verdict == DestinationVerdict::Run
         && let Response::Failed { message, .. } = peers::commit(node, &one.id)
     {
-        // Nobody else will say it again.
-        let (its_node, id) = (Arc::clone(node), one.id.clone());
-        node.start_or_lend("commit", move || {
-            while its_node.pause(AGAIN) && matches!(peers::commit(&its_node, &id), Response::Failed { .. }) {}
-        });
         return Err(Failure::new(format!("the copy could not be let run yet, which is tried again: {message}")));
     }
     Ok(())
@@ -394,6 +390,39 @@ fn mend(
     // Not before: whoever asks finds it in one of the two lists.
     node.damaged.map().remove(&one.id);
     Ok(())
+}
+
+/// Lets a copy run by the operator's decision, which is in its journal: tries it until the copy runs, or the source has had it removed.
+pub fn keep(node: &Arc<Node>, id: &MigrationId) {
+    let held = || {
+        let found = node.arrivals.get(id)?;
+        let arrival = lock(&found);
+        let first = First {
+            side: Side::Destination,
+            container: arrival.run.container().to_owned(),
+            peer: arrival.peer.clone(),
+            context: Value::Null,
+        };
+        (arrival.standing == Standing::Ready).then(|| (first, arrival.report.clone()))
+    };
+    while let Some((first, report)) = held() {
+        // The source may be back since, and have its original run.
+        let heard = ask::source(node, id, &first);
+        let done = match damage::destination_by_word(Replica::Held, heard, true, true) {
+            Err(wait) => Err(wait.to_string()),
+            Ok(_) => match peers::commit(node, id) {
+                Response::Failed { message, .. } => Err(message),
+                _ => Ok(()),
+            },
+        };
+        let error =
+            done.err().map(|why| format!("the operator decided that the copy here runs, which is tried again: {why}"));
+        error.iter().for_each(|error| tracing::warn!(%id, "{error}"));
+        report.change(|r| r.error = error);
+        if !node.pause(AGAIN) {
+            return;
+        }
+    }
 }
 
 /// Nothing is left that it could be about.

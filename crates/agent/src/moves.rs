@@ -503,6 +503,9 @@ fn recover_destination(
             let failure = undone.unwrap_or_else(restarted);
             undoing::go_on(&its_node, &id, &failure, void);
         }),
+        Standing::Ready if records.contains(&Record::Kept) => {
+            node.start_patiently("keep", move || damaged::keep(&its_node, &id));
+        }
         Standing::Ready => tracing::info!(%id, %peer, "a stopped copy waits for the source's word"),
         Standing::Running => node.start_patiently("drain", move || {
             if let Some(found) = its_node.arrivals.get(&id) {

@@ -408,7 +408,8 @@ pub fn destination_records(
             let undone = damaged.records.iter().find(|r| matches!(r, Record::Undone { .. })).cloned();
             records.push(undone.unwrap_or(Record::Undone { failure: failure.clone() }));
         }
-        DestinationVerdict::Ready | DestinationVerdict::Run => records.push(Record::Ready),
+        DestinationVerdict::Ready => records.push(Record::Ready),
+        DestinationVerdict::Run => records.extend([Record::Ready, Record::Kept]),
         DestinationVerdict::Running => {
             records.extend([Record::Ready, Record::Commit]);
             records.extend(steps(&DestinationStep::COMMIT));

@@ -40,6 +40,9 @@ pub enum Record {
     Commit,
     /// Destination: the container runs; only now may the source be told.
     Running,
+    /// Destination: an operator has decided that the copy runs, since the source's host is down. It is tried until it succeeds or the
+    /// source answers.
+    Kept,
     /// Source: an operator has taken the decision back, since the destination is lost. The original runs again.
     GivenUp {
         /// What was said to be lost, and what it costs.

@@ -51,7 +51,8 @@ fn destinations() -> Vec<Vec<Record>> {
     let running = [vec![Record::Commit], steps(&DestinationStep::COMMIT), vec![Record::Running]].concat();
     let drained = [steps(&DestinationStep::DRAIN), vec![Record::Done]].concat();
     vec![
-        [ready.clone(), running, drained].concat(),
+        [ready.clone(), running.clone(), drained.clone()].concat(),
+        [ready.clone(), vec![Record::Kept], running, drained].concat(),
         [ready, vec![Record::Undone { failure: why() }, Record::Done]].concat(),
     ]
 }
