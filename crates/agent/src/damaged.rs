@@ -17,7 +17,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tranship_api::{ErrorKind, Keep, RecoverRequest, ServiceError};
 use tranship_coordinator::damage::{
-    self, DestinationRecords, DestinationVerdict, FromSource, Original, Replica, SourceRecords,
+    self, DestinationRecords, DestinationVerdict, FromDestination, FromSource, Original, Replica, SourceRecords,
     SourceVerdict, Wait,
 };
 use tranship_coordinator::{self as coordinator, Damaged, DestinationStep, Failure, Journal, Record, SourceStep};
@@ -263,7 +263,7 @@ fn decide_alone(node: &Arc<Node>, one: &DamagedMove) {
             let here = ask::original(node, &one.id, first);
             let there = ask::destination(node, &one.id, first);
             let own = SourceRecords::of(&one.damaged);
-            act_as_source(node, one, first, &mut state, (damage::source(own, here, there, has_directory), here))
+            act_as_source(node, one, first, &mut state, (damage::source(own, here, there, has_directory), here, there))
         }
         Side::Destination => {
             let heard = ask::source(node, &one.id, first);
@@ -304,7 +304,7 @@ fn act_as_source(
     one: &DamagedMove,
     first: &First,
     state: &mut State,
-    (verdict, here): (SourceVerdict, Original),
+    (verdict, here, there): (SourceVerdict, Original, FromDestination),
 ) -> Result<(), Failure> {
     let damage = &one.damaged.damage;
     let failure = Failure::new(match verdict {
@@ -329,9 +329,9 @@ fn act_as_source(
     let release = Record::step(SourceStep::Release);
     if let Some(records) = records.as_mut().filter(|records| !records.contains(&release))
         && verdict == SourceVerdict::Forward
-        && here == Original::Gone
+        && (here, there) == (Original::Gone, FromDestination::Running)
     {
-        // No page can come from it any more.
+        // No page can come from it any more. A copy that is held has still to be told that it runs.
         records.push(release);
     }
     let phase = match verdict {
@@ -499,7 +499,7 @@ fn decide_by_word(node: &Arc<Node>, one: &DamagedMove, request: &RecoverRequest)
             let here = ask::original(node, &one.id, first);
             let there = ask::destination(node, &one.id, first);
             let verdict = damage::source_by_word(here, there, keep_here, request.host_is_down).map_err(refused)?;
-            act_as_source(node, one, first, &mut state, (verdict, here))
+            act_as_source(node, one, first, &mut state, (verdict, here, there))
         }
         Side::Destination => {
             let here = ask::replica(node, one, first);
