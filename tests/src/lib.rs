@@ -50,7 +50,7 @@ pub use moves::{
 };
 pub use moving::{Ended, MODES, Moving};
 pub use postgres::{make_pgbench_tables, pgbench, postgres_accepts, postgres_programs};
-pub use quiet::{Helper, processes, quiet, quiet_under, tls_process};
+pub use quiet::{Helper, flip_record, processes, quiet, quiet_under, tls_process};
 pub use runner::{Scenario, Stage, scenarios, wait_until, whole_matrices};
 pub use status::serve_status;
 pub use switch::{Capture, is_member, snooping};

@@ -8,10 +8,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
 use tranship_api::{ApiError, Leftover, LeftoverKind};
 use tranship_e2e::{
-    Log, Moving, Stage, connection_alive, copies, is_gone, nothing_left, quiet, refused_move, remove, restart_agent,
-    scenarios, wait_until,
+    Log, Moving, Stage, connection_alive, copies, flip_record, is_gone, nothing_left, quiet, refused_move, remove,
+    restart_agent, scenarios, send, wait_until,
 };
 use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, redis_command, report_of};
 use tranship_types::{Mode, Outcome, Phase, Report};
@@ -50,13 +51,7 @@ fn journal(lab: &Lab, node: &str) -> Result<PathBuf> {
 
 /// Flips a bit in the checksum of the record that has these words in it.
 fn flip(lab: &Lab, node: &str, words: &str) -> Result<()> {
-    let path = journal(lab, node)?;
-    let mut text = fs::read(&path)?;
-    let at = text.windows(words.len()).position(|part| part == words.as_bytes());
-    let at = at.with_context(|| format!("{words} is not in {}", String::from_utf8_lossy(&text)))?;
-    let line = text[..at].iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
-    text[line + 3] ^= 1;
-    Ok(fs::write(&path, text)?)
+    flip_record(&journal(lab, node)?, words)
 }
 
 /// What a node shows as under way.
@@ -231,6 +226,139 @@ fn both_are_damaged(stage: &mut Stage) -> Result<()> {
     ends_on(lab, "a", client)
 }
 
+/// Waits until a node tells what a move waits for.
+fn waits_for(lab: &Lab, node: &str, why: &str) -> Result<()> {
+    let told = |r: &Report| r.error.as_ref().is_some_and(|error| error.contains(why));
+    wait_until(why, PATIENCE, || Ok(status(lab, node)?.iter().any(told).then_some(())))
+}
+
+/// The engine does not answer while it is decided: that is not taken for a container that is gone, nor does a word of the operator's help.
+fn an_engine_that_does_not_answer(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let client = run(lab, 87)?;
+    let moving = move_until_death(lab, "a", "source.transfer.after.die")?;
+    flip(lab, "a", "\"close-gate\"")?;
+    let runc = lab.check("a", &["sh", "-c", "readlink -f $(command -v runc)"])?;
+    lab.check("a", &["mount", "--bind", "/bin/false", runc.trim()])?;
+    let answered = || -> Result<()> {
+        lab.start_agent("a", &[])?;
+        waits_for(lab, "a", "the engine on this node does not answer")?;
+        for words in [&["--keep-here"][..], &["--keep-there"], &["--keep-here", "--host-is-down"]] {
+            refused(lab, "a", words, "the engine on this node does not answer")?;
+        }
+        Ok(())
+    };
+    let done = answered();
+    lab.check("a", &["umount", runc.trim()])?;
+    done?;
+    drop(moving);
+    ends_on(lab, "a", client)
+}
+
+/// The owner has removed the frozen original, and the source's journal is gone: the operator has the copy run that is held.
+fn the_other_copy_goes_on(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let client = run(lab, 88)?;
+    let moving = move_until_death(lab, "a", "source.deliver.before.die")?;
+    lab.check("a", &["sh", "-c", &format!("rm {JOURNALS}/*")])?;
+    let original = copies(lab, NAME)?.into_iter().find(|copy| copy.node == "a").context("the original")?;
+    original.pids.iter().try_for_each(|pid| send(Signal::SIGKILL, *pid))?;
+    lab.check("a", &["runc", "resume", NAME])?;
+    wait_until("the original to end", PATIENCE, || Ok(original.pids.iter().all(|pid| is_gone(*pid)).then_some(())))?;
+    lab.check("a", &["runc", "delete", "--force", NAME])?;
+    lab.start_agent("a", &[])?;
+    waits_for(lab, "a", "the container is not on this node any more")?;
+    refused(lab, "a", &["--keep-here"], "the container is not on this node any more")?;
+    let (exit, printed) = recover(lab, "a", &["--keep-there"])?;
+    ensure!(exit == DONE, "status {exit}: {printed}");
+    drop(moving);
+    wait_until("the migration to end", PATIENCE, || Ok(status(lab, "a")?.is_empty().then_some(())))?;
+    // Whoever removes a container leaves its network namespace.
+    lab.check("a", &["tranship", "doctor", "--fix"])?;
+    ends_on(lab, "b", client)
+}
+
+/// No file can be made where journals are: what is known of the outcome is told, and done as soon as it can be written down.
+fn a_journal_that_cannot_be_mended(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let client = run(lab, 89)?;
+    let moving = move_until_death(lab, "a", "source.transfer.after.die")?;
+    flip(lab, "a", "\"close-gate\"")?;
+    lab.check("a", &["mount", "--bind", JOURNALS, JOURNALS])?;
+    lab.check("a", &["mount", "-o", "remount,bind,ro", JOURNALS])?;
+    let told = || -> Result<()> {
+        lab.start_agent("a", &[])?;
+        waits_for(lab, "a", "it is known what was decided, but mending failed")?;
+        waits_for(lab, "a", "Read-only file system (os error 30); free some space or mend the disk")?;
+        refused(lab, "a", &["--keep-here", "--host-is-down"], "mending failed")?;
+        ensure!(!runs_on(lab)?.contains(&"a".to_owned()), "the original runs, and nothing says that it may");
+        Ok(())
+    };
+    let done = told();
+    lab.check("a", &["umount", JOURNALS])?;
+    done?;
+    drop(moving);
+    ends_on(lab, "a", client)
+}
+
+/// The disk does not take the decision (EIO of fsync): there is none, and both nodes undo.
+fn a_decision_that_cannot_be_synced(stage: &mut Stage) -> Result<()> {
+    const DISK: &str = "/run/disk";
+    let lab = &stage.lab;
+    let mut client = run(lab, 90)?;
+    lab.kill_agent("a")?;
+    // A disk whose blocks lie in a file: where that gets no memory, the disk has an error.
+    let state = "/var/lib/tranship";
+    let disk = format!(
+        "mkdir -p {DISK} && mount -t tmpfs -o size=24m none {DISK} && truncate -s 16m {DISK}/image && \
+         mkfs.ext4 -q -O ^has_journal {DISK}/image && mount -o loop {DISK}/image {state}"
+    );
+    lab.check("a", &["sh", "-c", &disk])?;
+    let broken = |lab: &Lab| {
+        let fail = format!(
+            "fallocate --punch-hole --offset 0 --length 16M {DISK}/image; dd if=/dev/zero of={DISK}/filler bs=4k"
+        );
+        let said = lab.exec("a", &["sh", "-c", &fail])?;
+        let said = String::from_utf8_lossy(&said.stderr);
+        ensure!(said.contains("No space left"), "{said}");
+        Ok(())
+    };
+    let ended = Moving::begun_from(lab, NAME, ("a", "b"), "source.commit.before", broken).and_then(Moving::end);
+    let went_on = client.wait_replies(20, Duration::from_secs(30)).context("the client's connection");
+    lab.kill_agent("a")?;
+    lab.check("a", &["sh", "-c", &format!("umount {state}; umount {DISK}")])?;
+    let ended = ended?;
+    went_on?;
+    ensure!(!ended.success, "a move whose decision is nowhere has succeeded");
+    for word in ["cannot be synced", "free some space or mend the disk"] {
+        ensure!(ended.error().contains(word), "{word:?} is not in {}", ended.error());
+    }
+    lab.start_agent("a", &[])?;
+    ends_on(lab, "a", client)
+}
+
+/// The source is down, the destination's journal is damaged, and the operator decides for the copy there. The agent dies of letting it run: the next one
+/// knows what was decided, and needs nobody to say it again.
+fn a_decision_that_outlives_the_agent(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let mut client = run(lab, 86)?;
+    let moving = move_until_death(lab, "a", "source.deliver.before.die")?;
+    lab.kill_agent("b")?;
+    flip(lab, "b", "\"ready\"")?;
+    lab.start_agent("b", &[("TRANSHIP_FAULTS", "destination.resume.before.die")])?;
+    let agent = lab.agent_pid("b")?.context("the agent has just been started")?;
+    refused(lab, "b", &["--keep-here"], "does not answer")?;
+    // The answer is lost with the agent.
+    lab.exec("b", &["tranship", "recover", NAME, "--keep-here", "--host-is-down"])?;
+    wait_until("the agent to die", PATIENCE, || Ok(is_gone(agent).then_some(())))?;
+    lab.start_agent("b", &[])?;
+    client.wait_replies(20, PATIENCE).context("the copy does not run")?;
+    ensure!(runs_on(lab)? == ["b"], "the copies on {:?} run", runs_on(lab)?);
+    drop(moving);
+    lab.start_agent("a", &[])?;
+    ends_on(lab, "b", client)
+}
+
 fn main() -> ExitCode {
     scenarios(&[
         ("a_flipped_bit_before_the_decision", a_flipped_bit_before_the_decision),
@@ -238,5 +366,10 @@ fn main() -> ExitCode {
         ("a_destination_that_has_forgotten", a_destination_that_has_forgotten),
         ("a_lost_journal", a_lost_journal),
         ("both_are_damaged", both_are_damaged),
+        ("an_engine_that_does_not_answer", an_engine_that_does_not_answer),
+        ("the_other_copy_goes_on", the_other_copy_goes_on),
+        ("a_journal_that_cannot_be_mended", a_journal_that_cannot_be_mended),
+        ("a_decision_that_cannot_be_synced", a_decision_that_cannot_be_synced),
+        ("a_decision_that_outlives_the_agent", a_decision_that_outlives_the_agent),
     ])
 }
