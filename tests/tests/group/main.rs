@@ -31,6 +31,7 @@ fn main() -> ExitCode {
             faults::whatever_happens_to_a_pipeline_each_container_is_where_the_report_says,
         ),
         ("all_move_together_and_stay_connected", atomic::all_move_together_and_stay_connected),
+        ("all_wait_for_freeze_slots", atomic::all_wait_for_freeze_slots),
         ("one_that_cannot_move_keeps_all_where_they_are", atomic::one_that_cannot_move_keeps_all_where_they_are),
         ("all_move_or_none_whoever_dies", faults::all_move_or_none_whoever_dies),
     ])
