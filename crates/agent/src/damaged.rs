@@ -389,7 +389,22 @@ fn mend(
     moves::take_up(node, state.claim.take(), journal, records.to_vec());
     // Not before: whoever asks finds it in one of the two lists.
     node.damaged.map().remove(&one.id);
+    drop_group(node, one);
     Ok(())
+}
+
+/// Removes the damaged journal of a group when all of its migrations have whole ones again.
+fn drop_group(node: &Node, one: &DamagedMove) {
+    let group = |one: &DamagedMove| one.report.as_ref().and_then(|report| report.read().group);
+    let Some(id) = group(one).filter(|id| node.damaged.all().iter().all(|other| group(other).as_ref() != Some(id)))
+    else {
+        return;
+    };
+    let path = node.journals().join(format!("{id}.jsonl"));
+    if Journal::open(&path).is_err() {
+        let _ = Journal::forget_lost(&path);
+        let _ = std::fs::remove_file(&path);
+    }
 }
 
 /// Lets a copy run by the operator's decision, which is in its journal: tries it until the copy runs, or the source has had it removed.

@@ -1,14 +1,16 @@
 //! Agents that die and links that break while a group moves: each container ends on one node, and the report says on which.
 
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tranship_e2e::{
-    Stage, exactly_one_runs, is_gone, newest_group_report, nothing_left, restart_agent, wait_until, whole_matrices,
+    Stage, exactly_one_runs, flip_record, is_gone, newest_group_report, nothing_left, restart_agent, wait_until,
+    whole_matrices,
 };
 use tranship_lab::Lab;
-use tranship_types::{GroupReport, MemberOutcome, Outcome};
+use tranship_types::{GroupId, GroupReport, MemberOutcome, Outcome};
 
 use crate::chain::{CHAIN_FILE, PATIENCE, all_moved, move_group, names, started, tidy, write};
 
@@ -17,7 +19,18 @@ const SETTLED: Duration = Duration::from_secs(60);
 
 /// Moves the chain from one node to the other while something goes wrong, of which an agent may die: a new one is then
 /// started. Returns what the source's report says once all has ended.
-fn disturbed(lab: &Lab, (from, to): (&str, &str), fault: &str, options: &[&str]) -> Result<GroupReport> {
+fn disturbed(lab: &Lab, way: (&str, &str), fault: &str, options: &[&str]) -> Result<GroupReport> {
+    disturbed_and(lab, way, fault, options, || Ok(()))
+}
+
+/// The same, and something more before the new agent is started.
+fn disturbed_and(
+    lab: &Lab,
+    (from, to): (&str, &str),
+    fault: &str,
+    options: &[&str],
+    meddle: impl FnOnce() -> Result<()>,
+) -> Result<GroupReport> {
     let at = if fault.starts_with("source") { from } else { to };
     restart_agent(lab, at, fault)?;
     let agent = lab.agent_pid(at)?.context("the agent has just been started")?;
@@ -26,6 +39,7 @@ fn disturbed(lab: &Lab, (from, to): (&str, &str), fault: &str, options: &[&str])
     let mut client = lab.spawn(from, &command)?;
     if fault.ends_with("die") {
         wait_until("the agent to die", PATIENCE, || Ok(is_gone(agent).then_some(())))?;
+        meddle()?;
         lab.start_agent(at, &[])?;
     }
     // Whoever follows the group sees its end, too.
@@ -118,6 +132,33 @@ pub fn all_move_or_none_whoever_dies(stage: &mut Stage) -> Result<()> {
         if all {
             (from, to) = (to, from);
         }
+    }
+    ensure!(redis[0].digest()? == digest, "the data has changed");
+    tidy(lab)
+}
+
+/// The group's journal is damaged: its migrations are decided by what their destinations know, all of them in the same way.
+pub fn all_move_or_none_where_the_groups_journal_is_damaged(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let mut redis = started(lab)?;
+    let digest = redis[0].digest()?;
+    for (fault, words, all) in
+        [("source.commit.before.die", "\"group\"", false), ("source.agree.after.die", "\"commit\"", true)]
+    {
+        let journals = lab.path("a", "/var/lib/tranship/journal")?;
+        let damage = || {
+            let is_group = |path: &Path| {
+                let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                name.starts_with(GroupId::PREFIX) && name.ends_with(".jsonl")
+            };
+            let mut found = fs::read_dir(&journals)?.flatten().map(|entry| entry.path());
+            flip_record(&found.find(|path| is_group(path)).context("the group has no journal")?, words)
+        };
+        let report = disturbed_and(lab, ("a", "b"), fault, &["--atomic"], damage).context(fault)?;
+        as_reported(lab, ("a", "b"), &report).context(fault)?;
+        let outcomes: Vec<_> = report.members.iter().map(|m| m.outcome).collect();
+        eprintln!("{fault}: {outcomes:?}");
+        ensure!(outcomes.iter().all(|o| (*o == MemberOutcome::Moved) == all), "{fault}: {report:?}");
     }
     ensure!(redis[0].digest()? == digest, "the data has changed");
     tidy(lab)

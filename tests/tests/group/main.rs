@@ -34,5 +34,9 @@ fn main() -> ExitCode {
         ("all_wait_for_freeze_slots", atomic::all_wait_for_freeze_slots),
         ("one_that_cannot_move_keeps_all_where_they_are", atomic::one_that_cannot_move_keeps_all_where_they_are),
         ("all_move_or_none_whoever_dies", faults::all_move_or_none_whoever_dies),
+        (
+            "all_move_or_none_where_the_groups_journal_is_damaged",
+            faults::all_move_or_none_where_the_groups_journal_is_damaged,
+        ),
     ])
 }
