@@ -4,6 +4,7 @@ use std::path::Path;
 
 use prost::Message;
 
+use crate::images::{self, Allowed, Images};
 pub use crate::preflight::fuzz as preflight;
 use crate::rpc::{ExternalMount, Overrides, RequestHead, Response, edit};
 use crate::{affinity, cpu, find, hidden, smaps};
@@ -28,6 +29,41 @@ pub fn rpc(data: &[u8]) {
     }
     if let Ok(response) = Response::decode(data) {
         assert_eq!(Response::decode(&*response.encode_to_vec()).as_ref(), Ok(&response));
+    }
+}
+
+/// CRIU's images, as a peer sends them: for each a byte that chooses its name, two bytes of its length, and its content.
+pub fn images(data: &[u8]) {
+    const NAMES: [&str; 16] = [
+        "inventory.img",
+        "pstree.img",
+        "core-1.img",
+        "ids-1.img",
+        "mountpoints-12.img",
+        "files.img",
+        "seccomp.img",
+        "core-6.img",
+        "core-7.img",
+        "ids-6.img",
+        "ids-7.img",
+        "userns-9.img",
+        "ghost-file-1.img",
+        "apparmor.img",
+        "mountpoints-13.img",
+        "netns-9.img",
+    ];
+    let (mut all, mut rest) = (Images::default(), data);
+    while let [name, low, high, after @ ..] = rest {
+        let length = usize::from(u16::from_le_bytes([*low, *high])).min(after.len());
+        all.add(NAMES[usize::from(*name) % NAMES.len()], after[..length].to_vec());
+        rest = &after[length..];
+    }
+    for privileged in [false, true] {
+        let mut allowed = Allowed::of(&serde_json::Value::Null);
+        allowed.privileged = privileged;
+        for found in images::check(&all, &allowed).err().unwrap_or_default() {
+            assert!(!found.what.is_empty() && !found.what.contains(char::is_control), "{found:?}");
+        }
     }
 }
 

@@ -9,6 +9,7 @@ pub mod front;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod hidden;
+pub mod images;
 pub mod irmap;
 pub mod preflight;
 pub mod rpc;
