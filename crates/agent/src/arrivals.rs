@@ -18,6 +18,7 @@ use crate::claims::Claim;
 use crate::copying::Arriving;
 use crate::destination::DestinationRun;
 use crate::draining::Drain;
+use crate::intake::Intake;
 use crate::node::Node;
 use crate::registry::{LiveReport, unix_ms};
 use crate::rights::next_offer;
@@ -212,6 +213,8 @@ pub struct Inbox {
     changed: Condvar,
     /// Has files in memory charged to the container.
     pub charger: Arc<Charger>,
+    /// The way in for CRIU's images.
+    pub images: Intake,
     /// The content of tmpfs mounts.
     pub tmpfs: Arriving,
     /// The content of directory trees on disk.

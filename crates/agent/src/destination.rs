@@ -1,6 +1,7 @@
 //! The destination's steps, done with the real parts.
 
 mod ended;
+mod images;
 mod preflight;
 mod restore;
 mod resume;
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 use tranship_coordinator::{DestinationPort, DestinationStep, Failure, Fault};
 use tranship_criu::front;
+use tranship_criu::images::Allowed;
 use tranship_engine::{Container, Engine, EngineError, State};
 use tranship_memory::pager::{self, PagerHandle};
 use tranship_memory::receive::Store;
@@ -56,6 +58,8 @@ pub struct DestinationRun {
     front: Option<Front>,
     /// The process that has the engine restore, until it has been waited for.
     restoring: Option<Child>,
+    /// What its images may have, from when its engine has been started until they are checked.
+    allowed: Option<Allowed>,
     pager: Option<Child>,
     gate: Option<Gate>,
     announcer: Option<Announcer>,
@@ -102,6 +106,7 @@ impl DestinationRun {
             targets: Vec::new(),
             front: None,
             restoring: None,
+            allowed: None,
             pager: None,
             gate: None,
             announcer: None,
@@ -298,6 +303,7 @@ impl DestinationRun {
         if self.engine.attaches_network() {
             self.take_attached()?;
         }
+        self.allowed = Some(self.allowed()?);
         self.breakpoints = breakpoints::prepare().ok();
         // It was taken beside the engine's start.
         let there = match self.inbox.store() {

@@ -26,6 +26,7 @@ mod freeze_slots;
 mod groups;
 mod images;
 mod inspection;
+mod intake;
 mod interrupt;
 mod layout;
 mod live;

@@ -415,7 +415,9 @@ fn skeleton(
     link: &mut Connection,
 ) -> Result<(), Failure> {
     let arrival = arrival(node, id)?;
-    if let Some(inbox) = node.arrivals.inbox(id).filter(|_| tmpfs) {
+    let inbox = node.arrivals.inbox(id).ok_or_else(|| Failure::new("the migration has ended"))?;
+    let _sender = inbox.images.enter()?;
+    if tmpfs {
         inbox.tmpfs.expect();
     }
     let images = lock(&arrival).run.images();
@@ -427,7 +429,7 @@ fn skeleton(
         let _ = std::fs::remove_file(images.join("descriptors.json"));
     }
     // The images are in memory.
-    let own = node.arrivals.inbox(id).map_or(0, |inbox| inbox.files_to_come());
+    let own = inbox.files_to_come();
     let (start, mut room) = (monotonic_ns(), destination::available_memory().saturating_add(own));
     for _ in 0..files {
         let file = tranship_wire::receive_file(link, &images, room).map_err(|e| {

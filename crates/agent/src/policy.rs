@@ -2,7 +2,7 @@
 //!
 //! A peer with a valid certificate sends a container's configuration, and engines do as root what that says. So nothing in it may
 //! name a program, a directory, a device, a namespace or a cgroup of this node, unless this node's own configuration does
-//! (docs/peers.md). What CRIU's images say is not checked here.
+//! (docs/peers.md). CRIU's images are compared with it when they have come ([`tranship_criu::images`]).
 
 mod asked;
 mod engines;

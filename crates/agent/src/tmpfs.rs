@@ -3,6 +3,7 @@
 //! Up to the freeze nothing depends on this: whatever fails, the mounts stay with CRIU, and the report says so. In the freeze it is
 //! decided which mounts criu leaves alone; it binds those into the container that the destination has made.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use tranship_coordinator::Failure;
@@ -111,6 +112,11 @@ pub fn for_restore(layout: &Layout, offer: &Offer) -> Result<Vec<ExternalMount>,
     let made = |index: &usize| Path::new(&path(*index)).exists();
     let external = |index| ExternalMount { key: key(index), val: path(index) };
     Ok((0..mounts(offer)?.len()).filter(made).map(external).collect())
+}
+
+/// Where the offered mounts are in the container, by what CRIU's images call them.
+pub fn places(offer: &Offer) -> Result<HashMap<String, String>, Failure> {
+    Ok(mounts(offer)?.into_iter().enumerate().map(|(index, mount)| (key(index), mount.point)).collect())
 }
 
 /// Where the content of the `/dev/shm` that a pod's containers share is, if this one brings it.

@@ -29,7 +29,7 @@ use crate::unread::{Queues, is_queue};
 use crate::{pods, tmpfs};
 
 /// Its name among criu's images.
-const FILE: &str = "uncarried.json";
+pub const FILE: &str = "uncarried.json";
 
 /// What is lacking after criu's restore.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

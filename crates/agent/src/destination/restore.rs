@@ -51,6 +51,7 @@ impl DestinationRun {
 
     /// Lets criu restore, and then waits for the rest of the memory: the tasks are stopped, and complete.
     pub(super) fn restore(&mut self) -> Result<(), Failure> {
+        self.check_images()?;
         let begun = monotonic_ns();
         self.pages_named()?;
         let start = monotonic_ns();
