@@ -43,6 +43,7 @@ pub const TARGETS: &[Target] = &[
     ("ruleset", peer::ruleset),
     ("conntrack", peer::conntrack),
     ("held", peer::held),
+    ("criu_images", peer::criu_images),
     ("certificate", peer::certificate),
     ("archive", peer::archive),
     // From the agent's users, and from its own files.

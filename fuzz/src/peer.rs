@@ -5,6 +5,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tranship_api::{GroupRequest, MoveRequest, PlanRequest, RecoverRequest};
 use tranship_criu::cpu::CpuFeatures;
+use tranship_criu::fuzz as criu;
 use tranship_memory::huge;
 use tranship_network::HeldFrame;
 use tranship_storage::TreeDigest;
@@ -134,4 +135,9 @@ pub fn api(data: &[u8]) {
     same::<EngineName>(text);
     let _ = text.parse::<Bandwidth>();
     assert!(!escaped(text).chars().any(char::is_control));
+}
+
+/// CRIU's images, before criu restores them.
+pub fn criu_images(data: &[u8]) {
+    criu::images(data);
 }
