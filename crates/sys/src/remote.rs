@@ -40,7 +40,7 @@ use nix::unistd::Pid;
 
 use crate::interrupted::{Disturbance, begin_again, disturbance, is_64_bit, let_go};
 use crate::own_process::{self, nap};
-use crate::process::{OpenFiles, is_userfaultfd};
+use crate::process::{OpenFiles, is_unused_userfaultfd, is_userfaultfd};
 use crate::rseq;
 use crate::seccomp::{self, Rule, allow};
 use crate::siblings::Siblings;
@@ -74,19 +74,41 @@ const ONE_TO_STOP: Duration = Duration::from_millis(100);
 const CHOOSY: Duration = Duration::from_secs(1);
 /// How long a redirected thread may take to its system call before it is given its own registers back: its cgroup may be frozen.
 const TO_CALL: Duration = Duration::from_millis(500);
+/// Its name.
+const INJECTOR: &std::ffi::CStr = c"tranship-inject";
+/// How often it is done again if whoever does it is killed.
+const KILLED: u32 = 2;
+/// A program uses a userfaultfd that it has opened within less.
+const MOMENT: Duration = Duration::from_millis(20);
 /// How often a signal may come just before the system call.
 const ATTEMPTS: u32 = 1000;
 const PAGE: u64 = 4096;
 /// The trap flag: an exception after each instruction.
 const TRAP_FLAG: u64 = 1 << 8;
 
-/// Has a process open a userfaultfd of its own address space, and takes that over: the process itself keeps none.
+/// Has a process open a userfaultfd of its own address space, and takes that over: the process itself keeps none. Where whoever does this
+/// is killed, it is done again.
 ///
 /// # Errors
 /// `Unsupported`: this process cannot be made to do that, whenever it is tried. `TimedOut`: none of its threads could be stopped in
 /// time, as while they all wait for children that they have vforked. All else: it has ended, or another process traces it.
 pub(crate) fn open_userfaultfd(process: u32, flags: u64) -> io::Result<OwnedFd> {
-    own_process::run(c"tranship-inject", move || {
+    let mut killed = 0;
+    loop {
+        let before = open_numbers(process)?;
+        let opened = open_once(process, flags);
+        match opened {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe && killed < KILLED => {
+                killed += 1;
+                close_left(process, &before)?;
+            }
+            opened => return opened,
+        }
+    }
+}
+
+fn open_once(process: u32, flags: u64) -> io::Result<OwnedFd> {
+    own_process::run(INJECTOR, move || {
         let files = OpenFiles::of(process)?;
         let mut stopped = StoppedThread::stop(process)?;
         // Not before: the kernel lets no process suspend the filters of another that has one itself. What is forbidden fails, since the
@@ -108,6 +130,39 @@ pub(crate) fn open_userfaultfd(process: u32, flags: u64) -> io::Result<OwnedFd> 
         });
         Ok(fd)
     })
+}
+
+/// Has the process close a userfaultfd that it has opened for one that was killed before that one had it closed. (One that the program itself
+/// has just opened is in use, see [`is_unused_userfaultfd`], a moment later.)
+fn close_left(process: u32, before: &[i32]) -> io::Result<()> {
+    let is_left = |number: &i32| !before.contains(number) && is_unused_userfaultfd(process, *number);
+    let mut left = open_numbers(process)?;
+    left.retain(is_left);
+    if left.is_empty() {
+        return Ok(());
+    }
+    std::thread::sleep(MOMENT);
+    left.retain(is_left);
+    for number in left {
+        own_process::run(INJECTOR, move || {
+            let taken = OpenFiles::of(process)?.take(number)?;
+            let mut stopped = StoppedThread::stop(process)?;
+            let closed = match is_unused_userfaultfd(process, number) {
+                true => seccomp::refuse_others(&[seccomp::BASE, CALLS])
+                    .and_then(|()| stopped.call(libc::SYS_close, [number as u64, 0, 0])),
+                false => Ok(0),
+            };
+            stopped.release();
+            closed.map(|_| taken)
+        })?;
+    }
+    Ok(())
+}
+
+/// The numbers under which a process has something open.
+fn open_numbers(process: u32) -> io::Result<Vec<i32>> {
+    let entries = std::fs::read_dir(format!("/proc/{process}/fd"))?;
+    Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
 }
 
 fn take(stopped: &mut StoppedThread, files: &OpenFiles, flags: u64) -> io::Result<(OwnedFd, i32)> {

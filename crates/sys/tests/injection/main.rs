@@ -17,7 +17,7 @@ use tranship_sys::writes::WriteWatch;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-const CASES: [(&str, fn()); 14] = [
+const CASES: [(&str, fn()); 15] = [
     ("signals_stay_as_they_are", signals_stay_as_they_are),
     ("system_calls_that_wait_go_on_waiting", system_calls_that_wait_go_on_waiting),
     ("a_sleep_ends_when_it_should", a_sleep_ends_when_it_should),
@@ -32,6 +32,7 @@ const CASES: [(&str, fn()); 14] = [
     ("a_file_named_like_the_vdso_is_not_taken_for_it", a_file_named_like_the_vdso),
     ("stopped_continued_and_killed_meanwhile", stopped_continued_and_killed_meanwhile),
     ("who_injects_may_be_killed", who_injects_may_be_killed),
+    ("its_helper_may_be_killed", its_helper_may_be_killed),
 ];
 
 fn main() -> ExitCode {
@@ -340,6 +341,65 @@ fn who_injects_may_be_killed() {
             std::thread::sleep(Duration::from_millis(1));
         }
         target.assert_runs();
+    }
+    assert_eq!(queue.signals(), before);
+}
+
+/// The helper process by which another one injects, if there is one now.
+fn helper_of(injector: u32) -> Option<Pid> {
+    let text = |pid: &str, file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    let children = text(&injector.to_string(), &format!("task/{injector}/children"));
+    let is_helper = |pid: &&str| text(pid, "comm").trim() == "tranship-inject";
+    children.split_whitespace().find(is_helper).map(|pid| Pid::from_raw(pid.parse().unwrap()))
+}
+
+/// Whether a process that nobody but a stopped tracer keeps from running has registers of its own: otherwise it is in the vdso.
+fn has_own_registers(subject: &Subject) -> bool {
+    if subject.read("status").contains("TracerPid:\t0\n") {
+        return true;
+    }
+    let (maps, call) = (subject.read("maps"), subject.read("syscall"));
+    let vdso = maps.lines().find(|line| line.ends_with("[vdso]")).unwrap().split(' ').next().unwrap();
+    let (start, end) = vdso.split_once('-').unwrap();
+    let number = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).unwrap();
+    let place = call.split_whitespace().last().filter(|place| place.starts_with("0x")).map(number);
+    place.is_some_and(|place| !(number(start)..number(end)).contains(&place)) && subject.read("stat").contains(") t ")
+}
+
+/// At any moment at which the program has its own registers; also if it has a userfaultfd open then.
+fn its_helper_may_be_killed() {
+    let mut subject = Subject::start(&["registers"]);
+    let mut queue = Subject::start(&["dispositions"]);
+    let before = queue.signals();
+    let deadline = Instant::now() + 4 * DEADLINE;
+    let (mut killed, mut open) = (0, 0);
+    for round in 0u64.. {
+        if killed >= 40 && open >= 5 {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{killed} were killed, {open} of them with a userfaultfd open");
+        let target = if round % 2 == 0 { &subject } else { &queue };
+        let mut injector = Subject::start(&["injects", &target.pid().to_string(), "once"]);
+        let helper = loop {
+            match helper_of(injector.pid()) {
+                None if injector.child.try_wait().unwrap().is_none() => {}
+                found => break found,
+            }
+        };
+        std::thread::sleep(Duration::from_micros(round * 37 % 2000));
+        if let Some(helper) = helper.filter(|helper| kill(*helper, Signal::SIGSTOP).is_ok()) {
+            // What it has resumed has come to its next stop by then.
+            std::thread::sleep(Duration::from_millis(2));
+            if has_own_registers(target) {
+                open += usize::from(has_userfaultfd(&target.pid().to_string()));
+                killed += usize::from(kill(helper, Signal::SIGKILL).is_ok());
+            } else {
+                let _ = kill(helper, Signal::SIGCONT);
+            }
+        }
+        // It has been done again by another helper.
+        assert!(injector.child.wait().unwrap().success(), "{killed} killed, {open} with a userfaultfd open");
+        [&mut subject, &mut queue].into_iter().for_each(Subject::assert_runs);
     }
     assert_eq!(queue.signals(), before);
 }

@@ -36,6 +36,7 @@ pub fn main(arguments: &[&str]) {
         ["injects", pid] => loop {
             let _ = tranship_sys::writes::WriteWatch::inject(pid.parse().unwrap());
         },
+        ["injects", pid, "once"] => drop(tranship_sys::writes::WriteWatch::inject(pid.parse().unwrap()).unwrap()),
         _ => panic!("{arguments:?}"),
     }
 }
