@@ -178,6 +178,41 @@ fn a_destination_that_has_forgotten(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
+/// Writes a journal anew as an agent would that knows other outcomes of a move than ours: in lines without checksums.
+fn write_as_another_version(lab: &Lab, node: &str) -> Result<()> {
+    /// Of the numbers before each record.
+    const NUMBERS: usize = 36;
+    let path = journal(lab, node)?;
+    let text = fs::read(&path)?;
+    let lines = text.split(|byte| *byte == b'\n').filter_map(|line| line.get(NUMBERS..)).filter(|line| line[0] == b'{');
+    let records: Vec<_> = lines.map(|line| String::from_utf8_lossy(line).into_owned()).collect();
+    let (known, other) = ("\"outcome\":\"running\"", "\"outcome\":\"hovering\"");
+    let first = records.first().filter(|first| first.contains(known)).context("no outcome in the first record")?;
+    let all = [&[first.replace(known, other)], &records[1..]].concat();
+    fs::remove_file(path.with_extension("begin"))?;
+    Ok(fs::write(&path, all.join("\n") + "\n")?)
+}
+
+/// What the source's first record keeps is of a version that this agent does not know: that is said, and the destination's answer undoes it.
+fn a_record_of_another_version(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let client = run(lab, 86)?;
+    let moving = move_until_death(lab, "a", "source.transfer.after.die")?;
+    lab.kill_agent("b")?;
+    write_as_another_version(lab, "a")?;
+    let log = Log::mark(lab, "a")?;
+    lab.start_agent("a", &[])?;
+    wait_until("it to be told", PATIENCE, || Ok((!status(lab, "a")?.is_empty()).then_some(())))?;
+    let report = is_named(lab, "a", &log)?;
+    let error = report.error.unwrap_or_default();
+    ensure!(error.contains("an agent of another version has written it") && error.contains("hovering"), "{error}");
+    ensure!(!runs_on(lab)?.contains(&"a".to_owned()), "the original runs before the destination was asked");
+    lab.start_agent("b", &[])?;
+    wait_until("the original alone to run", PATIENCE, || Ok((runs_on(lab)? == ["a"]).then_some(())))?;
+    ensure!(!moving.end()?.success, "the move was undone");
+    ends_on(lab, "a", client)
+}
+
 /// Everything in the source's state directory is gone, and the destination is down: only the operator can say that the original, whose processes
 /// have a SIGSTOP waiting for them, goes on.
 fn a_lost_journal(stage: &mut Stage) -> Result<()> {
@@ -364,6 +399,7 @@ fn main() -> ExitCode {
         ("a_flipped_bit_before_the_decision", a_flipped_bit_before_the_decision),
         ("a_decision_that_is_damaged", a_decision_that_is_damaged),
         ("a_destination_that_has_forgotten", a_destination_that_has_forgotten),
+        ("a_record_of_another_version", a_record_of_another_version),
         ("a_lost_journal", a_lost_journal),
         ("both_are_damaged", both_are_damaged),
         ("an_engine_that_does_not_answer", an_engine_that_does_not_answer),

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use serde::Deserialize;
 use serde_json::Value;
 use tranship_api::{ErrorKind, Keep, RecoverRequest, ServiceError};
 use tranship_coordinator::damage::{
@@ -325,7 +326,7 @@ fn act_as_source(
     }
     let layout = Layout::new(&node.config.run_dir, &one.id);
     let mut records =
-        damage::source_records(&one.damaged, begin(one, first), verdict, layout.root().exists(), &failure);
+        damage::source_records(&one.damaged, begin(node, one, first), verdict, layout.root().exists(), &failure);
     let release = Record::step(SourceStep::Release);
     if let Some(records) = records.as_mut().filter(|records| !records.contains(&release))
         && verdict == SourceVerdict::Forward
@@ -358,7 +359,7 @@ fn act_as_destination(
     };
     let failure = Failure::new(format!("the journal was damaged ({}), and the copy did not run", one.damaged.damage));
     let has_directory = !is_tidied(node, one);
-    let records = damage::destination_records(&one.damaged, begin(one, first), verdict, has_directory, &failure);
+    let records = damage::destination_records(&one.damaged, begin(node, one, first), verdict, has_directory, &failure);
     mend(node, one, state, &records.unwrap_or_default(), phase)?;
     if verdict == DestinationVerdict::Run
         && let Response::Failed { message, .. } = peers::commit(node, &one.id)
@@ -368,8 +369,12 @@ fn act_as_destination(
     Ok(())
 }
 
-fn begin(one: &DamagedMove, first: &First) -> Record {
-    let First { side, container, peer, context } = first.clone();
+fn begin(node: &Node, one: &DamagedMove, first: &First) -> Record {
+    let First { side, container, peer, mut context } = first.clone();
+    // A source needs no more of it than what the rest of the record says, too.
+    if side == Side::Source && Report::deserialize(&context).is_err() {
+        context = serde_json::to_value(first_report(node, &one.id, first)).unwrap_or(context);
+    }
     Record::Begin { id: one.id.clone(), side, container, peer, context }
 }
 
@@ -381,6 +386,9 @@ fn mend(
     records: &[Record],
     phase: Phase,
 ) -> Result<(), Failure> {
+    if let Some(Record::Begin { side: Side::Destination, context, .. }) = records.first() {
+        Context::deserialize(context).map_err(|_| Failure::new(one.damaged.to_string()))?;
+    }
     let journal =
         Journal::replace(&one.damaged.path, records).map_err(|error| Failure::new(format!("{NOT_MENDED}: {error}")))?;
     tracing::warn!(id = %one.id, container = one.container(), ?phase, "a damaged journal is mended");

@@ -4,8 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use serde::Deserialize;
 use tranship_api::{ErrorKind, MoveRequest, ServiceError};
-use tranship_coordinator::{self as coordinator, Ending, Failure, Journal, Record};
+use tranship_coordinator::{self as coordinator, Damaged, Ending, Failure, Journal, Record};
 use tranship_sys::{schedule, threads};
 use tranship_types::{MigrationId, MoveOptions, NodeName, Outcome, Phase, Report, Side};
 
@@ -355,7 +356,10 @@ pub fn recover(node: &Arc<Node>) {
                 drop(journal);
                 damaged.push(Journal::lost_with(&path, &[]));
             }
-            Ok(found) => journals.push(found),
+            Ok((journal, records)) => match understood(&records) {
+                Ok(()) => journals.push((journal, records)),
+                Err(error) => damaged.push(Damaged::foreign(&path, records, error)),
+            },
             Err(found) => damaged.push(*found),
         }
     }
@@ -386,6 +390,15 @@ pub fn recover(node: &Arc<Node>) {
     }
     // Those that are whole have their containers by now.
     damaged.into_iter().for_each(|damaged| damaged::take_up(node, damaged));
+}
+
+/// Checks that what an agent, perhaps of another version, has kept in a journal is of a form that this one knows.
+fn understood(records: &[Record]) -> Result<(), serde_json::Error> {
+    match records.first() {
+        Some(Record::Begin { side: Side::Source, context, .. }) => Report::deserialize(context).map(drop),
+        Some(Record::Begin { side: Side::Destination, context, .. }) => Context::deserialize(context).map(drop),
+        _ => Ok(()),
+    }
 }
 
 /// Whether there is anything of the migration that a journal is named after.

@@ -195,7 +195,12 @@ fn ask(node: &Node, report: &Report) -> Result<Option<Holding>, ServiceError> {
 
 #[cfg(test)]
 mod tests {
+    use serde::Deserialize;
+    use tranship_coordinator::{Journal, Record};
+    use tranship_types::Side;
+
     use super::*;
+    use crate::arrivals::Context;
 
     #[test]
     fn a_word_is_taken_once_and_only_in_the_phase_in_which_it_was_said() {
@@ -207,5 +212,40 @@ mod tests {
         words.map().insert(id.clone(), word);
         assert_eq!(words.take(&id, Phase::Drain), None);
         assert_eq!(words.take(&id, Phase::Resume), None);
+    }
+
+    /// Journals of agents of wire version 7, whose lines have no checksums: `scripts/old-build`, `TRANSHIP_KEEP_JOURNALS` (tests/tests/skew.rs).
+    const OLD_JOURNALS: [(&str, &str, Record); 4] = [
+        ("source frozen", include_str!("recovery/old_journals/source-frozen.jsonl"), Record::Ready),
+        ("source committed", include_str!("recovery/old_journals/source-committed.jsonl"), Record::Commit),
+        ("destination ready", include_str!("recovery/old_journals/destination-ready.jsonl"), Record::Ready),
+        ("destination running", include_str!("recovery/old_journals/destination-running.jsonl"), Record::Running),
+    ];
+
+    #[test]
+    fn journals_of_older_agents_are_taken_up() {
+        let directory = tempfile::tempdir().unwrap();
+        for (name, text, decisive) in OLD_JOURNALS {
+            let path = directory.path().join("m-old00001.jsonl");
+            std::fs::write(&path, [text.as_bytes(), &[0; 16 << 10]].concat()).unwrap();
+            let (mut journal, records) = Journal::open(&path).unwrap();
+            assert_eq!(records.len(), text.lines().count(), "{name}");
+            assert_eq!(records.contains(&decisive), !name.ends_with("frozen"), "{name}");
+            let Some(Record::Begin { id, side, container, context, .. }) = records.first().cloned() else {
+                panic!("{name}: {records:?}")
+            };
+            assert_eq!((id.as_str(), container.as_str()), ("m-old00001", "app"), "{name}");
+            // What the agent needs of it to go on.
+            match side {
+                Side::Source => assert_eq!(Report::deserialize(&context).unwrap().container, "app", "{name}"),
+                Side::Destination => {
+                    let context = Context::deserialize(&context).unwrap();
+                    assert_eq!((context.offer.container.as_str(), context.offer.engine.as_str()), ("app", "runc"));
+                }
+            }
+            // It goes on in today's lines.
+            journal.append(&Record::Done).unwrap();
+            assert_eq!(Journal::read(&path).unwrap(), [records, vec![Record::Done]].concat(), "{name}");
+        }
     }
 }

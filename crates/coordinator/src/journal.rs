@@ -77,6 +77,12 @@ pub struct Damaged {
 }
 
 impl Damaged {
+    /// Of a whole journal, whose first record has a context that is not understood.
+    pub fn foreign(path: &Path, records: Vec<Record>, error: impl fmt::Display) -> Self {
+        let (begin, damage) = (records.first().cloned(), Damage::Foreign { error: error.to_string() });
+        Self { path: path.to_owned(), begin, records, damage, mentions_decision: false }
+    }
+
     /// Of a journal whose file could not be read at all.
     fn unread(path: &Path, damage: Damage) -> Self {
         let begin = first_record(&path.with_extension(FIRST));

@@ -55,6 +55,11 @@ pub enum Damage {
         /// Its number, from 1.
         record: u32,
     },
+    /// The file is whole, and what its first record keeps for the agent is not of a form that this version knows.
+    Foreign {
+        /// Why not.
+        error: String,
+    },
     /// The file is gone.
     Lost,
     /// The file cannot be read.
@@ -71,6 +76,10 @@ impl fmt::Display for Damage {
             Damage::OutOfSequence { record, found } => write!(f, "record {found} is in the place of record {record}"),
             Damage::CutOff { length, expected } => write!(f, "it was cut off at {length} of {expected} bytes"),
             Damage::TornDecision { record } => write!(f, "record {record}, which may be a decision, is incomplete"),
+            Damage::Foreign { error } => write!(
+                f,
+                "an agent of another version has written it ({error}); start that version until the migration has ended, or decide by hand"
+            ),
             Damage::Lost => f.write_str("its file is gone"),
             Damage::Unreadable { error } => write!(f, "it cannot be read: {error}"),
         }
