@@ -96,10 +96,20 @@ impl Lab {
     /// # Errors
     /// If it runs already, or does not answer within 10 s; the error has the end of its log.
     pub fn start_agent(&self, node: &str, environment: &[(&str, &str)]) -> Result<()> {
+        self.start_agent_of(Path::new("transhipd"), node, environment)
+    }
+
+    /// The same with another build's agent: `program` is where its `transhipd` is.
+    ///
+    /// # Errors
+    /// As [`start_agent`](Lab::start_agent).
+    pub fn start_agent_of(&self, program: &Path, node: &str, environment: &[(&str, &str)]) -> Result<()> {
         if let Some(pid) = self.agent_pid(node)? {
             return Err(LabError::Refused(format!("the agent of node {node} runs already (pid {pid})")));
         }
-        program::find_program("transhipd")?;
+        if !program.is_absolute() {
+            program::find_program("transhipd")?;
+        }
         let (socket, log) = (self.path(node, SOCKET)?, self.path(node, LOG)?);
         let directory = log.parent().unwrap_or(Path::new("/"));
         let mut builder = fs::DirBuilder::new();
@@ -108,7 +118,7 @@ impl Lab {
         let output = output.map_err(LabError::file("open", &log))?;
         let errors = output.try_clone().map_err(LabError::file("open", &log))?;
         let mut command = self.enter(node)?;
-        command.args(["setsid", "--fork", "transhipd"]).envs(environment.iter().copied());
+        command.args(["setsid", "--fork"]).arg(program).envs(environment.iter().copied());
         command.stdin(Stdio::null()).stdout(output).stderr(errors);
         command.status().map_err(LabError::start("nsenter"))?;
 
