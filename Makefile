@@ -1,5 +1,5 @@
 # The only commands one has to know. All need root on a Debian machine, but build and lint.
-.PHONY: demo test test-all test-engines test-trackers soak fuzz miri bench lint setup build clean
+.PHONY: demo test test-all test-engines test-trackers test-skew soak fuzz miri bench lint setup build clean
 
 # Moves a busy Redis between two nodes on this machine under a connected client, and shows what the client noticed.
 demo: setup build
@@ -11,12 +11,12 @@ JOBS ?= 2
 test: setup build
 	target/release/suites run --jobs $(JOBS) $(SUITES)
 
-# The same with every case of every matrix, all engines and all servers; then the trackers under an older kernel, and the soak.
-# An hour or two.
+# The same with every case of every matrix, all engines and all servers; then the trackers under an older kernel, an older agent, and the
+# soak. An hour or two.
 test-all: export TRANSHIP_ENGINES = all
 test-all: setup build
 	target/release/suites run --all --jobs $(JOBS) $(SUITES)
-	$(MAKE) --no-print-directory test-trackers soak
+	$(MAKE) --no-print-directory test-trackers test-skew soak
 
 # The suites of all engines besides runc, with their real daemons and programs; with what takes too long for `make test`.
 test-engines: export TRANSHIP_ENGINES = all
@@ -28,6 +28,13 @@ test-engines: setup build
 # first time.
 test-trackers:
 	scripts/test-trackers
+
+# An agent of an older commit at either end, and its journals, which today's agent takes over. Builds that agent first: minutes, of which the second
+# run takes none. test-skew [OLD=COMMIT]
+test-skew: setup build
+	begun=$$(date +%s); old=$$(scripts/old-build $(OLD)) && built=$$(date +%s) && \
+	TRANSHIP_OLD_BUILD=$$old cargo test --release -p tranship-e2e --test skew && \
+	echo "test-skew: $$((built - begun)) s to build the old agent, $$(($$(date +%s) - built)) s to test"
 
 # What takes long and is another run each time; SEED=N repeats one. Moves eight containers between three nodes MOVES times in all
 # kinds of ways at once, under kills and cancels; moves a program that tortures its memory under mishaps; plays the fault matrix in every mode, and
