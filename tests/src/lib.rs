@@ -25,6 +25,7 @@ mod dialogue;
 mod engines;
 mod guest;
 mod limits;
+mod lives;
 mod managed;
 mod moves;
 mod moving;
@@ -43,6 +44,7 @@ pub use dialogue::Dialogue;
 pub use engines::{CONTAINERD, DOCKER, PODMAN};
 pub use guest::{Guest, ZooLine};
 pub use limits::{limits, set_limit};
+pub use lives::Lives;
 pub use managed::{Dialect, Managed, Run};
 pub use moves::{
     Refusal, connection_alive, move_container, move_with, newest_group_report, refused_move, refused_move_with,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
-use tranship_lab::{Lab, report_of};
+use tranship_lab::{Lab, patience, report_of};
 use tranship_types::{Mode, Outcome, Report};
 
 use crate::agents::{restart_agent, send, state};
@@ -130,7 +130,7 @@ impl Moving {
     /// # Errors
     /// If it does not within a minute, or `tranship` does not print what it must.
     pub fn end(self) -> Result<Ended> {
-        self.end_within(MOVE_LIMIT)
+        self.end_within(patience(MOVE_LIMIT))
     }
 
     /// The same with another limit, from the beginning of the move.

@@ -1,5 +1,5 @@
 //! The soak: three nodes, eight containers, and moves of all kinds at once, while processes of ours are killed and
-//! moves cancelled at moments drawn by a seed. At most one copy of each container runs, none is lost, no connection is
+//! moves cancelled at moments drawn by a seed. At most one copy of each container ever runs, none is lost, no connection is
 //! lost, every command returns, and nothing is left behind.
 //!
 //! `TRANSHIP_MOVES=500` asks for so many moves, `TRANSHIP_SEED=7` repeats a run as far as time can be repeated.
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
 use tranship_e2e::{
-    Ended, MODES, Moving, Stage, asked, connection_alive, is_gone, processes, quiet, remove, scenarios, send,
+    Ended, Lives, MODES, Moving, Stage, asked, connection_alive, is_gone, processes, quiet, remove, scenarios, send,
     wait_until,
 };
-use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, UpOptions, redis_command};
+use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, UpOptions, patience};
 use tranship_types::{Mode, Outcome};
 
 const MOVES: usize = 10;
@@ -27,6 +27,8 @@ const KEYS: u64 = 2000;
 const SPREAD_MS: u64 = 900;
 /// For how long an agent is not there.
 const OUTAGE_MS: u64 = 800;
+/// For how long a move may freeze by default.
+const FREEZE: Duration = Duration::from_secs(10);
 /// How long the end of a move may take when its command has returned.
 const OVER: Duration = Duration::from_secs(20);
 
@@ -98,6 +100,11 @@ struct Round {
     outage: Duration,
 }
 
+/// For how long a container may be frozen: longer than by default where the machine has other work.
+fn freeze_limit() -> String {
+    format!("{}s", patience(FREEZE).as_secs())
+}
+
 fn draw(chance: &mut Chance, members: &[Member], number: usize) -> Round {
     let wish = |chance: &mut Chance, member: usize| {
         let from = members[member].at;
@@ -138,13 +145,15 @@ fn draw(chance: &mut Chance, members: &[Member], number: usize) -> Round {
 }
 
 impl Round {
-    fn play(&self, lab: &Lab, members: &mut [Member]) -> Result<String> {
+    fn play(&self, lab: &Lab, lives: &Lives, members: &mut [Member]) -> Result<String> {
         let begun = Instant::now();
         let mut moves = Vec::new();
         for wish in &self.wishes {
-            let options: &[&str] = if wish.slow { &["--bandwidth", "20mbit", "--compress", "off"] } else { &[] };
+            let limit = freeze_limit();
+            let slow: &[&str] = if wish.slow { &["--bandwidth", "20mbit", "--compress", "off"] } else { &[] };
+            let options = [&["--freeze-timeout", &limit], slow].concat();
             let name = &members[wish.member].name;
-            moves.push((*wish, Moving::begin_with(lab, name, wish.from, wish.to, wish.mode, options)?));
+            moves.push((*wish, Moving::begin_with(lab, name, wish.from, wish.to, wish.mode, &options)?));
         }
         // The passing of time is what this is about.
         while begun.elapsed() < self.after && moves[0].1.goes_on()? {
@@ -152,7 +161,8 @@ impl Round {
         }
         if let Some(more) = self.befall(lab, members, &mut moves[0].1)? {
             let name = &members[more.member].name;
-            moves.push((more, Moving::begin(lab, name, more.from, more.to, more.mode)?));
+            let limit = ["--freeze-timeout", &freeze_limit()];
+            moves.push((more, Moving::begin_with(lab, name, more.from, more.to, more.mode, &limit)?));
         }
         let mut ended = Vec::new();
         for (wish, moving) in moves {
@@ -172,7 +182,8 @@ impl Round {
                 let text = lab.check(more.from, &["tranship", "status", "--json"])?;
                 Ok((!text.contains(&format!("\"{name}\""))).then_some(()))
             })?;
-            let again = Moving::begin(lab, name, more.from, more.to, more.mode)?.end()?;
+            let limit = ["--freeze-timeout", &freeze_limit()];
+            let again = Moving::begin_with(lab, name, more.from, more.to, more.mode, &limit)?.end()?;
             ensure!(again.success, "{more:?}: {}", again.error());
             let more = *more;
             ended.push((more, again));
@@ -183,6 +194,7 @@ impl Round {
         for number in involved {
             let own: Vec<_> = ended.iter().filter(|(wish, _)| wish.member == number).collect();
             told.push(self.check(lab, &mut members[number], &own)?);
+            lives.check(&number.to_string()).with_context(|| members[number].name.clone())?;
         }
         Ok(format!("{} in {:.1} s", told.join(", "), begun.elapsed().as_secs_f64()))
     }
@@ -255,10 +267,10 @@ impl Round {
     }
 }
 
-fn start(lab: &Lab, number: usize) -> Result<Member> {
+fn start(lab: &Lab, lives: &Lives, number: usize) -> Result<Member> {
     let (name, ip) = (format!("soak-{number}"), Ipv4Addr::new(10, 77, 0, 110 + number as u8));
     let at = NODES[number % NODES.len()];
-    lab.run(at, &name, &RunOptions::new(ip, redis_command()))?;
+    lab.run(at, &name, &RunOptions::new(ip, lives.redis(&number.to_string())))?;
     let mut redis = Redis::connect(lab, ip, Duration::from_secs(10))?;
     redis.populate(KEYS, "key", 100)?;
     let truth = redis.verify_without("counter")?;
@@ -275,7 +287,8 @@ fn moves_of_all_kinds_under_kills_and_cancels(stage: &mut Stage) -> Result<()> {
     let options = UpOptions { nodes: NODES.len(), wait: Duration::from_secs(60), ..UpOptions::default() };
     stage.lab = Lab::up(&options)?;
     let lab = &stage.lab;
-    let mut members: Vec<_> = (0..CROWD).map(|number| start(lab, number)).collect::<Result<_>>()?;
+    let lives = Lives::watch()?;
+    let mut members: Vec<_> = (0..CROWD).map(|number| start(lab, &lives, number)).collect::<Result<_>>()?;
     let (mut chance, mut done, mut number) = (Chance(seed), 0, 0);
     eprintln!("TRANSHIP_SEED={seed} TRANSHIP_MOVES={wanted}");
     while done < wanted {
@@ -285,10 +298,13 @@ fn moves_of_all_kinds_under_kills_and_cancels(stage: &mut Stage) -> Result<()> {
             "round {number}, move {done} of {wanted}: {}, {:?} after {:?}",
             round.kind, round.mishap, round.after
         );
-        let how = round.play(lab, &mut members).with_context(|| format!("{what}; {round:?}; TRANSHIP_SEED={seed}"))?;
+        let how = round
+            .play(lab, &lives, &mut members)
+            .with_context(|| format!("{what}; {round:?}; TRANSHIP_SEED={seed}"))?;
         eprintln!("{what}: {how}");
     }
-    for mut member in members {
+    for (number, mut member) in members.into_iter().enumerate() {
+        lives.check(&number.to_string()).with_context(|| member.name.clone())?;
         ensure!(quiet(lab, &member.name)? == member.at, "{} is not on {}", member.name, member.at);
         member.counter.pause()?;
         let now = member.redis.verify_without("counter").context("on the connection that was idle")?;

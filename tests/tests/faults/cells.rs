@@ -132,6 +132,6 @@ pub const KILLED_AFTER_RESTART: [Cell; 11] = [
     cell("destination.commit.before", What::Restarted(&["front", "criu"]), D, Mode::Hybrid, Until::Ended, Some(D)),
     cell("destination.commit.before", What::Restarted(&["pager"]), D, Mode::Postcopy, Until::Ended, Some(D)),
     cell("destination.commit.before", What::Restarted(&["keeper"]), D, Mode::Postcopy, Until::Ended, Some(D)),
-    cell("destination.resume.after", What::Restarted(&["keeper"]), D, Mode::Hybrid, Until::Ended, Some(D)),
+    cell("destination.resume.after", What::Restarted(&["keeper"]), D, Mode::Postcopy, Until::Ended, Some(D)),
     cell("destination.resume.after", What::Restarted(&["pager"]), D, Mode::Postcopy, Until::Ended, Some(D)),
 ];

@@ -99,7 +99,10 @@ impl Cell {
         restart_agent(lab, held, &format!("{}.{}", self.place, if dies { "die" } else { "hold" }))?;
         let agent = lab.agent_pid(held)?.context("the agent has just been started")?;
         let log = Log::mark(lab, &from)?;
-        let moving = Moving::begin_with(lab, play.name(), &from, &to, self.mode, &["--freeze-timeout", "3s"])?;
+        // Where every page has come there is nothing left to be killed.
+        let slow: &[&str] = if dies { &["--bandwidth", "20mbit", "--compress", "off"] } else { &[] };
+        let options = [&["--freeze-timeout", "3s"], slow].concat();
+        let moving = Moving::begin_with(lab, play.name(), &from, &to, self.mode, &options)?;
         let ended = if let What::Restarted(kinds) = self.what {
             wait_until("the agent to die", SOON, || Ok(is_gone(agent).then_some(())))?;
             self.restart_and_kill(lab, here, there, kinds)?;

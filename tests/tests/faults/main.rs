@@ -8,9 +8,11 @@
 mod cases;
 mod cells;
 mod conditions;
+mod injectors;
 mod kills;
 mod lacking;
 mod links;
+mod planted;
 mod play;
 mod tls;
 
@@ -186,6 +188,14 @@ fn agents_that_lack_something(stage: &mut Stage) -> Result<()> {
     run_all(stage, &lacking::CASES.iter().map(trial).collect::<Vec<_>>())
 }
 
+fn processes_that_inject(stage: &mut Stage) -> Result<()> {
+    let trial = |case: &'static injectors::Case| Trial {
+        name: case.name(),
+        run: Box::new(move |lab, play| case.play(lab, play)),
+    };
+    run_all(stage, &injectors::CASES.iter().map(trial).collect::<Vec<_>>())
+}
+
 fn links_that_go_down(stage: &mut Stage) -> Result<()> {
     let trial = |(number, cut): (usize, &'static links::Cut)| {
         let mode = MODES[number % MODES.len()];
@@ -280,10 +290,12 @@ fn some_faults_under_docker(stage: &mut Stage) -> Result<()> {
 
 fn main() -> ExitCode {
     let mut all: Vec<(&str, Scenario)> = vec![
+        ("two_lives_at_a_time_are_found", planted::two_lives_at_a_time_are_found),
         ("every_fault_of_the_source", faults_of_the_source),
         ("every_fault_of_the_destination", faults_of_the_destination),
         ("panics_of_both_sides", panics_of_both_sides),
         ("agents_that_lack_something", agents_that_lack_something),
+        ("processes_that_inject", processes_that_inject),
         ("links_that_go_down", links_that_go_down),
         ("tls_processes_that_die", tls_processes_that_die),
         ("packets_lost_in_one_direction", packets_lost_in_one_direction),

@@ -5,12 +5,14 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tranship_e2e::{Ended, Managed, connection_alive, move_container, quiet, quiet_under, remove};
-use tranship_lab::{CLIENT, CounterClient, Lab, REDIS_PORT, Redis, RunOptions, redis_command};
+use tranship_e2e::{Ended, Lives, Managed, connection_alive, move_container, quiet, quiet_under, remove};
+use tranship_lab::{CLIENT, CounterClient, Lab, REDIS_PORT, Redis, RunOptions};
 use tranship_types::Side;
 
 pub const NAME: &str = "redis";
 const IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 10);
+/// What its program is called in the trace.
+const PROGRAM: &str = "one";
 const KEYS: u64 = 500;
 const COUNTER: &str = "counter";
 
@@ -18,6 +20,8 @@ const COUNTER: &str = "counter";
 pub struct Play {
     /// Whose it is; runc's where there is none.
     engine: Option<&'static Managed>,
+    /// Of its copies.
+    pub lives: Lives,
     redis: Redis,
     counter: CounterClient,
     /// Number of keys, and their checksum.
@@ -30,11 +34,13 @@ impl Play {
     pub fn begin(lab: &Lab, engine: Option<&'static Managed>) -> Result<Self> {
         // The last play's container had the same address, and another MAC.
         lab.check(CLIENT, &["ip", "neigh", "flush", "all"])?;
+        let lives = Lives::watch()?;
+        let command = lives.redis(PROGRAM);
         match engine {
-            None => lab.run("a", NAME, &RunOptions::new(IP, redis_command()))?,
+            None => lab.run("a", NAME, &RunOptions::new(IP, command))?,
             Some(engine) => {
                 (engine.prepare)(lab)?;
-                (engine.run)(lab, "a", engine.name, IP, engine.image, &[], &redis_command())?;
+                (engine.run)(lab, "a", engine.name, IP, engine.image, &[], &command)?;
             }
         }
         let mut redis = Redis::connect(lab, IP, Duration::from_secs(10))?;
@@ -43,7 +49,7 @@ impl Play {
         counter.pause()?;
         let truth = redis.verify_without(COUNTER)?;
         counter.resume()?;
-        Ok(Self { engine, redis, counter, truth, at: "a".to_owned() })
+        Ok(Self { engine, lives, redis, counter, truth, at: "a".to_owned() })
     }
 
     /// What it is called.
@@ -81,6 +87,7 @@ impl Play {
         let now = self.redis.verify_without(COUNTER).context("on the connection that was idle")?;
         self.counter.resume()?;
         ensure!(now == self.truth, "keys and checksum were {:?} and are {now:?}", self.truth);
+        self.lived_once()?;
         ended.fits(&from, &to, &at)?;
         if let Some(side) = ends_on {
             let wanted = if side == Side::Source { &from } else { &to };
@@ -92,6 +99,11 @@ impl Play {
         }
         self.at = at;
         self.second_move(lab)
+    }
+
+    /// Checks that no two copies ever ran at the same time.
+    pub fn lived_once(&self) -> Result<()> {
+        self.lives.check(PROGRAM)
     }
 
     fn second_move(&mut self, lab: &Lab) -> Result<()> {
