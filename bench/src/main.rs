@@ -11,6 +11,7 @@
 
 mod chart;
 mod course;
+mod crowd;
 mod curve;
 mod gantt;
 mod goal;
@@ -71,7 +72,7 @@ struct Arguments {
     /// Runs of what Tranship is compared with; default: as many as of Tranship, but at most the suite's own number
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     peer_runs: Option<u32>,
-    /// Only systems whose name begins so: tranship, runc+criu, docker's own, podman's own, containerd's own, unmoved, tracked (then there may be nothing to compare with)
+    /// Only systems whose name begins so: tranship, runc+criu, docker's own, podman's own, containerd's own, at once, one by one, unmoved, tracked (then there may be nothing to compare with)
     #[arg(long, value_name = "SYSTEM-PREFIX", default_value = "")]
     system: String,
     /// Only links of this rate, as the results have it: 1gbit, or unshaped
@@ -165,7 +166,7 @@ fn chosen(suite: &'static Suite, arguments: &Arguments) -> Result<Vec<(&'static 
     let chosen: Vec<_> = cases.into_iter().map(of_case).filter(|(_, systems)| !systems.is_empty()).collect();
     if chosen.is_empty() {
         bail!(
-            "no system {:?}… takes part there; there are tranship, runc+criu, docker's own, podman's own, containerd's own, unmoved and tracked",
+            "no system {:?}… takes part there; there are tranship, runc+criu, docker's own, podman's own, containerd's own, at once, one by one, unmoved and tracked",
             arguments.system
         );
     }

@@ -10,9 +10,10 @@ use tranship_lab::{Lab, Rate, UpOptions, report_of};
 use tranship_types::{Mode, Outcome, Report};
 use tranship_workloads::traffic::Course;
 
+use crate::crowd::Crowd;
 use crate::machine::{self, megabytes};
 use crate::peer::Recipe;
-use crate::suite::{Case, System};
+use crate::suite::{Case, Load, System};
 use crate::timeline::{REST, Slice, slices};
 use crate::watch::{Watch, Wire};
 use crate::workload::Workload;
@@ -150,10 +151,23 @@ impl Stand {
                 Sample { figures: tracking::measure(way[0], NAME, &mut *self.workload)?, ..Sample::default() }
             }
             System::Tranship(mode) | System::Managed(_, mode) => {
-                let mut sample = self.across(|lab| tranship(lab, way, mode, limit))?;
+                let mut sample = self.across(|lab| tranship(lab, NAME, way, mode, limit))?;
                 if let Some(report) = &sample.report {
                     sample.figures.extend(told(report, link));
                 }
+                sample
+            }
+            System::AtOnce(mode) | System::OneByOne(mode) => {
+                let at_once = matches!(self.system, System::AtOnce(_));
+                let Load::Crowd { containers, .. } = case.load else { bail!("{:?} is no crowd", case.load) };
+                let crowd = Crowd { name: NAME, containers, at_once };
+                let mut median = 0.0;
+                let mut sample = self.across(|lab| {
+                    let (moved, of_all) = crowd.perform(lab, way, mode, limit)?;
+                    median = of_all;
+                    Ok(moved)
+                })?;
+                sample.figures.push(("blackout_median_ms", median));
                 sample
             }
             System::Peer => {
@@ -224,8 +238,9 @@ fn seen(moved: &Moved, client: &Figures) -> Figures {
     figures
 }
 
-fn tranship(lab: &Lab, [source, destination]: [&str; 2], mode: Mode, limit: Duration) -> Result<Moved> {
-    let mut command = lab.move_command(source, NAME, destination)?;
+/// Moves a container by `tranship move`.
+pub fn tranship(lab: &Lab, name: &str, [source, destination]: [&str; 2], mode: Mode, limit: Duration) -> Result<Moved> {
+    let mut command = lab.move_command(source, name, destination)?;
     command.args(["--mode", &mode.to_string()]).stderr(Stdio::piped());
     let begin = Instant::now();
     let output = program::run(command, limit)?;

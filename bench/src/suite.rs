@@ -70,6 +70,13 @@ pub enum Load {
         /// What else is done to it.
         sets: Sets,
     },
+    /// So many of those, each in a container of its own.
+    Crowd {
+        /// How many.
+        containers: u8,
+        /// How many keys each has.
+        keys: u64,
+    },
     /// A memory of pages that do not compress.
     Writer {
         /// Its size in bytes.
@@ -140,6 +147,7 @@ impl Load {
     pub fn memory(&self) -> u64 {
         match *self {
             Load::Redis { keys, .. } => keys * 200,
+            Load::Crowd { containers, keys } => u64::from(containers) * (keys * 200 + 10_000_000),
             Load::Writer { bytes, .. } => bytes,
             Load::Stencil { .. } => 200_000_000,
             Load::Postgres { shared_mib, scale } => (u64::from(shared_mib) << 20) + u64::from(scale) * 16_000_000,
@@ -154,7 +162,8 @@ impl Load {
     pub fn lasts(&self) -> bool {
         match self {
             Load::Redis { sets, .. } => *sets == Sets::Idle,
-            Load::Writer { .. }
+            Load::Crowd { .. }
+            | Load::Writer { .. }
             | Load::Volume { .. }
             | Load::Tree { .. }
             | Load::Busybox
@@ -177,6 +186,10 @@ pub enum System {
     Own(EngineName),
     /// It is left alone, to compare with.
     Unmoved,
+    /// `tranship move` in this mode of all its containers at the same time.
+    AtOnce(Mode),
+    /// The same of one after the other.
+    OneByOne(Mode),
     /// Its writes are tracked in some stretches of time and not in others; it is not moved.
     Tracked,
 }
@@ -193,6 +206,8 @@ impl System {
             Self::Own(EngineName::Docker) => "docker's own",
             Self::Own(EngineName::Podman) => "podman's own",
             Self::Own(EngineName::Containerd) => "containerd's own",
+            Self::AtOnce(_) => "at once",
+            Self::OneByOne(_) => "one by one",
             Self::Unmoved => "unmoved",
             Self::Tracked => "tracked",
         }
@@ -201,7 +216,9 @@ impl System {
     /// How memory moves, as the results have it.
     pub fn mode(&self) -> Option<String> {
         match self {
-            Self::Tranship(mode) | Self::Managed(_, mode) => Some(mode.to_string()),
+            Self::Tranship(mode) | Self::Managed(_, mode) | Self::AtOnce(mode) | Self::OneByOne(mode) => {
+                Some(mode.to_string())
+            }
             Self::Peer | Self::Own(_) => Some(Mode::Cold.to_string()),
             Self::Unmoved | Self::Tracked => None,
         }
@@ -212,6 +229,8 @@ impl System {
         match (self, mode) {
             (Self::Tranship(_), Some(mode)) => Self::Tranship(mode),
             (Self::Managed(engine, _), Some(mode)) => Self::Managed(engine, mode),
+            (Self::AtOnce(_), Some(mode)) => Self::AtOnce(mode),
+            (Self::OneByOne(_), Some(mode)) => Self::OneByOne(mode),
             _ => self,
         }
     }
@@ -219,7 +238,7 @@ impl System {
     /// How memory moves, where Tranship moves it.
     pub fn tranship(self) -> Option<Mode> {
         match self {
-            Self::Tranship(mode) | Self::Managed(_, mode) => Some(mode),
+            Self::Tranship(mode) | Self::Managed(_, mode) | Self::AtOnce(mode) | Self::OneByOne(mode) => Some(mode),
             Self::Peer | Self::Own(_) | Self::Unmoved | Self::Tracked => None,
         }
     }
@@ -228,14 +247,16 @@ impl System {
     pub fn engine(self) -> EngineName {
         match self {
             Self::Managed(engine, _) | Self::Own(engine) => engine,
-            Self::Tranship(_) | Self::Peer | Self::Unmoved | Self::Tracked => EngineName::Runc,
+            Self::Tranship(_) | Self::AtOnce(_) | Self::OneByOne(_) | Self::Peer | Self::Unmoved | Self::Tracked => {
+                EngineName::Runc
+            }
         }
     }
 
     /// Whether what it has moved can be moved back.
     pub fn returns(self) -> bool {
         match self {
-            Self::Tranship(_) | Self::Managed(..) | Self::Peer => true,
+            Self::Tranship(_) | Self::Managed(..) | Self::AtOnce(_) | Self::OneByOne(_) | Self::Peer => true,
             // What is the engine's own leaves a container of the same name behind.
             Self::Own(_) | Self::Unmoved | Self::Tracked => false,
         }

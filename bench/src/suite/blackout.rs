@@ -9,6 +9,8 @@ const SYSTEMS: &[System] = &[System::Tranship(Mode::Auto), System::Peer];
 const REDIS: Load = Load::Redis { keys: 5_250_000, sets: Sets::Idle };
 /// With their parent 64 processes, and about 1000 descriptors.
 const TREE: Load = Load::Tree { children: 63, threads: 8, descriptors: 16 };
+/// About 12 MB each.
+const CROWD: Load = Load::Crowd { containers: 8, keys: 10_000 };
 const PROCESSES: f64 = 64.0;
 
 const fn case(workload: &'static str, load: Load, loaded: bool) -> Case {
@@ -25,6 +27,10 @@ pub const SUITE: Suite = Suite {
         case("tree-64", TREE, false),
         case("busybox", Load::Busybox, false),
         case("redis-1g-loaded", REDIS, true),
+        Case {
+            systems: &[System::OneByOne(Mode::Auto), System::AtOnce(Mode::Auto)],
+            ..case("redis-8-at-once", CROWD, false)
+        },
     ],
     goals,
 };
@@ -54,6 +60,11 @@ fn goals(rows: &[Row]) -> Vec<Goal> {
         // What the two limits above leave for each of them.
         goals.push(Goal::at_most("blackout for each further process of eight threads", each, 3.0, Unit::Milliseconds));
     }
+    let of_crowd = |system: &str| find("redis-8-at-once", system)?.blackout_quantile(0.5);
+    if let (Some(together), Some(alone)) = (of_crowd("at once"), of_crowd("one by one")) {
+        let what = "longest blackout of eight at once over that of one by one";
+        goals.push(Goal::at_most(what, together / alone, 2.0, Unit::Times));
+    }
     let own = rows.iter().filter(|row| row.system().name() == "tranship");
     let rest = own.filter_map(|row| Some(row.quantity("unaccounted_ms")?.median)).reduce(f64::max);
     goals.extend(rest.map(|ms| Goal::at_most("blackout that no part accounts for", ms, 1.0, Unit::Milliseconds)));
@@ -80,5 +91,7 @@ mod tests {
         // p50, p99, busybox, against the peer's, unaccounted.
         assert_eq!(met, [true, false, true, true, true]);
         assert!(goals(&[]).is_empty());
+        let rows = [row("redis-8-at-once", 0, &[40.0]), row("redis-8-at-once", 1, &[90.0])];
+        assert_eq!(goals(&rows).iter().map(Goal::is_met).collect::<Vec<_>>(), [false]);
     }
 }

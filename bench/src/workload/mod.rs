@@ -1,5 +1,6 @@
 //! What runs in the container that is moved, with the client that is connected to it.
 
+mod crowd;
 mod idle;
 mod iperf;
 mod postgres;
@@ -66,6 +67,7 @@ pub fn start(lab: &Lab, node: &str, name: &str, (load, engine): (&Load, EngineNa
     }
     Ok(match *load {
         Load::Redis { keys, sets } => Box::new(redis::RedisLoad::start(lab, node, name, engine, keys, sets)?),
+        Load::Crowd { containers, keys } => Box::new(crowd::CrowdLoad::start(lab, node, name, containers, keys)?),
         Load::Writer { bytes, rate } => Box::new(writer::WriterLoad::start(lab, node, name, bytes, rate)?),
         Load::Volume { bytes, rate } => Box::new(writer::WriterLoad::start_in_volume(lab, node, name, bytes, rate)?),
         Load::Stencil { iterations } => Box::new(stencil::StencilLoad::start(lab, node, name, iterations)?),

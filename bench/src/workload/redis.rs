@@ -1,9 +1,12 @@
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
 use anyhow::{Result, bail};
 use tranship_lab::{Lab, Redis, RunOptions, redis_command};
 use tranship_types::EngineName;
 
 use super::setter::Setter;
-use super::witness::{COUNTER, Witness};
+use super::witness::{COUNTER, INTERVAL, Witness};
 use super::{ADDRESS, LIMIT, Workload};
 use crate::run::Figures;
 use crate::suite::Sets;
@@ -28,7 +31,23 @@ impl RedisLoad {
     /// Starts and fills it, in a container of this engine.
     pub fn start(lab: &Lab, node: &str, name: &str, engine: EngineName, keys: u64, sets: Sets) -> Result<Self> {
         run(lab, node, name, engine)?;
-        let mut redis = Redis::connect(lab, ADDRESS, LIMIT)?;
+        Self::fill(lab, (ADDRESS, INTERVAL), keys, sets)
+    }
+
+    /// Starts and fills an idle one with this address, in a container of runc's, which its client asks so often.
+    pub fn start_at(
+        lab: &Lab,
+        node: &str,
+        name: &str,
+        (address, interval): (Ipv4Addr, Duration),
+        keys: u64,
+    ) -> Result<Self> {
+        lab.run(node, name, &RunOptions::new(address, redis_command()))?;
+        Self::fill(lab, (address, interval), keys, Sets::Idle)
+    }
+
+    fn fill(lab: &Lab, (address, interval): (Ipv4Addr, Duration), keys: u64, sets: Sets) -> Result<Self> {
+        let mut redis = Redis::connect(lab, address, LIMIT)?;
         redis.populate(keys, "key", VALUE_BYTES)?;
         let found = redis.keys()?;
         if found != keys {
@@ -42,7 +61,7 @@ impl RedisLoad {
         // What changes has no digest; the client that changes it knows what must be there.
         let digest = rate.is_none().then(|| redis.digest()).transpose()?;
         let resident_bytes = redis.resident_bytes()?;
-        let client = Witness::start(lab)?;
+        let client = Witness::start_at(lab, address, interval)?;
         let setter = rate.map(|rate| Setter::start(lab, keys, rate)).transpose()?;
         Ok(Self { redis, client, setter, keys, digest, resident_bytes })
     }

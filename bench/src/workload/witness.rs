@@ -1,3 +1,4 @@
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -8,7 +9,8 @@ use crate::run::Figures;
 
 /// The key that it counts in.
 pub const COUNTER: &str = "counter";
-const INTERVAL: Duration = Duration::from_micros(500);
+/// How often it asks, where there is one of it.
+pub const INTERVAL: Duration = Duration::from_micros(500);
 /// Replies before the move, so that the connection is in its stride.
 const BEFORE: u64 = 1000;
 /// Replies after it, so that a second gap right after the first is seen.
@@ -20,7 +22,12 @@ pub struct Witness(CounterClient);
 impl Witness {
     /// Connects.
     pub fn start(lab: &Lab) -> Result<Self> {
-        Ok(Self(CounterClient::start(lab, (ADDRESS, REDIS_PORT).into(), COUNTER, INTERVAL)?))
+        Self::start_at(lab, ADDRESS, INTERVAL)
+    }
+
+    /// Connects to the Redis at this address, and asks it so often.
+    pub fn start_at(lab: &Lab, address: Ipv4Addr, interval: Duration) -> Result<Self> {
+        Ok(Self(CounterClient::start(lab, (address, REDIS_PORT).into(), COUNTER, interval)?))
     }
 
     /// Begins the stretch of time in which gaps count.
