@@ -185,7 +185,9 @@ fn agent(arguments: &Arguments) -> anyhow::Result<()> {
     tranship_sys::process::protect_secrets();
     let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
     let filter = EnvFilter::try_from_env("TRANSHIP_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(terminal).init();
+    // A log that cannot be written, as on a full disk, would be told to stderr as well, which panics where that is the same file.
+    let log = tracing_subscriber::fmt().log_internal_errors(false);
+    log.with_env_filter(filter).with_writer(std::io::stderr).with_ansi(terminal).init();
     let manager = Arc::new(Manager::take());
 
     if !tranship_sys::reserve::fill() {
