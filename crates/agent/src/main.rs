@@ -59,6 +59,7 @@ mod unread;
 mod wrapper;
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -105,7 +106,7 @@ fn main() -> ExitCode {
     match done {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
         Err(error) => {
-            eprintln!("transhipd: {}", node::sentence(error.as_ref()));
+            let _ = writeln!(std::io::stderr(), "transhipd: {}", node::sentence(error.as_ref()));
             ExitCode::FAILURE
         }
     }

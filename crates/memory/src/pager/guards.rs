@@ -32,7 +32,7 @@ impl Guards {
         let Some(log) = log.filter(|_| self.running.is_none()) else { return };
         match log.reader().and_then(|reader| Ok((reader, log.begin()?))) {
             Ok(running) => self.running = Some(running),
-            Err(error) => eprintln!("transhipd pager: guard pages are not seen: {error}"),
+            Err(error) => super::log(format_args!("guard pages are not seen: {error}")),
         }
     }
 

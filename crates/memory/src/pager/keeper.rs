@@ -105,7 +105,7 @@ fn serve(context: &Context) -> ! {
     match pager.take_over().and_then(|()| pager.serve()) {
         Ok(()) => context.journal.end(),
         Err(error) => {
-            eprintln!("transhipd pager: {error}; another one takes over");
+            super::log(format_args!("{error}; another one takes over"));
             std::process::exit(1);
         }
     }

@@ -24,6 +24,8 @@
 //! When a pager ends before its time (it panics, cannot go on, or is killed), a keeper has its userfaultfds open, so that no task reads zeros where there was
 //! content, and starts another pager, which takes over what the first one knew.
 
+use std::io::Write;
+
 mod around;
 mod control;
 #[doc(hidden)]
@@ -51,3 +53,8 @@ pub const DRAINED_FILE: &str = "drained.json";
 /// Name of the table of shared memory that the pager keeps in a migration's directory, for the library that is preloaded
 /// into criu. A line is `KEY file|segment PATH`: the object's name in criu's images, and the file with its content.
 pub const SHARED_TABLE: &str = "shared";
+
+/// Writes a line to the log. One that cannot be written, as on a full disk, is lost: `eprintln` would panic.
+fn log(line: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stderr(), "transhipd pager: {line}");
+}

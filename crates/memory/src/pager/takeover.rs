@@ -58,7 +58,7 @@ impl Pager<'_> {
         if !any {
             return Ok(());
         }
-        eprintln!("transhipd pager: takes over from one that was killed, with {} address spaces", self.served.len());
+        super::log(format_args!("takes over from one that was killed, with {} address spaces", self.served.len()));
         self.adopt(subscribed)?;
         self.objects.outdated = true;
         self.write_table();
