@@ -11,4 +11,4 @@ static CHOSEN: LazyLock<&Target> = LazyLock::new(|| {
     TARGETS.iter().find(|(known, _)| *known == name).unwrap_or_else(|| panic!("TARGET={name} is none of the targets"))
 });
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| run(*CHOSEN, data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| run(**CHOSEN, data));

@@ -116,3 +116,27 @@ pub fn waits(text: &str) -> HashMap<u32, (i64, u64)> {
     };
     text.lines().filter_map(wait).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_and_rows_are_read_and_parts_of_them_are_left_out() {
+        let record = |head: u64, start: u64, end: u64| [head, start, end].map(u64::to_le_bytes).concat();
+        let bytes = [record(812, 0x1000, 0x9000), record(1 << 32, 8, 77), vec![1; 23]].concat();
+        let table = Table::read(&bytes);
+        let [Hidden { pid: 812, start: 0x1000, end: 0x9000 }] = *table.ranges else { panic!("{table:?}") };
+        assert_eq!(table.objects, [(8, 77)]);
+
+        let objects = shared_objects("5 file /a b\n6 segment /c\n7 other /d\nx file /e\n8 file\n");
+        assert_eq!(objects, [(5, false, "/a b"), (6, true, "/c")]);
+        assert_eq!(waits("812 7 35 1 50 15\n813 8 202 0 7\n"), HashMap::from([(7, (35, 15))]));
+        assert_eq!((key_of(b"pagemap-shmem-12.img"), key_of(b"pagemap-12.img")), (Some(12), None));
+        let smaps = "007f00-7f10 rw-p 0 00:00 0 \nSize: 4 kB\n7f10-7f20 r--p 0 08:01 5 /x\n";
+        assert_eq!(without_file(smaps), HashSet::from(["7f00-7f10".to_owned()]));
+        let set = "tfd:        5 events: 19 data: 5  pos:0 ino:2f sdev:8\ntfd: 5 events: 19 data: 5 pos:0 ino:30 sdev:100002\n";
+        let files = [((5, 0), (0, 8, 0x2f)), ((5, 1), (1, 2, 0x30))];
+        assert_eq!(watched_files(set), HashMap::from(files));
+    }
+}
