@@ -62,7 +62,7 @@ impl Message<'_> {
             if code == 0 {
                 return Ok(());
             }
-            Err(Refusal { errno: Errno::from_raw(-code), explanation: self.explanation() })
+            Err(Refusal { errno: Errno::from_raw(code.wrapping_neg()), explanation: self.explanation() })
         })
     }
 
@@ -151,6 +151,14 @@ mod tests {
                 prop_assert_eq!(Pieces(message.payload).count(), Attributes(message.payload).count());
             }
         }
+    }
+
+    #[test]
+    fn an_error_that_has_no_positive_number_is_one_that_nobody_knows() {
+        let payload = i32::MIN.to_ne_bytes();
+        let message = Message { kind: NLMSG_ERROR, flags: 0, sequence: 7, payload: &payload };
+        let refusal = message.verdict().unwrap().unwrap_err();
+        assert_eq!(refusal.errno, Errno::UnknownErrno);
     }
 
     #[test]
