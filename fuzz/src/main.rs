@@ -11,4 +11,8 @@ static CHOSEN: LazyLock<&Target> = LazyLock::new(|| {
     TARGETS.iter().find(|(known, _)| *known == name).unwrap_or_else(|| panic!("TARGET={name} is none of the targets"))
 });
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| run(**CHOSEN, data));
+libfuzzer_sys::fuzz_target!(
+    // libfuzzer_sys ends the process at each panic, also at those of a dependency that the parser catches. Others it notices all the same.
+    init: drop(std::panic::take_hook()),
+    |data: &[u8]| run(**CHOSEN, data)
+);
