@@ -4,11 +4,16 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use tranship_storage::carried::{self, Source};
 use tranship_storage::copy::{CopyError, Op, Sink};
 use tranship_types::{CarriedTree, TreeKind};
+
+/// A process that is started has, until it executes its program, every file open that is open here: one that is just being written would be
+/// closed a second time, later. So none is started while a file is written.
+static WRITING: Mutex<()> = Mutex::new(());
 
 /// Takes everything.
 #[derive(Default)]
@@ -40,6 +45,7 @@ fn events(inotify: &Inotify) -> Vec<String> {
 
 /// A directory, a directory in it, and a file in that.
 fn tree() -> (tempfile::TempDir, CarriedTree) {
+    let _nobody_forks = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
     let directory = tempfile::tempdir().unwrap();
     std::fs::create_dir(directory.path().join("d")).unwrap();
     std::fs::write(directory.path().join("d/f"), b"content").unwrap();
@@ -77,13 +83,12 @@ fn a_write_lease_is_not_broken_but_named() {
                   fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)\n\
                   print('leased', flush=True)\n\
                   sys.stdin.read()";
-    let mut holder = Command::new("python3")
-        .args(["-c", script])
-        .arg(&file)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut holder = Command::new("python3");
+    let holder = holder.args(["-c", script]).arg(&file).stdin(Stdio::piped()).stdout(Stdio::piped());
+    // It returns when the program is executed.
+    let nobody_writes = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut holder = holder.spawn().unwrap();
+    drop(nobody_writes);
     let mut line = String::new();
     BufReader::new(holder.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "leased\n");
