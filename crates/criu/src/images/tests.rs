@@ -413,11 +413,12 @@ fn what_is_no_image_or_of_another_form_is_refused() {
         edit(images, "apparmor", None, |all: &mut Vec<Ghost>| all.push(Ghost { mode: 1 }));
     });
     forged("runc", "have no process", |images| edit(images, "pstree", None, Vec::<messages::Process>::clear));
-    for again in [6, 70] {
-        forged("runc", "twice", |images| {
-            edit(images, "pstree", None, |all: &mut Vec<messages::Process>| all[0].threads.extend([again, again]));
-        });
-    }
+    forged("runc", "have process 1 twice", |images| {
+        edit(images, "pstree", None, |all: &mut Vec<messages::Process>| all.push(all[0].clone()));
+    });
+    forged("runc", "processes and threads", |images| {
+        edit(images, "pstree", None, |all: &mut Vec<messages::Process>| all[0].threads.resize(1 << 17, 1));
+    });
     forged("runc", "5000 mounts", |images| mounts(images, |all| all.resize(5000, all[0].clone())));
     forged("runc", "in state 9", |images| {
         edit(images, "core", Some(1), |all: &mut Vec<Core>| all[0].task.as_mut().unwrap().state = 9);
