@@ -21,6 +21,7 @@ mod paths;
 mod processes;
 mod procfs;
 mod scheduling;
+mod segments;
 mod semaphores;
 mod sessions;
 mod sharing;
@@ -276,6 +277,7 @@ fn examine(subject: &Subject) -> Result<Look, PreflightError> {
     scheduling::check(&container, &mut look);
     hidden::check(&container, &mut look);
     semaphores::check(&container, &mut look);
+    segments::check(&container, &mut look);
     timers::check(&container, &mut look);
     keyrings::check(&container, &mut look);
     let files = files::Files::read(&container);

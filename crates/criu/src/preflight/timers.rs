@@ -1,4 +1,4 @@
-//! Rules about POSIX timers (CRIU: timer.c, `get_visible_ns_tid`).
+//! Rules about POSIX timers (CRIU: timer.c, `encode_notify_thread_id`).
 
 use std::path::Path;
 
@@ -14,11 +14,15 @@ pub(super) fn notified(timers: &str) -> impl Iterator<Item = u32> {
 pub(super) fn check(container: &Container, look: &mut Look) {
     for task in container.tasks.values() {
         let timers = procfs::text(format!("/proc/{}/timers", task.pid)).unwrap_or_default();
-        let ended = notified(&timers).find(|tid| !Path::new(&format!("/proc/{}/task/{tid}", task.pid)).exists());
-        if let Some(tid) = ended {
+        let has_ended = |tid: &u32| !Path::new(&format!("/proc/{}/task/{tid}", task.pid)).exists();
+        if let Some(tid) = notified(&timers).find(has_ended) {
             let what = format!("has a timer that signals a thread ({tid}) that has ended");
             let remedy = "let the program delete the timer (timer_delete) when the thread ends, or restart it";
             look.block(task.blocker(&what, remedy));
+        } else if notified(&timers).any(|tid| tid == task.pid) {
+            // CRIU knows the first thread's number in the container when it has dumped the timers.
+            let what = "has a timer that signals its first thread (SIGEV_THREAD_ID), which CRIU does not support";
+            look.block(task.blocker(what, "let the timer signal the process, or another thread"));
         }
     }
 }
