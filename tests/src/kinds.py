@@ -678,18 +678,23 @@ def reached(path, listener):
     return listener.accept()[0].getsockopt(1, 4) == 0
 
 
-def bound_at(name, act=lambda: None, at=None, directory='/', type_=1):
-    """A Unix socket that was bound to a name; something is done to its file, which is at `at` then."""
+def bound_at(name, act=lambda: None, at=None, directory='/', type_=1, also=()):
+    """A Unix socket that was bound to a name; something is done to its file, which is at `at` then, and at other names; no other files come."""
     os.chdir(directory)
     s = stream(name, type_)
     act()
     os.chdir('/')
+    around = os.path.dirname(os.fsencode(at or name))
+    look = lambda: sorted(os.listdir(around)) if os.path.isdir(around) else None
+    before = look()
     yield
     same(os.fsencode(s.getsockname()), os.fsencode(name))
-    if at:
-        same(reached(at, s), True)
-    else:
+    same(look(), before)
+    if not at:
         same(os.path.exists(name), False)
+        return
+    for path in (at, *also):
+        same(reached(path, s), True)
 
 
 def new_directory(path):
@@ -701,7 +706,7 @@ SOCKETS = '/tmp/sockets/'
 KINDS['socket_file'] = lambda: bound_at(new_directory(SOCKETS + 'plain') + '/s', at=SOCKETS + 'plain/s')
 KINDS['socket_file_of_a_symbolic_link'] = lambda: bound_at(linked_directory() + '/s', at=SOCKETS + 'linked/s')
 KINDS['socket_file_of_a_relative_name'] = lambda: bound_at('./s', at=SOCKETS + 'relative/s', directory=new_directory(SOCKETS + 'relative'))
-KINDS['socket_file_of_the_parent'] = lambda: bound_at('../s', at=SOCKETS + 's', directory=new_directory(SOCKETS + 'below'))
+KINDS['socket_file_of_the_parent'] = lambda: bound_at('../s', at=SOCKETS + 'family/s', directory=new_directory(SOCKETS + 'family/below'))
 KINDS['socket_file_not_utf8'] = lambda: bound_at(os.fsencode(new_directory(SOCKETS + 'bytes')) + b'/\xff\x01\n', at=os.fsencode(SOCKETS) + b'bytes/\xff\x01\n')
 KINDS['socket_file_removed'] = lambda: bound_at(new_directory(SOCKETS + 'removed') + '/s', lambda: os.unlink(SOCKETS + 'removed/s'))
 KINDS['socket_file_removed_with_directory'] = \
@@ -714,8 +719,50 @@ KINDS['socket_file_renamed_and_replaced'] = lambda: bound_at(new_directory(SOCKE
 KINDS['socket_file_in_a_renamed_directory'] = \
     lambda: bound_at(new_directory(SOCKETS + 'one') + '/s', lambda: os.rename(SOCKETS + 'one', SOCKETS + 'two'), SOCKETS + 'two/s')
 KINDS['socket_file_linked'] = \
-    lambda: bound_at(new_directory(SOCKETS + 'twice') + '/s', lambda: os.link(SOCKETS + 'twice/s', SOCKETS + 'twice/t'), SOCKETS + 'twice/t')
+    lambda: bound_at(new_directory(SOCKETS + 'twice') + '/s', lambda: os.link(SOCKETS + 'twice/s', SOCKETS + 'twice/t'), SOCKETS + 'twice/t', also=[SOCKETS + 'twice/s'])
 KINDS['socket_file_linked_and_removed'] = lambda: bound_at(new_directory(SOCKETS + 'moved') + '/s', link_and_remove, SOCKETS + 'moved/t')
+KINDS['socket_file_of_a_relative_name_renamed'] = \
+    lambda: bound_at('s.tmp', lambda: os.rename('s.tmp', 's'), SOCKETS + 'relative-renamed/s', new_directory(SOCKETS + 'relative-renamed'))
+KINDS['socket_file_of_a_relative_name_in_a_renamed_directory'] = \
+    lambda: bound_at('x/s', lambda: os.rename('x', 'y'), SOCKETS + 'deep/y/s', os.path.dirname(new_directory(SOCKETS + 'deep/x')))
+KINDS['socket_file_of_a_relative_name_linked_and_removed'] = \
+    lambda: bound_at('s.1', lambda: (os.link('s.1', 's'), os.unlink('s.1')), SOCKETS + 'relative-linked/s', new_directory(SOCKETS + 'relative-linked'))
+KINDS['socket_file_linked_elsewhere'] = \
+    lambda: bound_at(new_directory(SOCKETS + 'far') + '/s', lambda: os.link(SOCKETS + 'far/s', new_directory(SOCKETS + 'away') + '/s'), SOCKETS + 'far/s')
+
+
+@kind
+def socket_files_of_one_name():
+    directory = new_directory(SOCKETS + 'same')
+    kept = [renamed_once(directory, name) for name in 'ab']
+    yield
+    for name, s in kept:
+        same(reached(name, s), True)
+
+
+def renamed_once(directory, name):
+    s = stream(directory + '/s')
+    os.rename(directory + '/s', f'{directory}/{name}')
+    return f'{directory}/{name}', s
+
+
+@kind
+def socket_file_renamed_with_connections():
+    path = new_directory(SOCKETS + 'connected') + '/s'
+    s = stream(path)
+    client = socket.socket(1)
+    client.connect(path)
+    accepted = s.accept()[0]
+    os.rename(path, path + '.final')
+    os.chmod(path + '.final', 0o621)
+    os.chown(path + '.final', 5, 6)
+    yield
+    client.send(b'x')
+    same(accepted.recv(9), b'x')
+    is_ = os.stat(path + '.final')
+    same((is_.st_mode & 0o777, is_.st_uid, is_.st_gid, reached(path + '.final', s)), (0o621, 5, 6, True))
+
+
 KINDS['socket_file_hidden'] = lambda: bound_at(new_directory(SOCKETS + 'hidden') + '/s', hide, SOCKETS + 'hidden/s')
 KINDS['socket_abstract_of_one_byte'] = lambda: bound_at(b'\0k', at=b'\0k')
 KINDS['socket_abstract_of_all_bytes'] = lambda: bound_at(b'\0' + b'k' * 107, at=b'\0' + b'k' * 107)
@@ -1682,6 +1729,524 @@ def preallocated_file():
     call(libc.fallocate(fd, 1, ctypes.c_long(1 << 20), ctypes.c_long(1 << 20)))
     look = lambda: (os.fstat(fd).st_blocks, os.fstat(fd).st_size)
     yield from keeps(look)
+
+
+# System V objects: what nobody uses at the moment, and what makes them unlike new ones.
+
+@kind
+def segment_that_nobody_has_attached():
+    ident = call(libc.shmget(0x7a7a01, 3 << 12, 0o1640))
+    libc.shmat.restype = ctypes.c_void_p
+    address = libc.shmat(ident, None, 0)
+    ctypes.memmove(address, b'kept', 4)
+    call(libc.shmdt(ctypes.c_void_p(address)))
+    yield
+    same(libc.shmget(0x7a7a01, 0, 0), ident)
+    same(ctypes.string_at(libc.shmat(ident, None, 0), 4), b'kept')
+
+
+@kind
+def segment_attached_in_many_ways():
+    ident = call(libc.shmget(0, 4 << 12, 0o1600))
+    libc.shmat.restype = ctypes.c_void_p
+    one, two = libc.shmat(ident, None, 0), libc.shmat(ident, None, 0o10000)
+    ctypes.memmove(one + 8192, b'kept', 4)
+    call(libc.mprotect(ctypes.c_void_p(one + 4096), ctypes.c_size_t(4096), 0))
+
+    def look():
+        lines = [line.split() for line in text('/proc/self/maps').splitlines() if 'SYSV' in line]
+        attached = [line.split()[6] for line in text('/proc/sysvipc/shm').splitlines()[1:] if int(line.split()[1]) == ident]
+        return [(line[0], line[1], line[2]) for line in lines], attached, ctypes.string_at(two + 8192, 4)
+    yield from keeps(look)
+
+
+@kind
+def segment_of_which_a_part_was_unmapped():
+    ident = call(libc.shmget(0, 4 << 12, 0o1600))
+    libc.shmat.restype = ctypes.c_void_p
+    address = libc.shmat(ident, None, 0)
+    call(libc.munmap(ctypes.c_void_p(address + 4096), ctypes.c_size_t(4096)))
+    yield from keeps(lambda: [line.split()[:3] for line in text('/proc/self/maps').splitlines() if 'SYSV' in line])
+
+
+@kind
+def segment_that_is_executable_and_removed():
+    ident = call(libc.shmget(0, 1 << 12, 0o1700))
+    libc.shmat.restype = ctypes.c_void_p
+    address = libc.shmat(ident, None, 0o100000)
+    ctypes.memmove(address, b'kept', 4)
+    call(libc.shmctl(ident, 0, None))
+
+    def look():
+        lines = [line.split() for line in text('/proc/self/maps').splitlines() if 'SYSV' in line]
+        mode = [line.split()[2] for line in text('/proc/sysvipc/shm').splitlines()[1:] if int(line.split()[1]) == ident]
+        return [(line[0], line[1]) for line in lines], mode, ctypes.string_at(address, 4)
+    yield from keeps(look)
+
+
+def message(kind, data):
+    return ctypes.create_string_buffer(struct.pack('l', kind) + data)
+
+
+@kind
+def messages_of_many_types():
+    ident = call(libc.msgget(0x7a7a02, 0o1620))
+    sent = [(5, b'one'), (3, b''), (5, b'two'), (1 << 40, b'x' * 5000)]
+    for kind_, data in sent:
+        call(libc.msgsnd(ident, message(kind_, data), ctypes.c_size_t(len(data)), 0o4000))
+    yield
+    buffer = ctypes.create_string_buffer(8200)
+
+    def receive(kind_):
+        length = call(libc.msgrcv(ident, buffer, ctypes.c_size_t(8192), ctypes.c_long(kind_), 0o4000))
+        return struct.unpack('l', buffer.raw[:8])[0], buffer.raw[8:8 + length]
+    same([receive(-4), receive(5), receive(0), receive(0)], [sent[1], sent[0], sent[2], sent[3]])
+    same(libc.msgget(0x7a7a02, 0), ident)
+
+
+@kind
+def room_of_a_message_queue():
+    ident = call(libc.msgget(0, 0o1600))
+    data = ctypes.create_string_buffer(120)
+    call(libc.msgctl(ident, 2, data))
+    fields = bytearray(data.raw)
+    struct.pack_into('Q', fields, 88, 777)
+    call(libc.msgctl(ident, 1, ctypes.create_string_buffer(bytes(fields))))
+
+    def look():
+        call(libc.msgctl(ident, 2, data))
+        return struct.unpack_from('Q', data.raw, 88)[0], struct.unpack_from('IIIII', data.raw, 4)
+    same(look()[0], 777)
+    yield from keeps(look)
+
+
+@kind
+def message_queue_of_posix_that_is_closed():
+    fd = call(libc.mq_open(b'/closed', os.O_CREAT | os.O_RDWR, 0o600, None))
+    call(libc.mq_send(fd, b'kept', ctypes.c_size_t(4), 3))
+    os.close(fd)
+    yield
+    same(os.path.exists('/dev/mqueue/closed'), True)
+
+
+# Watches, by the filesystem of what is watched: nothing is reported but what the program does itself.
+
+def heard(fd):
+    try:
+        data, events = os.read(fd, 65536), []
+    except BlockingIOError:
+        return []
+    while data:
+        _, mask, _, length = struct.unpack_from('iIII', data)
+        events.append((hex(mask), data[16:16 + length].rstrip(b'\0')))
+        data = data[16 + length:]
+    return events
+
+
+def watched_alone(path, act, prepare=lambda: None, mask=0xfff):
+    """What is reported of a path is what `act` does, and no more."""
+    kept = prepare()
+    fd = call(libc.inotify_init1(os.O_NONBLOCK))
+    call(libc.inotify_add_watch(fd, path.encode(), mask))
+    yield
+    same(heard(fd), [], 'reported:')
+    act(kept)
+    same(len(heard(fd)) > 0, True)
+
+
+def mounted_for_watch(name):
+    path = '/tmp/mounted/' + name
+    os.makedirs(path)
+    call(libc.mount(b'none', path.encode(), b'tmpfs', 0, None))
+    open(path + '/file', 'w').close()
+
+
+def file_with_a_lost_name(name):
+    """A tmpfs that is left to CRIU: an open file has lost its name and has another."""
+    mounted_for_watch(name)
+    path = '/tmp/mounted/' + name
+    file = os.open(path + '/lost', os.O_RDWR | os.O_CREAT)
+    os.link(path + '/lost', path + '/other')
+    os.unlink(path + '/lost')
+    return file
+
+
+def listener_at(path):
+    return stream(path)
+
+
+def renamed_listener(path):
+    listener = stream(path + '.tmp')
+    os.rename(path + '.tmp', path)
+    return listener
+
+
+def under(name):
+    return '/tmp/mounted/' + name
+
+
+KINDS['watch_of_a_mounted_tmpfs'] = lambda: watched_alone(under('watch_of_a_mounted_tmpfs'), lambda _: os.unlink(under('watch_of_a_mounted_tmpfs/file')), lambda: mounted_for_watch('watch_of_a_mounted_tmpfs'))
+KINDS['watch_of_a_file_in_a_mounted_tmpfs'] = lambda: watched_alone(under('watch_of_a_file_in_a_mounted_tmpfs/file'), lambda _: open(under('watch_of_a_file_in_a_mounted_tmpfs/file')).close(), lambda: mounted_for_watch('watch_of_a_file_in_a_mounted_tmpfs'))
+KINDS['watch_of_a_tmpfs_that_is_left_to_criu'] = lambda: watched_alone(under('watch_of_a_tmpfs_that_is_left_to_criu'), lambda _: os.unlink(under('watch_of_a_tmpfs_that_is_left_to_criu/file')), lambda: file_with_a_lost_name('watch_of_a_tmpfs_that_is_left_to_criu'))
+KINDS['watch_of_a_file_in_a_tmpfs_that_is_left_to_criu'] = lambda: watched_alone(under('watch_of_a_file_in_a_tmpfs_that_is_left_to_criu/file'), lambda _: open(under('watch_of_a_file_in_a_tmpfs_that_is_left_to_criu/file')).close(), lambda: file_with_a_lost_name('watch_of_a_file_in_a_tmpfs_that_is_left_to_criu'))
+KINDS['watch_of_shared_memory'] = lambda: watched_alone('/dev/shm/directory', lambda _: open('/dev/shm/directory/new', 'w').close(), lambda: os.mkdir('/dev/shm/directory'))
+KINDS['watch_of_a_file_in_shared_memory'] = lambda: watched_alone('/dev/shm/watched', lambda _: os.unlink('/dev/shm/watched'), lambda: open('/dev/shm/watched', 'w').close())
+KINDS['watch_of_proc'] = lambda: watched_alone('/proc/self/status', lambda _: open('/proc/self/status').close(), mask=0x20)
+KINDS['watch_of_a_directory_with_a_socket'] = lambda: watched_alone('/tmp/with-a-socket', lambda _: os.unlink('/tmp/with-a-socket/s'), lambda: listener_at(new_directory('/tmp/with-a-socket') + '/s'))
+KINDS['watch_of_a_directory_with_a_renamed_socket'] = lambda: watched_alone('/tmp/with-a-renamed', lambda _: os.unlink('/tmp/with-a-renamed/s'), lambda: renamed_listener(new_directory('/tmp/with-a-renamed') + '/s'))
+KINDS['watch_of_a_directory_with_a_fifo'] = lambda: watched_alone('/tmp/with-a-fifo', lambda _: os.unlink('/tmp/with-a-fifo/f'), lambda: (os.mkfifo(new_directory('/tmp/with-a-fifo') + '/f'), os.open('/tmp/with-a-fifo/f', os.O_RDWR)))
+KINDS['watch_of_a_directory_with_a_removed_file'] = lambda: watched_alone('/tmp/with-a-removed', lambda _: open('/tmp/with-a-removed/new', 'w').close(), lambda: (os.open(new_directory('/tmp/with-a-removed') + '/f', os.O_RDWR | os.O_CREAT), os.unlink('/tmp/with-a-removed/f')))
+KINDS['watch_of_a_directory_with_a_removed_socket'] = lambda: watched_alone('/tmp/with-a-ghost', lambda _: open('/tmp/with-a-ghost/new', 'w').close(), lambda: (listener_at(new_directory('/tmp/with-a-ghost') + '/s'), os.unlink('/tmp/with-a-ghost/s')))
+
+
+# Threads and processes.
+
+def in_a_thread(set_up, look):
+    """What `look` sees in a thread, which has `set_up` for itself alone."""
+    told_, asked, answers = threading.Event(), threading.Event(), []
+
+    def run():
+        try:
+            set_up()
+            answers.append(look())
+        except Exception as error:
+            answers.append(error)
+        told_.set()
+        asked.wait()
+        answers.append(look())
+        told_.set()
+    threading.Thread(target=run, daemon=True).start()
+    told_.wait()
+    if isinstance(answers[0], Exception):
+        raise answers[0]
+    told_.clear()
+    own = look()
+    yield
+    asked.set()
+    told_.wait()
+    same(answers[1], answers[0], 'in the thread:')
+    same(look(), own)
+
+
+def status_words(*names):
+    lines = dict(line.split(':', 1) for line in text(f'/proc/self/task/{libc.gettid()}/status').splitlines())
+    return [lines[name].split() for name in names]
+
+
+def numbers(*values):
+    return (ctypes.c_int * len(values))(*values)
+
+
+KINDS['users_of_a_thread'] = lambda: in_a_thread(lambda: syscall(117, 0, 5, 0), lambda: status_words('Uid', 'Gid'))
+KINDS['groups_of_a_thread'] = lambda: in_a_thread(lambda: syscall(116, 3, numbers(7, 99, 1000)), lambda: status_words('Groups'))
+KINDS['niceness_of_a_thread'] = lambda: in_a_thread(lambda: syscall(141, 0, 0, 7), lambda: syscall(140, 0, 0))
+KINDS['scheduler_idle_of_a_thread'] = lambda: in_a_thread(lambda: syscall(144, 0, 5, numbers(0)), lambda: syscall(145, 0))
+KINDS['timer_slack_of_a_thread'] = lambda: in_a_thread(lambda: prctl(29, 123456), lambda: prctl(30))
+KINDS['no_new_privileges_of_a_thread'] = lambda: in_a_thread(lambda: prctl(38, 1), lambda: prctl(39))
+
+
+def seccomp(program, flags=0):
+    """Installs a filter: pairs of instructions of classic BPF."""
+    packed = b''.join(struct.pack('HBBI', *instruction) for instruction in program)
+    buffer = ctypes.create_string_buffer(packed)
+    head = ctypes.create_string_buffer(struct.pack('HxxxxxxQ', len(program), ctypes.addressof(buffer)))
+    prctl(38, 1)
+    syscall(317, 1, flags, head)
+
+
+# Answers getpgid(2) with EPERM or another error.
+def refusing(error=1):
+    return [(0x20, 0, 0, 0), (0x15, 0, 1, 121), (0x06, 0, 0, 0x50000 | error), (0x06, 0, 0, 0x7fff0000)]
+
+
+def refused_call():
+    result = libc.syscall(ctypes.c_long(121), 0)
+    return ctypes.get_errno() if result == -1 else 0
+
+
+KINDS['seccomp_filter_of_a_thread'] = lambda: in_a_thread(lambda: seccomp(refusing()), lambda: (status_words('Seccomp', 'Seccomp_filters'), refused_call()))
+KINDS['seccomp_filters_one_over_the_other'] = lambda: in_a_thread(lambda: (seccomp(refusing(5)), seccomp(refusing(9), 2), seccomp(refusing(7), 4)), lambda: (status_words('Seccomp', 'Seccomp_filters'), refused_call()))
+
+
+@kind
+def capability_bounding_set():
+    prctl(24, 13)
+    yield from keeps(lambda: status_words('CapInh', 'CapPrm', 'CapEff', 'CapBnd'))
+
+
+@kind
+def users_of_all_four_kinds():
+    syscall(119, 10, 20, 30)
+    syscall(123, 0)
+    syscall(117, 11, 0, 33)
+    syscall(122, 0)
+    yield from keeps(lambda: status_words('Uid', 'Gid', 'CapPrm', 'CapEff'))
+
+
+def waiting_with_a_mask(wait_):
+    """A thread that waits with another mask, and has its own again when the wait is over."""
+    signal.signal(signal.SIGUSR2, lambda *_: None)
+    told_, masks = threading.Event(), []
+
+    def run():
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGUSR2])
+        told_.set()
+        wait_()
+        masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    told_.wait()
+    time.sleep(0.3)
+    yield
+    signal.pthread_kill(thread.ident, signal.SIGUSR2)
+    thread.join(5)
+    same(masks, [{signal.SIGUSR1, signal.SIGUSR2}])
+
+
+EMPTY_MASK = ctypes.create_string_buffer(8)
+KINDS['mask_before_sigsuspend'] = lambda: waiting_with_a_mask(lambda: libc.syscall(ctypes.c_long(130), EMPTY_MASK, ctypes.c_long(8)))
+KINDS['mask_before_ppoll'] = lambda: waiting_with_a_mask(lambda: libc.syscall(ctypes.c_long(271), None, ctypes.c_long(0), None, EMPTY_MASK, ctypes.c_long(8)))
+
+
+@kind
+def rounding_of_numbers():
+    control = ctypes.c_int()
+    call(libc.fesetround(0x400))
+    yield from keeps(libc.fegetround)
+
+
+def timer_for_a_thread():
+    """A timer of 500 s whose signal comes to the calling thread."""
+    event = ctypes.create_string_buffer(struct.pack('Qiii', 5, signal.SIGUSR1, 4, libc.gettid()), 64)
+    timer = ctypes.c_int()
+    syscall(222, 7, event, ctypes.byref(timer))
+    syscall(223, timer.value, 0, ctypes.create_string_buffer(struct.pack('qqqq', 0, 0, 500, 0)), None)
+    return timer.value
+
+
+def timers():
+    lines = [line for line in text('/proc/self/timers').splitlines() if not line.startswith('notify')]
+    threads = [int(line.rsplit('.', 1)[1]) for line in text('/proc/self/timers').splitlines() if line.startswith('notify')]
+    value = ctypes.create_string_buffer(32)
+    syscall(224, 0, value)
+    return lines, threads, struct.unpack('qqqq', value.raw)[2] > 300
+
+
+@kind
+def timer_that_signals_the_first_thread():
+    timer_for_a_thread()
+    yield from keeps(timers)
+
+
+KINDS['timer_that_signals_a_thread'] = lambda: in_a_thread(timer_for_a_thread, timers)
+
+
+@kind
+def reaper_of_those_born_before():
+    """Who asks for orphans gets those of children that were born before."""
+    read, write = os.pipe()
+    go, end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(end)
+        os.read(go, 1)
+        before = os.getpid()
+        child = os.fork()
+        if child == 0:
+            while os.getppid() == before:
+                time.sleep(0.01)
+            os.write(write, str(os.getppid()).encode())
+            os._exit(0)
+        os._exit(0)
+    prctl(36, 1)
+    yield
+    os.write(end, b'x')
+    os.waitpid(pid, 0)
+    same(os.read(read, 20), str(os.getpid()).encode())
+
+
+@kind
+def lock_that_a_child_alone_holds():
+    path = '/tmp/locked-by-a-child'
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    pid = os.fork()
+    if pid == 0:
+        while True:
+            signal.pause()
+    os.close(fd)
+
+    def look():
+        other = os.open(path, os.O_RDWR)
+        try:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return 'free'
+        except BlockingIOError:
+            return 'locked'
+        finally:
+            os.close(other)
+    yield from keeps(look)
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    same(look(), 'free')
+
+
+@kind
+def domain_name():
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    call(libc.setdomainname(b'kinds.test', ctypes.c_size_t(10)))
+    yield from keeps(lambda: text('/proc/sys/kernel/domainname'))
+
+
+@kind
+def working_directory_outside_of_the_root():
+    os.makedirs('/tmp/jail/in', exist_ok=True)
+    pid = os.fork()
+    if pid == 0:
+        os.chdir('/tmp/jail')
+        os.chroot('/tmp/jail/in')
+        while True:
+            signal.pause()
+    time.sleep(0.3)
+    yield from keeps(lambda: [os.readlink(f'/proc/{pid}/{name}') for name in ('root', 'cwd')])
+
+
+# Pipes and files.
+
+@kind
+def pipe_whose_writer_is_gone():
+    read, write = os.pipe()
+    os.write(write, b'rest')
+    os.close(write)
+    yield
+    same((os.read(read, 9), os.read(read, 9)), (b'rest', b''))
+
+
+@kind
+def pipe_whose_reader_is_gone():
+    read, write = os.pipe()
+    os.close(read)
+    yield
+    try:
+        os.write(write, b'x')
+        raise AssertionError('it can be written to')
+    except BrokenPipeError:
+        pass
+
+
+@kind
+def memfd_opened_twice():
+    fd = os.memfd_create('twice', 0x2 | 0x8)
+    os.write(fd, b'content')
+    other = os.open(f'/proc/self/fd/{fd}', os.O_RDONLY)
+    os.lseek(other, 3, 0)
+    look = lambda: (os.lseek(fd, 0, 1), os.lseek(other, 0, 1), fcntl.fcntl(fd, 1034), os.fstat(fd).st_mode, fcntl.fcntl(other, 3) & 3,
+                    os.readlink(f'/proc/self/fd/{fd}'))
+    yield from keeps(look)
+    same(os.pread(other, 9, 0), b'content')
+
+
+@kind
+def mapping_beyond_the_end_of_its_file():
+    fd = os.open('/tmp/short', os.O_RDWR | os.O_CREAT)
+    os.write(fd, b'x' * 100)
+    area = mmap.mmap(-1, 4096)
+    address = memory(4 << 12, 1, fd)
+    maps = lambda: [line.split()[:3] for line in text('/proc/self/maps').splitlines() if line.startswith(f'{address:x}-')]
+    yield from keeps(lambda: (maps(), ctypes.string_at(address, 101)))
+    os.ftruncate(fd, 8192)
+    same(ctypes.string_at(address + 4096, 1), b'\0')
+
+
+def in_tmpfs(make, look, name):
+    """Something in the tmpfs /tmp."""
+    path = '/tmp/' + name
+    make(path)
+    yield from keeps(lambda: look(path))
+
+
+ACL = struct.pack('<IHHIHHIHHIHHIHHI', 2, 1, 6, 0xffffffff, 2, 7, 1234, 4, 4, 0xffffffff, 16, 7, 0xffffffff, 32, 0, 0xffffffff)
+
+
+def with_acl(path, kind_='access'):
+    (os.mkdir if kind_ == 'default' else touch)(path)
+    os.setxattr(path, 'system.posix_acl_' + kind_, ACL)
+
+
+def times(path):
+    is_ = os.lstat(path)
+    return is_.st_mode, is_.st_uid, is_.st_gid, is_.st_mtime_ns, is_.st_atime_ns, is_.st_nlink, is_.st_rdev
+
+
+def symbolic_link(path):
+    os.symlink('x' * 4000, path)
+    os.lchown(path, 3, 4)
+    os.utime(path, ns=(111, 222), follow_symlinks=False)
+
+
+def old_directory(path):
+    os.makedirs(path + '/in')
+    os.chmod(path, 0o3711)
+    os.utime(path, ns=(-333, 444))
+
+
+def device_node(path):
+    os.mknod(path, 0o20640, os.makedev(1, 7))
+
+
+def three_names(path):
+    touch(path)
+    os.link(path, path + '-two')
+    os.mkdir(path + '-directory')
+    os.link(path, path + '-directory/three')
+
+
+def with_capability(path):
+    touch(path)
+    os.chmod(path, 0o4755)
+    os.setxattr(path, 'security.capability', struct.pack('<IIIII', 0x02000001, 1 << 10, 0, 0, 0))
+
+
+KINDS['acl_of_a_file'] = lambda: in_tmpfs(with_acl, lambda p: (os.getxattr(p, 'system.posix_acl_access'), times(p)), 'acl')
+KINDS['default_acl_of_a_directory'] = lambda: in_tmpfs(lambda p: with_acl(p, 'default'), lambda p: os.getxattr(p, 'system.posix_acl_default'), 'default-acl')
+KINDS['times_of_a_symbolic_link'] = lambda: in_tmpfs(symbolic_link, lambda p: (times(p)[:4], os.readlink(p)), 'symbolic')
+KINDS['times_of_a_directory'] = lambda: in_tmpfs(old_directory, times, 'old-directory')
+KINDS['device_in_a_tmpfs'] = lambda: in_tmpfs(device_node, times, 'device')
+KINDS['names_of_a_file'] = lambda: in_tmpfs(three_names, lambda p: (times(p), os.path.samefile(p, p + '-directory/three')), 'three')
+KINDS['capabilities_of_a_file'] = lambda: in_tmpfs(with_capability, lambda p: (times(p), os.getxattr(p, 'security.capability')), 'capable')
+KINDS['file_with_a_long_name'] = lambda: in_tmpfs(lambda p: touch(p), times, 'n' * 255)
+
+
+# Mounts.
+
+def mount_with(name, options, change=lambda path: None):
+    """The options, the propagation and the filesystem's own options of what is mounted at a path, in their order."""
+    path = under(name)
+    os.makedirs(path)
+    call(libc.mount(b'none', path.encode(), b'tmpfs', 0, options))
+    change(path)
+
+    def look():
+        lines = [line.split() for line in text('/proc/self/mountinfo').splitlines() if f' {path} ' in line]
+        own = lambda line: sorted(word for word in line[-1].split(',') if not word.startswith('inode'))
+        return [(line[5], line[6] == '-', line[6].split(':')[0], own(line)) for line in lines], os.stat(path).st_mode, os.stat(path).st_uid
+    yield from keeps(look)
+
+
+def once_more(path):
+    touch(path + '/below')
+    call(libc.mount(b'none', path.encode(), b'tmpfs', 0, None))
+    touch(path + '/above')
+
+
+KINDS['mount_with_options_of_tmpfs'] = lambda: mount_with('mount_with_options_of_tmpfs', b'size=1m,nr_inodes=77,mode=1711,uid=5,gid=6')
+KINDS['mount_that_is_shared'] = lambda: mount_with('mount_that_is_shared', None, lambda path: call(libc.mount(None, path.encode(), None, 1 << 20, None)))
+KINDS['mount_that_cannot_be_bound'] = lambda: mount_with('mount_that_cannot_be_bound', None, lambda path: call(libc.mount(None, path.encode(), None, 1 << 17, None)))
+KINDS['mount_over_another'] = lambda: mount_with('mount_over_another', None, once_more)
+KINDS['mount_that_is_read_only'] = lambda: mount_with('mount_that_is_read_only', None, lambda path: call(libc.mount(None, path.encode(), None, 1 | 32, None)))
 
 
 def run(name, directory):

@@ -212,6 +212,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions, unit: Option<&Uni
         streams: STREAMS,
         criu: criu.version,
         socket_options,
+        renamed_sockets: findings.renamed_sockets,
         tells_last_datagrams: true,
         allow: options.allow,
     };

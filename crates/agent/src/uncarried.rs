@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
@@ -14,6 +15,7 @@ use tranship_coordinator::Failure;
 use tranship_criu::affinity::{self, BoundThread};
 use tranship_criu::file_settings::{self, FileSetting, Served};
 use tranship_criu::settings::{self, Setting};
+use tranship_criu::socket_files::{Found, Places, SocketFile};
 use tranship_criu::timers::{self, PeriodicTimer};
 use tranship_criu::undo;
 use tranship_criu::watch_flags::{self, FlaggedWatch};
@@ -22,6 +24,7 @@ use tranship_memory::survey;
 use tranship_network::{Dropped, NetworkError, OpenSocket, SocketState};
 use tranship_sys::process::{self, OpenFiles};
 use tranship_sys::segment::{self, Marked};
+use tranship_sys::unix_socket::is_connection;
 use tranship_types::{Allowances, Blocker, BlockerKind};
 
 use crate::node::failed;
@@ -52,6 +55,8 @@ pub struct Uncarried {
     files: Vec<FileSetting>,
     #[serde(default)]
     watches: Vec<FlaggedWatch>,
+    #[serde(default)]
+    socket_files: Vec<SocketFile>,
     /// Whether programs of other containers in the same network have joined multicast groups.
     #[serde(skip)]
     others_have_groups: bool,
@@ -110,7 +115,8 @@ pub fn look(
     let joined = states.unclaimed.iter().map(|group| joined_by_others(&container.name, group));
     let dropped = states.dropped.iter().map(|(socket, what)| dropped(socket, *what));
     let undone = undo::blockers(&container.processes().unwrap_or_default());
-    let found = joined.chain(dropped).chain(queues.unread()).chain(left_behind).chain(undone);
+    let (socket_files, lost) = socket_files(container, &sockets);
+    let found = joined.chain(dropped).chain(queues.unread()).chain(left_behind).chain(undone).chain(lost);
     let (blockers, _) = allowed.part(found.collect());
     Failure::blocked(blockers).map_or(Ok(()), Err)?;
     let segments = match container.has_namespace("ipc") {
@@ -128,7 +134,43 @@ pub fn look(
         locked_segments: segments.locked,
         files,
         watches,
+        socket_files,
     })
+}
+
+/// Files of Unix sockets that have other names than CRIU gives them, and what cannot be given to them.
+fn socket_files(container: &Container, sockets: &[OpenSocket]) -> (Vec<SocketFile>, Vec<Blocker>) {
+    let (mut files, mut lost) = (Vec::new(), Vec::new());
+    let list = std::fs::read(format!("/proc/{}/net/unix", container.init)).unwrap_or_default();
+    let named: HashSet<String> = String::from_utf8_lossy(&list).lines().filter_map(named_socket).collect();
+    let pids = container.processes().unwrap_or_default();
+    let Ok(places) = Places::of(container.init, pids) else { return (files, lost) };
+    for &OpenSocket { pid, task, descriptor } in sockets.iter().filter(|_| !named.is_empty()) {
+        let link = std::fs::read_link(format!("/proc/{pid}/fd/{descriptor}")).unwrap_or_default();
+        let Some(socket) = link.to_str().filter(|link| named.contains(*link)) else { continue };
+        let Ok(taken) = process::take_descriptor(pid, descriptor) else { continue };
+        match places.find(taken.as_fd()) {
+            found @ Found::Named { .. } => files.extend(SocketFile::of(&found, (task, descriptor), taken.as_fd())),
+            Found::Lost(_) if !is_connection(taken.as_fd()) => {
+                let name = process::name(pid).unwrap_or_default();
+                let what = format!("is the Unix socket {socket}, whose file was renamed");
+                let cause = format!("descriptor {descriptor} of {name} (pid {pid}) {what}");
+                lost.push(
+                    Blocker::new(BlockerKind::Socket, cause, "try again")
+                        .at(pid, Some(descriptor))
+                        .allowable("socket-files"),
+                );
+            }
+            _ => {}
+        }
+    }
+    (files, lost)
+}
+
+/// A socket with a name in a filesystem as `/proc/PID/fd` shows it, given its line of `/proc/net/unix`.
+fn named_socket(line: &str) -> Option<String> {
+    let (inode, name) = line.splitn(7, ' ').nth(6)?.trim_start().split_once(' ')?;
+    (!name.starts_with('@')).then(|| format!("socket:[{inode}]"))
 }
 
 /// Segments that are locked, or were removed while they were attached. Of a namespace that containers share, those that this one's processes have
@@ -293,6 +335,11 @@ impl Uncarried {
         self.others_have_groups || self.sockets.iter().any(SocketState::has_groups)
     }
 
+    /// Whether files of its Unix sockets have other names than CRIU gives them.
+    pub fn has_socket_files(&self) -> bool {
+        !self.socket_files.is_empty()
+    }
+
     /// What programs call those options of its sockets that older nodes cannot set.
     pub fn newer_options(&self) -> Vec<String> {
         self.sockets.iter().flat_map(SocketState::newer_options).map(str::to_owned).collect()
@@ -341,6 +388,14 @@ impl Uncarried {
             let FileSetting { task, descriptor, .. } = file;
             to_process(tasks, *task, |pid| file.set(pid)).map_err(|why| {
                 format!("the setting of descriptor {descriptor} of process {task} cannot be restored: {why}")
+            })?;
+        }
+        for file in &self.socket_files {
+            let SocketFile { task, descriptor, .. } = file;
+            to_process(tasks, *task, |pid| file.set(init, pid)).map_err(|why| {
+                format!(
+                    "the file of the Unix socket at descriptor {descriptor} of process {task} cannot be renamed: {why}"
+                )
             })?;
         }
         watch_flags::set(&self.watches, init, tasks)

@@ -105,6 +105,11 @@ impl Watch {
         format!("{}:{}", self.device >> 20, self.device & 0xf_ffff)
     }
 
+    /// The file's number in that.
+    pub(crate) fn inode(&self) -> u64 {
+        self.inode
+    }
+
     /// The handle in the layer.
     pub(crate) fn in_layer(&self) -> Option<FileHandle> {
         // Version, magic, length of all, flags, type, and the filesystem's UUID; before it, three bytes where the type is this one.

@@ -15,6 +15,7 @@ pub mod preflight;
 pub mod rpc;
 pub mod settings;
 pub mod smaps;
+pub mod socket_files;
 pub mod timers;
 pub mod undo;
 pub mod watch_flags;

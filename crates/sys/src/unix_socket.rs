@@ -42,6 +42,17 @@ pub fn path(socket: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     Ok(address.sun_path[..length].iter().take_while(|byte| **byte != 0).map(|byte| byte.cast_unsigned()).collect())
 }
 
+/// Whether a socket is one end of a connection, which its name does not lead to.
+pub fn is_connection(socket: BorrowedFd<'_>) -> bool {
+    const DATAGRAM: i32 = libc::SOCK_DGRAM;
+    // SAFETY: plain integers; all zeros is a value.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    let mut length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+    let is_datagram = int_option(socket, libc::SOL_SOCKET, libc::SO_TYPE).is_ok_and(|kind| kind == DATAGRAM);
+    // SAFETY: the address is ours and has that length.
+    !is_datagram && unsafe { libc::getpeername(socket.as_raw_fd(), (&raw mut address).cast(), &raw mut length) } == 0
+}
+
 /// The first message in a socket's queue.
 #[derive(Debug, Default)]
 pub struct FirstMessage {

@@ -45,6 +45,8 @@ impl Versions {
     pub const OPTIONS: u16 = 9;
     /// The first in which calls of the API may be passed on ([`crate::message::Request::Api`]).
     pub const API: u16 = 10;
+    /// The first in which files of Unix sockets may have other names than those that the sockets were bound to.
+    pub const SOCKET_FILES: u16 = 10;
 }
 
 impl fmt::Display for Versions {

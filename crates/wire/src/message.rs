@@ -85,6 +85,9 @@ pub struct Offer {
     /// Options that its sockets have set, and that a destination which speaks a version before [`crate::Versions::OPTIONS`] cannot set.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub socket_options: Vec<String>,
+    /// Whether files of its Unix sockets have other names than those that the sockets were bound to.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub renamed_sockets: bool,
     /// Whether the source will say which packets are the last ones that it forwards ([`Request::Held`]).
     #[serde(default)]
     pub tells_last_datagrams: bool,

@@ -24,7 +24,7 @@ use tranship_transport::Link;
 use tranship_types::Allowances;
 use tranship_wire::message::Request;
 
-use super::streams::understands_options;
+use super::streams::{understands_options, understands_socket_files};
 use super::{FROZEN_PATIENCE, SourceRun, failed};
 use crate::interrupt::{Interrupt, LOOK};
 use crate::layout::Role;
@@ -193,7 +193,9 @@ impl SourceRun {
             let Found { uncarried, times, tracked, tracked_by_node } = found.join()?;
             self.timeline.note("descriptors: what criu does not carry", times.0, times.1);
             self.has_groups = uncarried.has_groups();
-            understands_options(self.control()?.version(), &self.peer, &uncarried.newer_options())?;
+            let version = self.control()?.version();
+            understands_options(version, &self.peer, &uncarried.newer_options())?;
+            understands_socket_files(version, &self.peer, uncarried.has_socket_files())?;
             uncarried.write(&self.layout.images())?;
             tracked.map_or(Ok(()), |entries| std::fs::write(self.layout.conntrack(), entries)).map_err(failed)?;
             match tracked_by_node.is_empty() {

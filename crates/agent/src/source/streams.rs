@@ -130,9 +130,21 @@ pub(super) fn understands_options(version: u16, peer: &NodeName, options: &[Stri
     }
 }
 
+/// Refuses files of sockets that have other names than those that the sockets were bound to, which older agents do not give them.
+pub(super) fn understands_socket_files(version: u16, peer: &NodeName, are_renamed: bool) -> Result<(), Failure> {
+    if !are_renamed || version >= Versions::SOCKET_FILES {
+        return Ok(());
+    }
+    Err(Failure::new(format!(
+        "the file of a Unix socket of the container was renamed, and node {peer} speaks version {version} of the protocol, in which \
+         that cannot be moved; update its agent"
+    )))
+}
+
 /// Refuses an offer whose network, or sockets, a destination that speaks this version would take for others.
 pub(super) fn understands_network(version: u16, peer: &NodeName, offer: &Offer) -> Result<(), Failure> {
     understands_options(version, peer, &offer.socket_options)?;
+    understands_socket_files(version, peer, offer.renamed_sockets)?;
     if version < Versions::RULESET && offer.network.as_ref().is_some_and(|(_, identity)| !identity.ruleset.is_empty()) {
         return Err(Failure::new(format!(
             "node {peer} speaks version {version} of the protocol, in which the rules of nftables inside the container cannot be moved; \

@@ -42,7 +42,7 @@ use std::time::{Duration, Instant};
 use tranship_sys::kcmp::same_file;
 use tranship_types::{Blocker, BlockerKind};
 
-pub(crate) use procfs::Mount;
+pub(crate) use procfs::{Mount, mount_of};
 
 use crate::irmap::Watcher;
 use container::Container;
@@ -109,6 +109,8 @@ pub struct Findings {
     /// What the engine is to connect anew as stdin, stdout and stderr: `pipe:[INODE]` or a path. Where the first process has redirected
     /// one, the pipe that the engine made for it may be open under other numbers, and in other processes.
     pub stdio: Vec<String>,
+    /// Whether files of Unix sockets are to get other names than CRIU gives them ([`socket_files`](crate::socket_files)).
+    pub renamed_sockets: bool,
     /// TCP connections that must survive: every socket that is neither closed nor listening.
     pub tcp_connections: usize,
 }
@@ -155,6 +157,8 @@ struct Look {
     peers_of_users: usize,
     /// What was named already, and shows in other places too.
     named: HashSet<(u32, &'static str)>,
+    /// Unix sockets by the path that CRIU binds them to: their inodes, and whether their files have that name alone.
+    bound: HashMap<Vec<u8>, Vec<(u64, bool)>>,
 }
 
 impl Look {

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
@@ -119,6 +120,11 @@ impl FdInfo {
         };
         self.text.lines().filter_map(target).collect()
     }
+}
+
+/// The mount that a file of this process was opened through.
+pub(crate) fn mount_of(file: &OwnedFd) -> Option<u32> {
+    Some(FdInfo::parse(&text(format!("/proc/self/fdinfo/{}", file.as_raw_fd())).ok()?).mount)
 }
 
 /// One line of /proc/PID/mountinfo.

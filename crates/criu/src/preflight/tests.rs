@@ -479,9 +479,9 @@ fn a_connection_to_a_socket_of_the_host_is_named_with_its_holder() {
 }
 
 #[test]
-fn a_renamed_socket_is_named_at_once_and_not_for_its_connections() {
+fn a_renamed_socket_that_was_replaced_is_named_at_once_and_not_for_its_connections() {
     let script = "s, c = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)\ns.bind('/tmp/s')\ns.listen()\n\
-                  c.connect('/tmp/s')\na, _ = s.accept()\nc.close()\nos.rename('/tmp/s', '/tmp/t')\nready()\n";
+                  c.connect('/tmp/s')\na, _ = s.accept()\nc.close()\nos.rename('/tmp/s', '/tmp/t')\nopen('/tmp/s', 'w').close()\nready()\n";
     let Some(container) = Sandbox::run("renamed", script, None).map(Sandbox::started) else { return };
     // It does not pass by itself, so that there is nothing to wait for: one look of many is enough.
     let looks = (0..5).map(|_| {

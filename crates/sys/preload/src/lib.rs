@@ -8,7 +8,8 @@
 //! At the end of a restore it keeps criu from waiting for each thread by itself ([`trace`]).
 //!
 //! System calls that a dump interrupts begin again where they can ([`interrupted`]), and end when they would have ended ([`waits`]).
-//! What criu asks of sockets, and how it makes them anew, it puts right where needed ([`sockets`]).
+//! What criu asks of sockets, and how it makes them anew, it puts right where needed ([`sockets`]), also where their files were renamed
+//! ([`socket_files`]).
 //! What waits in terminals ([`terminals`]), errors of sockets ([`queues`]) and the marks of System V segments ([`segments`]) are after a dump
 //! what they were before.
 //!
@@ -35,6 +36,7 @@ mod mount_points;
 mod queues;
 mod segments;
 mod shared;
+mod socket_files;
 mod sockets;
 mod terminals;
 mod texts;
@@ -224,7 +226,11 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
         return unsafe { scan(fd, argument.cast(), pid, real) };
     }
     // SAFETY: handed on as it came.
-    unsafe { real(fd, request, argument) }
+    let done = unsafe { real(fd, request, argument) };
+    if request == socket_files::SIOCUNIXFILE && done >= 0 {
+        socket_files::asked(fd, done);
+    }
+    done
 }
 
 /// Blanks the entries of hidden pages in what was read of a pagemap file.

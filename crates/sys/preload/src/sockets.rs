@@ -15,6 +15,8 @@ use std::ffi::{CStr, c_int, c_void};
 
 use libc::{sockaddr, sockaddr_in6, sockaddr_nl, socklen_t};
 
+use crate::socket_files;
+
 type Getsockopt = unsafe extern "C" fn(c_int, c_int, c_int, *mut c_void, *mut socklen_t) -> c_int;
 type Setsockopt = unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int;
 type WithAddress = unsafe extern "C" fn(c_int, *const sockaddr, socklen_t) -> c_int;
@@ -177,6 +179,13 @@ pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_
     // SAFETY: the address is as it came, or one of the same length that lives long enough.
     let mut bind = || unsafe { real(fd, address, len) };
     let done = bind();
+    if done != 0 && errno() == libc::ENOENT {
+        // SAFETY: by contract.
+        if unsafe { socket_files::make_directories(address, len) } {
+            return bind();
+        }
+        set_errno(libc::ENOENT);
+    }
     if done == 0 || errno() != libc::EADDRNOTAVAIL {
         return done;
     }
