@@ -1,5 +1,5 @@
 //! Readers of texts and records: of the kernel, and of the files that the agent and this library write. Without system calls, so that
-//! the fuzz targets (`fuzz/`) and Miri run them.
+//! the fuzz targets (`fuzz/`) can run them.
 
 use std::collections::{HashMap, HashSet};
 
