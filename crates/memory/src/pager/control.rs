@@ -3,8 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::sockopt::SendTimeout;
@@ -22,12 +21,10 @@ const EXTENT_BYTES: usize = 24;
 pub(super) const BATCH: usize = 1024;
 /// Bytes of a range of pages in a message.
 const RANGE_BYTES: usize = 16;
-/// The number of what the pager tells by itself.
-pub(super) const UNASKED: u32 = 0;
 /// How long a pager may take to accept a connection.
 const CONNECT: Duration = Duration::from_secs(5);
-/// Largest message, and largest answer.
-const MESSAGE_CAP: usize = 8 + EXTENT_BYTES * BATCH;
+/// Largest message.
+const MESSAGE_CAP: usize = 1 + EXTENT_BYTES * BATCH;
 
 /// Pages of one address space that are in the arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,14 +52,14 @@ pub(super) enum Message {
     Named,
     /// Send what is wanted to this socket from now on, beginning with everything that somebody waits for.
     Subscribe,
-    /// Say which pages have not come. As of every question, its number comes with each part of its answer.
-    Missing(u32),
+    /// Say which pages have not come.
+    Missing,
     /// Hand out the arena's file.
-    Reattach(u32),
+    Reattach,
     /// The tasks run: put every page in place.
     Fill,
     /// Say how things stand.
-    Status(u32),
+    Status,
     /// End now, whatever is left.
     Quit,
 }
@@ -106,22 +103,13 @@ impl ControlError {
 impl Message {
     /// Whether it asks for something and changes nothing.
     pub fn is_question(&self) -> bool {
-        matches!(self, Self::Status(_) | Self::Missing(_) | Self::Reattach(_) | Self::Quit)
+        matches!(self, Self::Status | Self::Missing | Self::Reattach | Self::Quit)
     }
 
     /// Whether a descriptor comes along, for keeping.
     pub fn brings_descriptor(bytes: &[u8]) -> bool {
         matches!(bytes.first(), Some(b'A' | b'O'))
     }
-}
-
-fn question(kind: u8, number: u32) -> Vec<u8> {
-    [&[kind][..], &number.to_le_bytes()].concat()
-}
-
-/// An answer to the question of this number; [`UNASKED`] if there was none.
-pub(super) fn answer(number: u32, body: &[u8]) -> Vec<u8> {
-    [&number.to_le_bytes()[..], body].concat()
 }
 
 pub(super) fn encode(message: &Message) -> Vec<u8> {
@@ -151,10 +139,10 @@ pub(super) fn encode(message: &Message) -> Vec<u8> {
         }
         Message::Named => vec![b'N'],
         Message::Subscribe => vec![b'W'],
-        Message::Missing(number) => question(b'M', *number),
-        Message::Reattach(number) => question(b'R', *number),
+        Message::Missing => vec![b'M'],
+        Message::Reattach => vec![b'R'],
         Message::Fill => vec![b'F'],
-        Message::Status(number) => question(b'S', *number),
+        Message::Status => vec![b'S'],
         Message::Quit => vec![b'Q'],
         Message::Extents(extents) => {
             let mut bytes = Vec::with_capacity(1 + extents.len() * EXTENT_BYTES);
@@ -181,14 +169,14 @@ pub(super) fn decode(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Option<Message>
         (b'O', _) => Message::Object(serde_json::from_slice(body).ok()?, descriptors.into_iter().next()?),
         (b'N', 0) => Message::Named,
         (b'W', 0) => Message::Subscribe,
-        (b'M', 4) => Message::Missing(u32::from_le_bytes(body.try_into().ok()?)),
-        (b'R', 4) => Message::Reattach(u32::from_le_bytes(body.try_into().ok()?)),
+        (b'M', 0) => Message::Missing,
+        (b'R', 0) => Message::Reattach,
         (b'L', len) if len >= 4 && (len - 4).is_multiple_of(RANGE_BYTES) => {
             let (space, ranges) = decode_ranges(body)?;
             Message::Later(space, ranges)
         }
         (b'F', 0) => Message::Fill,
-        (b'S', 4) => Message::Status(u32::from_le_bytes(body.try_into().ok()?)),
+        (b'S', 0) => Message::Status,
         (b'Q', 0) => Message::Quit,
         (b'I', len) if len.is_multiple_of(EXTENT_BYTES) => Message::Extents(
             body.chunks_exact(EXTENT_BYTES)
@@ -281,8 +269,6 @@ pub enum ControlError {
 pub struct PagerHandle {
     socket: OwnedFd,
     directory: PathBuf,
-    /// The number of the last question.
-    asked: AtomicU32,
 }
 
 impl PagerHandle {
@@ -305,7 +291,7 @@ impl PagerHandle {
         let path = directory.join(super::CONTROL_SOCKET);
         let go = || -> io::Result<Self> {
             let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
-            let handle = Self { socket, directory: directory.to_owned(), asked: AtomicU32::new(UNASKED) };
+            let handle = Self { socket, directory: directory.to_owned() };
             handle.limit_sending(limit)?;
             connect(handle.socket.as_raw_fd(), &UnixAddr::new(&path)?)?;
             Ok(handle)
@@ -381,11 +367,12 @@ impl PagerHandle {
 
     /// Asks which pages have not come, with the source's addresses.
     pub fn missing(&self, timeout: Duration) -> Result<Vec<(AddressSpaceId, Vec<PageRange>)>, ControlError> {
-        let number = self.ask(Message::Missing)?;
+        self.ask(&Message::Missing)?;
         let mut all = Vec::new();
+        let mut buffer = vec![0; MESSAGE_CAP];
         loop {
-            let (part, _) = self.answer(timeout, |of| of == number)?;
-            let (space, ranges) = decode_ranges(&part).ok_or_else(nonsense)?;
+            let (got, _) = self.receive(timeout, &mut buffer)?;
+            let (space, ranges) = decode_ranges(&buffer[..got]).ok_or_else(nonsense)?;
             if ranges.is_empty() {
                 return Ok(all);
             }
@@ -395,10 +382,11 @@ impl PagerHandle {
 
     /// Asks for the arena's file, and how many bytes of it, from its beginning, are in use.
     pub fn reattach(&self, timeout: Duration) -> Result<(OwnedFd, u64), ControlError> {
-        let number = self.ask(Message::Reattach)?;
-        let (used, descriptors) = self.answer(timeout, |of| of == number)?;
-        match (descriptors.into_iter().next(), <[u8; 8]>::try_from(used)) {
-            (Some(file), Ok(used)) => Ok((file, u64::from_le_bytes(used))),
+        self.ask(&Message::Reattach)?;
+        let mut used = [0; 8];
+        let (got, descriptors) = self.receive(timeout, &mut used)?;
+        match descriptors.into_iter().next() {
+            Some(file) if got == used.len() => Ok((file, u64::from_le_bytes(used))),
             _ => Err(nonsense().into()),
         }
     }
@@ -415,36 +403,27 @@ impl PagerHandle {
 
     /// Asks how things stand. The answer comes after everything that was said before has been dealt with.
     pub fn status(&self, timeout: Duration) -> Result<Status, ControlError> {
-        let number = self.ask(Message::Status)?;
-        // It has nothing to say after its last word.
-        read_status(&self.answer(timeout, |of| of == number || of == UNASKED)?.0)
+        self.ask(&Message::Status)?;
+        self.answer(timeout)
     }
 
     /// Waits until every page is where it belongs; the pager says so by itself.
     pub fn drained(&self, timeout: Duration) -> Result<Status, ControlError> {
-        read_status(&self.answer(timeout, |of| of == UNASKED)?.0)
+        self.answer(timeout)
     }
 
-    /// Sends a question; its number.
-    fn ask(&self, question: impl Fn(u32) -> Message) -> Result<u32, ControlError> {
-        let number = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
-        self.send(&question(number))?;
-        Ok(number)
-    }
-
-    /// Waits for what answers a question of such a number. Other answers are passed over: an earlier question may have been left before its answer came,
-    /// and a pager that takes over may answer one again.
-    fn answer(&self, timeout: Duration, fits: impl Fn(u32) -> bool) -> Result<(Vec<u8>, Vec<OwnedFd>), ControlError> {
-        let deadline = Instant::now() + timeout;
+    /// Sends a question. What was not read until now does not answer it: a pager that takes over may answer an earlier
+    /// question again.
+    fn ask(&self, question: &Message) -> Result<(), ControlError> {
         let mut buffer = vec![0; MESSAGE_CAP];
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let (got, descriptors) = self.receive(left, &mut buffer)?;
-            let (number, body) = buffer[..got].split_first_chunk().ok_or_else(nonsense)?;
-            if fits(u32::from_le_bytes(*number)) {
-                return Ok((body.to_vec(), descriptors));
-            }
-        }
+        while self.receive(Duration::ZERO, &mut buffer).is_ok() {}
+        self.send(question)
+    }
+
+    fn answer(&self, timeout: Duration) -> Result<Status, ControlError> {
+        let mut buffer = [0; 8192];
+        let (got, _) = self.receive(timeout, &mut buffer)?;
+        Ok(serde_json::from_slice(&buffer[..got]).map_err(io::Error::from)?)
     }
 
     fn receive(&self, timeout: Duration, into: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), ControlError> {
@@ -459,10 +438,6 @@ impl PagerHandle {
         }
         Ok((got, descriptors))
     }
-}
-
-fn read_status(bytes: &[u8]) -> Result<Status, ControlError> {
-    Ok(serde_json::from_slice(bytes).map_err(io::Error::from)?)
 }
 
 fn nonsense() -> io::Error {

@@ -14,7 +14,7 @@ use tranship_sys::descriptor;
 use tranship_sys::userfault::Userfault;
 use tranship_types::{AddressSpaceId, PageRange};
 
-use super::control::{self, BATCH, Message, Peeked, StoredExtent, UNASKED};
+use super::control::{self, BATCH, Message, Peeked, StoredExtent};
 use super::remote::Remote;
 use super::serve::{Pager, PagerError};
 use super::space::{Space, Work};
@@ -92,12 +92,11 @@ impl Pager<'_> {
 
     fn reply(&mut self, index: usize, question: &Message) -> bool {
         match question {
-            Message::Status(number) => self.tell(index, *number),
-            Message::Missing(number) => self.tell_missing(index, *number),
-            Message::Reattach(number) => {
+            Message::Status => self.tell(index),
+            Message::Missing => self.tell_missing(index),
+            Message::Reattach => {
                 if let Some(store) = &self.store {
-                    let used = control::answer(*number, &self.used.to_le_bytes());
-                    let _ = descriptor::send(self.agents[index].as_fd(), &used, &[store.file()]);
+                    let _ = descriptor::send(self.agents[index].as_fd(), &self.used.to_le_bytes(), &[store.file()]);
                 }
             }
             _ => return true,
@@ -147,7 +146,7 @@ impl Pager<'_> {
                 self.resumed.get_or_insert_with(Instant::now);
                 (self.stored, self.later) = (HashMap::new(), HashMap::new());
             }
-            Message::Subscribe | Message::Status(_) | Message::Missing(_) | Message::Reattach(_) | Message::Quit => {}
+            Message::Subscribe | Message::Status | Message::Missing | Message::Reattach | Message::Quit => {}
         }
         Ok(())
     }
@@ -249,7 +248,7 @@ impl Pager<'_> {
         self.guards.begin(self.context.guards.as_ref());
     }
 
-    fn tell(&mut self, index: usize, number: u32) {
+    fn tell(&mut self, index: usize) {
         self.status.pending_bytes = self.served.iter().map(|s| s.pending.bytes()).sum();
         self.status.remote_bytes = match self.filling {
             true => self.served.iter().map(|s| s.remote.bytes()).sum(),
@@ -259,7 +258,7 @@ impl Pager<'_> {
         self.count();
         if let Ok(text) = serde_json::to_vec(&self.status) {
             // An agent that does not listen is dropped when it hangs up.
-            let _ = descriptor::send(self.agents[index].as_fd(), &control::answer(number, &text), &[]);
+            let _ = descriptor::send(self.agents[index].as_fd(), &text, &[]);
         }
     }
 
@@ -271,7 +270,7 @@ impl Pager<'_> {
     }
 
     pub(super) fn tell_all(&mut self) {
-        (0..self.agents.len()).for_each(|index| self.tell(index, UNASKED));
+        (0..self.agents.len()).for_each(|index| self.tell(index));
     }
 
     /// What has not come, by the source's addresses.
@@ -287,70 +286,14 @@ impl Pager<'_> {
         all.into_iter().map(|(id, missing)| (id, missing.all())).collect()
     }
 
-    fn tell_missing(&self, index: usize, number: u32) {
+    fn tell_missing(&self, index: usize) {
         let socket = self.agents[index].as_fd();
-        let part = |space, ranges: &[PageRange]| control::answer(number, &control::encode_ranges(space, ranges));
         for (id, ranges) in self.missing() {
             for batch in ranges.chunks(BATCH) {
                 // An agent that does not listen asks again.
-                let _ = descriptor::send(socket, &part(id, batch), &[]);
+                let _ = descriptor::send(socket, &control::encode_ranges(id, batch), &[]);
             }
         }
-        let _ = descriptor::send(socket, &part(AddressSpaceId(0), &[]), &[]);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-    use crate::pager::PagerHandle;
-    use crate::pager::serve::Context;
-
-    const PATIENCE: Duration = Duration::from_secs(20);
-
-    /// Waits until messages of so many bytes are in an agent's socket.
-    fn await_messages(pager: &Pager<'_>, bytes: u64) {
-        let deadline = Instant::now() + PATIENCE;
-        while rustix::io::ioctl_fionread(&pager.agents[0]).unwrap() < bytes {
-            assert!(Instant::now() < deadline, "the question does not come");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    #[test]
-    fn what_a_killed_pager_had_answered_answers_no_other_question() {
-        let directory = std::env::temp_dir().join(format!("tranship-pager-answers-{}", std::process::id()));
-        std::fs::create_dir_all(&directory).unwrap();
-        let context = Context::listen(&directory, &directory).unwrap();
-        let agent = PagerHandle::connect(&directory).unwrap();
-        let mut killed = Pager::new(&context, None);
-        killed.accept_agent().unwrap();
-        let mut lacking = PageSet::default();
-        lacking.insert(PageRange { start: 0x10_0000, end: 0x20_0000 });
-        let (first, missing, second) = std::thread::scope(|scope| {
-            let asks = || (agent.status(PATIENCE), agent.missing(PATIENCE), agent.status(PATIENCE));
-            let asker = scope.spawn(asks);
-            await_messages(&killed, 5);
-            let question = control::peek(killed.agents[0].as_fd()).unwrap().unwrap();
-            // It is killed here: the question is still in its socket.
-            killed.reply(0, &question.message);
-            await_messages(&killed, 10);
-            let mut next = Pager::new(&context, None);
-            next.agents = std::mem::take(&mut killed.agents);
-            next.later.insert(AddressSpaceId(7), lacking.clone());
-            next.status.named = true;
-            let deadline = Instant::now() + PATIENCE;
-            while !asker.is_finished() && Instant::now() < deadline {
-                next.hear(0).unwrap();
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            asker.join().unwrap()
-        });
-        std::fs::remove_dir_all(&directory).unwrap();
-        assert!(!first.unwrap().named);
-        assert_eq!(missing.unwrap(), [(AddressSpaceId(7), lacking.all())]);
-        assert!(second.unwrap().named);
+        let _ = descriptor::send(socket, &control::encode_ranges(AddressSpaceId(0), &[]), &[]);
     }
 }
