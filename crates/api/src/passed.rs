@@ -68,7 +68,8 @@ pub async fn answer(router: Router, call: PassedCall, mut part: impl FnMut(u16, 
 fn pieces(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
-        let end = rest.floor_char_boundary(MAX_PART_BYTES.min(rest.len()));
+        let most = MAX_PART_BYTES.min(rest.len());
+        let end = (0..=most).rev().find(|end| rest.is_char_boundary(*end)).unwrap_or(most);
         let (piece, left) = rest.split_at(end);
         rest = left;
         (!piece.is_empty()).then_some(piece)

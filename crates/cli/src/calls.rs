@@ -140,7 +140,7 @@ impl Calls<'_> {
                     request.container
                 );
                 let remedy = "see `tranship status`".to_owned();
-                return self.refuse(ErrorBody { message, remedy, blockers: Vec::new() }, json, Exit::Interrupted);
+                return self.refuse(&ErrorBody { message, remedy, blockers: Vec::new() }, json, Exit::Interrupted);
             }
         };
         match begun {
@@ -316,10 +316,10 @@ impl Calls<'_> {
     }
 
     /// Reports an error that was found here; with `json`, to programs too.
-    pub fn refuse(&self, error: ErrorBody, json: bool, exit: Exit) -> Exit {
+    pub fn refuse(&self, error: &ErrorBody, json: bool, exit: Exit) -> Exit {
         self.screen.error(&error.to_string());
         if json {
-            self.screen.json_error(&error);
+            self.screen.json_error(error);
         }
         exit
     }

@@ -85,7 +85,7 @@ impl Calls<'_> {
                 true => (format!("node {to} cannot be emptied to itself"), "name another node after --to".to_owned()),
                 false => (format!("node {} does not know a node {to}", node.name), "see `tranship node`".to_owned()),
             };
-            return self.refuse(ErrorBody { message, remedy, blockers: Vec::new() }, json, Exit::Blocked);
+            return self.refuse(&ErrorBody { message, remedy, blockers: Vec::new() }, json, Exit::Blocked);
         }
         let mut rows = match self.patiently(self.client.containers()).await {
             Ok(containers) => placed(containers, &evacuation.to),
@@ -227,7 +227,7 @@ async fn followed(client: &Client, id: &MigrationId) -> Result<Report, ClientErr
     loop {
         match client.follow(id, |_: &Report| seen = Instant::now()).await {
             Err(error) if error.is_unreachable() && seen.elapsed() < AWAY_AT_MOST => {
-                tokio::time::sleep(TRY_EVERY).await
+                tokio::time::sleep(TRY_EVERY).await;
             }
             ended => return ended,
         }

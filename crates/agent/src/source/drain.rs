@@ -118,10 +118,8 @@ impl SourceRun {
         if self.control.is_none() {
             self.control = Some(self.node.dial(&self.peer, Purpose::Control, Some(&self.id))?);
         }
-        match {
-            let account = released.then(|| Box::new(Account::of(&self.report.read())));
-            self.ask(&Request::Drained { released, account }, FROZEN_PATIENCE)
-        } {
+        let account = released.then(|| Box::new(Account::of(&self.report.read())));
+        match self.ask(&Request::Drained { released, account }, FROZEN_PATIENCE) {
             Ok(Response::Draining { remote_bytes, remote_faults, waiting_for, .. }) => {
                 self.report.change(|r| {
                     r.waiting = waiting_for;
