@@ -44,7 +44,7 @@ fn both_nodes_have_the_account(stage: &mut Stage) -> Result<()> {
     ensure!(there.id == report.id && there.blackout_ms == report.blackout_ms, "{there:?} is not {report:?}");
     ensure!(there.mode == Mode::Auto && there.mode_taken == report.mode_taken, "{there:?} is not {report:?}");
     let names: Vec<&str> = there.parts.iter().map(|part| part.name.as_str()).collect();
-    ensure!(["freeze", "restore", "resume"].iter().all(|name| names.contains(name)), "{names:?}");
+    ensure!(["freeze", "skeleton: restore", "resume"].iter().all(|name| names.contains(name)), "{names:?}");
     let (status, timing, said) = tranship(lab, "b", &["status", NAME, "--timing"])?;
     ensure!(status == 0 && timing.contains("restore") && timing.contains("blackout"), "{timing}{said}");
     let blackout = format!("{:.1} ms", report.blackout_ms.context("no blackout")?);
@@ -108,6 +108,7 @@ fn a_node_is_evacuated(stage: &mut Stage) -> Result<()> {
     ensure!(rows.len() == 3 && exactly_one_runs(lab, "first")? == "b" && exactly_one_runs(lab, "second")? == "b");
 
     lab.check("b", &["runc", "delete", "-f", "third"])?;
+    lab.check("b", &["ip", "netns", "delete", "third"])?;
     let (status, printed, said) = tranship(lab, "a", &["evacuate", "--to", "b"])?;
     ensure!(status == 0 && printed.contains("1 of 1 containers were moved from a"), "{status}: {printed}{said}");
     let (status, printed, _) = tranship(lab, "a", &["evacuate", "--to", "b"])?;

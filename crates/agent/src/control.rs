@@ -9,7 +9,7 @@ use tranship_api::{ErrorKind, PassedAnswer, PassedCall, ServiceError};
 use tranship_coordinator::Failure;
 use tranship_sys::threads;
 use tranship_transport::{Connection, Link};
-use tranship_types::NodeName;
+use tranship_types::{BlockerKind, NodeName};
 use tranship_wire::message::{Request, Response};
 use tranship_wire::{Purpose, Versions, read_message, write_message};
 
@@ -30,12 +30,16 @@ pub fn pass_on(node: &Node, to: &NodeName, call: PassedCall) -> Result<Option<Pa
         return Ok(None);
     }
     let failed = |failure: Failure| match failure.blockers.as_slice() {
-        [blocker, ..] => ServiceError::new(ErrorKind::Blocked, blocker.cause.clone(), blocker.remedy.clone()),
-        [] => ServiceError::new(ErrorKind::Blocked, failure.message, "see `tranship node`"),
+        [blocker, ..] => {
+            let is_known = blocker.kind != BlockerKind::NoSuchNode;
+            let kind = if is_known { ErrorKind::Unreachable } else { ErrorKind::Blocked };
+            ServiceError::new(kind, blocker.cause.clone(), blocker.remedy.clone())
+        }
+        [] => ServiceError::new(ErrorKind::Unreachable, failure.message, "see `tranship node`"),
     };
     let broken = |error: &dyn std::fmt::Display| {
         let message = format!("node {to} has not answered the call: {error}");
-        ServiceError::new(ErrorKind::Unusable, message, format!("see the log of node {to}'s agent"))
+        ServiceError::new(ErrorKind::Unreachable, message, format!("see the log of node {to}'s agent"))
     };
     let mut link = node.dial(to, Purpose::Control, None).map_err(failed)?;
     if link.version() < Versions::API {
@@ -54,6 +58,11 @@ pub fn pass_on(node: &Node, to: &NodeName, call: PassedCall) -> Result<Option<Pa
         _ => return Err(broken(&"its answer belongs to another request")),
     };
     let (sender, parts) = mpsc::channel(WAITING);
+    let (closer, unread) = (link.closer(), sender.clone());
+    node.timers().spawn(async move {
+        unread.closed().await;
+        closer.close();
+    });
     let forward = move || {
         if sender.blocking_send(Ok(part)).is_ok()
             && !last

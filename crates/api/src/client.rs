@@ -82,9 +82,15 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// Whether the agent could not be reached or was lost, as opposed to an answer that says no.
+    /// Whether the agent could not be reached or was lost, as opposed to an answer that says no; also that of another node, to which the
+    /// call was to be passed on.
     pub fn is_unreachable(&self) -> bool {
-        !matches!(self, Self::Refused { .. } | Self::Unintelligible { .. })
+        const GATEWAY_TIMEOUT: u16 = 504;
+        match self {
+            Self::Refused { status, .. } => *status == GATEWAY_TIMEOUT,
+            Self::Unintelligible { .. } => false,
+            _ => true,
+        }
     }
 }
 

@@ -104,6 +104,7 @@ impl ErrorKind {
             ErrorKind::NotFound => StatusCode::NOT_FOUND,
             ErrorKind::Busy | ErrorKind::TooLate => StatusCode::CONFLICT,
             ErrorKind::Blocked => StatusCode::UNPROCESSABLE_ENTITY,
+            ErrorKind::Unreachable => StatusCode::GATEWAY_TIMEOUT,
             ErrorKind::Unusable => StatusCode::SERVICE_UNAVAILABLE,
             ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         }

@@ -89,6 +89,8 @@ pub enum ErrorKind {
     TooLate,
     /// Something about the container or the other node stands in the way: 422.
     Blocked,
+    /// The agent of another node, to which a call was passed on, cannot be reached: 504.
+    Unreachable,
     /// This node cannot move anything as it stands: 503.
     Unusable,
     /// What should not happen: 500.

@@ -205,6 +205,11 @@ impl Calls<'_> {
 
     fn planned(&self, plan: Plan, json: bool) -> Exit {
         let blocked = !plan.blockers.is_empty();
+        if json && blocked {
+            let error = show::error_of_blockers(&plan.container, &plan.blockers);
+            self.screen.json_of(&plan, Some(&error));
+            return Exit::Blocked;
+        }
         let printed = self.print(Ok(plan), json, |p| show::plan(p, self.screen.out));
         if blocked { Exit::Blocked } else { printed }
     }

@@ -199,6 +199,9 @@ impl TryFrom<Arguments> for Invocation {
             Call::Completions { shell } => Command::Completions(shell),
             Call::Man { dir } => Command::Man { dir },
         };
+        if versioned && matches!(command, Command::Watch { .. } | Command::Timing { .. } | Command::Trace { .. }) {
+            return Err("--watch, --timing and --trace print text; leave out --output json".to_owned());
+        }
         let node = of_node.as_deref().map(node).transpose()?;
         Ok(Self { socket: arguments.socket, node, versioned, command })
     }
@@ -529,6 +532,7 @@ mod tests {
             ("tranship move redis --from a --to b --node c", "--node"),
             ("tranship status --watch --follow m-1", "--follow"),
             ("tranship ls --output yaml", "yaml"),
+            ("tranship status m-1 --timing --output json", "--timing and --trace print text"),
             ("tranship plan redis --to b --sample 5ms", "100ms to 60000ms"),
             ("tranship plan redis --to b --mode hybrid --safe", "contradict"),
             ("tranship recover redis", "--destination-lost"),

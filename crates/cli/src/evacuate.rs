@@ -38,13 +38,15 @@ pub enum Fate {
     Moving,
     /// It runs on the destination.
     Moved,
+    /// It was moved, and ended on the destination before its last pages had come.
+    Ended,
     /// It would be moved (dry run).
     Movable,
     /// Something stands in the way of its move.
     Blocked,
     /// Its move failed, or could not be followed to its end.
     Failed,
-    /// It was not to be moved: it does not run, or arrives on the node.
+    /// It does not run.
     Skipped,
 }
 
@@ -67,6 +69,13 @@ pub struct Row {
     pub error: Option<ErrorBody>,
     /// The report of its move.
     pub report: Option<Report>,
+}
+
+impl Row {
+    /// Whether nothing of it is left to be moved.
+    fn is_done(&self) -> bool {
+        matches!(self.fate, Fate::Moved | Fate::Movable | Fate::Skipped)
+    }
 }
 
 /// A move of an evacuation, as it ended: its place in the list, and what happened.
@@ -96,7 +105,13 @@ impl Calls<'_> {
             false => self.move_all(evacuation, &node.name, &mut rows, json).await,
         };
         if json {
-            self.screen.json(&rows);
+            let stay = rows.iter().filter(|row| !row.is_done()).count();
+            let error = (exit != Exit::Done).then(|| ErrorBody {
+                message: format!("{stay} of {} containers of node {} were not moved", rows.len(), node.name),
+                remedy: "see `error` of each, and repeat the command".to_owned(),
+                blockers: Vec::new(),
+            });
+            self.screen.json_of(&rows, error.as_ref());
         } else {
             Screen::print(&show::evacuation(&plain(&rows), &node.name, evacuation.dry_run));
         }
@@ -106,6 +121,10 @@ impl Calls<'_> {
     /// Looks what stands in the way of each move.
     async fn look(&self, evacuation: &Evacuation, rows: &mut [Row]) -> Exit {
         for row in rows.iter_mut().filter(|row| row.fate == Fate::Waiting) {
+            if row.migration.is_some() {
+                row.fate = Fate::Moving;
+                continue;
+            }
             let Some(mut request) = request(evacuation, row) else { continue };
             request.dry_run = true;
             let blockers = match self.patiently(self.client.begin_move(&request)).await {
@@ -160,10 +179,10 @@ impl Calls<'_> {
         progress.finish();
         match was_interrupted {
             true => {
-                Screen::tell("\nno more moves begin; those under way go on: see `tranship status`\n");
+                Screen::tell("\nno more moves are asked for; those that were go on: see `tranship status`\n");
                 Exit::Interrupted
             }
-            false if rows.iter().all(|row| matches!(row.fate, Fate::Moved | Fate::Skipped)) => Exit::Done,
+            false if rows.iter().all(Row::is_done) => Exit::Done,
             false => Exit::Failed,
         }
     }
@@ -206,13 +225,10 @@ fn request(evacuation: &Evacuation, row: &Row) -> Option<MoveRequest> {
 
 /// Begins a move, or takes up the one that is under way already, and follows it to its end.
 async fn one(client: Client, place: usize, request: Option<MoveRequest>, under_way: Option<MigrationId>) -> Ended {
-    let began = match (under_way, request) {
-        (Some(id), _) => Ok(id),
-        (None, Some(request)) => client.begin_move(&request).await.map(|begun| match begun {
-            Begun::Started(report) => report.id,
-            Begun::Planned(_) => unreachable!("a move was asked for, not a plan"),
-        }),
-        (None, None) => unreachable!("a container that waits has a destination"),
+    let request = request.unwrap_or_else(|| unreachable!("a container that waits has a destination"));
+    let began = match under_way {
+        Some(id) if is_of(&client, &id, &request).await => Ok(id),
+        _ => begin(&client, &request).await,
     };
     let ended = match began {
         Ok(id) => followed(&client, &id).await,
@@ -221,12 +237,35 @@ async fn one(client: Client, place: usize, request: Option<MoveRequest>, under_w
     (place, ended)
 }
 
+/// Whether a move under way is that of this container, and not of another engine's container of its name.
+async fn is_of(client: &Client, id: &MigrationId, request: &MoveRequest) -> bool {
+    let engine = |report: Report| report.options.engine;
+    client
+        .report(id)
+        .await
+        .is_ok_and(|report| engine(report).is_none_or(|engine| Some(engine) == request.options.engine))
+}
+
+/// Begins a move, once the agent is there.
+async fn begin(client: &Client, request: &MoveRequest) -> Result<MigrationId, ClientError> {
+    let asked = Instant::now();
+    loop {
+        match client.begin_move(request).await {
+            Ok(Begun::Started(report)) => return Ok(report.id),
+            Ok(Begun::Planned(_)) => unreachable!("a move was asked for, not a plan"),
+            // Nothing was sent.
+            Err(ClientError::NotRunning(_)) if asked.elapsed() < AWAY_AT_MOST => tokio::time::sleep(TRY_EVERY).await,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 /// The last report of a move, also through a restart of the agent.
 async fn followed(client: &Client, id: &MigrationId) -> Result<Report, ClientError> {
-    let mut seen = Instant::now();
+    let mut away: Option<Instant> = None;
     loop {
-        match client.follow(id, |_: &Report| seen = Instant::now()).await {
-            Err(error) if error.is_unreachable() && seen.elapsed() < AWAY_AT_MOST => {
+        match client.follow(id, |_: &Report| away = None).await {
+            Err(error) if error.is_unreachable() && away.get_or_insert_with(Instant::now).elapsed() < AWAY_AT_MOST => {
                 tokio::time::sleep(TRY_EVERY).await;
             }
             ended => return ended,
@@ -247,17 +286,18 @@ fn settle(row: &mut Row, ended: Result<Report, ClientError>, here: &NodeName) {
     };
     row.migration = Some(report.id.clone());
     row.fate = match report.outcome {
-        _ if report.source != *here => Fate::Skipped,
-        Outcome::Moved | Outcome::Ended => Fate::Moved,
+        _ if report.source != *here => Fate::Failed,
+        Outcome::Moved => Fate::Moved,
+        Outcome::Ended => Fate::Ended,
         _ if !report.blockers.is_empty() => Fate::Blocked,
         _ => Fate::Failed,
     };
-    row.error = match row.fate {
-        Fate::Skipped => {
-            let (message, remedy) = ("it has just arrived".to_owned(), "run the command again".to_owned());
+    row.error = match report.source != *here {
+        true => {
+            let (message, remedy) = ("it was just arriving".to_owned(), "run the command again".to_owned());
             Some(ErrorBody { message, remedy, blockers: Vec::new() })
         }
-        _ => show::error_of(&report),
+        false => show::error_of(&report),
     };
     row.to = Some(report.destination.clone());
     row.report = Some(report);

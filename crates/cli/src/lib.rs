@@ -46,6 +46,9 @@ pub fn main() -> ExitCode {
     screen.versioned = invocation.versioned;
     let exit = run(invocation, &screen).unwrap_or_else(|e| {
         screen.error(&format!("{e:#}"));
+        if screen.versioned {
+            screen.json_error(&show::split(&format!("{e:#}"), &[]));
+        }
         Exit::Failed
     });
     ExitCode::from(exit as u8)

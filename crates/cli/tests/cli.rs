@@ -354,7 +354,7 @@ fn a_move_is_found_by_its_container() {
     let unknown = agent.run("status nginx");
     assert_eq!(unknown.status.code(), Some(1));
     assert!(err(&unknown).starts_with("error: no move of \"nginx\" is known on this node; see"), "{}", err(&unknown));
-    agent.service.succeed();
+    agent.service.succeed_unwatched();
     assert!(out(&agent.run("status redis")).starts_with("redis moved from a to b"));
     for (filter, count) in [
         ("", 1),
@@ -376,7 +376,7 @@ fn a_status_is_shown_again_when_it_has_changed() {
     let mut child = agent.command("status redis --watch").stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
     assert_eq!(lines.next().unwrap(), "redis moves from a to b: plan");
-    agent.service.succeed();
+    agent.service.succeed_unwatched();
     assert!(lines.any(|line| line.starts_with("redis moved from a to b")));
     child.kill().unwrap();
     child.wait().unwrap();

@@ -45,13 +45,16 @@ pub fn evacuated(row: &Row) -> String {
 fn summary(rows: &[Row], node: &NodeName, dry_run: bool) -> String {
     let number = |fates: &[Fate]| rows.iter().filter(|row| fates.contains(&row.fate)).count();
     let (moved, movable, skipped) = (number(&[Fate::Moved]), number(&[Fate::Movable]), number(&[Fate::Skipped]));
-    let stay = rows.len() - moved - movable - skipped;
+    let ended = number(&[Fate::Ended]);
+    let stay = rows.len() - moved - ended - movable - skipped;
     let mut text = match dry_run {
         true => format!("\n{movable} of {} containers can be moved from {node}", rows.len()),
         false => format!("\n{moved} of {} containers were moved from {node}", rows.len()),
     };
-    if skipped > 0 {
-        text += &format!(", {skipped} skipped");
+    for (number, what) in [(ended, "ended on the way"), (skipped, "skipped")] {
+        if number > 0 {
+            text += &format!(", {number} {what}");
+        }
     }
     match (stay, dry_run) {
         (0, _) => {}
@@ -66,6 +69,7 @@ fn fate(fate: Fate) -> &'static str {
         Fate::Waiting => "not begun",
         Fate::Moving => "under way",
         Fate::Moved => "moved",
+        Fate::Ended => "ended there",
         Fate::Movable => "can be moved",
         Fate::Blocked => "blocked",
         Fate::Failed => "failed",

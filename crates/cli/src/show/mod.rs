@@ -32,6 +32,17 @@ pub fn error_of(report: &Report) -> Option<ErrorBody> {
     })
 }
 
+/// Why a container cannot be moved.
+pub fn error_of_blockers(container: &str, blockers: &[Blocker]) -> ErrorBody {
+    let (message, remedy) = match blockers {
+        [one] => (one.cause.clone(), one.remedy.clone()),
+        many => {
+            (format!("{container} cannot be moved: {} things stand in the way", many.len()), "see `blockers`".into())
+        }
+    };
+    ErrorBody { message, remedy, blockers: blockers.to_vec() }
+}
+
 /// A sentence `CAUSE; REMEDY` as an error.
 pub fn split(sentence: &str, blockers: &[Blocker]) -> ErrorBody {
     let (message, remedy) = sentence.split_once("; ").unwrap_or((sentence, ""));

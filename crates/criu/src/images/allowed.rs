@@ -152,7 +152,7 @@ impl Allowed {
         Self {
             capabilities: names.fold(0, |bits, name| bits | bit(name)),
             no_new_privileges: process["noNewPrivileges"] == true,
-            seccomp: linux["seccomp"].is_object(),
+            seccomp: has_filter(&linux["seccomp"]),
             profile: Profile::of(process),
             namespaces: linux["namespaces"]
                 .as_array()
@@ -218,4 +218,9 @@ impl Profile {
             Self::SeLinux(own) => label == own,
         }
     }
+}
+/// Whether a configuration has a filter of system calls: runtimes take an empty object for none.
+fn has_filter(seccomp: &Value) -> bool {
+    seccomp["defaultAction"].as_str().is_some_and(|action| !action.is_empty())
+        || seccomp["syscalls"].as_array().is_some_and(|rules| !rules.is_empty())
 }

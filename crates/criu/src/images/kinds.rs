@@ -5,7 +5,7 @@
 const COMMON: u32 = 0x5456_4319;
 const SERVICE: u32 = 0x5510_5940;
 /// Most bytes of one image without pages; a table of files of a server with 100,000 connections has 20 MB.
-const LARGEST: usize = 256 << 20;
+pub(super) const LARGEST: usize = 256 << 20;
 
 /// A kind of image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -32,7 +32,7 @@ use prost::Message;
 use tranship_types::escaped;
 
 pub use self::allowed::{Allowed, Profile};
-use self::kinds::{Entries, Kind};
+use self::kinds::{Entries, Kind, LARGEST};
 
 /// Kinds that are read; of the others the names are looked at.
 const READ: [&str; 10] =
@@ -41,6 +41,8 @@ const READ: [&str; 10] =
 const GHOST: u64 = 64 << 10;
 /// Most findings of one check that are told.
 const TOLD: usize = 8;
+/// The most entries of one image.
+const MOST_ENTRIES: usize = 1 << 18;
 
 /// What images do that the configuration does not allow.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,6 +86,7 @@ impl Images {
     /// If the directory or a file in it cannot be read.
     pub fn read(directory: &Path, others: &[&str]) -> io::Result<Self> {
         let mut images = Self::default();
+        let mut room = LARGEST as u64;
         for entry in std::fs::read_dir(directory)? {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
@@ -96,7 +99,11 @@ impl Images {
                     File::open(entry.path())?.take(GHOST).read_to_end(&mut bytes)?;
                 }
                 Some((kind, _)) if READ.contains(&kind.name) || network::READ.contains(&kind.name) => {
-                    bytes = std::fs::read(entry.path())?;
+                    // One byte more than there is room for, as a sign that there is more.
+                    File::open(entry.path())?.take(room + 1).read_to_end(&mut bytes)?;
+                    room = room.checked_sub(bytes.len() as u64).ok_or_else(|| {
+                        io::Error::new(io::ErrorKind::InvalidData, format!("the images have more than {LARGEST} bytes"))
+                    })?;
                 }
                 _ => {}
             }
@@ -142,6 +149,10 @@ impl Images {
             Some((kind, bytes)) => kind.content(bytes).map_err(&bad)?,
             None => &[],
         };
+        // An entry may take four bytes, and much more as a message.
+        if Entries(content).nth(MOST_ENTRIES).is_some() {
+            return Err(bad("has too many entries"));
+        }
         let decode = move |entry: Result<&[u8], &str>| {
             entry.and_then(|entry| M::decode(entry).map_err(|_| "cannot be decoded")).map_err(&bad)
         };
