@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tranship_api::{ErrorKind, PassedAnswer, PassedCall, ServiceError};
 use tranship_coordinator::Failure;
 use tranship_sys::threads;
@@ -59,11 +59,16 @@ pub fn pass_on(node: &Node, to: &NodeName, call: PassedCall) -> Result<Option<Pa
     };
     let (sender, parts) = mpsc::channel(WAITING);
     let (closer, unread) = (link.closer(), sender.clone());
+    let (at_work, ended) = oneshot::channel::<()>();
     node.timers().spawn(async move {
-        unread.closed().await;
-        closer.close();
+        tokio::select! {
+            () = unread.closed() => closer.close(),
+            // The answer is complete: it ends for its reader when nobody can send any more of it.
+            _ = ended => {}
+        }
     });
     let forward = move || {
+        let _at_work = at_work;
         if sender.blocking_send(Ok(part)).is_ok()
             && !last
             && let Err(error) = rest(&mut link, &sender)

@@ -88,13 +88,7 @@ pub(super) fn check(mounts: &[Mount], allowed: &Allowed, found: &mut Vec<Finding
     if mounts.len() > MOST {
         return found.push(Finding::new(format!("have {} mounts in one namespace", mounts.len())));
     }
-    let mut all = Vec::with_capacity(mounts.len());
-    for mount in mounts {
-        match read(mount) {
-            Ok(read) => all.push(read),
-            Err(why) => found.push(Finding::new(format!("have a mount at {} {why}", shown(&mount.point)))),
-        }
-    }
+    let all: Vec<_> = mounts.iter().map(read).collect();
     for one in &all {
         if let Some(why) = form(one, &all) {
             found.push(Finding::new(format!("have a mount at {} {why}", shown(one.point.as_bytes()))));
@@ -132,13 +126,12 @@ fn source(one: &Read<'_>) -> String {
     }
 }
 
-fn read(mount: &Mount) -> Result<Read<'_>, &'static str> {
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec());
-    let (Ok(point), Ok(root)) = (text(&mount.point), text(&mount.root)) else {
-        return Err("whose path is no UTF-8, which no configuration has");
-    };
-    let key = mount.key.as_deref().map(text).transpose().map_err(|_| "with a key that is no UTF-8")?;
-    Ok(Read { mount, point: plain(&point), root, key, fstype: filesystem(mount.fstype) })
+fn read(mount: &Mount) -> Read<'_> {
+    // Names need not be UTF-8. Those that are not are in no configuration; escaped, they are compared like others.
+    let text =
+        |bytes: &[u8]| std::str::from_utf8(bytes).map_or_else(|_| bytes.escape_ascii().to_string(), ToOwned::to_owned);
+    let key = mount.key.as_deref().map(text);
+    Read { mount, point: plain(&text(&mount.point)), root: text(&mount.root), key, fstype: filesystem(mount.fstype) }
 }
 
 /// What no image may have: paths that lead upwards, plugins, filesystems that CRIU mounts from what the image names.
