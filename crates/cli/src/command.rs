@@ -26,94 +26,33 @@ pub struct Invocation {
     pub command: Command,
 }
 
-/// What to do.
+/// What to do. `of` is the id of a migration or the name of a container; in `Watch` it may be the id of a group, too, and where it is absent
+/// all that is under way is shown.
 #[derive(Debug, PartialEq)]
 pub enum Command {
-    Move {
-        request: MoveRequest,
-        json: bool,
-    },
-    MoveGroup {
-        request: GroupRequest,
-        json: bool,
-    },
-    PlanGroup {
-        request: GroupRequest,
-        json: bool,
-    },
-    Group {
-        id: GroupId,
-        json: bool,
-    },
-    FollowGroup {
-        id: GroupId,
-        json: bool,
-    },
-    Evacuate {
-        evacuation: Evacuation,
-        json: bool,
-    },
-    Plan {
-        request: PlanRequest,
-        json: bool,
-    },
-    Recover {
-        request: RecoverRequest,
-        json: bool,
-    },
-    Cancel {
-        name: String,
-        json: bool,
-    },
-    Containers {
-        json: bool,
-    },
-    UnderWay {
-        json: bool,
-    },
-    /// `of` is the id of a migration, or the name of a container.
-    Status {
-        of: String,
-        json: bool,
-    },
-    Timing {
-        of: String,
-    },
-    Trace {
-        of: String,
-    },
-    Follow {
-        of: String,
-        json: bool,
-    },
-    /// `of` may be the id of a group, too; absent, all that is under way.
-    Watch {
-        of: Option<String>,
-    },
-    History {
-        filter: Filter,
-        json: bool,
-    },
-    Node {
-        json: bool,
-    },
-    Doctor {
-        fix: bool,
-        json: bool,
-    },
-    Agent {
-        arguments: Vec<OsString>,
-    },
-    Init {
-        dir: PathBuf,
-        nodes: Vec<NodeName>,
-        renew: bool,
-        revoke: bool,
-    },
+    Move { request: MoveRequest, json: bool },
+    MoveGroup { request: GroupRequest, json: bool },
+    PlanGroup { request: GroupRequest, json: bool },
+    Group { id: GroupId, json: bool },
+    FollowGroup { id: GroupId, json: bool },
+    Evacuate { evacuation: Evacuation, json: bool },
+    Plan { request: PlanRequest, json: bool },
+    Recover { request: RecoverRequest, json: bool },
+    Cancel { name: String, json: bool },
+    Containers { json: bool },
+    UnderWay { json: bool },
+    Status { of: String, json: bool },
+    Timing { of: String },
+    Trace { of: String },
+    Follow { of: String, json: bool },
+    Watch { of: Option<String> },
+    History { filter: Filter, json: bool },
+    Node { json: bool },
+    Doctor { fix: bool, json: bool },
+    Agent { arguments: Vec<OsString> },
+    Init { dir: PathBuf, nodes: Vec<NodeName>, renew: bool, revoke: bool },
     Completions(Shell),
-    Man {
-        dir: Option<PathBuf>,
-    },
+    Man { dir: Option<PathBuf> },
 }
 
 /// Which of the moves that have ended are shown.
