@@ -64,12 +64,8 @@ impl AgentService for Script {
         Ok(["b", "c"].map(|name| name.parse().unwrap()).into())
     }
 
-    fn pass_on(&self, node: &NodeName, _: PassedCall) -> Result<Option<PassedAnswer>, ServiceError> {
-        if node.as_str() == "a" {
-            return Ok(None);
-        }
-        let remedy = format!("add control = true to `accept` of [peers.a] in node {node}'s agent.toml");
-        Err(ServiceError::new(ErrorKind::Forbidden, format!("node {node} does not let node a control it"), remedy))
+    fn pass_on(&self, _: &NodeName, _: PassedCall) -> Result<Option<PassedAnswer>, ServiceError> {
+        Ok(None)
     }
 
     fn containers(&self) -> Result<Vec<ContainerInfo>, ServiceError> {
