@@ -1,9 +1,12 @@
 //! Semaphore operations that the kernel undoes when their process ends (`SEM_UNDO`): CRIU drops them without a word.
 
+use std::io;
 use std::sync::OnceLock;
 
 use tranship_sys::semaphores::UndoReader;
 use tranship_types::{Blocker, BlockerKind};
+
+use crate::preflight::unread;
 
 /// The reader, if this kernel lets the agent have one. It is made once.
 fn reader() -> Option<&'static UndoReader> {
@@ -12,8 +15,11 @@ fn reader() -> Option<&'static UndoReader> {
 }
 
 /// Those of a container's processes that have such operations.
-pub(crate) fn processes(pids: &[u32]) -> Vec<u32> {
-    reader().and_then(|reader| reader.adjusted(pids).ok()).unwrap_or_default()
+///
+/// # Errors
+/// The kernel does not tell.
+pub(crate) fn processes(pids: &[u32]) -> io::Result<Vec<u32>> {
+    reader().map_or(Ok(Vec::new()), |reader| reader.adjusted(pids))
 }
 
 /// What stands in the way because of them; `name` is that of the process.
@@ -30,5 +36,8 @@ pub fn blockers(pids: &[u32]) -> Vec<Blocker> {
         let name = tranship_sys::process::name(pid).unwrap_or_default();
         blocker(pid, &format!("{name} (pid {pid})"))
     };
-    processes(pids).into_iter().map(named).collect()
+    match processes(pids) {
+        Ok(found) => found.into_iter().map(named).collect(),
+        Err(error) => pids.first().map(|pid| unread(*pid, &format!("process {pid}"), &error)).into_iter().collect(),
+    }
 }

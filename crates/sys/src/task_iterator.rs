@@ -38,7 +38,12 @@ impl<const WORDS: usize> TaskIterator<WORDS> {
     /// The system's.
     pub fn rows(&self, pid: u32) -> io::Result<Vec<[u64; WORDS]>> {
         let mut bytes = Vec::with_capacity(16 << 10);
-        File::from(bpf::iterate(&self.program, pid)?).read_to_end(&mut bytes)?;
+        match bpf::iterate(&self.program, pid) {
+            Ok(iterator) => File::from(iterator).read_to_end(&mut bytes)?,
+            // It has ended.
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
         let row = |row: &[u8]| {
             std::array::from_fn(|word| u64::from_le_bytes(row[word * 8..word * 8 + 8].try_into().expect("8 bytes")))
         };

@@ -1,5 +1,7 @@
 //! Rules about states that /proc does not show. All but the first of them CRIU drops without a word.
 
+use std::collections::BTreeSet;
+use std::io;
 use std::sync::OnceLock;
 
 use tranship_sys::hidden_states::{HiddenState, HiddenStates};
@@ -53,7 +55,9 @@ fn words(state: HiddenState) -> (&'static str, &'static str, Option<&'static str
 /// The reader, if this kernel lets the agent have one. It is made once.
 pub(super) fn reader() -> Option<&'static HiddenStates> {
     static READER: OnceLock<Option<HiddenStates>> = OnceLock::new();
-    READER.get_or_init(|| HiddenStates::load().ok()).as_ref()
+    let load =
+        || HiddenStates::load().inspect_err(|error| tracing::warn!(%error, "hidden states of tasks cannot be read"));
+    READER.get_or_init(|| load().ok()).as_ref()
 }
 
 /// Whether all processes have it: some kernels seal mappings of their own in each of them.
@@ -65,15 +69,48 @@ fn usual(reader: &HiddenStates, state: HiddenState) -> bool {
 
 pub(super) fn check(container: &Container, look: &mut Look) {
     let Some(reader) = reader() else { return };
+    check_each(container, look, |pid| {
+        let mut states = reader.read(pid)?;
+        states.retain(|state| !usual(reader, *state));
+        Ok(states)
+    });
+}
+
+fn check_each(container: &Container, look: &mut Look, read: impl Fn(u32) -> io::Result<BTreeSet<HiddenState>>) {
     for task in container.tasks.values().filter(|task| !task.zombie()) {
-        let states = reader.read(task.pid).unwrap_or_default();
-        for state in states.iter().filter(|state| !usual(reader, **state)) {
-            let (what, remedy, allow) = words(*state);
+        let states = match read(task.pid) {
+            Ok(states) => states,
+            Err(error) => {
+                look.block_unread(task, &error);
+                continue;
+            }
+        };
+        for state in states {
+            let (what, remedy, allow) = words(state);
             let blocker = task.blocker(what, remedy);
             look.block(match allow {
                 Some(name) => blocker.allowable(name),
                 None => blocker,
             });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::preflight::tests::Sandbox;
+
+    #[test]
+    fn a_process_that_the_kernel_does_not_tell_of_is_refused() {
+        let Some(sandbox) = Sandbox::run("untold", "ready()\n", None).map(Sandbox::started) else { return };
+        let container = Container::read(&sandbox.subject()).unwrap();
+        let (mut told, mut untold) = (Look::default(), Look::default());
+        check_each(&container, &mut told, |_| Ok(BTreeSet::new()));
+        assert_eq!(told.findings.blockers, []);
+        check_each(&container, &mut untold, |_| Err(io::ErrorKind::PermissionDenied.into()));
+        let blockers = untold.findings.blockers;
+        assert_eq!(blockers.len(), 1, "{blockers:?}");
+        assert!(blockers[0].cause.contains("the kernel cannot be asked"), "{}", blockers[0].cause);
     }
 }

@@ -20,11 +20,16 @@ pub(super) fn check(container: &Container, look: &mut Look) {
         );
         return;
     };
-    let of = |pid: u32| reader.read(pid).unwrap_or_default();
-    let engine: HashSet<i32> = of(container.first().status.ppid).iter().map(|ring| ring.serial).collect();
+    // Without those of the engine, more is refused.
+    let engine = reader.read(container.first().status.ppid).unwrap_or_default();
+    let engine: HashSet<i32> = engine.iter().map(|ring| ring.serial).collect();
     let mut found: BTreeMap<i32, (&Task, Keyring)> = BTreeMap::new();
     for task in container.tasks.values().chain(container.entered.values()).filter(|task| !task.zombie()) {
-        for ring in of(task.pid).into_iter().filter(|ring| ring.has_keys && !engine.contains(&ring.serial)) {
+        let rings = reader.read(task.pid).unwrap_or_else(|error| {
+            look.block_unread(task, &error);
+            Vec::new()
+        });
+        for ring in rings.into_iter().filter(|ring| ring.has_keys && !engine.contains(&ring.serial)) {
             found.entry(ring.serial).or_insert((task, ring));
         }
     }

@@ -45,7 +45,7 @@ use tranship_types::{Blocker, BlockerKind};
 pub(crate) use procfs::{Mount, mount_of};
 
 use crate::irmap::Watcher;
-use container::Container;
+use container::{Container, Task};
 pub use directories::{Sharer, sharers};
 pub use mounts::has_message_queues;
 pub use neighbours::{Depth, Namespaces, Neighbour};
@@ -161,6 +161,13 @@ struct Look {
     bound: HashMap<Vec<u8>, Vec<(u64, bool)>>,
 }
 
+/// What is said of a process that a BPF iterator has failed to read: it may have what CRIU drops.
+pub(crate) fn unread(pid: u32, name: &str, error: &io::Error) -> Blocker {
+    let cause =
+        format!("{name} may have what CRIU does not carry, and the kernel cannot be asked (BPF iterator): {error}");
+    Blocker::new(BlockerKind::Process, cause, "try again; if that fails too, restart the agent").at(pid, None)
+}
+
 impl Look {
     fn block(&mut self, blocker: Blocker) {
         self.findings.blockers.push(blocker);
@@ -171,6 +178,12 @@ impl Look {
         if self.named.insert((pid, what)) {
             self.block(blocker);
         }
+    }
+
+    /// Blocks a process of which the kernel does not tell what CRIU would drop; once for each process.
+    fn block_unread(&mut self, task: &Task, error: &io::Error) {
+        let blocker = unread(task.pid, &task.name(), error);
+        self.block_once(task.pid, "unread", blocker);
     }
 
     fn wait(&mut self, identity: u64, blocker: Blocker) {

@@ -6,7 +6,11 @@ use crate::undo;
 
 pub(super) fn check(container: &Container, look: &mut Look) {
     let pids: Vec<u32> = container.tasks.values().filter(|task| !task.zombie()).map(|task| task.pid).collect();
-    for pid in undo::processes(&pids) {
+    let found = undo::processes(&pids).unwrap_or_else(|error| {
+        look.block_unread(container.first(), &error);
+        Vec::new()
+    });
+    for pid in found {
         // A program may hold a semaphore for a moment only.
         look.wait(pid.into(), undo::blocker(pid, &container.tasks[&pid].name()));
     }

@@ -51,7 +51,7 @@ pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) {
             let remedy = "let the program read the end and close it, and try again";
             look.wait(identity, blocker(d, &what, remedy).allowable("closed-terminals"));
         }
-        if known.of(d).is_stopped {
+        if known.of(d, look).is_stopped {
             let what = format!(
                 "is the terminal {}, whose output is stopped (TCOOFF, or ^S), which CRIU does not carry",
                 d.link

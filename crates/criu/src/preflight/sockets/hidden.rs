@@ -23,7 +23,7 @@ pub(super) fn check(
     if !matches!(family, AddressFamily::INET | AddressFamily::INET6) {
         return;
     }
-    let hidden = files.of(d);
+    let hidden = files.of(d, look);
     if hidden.has_reuseport_program {
         let what = "is in a group whose program shares out what comes (SO_ATTACH_REUSEPORT_EBPF, _CBPF), which CRIU does not carry";
         let remedy = "run the program without it";
