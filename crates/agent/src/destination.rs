@@ -8,7 +8,6 @@ mod resume;
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::process::Child;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -21,6 +20,7 @@ use tranship_memory::receive::Store;
 use tranship_network::{Announcer, Gate, Injector, NetworkError, Takeover, cni};
 use tranship_storage::carried::{self, Target};
 use tranship_sys::clock::monotonic_ns;
+use tranship_sys::launch::Started;
 use tranship_sys::{breakpoints, reserve};
 use tranship_types::{EngineName, HugePages, Interface, MigrationId, NetworkIdentity, NodeName};
 use tranship_wire::message::Offer;
@@ -57,10 +57,10 @@ pub struct DestinationRun {
     targets: Vec<Target>,
     front: Option<Front>,
     /// The process that has the engine restore, until it has been waited for.
-    restoring: Option<Child>,
+    restoring: Option<Started>,
     /// What its images may have, from when its engine has been started until they are checked.
     allowed: Option<Allowed>,
-    pager: Option<Child>,
+    pager: Option<Started>,
     gate: Option<Gate>,
     announcer: Option<Announcer>,
     /// The network namespace turned out to be there already: it is somebody else's.

@@ -4,7 +4,6 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -15,8 +14,8 @@ use tranship_criu::find::Criu;
 use tranship_criu::front::{self, FrontHandle, FrontPlan, HandleError, Mark, Order};
 use tranship_criu::rpc::Overrides;
 use tranship_engine::{Freezer, Images};
+use tranship_sys::launch::{Program, Started, Stream};
 use tranship_sys::restart_blocks;
-use tranship_sys::threads;
 use tranship_types::MigrationId;
 use tranship_wire::message::Offer;
 
@@ -311,7 +310,7 @@ impl Layout {
     pub fn start_front(
         &self,
         role: Role,
-        mut command: Command,
+        mut command: Program,
         interrupt: Option<&Interrupt>,
     ) -> Result<Front, Failure> {
         // Without the front the engine would find the real criu, which does not know of the pages that are elsewhere.
@@ -320,13 +319,10 @@ impl Layout {
         let _ = std::fs::remove_file(self.criu_log(role));
         let log = std::fs::File::create(self.work().join("engine.log"));
         let log = log.map_err(|e| Failure::new(format!("the engine's log cannot be made: {e}")))?;
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        tranship_sys::process::with_usual_umask(tranship_sys::process::detach(&mut command));
-        let program = command.get_program().to_owned();
-        let mut engine = command
-            .spawn()
-            .map_err(threads::explained)
-            .map_err(|e| Failure::new(format!("{} cannot be run: {e}", program.display())))?;
+        command.stdin(Stream::Null).stdout(Stream::Null).stderr(log).detach().with_usual_umask();
+        let program = command.program().to_owned();
+        let mut engine =
+            command.spawn().map_err(|e| Failure::new(format!("{} cannot be run: {e}", program.display())))?;
         let check = || interrupt.map_or(Ok(()), Interrupt::check);
         match self.meet_front(role, &mut engine, &check) {
             Ok((handle, criu)) => Ok(Front { handle, criu, engine: Some(engine) }),
@@ -338,7 +334,7 @@ impl Layout {
         }
     }
 
-    fn meet_front(&self, role: Role, engine: &mut Child, check: Check<'_>) -> Result<(FrontHandle, u32), Failure> {
+    fn meet_front(&self, role: Role, engine: &mut Started, check: Check<'_>) -> Result<(FrontHandle, u32), Failure> {
         let deadline = Instant::now() + ENGINE_START;
         let socket = self.front_socket(role);
         let silent = |why: String| Failure::new(format!("the engine did not ask for criu: {why}"));
@@ -360,14 +356,13 @@ impl Layout {
     }
 
     /// Starts the pager and waits until it listens. It survives this agent.
-    pub fn start_pager(&self) -> Result<Child, Failure> {
+    pub fn start_pager(&self) -> Result<Started, Failure> {
         let failed = |e: &dyn std::fmt::Display| Failure::new(format!("the pager cannot be started: {e}"));
         let log = std::fs::File::create(self.work().join("pager.log")).map_err(|e| failed(&e))?;
-        let mut command = Command::new(program::path().map_err(|e| failed(&e))?);
+        let mut command = Program::new(program::path().map_err(|e| failed(&e))?);
         command.arg("pager").arg(&self.root).arg(self.work());
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        tranship_sys::process::detach(&mut command);
-        let mut pager = command.spawn().map_err(threads::explained).map_err(|e| failed(&e))?;
+        command.stdin(Stream::Null).stdout(Stream::Null).stderr(log).detach();
+        let mut pager = command.spawn().map_err(|e| failed(&e))?;
         let socket = self.root.join(tranship_memory::pager::CONTROL_SOCKET);
         match await_path(&socket, ENGINE_START, &mut pager, &|| Ok(()))? {
             Ok(true) => Ok(pager),
@@ -474,7 +469,7 @@ pub struct Front {
     /// Pid of the real criu.
     pub criu: u32,
     /// The engine's process, if this agent started it.
-    pub engine: Option<Child>,
+    pub engine: Option<Started>,
 }
 
 /// Fails where a wait is to end.
@@ -487,7 +482,7 @@ type Check<'a> = &'a dyn Fn() -> Result<(), Failure>;
 fn await_path(
     path: &Path,
     timeout: Duration,
-    process: &mut Child,
+    process: &mut Started,
     check: Check<'_>,
 ) -> Result<io::Result<bool>, Failure> {
     let watched = || -> io::Result<Inotify> {
@@ -512,7 +507,7 @@ fn await_path(
 }
 
 /// One look, which waits a moment for a change.
-fn look_for(path: &Path, deadline: Instant, process: &mut Child, inotify: &Inotify) -> io::Result<Option<bool>> {
+fn look_for(path: &Path, deadline: Instant, process: &mut Started, inotify: &Inotify) -> io::Result<Option<bool>> {
     if path.exists() {
         return Ok(Some(true));
     }
@@ -546,7 +541,7 @@ mod tests {
 
     /// Raises a cancel while an engine that does nothing is waited for.
     fn cancelled(layout: &Layout) {
-        let mut engine = Command::new("sleep").arg("600").spawn().unwrap();
+        let mut engine = Program::new("sleep").arg("600").spawn().unwrap();
         let interrupt = Interrupt::new(&MoveOptions::default());
         let (cancel, begun) = (Arc::clone(&interrupt), Instant::now());
         let raised = std::thread::spawn(move || {

@@ -3,6 +3,7 @@
 //! - `transhipd [--config FILE]` is the agent.
 //! - `transhipd pager DIRECTORY WORK` is the page store and fault server of one migration.
 //! - `transhipd tls CA CERT KEY NODE ROOT [CRL]` does the agent's TLS handshakes.
+//! - `transhipd launcher` starts the programs of an agent that is confined.
 //! - called as `criu`, it is the CRIU front that an engine executes.
 //! - called as `tranship-runc`, it is the runtime wrapper that an engine executes in place of runc.
 //! - called as `netavark`, it attaches a container that arrives to its network for Podman.
@@ -28,6 +29,7 @@ mod images;
 mod inspection;
 mod intake;
 mod interrupt;
+mod launcher;
 mod layout;
 mod live;
 mod moves;
@@ -89,6 +91,9 @@ struct Arguments {
     /// The configuration file.
     #[arg(long, default_value = "/etc/tranship/agent.toml", value_name = "FILE")]
     config: PathBuf,
+    /// The socket of the launcher, through which programs are started; without it the agent starts them itself.
+    #[arg(long, value_name = "SOCKET")]
+    launcher: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -100,6 +105,7 @@ fn main() -> ExitCode {
         (Some(netavark::NAME), _) => netavark::run(&arguments[1..]),
         (_, Some("pager")) => run_pager(&arguments),
         (_, Some(tls::ARGUMENT)) => tls::run(&arguments),
+        (_, Some(launcher::ARGUMENT)) => launcher::run(&arguments),
         (_, Some("start-in-docker")) => start_in_docker(&arguments),
         _ => agent(&Arguments::parse()).map(|()| 0),
     };
@@ -193,6 +199,9 @@ fn agent(arguments: &Arguments) -> anyhow::Result<()> {
 
     if !tranship_sys::reserve::fill() {
         tracing::warn!("no descriptors are to spare; {}", tranship_sys::reserve::REMEDY);
+    }
+    if let Some(launcher) = &arguments.launcher {
+        tranship_sys::launch::through(launcher.clone());
     }
     let config = Config::load(&arguments.config)?;
     let faults = FaultPlan::parse(&std::env::var("TRANSHIP_FAULTS").unwrap_or_default())?;

@@ -399,7 +399,7 @@ pub fn is_ending(pid: u32) -> bool {
 }
 
 /// Waits for a child that is about to end; one that does not in time is killed.
-pub fn reap(mut child: std::process::Child, patience: Duration) -> std::io::Result<()> {
+pub fn reap(mut child: tranship_sys::launch::Started, patience: Duration) -> std::io::Result<()> {
     let deadline = std::time::Instant::now() + patience;
     loop {
         if child.try_wait()?.is_some() {

@@ -10,6 +10,7 @@ use tranship_api::{
     ToolInfo,
 };
 use tranship_engine::{Engine, EngineError, State, Summary};
+use tranship_sys::launch;
 use tranship_sys::threads::{self, Beside};
 use tranship_types::{Blocker, GroupId, GroupReport, MigrationId, NodeName, Report};
 use tranship_wire::Purpose;
@@ -164,6 +165,13 @@ impl AgentService for Service {
     }
 
     fn leftovers(&self) -> Result<Vec<Leftover>, ServiceError> {
+        if let Some(launcher) = launch::launcher() {
+            launch::ping(launcher).map_err(|error| {
+                let text = error.to_string();
+                let (cause, remedy) = text.split_once("; ").unwrap_or((&text, launch::LAUNCHER_GONE));
+                ServiceError::new(ErrorKind::Unusable, cause, remedy)
+            })?;
+        }
         let left = doctor::leftovers(&self.0).map_err(|error| unusable(&error))?;
         Ok([self.notices(), left].concat())
     }

@@ -9,9 +9,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -19,6 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
+use tranship_sys::launch::{Program, Started, Stream};
 use tranship_sys::{descriptor, privileges, process, seccomp, threads};
 use tranship_transport::remote::{self, Failed, TlsProcess};
 use tranship_transport::{Established, Expiry, Files, Handshakes, Identity, Pins, Role, TransportError, Trust};
@@ -130,7 +129,7 @@ impl Tls {
     }
 
     /// Starts another TLS process whenever one has ended, until this one, with this number, was replaced by one of other files.
-    fn keep(&self, mut number: u64, mut child: Child) {
+    fn keep(&self, mut number: u64, mut child: Started) {
         let (mut pause, mut begun) = (Duration::ZERO, Instant::now());
         loop {
             let ended = child.wait();
@@ -259,8 +258,8 @@ fn arguments(files: &config::Tls, node: &NodeName, root: &Path) -> Vec<OsString>
 }
 
 /// A TLS process that is ready.
-struct Started {
-    child: Child,
+struct Ready {
+    child: Started,
     descriptor: OwnedFd,
     /// The socket for requests.
     requests: OwnedFd,
@@ -268,8 +267,8 @@ struct Started {
     ends: Vec<Expiry>,
 }
 
-impl Started {
-    fn into_current(self, number: u64, arguments: Vec<OsString>, node: &NodeName) -> (Current, Child) {
+impl Ready {
+    fn into_current(self, number: u64, arguments: Vec<OsString>, node: &NodeName) -> (Current, Started) {
         let process = Arc::new(TlsProcess::new(self.requests, node.clone()));
         let (child, silences) = (Arc::new(self.descriptor), Arc::default());
         (Current { number, process, arguments, ends: self.ends, child, silences }, self.child)
@@ -277,18 +276,15 @@ impl Started {
 }
 
 /// Starts a TLS process, and waits until it is ready.
-fn spawn(arguments: &[OsString]) -> anyhow::Result<Started> {
+fn spawn(arguments: &[OsString]) -> anyhow::Result<Ready> {
     let (ours, theirs) = descriptor::seqpacket_pair()?;
-    let mut command = Command::new("/proc/self/exe");
+    let mut command = Program::own();
     command.arg0("transhipd").arg(ARGUMENT).args(arguments).env_clear();
-    command.stdin(Stdio::from(theirs)).stdout(Stdio::null());
-    process::detach(&mut command);
-    let mut child = command.spawn().map_err(threads::explained).context("the TLS process cannot be started")?;
-    // Its end of the socket must not stay open here.
-    drop(command);
-    let ready = await_ready(&ours).and_then(|ends| Ok((ends, process::descriptor(child.id())?)));
+    command.stdin(theirs).stdout(Stream::Null).detach();
+    let mut child = command.spawn().context("the TLS process cannot be started")?;
+    let ready = await_ready(&ours).and_then(|ends| Ok((ends, child.process().try_clone_to_owned()?)));
     match ready {
-        Ok((ends, descriptor)) => Ok(Started { child, descriptor, requests: ours, ends }),
+        Ok((ends, descriptor)) => Ok(Ready { child, descriptor, requests: ours, ends }),
         Err(error) => {
             let _ = child.kill();
             let _ = child.wait();

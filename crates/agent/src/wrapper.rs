@@ -22,6 +22,7 @@ use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
 use tranship_engine::{EtcFiles, Limits, Mark, MountTree, has_cgroups_2};
 use tranship_storage::overlay::{Overlay, PointKind};
+use tranship_sys::launch::Program;
 
 /// The name that it is called by.
 pub const NAME: &str = "tranship-runc";
@@ -116,7 +117,7 @@ fn restore(call: &Call<'_>, mark: &Mark) -> anyhow::Result<i32> {
     if let Some(overlay) = Overlay::set_aside(&root, mount_points(&config))? {
         std::fs::write(mark.bundle.join(OVERLAY), serde_json::to_vec(&overlay)?)?;
     }
-    let mut command = Command::new(runc()?);
+    let mut command = Program::new(runc()?);
     command.args(call.global).args(["restore", "--detach"]).args(call.options);
     mark.images().put_front(&mut command);
     Err(command.arg(call.id).exec().into())

@@ -6,10 +6,12 @@ use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 use std::sync::{LazyLock, Mutex, PoisonError};
+use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketType, sockopt};
+use tranship_sys::launch::Program;
 
 /// Where `make setup` puts a criu if the machine's own does not work.
 pub const PRIVATE_PREFIX: &str = "/opt/tranship/criu/criu";
@@ -64,6 +66,9 @@ pub struct CriuMissing {
     pub why: String,
 }
 
+/// How long criu may take for a check of itself.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// A check's outcome belongs to a file as it was: path, time of change in seconds and ns, size.
 type Key = (PathBuf, i64, i64, u64);
 static CHECKED: LazyLock<Mutex<HashMap<Key, Result<Criu, String>>>> = LazyLock::new(Mutex::default);
@@ -115,9 +120,13 @@ fn checked(path: &Path) -> Result<Criu, String> {
 fn check(path: &Path) -> Result<Criu, String> {
     let run = |arguments: &[&str]| {
         // A preload meant for some other criu must not decide about this one.
-        let command = &mut Command::new(path);
-        let output = command.args(arguments).env_remove(WRAPPER_VARIABLE).env_remove("LD_PRELOAD").output();
-        output.map_err(|e| format!("{} cannot be run: {e}", path.display()))
+        let command = &mut Program::new(path);
+        let output = command.args(arguments).env_remove(WRAPPER_VARIABLE).env_remove("LD_PRELOAD").output(PATIENCE);
+        match output {
+            Ok(Some(output)) => Ok(output),
+            Ok(None) => Err(format!("{} has not ended within {} s", path.display(), PATIENCE.as_secs())),
+            Err(e) => Err(format!("{} cannot be run: {e}", path.display())),
+        }
     };
     let output = run(&["check"])?;
     if !output.status.success() {
@@ -172,7 +181,7 @@ pub(crate) fn version_in(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
-    use std::process::Stdio;
+    use std::process::{Command, Stdio};
 
     use super::*;
 

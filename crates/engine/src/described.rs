@@ -3,11 +3,11 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tranship_sys::launch::Program;
 use tranship_types::{Blocker, BlockerKind, CarriedTree, TreeKind};
 
 use crate::{Container, Engine, EngineError, EtcFiles, Images, Mark, Runc, State, etc_files};
@@ -207,7 +207,7 @@ pub(crate) fn discard(engine: &impl Engine, name: &str, bundle: &Path) -> Result
 }
 
 /// [`Engine::dump`]: runc knows the container by its id.
-pub(crate) fn dump(runc: &Runc, container: &Container, images: Images<'_>) -> Command {
+pub(crate) fn dump(runc: &Runc, container: &Container, images: Images<'_>) -> Program {
     runc.dump(&Container { name: container.id.clone(), ..container.clone() }, images)
 }
 

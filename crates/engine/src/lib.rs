@@ -19,17 +19,16 @@ mod mark;
 mod mounts;
 mod note;
 mod podman;
-mod program;
 mod runc;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tranship_sys::launch::Program;
 use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName};
 
 pub use containerd::Containerd;
@@ -258,7 +257,7 @@ pub struct Images<'a> {
 
 impl Images<'_> {
     /// Has a command of runc's for a checkpoint or restore use them, through the front.
-    pub fn put_front(&self, command: &mut Command) {
+    pub fn put_front(&self, command: &mut Program) {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let mut with_front = self.front.as_os_str().to_owned();
         with_front.push(":");
@@ -431,7 +430,7 @@ pub trait Engine: Send + Sync {
     }
 
     /// The command that dumps the container through the CRIU front and leaves it as it is.
-    fn dump(&self, container: &Container, images: Images<'_>) -> Command;
+    fn dump(&self, container: &Container, images: Images<'_>) -> Program;
 
     /// Makes what a restore starts from, and notes it in the directory `bundle`, which is there. `config` is as from
     /// [`Engine::adopt`], `parameters` come from the source.
@@ -451,7 +450,7 @@ pub trait Engine: Send + Sync {
         bundle: &Path,
         images: Images<'_>,
         network: Option<&Path>,
-    ) -> Result<Command, EngineError>;
+    ) -> Result<Program, EngineError>;
 
     /// Has the pod that [`Engine::create`] made with this directory take the tmpfs that is mounted at `shared` for the `/dev/shm` of its containers, before
     /// [`Engine::restore`] starts it. May be repeated.

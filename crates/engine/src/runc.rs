@@ -2,18 +2,17 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::Value;
 
+use tranship_sys::launch::Program;
 use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 
 use crate::freezer;
 use crate::json::section;
 use crate::limits;
-use crate::program;
 use crate::{Container, Cpu, Engine, EngineError, Freezer, Images, State, Summary};
 
 /// runc as configured on this node.
@@ -59,21 +58,21 @@ impl Runc {
 
     /// The program at `path`, with its own default for the state directory where none is given.
     pub fn new(path: PathBuf, root: Option<PathBuf>, cgroup_parent: Option<PathBuf>) -> Self {
-        let said = program::output(Command::new(&path).arg("--version"), PATIENCE);
+        let said = Program::new(&path).arg("--version").output(PATIENCE);
         let is_crun = said.ok().flatten().is_some_and(|said| said.stdout.starts_with(CRUN.as_bytes()));
         let root = root.unwrap_or_else(|| if is_crun { "/run/crun" } else { "/run/runc" }.into());
         Self { path, root, cgroup_parent, is_crun }
     }
 
-    fn command(&self) -> Command {
-        let mut command = Command::new(&self.path);
+    fn command(&self) -> Program {
+        let mut command = Program::new(&self.path);
         command.arg("--root").arg(&self.root);
         command
     }
 
     /// Runs to the end; the output on success, else the last line of what it said.
-    fn run(&self, command: &mut Command, what: &'static str, name: &str) -> Result<Vec<u8>, EngineError> {
-        let output = program::output(command, PATIENCE);
+    fn run(&self, command: &mut Program, what: &'static str, name: &str) -> Result<Vec<u8>, EngineError> {
+        let output = command.output(PATIENCE);
         let output = output.map_err(|source| EngineError::Run { program: self.path.clone().into(), source })?;
         let why = match output {
             Some(output) if output.status.success() => return Ok(output.stdout),
@@ -250,7 +249,7 @@ impl Engine for Runc {
     }
 
     fn version(&self) -> Result<String, EngineError> {
-        let text = self.run(Command::new(&self.path).arg("--version"), "tell its version", "")?;
+        let text = self.run(Program::new(&self.path).arg("--version"), "tell its version", "")?;
         version_in(&String::from_utf8_lossy(&text)).map_err(|why| EngineError::Refused {
             engine: Self::NAME,
             what: "be run as",
@@ -338,7 +337,7 @@ impl Engine for Runc {
         config
     }
 
-    fn dump(&self, container: &Container, images: Images<'_>) -> Command {
+    fn dump(&self, container: &Container, images: Images<'_>) -> Program {
         let mut command = self.command();
         command.args(["checkpoint", "--leave-running"]);
         images.put_front(&mut command);
@@ -359,7 +358,7 @@ impl Engine for Runc {
         container.bundle == bundle
     }
 
-    fn restore(&self, name: &str, bundle: &Path, images: Images<'_>, _: Option<&Path>) -> Result<Command, EngineError> {
+    fn restore(&self, name: &str, bundle: &Path, images: Images<'_>, _: Option<&Path>) -> Result<Program, EngineError> {
         let mut command = self.command();
         command.args(["restore", "--detach", "--bundle"]).arg(bundle);
         images.put_front(&mut command);
@@ -368,8 +367,7 @@ impl Engine for Runc {
             // When everything is restored it puts the first process into its cgroups, and no other: so they are born there.
             let config = self.json(&bundle.join(CONFIG), name)?;
             let cgroups = freezer::make(Path::new(config["linux"]["cgroupsPath"].as_str().unwrap_or(name)))?;
-            tranship_sys::process::in_cgroups(&mut command, &cgroups)
-                .map_err(|source| EngineError::Run { program: self.path.clone().into(), source })?;
+            command.in_cgroups(cgroups);
         }
         Ok(command)
     }

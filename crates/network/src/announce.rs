@@ -4,9 +4,8 @@ use std::path::{Path, PathBuf};
 
 use netlink_packet_route::link::MacVlanMode;
 use nix::ifaddrs::getifaddrs;
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrLike, SockaddrStorage, bind, send, socket,
-};
+use nix::libc;
+use nix::sys::socket::{AddressFamily, MsgFlags, SockaddrLike, SockaddrStorage, bind, send};
 use tranship_types::NetworkIdentity;
 
 use crate::NetworkError;
@@ -71,11 +70,13 @@ impl Announcer {
                 };
                 // Protocol 0: a socket for sending, which receives nothing.
                 let open = || {
-                    let fd = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None)?;
+                    let fd = tranship_sys::socket::new(libc::AF_PACKET, libc::SOCK_RAW, 0)?;
                     bind(fd.as_raw_fd(), device)?;
-                    Ok(fd)
+                    Ok::<_, std::io::Error>(fd)
                 };
-                let socket = open().map_err(refused(format!("open a packet socket on {}", interface.name)))?;
+                let what =
+                    || format!("open a packet socket on {} in network namespace {}", interface.name, netns.display());
+                let socket = open().map_err(|e| NetworkError::refused(what(), e))?;
                 outlets.push(Outlet {
                     name: interface.name.clone(),
                     index: device.ifindex() as u32,

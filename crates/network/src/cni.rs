@@ -6,6 +6,7 @@
 mod chained;
 mod files;
 
+pub use chained::is_plugin;
 use std::net::IpAddr;
 use std::path::Path;
 

@@ -4,19 +4,16 @@
 //! process that enters one state after the other, and is looked at before and after each.
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::waitpid;
-use nix::unistd::{ForkResult, Pid, fork, pipe2, read, write};
 
 use crate::bpf::{Assembler, If, Instruction, R6, R7, R8, R9};
 use crate::btf::Btf;
+use crate::descriptor;
 use crate::mapping_flags::FlagsReader;
+use crate::own_process::{self, Task, Worker};
 use crate::task_iterator::TaskIterator;
 
 /// Words of a row: flags of the thread, what it has the kernel do at system calls, default flags of mappings, flags of the memory, addresses of
@@ -215,7 +212,7 @@ impl HiddenStates {
     }
 
     fn learn(&mut self) -> io::Result<()> {
-        let mut specimen = Specimen::start()?;
+        let specimen = Specimen::start()?;
         let look = |states: &Self| -> io::Result<(Row, Vec<u64>)> {
             let row = states.tasks.rows(specimen.pid)?.first().copied().ok_or(io::ErrorKind::NotFound)?;
             Ok((row, states.mappings.read(specimen.pid)?.iter().map(|mapping| mapping.flags).collect()))
@@ -232,8 +229,7 @@ impl HiddenStates {
             }
             (before, flags_before) = (after, flags_after);
         }
-        drop(specimen.commands);
-        specimen.child.end();
+        specimen.end();
         Ok(())
     }
 }
@@ -265,78 +261,60 @@ fn new_bit(before: &[u64], after: &[u64]) -> Option<u64> {
     (bits.count_ones() == 1).then_some(bits)
 }
 
-/// A forked process that enters states when it is told to.
+/// A forked process that enters states when it is told to, and ends when this is dropped.
 struct Specimen {
     pid: u32,
     commands: Commands,
-    child: Child,
+    worker: Worker,
 }
 
-struct Commands {
-    to: File,
-    from: File,
-}
-
-/// Is killed and waited for when it is dropped.
-struct Child(Option<Pid>);
-
-impl Child {
-    fn end(&mut self) {
-        if let Some(pid) = self.0.take() {
-            // Neither can fail for a child that was not waited for.
-            let _ = kill(pid, Signal::SIGKILL);
-            let _ = waitpid(pid, None);
-        }
-    }
-}
-
-impl Drop for Child {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
+struct Commands(OwnedFd);
 
 impl Specimen {
     fn start() -> io::Result<Self> {
-        let (commands_read, commands_write) = pipe2(OFlag::O_CLOEXEC)?;
-        let (answers_read, answers_write) = pipe2(OFlag::O_CLOEXEC)?;
-        // SAFETY: the child makes system calls only, until it ends by one: it takes no lock and allocates nothing.
-        match unsafe { fork() }? {
-            ForkResult::Parent { child } => Ok(Self {
-                pid: child.as_raw() as u32,
-                commands: Commands { to: commands_write.into(), from: answers_read.into() },
-                child: Child(Some(child)),
-            }),
-            ForkResult::Child => {
-                drop((commands_write, answers_read));
-                obey(&commands_read, &answers_write);
-                // SAFETY: ends the process at once.
-                unsafe { libc::_exit(0) }
-            }
+        let (worker, socket) = own_process::begin(Task::Specimen)?;
+        let mut pid = [0; 4];
+        if receive(&socket, &mut pid)? != pid.len() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
         }
+        Ok(Self { pid: u32::from_ne_bytes(pid), commands: Commands(socket), worker })
+    }
+
+    fn end(self) {
+        drop(self.commands);
+        self.worker.reap();
     }
 }
 
 impl Commands {
     /// Whether the specimen could enter it.
-    fn enter(&mut self, state: HiddenState) -> io::Result<bool> {
-        self.to.write_all(&[state as u8])?;
-        if poll(&mut [PollFd::new(self.from.as_fd(), PollFlags::POLLIN)], PollTimeout::from(PATIENCE))? == 0 {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
+    fn enter(&self, state: HiddenState) -> io::Result<bool> {
+        descriptor::send(self.0.as_fd(), &[state as u8], &[])?;
         let mut answer = [0];
-        self.from.read_exact(&mut answer)?;
-        Ok(answer[0] == 1)
+        match receive(&self.0, &mut answer)? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok(answer[0] == 1),
+        }
     }
 }
 
-/// The specimen's work: one state for each byte, until there are no more.
-fn obey(commands: &OwnedFd, answers: &OwnedFd) {
+/// What the specimen sends next.
+fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> io::Result<usize> {
+    if poll(&mut [PollFd::new(socket.as_fd(), PollFlags::POLLIN)], PollTimeout::from(PATIENCE))? == 0 {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    descriptor::receive(socket.as_fd(), buffer).map(|(length, _)| length)
+}
+
+/// In a process of its own: sends its pid, then enters one state for each byte, until there are no more.
+pub(crate) fn specimen(socket: BorrowedFd<'_>) {
+    if descriptor::send(socket, &std::process::id().to_ne_bytes(), &[]).is_err() {
+        return;
+    }
     let mut command = [0u8];
-    while read(commands, &mut command) == Ok(1) {
+    while matches!(descriptor::receive(socket, &mut command), Ok((1, _))) {
         let Some(state) = ALL.into_iter().find(|state| *state as u8 == command[0]) else { return };
-        let answer = [u8::from(enter(state))];
-        if write(answers, &answer) != Ok(1) {
+        if descriptor::send(socket, &[u8::from(enter(state))], &[]).is_err() {
             return;
         }
     }
@@ -445,7 +423,8 @@ mod tests {
         println!("{states:?}");
         assert_eq!(states.read(std::process::id()).unwrap(), BTreeSet::new());
         assert!(states.knows(HiddenState::LocksFutureMemory));
-        let mut specimen = Specimen::start().unwrap();
+        let specimen = Specimen::start().unwrap();
+        let pid = specimen.pid;
         let mut entered = BTreeSet::new();
         for state in ALL {
             if specimen.commands.enter(state).unwrap() && states.knows(state) {
@@ -453,7 +432,7 @@ mod tests {
             }
             assert_eq!(states.read(specimen.pid).unwrap(), entered, "{state:?}");
         }
-        specimen.child.end();
-        assert_eq!(states.read(specimen.pid).unwrap(), BTreeSet::new());
+        specimen.end();
+        assert_eq!(states.read(pid).unwrap(), BTreeSet::new());
     }
 }

@@ -30,6 +30,7 @@ pub mod io_priority;
 pub mod journal;
 pub mod kcmp;
 pub mod keyrings;
+pub mod launch;
 pub mod mapping_flags;
 pub mod mapping_log;
 pub mod mount;

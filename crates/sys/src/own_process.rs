@@ -15,8 +15,11 @@ use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signa
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, fork};
 
-use crate::descriptor;
+use serde::{Deserialize, Serialize};
+
 use crate::privileges::{self, Capability};
+use crate::thaw::{self, Interrupted};
+use crate::{descriptor, hidden_states, launch, remote, segment, shared_namespaces, socket};
 
 /// What it takes to trace any process, to suspend its filters, and to read what the system tells of it.
 const KEPT: &[Capability] = &[Capability::SysPtrace, Capability::SysAdmin, Capability::DacOverride];
@@ -27,48 +30,148 @@ const FIRST_STEP: u8 = 1;
 /// Longest text of an error.
 const LONGEST: usize = 500;
 
-/// Has a process of this name (15 bytes at most) do the work, and waits for what it has opened.
-///
-/// `work` must not panic, log, or take a lock that another thread may hold. (It may allocate: glibc's fork(3) sees to that.)
-///
-/// # Errors
-/// The work's. `TimedOut`: it takes longer than some seconds; it is still done to its end, for nobody. `BrokenPipe`: its process was
-/// killed.
-pub(crate) fn run(name: &CStr, work: impl FnOnce() -> io::Result<OwnedFd>) -> io::Result<OwnedFd> {
-    run_in_two_steps(name, |_| work(), || {})
+/// What such a process does. The launcher has it done for an agent whose filter would be in its way.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) enum Task {
+    /// [`remote::open_once`].
+    OpenUserfaultfd { process: u32, flags: u64 },
+    /// [`remote::close_one`].
+    CloseUserfaultfd { process: u32, number: i32 },
+    /// [`thaw::put_right`].
+    PutRight(Vec<Interrupted>),
+    /// Opens the kernel's list of its symbols.
+    OpenSymbols,
+    /// [`socket::open_of`].
+    OpenSocket { process: u32, thread: i32, socket: (i32, i32, i32) },
+    /// [`shared_namespaces::host_name_of`].
+    HostName { process: u32 },
+    /// [`shared_namespaces::ipc_list_of`].
+    IpcList { process: u32, list: String },
+    /// [`segment::control_each`].
+    ControlSegments { process: u32, ids: Vec<i32>, command: i32 },
+    /// [`hidden_states::specimen`]: has no result, and needs all capabilities.
+    Specimen,
 }
 
-/// The same for work that calls its argument at some point: then this process does `meanwhile`.
-pub(crate) fn run_in_two_steps(
-    name: &CStr,
-    work: impl FnOnce(&dyn Fn()) -> io::Result<OwnedFd>,
-    meanwhile: impl FnOnce(),
-) -> io::Result<OwnedFd> {
+impl Task {
+    /// The name of its process.
+    fn name(&self) -> &'static CStr {
+        match self {
+            Self::OpenUserfaultfd { .. } | Self::CloseUserfaultfd { .. } => c"tranship-inject",
+            Self::PutRight(_) => c"tranship-thaw",
+            Self::OpenSymbols => c"tranship-symbols",
+            Self::OpenSocket { .. } => c"tranship-socket",
+            Self::HostName { .. } | Self::IpcList { .. } | Self::ControlSegments { .. } => c"tranship-space",
+            Self::Specimen => c"tranship-state",
+        }
+    }
+
+    /// The capabilities that it takes.
+    fn capabilities(&self) -> &'static [Capability] {
+        match self {
+            Self::OpenSymbols => &[Capability::Syslog],
+            Self::OpenSocket { .. } => &[Capability::SysAdmin, Capability::SysPtrace, Capability::NetRaw],
+            Self::ControlSegments { .. } => &[Capability::SysAdmin, Capability::SysPtrace, Capability::IpcLock],
+            _ => KEPT,
+        }
+    }
+
+    fn work(&self, first_step: &dyn Fn()) -> io::Result<OwnedFd> {
+        match self {
+            Self::OpenUserfaultfd { process, flags } => remote::open_once(*process, *flags),
+            Self::CloseUserfaultfd { process, number } => remote::close_one(*process, *number),
+            Self::PutRight(interrupted) => thaw::put_right(interrupted, first_step, nap),
+            Self::OpenSymbols => Ok(std::fs::File::open("/proc/kallsyms")?.into()),
+            Self::OpenSocket { process, thread, socket } => socket::open_of(*process, *thread, *socket),
+            Self::HostName { process } => shared_namespaces::host_name_of(*process),
+            Self::IpcList { process, list } => shared_namespaces::ipc_list_of(*process, list),
+            Self::ControlSegments { process, ids, command } => segment::control_each(*process, ids, *command),
+            Self::Specimen => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+}
+
+/// Who does a task.
+#[derive(Debug)]
+pub(crate) enum Worker {
+    /// A child of this process.
+    Child(Pid),
+    /// A child of the launcher.
+    Launchers,
+}
+
+impl Worker {
+    /// Waits for its end, if it is a child.
+    pub(crate) fn reap(self) {
+        if let Self::Child(pid) = self {
+            reap(pid);
+        }
+    }
+}
+
+/// Has a process do the task, and waits for what it has opened.
+///
+/// # Errors
+/// The task's. `TimedOut`: it takes longer than some seconds; it is still done to its end, for nobody. `BrokenPipe`: its process was
+/// killed.
+pub(crate) fn run(task: Task) -> io::Result<OwnedFd> {
+    run_in_two_steps(task, || {})
+}
+
+/// The same for a task that has a first step: when that is done, this process does `meanwhile`.
+pub(crate) fn run_in_two_steps(task: Task, meanwhile: impl FnOnce()) -> io::Result<OwnedFd> {
+    let (worker, ours) = begin(task)?;
+    await_result(worker, &ours, meanwhile)
+}
+
+/// Begins a task; its process has the other end of the socket that is returned.
+pub(crate) fn begin(task: Task) -> io::Result<(Worker, OwnedFd)> {
     let (ours, theirs) = descriptor::seqpacket_pair()?;
+    match launch::launcher() {
+        Some(launcher) => launch::begin(launcher, task, theirs.as_fd()).map(|()| (Worker::Launchers, ours)),
+        None => Ok((Worker::Child(fork_for(&task, theirs)?), ours)),
+    }
+}
+
+/// Forks a process that does the task, and has this end of the socket.
+pub(crate) fn fork_for(task: &Task, socket: OwnedFd) -> io::Result<Pid> {
+    fork_to(task.name(), socket, |socket| match task {
+        Task::Specimen => hidden_states::specimen(socket),
+        task => {
+            let confined = privileges::keep_capabilities(task.capabilities());
+            let first_step = || drop(descriptor::send(socket, &[FIRST_STEP], &[]));
+            send(socket, confined.and_then(|()| task.work(&first_step)));
+        }
+    })
+}
+
+/// `work` must not panic, log, or take a lock that another thread may hold. (It may allocate: glibc's fork(3) sees to that.)
+fn fork_to(name: &CStr, socket: OwnedFd, work: impl FnOnce(BorrowedFd<'_>)) -> io::Result<Pid> {
     // SAFETY: the child calls nothing that needs another thread of this process, and never returns.
-    let child = match unsafe { fork() }? {
-        ForkResult::Parent { child } => child,
+    match unsafe { fork() }? {
+        ForkResult::Parent { child } => Ok(child),
         ForkResult::Child => {
-            detach(name, theirs.as_raw_fd());
-            let confined = privileges::keep_capabilities(KEPT);
-            let result = confined.and_then(|()| work(&|| drop(descriptor::send(theirs.as_fd(), &[FIRST_STEP], &[]))));
-            send(theirs.as_fd(), result);
+            detach(name, socket.as_raw_fd());
+            work(socket.as_fd());
             // SAFETY: the call ends the process, without what its parent has registered for its own end.
             unsafe { libc::_exit(0) }
         }
-    };
-    drop(theirs);
-    let result = receive(ours.as_fd(), meanwhile);
+    }
+}
+
+fn await_result(worker: Worker, socket: &OwnedFd, meanwhile: impl FnOnce()) -> io::Result<OwnedFd> {
+    let result = receive(socket.as_fd(), meanwhile);
     if matches!(&result, Err(error) if error.kind() == io::ErrorKind::TimedOut) {
         // It ends some time. If no thread can be started it stays a zombie, until this process ends.
-        let _ = std::thread::Builder::new().name("reaper".into()).spawn(move || reap(child));
+        let _ = std::thread::Builder::new().name("reaper".into()).spawn(move || worker.reap());
     } else {
-        reap(child);
+        worker.reap();
     }
     result
 }
 
-fn reap(child: Pid) {
+/// Waits for the end of a child.
+pub(crate) fn reap(child: Pid) {
     while waitpid(child, None) == Err(Errno::EINTR) {}
 }
 
@@ -90,7 +193,7 @@ fn detach(name: &CStr, kept: RawFd) {
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
 }
 
-/// In a process that [`run`] has started: passes a moment, at most so long, or until a tracee stops.
+/// In a process that does a [`Task`]: passes a moment, at most so long, or until a tracee stops.
 pub(crate) fn nap(longest: Duration) {
     let limit = libc::timespec {
         tv_sec: longest.as_secs() as libc::time_t,
@@ -166,6 +269,24 @@ mod tests {
     use super::*;
     use std::fs::File;
     use std::io::Read;
+
+    fn run_in_two_steps(
+        name: &CStr,
+        work: impl FnOnce(&dyn Fn()) -> io::Result<OwnedFd>,
+        meanwhile: impl FnOnce(),
+    ) -> io::Result<OwnedFd> {
+        let (ours, theirs) = descriptor::seqpacket_pair()?;
+        let child = fork_to(name, theirs, |socket| {
+            let confined = privileges::keep_capabilities(KEPT);
+            let first_step = || drop(descriptor::send(socket, &[FIRST_STEP], &[]));
+            send(socket, confined.and_then(|()| work(&first_step)));
+        })?;
+        await_result(Worker::Child(child), &ours, meanwhile)
+    }
+
+    fn run(name: &CStr, work: impl FnOnce() -> io::Result<OwnedFd>) -> io::Result<OwnedFd> {
+        run_in_two_steps(name, |_| work(), || {})
+    }
 
     #[test]
     fn what_it_opens_comes_back() {

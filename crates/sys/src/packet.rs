@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
-use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, setsockopt, socket, sockopt};
+use nix::sys::socket::{MsgFlags, recv, send, setsockopt, sockopt};
 
 /// Bytes of the header before each frame, `struct virtio_net_hdr`.
 pub const OFFLOAD_HEADER: usize = 10;
@@ -51,8 +51,7 @@ impl PacketSocket {
     /// # Errors
     /// The system's refusal; it needs CAP_NET_RAW and Linux 4.20.
     pub fn open() -> io::Result<Self> {
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let this = Self(socket(AddressFamily::Packet, SockType::Raw, flags, None)?);
+        let this = Self(crate::socket::new(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_NONBLOCK, 0)?);
         this.set(SOL_PACKET, PACKET_VNET_HDR, &1i32)?;
         this.set(SOL_PACKET, PACKET_IGNORE_OUTGOING, &1i32)?;
         this.filter(&[])?;

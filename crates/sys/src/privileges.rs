@@ -11,6 +11,8 @@ use std::path::Path;
 pub enum Capability {
     /// Reads and writes files of other users.
     DacOverride = 1,
+    /// Opens raw and packet sockets.
+    NetRaw = 13,
     /// Locks memory beyond its limit.
     IpcLock = 14,
     /// Traces processes of other users.
@@ -19,6 +21,8 @@ pub enum Capability {
     SysAdmin = 21,
     /// Gives threads a better priority.
     SysNice = 23,
+    /// Sees addresses of the kernel.
+    Syslog = 34,
     /// Attaches BPF programs to tracepoints.
     Perfmon = 38,
     /// Uses BPF.

@@ -35,6 +35,6 @@ mod tests {
     #[test]
     fn a_list_cannot_ask_for_more_than_there_can_be() {
         assert_eq!(listed("0-2147483647,0-2147483647").len(), MOST as usize);
-        assert_eq!(listed("-5-1"), []);
+        assert!(listed("-5-1").is_empty());
     }
 }

@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 use nix::unistd::Pid;
 
 use crate::interrupted::{Disturbance, begin_again, disturbance, is_64_bit, let_go};
-use crate::own_process::{self, nap};
+use crate::own_process::{self, Task, nap};
 use crate::process::{OpenFiles, is_unused_userfaultfd, is_userfaultfd};
 use crate::rseq;
 use crate::seccomp::{self, Rule, allow};
@@ -74,8 +74,6 @@ const ONE_TO_STOP: Duration = Duration::from_millis(100);
 const CHOOSY: Duration = Duration::from_secs(1);
 /// How long a redirected thread may take to its system call before it is given its own registers back: its cgroup may be frozen.
 const TO_CALL: Duration = Duration::from_millis(500);
-/// Its name.
-const INJECTOR: &std::ffi::CStr = c"tranship-inject";
 /// How often it is done again if whoever does it is killed.
 const KILLED: u32 = 2;
 /// A program uses a userfaultfd that it has opened within less.
@@ -96,7 +94,7 @@ pub(crate) fn open_userfaultfd(process: u32, flags: u64) -> io::Result<OwnedFd> 
     let mut killed = 0;
     loop {
         let before = open_numbers(process)?;
-        let opened = open_once(process, flags);
+        let opened = own_process::run(Task::OpenUserfaultfd { process, flags });
         match opened {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe && killed < KILLED => {
                 killed += 1;
@@ -107,29 +105,28 @@ pub(crate) fn open_userfaultfd(process: u32, flags: u64) -> io::Result<OwnedFd> 
     }
 }
 
-fn open_once(process: u32, flags: u64) -> io::Result<OwnedFd> {
-    own_process::run(INJECTOR, move || {
-        let files = OpenFiles::of(process)?;
-        let mut stopped = StoppedThread::stop(process)?;
-        // Not before: the kernel lets no process suspend the filters of another that has one itself. What is forbidden fails, since the
-        // thread would crash if its tracer were killed.
-        if let Err(error) = seccomp::refuse_others(&[seccomp::BASE, CALLS]) {
-            stopped.release();
-            return Err(error);
-        }
-        let siblings = Siblings::of(process, stopped.tracee.thread());
-        let taken = take(&mut stopped, &files, flags);
-        let instruction = stopped.instruction;
+/// In a process of its own: has the process open one and close it again; the one that is taken over.
+pub(crate) fn open_once(process: u32, flags: u64) -> io::Result<OwnedFd> {
+    let files = OpenFiles::of(process)?;
+    let mut stopped = StoppedThread::stop(process)?;
+    // Not before: the kernel lets no process suspend the filters of another that has one itself. What is forbidden fails, since the
+    // thread would crash if its tracer were killed.
+    if let Err(error) = seccomp::refuse_others(&[seccomp::BASE, CALLS]) {
         stopped.release();
-        // If nothing was taken, the siblings go on when this process ends.
-        let (fd, number) = taken?;
-        siblings.let_go(&fd, number, |child| {
-            let mut stopped = StoppedThread { tracee: child, own: own_registers(child)?, instruction };
-            let closed = stopped.call(libc::SYS_close, [number as u64, 0, 0]).map(drop);
-            closed.and(child.set_registers(&stopped.own))
-        });
-        Ok(fd)
-    })
+        return Err(error);
+    }
+    let siblings = Siblings::of(process, stopped.tracee.thread());
+    let taken = take(&mut stopped, &files, flags);
+    let instruction = stopped.instruction;
+    stopped.release();
+    // If nothing was taken, the siblings go on when this process ends.
+    let (fd, number) = taken?;
+    siblings.let_go(&fd, number, |child| {
+        let mut stopped = StoppedThread { tracee: child, own: own_registers(child)?, instruction };
+        let closed = stopped.call(libc::SYS_close, [number as u64, 0, 0]).map(drop);
+        closed.and(child.set_registers(&stopped.own))
+    });
+    Ok(fd)
 }
 
 /// Has the process close a userfaultfd that it has opened for one that was killed before that one had it closed. (One that the program itself
@@ -144,19 +141,22 @@ fn close_left(process: u32, before: &[i32]) -> io::Result<()> {
     std::thread::sleep(MOMENT);
     left.retain(is_left);
     for number in left {
-        own_process::run(INJECTOR, move || {
-            let taken = OpenFiles::of(process)?.take(number)?;
-            let mut stopped = StoppedThread::stop(process)?;
-            let closed = match is_unused_userfaultfd(process, number) {
-                true => seccomp::refuse_others(&[seccomp::BASE, CALLS])
-                    .and_then(|()| stopped.call(libc::SYS_close, [number as u64, 0, 0])),
-                false => Ok(0),
-            };
-            stopped.release();
-            closed.map(|_| taken)
-        })?;
+        own_process::run(Task::CloseUserfaultfd { process, number })?;
     }
     Ok(())
+}
+
+/// In a process of its own: has the process close an unused userfaultfd; that is returned.
+pub(crate) fn close_one(process: u32, number: i32) -> io::Result<OwnedFd> {
+    let taken = OpenFiles::of(process)?.take(number)?;
+    let mut stopped = StoppedThread::stop(process)?;
+    let closed = match is_unused_userfaultfd(process, number) {
+        true => seccomp::refuse_others(&[seccomp::BASE, CALLS])
+            .and_then(|()| stopped.call(libc::SYS_close, [number as u64, 0, 0])),
+        false => Ok(0),
+    };
+    stopped.release();
+    closed.map(|_| taken)
 }
 
 /// The numbers under which a process has something open.

@@ -17,6 +17,7 @@ use crate::bpf::{Assembler, If, Instruction, R6, R7, R8};
 #[cfg(target_arch = "x86_64")]
 use crate::btf::Btf;
 #[cfg(target_arch = "x86_64")]
+use crate::own_process::{self, Task};
 use crate::task_iterator::TaskIterator;
 
 /// The environment variable with the [`description`], for the preloaded library.
@@ -39,7 +40,7 @@ const FIELDS: usize = 6;
 const WORDS: usize = REGISTERS + 1 + FIELDS;
 
 /// A system call that CRIU had interrupted, and that ends at a point in time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Wait {
     /// The thread.
     pub thread: u32,
@@ -126,6 +127,15 @@ fn program(at: &Places) -> Vec<Instruction> {
     a.finish()
 }
 
+/// The text of `/proc/kallsyms`. The kernel shows addresses to whoever opens it with CAP_SYSLOG, which a confined agent lacks.
+fn symbols() -> io::Result<String> {
+    let opened = match crate::launch::launcher() {
+        Some(_) => std::fs::File::from(own_process::run(Task::OpenSymbols)?),
+        None => std::fs::File::open("/proc/kallsyms")?,
+    };
+    io::read_to_string(opened)
+}
+
 /// The addresses of [`FUNCTIONS`], from the text of `/proc/kallsyms`.
 #[cfg(target_arch = "x86_64")]
 fn addresses(symbols: &str) -> Option<[u64; FUNCTIONS.len()]> {
@@ -155,7 +165,7 @@ impl Reader {
     /// Needs CAP_BPF, CAP_PERFMON and CAP_SYSLOG, and a kernel since 6.1 that describes its types.
     fn load() -> io::Result<Self> {
         let btf = Btf::of_kernel()?;
-        let functions = addresses(&std::fs::read_to_string("/proc/kallsyms")?).ok_or(io::ErrorKind::Unsupported)?;
+        let functions = addresses(&symbols()?).ok_or(io::ErrorKind::Unsupported)?;
         Ok(Self { program: TaskIterator::load(&btf, "bpf_iter_task", &program(&Places::of(&btf)?))?, functions })
     }
 }

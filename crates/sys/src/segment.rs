@@ -1,12 +1,15 @@
 //! System V shared memory segments, as the IPC namespace of a process has them.
 
 use std::collections::HashSet;
+use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::ptr::null_mut;
 
-use nix::sched::CloneFlags;
+use nix::sched::{CloneFlags, setns};
 
-use crate::{process, shared_namespaces};
+use crate::own_process::{self, Task};
+use crate::{launch, process, shared_namespaces};
 
 /// Of the mode of a segment: it goes away when nobody has it attached any more.
 const SHM_DEST: u32 = 0o1000;
@@ -15,13 +18,9 @@ const SHM_LOCKED: u32 = 0o2000;
 /// Of linux/shm.h.
 const SHM_LOCK: libc::c_int = 11;
 
-fn inside<T: Send>(pid: u32, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
-    shared_namespaces::inside(pid, ("ipc", CloneFlags::CLONE_NEWIPC), work)
-}
-
 /// The kernel's list of the segments (`/proc/sysvipc/shm`): the namespace in it is that of who asks.
 pub fn list(pid: u32) -> io::Result<String> {
-    inside(pid, || std::fs::read_to_string("/proc/sysvipc/shm"))
+    shared_namespaces::ipc_list(pid, "/proc/sysvipc/shm")
 }
 
 /// The ids of all of them.
@@ -73,14 +72,32 @@ fn control(id: i32, command: libc::c_int) -> io::Result<()> {
     }
 }
 
+fn control_all(pid: u32, ids: &[i32], command: libc::c_int) -> io::Result<()> {
+    let each = || ids.iter().try_for_each(|id| control(*id, command));
+    match launch::launcher() {
+        Some(_) => own_process::run(Task::ControlSegments { process: pid, ids: ids.to_vec(), command }).map(drop),
+        None => shared_namespaces::inside(pid, ("ipc", CloneFlags::CLONE_NEWIPC), each),
+    }
+}
+
+/// In a process of its own: does this to segments of the IPC namespace of a process.
+pub(crate) fn control_each(pid: u32, ids: &[i32], command: i32) -> io::Result<OwnedFd> {
+    if ![libc::IPC_RMID, SHM_LOCK].contains(&command) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    setns(File::open(format!("/proc/{pid}/ns/ipc"))?, CloneFlags::CLONE_NEWIPC)?;
+    ids.iter().try_for_each(|id| control(*id, command))?;
+    Ok(File::open("/dev/null")?.into())
+}
+
 /// Removes segments: each goes away when nobody has it attached any more.
 pub fn remove(pid: u32, ids: &[i32]) -> io::Result<()> {
-    inside(pid, || ids.iter().try_for_each(|id| control(*id, libc::IPC_RMID)))
+    control_all(pid, ids, libc::IPC_RMID)
 }
 
 /// Locks segments in memory.
 pub fn lock(pid: u32, ids: &[i32]) -> io::Result<()> {
-    inside(pid, || ids.iter().try_for_each(|id| control(*id, SHM_LOCK)))
+    control_all(pid, ids, SHM_LOCK)
 }
 
 #[cfg(test)]

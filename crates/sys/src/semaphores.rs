@@ -4,8 +4,6 @@
 use std::collections::HashMap;
 use std::io;
 
-use nix::sched::CloneFlags;
-
 use crate::bpf::{Assembler, If, Instruction, R6, R7, R8, R9};
 use crate::btf::Btf;
 use crate::shared_namespaces;
@@ -132,9 +130,7 @@ fn is_adjusted([set, adjustments @ ..]: &[u64; WORDS], sizes: &HashMap<u32, usiz
 
 /// How many semaphores each set of the process's IPC namespace has, by id.
 fn sizes(pid: u32) -> io::Result<HashMap<u32, usize>> {
-    let list = || std::fs::read_to_string("/proc/sysvipc/sem");
-    let list = shared_namespaces::inside(pid, ("ipc", CloneFlags::CLONE_NEWIPC), list)?;
-    Ok(listed(&list))
+    Ok(listed(&shared_namespaces::ipc_list(pid, "/proc/sysvipc/sem")?))
 }
 
 /// From lines of `key semid perms nsems …`.

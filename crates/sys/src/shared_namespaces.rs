@@ -1,11 +1,14 @@
 //! What the IPC and UTS namespaces of a process hold.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Seek, Write};
+use std::os::fd::OwnedFd;
 
 use nix::sched::{CloneFlags, setns};
+use rustix::fs::{MemfdFlags, memfd_create};
 
-use crate::threads;
+use crate::own_process::{self, Task};
+use crate::{launch, threads};
 
 /// The kernel's lists of System V objects, which show the namespace of the process that reads them (proc(5)), and what they list.
 const LISTS: [(&str, &str); 3] = [
@@ -29,21 +32,58 @@ pub(crate) fn inside<T: Send>(
 
 /// The kinds of System V objects that there are in the IPC namespace of a process.
 pub fn ipc_objects(pid: u32) -> io::Result<Vec<&'static str>> {
-    inside(pid, ("ipc", CloneFlags::CLONE_NEWIPC), || {
-        let mut found = Vec::new();
-        for (list, what) in LISTS {
-            // The first line is the heading.
-            if std::fs::read_to_string(list)?.lines().count() > 1 {
-                found.push(what);
-            }
+    let mut found = Vec::new();
+    for (list, what) in LISTS {
+        // The first line is the heading.
+        if ipc_list(pid, list)?.lines().count() > 1 {
+            found.push(what);
         }
-        Ok(found)
-    })
+    }
+    Ok(found)
+}
+
+/// What one of the lists in `/proc/sysvipc` says of the IPC namespace of a process.
+pub(crate) fn ipc_list(pid: u32, list: &str) -> io::Result<String> {
+    match launch::launcher() {
+        Some(_) => {
+            let file = own_process::run(Task::IpcList { process: pid, list: list.to_owned() })?;
+            io::read_to_string(File::from(file))
+        }
+        None => inside(pid, ("ipc", CloneFlags::CLONE_NEWIPC), || std::fs::read_to_string(list)),
+    }
+}
+
+/// In a process of its own: opens that list. It shows the namespace of who has opened it, whoever reads it.
+pub(crate) fn ipc_list_of(pid: u32, list: &str) -> io::Result<OwnedFd> {
+    if !LISTS.iter().any(|(known, _)| *known == list) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    setns(File::open(format!("/proc/{pid}/ns/ipc"))?, CloneFlags::CLONE_NEWIPC)?;
+    Ok(File::open(list)?.into())
 }
 
 /// The host name in the UTS namespace of a process.
 pub fn host_name(pid: u32) -> io::Result<String> {
-    inside(pid, ("uts", CloneFlags::CLONE_NEWUTS), || Ok(nix::unistd::gethostname()?.to_string_lossy().into_owned()))
+    match launch::launcher() {
+        Some(_) => {
+            let mut file = File::from(own_process::run(Task::HostName { process: pid })?);
+            file.rewind()?;
+            io::read_to_string(file)
+        }
+        None => inside(pid, ("uts", CloneFlags::CLONE_NEWUTS), || Ok(own_host_name()?)),
+    }
+}
+
+fn own_host_name() -> nix::Result<String> {
+    Ok(nix::unistd::gethostname()?.to_string_lossy().into_owned())
+}
+
+/// In a process of its own: a file with that name.
+pub(crate) fn host_name_of(pid: u32) -> io::Result<OwnedFd> {
+    setns(File::open(format!("/proc/{pid}/ns/uts"))?, CloneFlags::CLONE_NEWUTS)?;
+    let mut file = File::from(memfd_create("name", MemfdFlags::CLOEXEC)?);
+    file.write_all(own_host_name()?.as_bytes())?;
+    Ok(file.into())
 }
 
 #[cfg(test)]

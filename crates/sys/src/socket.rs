@@ -1,8 +1,17 @@
 //! Options of sockets, by level and name (socket(7), ip(7), ipv6(7), tcp(7), udp(7)).
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+
+use nix::sched::{CloneFlags, setns};
+
+use crate::launch;
+use crate::own_process::{self, Task};
+
+/// Families of sockets that an agent opens itself when it has a launcher.
+const CONFINED: [i32; 4] = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
 
 /// The option of TCP whose value tells the kernel where in this process to put pages.
 const TCP_ZEROCOPY_RECEIVE: i32 = 35;
@@ -95,11 +104,28 @@ pub fn has_no_peer(socket: BorrowedFd<'_>) -> bool {
         == Err(nix::errno::Errno::ENOTCONN)
 }
 
-/// A new socket, by the numbers of its family, type and protocol.
+/// A new socket of the calling thread's network namespace, by the numbers of its family, type and protocol.
 ///
 /// # Errors
 /// The system's refusal.
 pub fn new(family: i32, kind: i32, protocol: i32) -> io::Result<OwnedFd> {
+    match launch::launcher() {
+        // The agent's unit allows no others (`RestrictAddressFamilies=`).
+        Some(_) if !CONFINED.contains(&family) => {
+            let thread = nix::unistd::gettid().as_raw();
+            own_process::run(Task::OpenSocket { process: std::process::id(), thread, socket: (family, kind, protocol) })
+        }
+        _ => open(family, kind, protocol),
+    }
+}
+
+/// In a process of its own: a socket of the network namespace of a thread, which may open none itself.
+pub(crate) fn open_of(process: u32, thread: i32, (family, kind, protocol): (i32, i32, i32)) -> io::Result<OwnedFd> {
+    setns(File::open(format!("/proc/{process}/task/{thread}/ns/net"))?, CloneFlags::CLONE_NEWNET)?;
+    open(family, kind, protocol)
+}
+
+fn open(family: i32, kind: i32, protocol: i32) -> io::Result<OwnedFd> {
     // SAFETY: the call takes numbers only and returns a new descriptor, owned by nobody else, or an error.
     match unsafe { libc::socket(family, kind | libc::SOCK_CLOEXEC, protocol) } {
         ..0 => Err(io::Error::last_os_error()),
@@ -159,7 +185,7 @@ pub fn network_namespace(socket: BorrowedFd<'_>) -> io::Result<u64> {
     match unsafe { libc::ioctl(socket.as_raw_fd(), SIOCGSKNS) } {
         ..0 => Err(io::Error::last_os_error()),
         // SAFETY: as above; nobody else owns it.
-        fd => Ok(std::fs::File::from(unsafe { OwnedFd::from_raw_fd(fd) }).metadata()?.ino()),
+        fd => Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }).metadata()?.ino()),
     }
 }
 

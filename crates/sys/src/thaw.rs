@@ -11,9 +11,10 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
 
 use crate::interrupted::{let_go, may_fail};
-use crate::own_process::{self, nap};
+use crate::own_process::{self, Task};
 use crate::restart_blocks::Wait;
 use crate::standstill::ask;
 use crate::tracee::{Tracee, threads};
@@ -22,10 +23,10 @@ use crate::tracee::{Tracee, threads};
 const TO_STOP: Duration = Duration::from_secs(1);
 
 /// A thread that is to be put right.
-#[derive(Debug, Clone, Copy)]
-struct Interrupted {
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct Interrupted {
     process: u32,
-    thread: Pid,
+    thread: i32,
     wait: Option<Wait>,
 }
 
@@ -37,7 +38,7 @@ pub fn resume<R>(processes: &[u32], waits: &[Wait], resume: impl FnOnce() -> R) 
     if !interrupted.is_empty() {
         let meanwhile = || result = resume.take().map(|resume| resume());
         // Where it fails, system calls end too early or too late.
-        let _ = own_process::run_in_two_steps(c"tranship-thaw", |asked| put_right(&interrupted, asked, nap), meanwhile);
+        let _ = own_process::run_in_two_steps(Task::PutRight(interrupted.clone()), meanwhile);
     }
     if !interrupted.is_empty() && resume.is_some() {
         // Where no process can be started, or there is no descriptor to hear of it, this one does it.
@@ -52,15 +53,20 @@ pub fn resume<R>(processes: &[u32], waits: &[Wait], resume: impl FnOnce() -> R) 
 fn interrupted(process: u32, waits: &[Wait]) -> Vec<Interrupted> {
     let thread = |thread: Pid| {
         let wait = waits.iter().find(|wait| i64::from(wait.thread) == i64::from(thread.as_raw())).copied();
-        (wait.is_some() || may_fail(process, thread)).then_some(Interrupted { process, thread, wait })
+        (wait.is_some() || may_fail(process, thread)).then_some(Interrupted { process, thread: thread.as_raw(), wait })
     };
     threads(process).unwrap_or_default().into_iter().filter_map(thread).collect()
 }
 
-fn put_right(interrupted: &[Interrupted], asked: &dyn Fn(), nap: fn(Duration)) -> io::Result<std::os::fd::OwnedFd> {
+/// Stops the threads when they come out of the freezer, which happens once `asked` is called, and puts them right.
+pub(crate) fn put_right(
+    interrupted: &[Interrupted],
+    asked: &dyn Fn(),
+    nap: fn(Duration),
+) -> io::Result<std::os::fd::OwnedFd> {
     let traced = |one: &Interrupted| {
         // One that another process traces is that one's.
-        let tracee = ask(one.process, one.thread).ok()??;
+        let tracee = ask(one.process, Pid::from_raw(one.thread)).ok()??;
         Some((tracee, *one))
     };
     let stopping: Vec<(Tracee, Interrupted)> = interrupted.iter().filter_map(traced).collect();

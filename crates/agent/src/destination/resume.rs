@@ -12,7 +12,6 @@
 //!
 //! Until the pager is told to fill, every page is in the store, so that the copy can be made again as often as need be.
 
-use std::process::Child;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,6 +22,7 @@ use tranship_memory::pager::{self, PagerHandle};
 use tranship_network::{Announcer, Gate};
 use tranship_sys::awake::Awake;
 use tranship_sys::clock::monotonic_ns;
+use tranship_sys::launch::Started;
 use tranship_sys::schedule::{self, Standing};
 
 use super::{DestinationRun, RESTORE, RESTORE_END, failed};
@@ -180,7 +180,8 @@ impl DestinationRun {
     /// killed, would not be the engine's.
     fn is_awaited(&mut self) -> bool {
         // One that was killed is a zombie for as long as its other threads take to end, and cannot be waited for yet.
-        let waits = |restoring: &mut Child| matches!(restoring.try_wait(), Ok(None)) && node::is_alive(restoring.id());
+        let waits =
+            |restoring: &mut Started| matches!(restoring.try_wait(), Ok(None)) && node::is_alive(restoring.id());
         self.restoring.as_mut().is_none_or(waits)
     }
 

@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
-use std::process::{Child, Stdio};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -12,6 +11,8 @@ use super::client::Method;
 use super::messages::{Content, ContentInfo, ContentPiece, OneContent};
 use super::parameters::Parameters;
 use super::{Containerd, is_identifier};
+use tranship_sys::launch::{Started, Stream};
+
 use crate::archive::{self, Known};
 use crate::{EngineError, MissingImage};
 
@@ -140,14 +141,15 @@ impl Containerd {
         (what, image): (&'static str, &str),
         namespace: &str,
         arguments: &[&str],
-    ) -> Result<Child, EngineError> {
+    ) -> Result<Started, EngineError> {
         let plain = !image.is_empty() && !image.starts_with('-') && is_identifier(namespace);
         if !plain {
             return Err(Self::image_trouble(what, image, "that is no name for an image"));
         }
         let mut command = self.ctr(namespace, arguments);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        tranship_sys::process::with_usual_umask(&mut command)
+        command.stdin(Stream::Piped).stdout(Stream::Piped).stderr(Stream::Piped);
+        command
+            .with_usual_umask()
             .spawn()
             .map_err(|source| EngineError::Run { program: self.ctr.clone().into(), source })
     }

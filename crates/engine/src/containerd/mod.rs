@@ -21,16 +21,15 @@ mod records;
 use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use prost::Message;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tranship_sys::launch::{Program, Stream};
 use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 
 use crate::described;
-use crate::program;
 use crate::{Container, Engine, EngineError, Images, Limits, Mark, MissingImage, Runc, State, Summary, TreePlace};
 use client::Method;
 use messages::{
@@ -186,7 +185,7 @@ impl Containerd {
                 format!("make it there (`ln -s /usr/bin/transhipd {wrapper}`)"),
             );
         }
-        if program::output(&mut self.ctr(namespace, &["version"]), PATIENCE).is_err() {
+        if self.ctr(namespace, &["version"]).output(PATIENCE).is_err() {
             let ctr = self.ctr.display();
             add(
                 BlockerKind::Engine,
@@ -228,10 +227,10 @@ impl Containerd {
     }
 
     /// `ctr`, for a namespace.
-    fn ctr(&self, namespace: &str, arguments: &[&str]) -> Command {
-        let mut command = Command::new(&self.ctr);
+    fn ctr(&self, namespace: &str, arguments: &[&str]) -> Program {
+        let mut command = Program::new(&self.ctr);
         command.arg("--address").arg(&self.socket).args(["--namespace", namespace]).args(arguments).current_dir("/");
-        command.stdin(Stdio::null());
+        command.stdin(Stream::Null);
         command
     }
 
@@ -334,7 +333,7 @@ impl Engine for Containerd {
         self.runc.adopt(name, config)
     }
 
-    fn dump(&self, container: &Container, images: Images<'_>) -> Command {
+    fn dump(&self, container: &Container, images: Images<'_>) -> Program {
         let parameters = described::parameters::<Parameters>(&container.name, &container.parameters);
         let place =
             parameters.ok().map(|p| (options_of(&p.options, &container.name).unwrap_or_default().root, p.namespace));
@@ -401,7 +400,7 @@ impl Engine for Containerd {
         bundle: &Path,
         images: Images<'_>,
         network: Option<&Path>,
-    ) -> Result<Command, EngineError> {
+    ) -> Result<Program, EngineError> {
         let made = Made::noted(bundle).ok_or_else(|| described::not_made(Self::NAME, name, "its note is gone"))?;
         Mark::new(images, network, bundle).put(name).map_err(Self::unmade(name))?;
         let mut command = self.ctr(&made.namespace, &["tasks", "start", "--detach"]);

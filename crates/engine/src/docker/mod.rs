@@ -22,10 +22,10 @@ mod shim;
 
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tranship_sys::launch::Program;
 use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 
 use crate::archive::{self, Known};
@@ -379,7 +379,7 @@ impl Engine for Docker {
         described::or_mend(lacks)
     }
 
-    fn dump(&self, container: &Container, images: Images<'_>) -> Command {
+    fn dump(&self, container: &Container, images: Images<'_>) -> Program {
         described::dump(&self.runc, container, images)
     }
 
@@ -430,9 +430,9 @@ impl Engine for Docker {
         bundle: &Path,
         images: Images<'_>,
         network: Option<&Path>,
-    ) -> Result<Command, EngineError> {
+    ) -> Result<Program, EngineError> {
         let id = described::mark(bundle, images, network).map_err(|e| unnoted(name, &e))?;
-        let mut command = Command::new("/proc/self/exe");
+        let mut command = Program::own();
         command.arg("start-in-docker").arg(&self.socket).arg(id);
         Ok(command)
     }

@@ -3,16 +3,15 @@
 use std::ffi::OsStr;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::Value;
+use tranship_sys::launch::{Program, Started, Stream, ended, reading};
 
 use super::Podman;
 use super::parameters::is_word;
 use crate::EngineError;
-use crate::program::{ended, reading};
 
 /// How long Podman may take for one command.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -89,7 +88,7 @@ impl Podman {
         what: &'static str,
         name: &str,
     ) -> Result<Vec<u8>, EngineError> {
-        let mut child = self.begin(environment, arguments, Stdio::null(), Stdio::piped())?;
+        let mut child = self.begin(environment, arguments, Stream::Null, Stream::Piped)?;
         let output = reading(&mut child, |child| child.stdout.take()).map_err(|source| self.unusable(source))?;
         self.conclude(&mut child, PATIENCE, what, name)?;
         Ok(output.said())
@@ -103,7 +102,7 @@ impl Podman {
         name: &str,
         take: &mut dyn FnMut(&mut dyn Read) -> io::Result<()>,
     ) -> Result<(), EngineError> {
-        let mut child = self.begin(&[], arguments, Stdio::null(), Stdio::piped())?;
+        let mut child = self.begin(&[], arguments, Stream::Null, Stream::Piped)?;
         let mut output = child.stdout.take().map(Patient);
         let taken = output.as_mut().map_or(Ok(()), |output| {
             take(output)?;
@@ -125,7 +124,7 @@ impl Podman {
         name: &str,
         source: &mut dyn Read,
     ) -> Result<(), EngineError> {
-        let mut child = self.begin(&[], arguments, Stdio::piped(), Stdio::null())?;
+        let mut child = self.begin(&[], arguments, Stream::Piped, Stream::Null)?;
         let mut input = child.stdin.take().map(Patient);
         let mut piece = vec![0; PIECE];
         let given = loop {
@@ -147,20 +146,20 @@ impl Podman {
         &self,
         environment: &[(&str, &OsStr)],
         arguments: &[S],
-        input: Stdio,
-        output: Stdio,
-    ) -> Result<Child, EngineError> {
-        let mut command = Command::new(&self.path);
+        input: Stream,
+        output: Stream,
+    ) -> Result<Started, EngineError> {
+        let mut command = Program::new(&self.path);
         command.envs(environment.iter().copied());
         command.args(arguments.iter().map(AsRef::as_ref)).current_dir("/");
-        command.stdin(input).stdout(output).stderr(Stdio::piped());
-        tranship_sys::process::with_usual_umask(&mut command).spawn().map_err(|source| self.unusable(source))
+        command.stdin(input).stdout(output).stderr(Stream::Piped);
+        command.with_usual_umask().spawn().map_err(|source| self.unusable(source))
     }
 
     /// Waits for a command's end; an error, with its last words, if that is none.
     fn conclude(
         &self,
-        child: &mut Child,
+        child: &mut Started,
         patience: Duration,
         what: &'static str,
         name: &str,

@@ -21,9 +21,9 @@ mod pod;
 use std::collections::HashSet;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use serde_json::Value;
+use tranship_sys::launch::Program;
 use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 
 use crate::archive::{self, Known};
@@ -346,7 +346,7 @@ impl Engine for Podman {
         described::or_mend(described::parameters(name, parameters).and_then(|p| self.lacks(name, &p)))
     }
 
-    fn dump(&self, container: &Container, images: Images<'_>) -> Command {
+    fn dump(&self, container: &Container, images: Images<'_>) -> Program {
         described::dump(&self.runc, container, images)
     }
 
@@ -405,7 +405,7 @@ impl Engine for Podman {
         bundle: &Path,
         images: Images<'_>,
         network: Option<&Path>,
-    ) -> Result<Command, EngineError> {
+    ) -> Result<Program, EngineError> {
         // The front's program, which knows by its name what it is to do.
         match std::os::unix::fs::symlink("criu", images.front.join("netavark")) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(Self::unmade(name)(error)),
@@ -416,7 +416,7 @@ impl Engine for Podman {
         // The network of a pod is its infra container's.
         let network = if self.start_infra(bundle, &environment)? { None } else { network };
         let id = described::mark(bundle, images, network).map_err(Self::unmade(name))?;
-        let mut command = Command::new(&self.path);
+        let mut command = Program::new(&self.path);
         command.args(["start", &id]).current_dir("/").envs(environment);
         Ok(command)
     }

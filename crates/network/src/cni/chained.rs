@@ -3,7 +3,7 @@
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
+use tranship_sys::launch::{Program, Stream};
 use tranship_sys::threads;
 use tranship_types::CniAttachment;
 
@@ -43,6 +44,11 @@ fn chain(configuration: &Value) -> impl Iterator<Item = &Value> {
 
 fn kind(plugin: &Value) -> &str {
     plugin["type"].as_str().unwrap_or_default()
+}
+
+/// Whether a program is a CNI plugin, by the directory that it is in.
+pub fn is_plugin(program: &Path) -> bool {
+    program.parent().is_some_and(|parent| DIRECTORIES.iter().any(|directory| parent == Path::new(directory)))
 }
 
 fn find(plugin: &str) -> Option<PathBuf> {
@@ -160,13 +166,13 @@ fn execute(
     let program = find(plugin).ok_or_else(|| refused(format!("it is not in {}", DIRECTORIES.join(", "))))?;
     let arguments = cached["cniArgs"].as_array().into_iter().flatten();
     let arguments: Vec<_> = arguments.filter_map(|a| Some(format!("{}={}", a[0].as_str()?, a[1].as_str()?))).collect();
-    let mut command = Command::new(program);
+    let mut command = Program::new(program);
     command
         .envs([("CNI_COMMAND", verb), ("CNI_CONTAINERID", container), ("CNI_IFNAME", interface)])
         .env("CNI_NETNS", netns)
         .env("CNI_PATH", DIRECTORIES.join(":"))
         .env("CNI_ARGS", arguments.join(";"));
-    let output = converse(command, input.to_string().into_bytes(), PATIENCE).map_err(refused)?;
+    let output = converse(&mut command, input.to_string().into_bytes(), PATIENCE).map_err(refused)?;
     if output.status.success() {
         return Ok(());
     }
@@ -184,12 +190,13 @@ fn execute(
 
 /// Runs a program that is given `input` and says something; an error in words if it cannot be run, or has not ended within `patience`. Pipes
 /// hold little: whether the program reads or not, and whoever has inherited its end of a pipe, nobody waits for it longer.
-fn converse(mut command: Command, input: Vec<u8>, patience: Duration) -> Result<Output, String> {
+fn converse(command: &mut Program, input: Vec<u8>, patience: Duration) -> Result<Output, String> {
     let deadline = Instant::now() + patience;
-    let mut child = tranship_sys::process::with_usual_umask(&mut command)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
+    let mut child = command
+        .with_usual_umask()
+        .stdin(Stream::Piped)
+        .stdout(Stream::Piped)
+        .stderr(Stream::Null)
         .spawn()
         .map_err(|e| e.to_string())?;
     let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
@@ -235,15 +242,15 @@ mod tests {
     /// More than any pipe holds.
     const LONG: usize = 4 << 20;
 
-    fn shell(script: &str) -> Command {
-        let mut command = Command::new("sh");
+    fn shell(script: &str) -> Program {
+        let mut command = Program::new("sh");
         command.args(["-c", script]);
         command
     }
 
     fn takes_at_most(limit: Duration, script: &str) -> Result<Output, String> {
         let begun = Instant::now();
-        let result = converse(shell(script), vec![b'x'; LONG], SOON);
+        let result = converse(&mut shell(script), vec![b'x'; LONG], SOON);
         assert!(begun.elapsed() < limit, "{script} took {:?}", begun.elapsed());
         result
     }
@@ -259,10 +266,11 @@ mod tests {
 
     #[test]
     fn a_plugin_that_says_what_it_wants_to_before_it_reads_is_heard() {
-        let output = converse(shell("head -c 300000 /dev/zero; cat > /dev/null"), vec![b'x'; LONG], PATIENCE).unwrap();
+        let output =
+            converse(&mut shell("head -c 300000 /dev/zero; cat > /dev/null"), vec![b'x'; LONG], PATIENCE).unwrap();
         assert!(output.status.success());
         assert_eq!(output.stdout.len(), 300_000);
-        let output = converse(shell("echo no; exit 3"), vec![b'x'; LONG], PATIENCE).unwrap();
+        let output = converse(&mut shell("echo no; exit 3"), vec![b'x'; LONG], PATIENCE).unwrap();
         assert_eq!((output.status.code(), &output.stdout[..]), (Some(3), &b"no\n"[..]));
     }
 }
