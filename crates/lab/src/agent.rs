@@ -15,6 +15,7 @@ use crate::lab::Lab;
 use crate::process::{Process, arguments, namespace, patience, pids, wait_for};
 use crate::program;
 use crate::state::{DIRECTORY, Node};
+use crate::supervised;
 
 const PORT: u16 = 7077;
 const SOCKET: &str = "/run/tranship/agent.sock";
@@ -109,6 +110,9 @@ impl Lab {
         }
         if !program.is_absolute() {
             program::find_program("transhipd")?;
+            if std::env::var_os(supervised::VARIABLE).is_some() {
+                return self.start_units(node, environment, false);
+            }
         }
         let (socket, log) = (self.path(node, SOCKET)?, self.path(node, LOG)?);
         let directory = log.parent().unwrap_or(Path::new("/"));

@@ -182,9 +182,14 @@ impl Lab {
         }
         let mut command = Command::new("nsenter");
         command.arg("--target").arg(init.pid.to_string()).args(["--net", "--mount", "--pid", "--"]);
-        let path = std::env::var("PATH").unwrap_or_default();
-        command.env("PATH", format!("{BIN}:{path}:/usr/sbin:/sbin")).env(MARK, node);
+        command.env("PATH", Self::search_path()).env(MARK, node);
         Ok(command)
+    }
+
+    /// The PATH of a node's programs.
+    pub(crate) fn search_path() -> String {
+        let path = std::env::var("PATH").unwrap_or_default();
+        format!("{BIN}:{path}:/usr/sbin:/sbin")
     }
 
     /// Runs a command in a node to its end, without input. The exit status is the command's own.

@@ -47,6 +47,7 @@ mod rootfs;
 mod snapshot;
 mod spec;
 mod state;
+mod supervised;
 mod switch;
 
 pub use agent::report_of;
@@ -64,3 +65,4 @@ pub use redis::{REDIS_PORT, Redis, redis_command};
 pub use snapshot::Snapshot;
 pub use spec::RunOptions;
 pub use state::CLIENT;
+pub use supervised::no_systemd;
