@@ -217,7 +217,7 @@ impl Program {
         }
         let given: [OwnedFd; 3] = given.try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
         let (pid, process, ending) = match launcher() {
-            Some(socket) => wire::start(socket, request, given)?,
+            Some(socket) => wire::start(socket, request, &given)?,
             None => {
                 let child = request.spawn(given)?;
                 (child.id(), process::descriptor(child.id())?, Ending::Child(child))

@@ -129,12 +129,12 @@ pub(crate) fn begin(task: Task) -> io::Result<(Worker, OwnedFd)> {
     let (ours, theirs) = descriptor::seqpacket_pair()?;
     match launch::launcher() {
         Some(launcher) => launch::begin(launcher, task, theirs.as_fd()).map(|()| (Worker::Launchers, ours)),
-        None => Ok((Worker::Child(fork_for(&task, theirs)?), ours)),
+        None => Ok((Worker::Child(fork_for(&task, theirs.as_fd())?), ours)),
     }
 }
 
 /// Forks a process that does the task, and has this end of the socket.
-pub(crate) fn fork_for(task: &Task, socket: OwnedFd) -> io::Result<Pid> {
+pub(crate) fn fork_for(task: &Task, socket: BorrowedFd<'_>) -> io::Result<Pid> {
     fork_to(task.name(), socket, |socket| match task {
         Task::Specimen => hidden_states::specimen(socket),
         task => {
@@ -146,13 +146,13 @@ pub(crate) fn fork_for(task: &Task, socket: OwnedFd) -> io::Result<Pid> {
 }
 
 /// `work` must not panic, log, or take a lock that another thread may hold. (It may allocate: glibc's fork(3) sees to that.)
-fn fork_to(name: &CStr, socket: OwnedFd, work: impl FnOnce(BorrowedFd<'_>)) -> io::Result<Pid> {
+fn fork_to(name: &CStr, socket: BorrowedFd<'_>, work: impl FnOnce(BorrowedFd<'_>)) -> io::Result<Pid> {
     // SAFETY: the child calls nothing that needs another thread of this process, and never returns.
     match unsafe { fork() }? {
         ForkResult::Parent { child } => Ok(child),
         ForkResult::Child => {
             detach(name, socket.as_raw_fd());
-            work(socket.as_fd());
+            work(socket);
             // SAFETY: the call ends the process, without what its parent has registered for its own end.
             unsafe { libc::_exit(0) }
         }
@@ -276,11 +276,12 @@ mod tests {
         meanwhile: impl FnOnce(),
     ) -> io::Result<OwnedFd> {
         let (ours, theirs) = descriptor::seqpacket_pair()?;
-        let child = fork_to(name, theirs, |socket| {
+        let child = fork_to(name, theirs.as_fd(), |socket| {
             let confined = privileges::keep_capabilities(KEPT);
             let first_step = || drop(descriptor::send(socket, &[FIRST_STEP], &[]));
             send(socket, confined.and_then(|()| work(&first_step)));
         })?;
+        drop(theirs);
         await_result(Worker::Child(child), &ours, meanwhile)
     }
 

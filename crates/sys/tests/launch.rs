@@ -57,7 +57,7 @@ fn programs_are_started_as_without_a_launcher() {
     let refused = Program::new("cat").spawn().unwrap_err();
     assert!(refused.to_string().contains("it is not among them"), "{refused}");
     let missing = Program::new("sh").current_dir("/nowhere").spawn().unwrap_err();
-    assert_eq!(missing.raw_os_error(), Some(nix::libc::ENOENT));
+    assert_eq!(missing.raw_os_error(), Some(libc::ENOENT));
 }
 
 #[test]

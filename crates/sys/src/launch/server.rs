@@ -20,12 +20,15 @@ use crate::{descriptor, process, threads};
 /// How long no connection is taken after one could not be, as where descriptors are lacking.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// Says why a process may not have a program started.
+pub type Check = Box<dyn Fn(u32, &Request) -> Result<(), String> + Send + Sync>;
+
 /// Who may ask, and for which programs.
 pub struct Rules {
     /// The systemd unit in whose cgroup the agent is; `None`: any process of root may ask.
     pub unit: Option<String>,
-    /// Says why a process may not have a program started.
-    pub program: Box<dyn Fn(u32, &Request) -> Result<(), String> + Send + Sync>,
+    /// Which programs.
+    pub program: Check,
 }
 
 impl std::fmt::Debug for Rules {
@@ -90,7 +93,7 @@ fn answer(connection: &OwnedFd, rules: &Rules) {
         }
         Call::Task(task) => {
             let Some(socket) = descriptors.into_iter().next() else { return };
-            match own_process::fork_for(&task, socket) {
+            match own_process::fork_for(&task, socket.as_fd()) {
                 Ok(worker) => {
                     drop(Answer::Done.send(connection.as_fd(), None));
                     own_process::reap(worker);

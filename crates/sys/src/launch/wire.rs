@@ -61,8 +61,7 @@ pub(super) enum Answer {
 impl Answer {
     /// The answer about something that has failed.
     pub(super) fn failed(error: &io::Error) -> Self {
-        let mut why = error.to_string();
-        why.truncate(why.floor_char_boundary(LONGEST_ANSWER / 4));
+        let why = error.to_string().chars().take(LONGEST_ANSWER / 8).collect();
         Self::Failed { errno: error.raw_os_error(), why }
     }
 
@@ -82,7 +81,7 @@ pub fn ping(launcher: &Path) -> io::Result<()> {
 }
 
 /// Has the launcher start a program.
-pub(super) fn start(launcher: &Path, request: Request, streams: [OwnedFd; 3]) -> io::Result<(u32, OwnedFd, Ending)> {
+pub(super) fn start(launcher: &Path, request: Request, streams: &[OwnedFd; 3]) -> io::Result<(u32, OwnedFd, Ending)> {
     let streams = streams.each_ref().map(AsFd::as_fd);
     let (connection, answer, process) = ask(launcher, Call::Start(request), &streams)?;
     match (answer, process) {
