@@ -370,7 +370,11 @@ impl Managed {
 
         let plan = lab.exec("a", &["tranship", "move", self.name, "--to", "b", "--dry-run"])?;
         let plan = String::from_utf8_lossy(&plan.stdout).into_owned();
-        ensure!(plan.contains(image) && plan.contains("1 of its 2 layers are there"), "the plan says {plan}");
+        ensure!(
+            plan.contains("image          up to ")
+                && plan.contains(&format!("{image} is not on b; 1 of its 2 layers are there")),
+            "the plan says {plan}"
+        );
         let images = || self.images(lab, "b");
         let before = images()?;
         for dies in ["b", "a"] {

@@ -119,6 +119,29 @@ fn an_idle_redis_moves_as_foretold(stage: &mut Stage) -> Result<()> {
     remove(&stage.lab, NAME)
 }
 
+/// `move --dry-run` and `plan` of a container at rest foretell the same blackout, before its first move and after some.
+fn a_dry_run_agrees_with_a_plan(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    started(lab)?;
+    for (mode, round) in [("auto", 0), ("cold", 0), ("auto", 1)] {
+        if round > 0 {
+            moved(lab, "a", "b", mode)?;
+            moved(lab, "b", "a", mode)?;
+        }
+        let (_, planned) = plan(lab, "a", "b", &["--mode", mode])?;
+        let dry = lab.check("a", &["tranship", "move", NAME, "--to", "b", "--mode", mode, "--dry-run", "--json"])?;
+        let dry: Value = serde_json::from_str(&dry).context("the dry run")?;
+        let blackout =
+            |of: &Value| of["estimated_blackout_ms"].as_f64().with_context(|| format!("no blackout in {of}"));
+        let (planned, dry) = (blackout(&planned)?, blackout(&dry)?);
+        let apart = (planned - dry).abs();
+        // The plan has measured the link, which counts where memory is sent in the freeze.
+        let allowed = if mode == "cold" { 0.7 * planned } else { 0.05 * planned };
+        ensure!(apart <= allowed, "{mode}: a plan foretells {planned} ms, a dry run {dry} ms");
+    }
+    remove(lab, NAME)
+}
+
 fn a_redis_under_sets_moves_as_foretold(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     let mut redis = started(lab)?;
@@ -225,6 +248,7 @@ fn a_plan_lists_blockers_and_gives_way_to_nobody(stage: &mut Stage) -> Result<()
 fn main() -> ExitCode {
     scenarios(&[
         ("an_idle_redis_moves_as_foretold", an_idle_redis_moves_as_foretold),
+        ("a_dry_run_agrees_with_a_plan", a_dry_run_agrees_with_a_plan),
         ("a_redis_under_sets_moves_as_foretold", a_redis_under_sets_moves_as_foretold),
         ("a_plan_leaves_no_trace", a_plan_leaves_no_trace),
         ("progress_moves_within_a_round", progress_moves_within_a_round),

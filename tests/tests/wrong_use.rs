@@ -101,11 +101,13 @@ fn no_such_node(stage: &mut Stage) -> Result<()> {
 
 fn names_that_cannot_be(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
-    for (name, to, word) in [("../etc", "b", "../etc"), (NAME, "../b", "../b"), ("", "b", "container")] {
+    let long = "a".repeat(3000);
+    let names = [("../etc", "b", "../etc"), (NAME, "../b", "../b"), ("", "b", "container"), (&long, "b", "too long")];
+    for (name, to, word) in names {
         let output = lab.exec("a", &["tranship", "move", name, "--to", to])?;
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.code() == Some(USAGE), "{name:?} to {to:?}: {} {said}", output.status);
-        ensure!(said.contains(word), "{name:?} to {to:?}: {said}");
+        ensure!(said.contains(word) && said.len() < 500, "{name:?} to {to:?}: {said}");
     }
     Ok(())
 }
@@ -142,6 +144,40 @@ fn with_files(lab: &Lab, node: &str, files: &[(&str, Vec<u8>)], during: impl FnO
     result
 }
 
+fn not_among_its_peers(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let file = "/etc/tranship/agent.toml";
+    let text = fs::read_to_string(lab.path("b", file)?)?;
+    let without: String =
+        text.lines().filter(|line| !line.starts_with("a = ")).map(|line| format!("{line}\n")).collect();
+    ensure!(without.len() < text.len(), "node a is not found in {text}");
+    unharmed(lab, &redis(), || {
+        with_files(lab, "b", &[(file, without.into_bytes())], || {
+            let words = ["node b does not have node a among its peers", "add a to [peers] in the configuration of b"];
+            blocked(lab, BlockerKind::Unreachable, &words)
+        })
+    })
+}
+
+/// What the container's interface is attached to is missing on the destination: known to a dry run, too.
+fn interface_missing_there(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    unharmed(lab, &redis(), || {
+        lab.check("b", &["ip", "link", "set", "dev", "eth0", "name", "eth9"])?;
+        let refused = blocked(lab, BlockerKind::Network, &["there is no interface eth0 on node b", "create eth0"]);
+        let planned = lab.exec("a", &["tranship", "move", NAME, "--to", "b", "--dry-run"]);
+        lab.check("b", &["ip", "link", "set", "dev", "eth9", "name", "eth0"])?;
+        refused?;
+        let planned = planned?;
+        let text = String::from_utf8_lossy(&planned.stdout).into_owned();
+        ensure!(
+            planned.status.code() == Some(BLOCKED) && text.contains("there is no interface eth0 on node b"),
+            "{text}"
+        );
+        Ok(())
+    })
+}
+
 fn certificate_not_trusted(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     lab.check("b", &["tranship", "init", "--dir", "/tmp/other", "--node", "b"])?;
@@ -172,6 +208,11 @@ fn configuration_that_is_wrong(stage: &mut Stage) -> Result<()> {
         ensure!(said.lines().count() == 1 && missing.is_empty(), "{missing:?} not in {said:?}");
         Ok(())
     };
+    for (path, words) in [("/tmp/none.toml", "does not exist"), ("/tmp", "is a directory; name a file with --config")] {
+        let output = lab.exec("b", &["timeout", "5", "transhipd", "--config", path])?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.code() == Some(1) && said.contains(words), "{path}: {said}");
+    }
     start(&format!("nod = 1\n{right}"), &["/tmp/agent.toml", "line 1", "unknown field `nod`"])?;
     start(&right.replace(":7077", ":seven"), &["/tmp/agent.toml", "listen", "\"seven\"", "write host:port"])?;
     start(&right.replace(key, "/tmp/no.key"), &["/tmp/no.key: No such file or directory", "; run `tranship init`"])?;
@@ -464,6 +505,8 @@ fn main() -> ExitCode {
         ("no_such_node", no_such_node),
         ("names_that_cannot_be", names_that_cannot_be),
         ("node_unreachable", node_unreachable),
+        ("not_among_its_peers", not_among_its_peers),
+        ("interface_missing_there", interface_missing_there),
         ("certificate_not_trusted", certificate_not_trusted),
         ("configuration_that_is_wrong", configuration_that_is_wrong),
         ("same_name_exists_there", same_name_exists_there),

@@ -25,7 +25,7 @@ use tranship_coordinator::Failure;
 use tranship_engine::{Engine, MissingImage};
 use tranship_sys::threads;
 use tranship_transport::{Connection, Link};
-use tranship_types::{EngineName, MigrationId, NodeName};
+use tranship_types::{EngineName, ImageToSend, MigrationId, NodeName};
 use tranship_wire::message::Offer;
 use tranship_wire::{FrameHeader, MAX_FILE_DATA, Purpose};
 
@@ -260,16 +260,10 @@ pub fn receive(node: &Arc<Node>, link: &mut Connection) -> Result<(), Failure> {
     tranship_wire::write_message(link, &heard).map_err(failed)
 }
 
-/// What there is to say of an image that would have to come.
-pub fn note(node: &Node, offer: &Offer) -> Option<String> {
+/// The image that a move would send to this node.
+pub fn to_send(node: &Node, offer: &Offer) -> Option<ImageToSend> {
     let engine = node.engine(offer.engine.parse().ok()?);
     let lacking = engine.missing_image(&offer.container, &offer.parameters).ok()??;
-    Some(format!(
-        "the image {} (up to {} MiB) is not on node {} and would be sent there; {} of its {} layers are there",
-        lacking.name,
-        lacking.bytes >> 20,
-        node.config.node,
-        lacking.known_layers,
-        lacking.layers
-    ))
+    let (layers, known_layers) = (lacking.layers as u64, lacking.known_layers as u64);
+    Some(ImageToSend { name: lacking.name, bytes: lacking.bytes, layers, known_layers })
 }

@@ -12,7 +12,9 @@ use tranship_sys::awake::Awake;
 use tranship_sys::mapping_flags::FlagsReader;
 use tranship_sys::{reserve, restart_blocks, threads};
 use tranship_transport::{Connection, Connector, Link};
-use tranship_types::{Blocker, BlockerKind, EngineName, GroupReport, MigrationId, NodeName, Report};
+use tranship_types::{
+    Blocker, BlockerKind, EngineName, GroupReport, MigrationId, NodeName, Report, check_container_name,
+};
 use tranship_wire::{Hello, Purpose};
 
 use crate::absent;
@@ -129,6 +131,13 @@ impl Node {
 
     /// The container of this name, in `engine` or in whichever has it.
     pub fn find(&self, name: &str, engine: Option<EngineName>) -> Result<(Arc<dyn Engine>, Container), Blocker> {
+        if let Err(wrong) = check_container_name(name) {
+            return Err(Blocker::new(
+                BlockerKind::NoSuchContainer,
+                wrong.to_string(),
+                "`tranship ls` shows those that there are",
+            ));
+        }
         let mut found = Vec::new();
         let mut trouble = None;
         for one in self.engines().filter(|one| engine.is_none_or(|name| one.name() == name)) {

@@ -92,7 +92,11 @@ fn answer(node: &Arc<Node>, incoming: Incoming, place: HandshakePlace, links: &A
     let (mut place, mut of_link) = (Some(place), None);
     let admit = |hello: &Hello| {
         if !node.peers().has(&hello.node) {
-            return Err(format!("node {} does not have node {} among its peers", node.config.node, hello.node));
+            let (here, peer) = (&node.config.node, &hello.node);
+            return Err(format!(
+                "node {here} does not have node {peer} among its peers; add {peer} to [peers] in the configuration of \
+                 {here}, and reload its agent"
+            ));
         }
         let source = hello.migration.as_ref().and_then(|id| node.arrivals.peer(id));
         of_link = Some(links.enter(&hello.node, source.as_ref() == Some(&hello.node))?);
@@ -253,10 +257,13 @@ fn reply(
         (Request::Check(offer), _) => match policy::acceptable(&offer) {
             Err(failure) => failure_response(failure),
             Ok(()) => match policy::check(node, peer, &offer) {
-                refused if !refused.is_empty() => Response::Checked { blockers: refused, notes: Vec::new() },
+                refused if !refused.is_empty() => {
+                    Response::Checked { blockers: refused, notes: Vec::new(), image: None }
+                }
                 _ => Response::Checked {
                     blockers: destination::check(node, &offer),
-                    notes: images::note(node, &offer).into_iter().collect(),
+                    notes: Vec::new(),
+                    image: images::to_send(node, &offer),
                 },
             },
         },

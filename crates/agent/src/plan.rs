@@ -15,10 +15,8 @@ use crate::inspection::{self, Inspection};
 use crate::node::Node;
 use crate::{options, probes, source};
 
-/// Blackout that has nothing to do with memory, in ms: dump, restore and commit of a small container on two busy cores.
-const FIXED_MS: f64 = 150.0;
-/// Memory from one node to the other, in bytes a ms, unless the link is slower.
-const BYTES_PER_MS: f64 = 900_000.0;
+/// Rate at which memory is assumed to travel where the link was not measured, in bytes per second.
+const ASSUMED_RATE: f64 = 900_000_000.0;
 /// Earlier moves that count.
 const EARLIER: usize = 9;
 
@@ -32,7 +30,31 @@ pub fn refused(failure: Failure, container: &str) -> ServiceError {
 
 /// A dry run: looks for what stands in the way, measures nothing.
 pub fn dry_run(node: &Arc<Node>, request: &MoveRequest) -> Result<Plan, ServiceError> {
-    look(node, &request.container, &request.to, &request.options, None).map(|(plan, _)| plan)
+    let (mut plan, found) = look(node, &request.container, &request.to, &request.options, None)?;
+    if plan.blockers.is_empty() {
+        let seen = predict(&assumed(node, &plan, &found), &request.options, options::limits(&request.options));
+        plan.estimated_blackout_ms = Some(seen.blackout_ms);
+    }
+    Ok(plan)
+}
+
+/// What a plan would measure, for a container that writes nothing and a fast link.
+fn assumed(node: &Node, plan: &Plan, found: &Inspection) -> Observed {
+    Observed {
+        memory: found.findings.memory_bytes + plan.tmpfs_bytes,
+        frozen_content: 0,
+        looks: Vec::new(),
+        looking: Duration::ZERO,
+        sampled: Duration::ZERO,
+        link_rate: ASSUMED_RATE,
+        round_trip: Duration::ZERO,
+        costs: costs(&departures(node), &plan.container),
+    }
+}
+
+/// Bytes of files and image that travel before the freeze.
+fn bytes_ahead(plan: &Plan) -> u64 {
+    plan.trees.iter().map(|tree| tree.bytes).sum::<u64>() + plan.image.as_ref().map_or(0, |image| image.bytes)
 }
 
 /// Looks for what stands in the way; if nothing does, watches the container and probes the link.
@@ -64,7 +86,7 @@ pub fn plan_member(node: &Arc<Node>, request: &PlanRequest, unit: Option<&Unit>)
             }
             plan.mode = seen.mode;
             plan.estimated_blackout_ms = Some(seen.blackout_ms);
-            plan.estimated_total_ms = Some(seen.total_ms);
+            plan.estimated_total_ms = Some(seen.total_ms + 1e3 * bytes_ahead(&plan) as f64 / seen.link_rate.max(1.0));
             plan.notes.extend(remarks(&seen, &request.options));
             plan.prediction = Some(Box::new(seen));
         }
@@ -109,13 +131,15 @@ fn look(
     let mut blockers = found.blockers.clone();
     let mut allowed = found.allowed.clone();
     let mut notes = [&found.findings.notes[..], &found.findings.changes].concat();
+    let mut image = None;
     if node.peers().has(to) {
         match source::check(node, to, &found.offer) {
-            Ok((there, said)) => {
-                let (there, allowed_there) = options.allow.part(there);
+            Ok(checked) => {
+                let (there, allowed_there) = options.allow.part(checked.blockers);
                 blockers.extend(there);
                 allowed.extend(allowed_there);
-                notes.extend(said);
+                notes.extend(checked.notes);
+                image = checked.image;
             }
             Err(failure) if !failure.blockers.is_empty() => blockers.extend(failure.blockers),
             Err(failure) => return Err(refused(failure, name)),
@@ -126,7 +150,6 @@ fn look(
     let findings = &found.findings;
     let huge_bytes = found.offer.huge_pages.iter().map(|(size, pages)| size * pages).sum::<u64>();
     let memory_bytes = findings.memory_bytes + huge_bytes;
-    let blackout = FIXED_MS + (memory_bytes + findings.tmpfs_bytes) as f64 / BYTES_PER_MS;
     let plan = Plan {
         container: name.to_owned(),
         from: node.config.node.clone(),
@@ -135,7 +158,9 @@ fn look(
         memory_bytes,
         tasks: findings.threads as u64,
         tmpfs_bytes: findings.tmpfs_bytes,
-        estimated_blackout_ms: blockers.is_empty().then_some(blackout),
+        trees: found.offer.trees.clone(),
+        image,
+        estimated_blackout_ms: None,
         estimated_total_ms: None,
         prediction: None,
         blockers,

@@ -21,7 +21,7 @@ use tranship_sys::schedule::{self, Standing};
 use tranship_sys::threads;
 use tranship_sys::{breakpoints, reserve};
 use tranship_transport::{Connection, Link};
-use tranship_types::{Blocker, EngineName, MigrationId, NodeName, OnTimeout, Waiting};
+use tranship_types::{Blocker, EngineName, ImageToSend, MigrationId, NodeName, OnTimeout, Waiting};
 use tranship_wire::Purpose;
 use tranship_wire::message::{Offer, Request, Response};
 
@@ -516,14 +516,24 @@ fn prepared_gate(offer: &Offer) -> Result<Option<Gate>, Failure> {
     Gate::prepare(path, &identity.names()).map(Some).map_err(failed)
 }
 
-/// The blockers on the destination, and what there is to say besides, without touching anything.
-pub fn check(node: &Arc<Node>, peer: &NodeName, offer: &Offer) -> Result<(Vec<Blocker>, Vec<String>), Failure> {
+/// Result of a check at the destination, which touches nothing there.
+pub struct Checked {
+    /// What stands in the way there.
+    pub blockers: Vec<Blocker>,
+    /// Remarks of the destination.
+    pub notes: Vec<String>,
+    /// The image that the destination lacks; `None` also from older peers, which describe it in `notes`.
+    pub image: Option<ImageToSend>,
+}
+
+/// Asks the destination for blockers, without touching anything.
+pub fn check(node: &Arc<Node>, peer: &NodeName, offer: &Offer) -> Result<Checked, Failure> {
     let mut link = node.dial(peer, Purpose::Control, None)?;
     link.set_timeout(Some(PREPARE)).map_err(failed)?;
     streams::understands_network(link.version(), peer, offer)?;
     tranship_wire::write_message(&mut link, &Request::Check(Box::new(offer.clone()))).map_err(failed)?;
-    match answered(tranship_wire::read_message(&mut link).map_err(failed)?)? {
-        Response::Checked { blockers, notes } => Ok((blockers, notes)),
+    match answered(peer, tranship_wire::read_message(&mut link).map_err(failed)?)? {
+        Response::Checked { blockers, notes, image } => Ok(Checked { blockers, notes, image }),
         other => Err(Failure::new(format!("node {peer} gave an answer that does not fit: {other:?}"))),
     }
 }

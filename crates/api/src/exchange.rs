@@ -1,5 +1,5 @@
 use serde::{Deserialize, Serialize};
-use tranship_types::{Blocker, MigrationId, Mode, MoveOptions, NodeName, Prediction, Report};
+use tranship_types::{Blocker, CarriedTree, ImageToSend, MigrationId, Mode, MoveOptions, NodeName, Prediction, Report};
 use utoipa::ToSchema;
 
 /// Something that does not work, and what to do about it.
@@ -216,6 +216,13 @@ pub struct Plan {
     pub tasks: u64,
     /// Content of tmpfs mounts that would move, in bytes.
     pub tmpfs_bytes: u64,
+    /// Files that would move: writable layer, volumes and, with `with_binds`, directories of the node; bytes of disk each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    pub trees: Vec<CarriedTree>,
+    /// The image that the destination lacks and that would be sent before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<ImageToSend>,
     /// How long no task would run anywhere, in ms, where that can be told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub estimated_blackout_ms: Option<f64>,

@@ -13,6 +13,7 @@ use crate::plain::plain;
 use crate::progress::Progress;
 use crate::screen::Screen;
 use crate::show;
+use crate::units::duration;
 
 /// How it went, as `tranship --help` lists it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +28,9 @@ pub enum Exit {
     Interrupted = 130,
 }
 
-/// Whoever waits longer is told what for.
+/// Time after which a wait is explained.
+const SOON: Duration = Duration::from_millis(300);
+/// Time after which an answer is late.
 const LONG: Duration = Duration::from_secs(1);
 
 /// Talks to one agent for one command.
@@ -119,14 +122,24 @@ impl Calls<'_> {
         }
     }
 
-    /// Waits for an answer, and says so when that takes long: an agent that hangs is no reason to look at nothing.
+    /// Waits for an answer, and reports it when that takes more than a second.
     pub async fn patiently<T>(&self, answer: impl Future<Output = T>) -> T {
+        self.patiently_with("", Duration::ZERO, answer).await
+    }
+
+    /// Waits for an answer that takes the `expected` time; soon tells what takes it, and later that it is late.
+    pub async fn patiently_with<T>(&self, doing: &str, expected: Duration, answer: impl Future<Output = T>) -> T {
         tokio::pin!(answer);
-        tokio::select! {
-            answer = &mut answer => return answer,
-            () = tokio::time::sleep(LONG) => {}
+        let late = "the agent has not answered yet; waiting for it";
+        for (wait, text) in [(SOON, doing), (expected + LONG - SOON, late)] {
+            tokio::select! {
+                answer = &mut answer => return answer,
+                () = tokio::time::sleep(wait) => {}
+            }
+            if !text.is_empty() {
+                Screen::tell(&format!("{text}\n"));
+            }
         }
-        Screen::tell("the agent has not answered yet; waiting for it\n");
         answer.await
     }
 
@@ -152,7 +165,10 @@ impl Calls<'_> {
 
     /// `tranship plan`.
     pub async fn plan(&self, request: &PlanRequest, json: bool) -> Exit {
-        match self.patiently(self.client.plan(request)).await {
+        let watched = Duration::from_millis(request.sample_ms.into());
+        let time = duration(watched.as_secs_f64() * 1e3);
+        let doing = format!("measuring for {time}: what {} writes, and the link", request.container);
+        match self.patiently_with(&doing, watched, self.client.plan(request)).await {
             Ok(plan) => self.planned(plan, json),
             Err(e) => self.not_begun(&e, json),
         }

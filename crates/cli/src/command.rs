@@ -7,7 +7,7 @@ use clap_complete::Shell;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use tranship_api::{GroupRequest, Keep, Label, MoveRequest, PlanRequest, RecoverRequest};
-use tranship_types::{Compress, GroupId, GroupOrder, Mode, MoveOptions, NodeName, OnTimeout};
+use tranship_types::{Compress, GroupId, GroupOrder, Mode, MoveOptions, NodeName, OnTimeout, check_container_name};
 
 use crate::args::{self, Arguments, Call, CompressName, ModeName, OnTimeoutName, OutputName};
 use crate::evacuate::Evacuation;
@@ -209,10 +209,10 @@ fn plan(p: args::Plan) -> Result<PlanRequest, String> {
 }
 
 fn container(name: String) -> Result<String, String> {
-    if name.is_empty() || name.contains(|c: char| c == '/' || c.is_whitespace() || c.is_control()) {
-        return Err(format!("container name {name:?} is not usable: no container has it; see `tranship ls`"));
+    match check_container_name(&name) {
+        Ok(()) => Ok(name),
+        Err(wrong) => Err(format!("{wrong}; see `tranship ls`")),
     }
-    Ok(name)
 }
 
 fn options(how: &args::How) -> Result<MoveOptions, String> {

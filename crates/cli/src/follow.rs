@@ -40,6 +40,7 @@ pub async fn follow<R: Watched>(client: &Client, first: R, progress: &mut impl S
     let mut interrupt = std::pin::pin!(interrupted());
     let mut latest = first;
     progress.show(&plain(&latest));
+    let mut away = false;
     let followed = loop {
         if latest.outcome() != Outcome::Running {
             break Followed::Ended(latest);
@@ -47,13 +48,18 @@ pub async fn follow<R: Watched>(client: &Client, first: R, progress: &mut impl S
         tokio::select! {
             Some(news) = news.recv() => match news {
                 News::Report(report) => {
-                    latest = *report;
+                    (latest, away) = (*report, false);
                     progress.show(&plain(&latest));
                 }
-                News::Away => progress.note("the agent went away; waiting for it to come back …"),
+                News::Away => {
+                    away = true;
+                    let patience = AWAY_AT_MOST.as_secs();
+                    progress.note(&format!("the agent does not answer any more; waiting up to {patience} s for it …"));
+                }
                 News::Lost(error) => break Followed::Lost(latest, error),
             },
-            _ = ticks.tick() => progress.tick(&plain(&latest)),
+            // The rate of a report from before the agent went away is no rate any more.
+            _ = ticks.tick(), if !away => progress.tick(&plain(&latest)),
             () = &mut interrupt => break Followed::Interrupted(latest),
         }
     };

@@ -1,7 +1,9 @@
 //! `tranship move-group`: the group file, and a group's moves from the first to the last.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
 use std::path::Path;
+use std::time::Duration;
 
 use serde::Deserialize;
 use tranship_api::{GroupContainer, GroupRequest};
@@ -13,6 +15,12 @@ use crate::plain::plain;
 use crate::progress::GroupProgress;
 use crate::screen::Screen;
 use crate::show;
+
+/// The remedy for a file that is no group file.
+const EXAMPLE: &str = "see the example in docs/workflows.md";
+
+/// Time that a plan of a small group takes.
+const GROUP_PLAN: Duration = Duration::from_secs(10);
 
 /// A group as people write it.
 #[derive(Debug, Deserialize)]
@@ -44,9 +52,9 @@ struct Entry {
 /// # Errors
 /// One sentence that says what is wrong with the file, and where.
 pub fn add_file(request: &mut GroupRequest, path: &Path) -> Result<(), String> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| format!("the group file {} cannot be read: {e}; check its name", path.display()))?;
-    let file = parse(&text).map_err(|e| format!("the group file {} makes no sense: {e}", path.display()))?;
+    let file = read(path)
+        .and_then(|text| parse(&text))
+        .map_err(|wrong| format!("the group file {} {wrong}", path.display()))?;
     request.containers.extend(file.containers.into_iter().map(|(name, entry)| {
         let entry = entry.unwrap_or_default();
         let depends_on: BTreeSet<String> = entry.depends_on.into_iter().collect();
@@ -57,14 +65,50 @@ pub fn add_file(request: &mut GroupRequest, path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Reads a group file's text.
+/// Reads a group file; the error follows the file's name in a sentence.
+fn read(path: &Path) -> Result<String, String> {
+    let bytes = std::fs::read(path).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => "does not exist; check its name".to_owned(),
+        ErrorKind::IsADirectory => "is a directory; name a file in it".to_owned(),
+        _ => format!("cannot be read: {error}; check its owner and mode"),
+    })?;
+    String::from_utf8(bytes).map_err(|_| format!("is not a text file (UTF-8); {EXAMPLE}"))
+}
+
+/// Parses the text of a group file; the error follows the file's name in a sentence.
 pub fn parse(text: &str) -> Result<GroupFile, String> {
-    // The first line says what and where; those below show the place in the file.
-    serde_saphyr::from_str(text).map_err(|e| {
-        let said = e.to_string();
-        let first = said.lines().next().unwrap_or_default();
-        format!("{}; docs/workflows.md shows one", first.strip_prefix("error: ").unwrap_or(first))
-    })
+    serde_saphyr::from_str(text).map_err(|error| shape(text).unwrap_or_else(|| place(&error.to_string())))
+}
+
+/// What a file is that is no group file at all.
+fn shape(text: &str) -> Option<String> {
+    let content = serde_saphyr::from_str::<serde_json::Value>(text).ok();
+    match content {
+        _ if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) => {
+            Some(format!("is empty; {EXAMPLE}"))
+        }
+        Some(serde_json::Value::Array(_)) => Some(format!(
+            "holds a list; a group file is a mapping: write each name and a colon below `containers:`, {EXAMPLE}"
+        )),
+        Some(serde_json::Value::Object(keys)) if keys.contains_key("services") => Some(
+            "is a Compose file; give the name of the running project instead: --compose-project PROJECT".to_owned(),
+        ),
+        Some(serde_json::Value::Object(keys)) if !keys.contains_key("containers") => {
+            Some(format!("names no containers; list them below `containers:`, {EXAMPLE}"))
+        }
+        _ => None,
+    }
+}
+
+/// The place of a syntax error or unknown field, and what is wrong there: the first line of what the parser reports.
+fn place(error: &str) -> String {
+    let first = error.lines().next().unwrap_or_default();
+    let first = first.strip_prefix("error: ").unwrap_or(first);
+    if let Some((place, key)) = first.split_once("duplicate mapping key: ") {
+        let key = key.split(", set ").next().unwrap_or(key);
+        return format!("is wrong at {place}{key} is there a second time; remove one of them");
+    }
+    format!("is wrong at {first}; {EXAMPLE}")
 }
 
 impl Calls<'_> {
@@ -78,7 +122,8 @@ impl Calls<'_> {
 
     /// `tranship move-group --dry-run`.
     pub async fn plan_group(&self, request: &GroupRequest, json: bool) -> Exit {
-        let plan = self.patiently(self.client.plan_group(request)).await;
+        let doing = "looking at each container of the group, and measuring what it writes";
+        let plan = self.patiently_with(doing, GROUP_PLAN, self.client.plan_group(request)).await;
         let blocked = plan.as_ref().is_ok_and(|plan| plan.members.iter().any(|member| !member.blockers.is_empty()));
         let exit = match plan {
             Ok(plan) => self.print(Ok(plan), json, |plan| show::group_plan(plan, self.screen.out)),
@@ -173,7 +218,7 @@ containers:
         assert_eq!(request.containers["cache"].to, Some("c".parse().unwrap()));
         assert_eq!(request.containers["app"].depends_on, ["db", "cache"].map(str::to_owned).into());
         let missing = add_file(&mut request, &directory.path().join("none.yaml")).unwrap_err();
-        assert!(missing.contains("none.yaml cannot be read"), "{missing}");
+        assert!(missing.contains("none.yaml does not exist"), "{missing}");
     }
 
     #[test]
@@ -188,16 +233,48 @@ containers:
 
     #[test]
     fn what_is_wrong_with_a_file_is_said_with_its_place() {
-        for (text, word) in [
-            ("containers:\n  db:\n  db:\n", "db"),
-            ("containers:\n  db: {too: b}\n", "too"),
-            ("to: ../b\ncontainers:\n  db:\n", "node name"),
-            ("to: b\n", "containers"),
-            ("containers: [db, app\n", "line"),
-            ("", "line 1"),
+        let example = "see the example in docs/workflows.md";
+        for (text, expected) in [
+            (
+                "to: b\ncontainers:\n  db:\n  db:\n",
+                "is wrong at line 4 column 3: db is there a second time; remove one of them",
+            ),
+            (
+                "containers:\n  db: {too: b}\n",
+                "is wrong at line 2 column 8: unknown field `too`, expected `to` or `depends_on`; EXAMPLE",
+            ),
+            (
+                "- db\n- app\n",
+                "holds a list; a group file is a mapping: write each name and a colon below `containers:`, EXAMPLE",
+            ),
+            ("", "is empty; EXAMPLE"),
+            ("# nothing\n\n", "is empty; EXAMPLE"),
+            ("to: b\n", "names no containers; list them below `containers:`, EXAMPLE"),
+            (
+                "services:\n  db:\n    image: redis\n",
+                "is a Compose file; give the name of the running project instead: --compose-project PROJECT",
+            ),
         ] {
+            assert_eq!(parse(text).unwrap_err(), expected.replace("EXAMPLE", example), "{text:?}");
+        }
+        for (text, word) in [("to: ../b\ncontainers:\n  db:\n", "node name"), ("containers: [db, app\n", "line")] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(word), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_said_to_be_so() {
+        let directory = tempfile::tempdir().unwrap();
+        let binary = directory.path().join("binary");
+        std::fs::write(&binary, [0xff, 0, 1]).unwrap();
+        for (path, words) in [
+            (directory.path(), "is a directory; name a file in it"),
+            (&binary, "binary is not a text file (UTF-8)"),
+            (&directory.path().join("none.yaml"), "none.yaml does not exist; check its name"),
+        ] {
+            let error = add_file(&mut GroupRequest::default(), path).unwrap_err();
+            assert!(error.contains(words), "{error}");
         }
     }
 }

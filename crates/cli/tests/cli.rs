@@ -210,7 +210,7 @@ fn an_agent_that_restarts_is_waited_for() {
     let mut messages = BufReader::new(child.stderr.take().unwrap()).lines();
     agent.service.change(|r| r.phase = Phase::Transfer);
     agent.die();
-    assert_eq!(messages.next().unwrap().unwrap(), "the agent went away; waiting for it to come back …");
+    assert_eq!(messages.next().unwrap().unwrap(), "the agent does not answer any more; waiting up to 30 s for it …");
     agent.serve();
     agent.service.succeed();
     assert_eq!(child.wait_with_output().unwrap().status.code(), Some(0));

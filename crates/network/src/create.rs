@@ -49,6 +49,16 @@ pub fn create(netns: &Path, identity: &NetworkIdentity) -> Result<(), NetworkErr
     built
 }
 
+/// Looks whether [`create`] would find what the interfaces are to be attached to in the calling thread's namespace, the node's.
+///
+/// # Errors
+/// [`NetworkError::Attachment`] for the first one that lacks it; the kernel's refusals.
+pub fn attachable(identity: &NetworkIdentity) -> Result<(), NetworkError> {
+    let rtnl = Rtnl::open().map_err(|e| NetworkError::refused("open a netlink socket", e))?;
+    let mut node = Node { namespace: namespace::own()?, rtnl };
+    identity.interfaces.iter().try_for_each(|interface| node.parent(interface).map(|_| ()))
+}
+
 /// Makes an empty network namespace `netns` into which somebody else will put interfaces of these names, and with their gate closed
 /// already.
 ///
@@ -164,7 +174,8 @@ struct Plan<'a> {
 }
 
 impl Node {
-    fn plan<'a>(&mut self, interface: &'a Interface) -> Result<Plan<'a>, NetworkError> {
+    /// The node's interface that a container's interface is to be attached to.
+    fn parent(&mut self, interface: &Interface) -> Result<Link, NetworkError> {
         let (name, kind) = match &interface.attachment {
             Attachment::Macvlan { parent } => (parent, None),
             Attachment::Bridge { bridge } => (bridge, Some("bridge")),
@@ -172,7 +183,7 @@ impl Node {
         let missing =
             |why: String| NetworkError::Attachment { interface: interface.name.clone(), parent: name.clone(), why };
         let parent = link::by_name(&mut self.rtnl, name)
-            .map_err(|e| NetworkError::refused(format!("look for interface {name} on this node"), e))?
+            .map_err(|e| NetworkError::refused(format!("look for interface {name} of the node"), e))?
             .ok_or_else(|| missing(format!("there is no interface {name}")))?;
         if kind.is_some_and(|kind| parent.kind != kind) {
             return Err(missing(format!("{name} is not a bridge")));
@@ -180,6 +191,11 @@ impl Node {
         if !parent.up {
             return Err(missing(format!("{name} is down")));
         }
+        Ok(parent)
+    }
+
+    fn plan<'a>(&mut self, interface: &'a Interface) -> Result<Plan<'a>, NetworkError> {
+        let parent = self.parent(interface)?;
         let mut random = [0u8; 9];
         File::open("/dev/urandom")
             .and_then(|mut f| f.read_exact(&mut random))

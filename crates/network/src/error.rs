@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 pub enum NetworkError {
     /// The destination has something at that path already.
     #[error(
-        "network namespace {} exists already on this node; delete it with `ip netns delete` if nothing uses it, or give the container another name",
+        "network namespace {} exists already; delete it with `ip netns delete` if nothing uses it, or give the container another name",
         netns.display()
     )]
     Exists {
@@ -49,9 +49,7 @@ pub enum NetworkError {
         remedy: &'static str,
     },
     /// What an interface is to hang on is not there.
-    #[error(
-        "interface {interface} cannot be made on this node: {why}; create {parent} or attach the container to another network"
-    )]
+    #[error("interface {interface} cannot be made: {why}; create {parent} or attach the container to another network")]
     Attachment {
         /// The container's interface.
         interface: String,

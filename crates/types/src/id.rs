@@ -32,6 +32,20 @@ fn check(what: &'static str, name: &str, max: usize) -> Result<(), InvalidName> 
     Ok(())
 }
 
+/// Checks that engines can have a container of this name: one file name, without blanks and control characters.
+///
+/// # Errors
+/// [`InvalidName`] with the rule that the name breaks.
+pub fn check_container_name(name: &str) -> Result<(), InvalidName> {
+    let why = match name {
+        "" => "it is empty",
+        _ if name.len() > 255 => "it is too long",
+        _ if name.contains(|c: char| c == '/' || c.is_whitespace() || c.is_control()) => "no container has it",
+        _ => return Ok(()),
+    };
+    Err(InvalidName { what: "container name", name: name.chars().take(80).collect(), why })
+}
+
 macro_rules! name_type {
     ($(#[$doc:meta])* $ty:ident, $what:literal, $max:literal) => {
         $(#[$doc])*
@@ -130,6 +144,20 @@ mod tests {
             assert!(bad.parse::<NodeName>().is_err(), "{bad:?}");
         }
         assert!("rack3-host7.example".parse::<NodeName>().is_ok());
+    }
+
+    #[test]
+    fn names_that_no_engine_takes_are_refused_with_the_rule() {
+        let long = "a".repeat(3000);
+        for (name, why) in
+            [("", "empty"), (long.as_str(), "too long"), ("../etc", "no container"), ("a b", "no container")]
+        {
+            let wrong = check_container_name(name).unwrap_err().to_string();
+            assert!(wrong.contains(why) && wrong.len() < 150, "{wrong}");
+        }
+        for name in ["redis", "shop-db-1", "ядро", "a.b_c"] {
+            assert_eq!(check_container_name(name), Ok(()));
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod engine;
 mod group;
 mod huge;
 mod id;
+mod image;
 mod latency;
 mod mode;
 mod network;
@@ -25,7 +26,8 @@ pub use blocker::{Blocker, BlockerKind};
 pub use engine::EngineName;
 pub use group::{GroupMember, GroupOrder, GroupReport, MemberOutcome, Span};
 pub use huge::{HugePages, HugeReport};
-pub use id::{GroupId, InvalidName, MigrationId, NodeName};
+pub use id::{GroupId, InvalidName, MigrationId, NodeName, check_container_name};
+pub use image::ImageToSend;
 pub use latency::Latencies;
 pub use mode::Mode;
 pub use network::{

@@ -24,8 +24,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use tranship_types::{
-    Allowances, Blocker, CarriedTree, GroupId, HugePages, Latencies, Mode, NetworkIdentity, Part, Report, RoundReport,
-    SharedObject, Side, Waiting,
+    Allowances, Blocker, CarriedTree, GroupId, HugePages, ImageToSend, Latencies, Mode, NetworkIdentity, Part, Report,
+    RoundReport, SharedObject, Side, Waiting,
 };
 
 /// What a source offers: everything that the destination must know before the freeze.
@@ -290,6 +290,9 @@ pub enum Response {
         /// What there is to say besides.
         #[serde(default)]
         notes: Vec<String>,
+        /// The image that the destination lacks.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        image: Option<ImageToSend>,
     },
     /// Prepared, and waiting.
     Prepared {

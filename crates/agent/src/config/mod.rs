@@ -1,6 +1,7 @@
 //! The agent's configuration file.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -253,11 +254,17 @@ fn default_state_dir() -> PathBuf {
 impl Config {
     /// Reads and checks the file.
     pub fn load(path: &Path) -> anyhow::Result<Self> {
-        let text = std::fs::read_to_string(path).with_context(|| {
-            format!(
-                "the configuration {} cannot be read; `tranship init` and packaging/agent.toml make one",
-                path.display()
-            )
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            let (why, remedy) = match error.kind() {
+                ErrorKind::NotFound => {
+                    let remedy = "make certificates with `tranship init`, and the file from packaging/agent.toml";
+                    ("does not exist".to_owned(), remedy)
+                }
+                ErrorKind::IsADirectory => ("is a directory".to_owned(), "name a file with --config"),
+                ErrorKind::InvalidData => ("is not a text file (UTF-8)".to_owned(), "write it as packaging/agent.toml"),
+                _ => (format!("cannot be read: {error}"), "check its owner and mode"),
+            };
+            anyhow::anyhow!("the configuration {} {why}; {remedy}", path.display())
         })?;
         Self::read(&text).map_err(|why| anyhow::anyhow!("the configuration {} is not right, {why}", path.display()))
     }

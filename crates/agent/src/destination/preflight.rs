@@ -8,7 +8,7 @@ use tranship_memory::hugetlb;
 use tranship_network::cni;
 use tranship_storage::TreeDigest;
 use tranship_sys::promise::promised;
-use tranship_types::{Blocker, BlockerKind};
+use tranship_types::{Blocker, BlockerKind, NetworkIdentity};
 use tranship_wire::message::Offer;
 
 use crate::inspection::mount_points;
@@ -116,6 +116,9 @@ pub fn check(node: &Node, offer: &Offer) -> Vec<Blocker> {
             "provide it there".to_owned(),
         );
     }
+    if !engine.attaches_network() {
+        blockers.extend(offer.network.iter().filter_map(|(_, identity)| unattachable(identity, node)));
+    }
     let attached = offer.network.iter().flat_map(|(_, identity)| cni::obstacles(&identity.cni));
     blockers.extend(
         attached.map(|(cause, remedy)| Blocker::new(BlockerKind::Network, format!("{cause} (on node {here})"), remedy)),
@@ -127,6 +130,13 @@ pub fn check(node: &Node, offer: &Offer) -> Vec<Blocker> {
         check_rootfs(node, offer, &mut blockers);
     }
     blockers
+}
+
+/// What an interface of the container would be attached to and is not there.
+fn unattachable(identity: &NetworkIdentity, node: &Node) -> Option<Blocker> {
+    let text = tranship_network::attachable(identity).err()?.to_string();
+    let (cause, remedy) = text.split_once("; ").unwrap_or((&text, "see `ip link` there"));
+    Some(Blocker::new(BlockerKind::Network, format!("{cause} on node {}", node.config.node), remedy))
 }
 
 /// Where the network namespace of a container is on this node until its engine has a name for it; `path` is that on the

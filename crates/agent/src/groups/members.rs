@@ -43,7 +43,11 @@ pub fn destination(request: &GroupRequest, name: &str, member: &GroupContainer) 
     let to = request.map.get(name).or(member.to.as_ref()).or(request.to.as_ref());
     to.cloned().ok_or_else(|| {
         let message = format!("{name} has no destination");
-        ServiceError::new(ErrorKind::Invalid, message, "name one for it, or one for all that have none")
+        ServiceError::new(
+            ErrorKind::Invalid,
+            message,
+            "give --to NODE for all, --map NAME=NODE for it, or `to: NODE` in the group file",
+        )
     })
 }
 

@@ -11,8 +11,13 @@ use super::SourceRun;
 use crate::node::sentence;
 
 /// The answer to a request, or the failure that it tells of.
-pub(super) fn answered(response: Response) -> Result<Response, Failure> {
+pub(super) fn answered(peer: &NodeName, response: Response) -> Result<Response, Failure> {
     match response {
+        Response::Failed { message, blockers, .. }
+            if blockers.is_empty() && !message.contains(&format!("node {peer}")) =>
+        {
+            Err(Failure::new(format!("on node {peer}: {message}")))
+        }
         Response::Failed { message, blockers, .. } => Err(Failure { blockers, ..Failure::new(message) }),
         other => Ok(other),
     }
@@ -48,7 +53,7 @@ impl SourceRun {
         if let Response::Failed { waiting, .. } = &response {
             self.awaited.clone_from(waiting);
         }
-        answered(response)
+        answered(&peer, response)
     }
 
     pub(super) fn unexpected(&self, response: &Response) -> Failure {

@@ -168,7 +168,10 @@ impl SourceRun {
             let why = match used_up {
                 _ if self.interrupt.hurries() => "the time for the whole move is over".to_owned(),
                 true => format!("the rounds that max_rounds allows ({}) are used up", seen.len()),
-                false => "more rounds would not help, the container writes too fast for the link".to_owned(),
+                false => {
+                    let left = seen.last().map_or(0, |last| last.bytes);
+                    format!("more rounds would not leave less: the last one found {} KiB written", left >> 10)
+                }
             };
             let way = format!("memory: {why}; {what}");
             self.report.change(|r| r.ways.push(way));

@@ -1,7 +1,7 @@
 use std::fmt::Write;
 
 use tranship_api::{GroupPlan, MemberPlan, Plan};
-use tranship_types::{NodeName, Prediction};
+use tranship_types::{ImageToSend, NodeName, Prediction, TreeKind};
 
 use super::table::{Column, table};
 use crate::screen::Paint;
@@ -24,6 +24,14 @@ pub fn plan(p: &Plan, paint: Paint) -> String {
     line("memory", bytes(p.memory_bytes));
     if p.tmpfs_bytes > 0 {
         line("tmpfs", bytes(p.tmpfs_bytes));
+    }
+    for tree in p.trees.iter().filter(|tree| tree.bytes > 0 || tree.kind != TreeKind::WritableLayer) {
+        line("files", format!("{} in {tree}", bytes(tree.bytes)));
+    }
+    if let Some(image) = &p.image {
+        let ImageToSend { name, layers, known_layers, .. } = image;
+        let size = bytes(image.bytes);
+        line("image", format!("up to {size}: {name} is not on {to}; {known_layers} of its {layers} layers are there"));
     }
     if let Some(ms) = p.estimated_blackout_ms {
         line("blackout", format!("about {}", duration(ms)));
@@ -109,7 +117,7 @@ fn prediction(seen: &Prediction, to: &NodeName, line: &mut impl FnMut(&str, Stri
 
 #[cfg(test)]
 mod tests {
-    use tranship_types::{Blocker, BlockerKind, Mode, RoundReport};
+    use tranship_types::{Blocker, BlockerKind, CarriedTree, Mode, RoundReport};
 
     use super::*;
 
@@ -123,6 +131,8 @@ mod tests {
             memory_bytes: 172_851_200,
             tasks: 5,
             tmpfs_bytes: 0,
+            trees: vec![],
+            image: None,
             estimated_blackout_ms: Some(250.0),
             estimated_total_ms: Some(2000.0),
             prediction: None,
@@ -178,6 +188,17 @@ redis can be moved from a to b (cold); nothing was touched
             "{}",
             plan(&p, Paint(false))
         );
+        p.trees = vec![CarriedTree {
+            kind: TreeKind::Volume,
+            inside: "/data".into(),
+            path: "/var/lib/docker/volumes/data/_data".into(),
+            bytes: 12 << 20,
+        }];
+        p.image = Some(ImageToSend { name: "redis:7".into(), bytes: 40 << 20, layers: 3, known_layers: 1 });
+        let text = plan(&p, Paint(false));
+        let files = "  files          12.0 MiB in volume /var/lib/docker/volumes/data/_data\n";
+        let image = "  image          up to 40.0 MiB: redis:7 is not on b; 1 of its 3 layers are there\n";
+        assert!(text.contains(&[files, image].concat()), "{text}");
         p.allowed =
             vec![Blocker::new(BlockerKind::Descriptor, "fd 8 is odd", "close it").allowable("eventfd-semaphore")];
         let text = plan(&p, Paint(false));

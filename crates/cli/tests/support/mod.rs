@@ -77,6 +77,8 @@ impl AgentService for Service {
                 memory_bytes: 4096,
                 tasks: 4,
                 tmpfs_bytes: 0,
+                trees: vec![],
+                image: None,
                 estimated_blackout_ms: None,
                 estimated_total_ms: None,
                 prediction: None,
