@@ -167,7 +167,8 @@ impl Calls<'_> {
     pub async fn plan(&self, request: &PlanRequest, json: bool) -> Exit {
         let watched = Duration::from_millis(request.sample_ms.into());
         let time = duration(watched.as_secs_f64() * 1e3);
-        let doing = format!("measuring for {time}: what {} writes, and the link", request.container);
+        let doing =
+            format!("waiting for the agent to measure for {time} what {} writes, and the link", request.container);
         match self.patiently_with(&doing, watched, self.client.plan(request)).await {
             Ok(plan) => self.planned(plan, json),
             Err(e) => self.not_begun(&e, json),

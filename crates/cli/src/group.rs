@@ -122,7 +122,7 @@ impl Calls<'_> {
 
     /// `tranship move-group --dry-run`.
     pub async fn plan_group(&self, request: &GroupRequest, json: bool) -> Exit {
-        let doing = "looking at each container of the group, and measuring what it writes";
+        let doing = "waiting for the agent to look at each container of the group, and to measure what it writes";
         let plan = self.patiently_with(doing, GROUP_PLAN, self.client.plan_group(request)).await;
         let blocked = plan.as_ref().is_ok_and(|plan| plan.members.iter().any(|member| !member.blockers.is_empty()));
         let exit = match plan {
