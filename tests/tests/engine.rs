@@ -1,6 +1,7 @@
 //! After a move the container is the destination's engine's own, and the source has neither the container nor has it
 //! told the container's peers that it is gone.
 
+use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -127,10 +128,40 @@ fn again_with(runtime: &str) -> bool {
     }
 }
 
+/// The restrictions of the container's mounts, by their places.
+fn restricted_mounts(lab: &Lab, node: &str) -> Result<BTreeSet<(String, Vec<String>)>> {
+    let list = lab.check(node, &["runc", "exec", NAME, "cat", "/proc/self/mountinfo"])?;
+    let mount = |line: &str| {
+        let mut words = line.split(' ').skip(4);
+        let (place, options) = (words.next()?, words.next()?);
+        let mut kept: Vec<_> = options.split(',').map(str::to_owned).collect();
+        kept.retain(|option| ["ro", "nosuid", "nodev", "noexec"].contains(&option.as_str()));
+        Some((place.to_owned(), kept))
+    };
+    Ok(list.lines().filter_map(mount).collect())
+}
+
+/// Also those of directories that are mounted twice, as crun mounts one over all directories that it masks.
+fn mounts_stay_restricted(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let mut options = RunOptions::new(address(34), ["sleep", "1000"]);
+    options.binds = ["/mnt/one", "/mnt/two"].map(|target| ("/usr/share/doc".into(), target.into())).to_vec();
+    lab.run("a", NAME, &options)?;
+    let before = restricted_mounts(lab, "a")?;
+    ensure!(before.iter().filter(|(_, kept)| kept.contains(&"ro".to_owned())).count() > 4, "few are: {before:?}");
+    for (from, to) in [("a", "b"), ("b", "a")] {
+        move_container(lab, from, NAME, to)?;
+        let after = restricted_mounts(lab, to)?;
+        ensure!(after == before, "after the move to {to}: {:#?}", after.symmetric_difference(&before));
+    }
+    remove(lab, NAME)
+}
+
 fn main() -> ExitCode {
     let done = scenarios(&[
         ("stock_runc_manages_the_moved_container", stock_runc_manages_the_moved_container),
         ("every_process_is_in_the_container_s_cgroups", every_process_is_in_the_container_s_cgroups),
+        ("mounts_stay_restricted", mounts_stay_restricted),
         ("no_rst_or_fin_leaves_the_source_by_macvlan", no_rst_or_fin_leaves_the_source_by_macvlan),
         ("no_rst_or_fin_leaves_the_source_by_bridge", no_rst_or_fin_leaves_the_source_by_bridge),
     ]);

@@ -22,6 +22,7 @@ use tranship_criu::watch_flags::{self, FlaggedWatch};
 use tranship_engine::{Container, Pod};
 use tranship_memory::survey;
 use tranship_network::{Dropped, NetworkError, OpenSocket, SocketState};
+use tranship_sys::message_queue::{self, Rooms};
 use tranship_sys::process::{self, OpenFiles};
 use tranship_sys::segment::{self, Marked};
 use tranship_sys::unix_socket::is_connection;
@@ -51,6 +52,11 @@ pub struct Uncarried {
     /// Segments that are locked in memory.
     #[serde(default)]
     locked_segments: Vec<i32>,
+    #[serde(default)]
+    rooms: Rooms,
+    /// Queues of inotify and fanotify: processes that have them, and under which numbers.
+    #[serde(default)]
+    queues: Vec<(u32, i32)>,
     #[serde(default)]
     files: Vec<FileSetting>,
     #[serde(default)]
@@ -97,7 +103,7 @@ pub fn look(
     netns: Option<&Path>,
     allowed: Allowances,
 ) -> Result<Uncarried, Failure> {
-    let Descriptors { sockets, timers, pipes, queues, files, watches } = descriptors(container);
+    let Descriptors { sockets, timers, pipes, queues, queues_of_tasks, files, watches } = descriptors(container);
     let states = netns.map(|netns| tranship_network::socket_states(netns, &sockets)).transpose().map_err(failed)?;
     let mut states = states.unwrap_or_default();
     if network.is_joined {
@@ -119,9 +125,9 @@ pub fn look(
     let found = joined.chain(dropped).chain(queues.unread()).chain(left_behind).chain(undone).chain(lost);
     let (blockers, _) = allowed.part(found.collect());
     Failure::blocked(blockers).map_or(Ok(()), Err)?;
-    let segments = match container.has_namespace("ipc") {
-        true => segments(container).map_err(failed)?,
-        false => Marked::default(),
+    let (segments, rooms) = match container.has_namespace("ipc") {
+        true => (segments(container).map_err(failed)?, message_queue::unusual_rooms(container.init).map_err(failed)?),
+        false => Default::default(),
     };
     Ok(Uncarried {
         sockets: states.sockets,
@@ -132,6 +138,8 @@ pub fn look(
         others_have_groups,
         removed_segments: segments.removed,
         locked_segments: segments.locked,
+        rooms,
+        queues: queues_of_tasks,
         files,
         watches,
         socket_files,
@@ -218,6 +226,8 @@ struct Descriptors {
     timers: Vec<PeriodicTimer>,
     pipes: Vec<OwnedPipe>,
     queues: Queues,
+    /// The same, by the pids in the container.
+    queues_of_tasks: Vec<(u32, i32)>,
     files: Vec<FileSetting>,
     watches: Vec<FlaggedWatch>,
 }
@@ -241,6 +251,7 @@ fn descriptors(container: &Container) -> Descriptors {
                 Some("anon_inode:[timerfd]") => all.timers.extend(timers::periodic(pid, task, descriptor)),
                 Some(queue) if is_queue(queue) => {
                     all.queues.add(pid, descriptor);
+                    all.queues_of_tasks.push((task, descriptor));
                     all.watches.extend(watch_flags::of(pid, task, descriptor));
                 }
                 Some(socket) if socket.starts_with("socket:") && seen.insert(target.clone()) => {
@@ -404,11 +415,20 @@ impl Uncarried {
             segment::lock(init, &self.locked_segments)
                 .map_err(|error| format!("a shared memory segment cannot be locked again: {error}"))?;
         }
-        if self.removed_segments.is_empty() {
-            return Ok(());
+        if !self.removed_segments.is_empty() {
+            segment::remove(init, &self.removed_segments).map_err(|error| {
+                format!("a shared memory segment that was removed already cannot be removed again: {error}")
+            })?;
         }
-        segment::remove(init, &self.removed_segments).map_err(|error| {
-            format!("a shared memory segment that was removed already cannot be removed again: {error}")
-        })
+        if !self.rooms.is_empty() {
+            message_queue::set_rooms(init, &self.rooms)
+                .map_err(|error| format!("a message queue cannot be given its room again: {error}"))?;
+        }
+        Ok(())
+    }
+
+    /// The queues of inotify and fanotify that the restored tasks have, by their pids here.
+    pub fn queues(&self, tasks: &HashMap<u32, u32>) -> Vec<(u32, i32)> {
+        self.queues.iter().filter_map(|(task, descriptor)| Some((*tasks.get(task)?, *descriptor))).collect()
     }
 }

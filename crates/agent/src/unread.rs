@@ -4,6 +4,7 @@ use std::fs::DirEntry;
 
 use tranship_engine::Container;
 use tranship_sys::process::{self, take_descriptor};
+use tranship_sys::watch_queue::QueueKind;
 use tranship_types::{Blocker, BlockerKind};
 
 /// The kind that `--allow` names.
@@ -11,7 +12,7 @@ pub const KIND: &str = "inotify-events";
 
 /// Whether a link in `/proc/PID/fd` stands for an inotify or fanotify descriptor.
 pub fn is_queue(target: &str) -> bool {
-    ["anon_inode:inotify", "anon_inode:[fanotify]"].contains(&target)
+    QueueKind::of(target).is_some()
 }
 
 /// The inotify and fanotify descriptors of a container, or of several, as they are at one moment.

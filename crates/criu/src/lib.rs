@@ -11,6 +11,7 @@ pub mod fuzz;
 pub mod hidden;
 pub mod images;
 pub mod irmap;
+pub mod mount_flags;
 pub mod preflight;
 pub mod rpc;
 pub mod settings;

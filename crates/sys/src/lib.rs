@@ -33,6 +33,7 @@ pub mod keyrings;
 pub mod launch;
 pub mod mapping_flags;
 pub mod mapping_log;
+pub mod message_queue;
 pub mod mount;
 #[cfg(target_arch = "x86_64")]
 mod own_process;
@@ -73,5 +74,6 @@ pub mod userfault;
 mod vdso;
 #[cfg(target_arch = "x86_64")]
 mod waits;
+pub mod watch_queue;
 pub mod write_log;
 pub mod writes;

@@ -40,6 +40,10 @@ pub const ALLOWABLE: &[Allowable] = &[
         name: "exit-signal",
         meaning: "processes made by clone() with another signal than SIGCHLD end with SIGCHLD",
     },
+    Allowable {
+        name: "executable-segments",
+        meaning: "System V segments that were attached with SHM_EXEC can be written to, and not executed any more",
+    },
     Allowable { name: "flow-labels", meaning: "IPv6 sockets lose the flow labels that they have leased" },
     Allowable { name: "inotify-events", meaning: "inotify events that wait unread are lost" },
     Allowable { name: "io-flusher", meaning: "processes lose PR_SET_IO_FLUSHER" },

@@ -235,9 +235,20 @@ impl DestinationRun {
     /// Gives the held tasks what criu does not carry.
     fn restore_uncarried(&mut self, init: u32) -> Result<(), Failure> {
         self.inbox.tmpfs.set_flags()?;
+        let put_right = tranship_criu::mount_flags::put_right(&self.layout.images(), init);
+        match put_right.map_err(|error| format!("the options of mounts cannot be restored: {error}")) {
+            Ok(0) => {}
+            Ok(mounts) => tracing::info!(id = %self.id, mounts, "mounts have their options again, which criu dropped"),
+            Err(why) => return Err(Failure::new(format!("on node {}, {why}", self.node.config.node))),
+        }
         let Some(uncarried) = Uncarried::read(&self.layout.images())? else { return Ok(()) };
         let start = monotonic_ns();
-        let restored = uncarried.restore(init, &tasks(init)?);
+        let tasks = tasks(init)?;
+        let restored = uncarried.restore(init, &tasks).and_then(|()| {
+            let socket = self.layout.front_socket(Role::Restore);
+            front::note_queues(&socket, &uncarried.queues(&tasks))
+                .map_err(|error| format!("its queues of inotify events cannot be noted: {error}"))
+        });
         self.timeline.note("descriptors: what criu has not carried", start, monotonic_ns());
         restored.map_err(|why| Failure::new(format!("on node {}, {why}", self.node.config.node)))
     }

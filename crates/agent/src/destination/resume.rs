@@ -342,7 +342,7 @@ impl DestinationRun {
             self.make_network()?;
         }
         let socket = self.layout.front_socket(Role::Restore);
-        for file in [front::resumed_note(&socket), socket] {
+        for file in [front::resumed_note(&socket), front::queues_note(&socket), socket] {
             let _ = std::fs::remove_file(file);
         }
         self.start_engine()?;

@@ -25,6 +25,7 @@
 //! Requests other than DUMP and RESTORE (an engine asks for criu's version first) go straight through.
 
 mod handle;
+mod queues;
 mod work;
 
 use std::io;
@@ -40,8 +41,10 @@ use serde::{Deserialize, Serialize};
 use tranship_sys::descriptor;
 
 pub use handle::{FrontHandle, HandleError, allocator_socket, criu_lives, resumed_init, resumed_note, signal_criu};
+pub use queues::{note_queues, queues_note};
 
 use crate::rpc::{self, ExternalMount, Overrides, RequestHead, RequestType};
+use queues::empty_queues;
 use work::Front;
 
 /// The environment variable that names the plan's file. Without it the front is criu, and nothing else.

@@ -13,7 +13,10 @@ use tranship_sys::charge::Allocator;
 use tranship_sys::clock::monotonic_ns;
 
 use super::handle::{criu_note, start_of};
-use super::{DEATH, FrontError, FrontPlan, Mark, Order, allocator_socket, end_of, lost, receive, resumed_note, send};
+use super::{
+    DEATH, FrontError, FrontPlan, Mark, Order, allocator_socket, empty_queues, end_of, lost, receive, resumed_note,
+    send,
+};
 use crate::rpc::{self, Overrides, RequestType, Response};
 
 pub(super) struct Front {
@@ -87,6 +90,7 @@ impl Front {
             }
             let notify = response.notify.unwrap_or_default();
             if notify.script.as_deref() == Some("pre-resume") {
+                empty_queues(&plan.socket);
                 // For an agent that hears no more of this front.
                 let _ = std::fs::write(resumed_note(&plan.socket), self.init.to_string());
                 self.past_return = true;

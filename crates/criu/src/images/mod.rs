@@ -29,6 +29,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use prost::Message;
+use tranship_sys::mount::Restrictions;
 use tranship_types::escaped;
 
 pub use self::allowed::{Allowed, Profile};
@@ -184,6 +185,28 @@ impl Images {
             (_, others) => Err(Finding::new(format!("have {others} entries more than one in {kind}.img"))),
         }
     }
+}
+
+/// The first process's number among CRIU's images.
+const FIRST: u64 = 1;
+
+/// Where the mounts of the first process are, and which restrictions each has, by the images in a directory.
+///
+/// # Errors
+/// The images cannot be read.
+pub fn restrictions(directory: &Path) -> io::Result<Vec<(String, Restrictions)>> {
+    let bad = |finding: Finding| io::Error::new(io::ErrorKind::InvalidData, format!("the images {}", finding.what));
+    let mut images = Images::default();
+    for entry in std::fs::read_dir(directory)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if name.starts_with("mountpoints-") || name == format!("ids-{FIRST}.img") {
+            images.add(&name, std::fs::read(directory.join(&name))?);
+        }
+    }
+    let ids: Vec<messages::Ids> = images.all_if_there("ids", Some(FIRST)).map_err(bad)?;
+    let namespace = ids.first().and_then(|ids| ids.mnt).map(u64::from);
+    let mounts: Vec<messages::Mount> = images.all_if_there("mountpoints", namespace).map_err(bad)?;
+    Ok(mounts.iter().map(mounts::place_and_restrictions).collect())
 }
 
 /// Compares images with what the container may have.

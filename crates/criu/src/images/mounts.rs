@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use tranship_sys::mount::Restrictions;
+
 use super::allowed::{Allowed, Configured, plain};
 use super::messages::Mount;
 use super::{Finding, shown};
@@ -132,6 +134,11 @@ fn read(mount: &Mount) -> Read<'_> {
         |bytes: &[u8]| std::str::from_utf8(bytes).map_or_else(|_| bytes.escape_ascii().to_string(), ToOwned::to_owned);
     let key = mount.key.as_deref().map(text);
     Read { mount, point: plain(&text(&mount.point)), root: text(&mount.root), key, fstype: filesystem(mount.fstype) }
+}
+
+/// Where a mount is, and how it is restricted.
+pub(super) fn place_and_restrictions(mount: &Mount) -> (String, Restrictions) {
+    (read(mount).point, Restrictions::of_flags(mount.flags))
 }
 
 /// What no image may have: paths that lead upwards, plugins, filesystems that CRIU mounts from what the image names.

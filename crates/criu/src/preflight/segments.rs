@@ -17,13 +17,16 @@ struct Part {
     end: u64,
     offset: u64,
     inode: u64,
+    /// It may be written to and executed. Of what may only be read and executed, CRIU restores both.
+    is_executable: bool,
 }
 
 impl Part {
     /// Of a line of `/proc/PID/maps`.
     fn of(line: &str) -> Option<Self> {
         let mut words = line.split_ascii_whitespace();
-        let (range, _, offset, _, inode) = (words.next()?, words.next()?, words.next()?, words.next()?, words.next()?);
+        let (range, permissions, offset, _, inode) =
+            (words.next()?, words.next()?, words.next()?, words.next()?, words.next()?);
         let (start, end) = range.split_once('-')?;
         let number = |text| u64::from_str_radix(text, 16).ok();
         words.next().filter(|name| name.starts_with("/SYSV"))?;
@@ -33,6 +36,7 @@ impl Part {
             end: number(end)?,
             offset: number(offset)?,
             inode: inode.parse().ok()?,
+            is_executable: permissions.contains("wx"),
         })
     }
 }
@@ -53,6 +57,15 @@ pub(super) fn check(container: &Container, look: &mut Look) {
     for task in container.tasks.values() {
         let Ok(maps) = process::mappings(task.pid) else { continue };
         let parts: Vec<Part> = maps.map_while(Result::ok).filter_map(|line| Part::of(&line)).collect();
+        if let Some(part) = parts.iter().find(|part| part.is_executable) {
+            let what = format!(
+                "has a System V segment ({}) at {:#x} that it may write to and execute (SHM_EXEC), of which CRIU does not \
+                 restore the latter",
+                part.inode, part.start
+            );
+            let remedy = "let the program attach the segment without SHM_EXEC";
+            look.block(task.blocker(&what, remedy).allowable("executable-segments"));
+        }
         let size = |part: &Part| Some(fs::metadata(format!("/proc/{}/map_files/{}", task.pid, part.range)).ok()?.len());
         if let Some(part) = incomplete(&parts, size) {
             let what = format!(
