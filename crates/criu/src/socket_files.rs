@@ -159,7 +159,7 @@ impl Places {
             });
         }
         let names = if has_one { vec![link.clone()] } else { self.names(&is, [&link, &place]) };
-        if names.len() as u64 != is.st_nlink {
+        if usize::try_from(is.st_nlink) != Ok(names.len()) {
             return Some(Found::Lost(Lost::Elsewhere { is_free: gone() == Some(0), file: link }));
         }
         Some(match gone() {
