@@ -45,6 +45,7 @@ impl Stream {
     pub fn begin(stream: TcpStream, way: Way, rate: Option<u32>, through: &[Service]) -> Result<Self> {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
         let service = match way {
             Way::Out => Service::Intake,
             Way::In => Service::Output(rate),
@@ -91,8 +92,9 @@ impl Stream {
             Ok(result) => result,
             Err(_) => bail!("the client's thread panicked"),
         };
-        let sent = self.sender.map(join).transpose().context("sending")?;
+        // Where nothing is received any more, nothing can be sent either after a while: that one is the consequence.
         let received = self.receiver.map(join).transpose().context("receiving")?;
+        let sent = self.sender.map(join).transpose().context("sending")?;
         match (sent, received) {
             (Some((sent, _)), Some((received, course))) => {
                 ensure!(sent == received, "{} bytes were sent, {} came back", sent.at(), received.at());
