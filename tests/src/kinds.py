@@ -599,6 +599,14 @@ def raw_socket_that_is_connected():
     yield from keeps(s.getpeername)
 
 
+@kind
+def raw_socket_that_is_connected_without_a_port():
+    s = socket.socket(socket.AF_INET, socket.SOCK_RAW, 89)
+    s.connect(('127.0.0.1', 0))
+    yield
+    raise AssertionError('it was refused')
+
+
 def optioned(family_, type_, protocol, level, name, value):
     s = socket.socket(family_, type_, protocol)
     s.setsockopt(level, name, value)

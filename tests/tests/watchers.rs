@@ -95,6 +95,29 @@ peer.close()
 time.sleep(1000)
 "#;
 
+/// Has a packet wait in a socket of the kind that its argument names; tells on port 7000 whether it does.
+const PACKETS: &str = r#"
+import select, socket, sys
+if sys.argv[1] == 'raw':
+    waits = socket.socket(socket.AF_INET, socket.SOCK_RAW, 89)
+    waits.sendto(b'packet', ('127.0.0.1', 0))
+elif sys.argv[1] == 'udplite':
+    waits = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, 136)
+    waits.bind(('127.0.0.1', 0))
+    waits.sendto(b'packet', waits.getsockname())
+else:
+    waits = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+    waits.bind(('lo', 3))
+    socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'packet', ('127.0.0.1', 9))
+server = socket.socket()
+server.bind(('', 7000))
+server.listen()
+while True:
+    peer = server.accept()[0]
+    peer.sendall(str(len(select.select([waits], [], [], 0)[0])).encode())
+    peer.close()
+"#;
+
 /// Adds a key to the keyring that its argument names; tells on port 7000 how many keys it finds there.
 const KEYS: &str = r#"
 import ctypes, platform, socket, sys
@@ -228,6 +251,26 @@ fn no_event_of_a_busy_watcher_is_lost(stage: &mut Stage) -> Result<()> {
     remove(lab, NAME)
 }
 
+fn unread_packets_are_refused_unless_they_may_be_lost(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    for kind in ["raw", "packet", "udplite"] {
+        let capabilities = vec!["CAP_NET_RAW".to_owned()];
+        let command = ["python3", "-c", PACKETS, kind];
+        lab.run("a", NAME, &RunOptions { capabilities, ..RunOptions::new(IP, command) })?;
+        wait_until("the program to answer", PATIENCE, || Ok(told(lab).ok()))?;
+        let refusal = refused_move(lab, "a", NAME, "b").context(kind)?;
+        let is_named = refusal.text.contains("has packets that wait unread");
+        ensure!(refusal.blockers.len() == 1 && is_named, "{kind}: {refusal:#?}");
+        ensure!(told(lab)? == "1", "{kind}: a refusal has taken the packet");
+        let report = move_with(lab, "a", NAME, "b", &["--allow", "unread-packets"])?;
+        ensure!(report.allowed.len() <= 1 && told(lab)? == "0", "{kind}: {report:#?}");
+        // Nothing waits any more.
+        move_with(lab, "b", NAME, "a", &[]).context(kind)?;
+        remove(lab, NAME)?;
+    }
+    Ok(())
+}
+
 fn keys_are_refused_unless_they_may_be_lost(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     for ring in ["thread", "process", "session"] {
@@ -254,6 +297,7 @@ fn main() -> ExitCode {
             "neither_a_plan_nor_a_failed_move_nor_a_move_is_noticed",
             neither_a_plan_nor_a_failed_move_nor_a_move_is_noticed,
         ),
+        ("unread_packets_are_refused_unless_they_may_be_lost", unread_packets_are_refused_unless_they_may_be_lost),
         ("limits_that_were_changed_stay_changed", limits_that_were_changed_stay_changed),
         ("what_would_be_lost_or_broken_is_refused", what_would_be_lost_or_broken_is_refused),
     ])

@@ -61,7 +61,7 @@ use crate::registry::LiveReport;
 use crate::timeline::{ClockOffset, Timeline};
 use crate::tmpfs;
 use crate::trees;
-use crate::unread::{self, Queues};
+use crate::unread::Queues;
 
 /// How long tasks may take to stop.
 const FREEZE: Duration = Duration::from_secs(5);
@@ -413,10 +413,8 @@ impl SourceRun {
         });
         Failure::blocked(joined).map_or(Ok(()), Err)?;
         // Those that are opened after this are looked at beside criu's dump.
-        let queues = match self.report.read().options.allow.permits(unread::KIND) {
-            true => Queues::default(),
-            false => Queues::of(self.unit_containers().iter().chain([&self.inspected()?.0])),
-        };
+        let allowed = self.report.read().options.allow;
+        let queues = Queues::of(self.unit_containers().iter().chain([&self.inspected()?.0]), &allowed);
         let drained = self.let_backlog_drain();
         let freezer = self.inspected()?.0.freezer.clone();
         self.unthrottle()?;

@@ -87,6 +87,10 @@ pub const ALLOWABLE: &[Allowable] = &[
         meaning: "processes lose their personality (setarch): addresses may be drawn at random again, say",
     },
     Allowable {
+        name: "raw-connections",
+        meaning: "raw sockets that were connected without a port are not connected any more",
+    },
+    Allowable {
         name: "reuseport-programs",
         meaning: "groups of sockets lose the program that shares out what comes (SO_ATTACH_REUSEPORT_EBPF, _CBPF)",
     },
@@ -112,6 +116,7 @@ pub const ALLOWABLE: &[Allowable] = &[
         name: "unfinished-datagrams",
         meaning: "UDP sockets lose what was sent with MSG_MORE and not completed",
     },
+    Allowable { name: "unread-packets", meaning: "packet, raw and UDP-Lite sockets lose what waits unread in them" },
     Allowable { name: "urgent-data", meaning: "sockets lose urgent bytes (MSG_OOB) that no program has read" },
 ];
 

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::net::{SocketType, sockopt};
-use tranship_sys::socket;
+use tranship_sys::{process, socket};
 
 use super::super::Look;
 use super::super::diag::{CLOSE, LISTEN, Sockets, TcpSocket};
@@ -14,6 +14,22 @@ const TCP: u32 = 6;
 const UDP: u32 = 17;
 const UDP_LITE: u32 = 136;
 const MPTCP: u32 = 262;
+
+/// Whether a raw socket is connected in a way that it does not tell (getpeername(2)), and so CRIU: the kernel's list shows its state alone.
+fn is_connected_without_port(pid: u32, inode: u64, socket: &OwnedFd) -> bool {
+    /// Fields of the list, counted from 0, and the state ESTABLISHED there.
+    const STATE_AT: usize = 3;
+    const INODE_AT: usize = 9;
+    const CONNECTED: &str = "01";
+    let is_listed = |list: &str| {
+        let list = process::text(format!("/proc/{pid}/net/{list}")).unwrap_or_default();
+        list.lines().map(|line| line.split_ascii_whitespace().collect::<Vec<_>>()).any(|fields| {
+            fields.get(INODE_AT).is_some_and(|number| *number == inode.to_string())
+                && fields.get(STATE_AT) == Some(&CONNECTED)
+        })
+    };
+    !rustix::net::getpeername(socket).is_ok_and(|name| name.is_some()) && ["raw", "raw6"].into_iter().any(is_listed)
+}
 
 pub(super) fn check(
     known: &Sockets,
@@ -27,6 +43,10 @@ pub(super) fn check(
     let supported =
         matches!(kind, SocketType::STREAM | SocketType::DGRAM) && matches!(protocol, 0 | TCP | UDP | UDP_LITE);
     if kind == SocketType::RAW {
+        if is_connected_without_port(d.task.pid, inode, socket) {
+            let what = "is a raw socket that was connected without a port, of which CRIU restores no connection";
+            look.block(blocker(d, what, "connect it with any port").allowable("raw-connections"));
+        }
         return;
     }
     let listed = known.tcp.get(&inode);

@@ -8,8 +8,8 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, sockopt};
+use rustix::io::{Errno, ioctl_fionread};
+use rustix::net::{AddressFamily, SocketType, sockopt};
 use tranship_sys::process::take_descriptor;
 use tranship_sys::socket::{network_namespace, option, readiness};
 use tranship_types::{Blocker, BlockerKind};
@@ -96,6 +96,10 @@ fn other(container: &Container, known: &Sockets, d: &Descriptor<'_>, inode: u64,
     let Ok(family) = sockopt::socket_domain(socket) else { return };
     let Ok(kind) = sockopt::socket_type(socket) else { return };
     let protocol = sockopt::socket_protocol(socket).ok().flatten().map_or(0, |p| p.as_raw().get());
+    if is_unread_lost(family, kind, protocol) && ioctl_fionread(socket).is_ok_and(|bytes| bytes > 0) {
+        let what = "has packets that wait unread, which would be lost";
+        look.wait(inode, blocker(d, what, "let the program read them, and try again").allowable("unread-packets"));
+    }
     match family {
         AddressFamily::INET | AddressFamily::INET6 => inet::check(known, d, inode, socket, (kind, protocol), look),
         AddressFamily::PACKET => {}
@@ -118,6 +122,16 @@ fn other(container: &Container, known: &Sockets, d: &Descriptor<'_>, inode: u64,
             };
             look.block(blocker(d, &format!("is {name}, which CRIU does not support"), "run the program without it"));
         }
+    }
+}
+
+/// Whether neither CRIU nor the move carries what waits in a socket. Datagrams of UDP the move carries.
+fn is_unread_lost(family: AddressFamily, kind: SocketType, protocol: u32) -> bool {
+    const UDP_LITE: u32 = 136;
+    match family {
+        AddressFamily::PACKET => true,
+        AddressFamily::INET | AddressFamily::INET6 => kind == SocketType::RAW || protocol == UDP_LITE,
+        _ => false,
     }
 }
 
