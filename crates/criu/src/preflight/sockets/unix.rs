@@ -1,5 +1,6 @@
 //! Rules about Unix sockets (CRIU: sk-unix.c).
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::net::{SocketType, sockopt};
@@ -41,13 +42,27 @@ pub(super) fn check(
         let what = "sends to a Unix socket that has neither a name nor a way back";
         look.wait(inode, blocker(d, what, "let the program bind the receiving socket to a name"));
     }
-    if s.listening && s.waiting.contains(&0) {
-        let what = format!("listens at {} and has a connection waiting whose client has left", s.name);
-        look.wait(inode, blocker(d, &what, "let the program accept its connections, then try again"));
-    } else if s.listening && s.waiting.iter().any(|client| known.unix.get(client).is_some_and(|c| c.unsent)) {
-        // sk-unix.c, `dump_one_unix_fd`: "Non-empty write queue on an in-flight socket".
-        let what = format!("listens at {} and has a connection waiting whose client has sent something", s.name);
-        look.wait(inode, blocker(d, &what, "let the program accept its connections, then try again"));
+    if s.listening {
+        waiting(known, d, inode, look);
+    }
+}
+
+/// Connections that wait to be accepted, each by itself: a busy server has one or the other whenever somebody looks. Those whose clients have left have
+/// no names.
+fn waiting(known: &Sockets, d: &Descriptor<'_>, inode: u64, look: &mut Look) {
+    let s = &known.unix[&inode];
+    for client in &s.waiting {
+        let what = match known.unix.get(client) {
+            _ if *client == 0 => "has left",
+            // sk-unix.c, `dump_one_unix_fd`: "Non-empty write queue on an in-flight socket".
+            Some(socket) if socket.unsent => "has sent something",
+            _ => continue,
+        };
+        let what = format!("listens at {} and has a connection waiting whose client {what}", s.name);
+        let mut identity = DefaultHasher::new();
+        (inode, client).hash(&mut identity);
+        let remedy = "let the program accept its connections, then try again";
+        look.wait(identity.finish(), blocker(d, &what, remedy));
     }
 }
 
