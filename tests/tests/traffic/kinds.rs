@@ -27,6 +27,18 @@ fn to_and_fro(lab: &Lab, mut between: impl FnMut() -> Result<()>) -> Result<()> 
     Ok(())
 }
 
+/// The connections of client and container as their kernels have them, for the message of a stream that has stood still.
+fn connections(lab: &Lab) -> String {
+    let own = ["ss", "-tinoem"];
+    let within = [&["ip", "netns", "exec", NAME][..], &own].concat();
+    let places = [(CLIENT, &own[..]), ("a", &within[..]), ("b", &within[..])];
+    let list = |(node, command): (&str, &[&str])| {
+        let listed = lab.exec(node, command).map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+        format!("{node}:\n{}", listed.unwrap_or_else(|error| error.to_string()))
+    };
+    places.map(list).concat()
+}
+
 pub(super) fn streams_of_all_directions(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     run(lab, "a", NAME, IP, false)?;
@@ -44,7 +56,7 @@ pub(super) fn streams_of_all_directions(stage: &mut Stage) -> Result<()> {
         }
     })?;
     for (way, stream) in streams {
-        let course = stream.end().with_context(|| format!("the stream {way:?}"))?;
+        let course = stream.end().with_context(|| format!("the stream {way:?}; {}", connections(lab)))?;
         eprintln!("{way:?}: {} bytes, longest gap {} ms", course.passed.iter().sum::<u64>(), course.longest_gap_ms());
     }
     let resets = resets.end()?;
