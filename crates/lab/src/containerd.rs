@@ -12,7 +12,8 @@ use crate::lab::Lab;
 use crate::spec::network_namespace;
 use crate::state::ROOTFS;
 
-const CLIENT: &str = "/usr/bin/ctr";
+/// containerd's command line.
+pub const CLIENT: &str = "/usr/bin/ctr";
 const DAEMON: &str = "/usr/bin/containerd";
 const CONFIG: &str = "/run/containerd.toml";
 const PID: &str = "/run/containerd.pid";

@@ -12,7 +12,7 @@ use crate::lab::Lab;
 use crate::state::ROOTFS;
 
 /// Docker's own client: another one on PATH may be too new for this daemon.
-const CLIENT: &str = "/usr/bin/docker";
+pub const CLIENT: &str = "/usr/bin/docker";
 const DAEMON: &str = "/usr/sbin/dockerd";
 const CONFIG: &str = "/run/docker.json";
 /// Where a node's Docker daemon keeps all that it has.

@@ -44,6 +44,15 @@ enum Command {
         #[arg(last = true, required = true, value_name = "CMD")]
         command: Vec<String>,
     },
+    /// Run a `docker` command in a node; the first one starts a Docker daemon in each node, with the image `tranship-lab` and the
+    /// network `lab`
+    Docker(EngineArguments),
+    /// Run a `podman` command in a node; the first one sets Podman up in each node, with the image `tranship-lab` and the network
+    /// `lab`
+    Podman(EngineArguments),
+    /// Run a `ctr` command in a node; the first one starts containerd in each node, with the image
+    /// `docker.io/library/tranship-lab:latest`
+    Ctr(EngineArguments),
     /// Start a stock runc container in a node, attached to the lab network
     Run(RunArguments),
     /// Remove a container with its network namespace and bundle
@@ -77,6 +86,15 @@ enum Command {
         /// Its directory on the host's disk
         disk: PathBuf,
     },
+}
+
+#[derive(Debug, clap::Args)]
+struct EngineArguments {
+    /// The node: a, b, …
+    node: String,
+    /// The arguments of the engine's own command line, options included
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARG")]
+    arguments: Vec<String>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -154,13 +172,10 @@ fn perform(command: Command) -> Result<ExitCode> {
             let existed = tranship_lab::take_down()?;
             println!("{}", if existed { "the lab is down, nothing is left of it" } else { "no lab is up" });
         }
-        Command::Exec { node, command } => {
-            let status = Lab::attach()?.command(&node, &command)?.status().context("cannot run nsenter")?;
-            // As a shell has it: a command killed by a signal counts as 128 + its number.
-            let signal = std::os::unix::process::ExitStatusExt::signal(&status);
-            let code = status.code().or(signal.map(|s| 128 + s)).unwrap_or(1);
-            return Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)));
-        }
+        Command::Exec { node, command } => return passed_on(Lab::attach()?.command(&node, &command)?),
+        Command::Docker(engine) => return engine.run(Lab::start_docker, tranship_lab::DOCKER),
+        Command::Podman(engine) => return engine.run(Lab::start_podman, tranship_lab::PODMAN),
+        Command::Ctr(engine) => return engine.run(Lab::start_containerd, tranship_lab::CTR),
         Command::Run(arguments) => run(arguments)?,
         Command::Stop { node, name } => Lab::attach()?.stop(&node, &name)?,
         Command::Status => status()?,
@@ -169,6 +184,25 @@ fn perform(command: Command) -> Result<ExitCode> {
         Command::Hold { name, programs, disk } => tranship_lab::hold(&name, &programs, &disk)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+impl EngineArguments {
+    /// Has the engine be up in each node, and runs its command line in one.
+    fn run(&self, start: impl Fn(&Lab) -> tranship_lab::Result<()>, client: &str) -> Result<ExitCode> {
+        let lab = Lab::attach()?;
+        start(&lab)?;
+        // The working directory has to be one that the node has.
+        let command = ["env", "--chdir=/", client].into_iter().chain(self.arguments.iter().map(String::as_str));
+        passed_on(lab.command(&self.node, &command.collect::<Vec<_>>())?)
+    }
+}
+
+/// Runs a command to its end; its exit code. A command killed by a signal counts as 128 + its number, as in a shell.
+fn passed_on(mut command: std::process::Command) -> Result<ExitCode> {
+    let status = command.status().context("cannot run nsenter")?;
+    let signal = std::os::unix::process::ExitStatusExt::signal(&status);
+    let code = status.code().or(signal.map(|s| 128 + s)).unwrap_or(1);
+    Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
 
 fn rate(text: Option<&str>) -> Result<Option<Rate>> {

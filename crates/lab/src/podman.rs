@@ -11,7 +11,8 @@ use crate::error::{LabError, Result};
 use crate::lab::Lab;
 use crate::state::ROOTFS;
 
-const PROGRAM: &str = "/usr/bin/podman";
+/// Podman's command line.
+pub const PROGRAM: &str = "/usr/bin/podman";
 /// Where a node's agent finds that there is a Podman.
 pub(crate) const STORAGE: &str = "/run/containers/data";
 const IMAGE: &str = "tranship-lab";
