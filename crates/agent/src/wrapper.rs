@@ -14,13 +14,14 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
-use tranship_engine::{EtcFiles, Limits, Mark, MountTree, has_cgroups_2};
+use tranship_engine::{EtcFiles, Limits, Mark, MountTree, has_cgroups_2, write_as_configured};
 use tranship_storage::overlay::{Overlay, PointKind};
 use tranship_sys::launch::Program;
 
@@ -29,6 +30,9 @@ pub const NAME: &str = "tranship-runc";
 
 /// In a bundle's directory, the overlay that the container gets as its root.
 pub const OVERLAY: &str = "overlay.json";
+
+/// In a bundle's directory, the path of the configuration from which the engine's runtime makes the container.
+const ENGINE_CONFIG: &str = "engine-config";
 
 /// runc's global options that have no value.
 const SWITCHES: [&str; 4] = ["--debug", "--systemd-cgroup", "--help", "--version"];
@@ -75,6 +79,7 @@ pub fn run(arguments: &[OsString]) -> anyhow::Result<i32> {
         match call.command {
             "create" => return restore(&call, &mark),
             "start" => {
+                put_configuration_back(&mark)?;
                 Mark::take_off(call.id);
                 return Ok(0);
             }
@@ -110,6 +115,7 @@ fn restore(call: &Call<'_>, mark: &Mark) -> anyhow::Result<i32> {
     EtcFiles::noted(&mark.bundle)?.write(&config, call.id)?;
     let text = config.to_string();
     std::fs::write(&file, &text)?;
+    std::fs::write(mark.bundle.join(ENGINE_CONFIG), file.as_os_str().as_encoded_bytes())?;
     // For an agent that has to end what is left of a restore.
     std::fs::write(mark.bundle.join("config.json"), text)?;
     // The agent mounts it again when the container's files are there.
@@ -121,6 +127,16 @@ fn restore(call: &Call<'_>, mark: &Mark) -> anyhow::Result<i32> {
     command.args(call.global).args(["restore", "--detach"]).args(call.options);
     mark.images().put_front(&mut command);
     Err(command.arg(call.id).exec().into())
+}
+
+/// Writes mounts into the engine's configuration as the user has, once runc has made them where symbolic links lead.
+fn put_configuration_back(mark: &Mark) -> anyhow::Result<()> {
+    let file = PathBuf::from(OsString::from_vec(std::fs::read(mark.bundle.join(ENGINE_CONFIG))?));
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&file)?)?;
+    if write_as_configured(&mut config) {
+        std::fs::write(&file, config.to_string())?;
+    }
+    Ok(())
 }
 
 /// Where the container has something mounted in its root itself.

@@ -38,7 +38,7 @@ pub use etc_files::EtcFiles;
 pub use freezer::{Freezer, FreezerError, OpenFreezer};
 pub use limits::{Limits, were_changed as limits_were_changed};
 pub use mark::Mark;
-pub use mounts::MountTree;
+pub use mounts::{MountTree, write_as_configured};
 pub use podman::{NETWORK_VARIABLE, Podman};
 
 pub use runc::{Runc, has_cgroups_2};
@@ -161,13 +161,9 @@ impl Container {
     /// The mounts whose content lies on the node, the engine's own among them: (source there, destination in the
     /// container).
     pub fn bind_mounts(&self) -> Vec<(PathBuf, PathBuf)> {
-        let is_bind = |mount: &&Value| {
-            mount["type"] == "bind"
-                || mount["options"].as_array().is_some_and(|o| o.iter().any(|o| o == "bind" || o == "rbind"))
-        };
         let path = |value: &Value| PathBuf::from(value.as_str().unwrap_or_default());
         let mounts = self.config["mounts"].as_array().map(Vec::as_slice).unwrap_or_default();
-        mounts.iter().filter(is_bind).map(|m| (path(&m["source"]), path(&m["destination"]))).collect()
+        mounts.iter().filter(|m| mounts::binds(m)).map(|m| (path(&m["source"]), path(&m["destination"]))).collect()
     }
 
     /// Where the container has the tmpfs for `/dev/shm` that Docker and Podman mount for one container alone, among what they keep

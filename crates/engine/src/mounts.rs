@@ -1,8 +1,10 @@
 //! What is mounted in a container: its restore finds there what was there at the dump, also where another engine, or another version of
 //! one, mounts something else.
 
+use std::collections::VecDeque;
+use std::ffi::OsString;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -15,6 +17,83 @@ use crate::note;
 const NOTE: &str = "mounts.json";
 /// Files that an engine binds into its containers and that are empty: which engine it is does not matter to a container that runs.
 const EMPTY: [&str; 1] = ["/run/.containerenv"];
+
+/// In a mount that is elsewhere than its configuration writes, because a symbolic link leads there: what the configuration writes. No
+/// runtime reads it.
+const CONFIGURED: &str = "configuredDestination";
+/// Most symbolic links on the way to one place, as of the kernel (path_resolution(7)).
+const LINKS: usize = 40;
+
+/// Puts the mounts of a configuration where a container has them, whose root filesystem is at `root`: runtimes follow the symbolic links
+/// there (`/var/run`, `/sbin`).
+pub(crate) fn follow_links(config: &mut Value, root: &Path) {
+    for mount in config["mounts"].as_array_mut().into_iter().flatten() {
+        let Some(configured) = mount["destination"].as_str() else { continue };
+        let Some(place) = place_below(root, Path::new(configured)) else { continue };
+        if let Some(place) = place.to_str().filter(|place| Path::new(place) != Path::new("/").join(configured)) {
+            let configured = configured.to_owned();
+            mount["destination"] = place.into();
+            if mount[CONFIGURED].is_null() {
+                mount[CONFIGURED] = configured.into();
+            }
+        }
+    }
+}
+
+/// Takes [`follow_links`] back in a configuration that a runtime has read: some engines (Podman) look for what the user has written. Says
+/// whether there was anything to take back.
+pub fn write_as_configured(config: &mut Value) -> bool {
+    let mut found = false;
+    for mount in config["mounts"].as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut) {
+        if let Some(configured) = mount.remove(CONFIGURED) {
+            mount.insert("destination".to_owned(), configured);
+            found = true;
+        }
+    }
+    found
+}
+
+/// Where a path of a container leads, whose root filesystem is at `root`. What is not there leads nowhere else.
+fn place_below(root: &Path, path: &Path) -> Option<PathBuf> {
+    let parts = |path: &Path| path.components().map(|part| part.as_os_str().to_owned()).collect::<Vec<OsString>>();
+    let (mut place, mut links) = (PathBuf::from("/"), 0);
+    let mut left = VecDeque::from(parts(path));
+    while let Some(part) = left.pop_front() {
+        match Path::new(&part).components().next()? {
+            Component::RootDir | Component::Prefix(_) => place = "/".into(),
+            Component::CurDir => {}
+            // That of the root is the root.
+            Component::ParentDir => drop(place.pop()),
+            Component::Normal(name) => {
+                let next = place.join(name);
+                match std::fs::read_link(root.join(next.strip_prefix("/").ok()?)) {
+                    Ok(target) => {
+                        links += 1;
+                        parts(&target).into_iter().rev().for_each(|part| left.push_front(part));
+                    }
+                    Err(_) => place = next,
+                }
+            }
+        }
+        if links > LINKS {
+            return None;
+        }
+    }
+    Some(place)
+}
+
+/// Names the file or directory that a mount binds by its own path: criu follows no symbolic link to it.
+fn name_source(mount: &mut Value) {
+    let source = mount["source"].as_str().filter(|_| binds(mount)).map(Path::new);
+    if let Some(target) = source.filter(|source| source.is_symlink()).and_then(|source| source.canonicalize().ok()) {
+        mount["source"] = target.to_string_lossy().into_owned().into();
+    }
+}
+
+/// Where the configuration of a mount writes it.
+fn configured(mount: &Value) -> &Value {
+    mount.get(CONFIGURED).unwrap_or(&mount["destination"])
+}
 
 /// The mounts of an OCI configuration, and the paths in it that it hides or protects.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,7 +138,7 @@ impl MountTree {
         let here = config["mounts"].as_array().cloned().unwrap_or_default();
         let mut mounts = Vec::new();
         for theirs in &self.mounts {
-            let own = here.iter().find(|own| own["destination"] == theirs["destination"]);
+            let own = here.iter().find(|own| own["destination"] == *configured(theirs));
             // The source's word alone has nothing of this node mounted into a container.
             let empty = EMPTY.iter().any(|inside| theirs["destination"] == **inside);
             if own.is_none() && !empty && !is_own(theirs) {
@@ -69,6 +148,12 @@ impl MountTree {
                 )));
             }
             let mut mount = own.unwrap_or(theirs).clone();
+            for key in ["destination", CONFIGURED] {
+                if let Some(value) = theirs.get(key) {
+                    mount[key] = value.clone();
+                }
+            }
+            name_source(&mut mount);
             if let Some(inside) = EMPTY.iter().find(|inside| own.is_none() && theirs["destination"] == **inside) {
                 let file = bundle.join(inside.rsplit('/').next().unwrap_or_default());
                 std::fs::write(&file, "")?;
@@ -91,9 +176,13 @@ const OWN: [&str; 3] = ["tmpfs", "devpts", "mqueue"];
 
 /// Whether a mount is of such a filesystem, and binds nothing.
 fn is_own(mount: &Value) -> bool {
-    let binds = |option: &Value| option == "bind" || option == "rbind";
-    mount["type"].as_str().is_some_and(|kind| OWN.contains(&kind))
-        && !mount["options"].as_array().is_some_and(|all| all.iter().any(binds))
+    mount["type"].as_str().is_some_and(|kind| OWN.contains(&kind)) && !binds(mount)
+}
+
+/// Whether a mount of a configuration shows a file or directory of the node.
+pub(crate) fn binds(mount: &Value) -> bool {
+    let option = |option: &Value| option == "bind" || option == "rbind";
+    mount["type"] == "bind" || mount["options"].as_array().is_some_and(|all| all.iter().any(option))
 }
 
 /// Where nothing can be made to follow the mount that Podman's storage is on: what Docker's volumes do cannot be restored there.
@@ -147,6 +236,58 @@ mod tests {
             (&here["linux"]["maskedPaths"], &here["linux"]["readonlyPaths"]),
             (&json!(["/proc/keys"]), &Value::Null)
         );
+    }
+
+    #[test]
+    fn a_mount_is_where_the_links_of_the_image_lead() {
+        let root = tempfile::tempdir().unwrap();
+        let link = |to: &str, from: &str| std::os::unix::fs::symlink(to, root.path().join(from)).unwrap();
+        std::fs::create_dir_all(root.path().join("var/lib")).unwrap();
+        std::fs::create_dir(root.path().join("run")).unwrap();
+        [("/run", "var/run"), ("usr/sbin", "sbin"), ("../../../run/x", "var/lib/up"), ("loop", "loop")]
+            .into_iter()
+            .for_each(|(to, from)| link(to, from));
+        let place = |path: &str| place_below(root.path(), Path::new(path)).map(|place| place.display().to_string());
+        for (path, leads_to) in [
+            ("/var/run/x", "/run/x"),
+            ("/sbin/docker-init", "/usr/sbin/docker-init"),
+            ("/var/lib/up", "/run/x"),
+            ("var//lib/./db", "/var/lib/db"),
+        ] {
+            assert_eq!(place(path).as_deref(), Some(leads_to), "{path}");
+        }
+        assert_eq!(place("/loop/x"), None);
+
+        let mut config = json!({"mounts": [
+            {"destination": "/var/run/x", "type": "bind", "source": "/a"}, {"destination": "/proc", "type": "proc"},
+        ]});
+        follow_links(&mut config, root.path());
+        assert_eq!(
+            (&config["mounts"][0]["destination"], configured(&config["mounts"][0])),
+            (&json!("/run/x"), &json!("/var/run/x"))
+        );
+        assert_eq!(config["mounts"][1], json!({"destination": "/proc", "type": "proc"}));
+        // The next engine makes it with what the user has written.
+        for _ in 0..2 {
+            let mut here = json!({"mounts": [
+                {"destination": "/proc", "type": "proc"}, {"destination": "/var/run/x", "type": "bind", "source": "/b"},
+            ]});
+            MountTree::of(&config).give_to(&mut here, root.path()).unwrap();
+            assert_eq!(
+                (&here["mounts"][0]["destination"], &here["mounts"][0]["source"]),
+                (&json!("/run/x"), &json!("/b"))
+            );
+            config = here;
+        }
+        let mut written = config.clone();
+        assert!(write_as_configured(&mut written) && !write_as_configured(&mut written));
+        assert_eq!(written["mounts"][0]["destination"], "/var/run/x");
+        let mut here =
+            json!({"mounts": [{"destination": "/run/x", "type": "bind", "source": root.path().join("sbin")}]});
+        std::fs::create_dir_all(root.path().join("usr/sbin")).unwrap();
+        MountTree::of(&json!({"mounts": [&config["mounts"][0]]})).give_to(&mut here, root.path()).unwrap();
+        let source = root.path().canonicalize().unwrap().join("usr/sbin");
+        assert_eq!(here["mounts"][0]["source"], json!(source), "criu follows no link to it");
     }
 
     #[test]

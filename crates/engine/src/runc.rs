@@ -12,8 +12,8 @@ use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 
 use crate::freezer;
 use crate::json::section;
-use crate::limits;
 use crate::{Container, Cpu, Engine, EngineError, Freezer, Images, State, Summary};
+use crate::{limits, mounts};
 
 /// runc as configured on this node.
 #[derive(Debug, Clone)]
@@ -277,12 +277,14 @@ impl Engine for Runc {
         let root = config["root"]["path"].as_str().unwrap_or("rootfs").to_owned();
         config["root"]["path"] = within(&row.bundle, &root).into();
         for mount in config.pointer_mut("/mounts").and_then(Value::as_array_mut).into_iter().flatten() {
-            let has = |option: &str| mount["options"].as_array().is_some_and(|all| all.iter().any(|one| one == option));
-            if (mount["type"] == "bind" || has("bind") || has("rbind"))
+            if mounts::binds(mount)
                 && let Some(source) = mount["source"].as_str().map(|source| within(&row.bundle, source))
             {
                 mount["source"] = source.into();
             }
+        }
+        if row.pid > 0 {
+            mounts::follow_links(&mut config, Path::new(&format!("/proc/{}/root", row.pid)));
         }
         let cgroups = self.cgroups(name)?;
         limits::update(&mut config, &cgroups);
@@ -433,7 +435,7 @@ pub(crate) fn writable_binds(config: &Value) -> Vec<CarriedTree> {
     let mounts = config["mounts"].as_array().map(Vec::as_slice).unwrap_or_default();
     let writable = |mount: &&Value| {
         let has = |option: &str| mount["options"].as_array().is_some_and(|all| all.iter().any(|o| o == option));
-        (mount["type"] == "bind" || has("bind") || has("rbind")) && !has("ro")
+        mounts::binds(mount) && !has("ro")
     };
     let tree = |mount: &Value| {
         let path = Path::new(mount["source"].as_str()?).canonicalize().ok().filter(|path| path.is_dir())?;

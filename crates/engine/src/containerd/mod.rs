@@ -30,7 +30,9 @@ use tranship_sys::launch::{Program, Stream};
 use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 
 use crate::described;
-use crate::{Container, Engine, EngineError, Images, Limits, Mark, MissingImage, Runc, State, Summary, TreePlace};
+use crate::{
+    Container, Engine, EngineError, Images, Limits, Mark, MissingImage, MountTree, Runc, State, Summary, TreePlace,
+};
 use client::Method;
 use messages::{
     Any, Filters, Kill, Mounts, Named, OneRecord, Plugins, Record, Records, RuncOptions, Runtime, Snapshot, Task,
@@ -355,6 +357,7 @@ impl Engine for Containerd {
         let mut made = Made { namespace: namespace.clone(), created: String::new(), log: log.clone() };
         made.note(bundle).map_err(Self::unmade(name))?;
         Limits::of(config).note(bundle).map_err(Self::unmade(name))?;
+        MountTree::of(config).note(bundle).map_err(Self::unmade(name))?;
         let own = options_here(&options_of(&parameters.options, name)?, &self.wrapper);
         let any = |type_url: &str, value| Any { type_url: type_url.to_owned(), value };
         let extension = |(name, (kind, value)): (&String, &(String, Vec<u8>))| (name.clone(), any(kind, value.clone()));
