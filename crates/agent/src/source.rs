@@ -28,6 +28,7 @@ use tranship_wire::message::{Offer, Request, Response};
 mod account;
 mod control;
 mod drain;
+mod entered;
 mod files;
 mod fits;
 mod held;
@@ -46,6 +47,7 @@ mod undo;
 mod unit;
 
 use control::answered;
+use entered::Entered;
 pub use fits::{pages_rate, too_slow, zeros};
 use push::{Demand, Push};
 
@@ -180,6 +182,7 @@ pub struct SourceRun {
     /// Whether datagrams may be sent to the destination before it is ready.
     peer_keeps_datagrams: bool,
     attempts: u32,
+    entered: Entered,
 }
 
 impl SourceRun {
@@ -248,6 +251,7 @@ impl SourceRun {
             awaited: None,
             peer_keeps_datagrams: false,
             attempts: 0,
+            entered: Entered::default(),
         }
     }
 
@@ -294,7 +298,11 @@ impl SourceRun {
         let (node, name, options) = (Arc::clone(&self.node), self.name.clone(), self.report.read().options);
         let unit = self.turn.as_ref().and_then(Turn::unit).cloned();
         // It looks into large trees and asks engines.
-        let found = self.interrupt.aside(move || inspection::inspect(&node, &name, &options, unit.as_ref()))?;
+        let inspect = || {
+            let (node, name, unit) = (Arc::clone(&node), name.clone(), unit.clone());
+            self.interrupt.aside(move || inspection::inspect(&node, &name, &options, unit.as_ref()))
+        };
+        let found = self.inspected_without_entered(inspect)?;
         if !self.node.peers().has(&self.peer) {
             return Err(Failure::blocked(vec![self.node.unknown_peer(&self.peer)]).unwrap_or_else(|| failed("no peer")));
         }
@@ -412,6 +420,7 @@ impl SourceRun {
             joined.join()
         });
         Failure::blocked(joined).map_or(Ok(()), Err)?;
+        self.let_entered_end()?;
         // Those that are opened after this are looked at beside criu's dump.
         let allowed = self.report.read().options.allow;
         let queues = Queues::of(self.unit_containers().iter().chain([&self.inspected()?.0]), &allowed);

@@ -130,7 +130,7 @@ fn lost((pid, descriptor): (u32, i32), kind: BlockerKind, what: &str, allowable:
     let name = process::name(pid).unwrap_or_default();
     let cause =
         format!("descriptor {descriptor} of process {pid} ({name}) has {what} that wait unread, which would be lost");
-    let blocker = Blocker::new(kind, cause, "try again when the program has read them");
+    let blocker = Blocker::new(kind, cause, "try again when the program has read them").passing();
     blocker.at(pid, Some(descriptor)).allowable(allowable)
 }
 

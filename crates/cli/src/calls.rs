@@ -32,6 +32,8 @@ pub enum Exit {
 const SOON: Duration = Duration::from_millis(300);
 /// Time after which an answer is late.
 const LONG: Duration = Duration::from_secs(1);
+/// Between two attempts of a move.
+const PAUSE: Duration = Duration::from_millis(500);
 
 /// Talks to one agent for one command.
 pub struct Calls<'a> {
@@ -143,8 +145,28 @@ impl Calls<'_> {
         answer.await
     }
 
-    /// `tranship move`.
-    pub async fn begin_move(&self, request: &MoveRequest, json: bool) -> Exit {
+    /// `tranship move`, so often again where what stands in the way passes by itself.
+    pub async fn begin_move(&self, request: &MoveRequest, retry: u32, json: bool) -> Exit {
+        for left in (1..=retry).rev() {
+            match self.attempt(request, json, true).await {
+                Attempt::Over(exit) => return exit,
+                Attempt::Passing(cause) => {
+                    Screen::tell(&format!("{} was not moved: {cause}; trying again, {left} left\n", request.container));
+                }
+            }
+            tokio::select! {
+                () = tokio::time::sleep(PAUSE) => {}
+                () = interrupted() => return Exit::Interrupted,
+            }
+        }
+        match self.attempt(request, json, false).await {
+            Attempt::Over(exit) => exit,
+            Attempt::Passing(_) => Exit::Blocked,
+        }
+    }
+
+    /// Moves it once. Where it may be `repeated`, a failure by what passes is not told.
+    async fn attempt(&self, request: &MoveRequest, json: bool, repeated: bool) -> Attempt {
         let begun = tokio::select! {
             begun = self.patiently(self.client.begin_move(request)) => begun,
             () = interrupted() => {
@@ -153,14 +175,26 @@ impl Calls<'_> {
                     request.container
                 );
                 let remedy = "see `tranship status`".to_owned();
-                return self.refuse(&ErrorBody { message, remedy, blockers: Vec::new() }, json, Exit::Interrupted);
+                let error = ErrorBody { message, remedy, blockers: Vec::new() };
+                return Attempt::Over(self.refuse(&error, json, Exit::Interrupted));
             }
         };
-        match begun {
-            Ok(Begun::Started(report)) => self.see_through(*report, json).await.0,
+        Attempt::Over(match begun {
+            Ok(Begun::Started(report)) => {
+                let followed = follow(&self.client, *report, &mut Progress::new(self.screen, json)).await;
+                match &followed {
+                    Followed::Ended(report) if repeated && report.outcome == Outcome::Failed => {
+                        if let Some(cause) = passing(&report.blockers) {
+                            return Attempt::Passing(cause);
+                        }
+                    }
+                    _ => {}
+                }
+                self.seen_through(followed, json).0
+            }
             Ok(Begun::Planned(plan)) => self.planned(*plan, json),
             Err(e) => self.not_begun(&e, json),
-        }
+        })
     }
 
     /// `tranship plan`.
@@ -250,8 +284,13 @@ impl Calls<'_> {
 
     /// Follows a move until it has ended; says how it is told to the shell, and the last outcome that was seen.
     async fn see_through(&self, first: Report, json: bool) -> (Exit, Outcome) {
-        let mut progress = Progress::new(self.screen, json);
-        let (report, exit) = match follow(&self.client, first, &mut progress).await {
+        let followed = follow(&self.client, first, &mut Progress::new(self.screen, json)).await;
+        self.seen_through(followed, json)
+    }
+
+    /// Tells how what was followed has ended.
+    fn seen_through(&self, followed: Followed<Report>, json: bool) -> (Exit, Outcome) {
+        let (report, exit) = match followed {
             Followed::Ended(report) => {
                 let exit = self.ended(&report, json);
                 (report, exit)
@@ -345,6 +384,20 @@ impl Calls<'_> {
         }
         exit
     }
+}
+
+/// How an attempt to move a container ended.
+enum Attempt {
+    /// There is nothing to try again.
+    Over(Exit),
+    /// What stood in the way passes by itself: the cause.
+    Passing(String),
+}
+
+/// The cause of a failure that passes by itself.
+fn passing(blockers: &[tranship_types::Blocker]) -> Option<String> {
+    let all_pass = blockers.iter().all(|blocker| blocker.passes);
+    blockers.first().filter(|_| all_pass).map(|blocker| blocker.cause.clone())
 }
 
 /// An error as the API describes one.

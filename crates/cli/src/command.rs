@@ -30,7 +30,7 @@ pub struct Invocation {
 /// all that is under way is shown.
 #[derive(Debug, PartialEq)]
 pub enum Command {
-    Move { request: MoveRequest, json: bool },
+    Move { request: MoveRequest, retry: u32, json: bool },
     MoveGroup { request: GroupRequest, json: bool },
     PlanGroup { request: GroupRequest, json: bool },
     Group { id: GroupId, json: bool },
@@ -77,8 +77,8 @@ impl TryFrom<Arguments> for Invocation {
         let command = match arguments.call {
             Call::Move(mut m) => {
                 of_node = m.from.take().or(of_node);
-                let json = json(m.json);
-                Command::Move { request: request(m)?, json }
+                let (json, retry) = (json(m.json), m.retry.unwrap_or_default());
+                Command::Move { request: request(m)?, retry, json }
             }
             Call::MoveGroup(mut g) => {
                 of_node = g.from.take().or(of_node);
@@ -305,7 +305,7 @@ mod tests {
     fn a_move_is_understood() {
         let expected = MoveRequest { dry_run: true, ..MoveRequest::new("redis", "b".parse().unwrap()) };
         let command = parse("tranship move redis --to b --mode auto --dry-run").unwrap();
-        assert_eq!(command, Command::Move { request: expected, json: false });
+        assert_eq!(command, Command::Move { request: expected, retry: 0, json: false });
     }
 
     #[test]

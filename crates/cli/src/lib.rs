@@ -75,7 +75,7 @@ fn run(invocation: Invocation, screen: &Screen) -> anyhow::Result<Exit> {
         .build()
         .context("cannot open an event queue; raise the limit of open files (`ulimit -n`)")?;
     Ok(match invocation.command {
-        Command::Move { request, json } => runtime.block_on(calls.begin_move(&request, json)),
+        Command::Move { request, retry, json } => runtime.block_on(calls.begin_move(&request, retry, json)),
         Command::Plan { request, json } => runtime.block_on(calls.plan(&request, json)),
         Command::Recover { request, json } => runtime.block_on(calls.recover(&request, json)),
         Command::Cancel { name, json } => runtime.block_on(calls.cancel(&name, json)),

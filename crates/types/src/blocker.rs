@@ -75,18 +75,29 @@ pub struct Blocker {
     /// The kind under which a user may allow the move to lose this state (`--allow`), if that is possible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allow: Option<String>,
+    /// It passes by itself: the same move may succeed a moment later.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[cfg_attr(feature = "openapi", schema(required = false))]
+    pub passes: bool,
 }
 
 impl Blocker {
     /// A blocker that is not about one process.
     pub fn new(kind: BlockerKind, cause: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { kind, cause: escaped(&cause.into()), remedy: escaped(&remedy.into()), pid: None, fd: None, allow: None }
+        let (cause, remedy) = (escaped(&cause.into()), escaped(&remedy.into()));
+        Self { kind, cause, remedy, pid: None, fd: None, allow: None, passes: false }
     }
 
     /// The same, naming the process and, if there is one, the descriptor.
     #[must_use]
     pub fn at(self, pid: u32, fd: Option<i32>) -> Self {
         Self { pid: Some(pid), fd, ..self }
+    }
+
+    /// The same, for what passes by itself.
+    #[must_use]
+    pub fn passing(self) -> Self {
+        Self { passes: true, ..self }
     }
 
     /// The same, for state that the move may lose where the user gives `--allow KIND`; `kind` is one of [`ALLOWABLE`].

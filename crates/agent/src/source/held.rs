@@ -70,7 +70,7 @@ impl SourceRun {
         }
         let cause = format!("{left} connections that programs have closed have not sent all that was written to them");
         let remedy = "try again when their peers have taken it";
-        let blocker = Blocker::new(BlockerKind::Socket, cause, remedy).allowable("closed-connections");
+        let blocker = Blocker::new(BlockerKind::Socket, cause, remedy).passing().allowable("closed-connections");
         let (blockers, allowed) = self.report.read().options.allow.part(vec![blocker]);
         self.report.change(|r| r.allowed.extend(allowed));
         Failure::blocked(blockers).map_or(Ok(()), Err)
@@ -188,6 +188,9 @@ impl SourceRun {
             self.interrupt.freezes();
             freezer.freeze(FREEZE.min(self.interrupt.freeze_left())).map_err(failed)?;
             let others = self.freeze_unit()?;
+            if self.thaw_for_entered(freezer)? {
+                continue;
+            }
             let Some(waits) = [freezer].into_iter().chain(&others).find_map(|one| match one.is_vforking() {
                 Ok(false) => None,
                 Ok(true) => Some(Ok(one)),
@@ -201,9 +204,11 @@ impl SourceRun {
             self.thaw_unit(freezer)?;
             waits.await_vforks(EXEC).map_err(failed)?;
         }
-        Err(Failure::new(format!(
-            "a process waited for a child that it had vforked whenever the container was frozen, {VFORKS} times; try again when it starts fewer programs"
-        )))
+        let cause = format!(
+            "whenever the container was frozen, {VFORKS} times, a process waited for a child that it had vforked, or one had been started by exec"
+        );
+        let blocker = Blocker::new(BlockerKind::Process, cause, "try again when fewer programs are started").passing();
+        Failure::blocked(vec![blocker]).map_or(Ok((0, 0)), Err)
     }
 
     fn waiting_in_the_freeze(&mut self) -> u32 {

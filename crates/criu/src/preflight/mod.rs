@@ -220,7 +220,7 @@ pub fn inspect(subject: &Subject) -> Result<Findings, PreflightError> {
         });
     }
     let mut findings = look.findings;
-    findings.blockers.extend(lasting.into_iter().map(|(_, b)| b));
+    findings.blockers.extend(lasting.into_iter().map(|(_, b)| b.passing()));
     findings.blockers = in_order(once_for_all(findings.blockers));
     Ok(findings)
 }
