@@ -116,6 +116,10 @@ fn options_here(theirs: &RuncOptions, wrapper: &Path) -> RuncOptions {
     RuncOptions { no_pivot_root, no_new_keyring, io_uid, io_gid, systemd_cgroup, binary_name, ..RuncOptions::default() }
 }
 
+/// Where the output of a container goes that nobody reads: through pipes of its shim. The node's own /dev/null, which `ctr` has for that
+/// (`--null-io`), could not move on.
+const NOWHERE: &str = "file:///dev/null";
+
 impl Containerd {
     const NAME: &'static str = "containerd";
 
@@ -407,10 +411,8 @@ impl Engine for Containerd {
         let made = Made::noted(bundle).ok_or_else(|| described::not_made(Self::NAME, name, "its note is gone"))?;
         Mark::new(images, network, bundle).put(name).map_err(Self::unmade(name))?;
         let mut command = self.ctr(&made.namespace, &["tasks", "start", "--detach"]);
-        match made.log.as_str() {
-            "" => command.arg("--null-io"),
-            uri => command.args(["--log-uri", uri]),
-        };
+        let log = if made.log.is_empty() { NOWHERE } else { &made.log };
+        command.args(["--log-uri", log]);
         command.arg(name);
         Ok(command)
     }

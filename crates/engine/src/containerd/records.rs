@@ -94,7 +94,7 @@ impl Containerd {
             return Ok(String::new());
         }
         let task = self.task(namespace, name)?;
-        Ok(task.map(|task| task.stdout).filter(|to| to.contains("://")).unwrap_or_default())
+        Ok(task.map(|task| task.stdout).filter(|to| to.contains("://") && to != super::NOWHERE).unwrap_or_default())
     }
 
     /// What runs of a container.

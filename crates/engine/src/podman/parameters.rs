@@ -199,7 +199,7 @@ impl Parameters {
                 "Config": container["Config"], "HostConfig": container["HostConfig"],
                 "EffectiveCaps": container["EffectiveCaps"], "BoundingCaps": container["BoundingCaps"],
             }),
-            command: [vec![text("Path")], texts(&container["Args"])].concat(),
+            command: command(container, &config["process"]["args"]),
             sysctls: sysctls.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned()))).collect(),
             pod: text("Pod"),
             is_infra: container["IsInfra"] == true,
@@ -236,8 +236,8 @@ impl Parameters {
         for key in ["EffectiveCaps", "BoundingCaps"].into_iter().filter(|key| !self.described[*key].is_null()) {
             compare(key, &self.described[key], &made[key]);
         }
-        let command = [vec![made["Path"].as_str().unwrap_or_default().to_owned()], texts(&made["Args"])].concat();
-        if self.command != command {
+        let command = shown_command(made);
+        if self.command != command && [&self.command[..], &self.command].concat() != command {
             found.push(format!("its command is {command:?} instead of {:?}", self.command));
         }
         found
@@ -309,6 +309,16 @@ impl Parameters {
         }
         found
     }
+}
+
+/// The command that a container runs, by the configuration of its runtime where there is one.
+fn command(container: &Value, arguments: &Value) -> Vec<String> {
+    Some(texts(arguments)).filter(|all| !all.is_empty()).unwrap_or_else(|| shown_command(container))
+}
+
+/// The command that `podman inspect` shows: one of a single word is there twice, as `Path` and in `Args`.
+fn shown_command(container: &Value) -> Vec<String> {
+    [vec![container["Path"].as_str().unwrap_or_default().to_owned()], texts(&container["Args"])].concat()
 }
 
 /// A value such that two that mean the same are equal: what is empty is null, and lists are in order.
