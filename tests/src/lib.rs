@@ -32,6 +32,7 @@ mod moving;
 mod postgres;
 mod quiet;
 mod runner;
+mod setups;
 mod status;
 mod switch;
 mod torture;

@@ -373,8 +373,40 @@ fn limits_that_were_changed_stay_changed(stage: &mut Stage) -> Result<()> {
     )
 }
 
+fn mounts_behind_links_of_the_image_move(stage: &mut Stage) -> Result<()> {
+    DOCKER.keeps_mounts_behind_links(&stage.lab, 92, &["--init"])
+}
+
+fn processes_of_exec_are_waited_for(stage: &mut Stage) -> Result<()> {
+    DOCKER.waits_for_processes_of_exec(&stage.lab, 93)
+}
+
+/// A check runs for more than a third of the time, and shells come and go with it.
+fn health_checks_stand_in_no_way(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let check = ["--health-cmd", "sleep 0.6", "--health-interval", "1s", "--health-retries", "1000"];
+    let mut counter = DOCKER.start(lab, 94, &check, &[])?;
+    let healthy = |node: &str| {
+        wait_until("the health check", Duration::from_secs(10), || {
+            Ok((DOCKER.told(lab, node, "{{.State.Health.Status}}")? == "healthy").then_some(()))
+        })
+    };
+    healthy("a")?;
+    for round in 0..4 {
+        for (from, to) in [("a", "b"), ("b", "a")] {
+            DOCKER.moves(lab, &mut counter, from, to).with_context(|| format!("in round {round}"))?;
+        }
+    }
+    healthy("a")?;
+    drop(counter);
+    DOCKER.remove(lab, "a")
+}
+
 fn main() -> ExitCode {
     scenarios(&[
+        ("mounts_behind_links_of_the_image_move", mounts_behind_links_of_the_image_move),
+        ("processes_of_exec_are_waited_for", processes_of_exec_are_waited_for),
+        ("health_checks_stand_in_no_way", health_checks_stand_in_no_way),
         ("what_was_written_to_etc_hosts_stays", what_was_written_to_etc_hosts_stays),
         ("inotify_watches_on_an_overlay_move", inotify_watches_on_an_overlay_move),
         ("limits_that_were_changed_stay_changed", limits_that_were_changed_stay_changed),

@@ -227,11 +227,26 @@ fn limits_that_were_changed_stay_changed(stage: &mut Stage) -> Result<()> {
     )
 }
 
+fn mounts_behind_links_of_the_image_move(stage: &mut Stage) -> Result<()> {
+    PODMAN.keeps_mounts_behind_links(&stage.lab, 92, &[])
+}
+
+fn processes_of_exec_are_waited_for(stage: &mut Stage) -> Result<()> {
+    PODMAN.waits_for_processes_of_exec(&stage.lab, 93)
+}
+
+fn a_command_of_one_word_moves(stage: &mut Stage) -> Result<()> {
+    PODMAN.moves_with_a_command_of_one_word(&stage.lab, 95)
+}
+
 fn main() -> ExitCode {
     if !whole_matrices() {
         println!("skipped: killed starts but that of podman itself; `make test-engines` kills conmon and runc, too");
     }
     scenarios(&[
+        ("mounts_behind_links_of_the_image_move", mounts_behind_links_of_the_image_move),
+        ("processes_of_exec_are_waited_for", processes_of_exec_are_waited_for),
+        ("a_command_of_one_word_moves", a_command_of_one_word_moves),
         ("what_was_written_to_etc_hosts_stays", what_was_written_to_etc_hosts_stays),
         ("inotify_watches_on_an_overlay_move", inotify_watches_on_an_overlay_move),
         ("limits_that_were_changed_stay_changed", limits_that_were_changed_stay_changed),

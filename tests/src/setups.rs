@@ -1,0 +1,117 @@
+//! Ordinary set-ups that engines make of their containers, and what people do with them after a move: the same for Docker and Podman.
+
+use std::net::Ipv4Addr;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, redis_command};
+use tranship_types::BlockerKind;
+
+use crate::managed::Managed;
+use crate::moves::{move_container, refused_move};
+use crate::runner::wait_until;
+
+/// What the lab's image needs of the host, with a `/usr/sbin` of its own, where `/sbin` leads.
+const BINDS: [&str; 10] = [
+    "--volume",
+    "/usr/bin:/usr/bin:ro",
+    "--volume",
+    "/usr/lib:/usr/lib:ro",
+    "--volume",
+    "/usr/lib64:/usr/lib64:ro",
+    "--volume",
+    "/etc:/etc:ro",
+    "--tmpfs",
+    "/tmp",
+];
+
+impl Managed {
+    /// A container whose mounts lie behind symbolic links of its image moves there, back and on, with the content of its volume, and is
+    /// described as before. The address is that of this number, `more` are options of `run`.
+    ///
+    /// # Errors
+    /// If not.
+    pub fn keeps_mounts_behind_links(&self, lab: &Lab, number: u8, more: &[&str]) -> Result<()> {
+        (self.prepare)(lab)?;
+        let ip = Ipv4Addr::new(10, 77, 0, number);
+        let linked = ["--volume", "/srv:/var/run/node", "--volume", "linked:/var/run/deep/data"];
+        let options = [&BINDS[..], &linked, more].concat();
+        (self.run_whole)(lab, "a", self.name, ip, self.image, &options, &redis_command())?;
+        Redis::connect(lab, ip, Duration::from_secs(10))?;
+        self.execute(lab, "a", "echo kept > /var/run/deep/data/file")?;
+        let mounts = |node: &str| -> Result<Vec<String>> {
+            let told = self.told(lab, node, "{{range .Mounts}}{{.Destination}} {{end}}")?;
+            let mut all: Vec<String> = told.split_whitespace().map(str::to_owned).collect();
+            all.sort();
+            Ok(all)
+        };
+        let before = mounts("a")?;
+        let mut counter = CounterClient::start(lab, (ip, REDIS_PORT).into(), "counter", Duration::from_micros(500))?;
+        for (from, to) in [("a", "b"), ("b", "a"), ("a", "b")] {
+            self.moves(lab, &mut counter, from, to)?;
+            let after = mounts(to)?;
+            ensure!(after == before, "its mounts were {before:?}, and are {after:?}");
+            let content = self.execute(lab, to, "cat /run/deep/data/file; ls -d /run/node")?;
+            ensure!(content == "kept\n/run/node\n", "on {to} it has {content:?}");
+        }
+        drop(counter);
+        (self.command)(lab, "b", &["stop", "--time", "1", self.name])?;
+        (self.command)(lab, "b", &["start", self.name])?;
+        Redis::connect(lab, ip, Duration::from_secs(10)).context("after stop and start on the destination")?;
+        self.remove(lab, "b")?;
+        ["a", "b"].iter().try_for_each(|node| Ok((self.command)(lab, node, &["volume", "rm", "linked"]).map(drop)?))
+    }
+
+    /// A process that the engine has started by exec is waited for, and refused by name where it does not end; `--retry` tries again until
+    /// it has.
+    ///
+    /// # Errors
+    /// If not.
+    pub fn waits_for_processes_of_exec(&self, lab: &Lab, number: u8) -> Result<()> {
+        let mut counter = self.start(lab, number, &[], &[])?;
+        let execute = |node: &str, seconds: &str| {
+            (self.command)(lab, node, &["exec", "--detach", self.name, "sleep", seconds]).map(drop)
+        };
+        execute("a", "2")?;
+        self.moves(lab, &mut counter, "a", "b").context("with a process that ends after two seconds")?;
+
+        execute("b", "4321")?;
+        let refusal = refused_move(lab, "b", self.name, "a")?;
+        refusal.names(BlockerKind::Process, "was started by exec")?;
+        ensure!(refusal.blockers.iter().all(|blocker| blocker.passes), "{refusal:?}");
+        let mut moving = lab.move_command("b", self.name, "a")?;
+        let mut moving = moving.args(["--retry", "9"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+        let mut said = moving.stderr.take().context("no stderr")?;
+        let heard = std::thread::spawn(move || std::io::read_to_string(&mut said));
+        // It is refused at least once.
+        let reports = || lab.check("b", &["tranship", "history", "--json"]).map(|text| text.matches("\"m-").count());
+        let refused = reports()?;
+        wait_until("a refusal", Duration::from_secs(30), || Ok((reports()? > refused).then_some(())))?;
+        lab.check("b", &["pkill", "-x", "-f", "sleep 4321"])?;
+        let status = moving.wait()?;
+        let said = heard.join().map_err(|_| anyhow::anyhow!("the reader panicked"))??;
+        ensure!(status.success() && said.contains("trying again"), "{status}: {said}");
+        self.shows(lab, "a")?;
+        drop(counter);
+        self.remove(lab, "a")
+    }
+
+    /// A container whose command is one word moves there and back.
+    ///
+    /// # Errors
+    /// If not.
+    pub fn moves_with_a_command_of_one_word(&self, lab: &Lab, number: u8) -> Result<()> {
+        (self.prepare)(lab)?;
+        let ip = Ipv4Addr::new(10, 77, 0, number);
+        (self.run)(lab, "a", self.name, ip, self.image, &[], &["redis-server".to_owned()])?;
+        let telling = "{{.Path}} {{json .Args}} {{json .Config.Cmd}} {{json .Config.Entrypoint}}";
+        let before = self.told(lab, "a", telling)?;
+        for (from, to) in [("a", "b"), ("b", "a")] {
+            move_container(lab, from, self.name, to).with_context(|| format!("from {from} to {to}"))?;
+            let after = self.told(lab, to, telling)?;
+            ensure!(after == before, "the command was {before}, and is {after}");
+        }
+        self.remove(lab, "a")
+    }
+}
