@@ -32,6 +32,7 @@ use crate::layout::{Front, Layout, Role};
 use crate::node::{self, Node, failed};
 use crate::policy;
 use crate::space;
+use crate::stdio;
 use crate::timeline::Timeline;
 use crate::tmpfs;
 use crate::trees::{self, Note};
@@ -277,7 +278,10 @@ impl DestinationRun {
 
     fn start_engine(&mut self) -> Result<(), Failure> {
         let criu = self.node.criu().map_err(|b| failed(b.to_string()))?;
-        self.layout.write_plan(Role::Restore, &self.offer, &criu, self.node.config.criu.log_level)?;
+        let stdio::Prepared { given, files, remarks } = stdio::prepare(&self.node, &self.peer, &self.id, &self.offer)?;
+        self.remarks.retain(|remark| !remarks.contains(remark));
+        self.remarks.extend(remarks);
+        self.layout.write_plan(Role::Restore, &self.offer, &criu, (self.node.config.criu.log_level, given))?;
         let (name, bundle) = (&self.offer.container, self.bundle());
         // An engine reads what it noted in the images before criu has written any: which pipes it connects anew.
         let descriptors = self.layout.images().join("descriptors.json");
@@ -293,6 +297,8 @@ impl DestinationRun {
         let restore = |images: tranship_engine::Images<'_>| self.engine.restore(name, &bundle, images, network);
         let command = self.layout.with_images(Role::Restore, restore).map_err(failed)?;
         let mut front = self.layout.start_front(Role::Restore, command, None)?;
+        // The front has taken them.
+        drop(files);
         self.restoring = front.engine.take();
         self.front = Some(front);
         let allocator = front::allocator_socket(&self.layout.front_socket(Role::Restore));
@@ -348,6 +354,7 @@ impl DestinationRun {
     fn tidy(&mut self) -> Result<(), Failure> {
         self.tidied = true;
         self.front = None;
+        stdio::begin(&self.node, &self.id);
         self.inbox.await_takeover();
         (self.gate, self.announcer, self.breakpoints) = (None, None, None);
         self.reinstate()?;
@@ -439,7 +446,11 @@ impl DestinationRun {
                 restored
             }
             DestinationStep::OpenGate => self.open_gate(),
-            DestinationStep::Resume => self.resume(),
+            DestinationStep::Resume => {
+                self.resume()?;
+                stdio::begin(&self.node, &self.id);
+                Ok(())
+            }
             DestinationStep::Announce => match &mut self.announcer {
                 Some(announcer) => announcer.announce().map_err(failed),
                 None => Ok(()),
@@ -467,7 +478,10 @@ impl DestinationPort for DestinationRun {
         let _reserve = reserve::open_if_needed();
         match step {
             DestinationStep::OpenGate => self.silence(),
-            DestinationStep::Engine => self.sweep_engine(),
+            DestinationStep::Engine => {
+                stdio::end(&stdio::of_arrived(&self.node, self.id.as_str()));
+                self.sweep_engine()
+            }
             DestinationStep::Pager => {
                 self.inbox.close();
                 if let Ok(pager) = PagerHandle::connect(self.layout.root()) {

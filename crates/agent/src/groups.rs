@@ -83,7 +83,7 @@ pub fn plan(node: &Arc<Node>, request: &GroupRequest) -> Result<GroupPlan, Servi
     for (rank, (own, to)) in arranged.ranked.iter().zip(&arranged.destinations).enumerate() {
         let wish = PlanRequest {
             sample_ms: SAMPLE_MS,
-            options: request.options,
+            options: request.options.clone(),
             ..PlanRequest::new(own.name.clone(), to.clone())
         };
         let (blockers, plan) = match plan::plan_member(node, &wish, units[rank].as_ref()) {
@@ -183,7 +183,8 @@ fn start(
         node.interrupts.insert_group(&report.id, first.interrupts());
     }
     for (turn, member) in turns.into_iter().zip(report.members) {
-        let wish = MoveRequest { options: request.options, ..MoveRequest::new(member.container, member.destination) };
+        let wish =
+            MoveRequest { options: request.options.clone(), ..MoveRequest::new(member.container, member.destination) };
         let (its_node, its_turn) = (Arc::clone(node), turn.clone());
         let started = threads::start("member", move || {
             let run = coordinator::caught("a member of a group", || {

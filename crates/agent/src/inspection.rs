@@ -15,7 +15,7 @@ use tranship_wire::message::Offer;
 
 use crate::groups::Unit;
 use crate::node::Node;
-use crate::{neighbours, pods, trees, uncarried};
+use crate::{neighbours, pods, stdio, trees, uncarried};
 
 /// Links that carry pages. Two keep both ends' encryption busy; more bring nothing on one flow's worth of cores.
 pub const STREAMS: u8 = 2;
@@ -80,6 +80,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions, unit: Option<&Uni
         external_mounts: container.external_mounts(),
         // Where no engine connects them anew, a moved container's pipes would have nobody at their other end.
         stdio_pipes_kept: engine.makes_root(),
+        carries_stdio: !engine.makes_root(),
         stdio_noted: container.stdio.clone(),
         compat: criu.compat,
         bpf_maps: criu.carries_bpf_maps(),
@@ -121,6 +122,8 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions, unit: Option<&Uni
     }
     let mut findings = preflight::inspect(&subject).map_err(|e| Failure::new(e.to_string()))?;
     blockers.extend(findings.blockers.iter().cloned());
+    blockers.extend(stdio::refused(name, &findings.streams));
+    findings.changes.extend(stdio::describe(&findings.streams, &options.stdio, node.config.node.as_str()));
     blockers.extend(of_engine);
     blockers.extend(subject.pids.iter().filter_map(|pid| unreadable_memory(*pid)));
     findings.notes.extend(engine.remarks(&container));
@@ -215,6 +218,8 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions, unit: Option<&Uni
         renamed_sockets: findings.renamed_sockets,
         tells_last_datagrams: true,
         allow: options.allow,
+        streams_of_node: findings.streams.clone(),
+        stdio_target: options.stdio.clone(),
     };
     if !(joins && offer.shares_memory && pod.as_ref().is_some_and(|pod| pod.shared_memory(&container).is_some())) {
         blockers.extend(crate::tmpfs::left_behind(&container, &offer));

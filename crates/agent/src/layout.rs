@@ -11,7 +11,7 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::signal::Signal;
 use tranship_coordinator::{Failure, Journal};
 use tranship_criu::find::Criu;
-use tranship_criu::front::{self, FrontHandle, FrontPlan, HandleError, Mark, Order};
+use tranship_criu::front::{self, FrontHandle, FrontPlan, Given, HandleError, Mark, Order};
 use tranship_criu::rpc::Overrides;
 use tranship_engine::{Freezer, Images};
 use tranship_sys::launch::{Program, Started, Stream};
@@ -238,8 +238,14 @@ impl Layout {
         Ok(file.to_string_lossy().into_owned())
     }
 
-    /// Writes a front's plan, for the container that is offered.
-    pub fn write_plan(&self, role: Role, offer: &Offer, criu: &Criu, log_level: Option<i32>) -> Result<(), Failure> {
+    /// Writes a front's plan, for the container that is offered, with what a restore is given.
+    pub fn write_plan(
+        &self,
+        role: Role,
+        offer: &Offer,
+        criu: &Criu,
+        (log_level, given): (Option<i32>, Vec<Given>),
+    ) -> Result<(), Failure> {
         let plain = |pairs: Vec<(OsString, OsString)>| -> Vec<(String, String)> {
             pairs.into_iter().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?))).collect()
         };
@@ -254,6 +260,8 @@ impl Layout {
         let waits = self.waits().to_string_lossy().into_owned();
         let (environment, overrides) = match role {
             Role::Dump => {
+                let mut external = external_network(offer)?;
+                external.extend(offer.streams_of_node.iter().filter_map(|stream| stream.external.clone()));
                 let mut environment = preload().map(|p| plain(criu.environment(&p))).unwrap_or_default();
                 let table = self.hidden().to_string_lossy().into_owned();
                 environment.push((tranship_criu::hidden::TABLE_VARIABLE.to_owned(), table));
@@ -263,7 +271,7 @@ impl Layout {
                 }
                 environment.push((restart_blocks::RECORD_VARIABLE.to_owned(), waits));
                 let dump = Overrides {
-                    external: external_network(offer)?,
+                    external,
                     leave_running: Some(true),
                     link_remap: Some(true),
                     ghost_limit: Some(u32::MAX),
@@ -294,6 +302,7 @@ impl Layout {
             overrides,
             network: offer.network_path().cloned(),
             patience_ms: FRONT_PATIENCE.as_millis() as u64,
+            given,
         };
         let text = serde_json::to_vec(&plan).map_err(|e| Failure::new(e.to_string()))?;
         std::fs::write(self.plan(role), text)

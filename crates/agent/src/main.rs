@@ -2,6 +2,7 @@
 //!
 //! - `transhipd [--config FILE]` is the agent.
 //! - `transhipd pager DIRECTORY WORK` is the page store and fault server of one migration.
+//! - `transhipd stdio DIRECTORY` holds the other ends of a moved container's standard streams.
 //! - `transhipd tls CA CERT KEY NODE ROOT [CRL]` does the agent's TLS handshakes.
 //! - `transhipd launcher` starts the programs of an agent that is confined.
 //! - called as `criu`, it is the CRIU front that an engine executes.
@@ -50,6 +51,7 @@ mod rights;
 mod service;
 mod source;
 mod space;
+mod stdio;
 mod sync;
 mod timeline;
 mod tls;
@@ -104,6 +106,7 @@ fn main() -> ExitCode {
         (Some(wrapper::NAME), _) => wrapper::run(&arguments[1..]),
         (Some(netavark::NAME), _) => netavark::run(&arguments[1..]),
         (_, Some("pager")) => run_pager(&arguments),
+        (_, Some(stdio::ARGUMENT)) => hold_stdio(&arguments),
         (_, Some(tls::ARGUMENT)) => tls::run(&arguments),
         (_, Some(launcher::ARGUMENT)) => launcher::run(&arguments),
         (_, Some("start-in-docker")) => start_in_docker(&arguments),
@@ -142,6 +145,13 @@ fn run_pager(arguments: &[OsString]) -> anyhow::Result<i32> {
     let [_, _, directory, work] = arguments else { anyhow::bail!("usage: transhipd pager DIRECTORY WORK") };
     tranship_sys::process::protect_secrets();
     pager::keep(Path::new(directory), Path::new(work))?;
+    Ok(0)
+}
+
+fn hold_stdio(arguments: &[OsString]) -> anyhow::Result<i32> {
+    let [_, _, directory] = arguments else { anyhow::bail!("usage: transhipd stdio DIRECTORY") };
+    tranship_sys::process::protect_secrets();
+    stdio::run(Path::new(directory))?;
     Ok(0)
 }
 
@@ -254,6 +264,7 @@ fn agent(arguments: &Arguments) -> anyhow::Result<()> {
     let listener = Arc::new(patiently(|| Listener::bind(tls.clone(), &listen))?);
     moves::recover(&node);
     groups::recover(&node);
+    stdio::recover(&node);
     let closer = listener.closer()?;
     let (peers_node, peers_listener) = (Arc::clone(&node), Arc::clone(&listener));
     let peers = tranship_sys::threads::start("peers", move || peers::serve(&peers_node, &peers_listener))?;

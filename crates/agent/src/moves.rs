@@ -37,8 +37,10 @@ pub fn begin(node: &Arc<Node>, request: &MoveRequest, turn: Option<Turn>) -> Res
     // Wrong names are answered at once; what takes a look is reported by the migration itself.
     let (engine, _) = inspection::find_free(node, name, request.options.engine).map_err(|f| refused(f, name))?;
     // The name alone may mean another one by the time that an agent is restarted.
-    let request =
-        MoveRequest { options: MoveOptions { engine: Some(engine.name()), ..request.options }, ..request.clone() };
+    let request = MoveRequest {
+        options: MoveOptions { engine: Some(engine.name()), ..request.options.clone() },
+        ..request.clone()
+    };
     if !node.peers().has(&request.to) {
         return Err(ServiceError::blocked(name, vec![node.unknown_peer(&request.to)]));
     }
@@ -54,12 +56,12 @@ fn start(
     turn: Option<Turn>,
 ) -> Result<Report, ServiceError> {
     let source = node.config.node.clone();
-    let options = request.options;
+    let options = request.options.clone();
     let (container, destination) = (request.container.clone(), request.to.clone());
     let group = turn.as_ref().map(Turn::group);
     let network_owner = turn.as_ref().and_then(Turn::network_owner);
     let report = Report {
-        options,
+        options: options.clone(),
         group,
         network_owner,
         ..Report::new(id, container, source, destination, options.mode, unix_ms())

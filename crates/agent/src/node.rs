@@ -54,6 +54,8 @@ pub struct Node {
     pub interrupts: Interrupts,
     pub faults: FaultPlan,
     pub liveness: Liveness,
+    /// Connections with holders of standard streams.
+    pub relays: crate::stdio::Sessions,
     /// Tells the flags of mappings, where the kernel lets that be asked for.
     pub mapping_flags: Option<FlagsReader>,
     /// How writes to memory are found.
@@ -97,6 +99,7 @@ impl Node {
             interrupts: Interrupts::default(),
             faults,
             liveness: Liveness::default(),
+            relays: crate::stdio::Sessions::default(),
             mapping_flags: FlagsReader::load()
                 .inspect_err(
                     |error| tracing::info!(%error, "criu reads smaps itself: mappings' flags cannot be read by BPF"),

@@ -32,6 +32,7 @@ use crate::probes::Probed;
 use crate::registry::unix_ms;
 use crate::rights::Rights;
 use crate::space;
+use crate::stdio;
 use crate::undoing::{self, abort};
 
 /// How long the memory for pages may still be being taken when the source asks.
@@ -192,14 +193,25 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
             Ok(request) => request,
             Err(error) => break Err(error),
         };
-        let of_no_migration =
-            { matches!(request, Request::Clock | Request::Check(_) | Request::Probe { .. } | Request::Api { .. }) };
+        let of_no_migration = {
+            matches!(
+                request,
+                Request::Clock
+                    | Request::Check(_)
+                    | Request::Probe { .. }
+                    | Request::Api { .. }
+                    | Request::Stdio { .. }
+            )
+        };
         if !of_no_migration && (of_another() || !covered(&rights)) {
             tracing::warn!(%peer, "asked about a migration of another node, or over a link from before its offer");
             let refused =
                 failure_response(Failure::new(format!("the migration is not one of this link of node {peer}")));
             let _ = tranship_wire::write_message(&mut link, &refused);
             break Err(ReadError::Io(io::ErrorKind::PermissionDenied.into()));
+        }
+        if let Request::Stdio { relay, session, sends } = &request {
+            return stdio::answer(node, (relay, *session, *sends), link).map_err(ReadError::Io);
         }
         if let Request::Api { method, path, body } = request {
             match control::answer(node, &peer, PassedCall { method, path, body }, &mut link) {
@@ -317,7 +329,9 @@ fn reply(
             Err(failure) => failure_response(failure),
             Ok(()) => Response::Streams,
         },
-        (Request::Api { .. }, _) => failure_response(Failure::new("a call of the API has an answer of its own")),
+        (Request::Api { .. } | Request::Stdio { .. }, _) => {
+            failure_response(Failure::new("the request has an answer of its own"))
+        }
         (Request::Probe { bytes }, _) => match probed.receive(link, bytes) {
             Ok(()) => Response::Probed,
             Err(error) => return Err(error),

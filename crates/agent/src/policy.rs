@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use tranship_coordinator::Failure;
 use tranship_engine::{Container, Engine};
-use tranship_types::{Blocker, BlockerKind, EngineName, NodeName, Outcome, Report, TreeKind};
+use tranship_types::{Blocker, BlockerKind, EngineName, NodeName, Outcome, Report, StdioKind, StdioStream, TreeKind};
 use tranship_wire::message::Offer;
 
 use self::asked::Device;
@@ -148,6 +148,10 @@ fn violations(config: &Config, accept: &Accept, offer: &Offer) -> Vec<Violation>
     asked.binds.extend(offer.binds.iter().map(|path| (path.clone(), false)));
     let carried = offer.trees.iter().filter(|tree| tree.kind == TreeKind::Bind);
     asked.binds.extend(carried.map(|tree| (tree.path.clone(), true)));
+    let is_file = |stream: &&StdioStream| stream.kind == StdioKind::File && offer.stdio_target.is_keep();
+    let files = offer.streams_of_node.iter().filter(is_file);
+    asked.binds.extend(files.map(|stream| (PathBuf::from(&stream.name), stream.writes)));
+    asked.binds.extend(offer.stdio_target.file().map(|path| (path.to_owned(), true)));
     for what in std::mem::take(&mut asked.never) {
         found.push(Violation { what, rule: None });
     }

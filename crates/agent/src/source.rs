@@ -60,6 +60,7 @@ use crate::node::{Node, failed};
 use crate::options;
 use crate::pods;
 use crate::registry::LiveReport;
+use crate::stdio;
 use crate::timeline::{ClockOffset, Timeline};
 use crate::tmpfs;
 use crate::trees;
@@ -368,8 +369,9 @@ impl SourceRun {
         self.layout.keep_first_record(&self.node.journals(), &self.id);
         std::fs::write(self.layout.original(), &container.created).map_err(failed)?;
         self.note_freezer(&container.freezer)?;
+        stdio::note(self.layout.root(), &offer.streams_of_node, &offer.stdio_target)?;
         self.freezer = container.freezer.open().ok();
-        self.layout.write_plan(Role::Dump, &offer, &criu, self.node.config.criu.log_level)?;
+        self.layout.write_plan(Role::Dump, &offer, &criu, (self.node.config.criu.log_level, Vec::new()))?;
         let command = self.layout.with_images(Role::Dump, |images| self.engine.dump(&container, images));
         self.front = Some(self.layout.start_front(Role::Dump, command, Some(&self.interrupt))?);
         for stream in 0..offer.streams {
@@ -496,13 +498,27 @@ impl SourceRun {
             SourceStep::Transfer => self.transfer(),
             SourceStep::AwaitReady => self.await_ready(),
             SourceStep::Deliver => self.deliver(),
-            SourceStep::Drain => self.drain(),
-            SourceStep::Release => self.release(),
+            SourceStep::Drain => {
+                self.leave_streams()?;
+                self.drain()
+            }
+            SourceStep::Release => {
+                self.leave_streams()?;
+                self.release()
+            }
         }
     }
 }
 
 impl SourceRun {
+    /// Has the original's standard streams go on, as long as it is there.
+    fn leave_streams(&self) -> Result<(), Failure> {
+        match self.container() {
+            Ok(container) => stdio::leave(&self.node, self.layout.root(), &self.peer, &self.id, &container),
+            Err(_) => Ok(()),
+        }
+    }
+
     /// Why a step failed: where the migration was interrupted, that is the cause, and what the step reports follows from it.
     fn cause(&self, seen: Failure) -> Failure {
         match self.interrupt.failure() {

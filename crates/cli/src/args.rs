@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use clap_complete::engine::ArgValueCompleter;
-use tranship_types::{ALLOWABLE, Allowances, Bandwidth, EngineName};
+use tranship_types::{ALLOWABLE, Allowances, Bandwidth, EngineName, StdioTarget};
 
 use crate::{candidates, units};
 
@@ -300,6 +300,10 @@ pub struct How {
     /// Let the move lose state of this kind, which otherwise stands in its way; may be given several times
     #[arg(long, value_name = "KIND", long_help = allow_help())]
     pub allow: Vec<Allowances>,
+    /// Where stdout and stderr of a bare runc container go there, if they are a file, pipe, socket or terminal of the node: keep (the
+    /// same path, or a relay to the reader here), journal, null or file:PATH
+    #[arg(long, value_name = "TARGET", default_value = "keep")]
+    pub stdio: StdioTarget,
 }
 
 /// The help of `--allow`, with all kinds.

@@ -246,6 +246,7 @@ fn options(how: &args::How) -> Result<MoveOptions, String> {
             OnTimeoutName::Postcopy => OnTimeout::Postcopy,
         },
         allow: how.allow.iter().copied().collect(),
+        stdio: how.stdio.clone(),
     };
     options.check().map_err(|e| in_words_of_the_command_line(&e.to_string()))?;
     Ok(options)

@@ -219,7 +219,7 @@ fn placed(mut containers: Vec<ContainerInfo>, to: &[NodeName]) -> Vec<Row> {
 
 fn request(evacuation: &Evacuation, row: &Row) -> Option<MoveRequest> {
     let engine = row.engine.parse().ok();
-    let options = MoveOptions { engine: evacuation.options.engine.or(engine), ..evacuation.options };
+    let options = MoveOptions { engine: evacuation.options.engine.or(engine), ..evacuation.options.clone() };
     Some(MoveRequest { options, ..MoveRequest::new(row.container.clone(), row.to.clone()?) })
 }
 

@@ -123,6 +123,17 @@ pub struct ExternalMount {
     pub val: String,
 }
 
+/// `inherit_fd`: an open descriptor of criu's that a restore uses for what the images name so.
+#[derive(Clone, PartialEq, Eq, Message, serde::Serialize, serde::Deserialize)]
+pub struct InheritedDescriptor {
+    /// What the images name it.
+    #[prost(string, required, tag = "1")]
+    pub key: String,
+    /// Its number.
+    #[prost(int32, required, tag = "2")]
+    pub number: i32,
+}
+
 /// Options that the front adds to an engine's request. Tags are those of `criu_opts`; a field that is `None` leaves what
 /// the engine said.
 #[derive(Clone, PartialEq, Message, serde::Serialize, serde::Deserialize)]
@@ -148,6 +159,10 @@ pub struct Overrides {
     #[prost(message, repeated, tag = "23")]
     #[serde(default)]
     pub ext_mnt: Vec<ExternalMount>,
+    /// Descriptors that stand for objects of the images; the front sets them.
+    #[prost(message, repeated, tag = "27")]
+    #[serde(skip)]
+    pub inherited: Vec<InheritedDescriptor>,
     /// Fail where the path of an inotify watch is not found, after a search, and do not rely on the handle.
     #[prost(bool, optional, tag = "21")]
     pub force_irmap: Option<bool>,

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Allowances, EngineName, Mode};
+use crate::{Allowances, EngineName, Mode, StdioTarget};
 
 /// How a user wants a container to be moved. Every field has a default, under which the agents choose.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MoveOptions {
     /// How memory moves relative to the freeze.
@@ -65,6 +65,11 @@ pub struct MoveOptions {
     #[serde(default, skip_serializing_if = "Allowances::is_empty")]
     #[cfg_attr(feature = "openapi", schema(required = false, value_type = Vec<String>))]
     pub allow: Allowances,
+    /// Where standard streams that lead to files, pipes, sockets or terminals of the node go after the move: `keep`, `journal`, `null`
+    /// or `file:PATH`. Containers of engines that have their own logs have none of these.
+    #[serde(default, skip_serializing_if = "StdioTarget::is_keep")]
+    #[cfg_attr(feature = "openapi", schema(required = false, value_type = String))]
+    pub stdio: StdioTarget,
 }
 
 /// Options that contradict each other, or have no meaning together; the text says which, why, and what to do.

@@ -24,7 +24,7 @@ pub struct Versions {
 
 impl Versions {
     /// What this release speaks.
-    pub const OURS: Versions = Versions { min: 1, max: 10 };
+    pub const OURS: Versions = Versions { min: 1, max: 11 };
     /// The first in which pages may travel compressed ([`crate::Kind::Packed`]), and in which a source may ask why a stream
     /// failed ([`crate::message::Request::Streams`]).
     pub const PACKED: u16 = 2;
@@ -47,6 +47,8 @@ impl Versions {
     pub const API: u16 = 10;
     /// The first in which files of Unix sockets may have other names than those that the sockets were bound to.
     pub const SOCKET_FILES: u16 = 10;
+    /// The first in which standard streams may lead to objects of the node ([`crate::message::Offer::streams_of_node`]), and are relayed.
+    pub const STDIO: u16 = 11;
 }
 
 impl fmt::Display for Versions {

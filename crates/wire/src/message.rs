@@ -16,6 +16,7 @@
 //!   Void ────▶ Voided                    after that; repeated like Commit
 //!   Streams ▶ Streams │ Failed           why a stream was given up; from version 2 on
 //!   Known? ──▶ Known                     by an agent whose journal is damaged, also of a destination; from version 8 on
+//!   Stdio ──▶ Stdio │ Failed             then frames of standard streams; belongs to no migration; from version 11 on
 //!   Probe ──▶ Probed │ Failed            to measure the link; belongs to no migration
 //!   Api ────▶ Api … Api │ Failed         a call of a user of the peer; belongs to no migration; from version 10 on
 //! ```
@@ -25,7 +26,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use tranship_types::{
     Allowances, Blocker, CarriedTree, GroupId, HugePages, ImageToSend, Latencies, Mode, NetworkIdentity, Part, Report,
-    RoundReport, SharedObject, Side, Waiting,
+    RoundReport, SharedObject, Side, StdioStream, StdioTarget, Waiting,
 };
 
 /// What a source offers: everything that the destination must know before the freeze.
@@ -94,6 +95,12 @@ pub struct Offer {
     /// State that the user allowed the move to lose.
     #[serde(default, skip_serializing_if = "Allowances::is_empty")]
     pub allow: Allowances,
+    /// Files, pipes and the like of the source's node that the standard streams lead to. From version [`crate::Versions::STDIO`] on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub streams_of_node: Vec<StdioStream>,
+    /// Where these go.
+    #[serde(default, skip_serializing_if = "StdioTarget::is_keep")]
+    pub stdio_target: StdioTarget,
 }
 
 impl Offer {
@@ -195,6 +202,16 @@ pub enum Request {
         path: String,
         /// The body, JSON or empty.
         body: String,
+    },
+    /// Connect this link with the process that holds the other ends of a moved container's standard streams. The answer is
+    /// [`Response::Stdio`]; frames of that process follow in one direction. From version [`crate::Versions::STDIO`] on.
+    Stdio {
+        /// The migration that brought the container.
+        relay: String,
+        /// What the two links of a connection have in common.
+        session: u64,
+        /// Whether the dialler sends on this link; else it receives.
+        sends: bool,
     },
     /// So many bytes of noise follow, in frames of pages: say when they are in memory. They belong to nothing.
     Probe {
@@ -395,6 +412,8 @@ pub enum Response {
     },
     /// No stream of pages has failed; one that has is answered by [`Response::Failed`].
     Streams,
+    /// The link is connected with the container's standard streams.
+    Stdio,
     /// The noise was received, and forgotten.
     Probed,
     /// It could not be done.

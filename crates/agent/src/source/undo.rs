@@ -15,6 +15,7 @@ use super::{SourceRun, failed};
 use crate::groups::Turn;
 use crate::layout::Role;
 use crate::node;
+use crate::stdio;
 
 /// How long a dump that is under way is let finish when it is no longer wanted.
 const DUMP_END: Duration = Duration::from_secs(60);
@@ -95,6 +96,7 @@ impl SourceRun {
                 Ok(())
             }
             SourceStep::Deliver | SourceStep::Drain => {
+                stdio::end(&stdio::of_left(&self.node, self.id.as_str()));
                 self.give_up();
                 Ok(())
             }

@@ -43,7 +43,7 @@ use tranship_sys::descriptor;
 pub use handle::{FrontHandle, HandleError, allocator_socket, criu_lives, resumed_init, resumed_note, signal_criu};
 pub use queues::{note_queues, queues_note};
 
-use crate::rpc::{self, ExternalMount, Overrides, RequestHead, RequestType};
+use crate::rpc::{self, ExternalMount, InheritedDescriptor, Overrides, RequestHead, RequestType};
 use queues::empty_queues;
 use work::Front;
 
@@ -85,6 +85,20 @@ pub struct FrontPlan {
     pub network: Option<PathBuf>,
     /// For how long an agent may leave a front WAITING, in ms.
     pub patience_ms: u64,
+    /// What a restore is given for objects outside of the container.
+    #[serde(default)]
+    pub given: Vec<Given>,
+}
+
+/// A descriptor of another process that a restore is given.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Given {
+    /// What the images name the object.
+    pub key: String,
+    /// The process that has it open, by its pid on this node.
+    pub pid: u32,
+    /// Under which number.
+    pub number: i32,
 }
 
 /// What a front tells the agent; one JSON object a line. Times are CLOCK_MONOTONIC in ns.
@@ -201,6 +215,14 @@ pub enum FrontError {
         /// Why.
         source: io::Error,
     },
+    /// What the restore is to be given cannot be taken.
+    #[error("what a standard stream is to be, {key}, cannot be taken: {source}")]
+    Given {
+        /// Its name in the images.
+        key: String,
+        /// Why.
+        source: io::Error,
+    },
     /// The engine sent something else than a request.
     #[error(transparent)]
     Request(#[from] rpc::BadRequest),
@@ -236,6 +258,7 @@ pub fn run(plan: &Path, engine: OwnedFd, number: i32) -> Result<i32, FrontError>
         // Else the container would have the session keyring of the agent, or of the engine's daemon.
         tracing::warn!(%error, "the restored container has no session keyring of its own");
     }
+    let given = if head.kind == RequestType::Restore as i32 { take_given(&plan.given)? } else { Vec::new() };
     tranship_sys::process::with_descriptor(&mut command, theirs, number);
     command.stdin(Stdio::inherit()).stdout(Stdio::inherit()).stderr(Stdio::inherit());
     let criu = command.spawn().map_err(|source| FrontError::Start { path: plan.criu.clone(), source })?;
@@ -258,9 +281,28 @@ pub fn run(plan: &Path, engine: OwnedFd, number: i32) -> Result<i32, FrontError>
     use std::os::fd::AsRawFd;
     overrides.images_dir_fd = images.as_ref().map(AsRawFd::as_raw_fd);
     overrides.work_dir_fd = work.as_ref().map(AsRawFd::as_raw_fd);
+    let inherited = |(key, descriptor): &(String, OwnedFd)| InheritedDescriptor {
+        key: key.clone(),
+        number: descriptor.as_raw_fd(),
+    };
+    overrides.inherited = given.iter().map(inherited).collect();
     let request = rpc::edit(&request, &overrides)?;
     let restores = matches!(RequestType::try_from(head.kind), Ok(RequestType::Restore));
     front.work(&request, &plan, restores)
+}
+
+/// Takes what the restore is given. Programs that are started inherit it under the same numbers.
+fn take_given(all: &[Given]) -> Result<Vec<(String, OwnedFd)>, FrontError> {
+    let take = |one: &Given| {
+        let taken = tranship_sys::process::take_descriptor(one.pid, one.number)?;
+        nix::fcntl::fcntl(&taken, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty()))?;
+        Ok(taken)
+    };
+    let taken = |one: &Given| match take(one) {
+        Ok(descriptor) => Ok((one.key.clone(), descriptor)),
+        Err(source) => Err(FrontError::Given { key: one.key.clone(), source }),
+    };
+    all.iter().map(taken).collect()
 }
 
 /// Shuts the socket to criu down when criu has ended. What it said before can still be read. Its death alone does not close

@@ -10,7 +10,7 @@ use super::container::Container;
 use super::files::{Descriptor, Files, Holder, Kind};
 use super::mounts::{MQUEUE_MAGIC, is_of};
 use super::procfs::{self, FdInfo, bracketed};
-use super::{Look, Subject};
+use super::{Look, Subject, stdio};
 
 const O_DIRECT: u32 = 0o40000;
 const O_ACCMODE: u32 = 0o3;
@@ -29,7 +29,12 @@ fn blocker(d: &Descriptor<'_>, what: &str, remedy: &str) -> Blocker {
 
 pub(super) fn check(container: &Container, subject: &Subject, files: &Files<'_>, look: &mut Look) {
     let namespaces = container.namespaces();
+    look.findings.streams = stdio::streams(container, subject, files);
     for d in &files.all {
+        if stdio::is_carried(&look.findings.streams, d) {
+            look.findings.blockers.extend(packets(d));
+            continue;
+        }
         let found = match d.kind.kind {
             _ if d.info.flags & O_PATH != 0 && is_opened(d) => Some(reference(d)),
             // sockets.rs
@@ -275,11 +280,10 @@ fn pipes(container: &Container, subject: &Subject, files: &Files<'_>, look: &mut
         end.0 |= mode != O_WRONLY;
         end.1 |= mode == O_WRONLY || mode == O_RDWR;
     }
-    look.findings.stdio = stdio(container, subject, files, &ends);
-    let kept: HashSet<&str> = match subject.stdio_pipes_kept {
-        true => look.findings.stdio.iter().map(String::as_str).collect(),
-        false => HashSet::new(),
-    };
+    look.findings.stdio = connected(container, subject, files, &ends);
+    let carried = look.findings.streams.iter().map(|stream| stream.name.as_str());
+    let connected = look.findings.stdio.iter().map(String::as_str).filter(|_| subject.stdio_pipes_kept);
+    let kept: HashSet<&str> = carried.chain(connected).collect();
     let mut blockers = Vec::new();
     for (link, (read, write, d)) in ends {
         if (read && write) || kept.contains(link) {
@@ -295,7 +299,7 @@ fn pipes(container: &Container, subject: &Subject, files: &Files<'_>, look: &mut
 
 /// The pipes that the engine made for the first process's standard streams, or what those are instead. A shell that redirects its own
 /// stdout for a while keeps the pipe under a number from 10 on; a program may have moved it anywhere.
-fn stdio(
+fn connected(
     container: &Container,
     subject: &Subject,
     files: &Files<'_>,

@@ -28,6 +28,7 @@ mod sharing;
 mod sockets;
 #[cfg(test)]
 mod states;
+mod stdio;
 mod terminals;
 #[cfg(test)]
 mod tests;
@@ -40,7 +41,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use tranship_sys::kcmp::same_file;
-use tranship_types::{Blocker, BlockerKind};
+use tranship_types::{Blocker, BlockerKind, StdioStream};
 
 pub(crate) use procfs::{Mount, mount_of};
 
@@ -49,6 +50,7 @@ use container::{Container, Task};
 pub use directories::{Sharer, sharers};
 pub use mounts::has_message_queues;
 pub use neighbours::{Depth, Namespaces, Neighbour};
+pub use stdio::{HOLDER, identity as file_identity};
 
 /// How long a state that usually passes (a task in uninterruptible sleep, data in a queue that CRIU cannot carry) may
 /// last before it counts as a blocker.
@@ -70,6 +72,8 @@ pub struct Subject {
     /// Whether the engine connects the pipes that are the first process's stdin, stdout and stderr anew on restore (runc
     /// does: it keeps their names in `descriptors.json`).
     pub stdio_pipes_kept: bool,
+    /// Whether standard streams that lead outside of the container are given new other ends by the agent.
+    pub carries_stdio: bool,
     /// What the engine has noted of the first process's standard streams: `pipe:[INODE]` or a path, in their order.
     pub stdio_noted: Vec<String>,
     /// Whether the criu in use dumps 32-bit tasks (`criu check --feature compat_restore`).
@@ -109,6 +113,8 @@ pub struct Findings {
     /// What the engine is to connect anew as stdin, stdout and stderr: `pipe:[INODE]` or a path. Where the first process has redirected
     /// one, the pipe that the engine made for it may be open under other numbers, and in other processes.
     pub stdio: Vec<String>,
+    /// What of the node the standard streams lead to, where [`Subject::carries_stdio`] is set.
+    pub streams: Vec<StdioStream>,
     /// Whether files of Unix sockets are to get other names than CRIU gives them ([`socket_files`](crate::socket_files)).
     pub renamed_sockets: bool,
     /// TCP connections that must survive: every socket that is neither closed nor listening.
