@@ -28,12 +28,20 @@ impl Lab {
     /// # Errors
     /// If the name or the address is taken, or a step fails.
     pub fn run(&self, node: &str, name: &str, options: &RunOptions) -> Result<()> {
+        self.run_with(node, name, options, [Stdio::null(), Stdio::null(), Stdio::null()])
+    }
+
+    /// The same with stdin, stdout and stderr of its own.
+    ///
+    /// # Errors
+    /// As [`Lab::run`].
+    pub fn run_with(&self, node: &str, name: &str, options: &RunOptions, stdio: [Stdio; 3]) -> Result<()> {
         let place = self.node(node)?;
         self.validate(place, name, options)?;
         if options.bridge {
             self.ensure_bridges(node)?;
         }
-        let begun = self.begin(place, name, options);
+        let begun = self.begin(place, name, options, stdio);
         if begun.is_err() {
             // The first error is the one to tell; what cannot be undone goes with the node.
             let _ = self.remove(place, name, options.attachment());
@@ -41,7 +49,7 @@ impl Lab {
         begun
     }
 
-    fn begin(&self, node: &Node, name: &str, options: &RunOptions) -> Result<()> {
+    fn begin(&self, node: &Node, name: &str, options: &RunOptions, stdio: [Stdio; 3]) -> Result<()> {
         self.make_network(node, name, options.attachment(), options.ip)?;
         let bundle = format!("{BUNDLES}/{name}");
         let directory = self.path(&node.name, &bundle)?;
@@ -56,7 +64,8 @@ impl Lab {
             &node.name,
             &["runc", "--root", runc_root(), "--log", &log, "run", "--detach", "--bundle", &bundle, name],
         )?;
-        runc.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let [stdin, stdout, stderr] = stdio;
+        runc.stdin(stdin).stdout(stdout).stderr(stderr);
         let status = runc.status().map_err(LabError::start("nsenter"))?;
         let log = self.path(&node.name, &log)?;
         let said = fs::read_to_string(&log).unwrap_or_default();
