@@ -198,9 +198,15 @@ impl Freezer {
         if !self.directory().exists() {
             return Ok(());
         }
-        self.signal(Signal::SIGKILL, |_| true)?;
-        self.switch(false)?;
-        self.wait("end", timeout, || Ok(self.processes()?.is_empty()))
+        let ended = self
+            .signal(Signal::SIGKILL, |_| true)
+            .and_then(|()| self.switch(false))
+            .and_then(|()| self.wait("end", timeout, || Ok(self.processes()?.is_empty())));
+        match ended {
+            // A `runc run` in the foreground removes its container as soon as that has ended.
+            Err(_) if !self.directory().exists() => Ok(()),
+            ended => ended,
+        }
     }
 
     /// Whether a thread waits for a child that it has vforked, which shares its memory until it calls exec. The two count as frozen, but no tracer
