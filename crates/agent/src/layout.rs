@@ -16,7 +16,7 @@ use tranship_criu::rpc::Overrides;
 use tranship_engine::{Freezer, Images};
 use tranship_sys::launch::{Program, Started, Stream};
 use tranship_sys::restart_blocks;
-use tranship_types::MigrationId;
+use tranship_types::{MigrationId, StdioStream};
 use tranship_wire::message::Offer;
 
 use crate::criu_log::{self, Cause};
@@ -265,6 +265,8 @@ impl Layout {
                 let mut environment = preload().map(|p| plain(criu.environment(&p))).unwrap_or_default();
                 let table = self.hidden().to_string_lossy().into_owned();
                 environment.push((tranship_criu::hidden::TABLE_VARIABLE.to_owned(), table));
+                let sockets: Vec<&str> = offer.streams_of_node.iter().filter_map(StdioStream::socket).collect();
+                environment.push((tranship_criu::hidden::STREAMS_VARIABLE.to_owned(), sockets.join(",")));
                 environment.push(("CRIU_CONFIG_FILE".to_owned(), self.dump_options()?));
                 if let Ok(program) = restart_blocks::description() {
                     environment.push((restart_blocks::PROGRAM_VARIABLE.to_owned(), program));

@@ -17,7 +17,7 @@ use tranship_wire::Purpose;
 
 use crate::node::Node;
 use crate::registry::unix_ms;
-use crate::{cancel, control, doctor, groups, moves, options, plan, recovery};
+use crate::{cancel, control, doctor, groups, moves, options, plan, recovery, stdio};
 
 /// The agent as its API sees it.
 pub struct Service(pub Arc<Node>);
@@ -78,7 +78,9 @@ impl Service {
 
     /// What an operator has to see to besides.
     fn notices(&self) -> Vec<Leftover> {
-        self.0.live.notices((unix_ms() / 1000) as i64)
+        let mut all = self.0.live.notices((unix_ms() / 1000) as i64);
+        all.extend(stdio::notices(&self.0));
+        all
     }
 
     fn peer_info(&self, name: &NodeName, address: &str) -> PeerInfo {

@@ -44,6 +44,8 @@ pub enum LeftoverKind {
     Certificate,
     /// A configuration that was not taken at a reload.
     Configuration,
+    /// Standard streams of a container that are not linked with the node that they are of.
+    Stream,
     /// A kind that this version does not know: name and note tell what it is.
     #[serde(other)]
     Other,
@@ -63,6 +65,7 @@ impl std::fmt::Display for LeftoverKind {
             Self::Userfaultfd => "userfaultfd",
             Self::Certificate => "certificate",
             Self::Configuration => "configuration",
+            Self::Stream => "standard streams",
             Self::Other => "other",
         })
     }

@@ -9,6 +9,9 @@ use tranship_types::PageRange;
 /// The environment variable that names the table's file.
 pub const TABLE_VARIABLE: &str = "TRANSHIP_HIDDEN";
 
+/// The environment variable with the inodes of sockets that the library makes regular files for a dump, with commas between them.
+pub const STREAMS_VARIABLE: &str = "TRANSHIP_STREAMS";
+
 /// The environment variable that names the table of shared memory for a restore.
 pub const SHARED_VARIABLE: &str = "TRANSHIP_SHARED";
 

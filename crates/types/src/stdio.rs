@@ -144,9 +144,15 @@ pub struct StdioStream {
 }
 
 impl StdioStream {
-    /// Whether bytes that pass through it have to be passed on by a process, since its other end stays on the source.
+    /// Whether bytes that pass through it have to be passed on by a process, since its other end
+    /// stays on the source.
     pub fn is_relayed(&self) -> bool {
         !matches!(self.kind, StdioKind::File | StdioKind::Null)
+    }
+
+    /// The inode of a socket.
+    pub fn socket(&self) -> Option<&str> {
+        self.name.strip_prefix("socket:[")?.strip_suffix(']').filter(|_| self.kind == StdioKind::Socket)
     }
 }
 
@@ -159,7 +165,8 @@ impl fmt::Display for StdioStream {
     }
 }
 
-/// What tells a file from others, as far as a filesystem that is mounted on two nodes shows it to both alike.
+/// What tells a file from others, as far as a filesystem that is mounted on two nodes shows it to
+/// both alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileIdentity {
     /// Its number.

@@ -145,6 +145,13 @@ pub(super) fn understands_socket_files(version: u16, peer: &NodeName, are_rename
 pub(super) fn understands_network(version: u16, peer: &NodeName, offer: &Offer) -> Result<(), Failure> {
     understands_options(version, peer, &offer.socket_options)?;
     understands_socket_files(version, peer, offer.renamed_sockets)?;
+    if let Some(stream) = offer.streams_of_node.first().filter(|_| version < Versions::STDIO) {
+        return Err(Failure::new(format!(
+            "{stream} of the container is the {} {}, and node {peer} speaks version {version} of the protocol, in which that cannot be \
+             moved; update its agent",
+            stream.kind, stream.name
+        )));
+    }
     if version < Versions::RULESET && offer.network.as_ref().is_some_and(|(_, identity)| !identity.ruleset.is_empty()) {
         return Err(Failure::new(format!(
             "node {peer} speaks version {version} of the protocol, in which the rules of nftables inside the container cannot be moved; \

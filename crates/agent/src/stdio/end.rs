@@ -66,7 +66,8 @@ impl End {
     pub fn journal(identifier: &str, is_error: bool) -> io::Result<Self> {
         let mut socket = UnixStream::connect(JOURNAL)?;
         let priority = if is_error { ERROR } else { INFORMATION };
-        // Identifier, unit, priority, level prefix, and whether lines go on to syslog, kmsg and the console.
+        // Identifier, unit, priority, level prefix, and whether lines go on to syslog, kmsg and the
+        // console.
         socket.write_all(format!("{identifier}\n\n{priority}\n0\n0\n0\n0\n").as_bytes())?;
         Ok(Self::Socket(socket.into()))
     }

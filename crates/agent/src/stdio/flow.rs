@@ -1,7 +1,9 @@
-//! One direction of a stream at its two ends: what was read on one node and not yet written on the other.
+//! One direction of a stream at its two ends: what was read on one node and not yet written on the
+//! other.
 //!
-//! The sender keeps what the receiver has not acknowledged, and sends it again over the next link. The receiver acknowledges what it
-//! has written. So no byte is lost or doubled, whenever a link breaks.
+//! The sender keeps what the receiver has not acknowledged, and sends it again over the next link.
+//! The receiver acknowledges what it has written. So no byte is lost or doubled, whenever a link
+//! breaks.
 
 use std::collections::VecDeque;
 
@@ -57,8 +59,8 @@ impl Sending {
         self.next.is_some()
     }
 
-    /// The receiver tells, over a new link, up to where it has passed everything on. One that has gone on without this sender, which has
-    /// been started anew, decides where this one begins.
+    /// The receiver tells, over a new link, up to where it has passed everything on. One that has
+    /// gone on without this sender, which has been started anew, decides where this one begins.
     pub fn resume(&mut self, position: u64) {
         if position > self.last() + u64::from(self.ended) {
             (self.base, self.kept) = (position, VecDeque::new());

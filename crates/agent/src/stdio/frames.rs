@@ -1,9 +1,11 @@
-//! What two holders of standard streams say to each other, over whatever carries bytes between them.
+//! What two holders of standard streams say to each other, over whatever carries bytes between
+//! them.
 //!
 //! ```text
 //!   kind u8 │ stream u8 │ 0 u16 │ length u32 │ position u64 │ bytes
 //! ```
-//! Numbers are little-endian. Positions count the bytes of one direction of a stream from 0; its end counts as one byte.
+//! Numbers are little-endian. Positions count the bytes of one direction of a stream from 0; its
+//! end counts as one byte.
 
 /// Bytes before the content.
 const HEAD: usize = 16;
@@ -13,7 +15,8 @@ pub const MOST: usize = 32 << 10;
 /// What a frame says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// The receiver has passed on everything before the position; sent for each stream when a link begins.
+    /// The receiver has passed on everything before the position; sent for each stream when a link
+    /// begins.
     State = 1,
     /// Content from the position on.
     Data = 2,

@@ -1,13 +1,15 @@
-//! The process that holds the other ends of a moved container's standard streams, and outlives its agent.
+//! The process that holds the other ends of a moved container's standard streams, and outlives its
+//! agent.
 //!
 //! ```text
 //!   source                                                      destination
 //!   reader ◀─pipe── holder ══unix══ agent ══TLS══ agent ══unix══ holder ──pipe─▶ stdin of the container
 //!   writer ──pipe─▶                                                     ◀─pipe── stdout, stderr
 //! ```
-//! On the source it has what the container had open; on the destination it makes new pipes, socket pairs and terminals, of which the
-//! restored container gets one end. Agents pass bytes on between the two, and know nothing of them. While there is no link the
-//! destination's holder keeps reading until [`UNLINKED`] bytes wait; then output goes to a file for good ([`Plan::spill`]).
+//! On the source it has what the container had open; on the destination it makes new pipes, socket
+//! pairs and terminals, of which the restored container gets one end. Agents pass bytes on between
+//! the two, and know nothing of them. While there is no link the destination's holder keeps reading
+//! until [`UNLINKED`] bytes wait; then output goes to a file for good ([`Plan::spill`]).
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -57,7 +59,8 @@ pub struct Plan {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Planned {
     pub stream: StdioStream,
-    /// What is to be read on the source, one after the other: processes and numbers of their descriptors.
+    /// What is to be read on the source, one after the other: processes and numbers of their
+    /// descriptors.
     #[serde(default)]
     pub inputs: Vec<(u32, i32)>,
     /// What is to be written on the source.
@@ -69,7 +72,8 @@ pub struct Planned {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "command")]
 pub enum Command {
-    /// Which descriptors of the holder the container is to get: the answer is a list of numbers, in the order of the plan.
+    /// Which descriptors of the holder the container is to get: the answer is a list of numbers, in
+    /// the order of the plan.
     Descriptors,
     /// The container has them: the holder's own are closed.
     Begin,

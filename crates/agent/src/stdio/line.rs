@@ -40,6 +40,8 @@ enum Sink {
 pub struct Line {
     source: Source,
     is_both: bool,
+    /// A terminal of the holder's, whose line ends are those of a terminal.
+    returns: Option<Returns>,
     /// What the container is to get.
     of_container: Option<OwnedFd>,
     inputs: Vec<End>,
@@ -60,6 +62,7 @@ impl Line {
         let mut line = Self {
             source: if plan.is_source { Source::Node } else { Source::Container },
             is_both: matches!(planned.stream.kind, StdioKind::Terminal | StdioKind::Socket),
+            returns: None,
             of_container: None,
             inputs: Vec::new(),
             output: None,
@@ -108,6 +111,7 @@ impl Line {
             self.output = Some(End::own(ours)?);
             (self.sending, self.receiving) = (Some(Sending::default()), Some(Receiving::default()));
             self.of_container = Some(theirs);
+            self.returns = (planned.stream.kind == StdioKind::Terminal).then(Returns::default);
             return Ok(());
         }
         let (reading, writing) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
@@ -192,7 +196,10 @@ impl Line {
         let Some(sending) = &mut self.sending else { return };
         let mut buffer = [0; 64 << 10];
         match self.inputs.last_mut().map(|input| input.read(&mut buffer)) {
-            Some(Ok(count)) if count > 0 => sending.push(&buffer[..count]),
+            Some(Ok(count)) if count > 0 => match &mut self.returns {
+                Some(returns) => sending.push(&returns.remove(&buffer[..count])),
+                None => sending.push(&buffer[..count]),
+            },
             Some(Err(error)) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
             // EIO is the end of a terminal.
             _ => self.end_input(),
@@ -349,6 +356,31 @@ impl Line {
     }
 }
 
+/// What a terminal adds to the output of programs (`ONLCR` of termios(3)) is taken out again: the
+/// terminal that the output goes to adds it itself. A program that has turned that off writes its
+/// own, of which the last one before a new line is lost.
+#[derive(Debug, Default)]
+struct Returns {
+    /// The last byte was a return.
+    pending: bool,
+}
+
+impl Returns {
+    fn remove(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let mut kept = Vec::with_capacity(bytes.len() + 1);
+        for byte in bytes {
+            if std::mem::take(&mut self.pending) && *byte != b'\n' {
+                kept.push(b'\r');
+            }
+            match byte {
+                b'\r' => self.pending = true,
+                other => kept.push(*other),
+            }
+        }
+        kept
+    }
+}
+
 /// Two ends of a new socket pair or terminal.
 fn pair(planned: &Planned) -> io::Result<(OwnedFd, OwnedFd)> {
     use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
@@ -359,4 +391,17 @@ fn pair(planned: &Planned) -> io::Result<(OwnedFd, OwnedFd)> {
     let size = nix::pty::Winsize { ws_row: size.0, ws_col: size.1, ws_xpixel: 0, ws_ypixel: 0 };
     let pair = nix::pty::openpty(Some(&size), None)?;
     Ok((pair.master, pair.slave))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_terminal_adds_is_taken_out_also_across_pieces() {
+        let mut returns = Returns::default();
+        let pieces = ["one\r\ntwo\r", "\n50%\r", "60%\r\r\n"];
+        let kept: Vec<u8> = pieces.iter().flat_map(|piece| returns.remove(piece.as_bytes())).collect();
+        assert_eq!(kept, b"one\ntwo\n50%\r60%\r\n");
+    }
 }

@@ -1,4 +1,5 @@
-//! Links between the holders of two nodes: the node that the container left dials, for as long as its holder lives.
+//! Links between the holders of two nodes: the node that the container left dials, for as long as
+//! its holder lives.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -61,7 +62,8 @@ pub fn keep_linked(node: &Arc<Node>, directory: PathBuf) {
                 }
                 Err(failure) if !is_there(&directory) => return tracing::debug!(%failure, "a holder has ended"),
                 Err(failure) if failure.message != told => {
-                    tracing::info!(container = %plan.container, peer = %plan.peer, %failure, "standard streams are not linked");
+                    let Plan { container, peer, .. } = &plan;
+                    tracing::info!(%container, %peer, %failure, "standard streams are not linked");
                     told = failure.message;
                 }
                 Err(_) => {}

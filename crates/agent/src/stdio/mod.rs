@@ -1,8 +1,9 @@
 //! Standard streams of containers that lead to files, pipes, sockets and terminals of the node.
 //!
-//! Engines with logs of their own connect theirs anew. Those of a bare runc container lead to whatever runc was started with. A file is
-//! opened again on the destination. Everything else has another end on the source's node, and bytes are relayed to it and from it by a
-//! process on each node (`holder.rs`) that outlives the agents.
+//! Engines with logs of their own connect theirs anew. Those of a bare runc container lead to
+//! whatever runc was started with. A file is opened again on the destination. Everything else has
+//! another end on the source's node, and bytes are relayed to it and from it by a process on each
+//! node (`holder.rs`) that outlives the agents.
 //!
 //! ```text
 //!   source                                       destination
@@ -29,6 +30,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command as Program, Stdio};
 use std::time::Duration;
 
+use tranship_api::{Leftover, LeftoverKind};
 use tranship_coordinator::Failure;
 use tranship_criu::front::Given;
 use tranship_criu::preflight::file_identity;
@@ -67,8 +69,8 @@ pub fn of_left(node: &Node, id: &str) -> PathBuf {
     directory(&node.config.run_dir).join(format!("{id}.out"))
 }
 
-/// What the container's streams are to be on this node: what criu is given, what is to stay open until it has that, and what there is to
-/// say about it.
+/// What the container's streams are to be on this node: what criu is given, what is to stay open
+/// until it has that, and what there is to say about it.
 #[derive(Debug, Default)]
 pub struct Prepared {
     pub given: Vec<Given>,
@@ -109,8 +111,9 @@ fn is_same(stream: &StdioStream) -> bool {
     here == there && is_shared
 }
 
-/// Under which name criu's restore takes a descriptor in place of the stream. It opens a name that begins with `file[` once more and goes to
-/// the same position; without the first letter it takes the descriptor as it is (files-reg.c, `open_path`).
+/// Under which name criu's restore takes a descriptor in place of the stream. It opens a name that
+/// begins with `file[` once more and goes to the same position; without the first letter it takes
+/// the descriptor as it is (files-reg.c, `open_path`).
 fn key(stream: &StdioStream, is_same: bool) -> String {
     match &stream.external {
         Some(external) if is_same || stream.kind == StdioKind::Terminal => external.clone(),
@@ -148,7 +151,8 @@ pub fn obstacles(node: &Node, offer: &Offer) -> Vec<Blocker> {
     offer.streams_of_node.iter().filter_map(obstacle).chain(held).collect()
 }
 
-/// Makes ready what the container's streams are to be on this node. May be done again for another restore.
+/// Makes ready what the container's streams are to be on this node. May be done again for another
+/// restore.
 pub fn prepare(node: &Node, peer: &NodeName, id: &MigrationId, offer: &Offer) -> Result<Prepared, Failure> {
     let mut prepared = Prepared::default();
     let mut held = Vec::new();
@@ -255,7 +259,8 @@ fn start(directory: &Path, plan: &Plan) -> Result<(), Failure> {
     threads::start("stdio holder", reaper).map(drop).map_err(|e| failed(&e))
 }
 
-/// The container runs: the holder closes what that has now. There is none where no stream needs one.
+/// The container runs: the holder closes what that has now. There is none where no stream needs
+/// one.
 pub fn begin(node: &Node, id: &MigrationId) {
     let directory = of_arrived(node, id.as_str());
     if directory.exists()
@@ -272,13 +277,27 @@ pub fn end(directory: &Path) {
     }
 }
 
-/// What there is to say of the streams of containers that have moved: by name, how each stands.
-pub fn statuses(node: &Node) -> Vec<(Plan, Status)> {
+/// Streams that are not linked with the other node, for an operator.
+pub fn notices(node: &Node) -> Vec<Leftover> {
     let entries = std::fs::read_dir(directory(&node.config.run_dir)).into_iter().flatten().flatten();
-    let status = |directory: PathBuf| {
-        let plan: Plan = serde_json::from_slice(&std::fs::read(holder::plan(&directory)).ok()?).ok()?;
-        let (answer, _) = holder::ask(&directory, &Command::Status).ok()?;
-        Some((plan, serde_json::from_str(&answer).ok()?))
+    entries.filter_map(|entry| notice(&entry.path())).collect()
+}
+
+fn notice(directory: &Path) -> Option<Leftover> {
+    let plan: Plan = serde_json::from_slice(&std::fs::read(holder::plan(directory)).ok()?).ok()?;
+    let (answer, _) = holder::ask(directory, &Command::Status).ok()?;
+    let status: Status = serde_json::from_str(&answer).ok()?;
+    let Plan { container, peer, .. } = plan;
+    let note = match status.spilled {
+        Some(path) => {
+            format!("output of {container} goes to {} since node {peer} took none for too long", path.display())
+        }
+        None if status.linked || !plan.target.is_keep() => return None,
+        None => format!(
+            "standard streams of {container} are not linked with node {peer}; {} bytes wait; see that its \
+             agent runs and can be reached",
+            status.waiting
+        ),
     };
-    entries.filter_map(|entry| status(entry.path())).collect()
+    Some(Leftover { kind: LeftoverKind::Stream, name: container, removed: false, warning: true, note })
 }

@@ -62,8 +62,8 @@ pub fn note(root: &Path, streams: &[StdioStream], target: &StdioTarget) -> Resul
     std::fs::write(noted(root), serde_json::to_vec(&relayed).map_err(failed)?).map_err(failed)
 }
 
-/// Has a process take over what the frozen original has open, and links it with the destination. Done once the decision is made; may be done
-/// again.
+/// Has a process take over what the frozen original has open, and links it with the destination.
+/// Done once the decision is made; may be done again.
 pub fn leave(
     node: &Arc<Node>,
     root: &Path,
@@ -95,7 +95,8 @@ pub fn leave(
     std::fs::remove_file(noted(root)).map_err(failed)
 }
 
-/// The `runc run` in the foreground that passes on what the container reads and writes, and ends with it.
+/// The `runc run` in the foreground that passes on what the container reads and writes, and ends
+/// with it.
 fn runtime(init: u32) -> Option<u32> {
     let stat = std::fs::read_to_string(format!("/proc/{init}/stat")).ok()?;
     let parent: u32 = stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()?;
@@ -105,7 +106,8 @@ fn runtime(init: u32) -> Option<u32> {
 
 fn planned(stream: StdioStream, pids: &[u32], runtime: Option<u32>) -> Planned {
     let (reading, writing) = open_at(&stream, pids);
-    // What the runtime in the foreground has under the same number: its other end of a pipe ends with it.
+    // What the runtime in the foreground has under the same number: its other end of a pipe ends
+    // with it.
     let of_runtime = |number: i32| runtime.filter(|_| stream.kind == StdioKind::Pipe).map(|pid| (pid, number));
     let number = stream.numbers.first().copied().map_or(1, i32::from);
     let mut planned = Planned { stream: stream.clone(), inputs: Vec::new(), output: None };

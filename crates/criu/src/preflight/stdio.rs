@@ -1,8 +1,10 @@
-//! Standard streams of the first process that lead outside of the container, where an agent gives them new other ends.
+//! Standard streams of the first process that lead outside of the container, where an agent gives
+//! them new other ends.
 //!
-//! CRIU tells such objects apart by what they are: a pipe by its inode, everything that has a path by its mount and inode
-//! (files-reg.c, `file[MOUNT:INODE]`), a terminal by its device (tty.c). So a stream is carried wherever the container has it open,
-//! in whichever process and under whichever number.
+//! CRIU tells such objects apart by what they are: a pipe by its inode, everything that has a path
+//! by its mount and inode (files-reg.c, `file[MOUNT:INODE]`), a terminal by its device (tty.c). So
+//! a stream is carried wherever the container has it open, in whichever process and under whichever
+//! number.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -10,6 +12,7 @@ use std::time::SystemTime;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::fs::FileType;
+use rustix::net::{AddressFamily, SocketType, getpeername, sockopt};
 use rustix::termios::tcgetwinsize;
 use tranship_sys::process::take_descriptor;
 use tranship_types::{FileIdentity, StdioKind, StdioStream};
@@ -17,6 +20,7 @@ use tranship_types::{FileIdentity, StdioKind, StdioStream};
 use super::Subject;
 use super::container::Container;
 use super::files::{Descriptor, Files, Holder};
+use super::sockets::is_elsewhere;
 
 const O_ACCMODE: u32 = 0o3;
 const O_WRONLY: u32 = 0o1;
@@ -92,11 +96,20 @@ fn kind(container: &Container, files: &Files<'_>, d: &Descriptor<'_>) -> Option<
             (ends.0 != ends.1 && has_other_end(d, ends.0)).then_some(StdioKind::Pipe)
         }
         FileType::Fifo if is_of_node => Some(StdioKind::Fifo),
+        FileType::Socket => is_stream_of_node(container, d).then_some(StdioKind::Socket),
         FileType::RegularFile if is_of_node && !d.link.starts_with("/memfd:") => Some(StdioKind::File),
         FileType::CharacterDevice if is_of_node && d.kind.stands_for == NULL => Some(StdioKind::Null),
         FileType::CharacterDevice if is_of_node && d.kind.stands_for.0 == SLAVES => Some(StdioKind::Terminal),
         _ => None,
     }
+}
+
+/// Whether a socket is connected with one of the node's, made outside of the container.
+fn is_stream_of_node(container: &Container, d: &Descriptor<'_>) -> bool {
+    let Ok(socket) = take_descriptor(d.task.pid, d.fd) else { return false };
+    let is_unix = sockopt::socket_domain(&socket).is_ok_and(|family| family == AddressFamily::UNIX);
+    let is_stream = sockopt::socket_type(&socket).is_ok_and(|kind| kind == SocketType::STREAM);
+    is_unix && is_stream && getpeername(&socket).is_ok() && is_elsewhere(container, &socket)
 }
 
 /// Whether anybody has the other end of a pipe: also processes that this node's agent does not see.

@@ -10,6 +10,7 @@
 //! System calls that a dump interrupts begin again where they can ([`interrupted`]), and end when they would have ended ([`waits`]).
 //! What criu asks of sockets, and how it makes them anew, it puts right where needed ([`sockets`]), also where their files were renamed
 //! ([`socket_files`]).
+//! Sockets that are standard streams of a container it takes for files of the node ([`streams`]).
 //! What waits in terminals ([`terminals`]), errors of sockets ([`queues`]) and the marks of System V segments ([`segments`]) are after a dump
 //! what they were before.
 //!
@@ -38,6 +39,7 @@ mod segments;
 mod shared;
 mod socket_files;
 mod sockets;
+mod streams;
 mod terminals;
 mod texts;
 mod trace;

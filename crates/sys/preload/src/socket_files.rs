@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 use libc::{sockaddr, sockaddr_un, socklen_t};
 
 use crate::sockets::real;
-use crate::{Open, is_dump, is_restore};
+use crate::{Open, is_dump, is_restore, streams};
 
 type Readlink = unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> isize;
 
@@ -94,6 +94,9 @@ pub unsafe extern "C" fn readlink(path: *const c_char, buffer: *mut c_char, size
 
 fn answer(path: &CStr) -> Option<Vec<u8>> {
     let fd: c_int = path.to_str().ok()?.strip_prefix("/proc/self/fd/")?.parse().ok()?;
+    if let Some(name) = streams::name(fd) {
+        return Some(name);
+    }
     let last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
     let (open, path) = last.as_ref()?;
     (open.fd == fd && Open::of(fd) == Some(*open)).then(|| path.clone())

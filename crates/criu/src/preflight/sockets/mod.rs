@@ -19,7 +19,7 @@ use super::diag::{self, ClosedConnection, Sockets};
 use super::files::{Descriptor, Files};
 use super::hidden_files::Known;
 use super::procfs::bracketed;
-use super::{Look, PreflightError};
+use super::{Look, PreflightError, stdio};
 
 mod hidden;
 mod inet;
@@ -39,6 +39,9 @@ pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) -
     let joined_twice = OnceCell::new();
     for d in &files.all {
         let Some(inode) = bracketed(&d.link, "socket").filter(|i| seen.insert(*i)) else { continue };
+        if stdio::is_carried(&look.findings.streams, d) {
+            continue;
+        }
         if known.unix.contains_key(&inode) {
             unix::check(container, files, &known, d, inode, look);
             if let Ok(socket) = borrow(d, inode) {
@@ -168,7 +171,7 @@ fn packet(
 }
 
 /// Whether a socket belongs to a network namespace that no process of the container lives in. CRIU lists the sockets of those alone.
-fn is_elsewhere(container: &Container, socket: &OwnedFd) -> bool {
+pub(super) fn is_elsewhere(container: &Container, socket: &OwnedFd) -> bool {
     let Ok(namespace) = network_namespace(socket.as_fd()) else { return false };
     let link = format!("net:[{namespace}]");
     container.tasks.values().all(|task| task.namespaces.get("net").is_none_or(|own| *own != link))
