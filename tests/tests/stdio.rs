@@ -1,19 +1,20 @@
-//! Standard streams of bare runc containers that lead to files, pipes, sockets and terminals of the node go on after moves: not a byte is
-//! lost or doubled, and none changes places.
+//! Standard streams of bare runc containers that lead to files, pipes, sockets and terminals of the
+//! node go on after moves: not a byte is lost or doubled, and none changes places.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{ExitCode, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tranship_e2e::{
-    Stage, exactly_one_runs, move_container, move_with, nothing_left, refused_move_with, remove, restart_agent,
-    scenarios, wait_until,
+    Stage, exactly_one_runs, is_gone, move_container, move_with, nothing_left, refused_move_with, remove,
+    restart_agent, scenarios, wait_until,
 };
 use tranship_lab::{Lab, RunOptions};
 use tranship_types::Report;
@@ -297,6 +298,40 @@ fn a_move_that_fails_changes_nothing(stage: &mut Stage) -> Result<()> {
     is_counted(&all[..all.len() - 1])
 }
 
+/// An agent that dies in the middle of a move, and is started again, neither loses nor doubles a
+/// line.
+fn agents_may_die_in_a_move(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let heard = talker(lab, COUNT)?;
+    let mut from = "a".to_owned();
+    for place in [
+        "source.transfer.after",
+        "source.drain.before",
+        "source.release.before",
+        "destination.restore.after",
+        "destination.resume.after",
+    ] {
+        let to = if from == "a" { "b" } else { "a" };
+        let dies = if place.starts_with("source") { from.as_str() } else { to };
+        restart_agent(lab, dies, &format!("{place}.die"))?;
+        let agent = lab.agent_pid(dies)?.context("there is no agent")?;
+        let mut moving = lab.move_command(&from, NAME, to)?.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        wait_until("the agent to die", PATIENCE, || Ok(is_gone(agent).then_some(()))).context(place)?;
+        restart_agent(lab, dies, "")?;
+        moving.wait()?;
+        heard.goes_on(50).context(place)?;
+        let settled = || {
+            let moves = lab.check(&from, &["tranship", "status"])?;
+            Ok(moves.contains("no move is under way").then(|| exactly_one_runs(lab, NAME).ok()).flatten())
+        };
+        from = wait_until("the move to end", PATIENCE, settled).context(place)?;
+    }
+    heard.goes_on(50)?;
+    ended(lab, &from)?;
+    let all = heard.all();
+    is_counted(&all[..all.len() - 1])
+}
+
 /// Programs that nobody listens to are told so, as before the move.
 fn a_reader_that_goes_is_noticed(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
@@ -345,6 +380,97 @@ fn a_slow_reader_slows_the_program_down(stage: &mut Stage) -> Result<()> {
     remove(lab, NAME)
 }
 
+/// Starts the program with one open file for all three streams.
+fn runs_with(lab: &Lab, script: &str, all: &OwnedFd) -> Result<()> {
+    let one = || -> Result<Stdio> { Ok(all.try_clone()?.into()) };
+    Ok(lab.run_with("a", NAME, &sh(script), [one()?, one()?, one()?])?)
+}
+
+const ECHO: &str = "while read line; do echo \"$line\"; done";
+
+/// Says numbers, and waits until the last one has come back.
+fn talk(say: &mut impl Write, heard: &Heard, numbers: std::ops::Range<u32>) -> Result<()> {
+    let last = numbers.end - 1;
+    numbers.into_iter().try_for_each(|number| writeln!(say, "{number}"))?;
+    heard.waits_for(&last.to_string())
+}
+
+fn a_socket_is_relayed_both_ways(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let (mut ours, theirs) = UnixStream::pair()?;
+    runs_with(lab, ECHO, &theirs.into())?;
+    let heard = Heard::by(ours.try_clone()?);
+    talk(&mut ours, &heard, 1..100)?;
+    for (at, (from, to)) in (1u32..).zip([("a", "b"), ("b", "a"), ("a", "b")]) {
+        moved(lab, from, to)?;
+        talk(&mut ours, &heard, at * 100..at * 100 + 100).with_context(|| format!("on {to}"))?;
+    }
+    ours.shutdown(std::net::Shutdown::Write)?;
+    heard.waits_for("END").context("the program does not see the end of its input")?;
+    let all = heard.all();
+    is_counted(&all[..all.len() - 1])?;
+    remove(lab, NAME)
+}
+
+fn output_to_a_terminal_goes_on(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let pty = nix::pty::openpty(None, None)?;
+    runs_with(lab, COUNT, &pty.slave)?;
+    let heard = Heard::by(File::from(pty.master));
+    heard.goes_on(10)?;
+    for (from, to) in [("a", "b"), ("b", "a")] {
+        moved(lab, from, to)?;
+        heard.goes_on(50).with_context(|| format!("on {to}"))?;
+    }
+    let kind = lab.check("a", &["runc", "exec", NAME, "stat", "--dereference", "--format=%F", "/proc/1/fd/1"])?;
+    ensure!(kind.trim() == "character special file", "stdout is a {kind}");
+    ended(lab, "a")?;
+    is_counted(&heard.all())
+}
+
+/// `runc run` in the foreground passes on what its container says, and ends with it. What was its
+/// output goes on.
+fn what_a_runtime_in_the_foreground_wrote_to_goes_on(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    lab.run("a", NAME, &sh(ECHO))?;
+    lab.check("a", &["runc", "delete", "--force", NAME])?;
+    let bundle = format!("/run/containers/{NAME}");
+    let mut runc = lab.spawn("a", &["runc", "run", "--bundle", &bundle, NAME])?;
+    let (mut say, hear) = (runc.stdin.take().context("no stdin")?, runc.stdout.take().context("no stdout")?);
+    let heard = Heard::by(hear);
+    talk(&mut say, &heard, 1..100)?;
+    for (at, (from, to)) in (1u32..).zip([("a", "b"), ("b", "a")]) {
+        moved(lab, from, to)?;
+        talk(&mut say, &heard, at * 100..at * 100 + 100).with_context(|| format!("on {to}"))?;
+    }
+    ensure!(runc.wait()?.code().is_some(), "runc was killed");
+    drop(say);
+    heard.waits_for("END")?;
+    let all = heard.all();
+    is_counted(&all[..all.len() - 1])?;
+    remove(lab, NAME)
+}
+
+fn output_goes_to_the_journal(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let directory = lab.path("b", "/run/systemd/journal")?;
+    fs::create_dir_all(&directory)?;
+    let journal = UnixListener::bind(directory.join("stdout"))?;
+    let heard = talker(lab, COUNT)?;
+    move_with(lab, "a", NAME, "b", &["--stdio", "journal"])?;
+    let journal = Heard::by(journal.accept()?.0);
+    journal.goes_on(50)?;
+    heard.waits_for("END")?;
+    ended(lab, "b")?;
+    journal.waits_for("END")?;
+    let (heard, told) = (heard.all(), journal.all());
+    ensure!(told[..7] == [NAME, "", "6", "0", "0", "0", "0"], "{:?}", &told[..7]);
+    let lines = heard[..heard.len() - 1].iter().chain(&told[7..told.len() - 1]);
+    is_counted(&lines.cloned().collect::<Vec<_>>())?;
+    fs::remove_dir_all(&directory)?;
+    Ok(())
+}
+
 fn main() -> ExitCode {
     scenarios(&[
         ("a_pipe_is_relayed_to_and_fro", a_pipe_is_relayed_to_and_fro),
@@ -356,7 +482,12 @@ fn main() -> ExitCode {
         ("a_missing_directory_is_refused", a_missing_directory_is_refused),
         ("agents_may_be_restarted", agents_may_be_restarted),
         ("a_move_that_fails_changes_nothing", a_move_that_fails_changes_nothing),
+        ("agents_may_die_in_a_move", agents_may_die_in_a_move),
         ("a_reader_that_goes_is_noticed", a_reader_that_goes_is_noticed),
         ("a_slow_reader_slows_the_program_down", a_slow_reader_slows_the_program_down),
+        ("a_socket_is_relayed_both_ways", a_socket_is_relayed_both_ways),
+        ("output_to_a_terminal_goes_on", output_to_a_terminal_goes_on),
+        ("what_a_runtime_in_the_foreground_wrote_to_goes_on", what_a_runtime_in_the_foreground_wrote_to_goes_on),
+        ("output_goes_to_the_journal", output_goes_to_the_journal),
     ])
 }
