@@ -34,13 +34,13 @@ mod tests {
     fn what_is_senseless_is_refused_with_a_remedy() {
         let precopy = MoveOptions::in_mode(Mode::Precopy);
         for (options, word) in [
-            (MoveOptions { no_throttle: true, ..precopy }, "without safe"),
-            (MoveOptions { bandwidth: Some(Bandwidth(0)), ..precopy }, "out of range"),
+            (MoveOptions { no_throttle: true, ..precopy.clone() }, "without safe"),
+            (MoveOptions { bandwidth: Some(Bandwidth(0)), ..precopy.clone() }, "out of range"),
         ] {
             let error = check(&options).unwrap_err();
             assert!(error.body.message.contains(word) && !error.body.remedy.is_empty(), "{error}");
         }
-        assert_eq!(check(&MoveOptions { safe: true, ..precopy }), Ok(()));
+        assert_eq!(check(&MoveOptions { safe: true, ..precopy.clone() }), Ok(()));
     }
 
     #[test]

@@ -313,7 +313,8 @@ mod tests {
     fn the_options_of_a_move_are_understood() {
         let line = "tranship move redis --to b --mode auto --blackout-budget 0.1s --safe --max-rounds 7 --no-throttle \
                     --bandwidth 500mbit --compress zstd --engine docker --to-engine podman --with-binds --verify-files \
-                    --freeze-timeout 3s --timeout 5min --allow eventfd-semaphore --allow deadline-scheduling";
+                    --freeze-timeout 3s --timeout 5min --allow eventfd-semaphore --allow deadline-scheduling \
+                    --stdio file:/var/log/redis";
         let Command::Move { request, .. } = parse(line).unwrap() else { panic!("not a move") };
         let expected = MoveOptions {
             mode: Mode::Auto,
@@ -331,6 +332,7 @@ mod tests {
             timeout_ms: Some(300_000),
             on_timeout: OnTimeout::Undo,
             allow: ["deadline-scheduling", "eventfd-semaphore"].map(|kind| kind.parse().unwrap()).into_iter().collect(),
+            stdio: tranship_types::StdioTarget::File("/var/log/redis".into()),
         };
         assert_eq!(request.options, expected);
         let Command::Move { request, .. } =

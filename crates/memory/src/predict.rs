@@ -258,7 +258,7 @@ mod tests {
         let safe = MoveOptions { safe: true, ..MoveOptions::in_mode(Mode::Auto) };
         let slowed = predict(&busy, &safe, Limits::default());
         assert!(slowed.mode == Mode::Precopy && slowed.throttle_percent >= 80, "{slowed:?}");
-        let bounded = MoveOptions { max_rounds: Some(4), ..safe };
+        let bounded = MoveOptions { max_rounds: Some(4), ..safe.clone() };
         let stopped = predict(&busy, &bounded, Limits { max_rounds: 4, ..Limits::default() });
         assert!(stopped.rounds.len() == 4 && !stopped.converges && stopped.throttle_percent > 0, "{stopped:?}");
         assert!(stopped.freeze_bytes > 0 && stopped.later_bytes == 0, "{stopped:?}");

@@ -351,21 +351,21 @@ mod tests {
         for mode in Mode::ALL {
             assert_eq!(check(MoveOptions::in_mode(mode)), Ok(()));
             let safe = MoveOptions { safe: true, ..MoveOptions::in_mode(mode) };
-            assert_eq!(check(safe).is_ok(), !matches!(mode, Mode::Postcopy | Mode::Hybrid), "{mode}");
+            assert_eq!(check(safe.clone()).is_ok(), !matches!(mode, Mode::Postcopy | Mode::Hybrid), "{mode}");
             assert!(!safe.may_commit_early());
             let rounds = MoveOptions { max_rounds: Some(3), ..MoveOptions::in_mode(mode) };
             assert_eq!(check(rounds).is_ok(), mode.has_rounds(), "{mode}");
         }
         let precopy = MoveOptions::in_mode(Mode::Precopy);
         for (options, word) in [
-            (MoveOptions { no_throttle: true, ..precopy }, "no_throttle"),
-            (MoveOptions { max_rounds: Some(0), ..precopy }, "max_rounds"),
-            (MoveOptions { blackout_budget_ms: Some(60_001), ..precopy }, "1 to 60000"),
-            (MoveOptions { bandwidth: Some(Bandwidth(999_999)), ..precopy }, "bandwidth"),
+            (MoveOptions { no_throttle: true, ..precopy.clone() }, "no_throttle"),
+            (MoveOptions { max_rounds: Some(0), ..precopy.clone() }, "max_rounds"),
+            (MoveOptions { blackout_budget_ms: Some(60_001), ..precopy.clone() }, "1 to 60000"),
+            (MoveOptions { bandwidth: Some(Bandwidth(999_999)), ..precopy.clone() }, "bandwidth"),
         ] {
-            assert!(check(options).unwrap_err().contains(word), "{options:?}");
+            assert!(check(options.clone()).unwrap_err().contains(word), "{options:?}");
         }
-        assert_eq!(check(MoveOptions { no_throttle: true, safe: true, ..precopy }), Ok(()));
+        assert_eq!(check(MoveOptions { no_throttle: true, safe: true, ..precopy.clone() }), Ok(()));
     }
 
     #[test]
@@ -373,16 +373,16 @@ mod tests {
         let check = |options: MoveOptions| options.check().map_err(|e| e.to_string());
         for mode in Mode::ALL {
             let timed = MoveOptions { timeout_ms: Some(5000), ..MoveOptions::in_mode(mode) };
-            assert_eq!(check(timed), Ok(()));
-            let postcopy = MoveOptions { on_timeout: OnTimeout::Postcopy, ..timed };
-            assert_eq!(check(postcopy).is_ok(), mode.has_rounds(), "{mode}");
-            assert!(check(MoveOptions { safe: true, ..postcopy }).is_err());
-            assert!(check(MoveOptions { timeout_ms: None, ..postcopy }).unwrap_err().contains("timeout_ms"));
+            assert_eq!(check(timed.clone()), Ok(()));
+            let postcopy = MoveOptions { on_timeout: OnTimeout::Postcopy, ..timed.clone() };
+            assert_eq!(check(postcopy.clone()).is_ok(), mode.has_rounds(), "{mode}");
+            assert!(check(MoveOptions { safe: true, ..postcopy.clone() }).is_err());
+            assert!(check(MoveOptions { timeout_ms: None, ..postcopy.clone() }).unwrap_err().contains("timeout_ms"));
         }
         let cold = MoveOptions::in_mode(Mode::Cold);
         assert_eq!(cold.freeze_timeout(), MoveOptions::FREEZE_TIMEOUT);
         for (ms, sensible) in [(0, false), (99, false), (100, true), (3_600_000, true), (3_600_001, false)] {
-            assert_eq!(check(MoveOptions { freeze_timeout_ms: Some(ms), ..cold }).is_ok(), sensible, "{ms}");
+            assert_eq!(check(MoveOptions { freeze_timeout_ms: Some(ms), ..cold.clone() }).is_ok(), sensible, "{ms}");
         }
     }
 }

@@ -12,6 +12,9 @@ use crate::trees::TREES;
 
 /// Most of what a container has once for each of its interfaces, mounts and sizes of huge pages.
 const MANY: usize = 4096;
+/// Most objects that standard streams may lead to: three that the first process has, and those that a
+/// shell keeps under other numbers.
+const STREAMS: usize = 16;
 
 /// Whether an offer can be worked with at all.
 ///
@@ -42,6 +45,9 @@ fn wrong(offer: &Offer) -> Option<String> {
     }
     if offer.streams == 0 {
         return Some("no stream would bring its memory".to_owned());
+    }
+    if offer.streams_of_node.len() > STREAMS {
+        return Some(format!("it has more than {STREAMS} standard streams"));
     }
     trees(offer).or_else(|| network(offer)).or_else(|| {
         let (key, other) = mistaken_key(offer)?;

@@ -195,3 +195,24 @@ fn what_no_offer_may_have() {
     }
     changed(&|o| o.trees = (0..256).map(|n| tree(&format!("/srv/{n}"), &format!("/{n}"))).collect()).unwrap();
 }
+
+#[test]
+fn files_for_standard_streams_must_be_allowed() {
+    let mut offer = offer();
+    offer.streams_of_node = vec![
+        serde_json::from_value(json!({
+            "kind": "file", "name": "/etc/cron.d/x", "numbers": [1], "reads": false, "writes": true, "flags": 1,
+        }))
+        .unwrap(),
+    ];
+    let allowing = |path: &str| Accept { binds: vec![path.parse().unwrap()], ..Accept::default() };
+    assert_eq!(found(&Accept::default(), &offer), ["binds"]);
+    assert_eq!(found(&allowing("/etc:ro"), &offer), ["binds"]);
+    assert_eq!(found(&allowing("/etc"), &offer), [""; 0]);
+    offer.stdio_target = "file:/usr/x".parse().unwrap();
+    assert_eq!(found(&allowing("/etc"), &offer), ["binds"]);
+    assert_eq!(found(&allowing("/usr"), &offer), [""; 0]);
+    let stream = offer.streams_of_node[0].clone();
+    offer.streams_of_node = vec![stream; 17];
+    assert!(acceptable(&offer).is_err());
+}

@@ -96,7 +96,7 @@ mod tests {
         }
         let data = Frame { kind: Kind::Data, stream: 1, position: 7, bytes: b"hello".to_vec() };
         assert_eq!(frames, [data, Frame { kind: Kind::Ack, stream: 0, position: u64::MAX, bytes: Vec::new() }]);
-        assert_eq!(received, []);
+        assert!(received.is_empty());
     }
 
     #[test]

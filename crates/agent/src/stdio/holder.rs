@@ -384,7 +384,7 @@ pub fn await_holder(directory: &Path, child: &mut std::process::Child, patience:
         match ask(directory, &Command::Status) {
             Ok(_) => return Ok(()),
             Err(_) if child.try_wait()?.is_none() && Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(2))
+                std::thread::sleep(Duration::from_millis(2));
             }
             Err(error) => return Err(error),
         }

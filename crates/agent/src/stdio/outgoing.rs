@@ -77,7 +77,7 @@ pub fn leave(
     if holder::ask(&directory, &Command::Status).is_err() {
         let pids = container.processes().map_err(failed)?;
         let runtime = runtime(container.init);
-        let planned = streams.into_iter().map(|stream| planned(stream, &pids, runtime)).collect();
+        let planned = streams.iter().map(|stream| planned(stream, &pids, runtime)).collect();
         let plan = Plan {
             relay: id.to_string(),
             container: container.name.clone(),
@@ -104,8 +104,8 @@ fn runtime(init: u32) -> Option<u32> {
     ["runc", "crun"].contains(&name.trim()).then_some(parent)
 }
 
-fn planned(stream: StdioStream, pids: &[u32], runtime: Option<u32>) -> Planned {
-    let (reading, writing) = open_at(&stream, pids);
+fn planned(stream: &StdioStream, pids: &[u32], runtime: Option<u32>) -> Planned {
+    let (reading, writing) = open_at(stream, pids);
     // What the runtime in the foreground has under the same number: its other end of a pipe ends
     // with it.
     let of_runtime = |number: i32| runtime.filter(|_| stream.kind == StdioKind::Pipe).map(|pid| (pid, number));
@@ -122,8 +122,11 @@ fn planned(stream: StdioStream, pids: &[u32], runtime: Option<u32>) -> Planned {
     planned
 }
 
+/// A process, and the number of one of its descriptors.
+type Place = (u32, i32);
+
 /// Where the container has a stream open for reading and for writing.
-fn open_at(stream: &StdioStream, pids: &[u32]) -> (Option<(u32, i32)>, Option<(u32, i32)>) {
+fn open_at(stream: &StdioStream, pids: &[u32]) -> (Option<Place>, Option<Place>) {
     let mut found = (None, None);
     for pid in pids {
         for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
