@@ -16,12 +16,12 @@ use tranship_sys::process;
 
 use crate::config::Config;
 use crate::notify::Manager;
-use crate::tls;
+use crate::{stdio, tls};
 
 /// The argument with which `transhipd` is the launcher.
 pub const ARGUMENT: &str = "launcher";
 /// What `transhipd` may be started as.
-const OWN: [&str; 3] = ["pager", tls::ARGUMENT, "start-in-docker"];
+const OWN: [&str; 4] = ["pager", tls::ARGUMENT, stdio::ARGUMENT, "start-in-docker"];
 
 /// Starts engines, criu and Tranship's own processes for an agent that is confined.
 #[derive(Debug, Parser)]

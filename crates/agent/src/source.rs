@@ -300,7 +300,7 @@ impl SourceRun {
         let unit = self.turn.as_ref().and_then(Turn::unit).cloned();
         // It looks into large trees and asks engines.
         let inspect = || {
-            let (node, name, unit) = (Arc::clone(&node), name.clone(), unit.clone());
+            let (node, name, options, unit) = (Arc::clone(&node), name.clone(), options.clone(), unit.clone());
             self.interrupt.aside(move || inspection::inspect(&node, &name, &options, unit.as_ref()))
         };
         let found = self.inspected_without_entered(inspect)?;

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
+use tranship_sys::launch::Started;
 use tranship_types::{NodeName, StdioStream, StdioTarget};
 
 use super::frames::{self, Frame, Kind};
@@ -378,7 +379,7 @@ impl Holder {
 }
 
 /// Waits until the holder with this directory answers, or its process has ended.
-pub fn await_holder(directory: &Path, child: &mut std::process::Child, patience: Duration) -> io::Result<()> {
+pub fn await_holder(directory: &Path, child: &mut Started, patience: Duration) -> io::Result<()> {
     let deadline = Instant::now() + patience;
     loop {
         match ask(directory, &Command::Status) {

@@ -27,13 +27,13 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command as Program, Stdio};
 use std::time::Duration;
 
 use tranship_api::{Leftover, LeftoverKind};
 use tranship_coordinator::Failure;
 use tranship_criu::front::Given;
 use tranship_criu::preflight::file_identity;
+use tranship_sys::launch::{Program, Stream};
 use tranship_sys::threads;
 use tranship_types::{Blocker, BlockerKind, MigrationId, NodeName, StdioKind, StdioStream, StdioTarget};
 use tranship_wire::message::Offer;
@@ -244,9 +244,8 @@ fn start(directory: &Path, plan: &Plan) -> Result<(), Failure> {
     std::fs::write(holder::plan(directory), text).map_err(|e| failed(&e))?;
     let log = File::create(directory.join("log")).map_err(|e| failed(&e))?;
     let mut command = Program::new(program::path().map_err(|e| failed(&e))?);
-    command.arg(ARGUMENT).arg(directory).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-    tranship_sys::process::detach(&mut command);
-    let mut child = command.spawn().map_err(threads::explained).map_err(|e| failed(&e))?;
+    command.arg(ARGUMENT).arg(directory).stdin(Stream::Null).stdout(Stream::Null).stderr(log).detach();
+    let mut child = command.spawn().map_err(|e| failed(&e))?;
     let noted = std::fs::write(directory.join("pid"), child.id().to_string());
     if let Err(error) = noted.and_then(|()| holder::await_holder(directory, &mut child, START)) {
         let said = std::fs::read_to_string(directory.join("log")).unwrap_or_default();
