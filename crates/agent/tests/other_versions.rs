@@ -10,7 +10,7 @@ use serde_json::{Value, from_value, json};
 use tranship_api::{ContainerState, Keep, Leftover, LeftoverKind, PeerState};
 use tranship_types::{
     Attachment, Blocker, BlockerKind, Compress, EngineName, GroupOrder, MemberOutcome, Mode, OnTimeout, Original,
-    Outcome, Phase, RuleVerdict, SharedKind, Side, TreeKind, WaitKind,
+    Outcome, Phase, RuleVerdict, SharedKind, Side, StdioKind, TreeKind, WaitKind,
 };
 use tranship_wire::message::{Holding, Known, Request, Response};
 
@@ -40,7 +40,7 @@ const SHOWN: [(Enum, &str); 8] = [
 ];
 
 /// Enums that something is done by: what is unknown must not be taken for anything else.
-const REFUSED: [Enum; 16] = [
+const REFUSED: [Enum; 17] = [
     ("Attachment", read::<Attachment>),
     ("Compress", read::<Compress>),
     ("EngineName", read::<EngineName>),
@@ -56,6 +56,7 @@ const REFUSED: [Enum; 16] = [
     ("RuleVerdict", read::<RuleVerdict>),
     ("SharedKind", read::<SharedKind>),
     ("Side", read::<Side>),
+    ("StdioKind", read::<StdioKind>),
     ("TreeKind", read::<TreeKind>),
 ];
 
