@@ -245,8 +245,23 @@ fn a_plan_lists_blockers_and_gives_way_to_nobody(stage: &mut Stage) -> Result<()
     Ok(())
 }
 
+/// The lab's root filesystem is on a tmpfs, whose files are not the container's to take along.
+fn a_root_on_a_tmpfs_is_no_content(stage: &mut Stage) -> Result<()> {
+    const BALLAST: &str = "/run/ballast";
+    let lab = &stage.lab;
+    lab.run("a", NAME, &RunOptions::new(IP, ["sleep", "1000"]))?;
+    std::fs::write(BALLAST, vec![1; 64 << 20])?;
+    let planned = plan(lab, "a", "b", &["--sample", "100ms"]);
+    std::fs::remove_file(BALLAST)?;
+    let (status, value) = planned?;
+    let plan: Plan = serde_json::from_value(value)?;
+    ensure!(status == 0 && plan.tmpfs_bytes < 32 << 20, "{status}: {} bytes of tmpfs", plan.tmpfs_bytes);
+    remove(lab, NAME)
+}
+
 fn main() -> ExitCode {
     scenarios(&[
+        ("a_root_on_a_tmpfs_is_no_content", a_root_on_a_tmpfs_is_no_content),
         ("an_idle_redis_moves_as_foretold", an_idle_redis_moves_as_foretold),
         ("a_dry_run_agrees_with_a_plan", a_dry_run_agrees_with_a_plan),
         ("a_redis_under_sets_moves_as_foretold", a_redis_under_sets_moves_as_foretold),

@@ -59,7 +59,8 @@ pub(super) fn check(container: &Container, subject: &Subject, look: &mut Look) {
             look.block(mount(&m.point, &what, "mount it without the option").allowable("mount-options"));
         }
     }
-    let mut counted = HashSet::new();
+    // That of the root stays: the destination has one.
+    let mut counted: HashSet<&String> = mounts.iter().filter(|m| is_root(m, mounts)).map(|m| &m.device).collect();
     for m in mounts.iter().filter(|m| !container.covered.contains(&m.id)) {
         let path = inside(container.init, &m.place);
         match m.fstype.as_str() {
