@@ -31,7 +31,8 @@ pub const NAME: &str = "tranship-runc";
 /// In a bundle's directory, the overlay that the container gets as its root.
 pub const OVERLAY: &str = "overlay.json";
 
-/// In a bundle's directory, the path of the configuration from which the engine's runtime makes the container.
+/// In a bundle's directory, the path of the configuration from which the engine's runtime makes the
+/// container.
 const ENGINE_CONFIG: &str = "engine-config";
 
 /// runc's global options that have no value.
@@ -123,13 +124,27 @@ fn restore(call: &Call<'_>, mark: &Mark) -> anyhow::Result<i32> {
     if let Some(overlay) = Overlay::set_aside(&root, mount_points(&config))? {
         std::fs::write(mark.bundle.join(OVERLAY), serde_json::to_vec(&overlay)?)?;
     }
+    replace_null_input()?;
     let mut command = Program::new(runc()?);
     command.args(call.global).args(["restore", "--detach"]).args(call.options);
     mark.images().put_front(&mut command);
     Err(command.arg(call.id).exec().into())
 }
 
-/// Writes mounts into the engine's configuration as the user has, once runc has made them where symbolic links lead.
+/// Has the container's input end at once, where it was a pipe and the engine here has none for it:
+/// the node's own `/dev/null`, which it would get in its place, could not move on.
+fn replace_null_input() -> anyhow::Result<()> {
+    let is = rustix::fs::fstat(std::io::stdin())?;
+    let device = (rustix::fs::major(is.st_rdev), rustix::fs::minor(is.st_rdev));
+    if rustix::fs::FileType::from_raw_mode(is.st_mode) == rustix::fs::FileType::CharacterDevice && device == (1, 3) {
+        let (input, _) = nix::unistd::pipe()?;
+        nix::unistd::dup2_stdin(&input)?;
+    }
+    Ok(())
+}
+
+/// Writes mounts into the engine's configuration as the user has, once runc has made them where
+/// symbolic links lead.
 fn put_configuration_back(mark: &Mark) -> anyhow::Result<()> {
     let file = PathBuf::from(OsString::from_vec(std::fs::read(mark.bundle.join(ENGINE_CONFIG))?));
     let mut config: Value = serde_json::from_slice(&std::fs::read(&file)?)?;
