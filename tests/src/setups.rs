@@ -1,4 +1,5 @@
-//! Ordinary set-ups that engines make of their containers, and what people do with them after a move: the same for Docker and Podman.
+//! Ordinary set-ups that engines make of their containers, and what people do with them after a
+//! move: the same for Docker and Podman.
 
 use std::net::Ipv4Addr;
 use std::process::Stdio;
@@ -8,8 +9,9 @@ use anyhow::{Context, Result, ensure};
 use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, redis_command};
 use tranship_types::BlockerKind;
 
+use crate::limits::limits;
 use crate::managed::Managed;
-use crate::moves::{move_container, refused_move};
+use crate::moves::{move_container, move_with, refused_move};
 use crate::runner::wait_until;
 
 /// What the lab's image needs of the host, with a `/usr/sbin` of its own, where `/sbin` leads.
@@ -27,8 +29,9 @@ const BINDS: [&str; 10] = [
 ];
 
 impl Managed {
-    /// A container whose mounts lie behind symbolic links of its image moves there, back and on, with the content of its volume, and is
-    /// described as before. The address is that of this number, `more` are options of `run`.
+    /// A container whose mounts lie behind symbolic links of its image moves there, back and on,
+    /// with the content of its volume, and is described as before. The address is that of this
+    /// number, `more` are options of `run`.
     ///
     /// # Errors
     /// If not.
@@ -63,8 +66,8 @@ impl Managed {
         ["a", "b"].iter().try_for_each(|node| Ok((self.command)(lab, node, &["volume", "rm", "linked"]).map(drop)?))
     }
 
-    /// A process that the engine has started by exec is waited for, and refused by name where it does not end; `--retry` tries again until
-    /// it has.
+    /// A process that the engine has started by exec is waited for, and refused by name where it
+    /// does not end; `--retry` tries again until it has.
     ///
     /// # Errors
     /// If not.
@@ -112,6 +115,81 @@ impl Managed {
             let after = self.told(lab, to, telling)?;
             ensure!(after == before, "the command was {before}, and is {after}");
         }
+        self.remove(lab, "a")
+    }
+
+    /// What people do with a container does the same after a move: stats, update, cp, commit,
+    /// restart.
+    ///
+    /// # Errors
+    /// If not.
+    pub fn is_the_engine_s_own_after_a_move(&self, lab: &Lab, number: u8) -> Result<()> {
+        let mut counter = self.start(lab, number, &["--memory", "256m"], &[])?;
+        self.moves(lab, &mut counter, "a", "b")?;
+        drop(counter);
+        let engine = |arguments: &[&str]| (self.command)(lab, "b", arguments);
+        let stats = engine(&["stats", "--no-stream", "--format", "{{.Name}} {{.MemUsage}} {{.PIDs}}", self.name])?;
+        ensure!(stats.starts_with(self.name) && !stats.contains(" 0B"), "stats says {stats:?}");
+        engine(&["update", "--memory", "200m", "--memory-swap", "300m", self.name])?;
+        let pid = self.pid(lab, "b")?.context("it does not run")?;
+        let limits = limits(lab, "b", &pid)?;
+        // Of a machine with version 1 of cgroups.
+        ensure!(!limits.contains("memory.limit") || limits.contains("209715200"), "after update it has {limits}");
+
+        lab.check("b", &["sh", "-c", "echo in > /run/copied"])?;
+        engine(&["cp", "/run/copied", &format!("{}:/opt/in", self.name)])?;
+        self.execute(lab, "b", "cat /opt/in > /opt/out && echo out >> /opt/out")?;
+        engine(&["cp", &format!("{}:/opt/out", self.name), "/run/back"])?;
+        let back = lab.check("b", &["cat", "/run/back"])?;
+        ensure!(back == "in\nout\n", "cp brought back {back:?}");
+        engine(&["commit", self.name, "committed:1"])?;
+        let said = engine(&[
+            "run",
+            "--rm",
+            "--network",
+            "none",
+            "--volume",
+            "/usr:/usr:ro",
+            "committed:1",
+            "cat",
+            "/opt/out",
+        ])?;
+        ensure!(said.contains("in\nout\n"), "what was committed has {said:?}");
+        engine(&["rmi", "committed:1"])?;
+
+        engine(&["restart", "--time", "1", self.name])?;
+        Redis::connect(lab, Ipv4Addr::new(10, 77, 0, number), Duration::from_secs(10)).context("after restart")?;
+        self.remove(lab, "b")
+    }
+
+    /// A container that has its node's host name (`--uts host`) is refused, and moves where the
+    /// user allows it.
+    ///
+    /// # Errors
+    /// If not.
+    pub fn moves_with_the_node_s_host_name(&self, lab: &Lab, number: u8) -> Result<()> {
+        let counter = self.start(lab, number, &["--uts", "host"], &[])?;
+        drop(counter);
+        let refusal = refused_move(lab, "a", self.name, "b")?;
+        refusal.names(BlockerKind::Process, "uses the UTS namespace of its node")?;
+        for (from, to) in [("a", "b"), ("b", "a")] {
+            move_with(lab, from, self.name, to, &["--allow", "node-host-name"])?;
+            self.execute(lab, to, "true")?;
+        }
+        self.remove(lab, "a")
+    }
+
+    /// A device that the destination lacks is named before the freeze.
+    ///
+    /// # Errors
+    /// If not.
+    pub fn is_refused_without_its_device(&self, lab: &Lab, number: u8) -> Result<()> {
+        (self.prepare)(lab)?;
+        lab.check("a", &["sh", "-c", "[ -e /run/own-device ] || mknod /run/own-device c 1 3"])?;
+        let counter = self.start(lab, number, &["--device", "/run/own-device:/dev/own"], &[])?;
+        drop(counter);
+        refused_move(lab, "a", self.name, "b")?
+            .names(BlockerKind::Engine, "device /run/own-device, which is not there")?;
         self.remove(lab, "a")
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tranship_e2e::{CONTAINERD, Stage, connection_alive, quiet_under, refused_move, scenarios, wait_until};
-use tranship_lab::{Lab, Redis};
+use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis};
 use tranship_types::BlockerKind;
 
 const NAME: &str = "cache.1";
@@ -189,8 +189,29 @@ fn limits_that_were_changed_stay_changed(stage: &mut Stage) -> Result<()> {
     CONTAINERD.keeps_changed_limits(&stage.lab, 85, &[])
 }
 
+/// `ctr tasks start --detach` makes FIFOs for its output, which nobody reads once it has ended.
+fn a_container_with_fifos_moves_more_than_once(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    drop(CONTAINERD.start(lab, 90, &[], &[])?);
+    lab.ctr("a", &["tasks", "kill", "--signal", "KILL", CONTAINERD.name])?;
+    wait_until("the task to end", Duration::from_secs(10), || {
+        Ok(lab.ctr("a", &["tasks", "ls"])?.contains("STOPPED").then_some(()))
+    })?;
+    lab.ctr("a", &["tasks", "delete", CONTAINERD.name])?;
+    lab.ctr("a", &["tasks", "start", "--detach", CONTAINERD.name])?;
+    let address = (Ipv4Addr::new(10, 77, 0, 90), REDIS_PORT);
+    Redis::connect(lab, address.0, Duration::from_secs(10))?;
+    let mut counter = CounterClient::start(lab, address.into(), "counter", Duration::from_micros(500))?;
+    for (from, to) in [("a", "b"), ("b", "a"), ("a", "b")] {
+        CONTAINERD.moves(lab, &mut counter, from, to)?;
+    }
+    drop(counter);
+    CONTAINERD.remove(lab, "b")
+}
+
 fn main() -> ExitCode {
     scenarios(&[
+        ("a_container_with_fifos_moves_more_than_once", a_container_with_fifos_moves_more_than_once),
         ("limits_that_were_changed_stay_changed", limits_that_were_changed_stay_changed),
         ("containerd_manages_the_moved_container", containerd_manages_the_moved_container),
         (

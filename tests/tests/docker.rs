@@ -402,8 +402,101 @@ fn health_checks_stand_in_no_way(stage: &mut Stage) -> Result<()> {
     DOCKER.remove(lab, "a")
 }
 
+fn what_people_do_with_a_container_goes_on_after_a_move(stage: &mut Stage) -> Result<()> {
+    DOCKER.is_the_engine_s_own_after_a_move(&stage.lab, 95)
+}
+
+fn the_node_s_host_name_is_left_behind_where_that_is_allowed(stage: &mut Stage) -> Result<()> {
+    DOCKER.moves_with_the_node_s_host_name(&stage.lab, 96)
+}
+
+fn a_device_that_the_destination_lacks_is_named(stage: &mut Stage) -> Result<()> {
+    DOCKER.is_refused_without_its_device(&stage.lab, 97)
+}
+
+fn a_docker_that_does_not_run_is_told_from_one_that_is_not_installed(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let counter = DOCKER.start(lab, 98, &[], &[])?;
+    drop(counter);
+    lab.kill_docker("b")?;
+    refused_move(lab, "a", NAME, "b")?.names(BlockerKind::Engine, "docker does not answer at")?;
+    lab.check("b", &["rm", "/run/docker.sock"])?;
+    let refusal = refused_move(lab, "a", NAME, "b")?;
+    refusal.names(BlockerKind::Engine, "docker is installed, but its daemon does not run")?;
+    ensure!(refusal.text.contains("systemctl start docker"), "{}", refusal.text);
+    lab.revive_docker("b")?;
+    move_container(lab, "a", NAME, "b").context("when it runs again")?;
+    DOCKER.remove(lab, "b")
+}
+
+const COMPOSE_FILE: &str = r#"version: "3.7"
+services:
+  cache:
+    image: tranship-lab
+    command: redis-server --save '' --protected-mode no --enable-debug-command yes
+    volumes: ["/usr:/usr:ro", "/etc:/etc:ro"]
+    tmpfs: /tmp
+    networks:
+      lab:
+        ipv4_address: 10.77.0.99
+networks:
+  lab:
+    external: true
+    name: lab
+"#;
+
+/// Docker Compose takes a container that has come for its own: ps, logs, up, which makes no other
+/// one, and down.
+fn a_service_of_compose_is_its_own_after_a_move(stage: &mut Stage) -> Result<()> {
+    const SERVICE: &str = "shop_cache_1";
+    let lab = &stage.lab;
+    lab.start_docker()?;
+    for node in ["a", "b"] {
+        lab.check(
+            node,
+            &["sh", "-c", "mkdir -p /run/shop && echo \"$0\" > /run/shop/docker-compose.yml", COMPOSE_FILE],
+        )?;
+    }
+    let compose = |node: &str, arguments: &[&str]| -> Result<String> {
+        // What it says of its work is on stderr.
+        let shell = ["env", "--chdir=/run/shop", "sh", "-c", "exec docker-compose --no-ansi \"$@\" 2>&1", "sh"];
+        Ok(lab.check(node, &[&shell[..], arguments].concat())?)
+    };
+    compose("a", &["up", "-d"])?;
+    let ip = Ipv4Addr::new(10, 77, 0, 99);
+    Redis::connect(lab, ip, Duration::from_secs(10))?.call(&["SET", "kept", "yes"])?;
+    for (from, to) in [("a", "b"), ("b", "a"), ("a", "b")] {
+        move_container(lab, from, SERVICE, to)?;
+        let listed = compose(to, &["ps"])?;
+        ensure!(listed.contains(SERVICE) && listed.contains("Up"), "docker-compose ps on {to} says {listed}");
+        ensure!(!compose(from, &["ps"])?.contains(SERVICE), "docker-compose ps on {from} still has it");
+    }
+    lab.docker("b", &["exec", SERVICE, "redis-cli", "debug", "log", "a line after the move"])?;
+    wait_until("the line in docker-compose logs", Duration::from_secs(5), || {
+        Ok(compose("b", &["logs"])?.contains("a line after the move").then_some(()))
+    })?;
+    let said = compose("b", &["up", "-d"])?;
+    ensure!(said.contains("up-to-date"), "docker-compose up would make another one: {said}");
+    let kept = lab.docker("b", &["exec", SERVICE, "redis-cli", "get", "kept"])?;
+    ensure!(kept == "yes\n", "after up it has {kept:?}");
+    compose("b", &["down"])?;
+    ensure!(lab.docker("b", &["ps", "--all", "--quiet"])?.is_empty(), "docker-compose down left something");
+    Ok(())
+}
+
 fn main() -> ExitCode {
     scenarios(&[
+        ("a_service_of_compose_is_its_own_after_a_move", a_service_of_compose_is_its_own_after_a_move),
+        ("what_people_do_with_a_container_goes_on_after_a_move", what_people_do_with_a_container_goes_on_after_a_move),
+        (
+            "the_node_s_host_name_is_left_behind_where_that_is_allowed",
+            the_node_s_host_name_is_left_behind_where_that_is_allowed,
+        ),
+        ("a_device_that_the_destination_lacks_is_named", a_device_that_the_destination_lacks_is_named),
+        (
+            "a_docker_that_does_not_run_is_told_from_one_that_is_not_installed",
+            a_docker_that_does_not_run_is_told_from_one_that_is_not_installed,
+        ),
         ("mounts_behind_links_of_the_image_move", mounts_behind_links_of_the_image_move),
         ("processes_of_exec_are_waited_for", processes_of_exec_are_waited_for),
         ("health_checks_stand_in_no_way", health_checks_stand_in_no_way),

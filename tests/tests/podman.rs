@@ -239,11 +239,24 @@ fn a_command_of_one_word_moves(stage: &mut Stage) -> Result<()> {
     PODMAN.moves_with_a_command_of_one_word(&stage.lab, 95)
 }
 
+fn what_people_do_with_a_container_goes_on_after_a_move(stage: &mut Stage) -> Result<()> {
+    PODMAN.is_the_engine_s_own_after_a_move(&stage.lab, 96)
+}
+
+fn the_node_s_host_name_is_left_behind_where_that_is_allowed(stage: &mut Stage) -> Result<()> {
+    PODMAN.moves_with_the_node_s_host_name(&stage.lab, 97)
+}
+
 fn main() -> ExitCode {
     if !whole_matrices() {
         println!("skipped: killed starts but that of podman itself; `make test-engines` kills conmon and runc, too");
     }
     scenarios(&[
+        ("what_people_do_with_a_container_goes_on_after_a_move", what_people_do_with_a_container_goes_on_after_a_move),
+        (
+            "the_node_s_host_name_is_left_behind_where_that_is_allowed",
+            the_node_s_host_name_is_left_behind_where_that_is_allowed,
+        ),
         ("mounts_behind_links_of_the_image_move", mounts_behind_links_of_the_image_move),
         ("processes_of_exec_are_waited_for", processes_of_exec_are_waited_for),
         ("a_command_of_one_word_moves", a_command_of_one_word_moves),

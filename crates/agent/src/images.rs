@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tranship_coordinator::Failure;
-use tranship_engine::{Engine, MissingImage};
+use tranship_engine::{Engine, EngineError, MissingImage};
 use tranship_sys::threads;
 use tranship_transport::{Connection, Link};
 use tranship_types::{EngineName, ImageToSend, MigrationId, NodeName};
@@ -236,14 +236,15 @@ pub fn receive(node: &Arc<Node>, link: &mut Connection) -> Result<(), Failure> {
     let engine = node.engine(engine);
     let shared = Shared::new(link, true);
     let heard = shared.during(&Heard::Working, || -> Result<Heard, Failure> {
-        // Where there is no such engine, or the peer may send no such container, the offer is refused for that.
+        // Where there is no such engine, or it does not answer, or the peer may send no such
+        // container, the offer is refused for that.
         let lacking = match engine.is_present() && may_come {
             true => engine.missing_image(&container, &parameters),
             false => Ok(None),
         };
         let refused = |error: &dyn std::fmt::Display| Heard::Failed { message: format!("{error} (on node {here})") };
         match lacking {
-            Ok(None) => Ok(Heard::There),
+            Ok(None) | Err(EngineError::Silent { .. }) => Ok(Heard::There),
             Ok(Some(lacking)) => {
                 tracing::info!(%container, image = %lacking.name, "an image comes");
                 shared.heard.store(false, Ordering::Release);

@@ -160,7 +160,8 @@ pub struct Move {
     pub from: Option<String>,
     #[command(flatten)]
     pub how: How,
-    /// Try again so often where what stands in the way passes by itself: a health check, a connection that ends
+    /// Try again so often where what stands in the way passes by itself: a health check, a
+    /// connection that ends
     #[arg(long, value_name = "N", value_parser = units::count, allow_hyphen_values = true, conflicts_with = "dry_run")]
     pub retry: Option<u32>,
     /// Only say what would be done and what stands in the way; touch nothing

@@ -310,6 +310,13 @@ mod tests {
     }
 
     #[test]
+    fn a_move_is_tried_again_as_often_as_is_asked() {
+        let command = parse("tranship move redis --to b --retry 3").unwrap();
+        assert!(matches!(command, Command::Move { retry: 3, .. }), "{command:?}");
+        assert!(parse("tranship move redis --to b --retry 3 --dry-run").is_err());
+    }
+
+    #[test]
     fn the_options_of_a_move_are_understood() {
         let line = "tranship move redis --to b --mode auto --blackout-budget 0.1s --safe --max-rounds 7 --no-throttle \
                     --bandwidth 500mbit --compress zstd --engine docker --to-engine podman --with-binds --verify-files \

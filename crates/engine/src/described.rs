@@ -179,6 +179,18 @@ pub(crate) fn published(name: &str, host_config: &Value) -> Option<String> {
     })
 }
 
+/// Devices of a container that this node does not have, by its `HostConfig`.
+pub(crate) fn lacking_devices(name: &str, host_config: &Value) -> Vec<Blocker> {
+    let devices = host_config["Devices"].as_array().into_iter().flatten();
+    let lacking = devices.filter_map(|device| device["PathOnHost"].as_str()).filter(|path| !Path::new(path).exists());
+    let blocker = |path: &str| {
+        let cause = format!("container {name} has the device {path}, which is not there");
+        let remedy = "load its driver there, choose a node that has it, or start the container without it";
+        Blocker::new(BlockerKind::Engine, cause, remedy)
+    };
+    lacking.map(blocker).collect()
+}
+
 /// Whether a program is the runtime wrapper.
 pub(crate) fn is_wrapper(program: &Path) -> bool {
     program.canonicalize().is_ok_and(|program| program.file_name().is_some_and(|name| name == "transhipd"))
@@ -272,6 +284,14 @@ mod tests {
         assert!(said.contains("publishes 8080 for 80/tcp, a free port for 81/udp;"), "{said}");
         assert_eq!(published("web", &json!({"PortBindings": null, "PublishAllPorts": false})), None);
         assert!(published("web", &json!({"PublishAllPorts": true})).is_some());
+    }
+
+    #[test]
+    fn a_device_that_is_not_there_is_named() {
+        let device = |path: &str| json!({"PathOnHost": path, "PathInContainer": "/dev/x"});
+        let found = lacking_devices("web", &json!({"Devices": [device("/dev/null"), device("/dev/none")]}));
+        assert!(found.len() == 1 && found[0].cause.contains("/dev/none"), "{found:?}");
+        assert!(lacking_devices("web", &json!({"Devices": null})).is_empty());
     }
 
     #[test]

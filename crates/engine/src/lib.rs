@@ -13,6 +13,7 @@ mod etc_files;
 mod freezer;
 #[doc(hidden)]
 pub mod fuzz;
+mod installed;
 mod json;
 mod limits;
 mod mark;
@@ -307,7 +308,8 @@ pub enum EngineError {
     },
     /// The engine's daemon does not answer.
     #[error(
-        "{engine} does not answer at {socket:?}: {source}; start it, or name its socket in the agent's configuration"
+        "{engine} does not answer at {socket:?}: {source}; start it (`systemctl start {engine}`), or name its socket in the agent's \
+         configuration"
     )]
     Silent {
         /// The engine.
@@ -371,6 +373,11 @@ pub trait Engine: Send + Sync {
 
     /// Whether there is anything of it on this node.
     fn is_present(&self) -> bool;
+
+    /// Why there is nothing of it on this node although its program is installed: cause and remedy.
+    fn why_absent(&self) -> Option<(String, String)> {
+        None
+    }
 
     /// Whether it can be used, and which version it is.
     fn version(&self) -> Result<String, EngineError>;

@@ -18,14 +18,14 @@ const NOTE: &str = "mounts.json";
 /// Files that an engine binds into its containers and that are empty: which engine it is does not matter to a container that runs.
 const EMPTY: [&str; 1] = ["/run/.containerenv"];
 
-/// In a mount that is elsewhere than its configuration writes, because a symbolic link leads there: what the configuration writes. No
-/// runtime reads it.
+/// In a mount that is elsewhere than its configuration writes, because a symbolic link leads there:
+/// what the configuration writes. No runtime reads it.
 const CONFIGURED: &str = "configuredDestination";
 /// Most symbolic links on the way to one place, as of the kernel (path_resolution(7)).
 const LINKS: usize = 40;
 
-/// Puts the mounts of a configuration where a container has them, whose root filesystem is at `root`: runtimes follow the symbolic links
-/// there (`/var/run`, `/sbin`).
+/// Puts the mounts of a configuration where a container has them, whose root filesystem is at
+/// `root`: runtimes follow the symbolic links there (`/var/run`, `/sbin`).
 pub(crate) fn follow_links(config: &mut Value, root: &Path) {
     for mount in config["mounts"].as_array_mut().into_iter().flatten() {
         let Some(configured) = mount["destination"].as_str() else { continue };
@@ -40,8 +40,8 @@ pub(crate) fn follow_links(config: &mut Value, root: &Path) {
     }
 }
 
-/// Takes [`follow_links`] back in a configuration that a runtime has read: some engines (Podman) look for what the user has written. Says
-/// whether there was anything to take back.
+/// Takes [`follow_links`] back in a configuration that a runtime has read: some engines (Podman)
+/// look for what the user has written. Says whether there was anything to take back.
 pub fn write_as_configured(config: &mut Value) -> bool {
     let mut found = false;
     for mount in config["mounts"].as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut) {
@@ -53,7 +53,8 @@ pub fn write_as_configured(config: &mut Value) -> bool {
     found
 }
 
-/// Where a path of a container leads, whose root filesystem is at `root`. What is not there leads nowhere else.
+/// Where a path of a container leads, whose root filesystem is at `root`. What is not there leads
+/// nowhere else.
 fn place_below(root: &Path, path: &Path) -> Option<PathBuf> {
     let parts = |path: &Path| path.components().map(|part| part.as_os_str().to_owned()).collect::<Vec<OsString>>();
     let (mut place, mut links) = (PathBuf::from("/"), 0);

@@ -44,11 +44,11 @@ enum Command {
         #[arg(last = true, required = true, value_name = "CMD")]
         command: Vec<String>,
     },
-    /// Run a `docker` command in a node; the first one starts a Docker daemon in each node, with the image `tranship-lab` and the
-    /// network `lab`
+    /// Run a `docker` command in a node; the first one starts a Docker daemon in each node, with
+    /// the image `tranship-lab` and the network `lab`
     Docker(EngineArguments),
-    /// Run a `podman` command in a node; the first one sets Podman up in each node, with the image `tranship-lab` and the network
-    /// `lab`
+    /// Run a `podman` command in a node; the first one sets Podman up in each node, with the image
+    /// `tranship-lab` and the network `lab`
     Podman(EngineArguments),
     /// Run a `ctr` command in a node; the first one starts containerd in each node, with the image
     /// `docker.io/library/tranship-lab:latest`
@@ -197,7 +197,8 @@ impl EngineArguments {
     }
 }
 
-/// Runs a command to its end; its exit code. A command killed by a signal counts as 128 + its number, as in a shell.
+/// Runs a command to its end; its exit code. A command killed by a signal counts as 128 + its
+/// number, as in a shell.
 fn passed_on(mut command: std::process::Command) -> Result<ExitCode> {
     let status = command.status().context("cannot run nsenter")?;
     let signal = std::os::unix::process::ExitStatusExt::signal(&status);

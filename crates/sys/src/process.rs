@@ -112,7 +112,8 @@ pub fn text(path: impl AsRef<Path>) -> io::Result<String> {
 /// three quarters of `_STK_LIM` (fs/exec.c). A process may name any other range as its own (prctl(2), PR_SET_MM).
 pub const LONGEST_STRINGS: u64 = 6 << 20;
 
-/// The parent of a process (proc_pid_stat(5)), as this pid namespace has it: 0 for one outside. `None` if it has ended.
+/// The parent of a process (proc_pid_stat(5)), as this pid namespace has it: 0 for one outside.
+/// `None` if it has ended.
 pub fn parent(pid: u32) -> Option<u32> {
     let stat = text(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()

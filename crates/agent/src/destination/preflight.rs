@@ -34,10 +34,13 @@ pub fn check(node: &Node, offer: &Offer) -> Vec<Blocker> {
     let mut add = |kind, cause: String, remedy: String| blockers.push(Blocker::new(kind, cause, remedy));
     let engine = match offer.engine.parse().map(|name| node.engine(name)) {
         Ok(engine) if engine.is_present() => engine,
-        _ => {
+        engine => {
             let theirs = &offer.engine;
-            let cause = format!("container {name} is run by {theirs}, which node {here} does not have");
-            add(BlockerKind::Engine, cause, format!("install {theirs} there, or choose a node that runs it"));
+            let (cause, remedy) = engine.ok().and_then(|engine| engine.why_absent()).unwrap_or_else(|| {
+                let cause = format!("container {name} is run by {theirs}, which node {here} does not have");
+                (cause, format!("install {theirs} there, or choose a node that runs it"))
+            });
+            add(BlockerKind::Engine, format!("{cause} (on node {here})"), remedy);
             return blockers;
         }
     };
@@ -60,7 +63,11 @@ pub fn check(node: &Node, offer: &Offer) -> Vec<Blocker> {
             format!("node {here} has a container {name} already"),
             "remove or rename one of them".to_owned(),
         ),
-        Err(error) => add(BlockerKind::Engine, format!("{error} (on node {here})"), "mend the engine there".to_owned()),
+        Err(error) => {
+            let text = error.to_string();
+            let (cause, remedy) = text.split_once("; ").unwrap_or((&text, "mend the engine there"));
+            add(BlockerKind::Engine, format!("{cause} (on node {here})"), remedy.to_owned());
+        }
     }
     let config = engine.adopt(name, offer.config.clone());
     if !taken && engine.occupied(&config) {

@@ -197,7 +197,8 @@ impl DestinationRun {
                 let file = File::open(path)?;
                 match tasks.get(pid) {
                     Some(task) => copies::place(&file, *task),
-                    // It had ended before the freeze: a command that a shell has started, or a health check.
+                    // It had ended before the freeze: a command that a shell has started, or a
+                    // health check.
                     None if !self.layout.images().join(format!("core-{pid}.img")).exists() => Ok(0),
                     None => Err(io::Error::other("there is no such process")),
                 }

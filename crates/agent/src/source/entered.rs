@@ -1,5 +1,6 @@
-//! Processes that an engine has started in the container by exec, health checks among them. Their parents are outside of the container, where
-//! they would stay behind: the move waits until they have ended, and is refused if that takes too long.
+//! Processes that an engine has started in the container by exec, health checks among them. Their
+//! parents are outside of the container, where they would stay behind: the move waits until they
+//! have ended, and is refused if that takes too long.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -14,12 +15,14 @@ use crate::inspection::Inspection;
 
 /// How long a move waits for them before the freeze.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long it waits in all for those that begin in the last moment, between two attempts to freeze: new connections wait, too.
+/// How long it waits in all for those that begin in the last moment, between two attempts to
+/// freeze: new connections wait, too.
 const LAST: Duration = Duration::from_secs(1);
 /// How often they are looked for meanwhile: the next one may begin soon.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Which processes of a container need no further look, and how long the move has waited in the last moment.
+/// Which processes of a container need no further look, and how long the move has waited in the
+/// last moment.
 #[derive(Debug, Default)]
 pub(super) struct Entered {
     born_inside: BTreeSet<u32>,
@@ -27,7 +30,8 @@ pub(super) struct Entered {
 }
 
 impl Entered {
-    /// A process of the container that was started by exec. One that has its parent inside is not looked at again.
+    /// A process of the container that was started by exec. One that has its parent inside is not
+    /// looked at again.
     fn find(&mut self, container: &Container) -> Result<Option<u32>, Failure> {
         let pids: BTreeSet<u32> = container.processes().map_err(failed)?.into_iter().collect();
         for pid in pids.iter().filter(|pid| **pid != container.init) {
@@ -94,7 +98,8 @@ impl SourceRun {
         Ok(())
     }
 
-    /// Lets the frozen container run on if one has been started meanwhile, until that has ended. Says whether it did.
+    /// Lets the frozen container run on if one has been started meanwhile, until that has ended.
+    /// Says whether it did.
     pub(super) fn thaw_for_entered(&mut self, freezer: &Freezer) -> Result<bool, Failure> {
         let containers = self.with_unit()?;
         if self.entered.find_in(&containers)?.is_none() {
@@ -105,6 +110,22 @@ impl SourceRun {
         self.wait_for_entered(LAST.saturating_sub(self.entered.waited))?;
         self.entered.waited += begun.elapsed();
         Ok(true)
+    }
+
+    /// The cause of a failure with the container frozen: a process that entered it in the same
+    /// instant is in the way of criu.
+    pub(super) fn failure_of_entered(&self, seen: Failure) -> Failure {
+        let is_frozen = self.inspected().is_ok_and(|(container, _)| container.freezer.is_held().unwrap_or(false));
+        if !is_frozen || !seen.blockers.is_empty() {
+            return seen;
+        }
+        match self.with_unit().and_then(|containers| Entered::default().find_in(&containers)) {
+            Ok(Some(pid)) => {
+                tracing::info!(id = %self.id, %seen, pid, "a process was started by exec in the freeze");
+                Failure::blocked(vec![blocker(pid)]).unwrap_or(seen)
+            }
+            _ => seen,
+        }
     }
 
     fn with_unit(&self) -> Result<Vec<Container>, Failure> {

@@ -30,6 +30,7 @@ use tranship_sys::launch::{Program, Stream};
 use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 
 use crate::described;
+use crate::installed;
 use crate::{
     Container, Engine, EngineError, Images, Limits, Mark, MissingImage, MountTree, Runc, State, Summary, TreePlace,
 };
@@ -116,8 +117,8 @@ fn options_here(theirs: &RuncOptions, wrapper: &Path) -> RuncOptions {
     RuncOptions { no_pivot_root, no_new_keyring, io_uid, io_gid, systemd_cgroup, binary_name, ..RuncOptions::default() }
 }
 
-/// Where the output of a container goes that nobody reads: through pipes of its shim. The node's own /dev/null, which `ctr` has for that
-/// (`--null-io`), could not move on.
+/// Where the output of a container goes that nobody reads: through pipes of its shim. The node's
+/// own /dev/null, which `ctr` has for that (`--null-io`), could not move on.
 const NOWHERE: &str = "file:///dev/null";
 
 impl Containerd {
@@ -292,6 +293,10 @@ impl Engine for Containerd {
 
     fn is_present(&self) -> bool {
         self.socket.exists()
+    }
+
+    fn why_absent(&self) -> Option<(String, String)> {
+        installed::why_no_socket("containerd", Self::NAME, &self.socket)
     }
 
     fn attaches_network(&self) -> bool {

@@ -31,6 +31,7 @@ use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 use crate::archive::{self, Known};
 use crate::crossing;
 use crate::described::{self, is_plain};
+use crate::installed;
 use crate::{
     Container, Engine, EngineError, EtcFiles, Images, Limits, MissingImage, MountTree, Runc, State, Summary, TreePlace,
 };
@@ -229,6 +230,8 @@ impl Docker {
                 );
             }
         }
+        found.extend(described::lacking_devices(name, &parameters.body["HostConfig"]));
+        let mut add = |kind, cause: String, remedy: String| found.push(Blocker::new(kind, cause, remedy));
         for volume in &parameters.volumes {
             let name = &volume.name;
             let Some(there) = self.volume(name)? else { continue };
@@ -317,6 +320,10 @@ impl Engine for Docker {
 
     fn is_present(&self) -> bool {
         self.socket.exists()
+    }
+
+    fn why_absent(&self) -> Option<(String, String)> {
+        installed::why_no_socket("dockerd", Self::NAME, &self.socket)
     }
 
     fn attaches_network(&self) -> bool {

@@ -127,6 +127,10 @@ impl Parameters {
         // Another node has sent it.
         section(&mut body, "HostConfig")["Runtime"] = runtime.into();
         body["Image"] = image.into();
+        // Docker takes no name for one that has its node's.
+        if body["HostConfig"]["UTSMode"] == "host" {
+            (body["Hostname"], body["Domainname"]) = (Value::Null, Value::Null);
+        }
         if let Some(first) = self.networks.first() {
             body["NetworkingConfig"] = json!({"EndpointsConfig": {&first.name: first.endpoint}});
         }

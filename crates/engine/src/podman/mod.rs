@@ -31,7 +31,7 @@ use crate::{
     Container, Engine, EngineError, EtcFiles, Images, Limits, Mark, MissingImage, MountTree, Pod, Runc, State, Summary,
     TreePlace,
 };
-use crate::{crossing, described, mounts};
+use crate::{crossing, described, installed, mounts};
 use command::is_unknown;
 use parameters::{Network, Parameters, is_word};
 
@@ -181,6 +181,7 @@ impl Podman {
                 "bring it to one of them (`podman pull`)".to_owned(),
             );
         }
+        found.extend(described::lacking_devices(name, parameters.host_config()));
         if let Some(brought) = parameters.joined.as_ref().and_then(|joined| joined.brought.as_ref()) {
             found.extend(brought.lacks(self)?);
         }
@@ -273,6 +274,13 @@ impl Engine for Podman {
 
     fn is_present(&self) -> bool {
         self.storage.exists()
+    }
+
+    fn why_absent(&self) -> Option<(String, String)> {
+        let storage = self.storage.display();
+        let cause = format!("podman is installed, but was never used: there is no {storage}");
+        let remedy = "run `podman info` once, or name its storage in the agent's configuration".to_owned();
+        installed::is_installed(&self.path).then_some((cause, remedy))
     }
 
     fn attaches_network(&self) -> bool {

@@ -224,6 +224,7 @@ impl Parameters {
                 OF_THE_NODE.contains(&key)
                     || (self.foreign && IN_OTHER_WORDS.contains(&key))
                     || self.is_of_pod(&self.described[part][key])
+                    || (key == "Hostname" && self.has_host_name_of_node())
                     // A container that has run has more in it.
                     || (self.is_infra && key == "Env")
             };
@@ -248,6 +249,11 @@ impl Parameters {
         &self.pod
     }
 
+    /// `HostConfig`, as `podman inspect` shows it.
+    pub fn host_config(&self) -> &Value {
+        &self.described["HostConfig"]
+    }
+
     /// The directories that are mounted into it, as `podman inspect` shows them.
     pub fn binds(&self) -> Vec<String> {
         texts(&self.described["HostConfig"]["Binds"])
@@ -259,6 +265,11 @@ impl Parameters {
             true => texts(value).into_iter().filter(|text| !text.starts_with("HOSTNAME=")).collect(),
             false => value.clone(),
         }
+    }
+
+    /// Whether its host name is the node's, wherever it is.
+    fn has_host_name_of_node(&self) -> bool {
+        self.described["HostConfig"]["UTSMode"] == "host"
     }
 
     /// Whether a mode (`container:ID`) means a namespace of its pod's.
@@ -280,13 +291,14 @@ impl Parameters {
             ("NetworkMode", "network", ["bridge", "none"]),
             ("IpcMode", "IPC namespace", ["shareable", "private"]),
             ("PidMode", "pid namespace", ["private", ""]),
-            ("UTSMode", "host name", ["private", ""]),
+            // Whether the user allows another node's host name is asked elsewhere.
+            ("UTSMode", "host name", ["private", "host"]),
             ("UsernsMode", "user namespace", ["", "host"]),
         ] {
             let mode = host[key].as_str().unwrap_or_default();
             // Whether all of the pod moves is known to who asks for that.
             let is_of_pod = ["NetworkMode", "IpcMode", "UTSMode"].contains(&key) && self.is_of_pod(&host[key]);
-            if !own.contains(&mode) && !is_of_pod {
+            if !own.contains(&mode) && !is_of_pod && !(key == "UTSMode" && mode.is_empty()) {
                 let cause = format!("container {name} uses the {what} {mode:?}, which cannot move with it");
                 let remedy = match mode.starts_with("container:") && key != "PidMode" && key != "UsernsMode" {
                     true => "start it with one of its own, or both containers in a pod, which moves as a whole",
@@ -316,7 +328,8 @@ fn command(container: &Value, arguments: &Value) -> Vec<String> {
     Some(texts(arguments)).filter(|all| !all.is_empty()).unwrap_or_else(|| shown_command(container))
 }
 
-/// The command that `podman inspect` shows: one of a single word is there twice, as `Path` and in `Args`.
+/// The command that `podman inspect` shows: one of a single word is there twice, as `Path` and in
+/// `Args`.
 fn shown_command(container: &Value) -> Vec<String> {
     [vec![container["Path"].as_str().unwrap_or_default().to_owned()], texts(&container["Args"])].concat()
 }

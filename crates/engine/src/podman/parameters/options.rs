@@ -26,7 +26,11 @@ impl Parameters {
             add("pod", &pod.name);
         }
         let of_pod = |key: &str| self.joined.is_some() && OF_PODS.contains(&key);
-        for (from, key, option) in TEXTS.into_iter().filter(|(_, key, _)| !of_pod(key)) {
+        if self.has_host_name_of_node() {
+            add("uts", "host");
+        }
+        let of_node = |key: &str| key == "Hostname" && self.has_host_name_of_node();
+        for (from, key, option) in TEXTS.into_iter().filter(|(_, key, _)| !of_pod(key) && !of_node(key)) {
             match &self.described[from][key] {
                 Value::String(text) if !text.is_empty() => add(option, text),
                 Value::Number(number) if number.as_i64() != Some(0) => add(option, &number.to_string()),
