@@ -298,7 +298,8 @@ impl Parameters {
             let mode = host[key].as_str().unwrap_or_default();
             // Whether all of the pod moves is known to who asks for that.
             let is_of_pod = ["NetworkMode", "IpcMode", "UTSMode"].contains(&key) && self.is_of_pod(&host[key]);
-            if !own.contains(&mode) && !is_of_pod && !(key == "UTSMode" && mode.is_empty()) {
+            let is_own = own.contains(&mode) || (key == "UTSMode" && mode.is_empty());
+            if !is_own && !is_of_pod {
                 let cause = format!("container {name} uses the {what} {mode:?}, which cannot move with it");
                 let remedy = match mode.starts_with("container:") && key != "PidMode" && key != "UsernsMode" {
                     true => "start it with one of its own, or both containers in a pod, which moves as a whole",
