@@ -284,7 +284,7 @@ mod tests {
         assert!(write_as_configured(&mut written) && !write_as_configured(&mut written));
         assert_eq!(written["mounts"][0]["destination"], "/var/run/x");
         let mut here =
-            json!({"mounts": [{"destination": "/run/x", "type": "bind", "source": root.path().join("sbin")}]});
+            json!({"mounts": [{"destination": "/var/run/x", "type": "bind", "source": root.path().join("sbin")}]});
         std::fs::create_dir_all(root.path().join("usr/sbin")).unwrap();
         MountTree::of(&json!({"mounts": [&config["mounts"][0]]})).give_to(&mut here, root.path()).unwrap();
         let source = root.path().canonicalize().unwrap().join("usr/sbin");
