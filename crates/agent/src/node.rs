@@ -414,15 +414,22 @@ pub fn is_ending(pid: u32) -> bool {
 pub fn reap(mut child: tranship_sys::launch::Started, patience: Duration) -> std::io::Result<()> {
     let deadline = std::time::Instant::now() + patience;
     loop {
-        if child.try_wait()?.is_some() {
+        if has_ended(child.try_wait())? {
             return Ok(());
         }
         if std::time::Instant::now() > deadline {
             child.kill()?;
-            child.wait()?;
-            return Ok(());
+            return has_ended(child.wait().map(Some)).map(drop);
         }
         std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Whether a program has ended, if only that matters: nobody may know how, where its launcher has ended before it.
+fn has_ended(status: std::io::Result<Option<std::process::ExitStatus>>) -> std::io::Result<bool> {
+    match status {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(true),
+        status => Ok(status?.is_some()),
     }
 }
 

@@ -37,8 +37,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::{process, threads};
 pub use output::{Reading, ended, reading};
-pub(crate) use wire::begin;
 pub use wire::{LAUNCHER_GONE, ping};
+pub(crate) use wire::{PATIENCE, begin};
 
 /// The launcher's socket, if this process has one.
 static LAUNCHER: OnceLock<PathBuf> = OnceLock::new();
@@ -219,8 +219,12 @@ impl Program {
         let (pid, process, ending) = match launcher() {
             Some(socket) => wire::start(socket, request, &given)?,
             None => {
-                let child = request.spawn(given)?;
-                (child.id(), process::descriptor(child.id())?, Ending::Child(child))
+                let mut child = request.spawn(given)?;
+                let descriptor = process::descriptor(child.id()).inspect_err(|_| {
+                    // Nobody would know of it.
+                    let _ = child.kill().and_then(|()| child.wait());
+                })?;
+                (child.id(), descriptor, Ending::Child(child))
             }
         };
         let Kept { stdin, stdout, stderr } = kept;

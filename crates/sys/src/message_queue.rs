@@ -1,11 +1,15 @@
 //! System V message queues, as the IPC namespace of a process has them.
 
 use std::collections::BTreeMap;
-use std::io;
+use std::fs::File;
+use std::io::{self, Seek, Write};
+use std::os::fd::OwnedFd;
 
-use nix::sched::CloneFlags;
+use nix::sched::{CloneFlags, setns};
+use rustix::fs::{MemfdFlags, memfd_create};
 
-use crate::shared_namespaces;
+use crate::own_process::{self, Task};
+use crate::{launch, shared_namespaces};
 
 /// The room that a new queue of the namespace gets, in bytes.
 const ROOM: &str = "/proc/sys/kernel/msgmnb";
@@ -41,11 +45,35 @@ fn status(id: i32) -> io::Result<libc::msqid_ds> {
 /// # Errors
 /// The system's.
 pub fn unusual_rooms(pid: u32) -> io::Result<Rooms> {
-    inside(pid, || {
-        let usual = usual_room()?;
-        let room = |id| Some((id, status(id).ok()?.msg_qbytes));
-        Ok(ids()?.into_iter().filter_map(room).filter(|(_, room)| *room != usual).collect())
-    })
+    if launch::launcher().is_none() {
+        return inside(pid, unusual_rooms_here);
+    }
+    let mut file = File::from(own_process::run(Task::MessageRooms { process: pid })?);
+    file.rewind()?;
+    Ok(serde_json::from_reader(file)?)
+}
+
+/// In a process of its own: a file with those queues.
+pub(crate) fn unusual_rooms_of(pid: u32) -> io::Result<OwnedFd> {
+    setns(File::open(format!("/proc/{pid}/ns/ipc"))?, CloneFlags::CLONE_NEWIPC)?;
+    let mut file = File::from(memfd_create("rooms", MemfdFlags::CLOEXEC)?);
+    file.write_all(&serde_json::to_vec(&unusual_rooms_here()?)?)?;
+    Ok(file.into())
+}
+
+fn unusual_rooms_here() -> io::Result<Rooms> {
+    let usual = usual_room()?;
+    let mut rooms = Rooms::new();
+    for id in ids()? {
+        match status(id) {
+            Ok(status) if status.msg_qbytes != usual => drop(rooms.insert(id, status.msg_qbytes)),
+            Ok(_) => {}
+            // It was removed meanwhile.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EIDRM)) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(rooms)
 }
 
 /// Gives queues their room, in the IPC namespace of a process. Owner and mode of a queue stay as they are.
@@ -53,19 +81,31 @@ pub fn unusual_rooms(pid: u32) -> io::Result<Rooms> {
 /// # Errors
 /// There is no such queue; the system's.
 pub fn set_rooms(pid: u32, rooms: &Rooms) -> io::Result<()> {
-    inside(pid, || {
-        let usual = usual_room()?;
-        let most = rooms.values().copied().max().unwrap_or_default();
-        // More than the namespace's limit only CAP_SYS_RESOURCE may set, which a node need not have.
-        if most > usual {
-            std::fs::write(ROOM, most.to_string())?;
-        }
-        let set = rooms.iter().try_for_each(|(id, room)| set_room(*id, *room));
-        if most > usual {
-            std::fs::write(ROOM, usual.to_string())?;
-        }
-        set
-    })
+    match launch::launcher() {
+        Some(_) => own_process::run(Task::SetMessageRooms { process: pid, rooms: rooms.clone() }).map(drop),
+        None => inside(pid, || set_rooms_here(rooms)),
+    }
+}
+
+/// In a process of its own: gives queues their room.
+pub(crate) fn set_rooms_of(pid: u32, rooms: &Rooms) -> io::Result<OwnedFd> {
+    setns(File::open(format!("/proc/{pid}/ns/ipc"))?, CloneFlags::CLONE_NEWIPC)?;
+    set_rooms_here(rooms)?;
+    Ok(File::open("/dev/null")?.into())
+}
+
+fn set_rooms_here(rooms: &Rooms) -> io::Result<()> {
+    let usual = usual_room()?;
+    let most = rooms.values().copied().max().unwrap_or_default();
+    // More than the namespace's limit only CAP_SYS_RESOURCE may set, which a node need not have.
+    if most > usual {
+        std::fs::write(ROOM, most.to_string())?;
+    }
+    let set = rooms.iter().try_for_each(|(id, room)| set_room(*id, *room));
+    if most > usual {
+        std::fs::write(ROOM, usual.to_string())?;
+    }
+    set
 }
 
 fn set_room(id: i32, room: u64) -> io::Result<()> {

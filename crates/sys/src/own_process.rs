@@ -17,6 +17,7 @@ use nix::unistd::{ForkResult, Pid, fork};
 
 use serde::{Deserialize, Serialize};
 
+use crate::message_queue::{self, Rooms};
 use crate::privileges::{self, Capability};
 use crate::thaw::{self, Interrupted};
 use crate::{descriptor, hidden_states, launch, remote, segment, shared_namespaces, socket};
@@ -49,6 +50,10 @@ pub(crate) enum Task {
     IpcList { process: u32, list: String },
     /// [`segment::control_each`].
     ControlSegments { process: u32, ids: Vec<i32>, command: i32 },
+    /// [`message_queue::unusual_rooms_of`].
+    MessageRooms { process: u32 },
+    /// [`message_queue::set_rooms_of`].
+    SetMessageRooms { process: u32, rooms: Rooms },
     /// [`hidden_states::specimen`]: has no result, and needs all capabilities.
     Specimen,
 }
@@ -61,8 +66,21 @@ impl Task {
             Self::PutRight(_) => c"tranship-thaw",
             Self::OpenSymbols => c"tranship-symbols",
             Self::OpenSocket { .. } => c"tranship-socket",
-            Self::HostName { .. } | Self::IpcList { .. } | Self::ControlSegments { .. } => c"tranship-space",
+            Self::HostName { .. }
+            | Self::IpcList { .. }
+            | Self::ControlSegments { .. }
+            | Self::MessageRooms { .. }
+            | Self::SetMessageRooms { .. } => c"tranship-space",
             Self::Specimen => c"tranship-state",
+        }
+    }
+
+    /// How long the launcher may take to begin it.
+    pub(crate) fn patience(&self) -> Duration {
+        match self {
+            // Frozen processes wait for it, and the agent can do it itself for most of them.
+            Self::PutRight(_) => Duration::from_millis(500),
+            _ => launch::PATIENCE,
         }
     }
 
@@ -72,6 +90,14 @@ impl Task {
             Self::OpenSymbols => &[Capability::Syslog],
             Self::OpenSocket { .. } => &[Capability::SysAdmin, Capability::SysPtrace, Capability::NetRaw],
             Self::ControlSegments { .. } => &[Capability::SysAdmin, Capability::SysPtrace, Capability::IpcLock],
+            Self::MessageRooms { .. } => &[Capability::SysAdmin, Capability::SysPtrace, Capability::IpcOwner],
+            Self::SetMessageRooms { .. } => &[
+                Capability::SysAdmin,
+                Capability::SysPtrace,
+                Capability::DacOverride,
+                Capability::IpcOwner,
+                Capability::SysResource,
+            ],
             _ => KEPT,
         }
     }
@@ -86,6 +112,8 @@ impl Task {
             Self::HostName { process } => shared_namespaces::host_name_of(*process),
             Self::IpcList { process, list } => shared_namespaces::ipc_list_of(*process, list),
             Self::ControlSegments { process, ids, command } => segment::control_each(*process, ids, *command),
+            Self::MessageRooms { process } => message_queue::unusual_rooms_of(*process),
+            Self::SetMessageRooms { process, rooms } => message_queue::set_rooms_of(*process, rooms),
             Self::Specimen => Err(io::ErrorKind::InvalidInput.into()),
         }
     }

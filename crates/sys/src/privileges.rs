@@ -15,12 +15,16 @@ pub enum Capability {
     NetRaw = 13,
     /// Locks memory beyond its limit.
     IpcLock = 14,
+    /// Reads and changes System V objects of other users.
+    IpcOwner = 15,
     /// Traces processes of other users.
     SysPtrace = 19,
     /// Among much else, suspends seccomp filters of others.
     SysAdmin = 21,
     /// Gives threads a better priority.
     SysNice = 23,
+    /// Exceeds limits of users and namespaces.
+    SysResource = 24,
     /// Sees addresses of the kernel.
     Syslog = 34,
     /// Attaches BPF programs to tracepoints.

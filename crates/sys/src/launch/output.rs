@@ -18,7 +18,11 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 pub fn ended(child: &mut Started, patience: Duration) -> io::Result<Option<ExitStatus>> {
     match child.wait_for(patience)? {
         Some(status) => Ok(Some(status)),
-        None => child.kill().and_then(|()| child.wait()).map(|_| None),
+        None => match child.kill().and_then(|()| child.wait()) {
+            // How it ended does not matter, as it was killed.
+            Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error),
+            _ => Ok(None),
+        },
     }
 }
 

@@ -66,9 +66,11 @@ pub fn serve(listener: &OwnedFd, rules: Rules) -> ! {
     loop {
         match descriptor::accept(listener.as_fd()) {
             Ok(connection) => {
-                let rules = Arc::clone(&rules);
-                // Where there is no thread, the connection is closed, which the agent notices.
-                let _ = threads::start("launch", move || answer(&connection, &rules));
+                let (rules, answered) = (Arc::clone(&rules), connection.try_clone());
+                let started = threads::start("launch", move || answer(&connection, &rules));
+                if let (Err(error), Ok(connection)) = (started, answered) {
+                    drop(Answer::failed(&io::Error::other(error.to_string())).send(connection.as_fd(), None));
+                }
             }
             Err(_) => std::thread::sleep(PAUSE),
         }

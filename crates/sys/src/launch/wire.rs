@@ -20,7 +20,7 @@ const VERSION: u32 = 1;
 /// How long a launcher may be gone: its unit starts it again.
 const RESTART: Duration = Duration::from_millis(1500);
 /// How long it may take to start a program.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// How long it may take to tell the status of a program that has ended.
 const STATUS: Duration = Duration::from_secs(5);
 /// Longest request: arguments and environment of a program, which the kernel bounds at 6 MiB.
@@ -100,15 +100,16 @@ fn gone(launcher: &Path, why: &dyn std::fmt::Display) -> io::Error {
 }
 
 fn ask(launcher: &Path, call: Call, descriptors: &[BorrowedFd<'_>]) -> io::Result<(OwnedFd, Answer, Option<OwnedFd>)> {
+    let patience = if let Call::Task(task) = &call { task.patience() } else { PATIENCE };
     let text = serde_json::to_vec(&Envelope { version: VERSION, call })?;
     // A message of a socket would be bounded by the size of its buffer.
     let mut body = File::from(memfd_create("request", MemfdFlags::CLOEXEC)?);
     body.write_all(&text)?;
-    let connection = connected(launcher).map_err(|error| gone(launcher, &error))?;
+    let connection = connected(launcher, patience.min(RESTART)).map_err(|error| gone(launcher, &error))?;
     let descriptors: Vec<_> = std::iter::once(body.as_fd()).chain(descriptors.iter().copied()).collect();
     descriptor::send(connection.as_fd(), &[0], &descriptors).map_err(|error| gone(launcher, &error))?;
-    if !is_readable(connection.as_fd(), Instant::now() + PATIENCE)? {
-        return Err(gone(launcher, &format!("it has not answered within {} s", PATIENCE.as_secs())));
+    if !is_readable(connection.as_fd(), Instant::now() + patience)? {
+        return Err(gone(launcher, &format!("it has not answered within {} ms", patience.as_millis())));
     }
     let mut answer = vec![0; LONGEST_ANSWER];
     let (length, descriptors) = descriptor::receive(connection.as_fd(), &mut answer).map_err(|e| gone(launcher, &e))?;
@@ -123,8 +124,8 @@ fn ask(launcher: &Path, call: Call, descriptors: &[BorrowedFd<'_>]) -> io::Resul
 }
 
 /// Connects to a launcher; waits for one that is being started again.
-fn connected(launcher: &Path) -> io::Result<OwnedFd> {
-    let deadline = Instant::now() + RESTART;
+fn connected(launcher: &Path, patience: Duration) -> io::Result<OwnedFd> {
+    let deadline = Instant::now() + patience;
     loop {
         let connection = new_socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
         let connected = connect(std::os::fd::AsRawFd::as_raw_fd(&connection), &UnixAddr::new(launcher)?);
