@@ -32,6 +32,21 @@ import os
 os.rename('/tmp/new', '/tmp/ready')
 time.sleep(1000)";
 
+/// Has a message queue of another user's with room for 777 bytes, and prints its room each time that it is asked.
+const QUEUE: &str = "import ctypes, os, struct, sys, time
+libc = ctypes.CDLL(None)
+queue = libc.msgget(4711, 0o1600)
+status = ctypes.create_string_buffer(256)
+def room(): assert libc.msgctl(queue, 2, status) == 0; return struct.unpack_from('Q', status, 88)[0]
+room()
+struct.pack_into('Q', status, 88, 777)
+struct.pack_into('II', status, 4, 1234, 1234)
+assert libc.msgctl(queue, 1, status) == 0
+while True:
+    with open('/tmp/new', 'w') as file: file.write(str(room()))
+    os.rename('/tmp/new', '/tmp/ready')
+    time.sleep(0.05)";
+
 /// Has the agents of both nodes run by their units; `false` where there is no systemd.
 fn by_units(lab: &Lab, faults: [&str; 2]) -> Result<bool> {
     if let Some(why) = no_systemd() {
@@ -161,6 +176,24 @@ fn hidden_states_are_seen(stage: &mut Stage) -> Result<()> {
     remove(lab, NAME)
 }
 
+/// The agent may enter no IPC namespace, and owns none of the objects there: the launcher's tasks do.
+fn room_of_message_queues_is_carried(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    if !by_units(lab, ["", ""])? {
+        return Ok(());
+    }
+    lab.run("a", NAME, &RunOptions::new(IP, ["python3", "-c", QUEUE]))?;
+    let room = |node: &str| {
+        let ready = || Ok(lab.check(node, &["runc", "exec", NAME, "cat", "/tmp/ready"]).ok());
+        wait_until("the program to tell the room", PATIENCE, ready)
+    };
+    ensure!(room("a")? == "777", "the room is {} before the move", room("a")?);
+    move_container(lab, "a", NAME, "b")?;
+    lab.check("b", &["runc", "exec", NAME, "rm", "-f", "/tmp/ready"])?;
+    ensure!(room("b")? == "777", "the room is {} after the move", room("b")?);
+    remove(lab, NAME)
+}
+
 /// A launcher that is killed is started again; a second one, or a second agent, changes nothing; one that is stopped is named.
 fn a_launcher_comes_back_and_is_missed(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
@@ -231,6 +264,7 @@ fn main() -> ExitCode {
         ("the_unit_is_rated_better_than_six", the_unit_is_rated_better_than_six),
         ("containers_move_and_inherit_nothing", containers_move_and_inherit_nothing),
         ("hidden_states_are_seen", hidden_states_are_seen),
+        ("room_of_message_queues_is_carried", room_of_message_queues_is_carried),
         ("a_launcher_comes_back_and_is_missed", a_launcher_comes_back_and_is_missed),
         ("deaths_in_moves_are_survived", deaths_in_moves_are_survived),
     ])
