@@ -146,6 +146,8 @@ impl Managed {
         let said = engine(&[
             "run",
             "--rm",
+            "--cgroup-parent",
+            "/tranship-lab/b",
             "--network",
             "none",
             "--volume",

@@ -481,6 +481,8 @@ fn a_service_of_compose_is_its_own_after_a_move(stage: &mut Stage) -> Result<()>
     ensure!(kept == "yes\n", "after up it has {kept:?}");
     compose("b", &["down"])?;
     ensure!(lab.docker("b", &["ps", "--all", "--quiet"])?.is_empty(), "docker-compose down left something");
+    // What the agent had kept of it goes, too.
+    ensure!(lab.exec("b", &["tranship", "doctor"])?.status.success(), "the doctor finds something left of it");
     Ok(())
 }
 

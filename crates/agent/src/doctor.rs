@@ -10,13 +10,14 @@
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
 use tranship_api::{Leftover, LeftoverKind};
 use tranship_coordinator::{Failure, Journal, Record};
 use tranship_criu::front;
-use tranship_engine::{Container, EngineError, Mark, State, Summary};
+use tranship_engine::{Container, Engine, EngineError, Mark, State, Summary};
 use tranship_memory::pager::{self, PagerHandle};
 use tranship_network::{Gate, cni};
 use tranship_storage::carried::Target;
@@ -29,6 +30,7 @@ use crate::destination;
 use crate::layout::{Layout, Role};
 use crate::node::{Node, failed};
 use crate::trees::Note;
+use crate::wrapper;
 
 /// Where named network namespaces are.
 const NAMESPACES: &str = "/run/netns";
@@ -335,9 +337,21 @@ fn unowned(node: &Node) -> Result<Vec<Thing>, EngineError> {
     owned.add_all(node);
     let mut things = everything(node)?;
     owned.add_all(node);
-    things.retain(|thing| !owned.has(thing));
+    things.retain(|thing| !owned.has(thing) && !is_swept(node, thing));
     things.sort_by_key(Thing::kind);
     Ok(things)
+}
+
+/// Removes what the agent has kept beside a container that came to an engine with records of its own, once the user has removed that
+/// container there: nothing that a user would have to look after. Whether it did.
+fn is_swept(node: &Node, thing: &Thing) -> bool {
+    let Thing::Bundle(name) = thing else { return false };
+    let is_unknown =
+        |engine: &Arc<dyn Engine>| matches!(engine.inspect(name), Err(EngineError::NoSuchContainer { .. }));
+    wrapper::is_of_engine(&node.bundle(name))
+        && node.engines().all(is_unknown)
+        && thing.obstacle(node).is_none()
+        && thing.remove(node).is_ok()
 }
 
 fn leftover(thing: &Thing, name: String, removed: bool, note: Option<String>) -> Leftover {

@@ -35,6 +35,11 @@ pub const OVERLAY: &str = "overlay.json";
 /// container.
 const ENGINE_CONFIG: &str = "engine-config";
 
+/// Whether a bundle's directory belongs to a container of an engine that has a bundle of its own for it.
+pub fn is_of_engine(bundle: &Path) -> bool {
+    bundle.join(ENGINE_CONFIG).exists()
+}
+
 /// runc's global options that have no value.
 const SWITCHES: [&str; 4] = ["--debug", "--systemd-cgroup", "--help", "--version"];
 
