@@ -13,8 +13,10 @@
 //! So everything that takes time is done before the freeze. Where there is no agent there is no mark, and this is runc.
 
 use std::ffi::{OsStr, OsString};
-use std::io::Write;
+use std::fs::OpenOptions;
+use std::io::{ErrorKind, Write};
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -85,7 +87,10 @@ pub fn run(arguments: &[OsString]) -> anyhow::Result<i32> {
         match call.command {
             "create" => return restore(&call, &mark),
             "start" => {
-                put_configuration_back(&mark)?;
+                // The container is restored: its start has not failed.
+                if let Err(error) = put_configuration_back(&mark.bundle) {
+                    eprintln!("{NAME}: the mounts of {} are not as they were configured: {error:#}", call.id);
+                }
                 Mark::take_off(call.id);
                 return Ok(0);
             }
@@ -120,13 +125,12 @@ fn restore(call: &Call<'_>, mark: &Mark) -> anyhow::Result<i32> {
     }
     EtcFiles::noted(&mark.bundle)?.write(&config, call.id)?;
     let text = config.to_string();
-    std::fs::write(&file, &text)?;
+    replace(&file, &text)?;
     std::fs::write(mark.bundle.join(ENGINE_CONFIG), file.as_os_str().as_encoded_bytes())?;
     // For an agent that has to end what is left of a restore.
     std::fs::write(mark.bundle.join("config.json"), text)?;
     // The agent mounts it again when the container's files are there.
-    let root = bundle.join(config["root"]["path"].as_str().unwrap_or("rootfs"));
-    if let Some(overlay) = Overlay::set_aside(&root, mount_points(&config))? {
+    if let Some(overlay) = Overlay::set_aside(&root(&bundle, &config), mount_points(&config))? {
         std::fs::write(mark.bundle.join(OVERLAY), serde_json::to_vec(&overlay)?)?;
     }
     replace_null_input()?;
@@ -150,13 +154,40 @@ fn replace_null_input() -> anyhow::Result<()> {
 
 /// Writes mounts into the engine's configuration as the user has, once runc has made them where
 /// symbolic links lead.
-fn put_configuration_back(mark: &Mark) -> anyhow::Result<()> {
-    let file = PathBuf::from(OsString::from_vec(std::fs::read(mark.bundle.join(ENGINE_CONFIG))?));
+fn put_configuration_back(bundle: &Path) -> anyhow::Result<()> {
+    let Some(file) = engine_config(bundle)? else { return Ok(()) };
     let mut config: Value = serde_json::from_slice(&std::fs::read(&file)?)?;
     if write_as_configured(&mut config) {
-        std::fs::write(&file, config.to_string())?;
+        replace(&file, &config.to_string())?;
     }
     Ok(())
+}
+
+/// The configuration from which the engine's runtime makes the container of this bundle. `None`: the
+/// wrapper that has made it, of an earlier version, did not change where mounts are.
+fn engine_config(bundle: &Path) -> std::io::Result<Option<PathBuf>> {
+    match std::fs::read(bundle.join(ENGINE_CONFIG)) {
+        Ok(path) => Ok(Some(OsString::from_vec(path).into())),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Replaces a file of the engine's as a whole, or not at all, and leaves its mode as it is.
+fn replace(file: &Path, text: &str) -> anyhow::Result<()> {
+    let nascent = file.with_extension("tranship");
+    let write = || -> std::io::Result<()> {
+        let mut new = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&nascent)?;
+        new.write_all(text.as_bytes())?;
+        std::fs::set_permissions(&nascent, file.metadata()?.permissions())?;
+        std::fs::rename(&nascent, file)
+    };
+    write().inspect_err(|_| drop(std::fs::remove_file(&nascent))).with_context(|| format!("{} stays", file.display()))
+}
+
+/// The root of the container that is made from this configuration in an engine's bundle.
+fn root(bundle: &Path, config: &Value) -> PathBuf {
+    bundle.join(config["root"]["path"].as_str().unwrap_or("rootfs"))
 }
 
 /// Where the container has something mounted in its root itself.
@@ -294,6 +325,26 @@ mod tests {
         let found = mount_points(&config);
         assert_eq!(found, [("/etc/hosts".into(), PointKind::File), ("/dev".into(), PointKind::Directory)]);
         assert!(mount_points(&json!({})).is_empty());
+    }
+
+    #[test]
+    fn the_engine_has_its_mounts_back_as_they_were_configured() {
+        use std::os::unix::fs::PermissionsExt;
+        let (bundle, engine) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        put_configuration_back(bundle.path()).unwrap();
+        let file = engine.path().join("config.json");
+        std::fs::write(bundle.path().join(ENGINE_CONFIG), file.as_os_str().as_encoded_bytes()).unwrap();
+        assert!(put_configuration_back(bundle.path()).is_err(), "it is gone");
+        let mount = json!({"destination": "/run/x", "configuredDestination": "/var/run/x"});
+        let config = json!({"root": {"path": "rootfs"}, "mounts": [mount]});
+        std::fs::write(&file, config.to_string()).unwrap();
+        std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
+
+        put_configuration_back(bundle.path()).unwrap();
+        let now: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        assert_eq!(now["mounts"], json!([{"destination": "/var/run/x"}]));
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(std::fs::read_dir(engine.path()).unwrap().count(), 1, "nothing else is left there");
     }
 
     #[test]
