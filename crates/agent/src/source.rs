@@ -526,7 +526,7 @@ impl SourceRun {
                 tracing::info!(id = %self.id, %cause, %seen, "interrupted");
                 cause
             }
-            None => self.failure_of_entered(seen),
+            None => seen,
         }
     }
 }

@@ -112,20 +112,11 @@ impl SourceRun {
         Ok(true)
     }
 
-    /// The cause of a failure with the container frozen: a process that entered it in the same
-    /// instant is in the way of criu.
-    pub(super) fn failure_of_entered(&self, seen: Failure) -> Failure {
-        let is_frozen = self.inspected().is_ok_and(|(container, _)| container.freezer.is_held().unwrap_or(false));
-        if !is_frozen || !seen.blockers.is_empty() {
-            return seen;
-        }
-        match self.with_unit().and_then(|containers| Entered::default().find_in(&containers)) {
-            Ok(Some(pid)) => {
-                tracing::info!(id = %self.id, %seen, pid, "a process was started by exec in the freeze");
-                Failure::blocked(vec![blocker(pid)]).unwrap_or(seen)
-            }
-            _ => seen,
-        }
+    /// A process that entered the container at the moment of the freeze, where it is in the way of
+    /// criu. Those that were seen before are not looked at again.
+    pub(super) fn entered_in_the_freeze(&mut self) -> Option<Blocker> {
+        let containers = self.with_unit().ok()?;
+        self.entered.find_in(&containers).ok().flatten().map(blocker)
     }
 
     fn with_unit(&self) -> Result<Vec<Container>, Failure> {

@@ -21,7 +21,7 @@ use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
 use tranship_sys::threads;
 use tranship_transport::Link;
-use tranship_types::Allowances;
+use tranship_types::{Allowances, Blocker};
 use tranship_wire::message::Request;
 
 use super::streams::{understands_options, understands_socket_files};
@@ -158,6 +158,15 @@ fn changed(path: &Path) -> Failure {
     Failure::new(format!("criu wrote to its image {path} again when it had been sent: {cause}"))
 }
 
+/// A failure of criu's, and of a process that was started by exec at that moment, if there is one.
+fn failure_to_dump(why: &str, log: &str, entered: Option<Blocker>) -> Failure {
+    let beside = entered.as_ref().map(|blocker| format!(" ({})", blocker.cause)).unwrap_or_default();
+    let message = format!(
+        "the container could not be dumped: {why}{beside}{log}; `tranship move --dry-run` lists what is known to stand in the way"
+    );
+    Failure { blockers: entered.into_iter().collect(), ..Failure::new(message) }
+}
+
 impl SourceRun {
     /// Lets criu dump, and sends what it writes.
     pub(super) fn skeleton(
@@ -243,14 +252,13 @@ impl SourceRun {
     }
 
     /// Why criu has not dumped the container. Its log is kept with the report.
-    fn not_dumped(&self) -> Failure {
+    fn not_dumped(&mut self) -> Failure {
+        let entered = self.entered_in_the_freeze();
         let why = self.layout.last_words(Role::Dump);
         let kept = self.layout.keep_log(Role::Dump, &self.node.history(), &self.id);
         let log = kept.as_ref().map(|path| format!("; criu's log is {}", path.display())).unwrap_or_default();
         self.report.change(|r| r.criu_log = kept.map(|path| path.to_string_lossy().into_owned()));
-        Failure::new(format!(
-            "the container could not be dumped: {why}{log}; `tranship move --dry-run` lists what is known to stand in the way"
-        ))
+        failure_to_dump(&why, &log, entered)
     }
 
     fn send_images(&mut self, images: &[PathBuf], early: bool, tmpfs: bool) -> Result<(), Failure> {
@@ -265,5 +273,25 @@ impl SourceRun {
 
     fn front(&mut self) -> Result<&mut crate::layout::Front, Failure> {
         self.front.as_mut().ok_or_else(|| failed("there is no front"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tranship_types::BlockerKind;
+
+    use super::*;
+
+    #[test]
+    fn a_process_of_exec_does_not_hide_why_a_dump_failed() {
+        let alone = failure_to_dump("criu says: no space", "; criu's log is /x", None);
+        assert!(
+            alone.blockers.is_empty() && alone.message.contains("criu says: no space; criu's log is /x"),
+            "{alone}"
+        );
+        let entered = Blocker::new(BlockerKind::Process, "sh (pid 7) was started by exec", "wait").passing();
+        let both = failure_to_dump("criu says: no space", "", Some(entered.clone()));
+        assert!(both.message.contains("no space (sh (pid 7) was started by exec)"), "{both}");
+        assert_eq!(both.blockers, [entered]);
     }
 }
