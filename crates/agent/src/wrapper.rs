@@ -185,6 +185,17 @@ fn replace(file: &Path, text: &str) -> anyhow::Result<()> {
     write().inspect_err(|_| drop(std::fs::remove_file(&nascent))).with_context(|| format!("{} stays", file.display()))
 }
 
+/// Whether the mounts of the container of this bundle are where its root filesystem has them, once
+/// that is complete.
+///
+/// # Errors
+/// A mount that is elsewhere.
+pub fn check_mounts(bundle: &Path) -> anyhow::Result<()> {
+    let (Some(tree), Some(file)) = (MountTree::noted(bundle)?, engine_config(bundle)?) else { return Ok(()) };
+    let config: Value = serde_json::from_slice(&std::fs::read(bundle.join("config.json"))?)?;
+    Ok(tree.check_places(&root(file.parent().unwrap_or(bundle), &config))?)
+}
+
 /// The root of the container that is made from this configuration in an engine's bundle.
 fn root(bundle: &Path, config: &Value) -> PathBuf {
     bundle.join(config["root"]["path"].as_str().unwrap_or("rootfs"))
@@ -332,6 +343,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let (bundle, engine) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         put_configuration_back(bundle.path()).unwrap();
+        check_mounts(bundle.path()).unwrap();
         let file = engine.path().join("config.json");
         std::fs::write(bundle.path().join(ENGINE_CONFIG), file.as_os_str().as_encoded_bytes()).unwrap();
         assert!(put_configuration_back(bundle.path()).is_err(), "it is gone");
@@ -340,11 +352,21 @@ mod tests {
         std::fs::write(&file, config.to_string()).unwrap();
         std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
 
+        std::fs::write(bundle.path().join("config.json"), config.to_string()).unwrap();
+        MountTree::of(&config).note(bundle.path()).unwrap();
+        std::fs::create_dir_all(engine.path().join("rootfs/var/run")).unwrap();
+        let elsewhere = check_mounts(bundle.path()).unwrap_err().to_string();
+        assert!(elsewhere.contains("/var/run/x") && elsewhere.contains("/run/x at the source"), "{elsewhere}");
+        std::fs::remove_dir(engine.path().join("rootfs/var/run")).unwrap();
+        std::fs::create_dir(engine.path().join("rootfs/run")).unwrap();
+        std::os::unix::fs::symlink("/run", engine.path().join("rootfs/var/run")).unwrap();
+        check_mounts(bundle.path()).unwrap();
+
         put_configuration_back(bundle.path()).unwrap();
         let now: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
         assert_eq!(now["mounts"], json!([{"destination": "/var/run/x"}]));
         assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(std::fs::read_dir(engine.path()).unwrap().count(), 1, "nothing else is left there");
+        assert_eq!(std::fs::read_dir(engine.path()).unwrap().count(), 2, "nothing else is left there");
     }
 
     #[test]

@@ -16,6 +16,7 @@ pub mod fuzz;
 mod installed;
 mod json;
 mod limits;
+mod links;
 mod mark;
 mod mounts;
 mod note;
@@ -39,7 +40,7 @@ pub use etc_files::EtcFiles;
 pub use freezer::{Freezer, FreezerError, OpenFreezer};
 pub use limits::{Limits, were_changed as limits_were_changed};
 pub use mark::Mark;
-pub use mounts::{MountTree, write_as_configured};
+pub use mounts::{MountTree, behind_links, misplaced as misplaced_mount, write_as_configured};
 pub use podman::{NETWORK_VARIABLE, Podman};
 
 pub use runc::{Runc, has_cgroups_2};

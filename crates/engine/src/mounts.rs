@@ -1,8 +1,7 @@
 //! What is mounted in a container: its restore finds there what was there at the dump, also where another engine, or another version of
 //! one, mounts something else.
 
-use std::collections::VecDeque;
-use std::ffi::OsString;
+use std::collections::HashSet;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
@@ -11,6 +10,7 @@ use serde_json::Value;
 use tranship_types::{Blocker, BlockerKind};
 
 use crate::json::section;
+use crate::links::{Root, absolute};
 use crate::note;
 
 /// Where it is noted in a bundle.
@@ -21,23 +21,68 @@ const EMPTY: [&str; 1] = ["/run/.containerenv"];
 /// In a mount that is elsewhere than its configuration writes, because a symbolic link leads there:
 /// what the configuration writes. No runtime reads it.
 const CONFIGURED: &str = "configuredDestination";
-/// Most symbolic links on the way to one place, as of the kernel (path_resolution(7)).
-const LINKS: usize = 40;
+/// Places that no link of an image leads to or from: what the kernel shows there is the engine's.
+const OF_KERNEL: [&str; 3] = ["/proc", "/sys", "/dev"];
 
-/// Puts the mounts of a configuration where a container has them, whose root filesystem is at
-/// `root`: runtimes follow the symbolic links there (`/var/run`, `/sbin`).
-pub(crate) fn follow_links(config: &mut Value, root: &Path) {
-    for mount in config["mounts"].as_array_mut().into_iter().flatten() {
-        let Some(configured) = mount["destination"].as_str() else { continue };
-        let Some(place) = place_below(root, Path::new(configured)) else { continue };
-        if let Some(place) = place.to_str().filter(|place| Path::new(place) != Path::new("/").join(configured)) {
-            let configured = configured.to_owned();
-            mount["destination"] = place.into();
-            if mount[CONFIGURED].is_null() {
-                mount[CONFIGURED] = configured.into();
-            }
+/// Puts the mounts of a running container's configuration where the container has them: runtimes
+/// follow the symbolic links of the root filesystem (`/var/run`, `/sbin`).
+pub(crate) fn follow_links(config: &mut Value, init: u32) {
+    let table = tranship_sys::process::text(format!("/proc/{init}/mountinfo")).unwrap_or_default();
+    let points: HashSet<&str> = table.lines().filter_map(|line| line.split(' ').nth(4)).collect();
+    place(config, |path| points.contains(as_in_table(path).as_str()), || Root::of_process(init));
+}
+
+/// Puts mounts that are not on mount points where links lead, if there is a mount point.
+fn place(config: &mut Value, is_point: impl Fn(&Path) -> bool, root: impl FnOnce() -> io::Result<Root>) {
+    let elsewhere =
+        |mount: &&mut Value| mount["destination"].as_str().is_some_and(|place| !is_point(&absolute(Path::new(place))));
+    let mounts = config.get_mut("mounts").and_then(Value::as_array_mut).into_iter().flatten();
+    let mounts: Vec<&mut Value> = mounts.filter(elsewhere).collect();
+    if mounts.is_empty() {
+        return;
+    }
+    let Ok(root) = root().inspect_err(|error| tracing::debug!(%error, "no links are followed")) else { return };
+    for mount in mounts {
+        let written = mount["destination"].as_str().unwrap_or_default().to_owned();
+        let place = root.place_of(Path::new(&written)).filter(|place| is_point(place));
+        let Some(place) = place.as_deref().and_then(Path::to_str) else { continue };
+        let mut moved = mount.clone();
+        moved["destination"] = place.into();
+        if moved[CONFIGURED].is_null() {
+            moved[CONFIGURED] = written.into();
+        }
+        if misplaced(&moved).is_none() {
+            *mount = moved;
         }
     }
+}
+
+/// A path as the kernel writes it in a table of mounts.
+fn as_in_table(path: &Path) -> String {
+    let text = path.to_string_lossy().replace('\\', "\\134");
+    text.replace(' ', "\\040").replace('\t', "\\011").replace('\n', "\\012")
+}
+
+/// The mounts of a configuration that are behind symbolic links, as they were configured.
+pub fn behind_links(config: &Value) -> impl Iterator<Item = &str> {
+    let mounts = config["mounts"].as_array().map(Vec::as_slice).unwrap_or_default();
+    mounts.iter().filter_map(|mount| mount.get(CONFIGURED)?.as_str())
+}
+
+/// Why a mount that a peer has sent cannot be behind a symbolic link, if it says that it is.
+pub fn misplaced(mount: &Value) -> Option<String> {
+    let written = mount.get(CONFIGURED).filter(|written| !written.is_null())?;
+    let plain = |value: &Value| value.as_str().map(|path| absolute(Path::new(path)));
+    let (from, to) = (plain(written), plain(&mount["destination"]));
+    let named = |path: &PathBuf| !path.components().any(|part| part == Component::ParentDir);
+    let of_kernel = |path: &PathBuf| OF_KERNEL.iter().any(|top| path.starts_with(top));
+    let may_be = match (&from, &to) {
+        (Some(from), Some(to)) => {
+            [from, to].into_iter().all(named) && (from == to || ![from, to].into_iter().any(of_kernel))
+        }
+        _ => false,
+    };
+    (!may_be).then(|| format!("the mount that is configured on {written} is on {} there", mount["destination"]))
 }
 
 /// Takes [`follow_links`] back in a configuration that a runtime has read: some engines (Podman)
@@ -51,36 +96,6 @@ pub fn write_as_configured(config: &mut Value) -> bool {
         }
     }
     found
-}
-
-/// Where a path of a container leads, whose root filesystem is at `root`. What is not there leads
-/// nowhere else.
-fn place_below(root: &Path, path: &Path) -> Option<PathBuf> {
-    let parts = |path: &Path| path.components().map(|part| part.as_os_str().to_owned()).collect::<Vec<OsString>>();
-    let (mut place, mut links) = (PathBuf::from("/"), 0);
-    let mut left = VecDeque::from(parts(path));
-    while let Some(part) = left.pop_front() {
-        match Path::new(&part).components().next()? {
-            Component::RootDir | Component::Prefix(_) => place = "/".into(),
-            Component::CurDir => {}
-            // That of the root is the root.
-            Component::ParentDir => drop(place.pop()),
-            Component::Normal(name) => {
-                let next = place.join(name);
-                match std::fs::read_link(root.join(next.strip_prefix("/").ok()?)) {
-                    Ok(target) => {
-                        links += 1;
-                        parts(&target).into_iter().rev().for_each(|part| left.push_front(part));
-                    }
-                    Err(_) => place = next,
-                }
-            }
-        }
-        if links > LINKS {
-            return None;
-        }
-    }
-    Some(place)
 }
 
 /// Names the file or directory that a mount binds by its own path: criu follows no symbolic link to it.
@@ -139,9 +154,12 @@ impl MountTree {
         let here = config["mounts"].as_array().cloned().unwrap_or_default();
         let mut mounts = Vec::new();
         for theirs in &self.mounts {
+            if let Some(why) = misplaced(theirs) {
+                return Err(io::Error::other(format!("{why}, where no link of its image can lead")));
+            }
             let own = here.iter().find(|own| own["destination"] == *configured(theirs));
             // The source's word alone has nothing of this node mounted into a container.
-            let empty = EMPTY.iter().any(|inside| theirs["destination"] == **inside);
+            let empty = EMPTY.iter().any(|inside| *configured(theirs) == **inside);
             if own.is_none() && !empty && !is_own(theirs) {
                 let (inside, source) = (&theirs["destination"], &theirs["source"]);
                 return Err(io::Error::other(format!(
@@ -155,7 +173,7 @@ impl MountTree {
                 }
             }
             name_source(&mut mount);
-            if let Some(inside) = EMPTY.iter().find(|inside| own.is_none() && theirs["destination"] == **inside) {
+            if let Some(inside) = EMPTY.iter().find(|inside| own.is_none() && *configured(theirs) == **inside) {
                 let file = bundle.join(inside.rsplit('/').next().unwrap_or_default());
                 std::fs::write(&file, "")?;
                 mount["source"] = file.to_string_lossy().into_owned().into();
@@ -168,6 +186,32 @@ impl MountTree {
             section(config, "linux")[key] = paths.clone();
         }
         Ok(())
+    }
+
+    /// Whether the root filesystem that has come has each mount's place where its symbolic links
+    /// lead: the source's word alone moves no mount of this node.
+    ///
+    /// # Errors
+    /// A mount that is elsewhere, or a root that cannot be read.
+    pub fn check_places(&self, root: &Path) -> io::Result<()> {
+        let mut moved = self.mounts.iter().filter(|mount| mount.get(CONFIGURED).is_some()).peekable();
+        if moved.peek().is_none() {
+            return Ok(());
+        }
+        let root = Root::at(root)?;
+        moved.try_for_each(|mount| {
+            let path = |value: &Value| PathBuf::from(value.as_str().unwrap_or_default());
+            let (written, place) = (path(configured(mount)), absolute(&path(&mount["destination"])));
+            let leads_to = root.place_of(&written);
+            if leads_to.as_ref() == Some(&place) {
+                return Ok(());
+            }
+            let leads_to = leads_to.map_or("nowhere".to_owned(), |path| format!("to {}", path.display()));
+            let (written, place) = (written.display(), place.display());
+            Err(io::Error::other(format!(
+                "something is mounted on {written} in the container, which is {place} at the source, and leads {leads_to} here"
+            )))
+        })
     }
 }
 
@@ -243,31 +287,27 @@ mod tests {
     fn a_mount_is_where_the_links_of_the_image_lead() {
         let root = tempfile::tempdir().unwrap();
         let link = |to: &str, from: &str| std::os::unix::fs::symlink(to, root.path().join(from)).unwrap();
-        std::fs::create_dir_all(root.path().join("var/lib")).unwrap();
-        std::fs::create_dir(root.path().join("run")).unwrap();
-        [("/run", "var/run"), ("usr/sbin", "sbin"), ("../../../run/x", "var/lib/up"), ("loop", "loop")]
-            .into_iter()
-            .for_each(|(to, from)| link(to, from));
-        let place = |path: &str| place_below(root.path(), Path::new(path)).map(|place| place.display().to_string());
-        for (path, leads_to) in [
-            ("/var/run/x", "/run/x"),
-            ("/sbin/docker-init", "/usr/sbin/docker-init"),
-            ("/var/lib/up", "/run/x"),
-            ("var//lib/./db", "/var/lib/db"),
-        ] {
-            assert_eq!(place(path).as_deref(), Some(leads_to), "{path}");
-        }
-        assert_eq!(place("/loop/x"), None);
-
+        std::fs::create_dir_all(root.path().join("run/x")).unwrap();
+        std::fs::create_dir(root.path().join("var")).unwrap();
+        link("/run", "var/run");
+        link("usr/sbin", "sbin");
         let mut config = json!({"mounts": [
             {"destination": "/var/run/x", "type": "bind", "source": "/a"}, {"destination": "/proc", "type": "proc"},
+            {"destination": "/var/run/unmounted", "type": "tmpfs"},
         ]});
-        follow_links(&mut config, root.path());
+        let points = ["/run/x", "/proc"].map(Path::new);
+        place(&mut config, |path| points.contains(&path), || Root::at(root.path()));
+        assert_eq!(behind_links(&config).collect::<Vec<_>>(), ["/var/run/x"]);
         assert_eq!(
             (&config["mounts"][0]["destination"], configured(&config["mounts"][0])),
             (&json!("/run/x"), &json!("/var/run/x"))
         );
-        assert_eq!(config["mounts"][1], json!({"destination": "/proc", "type": "proc"}));
+        let same =
+            json!([{"destination": "/proc", "type": "proc"}, {"destination": "/var/run/unmounted", "type": "tmpfs"}]);
+        assert_eq!(json!(config["mounts"].as_array().unwrap()[1..]), same);
+        place(&mut config.clone(), |_| true, || unreachable!("all are on mount points"));
+        config["mounts"].as_array_mut().unwrap().pop();
+        MountTree::of(&config).check_places(root.path()).unwrap();
         // The next engine makes it with what the user has written.
         for _ in 0..2 {
             let mut here = json!({"mounts": [
@@ -289,6 +329,44 @@ mod tests {
         MountTree::of(&json!({"mounts": [&config["mounts"][0]]})).give_to(&mut here, root.path()).unwrap();
         let source = root.path().canonicalize().unwrap().join("usr/sbin");
         assert_eq!(here["mounts"][0]["source"], json!(source), "criu follows no link to it");
+    }
+
+    #[test]
+    fn a_mount_that_no_link_of_the_image_moves_stays_in_its_place() {
+        let root = tempfile::tempdir().unwrap();
+        let mount = |written: &str, place: &str| json!({"configuredDestination": written, "destination": place});
+        std::fs::create_dir(root.path().join("etc")).unwrap();
+        std::os::unix::fs::symlink("/etc", root.path().join("data")).unwrap();
+        std::os::unix::fs::symlink("/proc", root.path().join("kernel")).unwrap();
+        let mut config = json!({"mounts": [{"destination": "/kernel/x", "type": "bind", "source": "/a"}]});
+        place(&mut config, |path| path == Path::new("/proc/x"), || Root::at(root.path()));
+        assert_eq!(config["mounts"][0]["destination"], "/kernel/x", "the plan refuses it");
+        for (written, place, is_refused, is_elsewhere) in [
+            ("/data", "/etc", false, false),
+            ("/data/x", "/etc/x", false, false),
+            ("/dev/x", "/dev/x", false, false),
+            ("/data", "/usr", false, true),
+            ("/other", "/etc", false, true),
+            ("/data", "/proc/sys", true, true),
+            ("/data", "dev/../proc", true, true),
+            ("/data", "/data/../etc", true, true),
+            ("/proc", "/etc", true, true),
+        ] {
+            let theirs = mount(written, place);
+            assert_eq!(misplaced(&theirs).is_some(), is_refused, "{theirs}");
+            let tree = MountTree::of(&json!({"mounts": [theirs]}));
+            assert_eq!(tree.check_places(root.path()).is_err(), is_elsewhere, "{theirs}");
+            let mut here = json!({"mounts": [{"destination": written, "type": "bind", "source": "/b"}]});
+            assert_eq!(tree.give_to(&mut here, root.path()).is_err(), is_refused, "{theirs}");
+        }
+        assert!(misplaced(&json!({"configuredDestination": ["/data"], "destination": "/etc"})).is_some());
+        let elsewhere = MountTree::of(&json!({"mounts": [mount("/data", "/usr")]})).check_places(root.path());
+        assert!(elsewhere.unwrap_err().to_string().contains("leads to /etc here"));
+    }
+
+    #[test]
+    fn a_path_is_written_as_the_kernel_does() {
+        assert_eq!(as_in_table(Path::new("/a b\t\\c")), "/a\\040b\\011\\134c");
     }
 
     #[test]

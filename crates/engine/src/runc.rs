@@ -284,7 +284,7 @@ impl Engine for Runc {
             }
         }
         if row.pid > 0 {
-            mounts::follow_links(&mut config, Path::new(&format!("/proc/{}/root", row.pid)));
+            mounts::follow_links(&mut config, row.pid);
         }
         let cgroups = self.cgroups(name)?;
         limits::update(&mut config, &cgroups);

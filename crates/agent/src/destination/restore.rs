@@ -71,6 +71,12 @@ impl DestinationRun {
         // A restore that is done again after a restart of the agent finds them in their places.
         self.targets.iter().try_for_each(Target::place).map_err(failed)?;
         self.put_root_back()?;
+        wrapper::check_mounts(&self.bundle()).map_err(|why| {
+            Failure::new(format!(
+                "on node {}, {why:#}; mount it there by a path without symbolic links",
+                self.node.config.node
+            ))
+        })?;
         // Files in memory are complete, and the front has other work from now on.
         self.inbox.charger.close();
         let brings = self.enter_pod()?;

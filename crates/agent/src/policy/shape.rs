@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use tranship_coordinator::Failure;
+use tranship_engine::misplaced_mount;
 use tranship_types::{Attachment, EngineName, MigrationId, TreeKind};
 use tranship_wire::message::Offer;
 
@@ -48,6 +49,9 @@ fn wrong(offer: &Offer) -> Option<String> {
     }
     if offer.streams_of_node.len() > STREAMS {
         return Some(format!("it has more than {STREAMS} standard streams"));
+    }
+    if let Some(why) = offer.config["mounts"].as_array().into_iter().flatten().find_map(misplaced_mount) {
+        return Some(format!("{why}, where no link of its image can lead"));
     }
     trees(offer).or_else(|| network(offer)).or_else(|| {
         let (key, other) = mistaken_key(offer)?;

@@ -172,6 +172,10 @@ fn what_no_offer_may_have() {
     refused(&|o| o.parameters = json!({"spec": {"Hooks": {}}}), "takes for \"hooks\"");
     refused(&|o| o.parameters = json!({"body": {"hostConfig": {}}}), "takes for \"HostConfig\"");
     refused(&|o| o.parameters = json!({"volumes": [{"body": {"driverOpts": {}}}]}), "takes for \"DriverOpts\"");
+    for (written, place) in [("/data", "/proc/sys"), ("/proc", "/etc"), ("/data", "/x/../etc")] {
+        let mount = json!({"destination": place, "configuredDestination": written, "type": "bind", "source": "/srv"});
+        refused(&|o| o.config["mounts"] = json!([mount]), "no link of its image can lead");
+    }
     for path in ["/proc/1/ns/net", "/run/netns/../x", "/etc/passwd"] {
         refused(&|o| o.network.as_mut().unwrap().0 = path.into(), "network namespace");
     }
