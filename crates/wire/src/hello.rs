@@ -49,6 +49,8 @@ impl Versions {
     pub const SOCKET_FILES: u16 = 10;
     /// The first in which standard streams may lead to objects of the node ([`crate::message::Offer::streams_of_node`]), and are relayed.
     pub const STDIO: u16 = 11;
+    /// The first in which mounts may be behind symbolic links of the image.
+    pub const LINKED_MOUNTS: u16 = 11;
 }
 
 impl fmt::Display for Versions {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tranship_coordinator::Failure;
+use tranship_engine::behind_links;
 use tranship_memory::compress::{Compressor, LinkUse, Tally};
 use tranship_memory::deduplicate::Deduplicator;
 use tranship_memory::send::{SendError, Stream};
@@ -152,6 +153,14 @@ pub(super) fn understands_network(version: u16, peer: &NodeName, offer: &Offer) 
             stream.kind, stream.name
         )));
     }
+    if version < Versions::LINKED_MOUNTS
+        && let Some(place) = behind_links(&offer.config).next()
+    {
+        return Err(Failure::new(format!(
+            "{place:?} of the container, on which something is mounted, leads through a symbolic link, and node {peer} speaks version \
+             {version} of the protocol, in which that cannot be moved; update its agent"
+        )));
+    }
     if version < Versions::RULESET && offer.network.as_ref().is_some_and(|(_, identity)| !identity.ruleset.is_empty()) {
         return Err(Failure::new(format!(
             "node {peer} speaks version {version} of the protocol, in which the rules of nftables inside the container cannot be moved; \
@@ -177,6 +186,25 @@ pub(super) fn understands_network(version: u16, peer: &NodeName, offer: &Offer) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_mount_that_an_older_node_does_not_find_is_named() {
+        let mount = serde_json::json!({"destination": "/run/x", "configuredDestination": "/var/run/x"});
+        let offer = |mounts: &[&serde_json::Value]| -> Offer {
+            serde_json::from_value(serde_json::json!({
+                "container": "web", "engine": "docker", "mode": "auto", "memory_bytes": 1, "shared_bytes": 0, "rootfs": null,
+                "cpu": null, "binds": [], "streams": 1, "criu": "", "config": {"mounts": mounts}, "network": null,
+            }))
+            .unwrap()
+        };
+        let peer = "b".parse::<NodeName>().unwrap();
+        understands_network(Versions::LINKED_MOUNTS, &peer, &offer(&[&mount])).unwrap();
+        understands_network(Versions::LINKED_MOUNTS - 1, &peer, &offer(&[])).unwrap();
+        let refused = understands_network(Versions::LINKED_MOUNTS - 1, &peer, &offer(&[&mount])).unwrap_err().message;
+        for word in ["\"/var/run/x\"", "node b", "version 10", "update its agent"] {
+            assert!(refused.contains(word), "{word}: {refused}");
+        }
+    }
 
     #[test]
     fn options_that_an_older_node_cannot_set_are_named() {
