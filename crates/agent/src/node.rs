@@ -147,7 +147,7 @@ impl Node {
             match one.inspect(name) {
                 Ok(container) => found.push((Arc::clone(one), container)),
                 Err(EngineError::NoSuchContainer { .. }) => {}
-                Err(error) => trouble = Some(error.to_string()),
+                Err(error) => trouble = Some(error),
             }
         }
         let names =
@@ -155,7 +155,7 @@ impl Node {
         match (found.len(), trouble) {
             (1, _) => Ok(found.remove(0)),
             (0, Some(error)) => {
-                let (cause, remedy) = error.split_once("; ").unwrap_or((&error, "see the engine's own messages"));
+                let (cause, remedy) = error.told("see the engine's own messages");
                 Err(Blocker::new(BlockerKind::Engine, cause, remedy))
             }
             (0, None) => {

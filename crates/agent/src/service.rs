@@ -28,8 +28,7 @@ fn problem(blocker: Blocker) -> Problem {
 
 /// An engine that does not answer as it should.
 fn unusable(error: &EngineError) -> ServiceError {
-    let text = error.to_string();
-    let (cause, remedy) = text.split_once("; ").unwrap_or((&text, ""));
+    let (cause, remedy) = error.told("");
     ServiceError::new(ErrorKind::Unusable, cause, remedy)
 }
 
@@ -39,9 +38,8 @@ impl Service {
         match engine.version() {
             Ok(version) => ToolInfo { name, path: None, version: Some(version), problem: None },
             Err(error) => {
-                let text = error.to_string();
-                let (cause, remedy) = text.split_once("; ").unwrap_or((&text, "install it (`make setup`)"));
-                let problem = Some(Problem { cause: cause.to_owned(), remedy: remedy.to_owned() });
+                let (cause, remedy) = error.told("install it (`make setup`)");
+                let problem = Some(Problem { cause, remedy });
                 ToolInfo { name, path: None, version: None, problem }
             }
         }

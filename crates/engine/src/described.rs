@@ -141,8 +141,7 @@ pub(crate) fn parameters<P: DeserializeOwned>(name: &str, parameters: &Value) ->
 /// Blockers; that an engine cannot be asked for them is one, too.
 pub(crate) fn or_mend(found: Result<Vec<Blocker>, EngineError>) -> Vec<Blocker> {
     found.unwrap_or_else(|error| {
-        let text = error.to_string();
-        let (cause, remedy) = text.split_once("; ").unwrap_or((&text, "mend the engine there"));
+        let (cause, remedy) = error.told("mend the engine there");
         vec![Blocker::new(BlockerKind::Engine, cause, remedy)]
     })
 }

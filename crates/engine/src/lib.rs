@@ -325,6 +325,16 @@ pub enum EngineError {
     Freezer(#[from] FreezerError),
 }
 
+impl EngineError {
+    /// Cause and remedy; `otherwise` where it has no remedy of its own. What an engine reports may
+    /// have semicolons, too.
+    pub fn told(&self, otherwise: &str) -> (String, String) {
+        let text = self.to_string();
+        let (cause, remedy) = text.rsplit_once("; ").unwrap_or((&text, otherwise));
+        (cause.to_owned(), remedy.to_owned())
+    }
+}
+
 /// Where a tree of an engine's own will be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TreePlace {

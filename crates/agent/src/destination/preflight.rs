@@ -64,9 +64,8 @@ pub fn check(node: &Node, offer: &Offer) -> Vec<Blocker> {
             "remove or rename one of them".to_owned(),
         ),
         Err(error) => {
-            let text = error.to_string();
-            let (cause, remedy) = text.split_once("; ").unwrap_or((&text, "mend the engine there"));
-            add(BlockerKind::Engine, format!("{cause} (on node {here})"), remedy.to_owned());
+            let (cause, remedy) = error.told("mend the engine there");
+            add(BlockerKind::Engine, format!("{cause} (on node {here})"), remedy);
         }
     }
     let config = engine.adopt(name, offer.config.clone());
