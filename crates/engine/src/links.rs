@@ -81,9 +81,12 @@ fn cloned(directory: impl AsFd) -> io::Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
     use std::os::unix::fs::symlink;
+    use std::process::{Command, Stdio};
 
     use nix::mount::{MsFlags, mount};
+    use serde_json::json;
 
     use super::*;
 
@@ -138,14 +141,34 @@ mod tests {
     }
 
     #[test]
-    fn links_of_another_process_s_root_do_not_leave_it() {
-        let root = Root::of_process(std::process::id()).unwrap();
+    fn links_of_a_root_do_not_leave_it() {
         let directory = with_links();
         let outer = directory.path().canonicalize().unwrap();
         symlink(&outer, outer.join("run/host")).unwrap();
-        assert_eq!(root.place_of(&outer), Some(outer.clone()), "the node's own root");
-        let own = Root::at(&outer).unwrap();
-        let place = own.place_of(Path::new("/run/host"));
-        assert_eq!(place, None, "{} is not in it", outer.display());
+        assert_eq!(Root::at(&outer).unwrap().place_of(Path::new("/run/host")), None);
+        assert_eq!(Root::at(Path::new("/")).unwrap().place_of(&outer.join("run/host")), Some(outer));
+    }
+
+    #[test]
+    fn the_mounts_of_a_process_with_a_root_of_its_own_are_found() {
+        let directory = with_links();
+        let script = "mount -t tmpfs t $0 && cd $0 && mkdir old run var run/x var/y && ln -s /run var/run && \
+                      ln -s /var/run/x $0/late && mount -t tmpfs x run/x && mount -t tmpfs y 'var/y' && \
+                      pivot_root . old && echo ready && read end";
+        let mut process = Command::new("unshare");
+        process.args(["--mount", "--propagation", "private", "sh", "-c", script]).arg(directory.path());
+        let mut process = process.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let ready = &mut [0; 6];
+        process.stdout.take().unwrap().read_exact(ready).unwrap();
+        let mount = |place: &str| json!({"destination": place, "type": "tmpfs"});
+        let mut config = json!({"mounts": [mount("/var/run/x"), mount("/var/y"), mount("/late"), mount("/var/run/z")]});
+        crate::mounts::follow_links(&mut config, process.id());
+        drop(process.stdin.take());
+        process.wait().unwrap();
+        let moved = |from: &str| json!({"destination": "/run/x", "configuredDestination": from, "type": "tmpfs"});
+        assert_eq!(
+            config["mounts"],
+            json!([moved("/var/run/x"), mount("/var/y"), moved("/late"), mount("/var/run/z")])
+        );
     }
 }
