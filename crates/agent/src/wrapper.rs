@@ -191,7 +191,8 @@ fn replace(file: &Path, text: &str) -> anyhow::Result<()> {
 /// # Errors
 /// A mount that is elsewhere.
 pub fn check_mounts(bundle: &Path) -> anyhow::Result<()> {
-    let (Some(tree), Some(file)) = (MountTree::noted(bundle)?, engine_config(bundle)?) else { return Ok(()) };
+    let tree = MountTree::noted(bundle)?.filter(MountTree::has_links);
+    let (Some(tree), Some(file)) = (tree, engine_config(bundle)?) else { return Ok(()) };
     let config: Value = serde_json::from_slice(&std::fs::read(bundle.join("config.json"))?)?;
     Ok(tree.check_places(&root(file.parent().unwrap_or(bundle), &config))?)
 }

@@ -188,18 +188,23 @@ impl MountTree {
         Ok(())
     }
 
+    fn moved(&self) -> impl Iterator<Item = &Value> {
+        self.mounts.iter().filter(|mount| mount.get(CONFIGURED).is_some())
+    }
+
+    /// Whether any of them is behind a symbolic link.
+    pub fn has_links(&self) -> bool {
+        self.moved().next().is_some()
+    }
+
     /// Whether the root filesystem that has come has each mount's place where its symbolic links
     /// lead: the source's word alone moves no mount of this node.
     ///
     /// # Errors
     /// A mount that is elsewhere, or a root that cannot be read.
     pub fn check_places(&self, root: &Path) -> io::Result<()> {
-        let mut moved = self.mounts.iter().filter(|mount| mount.get(CONFIGURED).is_some()).peekable();
-        if moved.peek().is_none() {
-            return Ok(());
-        }
         let root = Root::at(root)?;
-        moved.try_for_each(|mount| {
+        self.moved().try_for_each(|mount| {
             let path = |value: &Value| PathBuf::from(value.as_str().unwrap_or_default());
             let (written, place) = (path(configured(mount)), absolute(&path(&mount["destination"])));
             let leads_to = root.place_of(&written);
