@@ -20,14 +20,18 @@ const ERROR: u8 = 3;
 /// Something open that never makes the holder wait.
 #[derive(Debug)]
 pub enum End {
-    /// Of a socket, whose open file others may share.
+    /// Of a socket of the node, which other processes may share.
+    Shared(OwnedFd),
+    /// Of a socket that the holder has made.
     Socket(OwnedFd),
-    /// Of anything else, opened by the holder for itself.
+    /// Of anything else.
     File(File),
 }
 
 impl End {
-    /// Opens what a descriptor refers to once more, so that its flags are the holder's alone.
+    /// Opens what a descriptor refers to once more, so that its flags are the holder's alone. A
+    /// regular file stays the same open file: its offset and `O_APPEND` are those of the processes
+    /// that share it, and it never makes anybody wait.
     pub fn reading(descriptor: OwnedFd) -> io::Result<Self> {
         Self::again(descriptor, OpenOptions::new().read(true))
     }
@@ -49,8 +53,10 @@ impl End {
 
     fn again(descriptor: OwnedFd, options: &mut OpenOptions) -> io::Result<Self> {
         let kind = FileType::from_raw_mode(rustix::fs::fstat(&descriptor)?.st_mode);
-        if kind == FileType::Socket {
-            return Ok(Self::Socket(descriptor));
+        match kind {
+            FileType::Socket => return Ok(Self::Shared(descriptor)),
+            FileType::RegularFile => return Ok(Self::File(descriptor.into())),
+            _ => {}
         }
         let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
         options.custom_flags((OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits()).open(path).map(Self::File)
@@ -74,12 +80,13 @@ impl End {
 
     pub fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
-            Self::Socket(socket) => Ok(recv(socket.as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT)?),
+            Self::Shared(socket) | Self::Socket(socket) => Ok(recv(socket.as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT)?),
             Self::File(file) => file.read(buffer),
         }
     }
 
-    /// Nothing more is written. A socket may go on being read.
+    /// Nothing more is written. A socket of the holder's may go on being read; shutdown(2) of one
+    /// of the node's would end it for every process that shares it.
     pub fn finish(self) {
         if let Self::Socket(socket) = &self {
             let _ = shutdown(socket.as_raw_fd(), Shutdown::Write);
@@ -88,7 +95,7 @@ impl End {
 
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
-            Self::Socket(socket) => {
+            Self::Shared(socket) | Self::Socket(socket) => {
                 Ok(send(socket.as_raw_fd(), bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL)?)
             }
             Self::File(file) => file.write(bytes),
@@ -99,7 +106,7 @@ impl End {
 impl AsFd for End {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Self::Socket(socket) => socket.as_fd(),
+            Self::Shared(socket) | Self::Socket(socket) => socket.as_fd(),
             Self::File(file) => file.as_fd(),
         }
     }

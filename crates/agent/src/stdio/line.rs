@@ -84,13 +84,19 @@ impl Line {
     }
 
     fn take(&mut self, planned: &Planned) -> io::Result<()> {
-        for (pid, number) in &planned.inputs {
-            self.inputs.push(End::reading(take_descriptor(*pid, *number)?)?);
+        // The next one is taken from the end.
+        for (pid, number) in planned.inputs.iter().rev() {
+            match take_descriptor(*pid, *number).and_then(End::reading) {
+                Ok(end) => self.inputs.push(end),
+                // Closed by its process, or that has ended: there is nothing to read.
+                Err(error) => eprintln!("descriptor {number} of process {pid} is not read: {error}"),
+            }
         }
-        if !self.inputs.is_empty() {
-            // The next one is taken from the end.
-            self.inputs.reverse();
-            self.sending = Some(Sending::default());
+        if !planned.inputs.is_empty() {
+            let sending = self.sending.insert(Sending::default());
+            if self.inputs.is_empty() {
+                sending.end();
+            }
         }
         if planned.stream.writes {
             self.receiving = Some(Receiving::default());
@@ -302,8 +308,20 @@ impl Line {
             }
         }
         if receiving.has_ended() {
-            self.output.take().into_iter().for_each(End::finish);
+            self.finish();
         }
+    }
+
+    /// Everything was written, up to the end.
+    fn finish(&mut self) {
+        let Some(output) = self.output.take() else { return };
+        // The container has closed its socket, which was one for both directions. The other end
+        // sees that when no process has the node's socket any more.
+        if matches!(output, End::Shared(_)) {
+            self.inputs.clear();
+            self.sending.iter_mut().for_each(Sending::close);
+        }
+        output.finish();
     }
 
     fn write_sink(&mut self) {

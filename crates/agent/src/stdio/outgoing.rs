@@ -1,11 +1,13 @@
 //! Standard streams on the node that a container leaves.
 
+use std::io::IsTerminal;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use tranship_coordinator::Failure;
 use tranship_engine::Container;
+use tranship_sys::process::take_descriptor;
 use tranship_types::{Blocker, BlockerKind, MigrationId, NodeName, StdioKind, StdioStream, StdioTarget};
 
 use super::holder::{self, Command, Plan, Planned};
@@ -114,7 +116,7 @@ fn planned(stream: &StdioStream, pids: &[u32], runtime: Option<u32>) -> Planned 
     // A shell at a terminal reads there, too.
     if stream.reads && stream.kind != StdioKind::Terminal {
         planned.inputs.extend(reading);
-        planned.inputs.extend(of_runtime(0));
+        planned.inputs.extend(of_runtime(0).filter(|place| !is_terminal(*place)));
     }
     if stream.writes {
         planned.output = of_runtime(number).or(writing);
@@ -124,6 +126,12 @@ fn planned(stream: &StdioStream, pids: &[u32], runtime: Option<u32>) -> Planned 
 
 /// A process, and the number of one of its descriptors.
 type Place = (u32, i32);
+
+/// Whether a descriptor is a terminal: the shell that the runtime was started from reads there when
+/// that has ended.
+fn is_terminal((pid, number): Place) -> bool {
+    take_descriptor(pid, number).is_ok_and(|descriptor| descriptor.is_terminal())
+}
 
 /// Where the container has a stream open for reading and for writing.
 fn open_at(stream: &StdioStream, pids: &[u32]) -> (Option<Place>, Option<Place>) {
