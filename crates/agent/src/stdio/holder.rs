@@ -12,12 +12,13 @@
 //! until [`UNLINKED`] bytes wait; then output goes to a file for good ([`Plan::spill`]).
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr};
 use serde::{Deserialize, Serialize};
 use tranship_sys::launch::Started;
 use tranship_types::{NodeName, StdioStream, StdioTarget};
@@ -33,6 +34,8 @@ const UNLINKED: usize = 16 << 20;
 const OUTGOING: usize = 256 << 10;
 /// How long a command may take to come.
 const COMMAND: Duration = Duration::from_secs(1);
+/// How long a holder may take to answer.
+const ANSWER: Duration = Duration::from_secs(5);
 /// How long the last frame may take to leave.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -109,15 +112,29 @@ pub fn plan(directory: &Path) -> PathBuf {
     directory.join("plan.json")
 }
 
+/// Connects with the holder with this directory.
+///
+/// # Errors
+/// `NotFound` or `ConnectionRefused`: nobody listens.
+pub fn connect(directory: &Path) -> io::Result<UnixStream> {
+    let made = socket::socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    let stream = UnixStream::from(made);
+    // Also of connect(2), while the holder accepts nobody (unix(7), SO_SNDTIMEO).
+    stream.set_write_timeout(Some(ANSWER))?;
+    socket::connect(stream.as_raw_fd(), &UnixAddr::new(&socket(directory))?)?;
+    Ok(stream)
+}
+
 /// Asks the holder with this directory; the answer is its line, without what comes behind.
 pub fn ask(directory: &Path, command: &Command) -> io::Result<(String, UnixStream)> {
-    let mut stream = UnixStream::connect(socket(directory))?;
-    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    let mut stream = connect(directory)?;
+    stream.set_read_timeout(Some(ANSWER))?;
     let mut line = serde_json::to_vec(command)?;
     line.push(b'\n');
     stream.write_all(&line)?;
     let answer = read_line(&mut stream)?;
     stream.set_read_timeout(None)?;
+    stream.set_write_timeout(None)?;
     Ok((answer, stream))
 }
 

@@ -17,7 +17,7 @@ use tranship_wire::message::{Request, Response};
 use tranship_wire::{Purpose, Versions, read_message, write_message};
 
 use super::holder::{self, Command, Plan};
-use super::{directory, of_arrived};
+use super::{alive, directory, of_arrived};
 use crate::node::{Node, failed, random_bytes};
 use crate::peers::failure_response;
 
@@ -53,17 +53,19 @@ pub fn keep_linked(node: &Arc<Node>, directory: PathBuf) {
     node.start_patiently("stdio", move || {
         let mut told = String::new();
         loop {
-            let Ok(text) = std::fs::read(holder::plan(&directory)) else { return };
-            let Ok(plan) = serde_json::from_slice::<Plan>(&text) else { return };
-            match link(&its_node, &plan, &directory) {
+            let linked = match plan_of(&directory) {
+                Ok(None) => return,
+                Ok(Some(plan)) => link(&its_node, &plan, &directory),
+                Err(failure) => Err(failure),
+            };
+            match linked {
                 Ok(()) => {}
                 Err(failure) if failure.message.contains(UNKNOWN) => {
                     let _ = holder::ask(&directory, &Command::Forgotten);
                 }
                 Err(failure) if !is_there(&directory) => return tracing::debug!(%failure, "a holder has ended"),
                 Err(failure) if failure.message != told => {
-                    let Plan { container, peer, .. } = &plan;
-                    tracing::info!(%container, %peer, %failure, "standard streams are not linked");
+                    tracing::info!(directory = %directory.display(), %failure, "standard streams are not linked");
                     told = failure.message;
                 }
                 Err(_) => {}
@@ -75,12 +77,31 @@ pub fn keep_linked(node: &Arc<Node>, directory: PathBuf) {
     });
 }
 
-fn is_there(directory: &Path) -> bool {
-    if holder::ask(directory, &Command::Status).is_ok() {
-        return true;
+/// What the holder with this directory was started for; `None` where there is none.
+fn plan_of(directory: &Path) -> Result<Option<Plan>, Failure> {
+    match std::fs::read(holder::plan(directory)) {
+        Ok(text) => serde_json::from_slice(&text).map(Some).map_err(failed),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed(error)),
     }
-    let _ = std::fs::remove_dir_all(directory);
-    false
+}
+
+/// Whether the holder with this directory lives, as far as that can be told.
+fn is_there(directory: &Path) -> bool {
+    let is_there = alive::is_alive(directory).unwrap_or(true);
+    if !is_there {
+        let _ = std::fs::remove_dir_all(directory);
+    }
+    is_there
+}
+
+/// A connection for frames with the holder of a container that has come.
+fn attached(directory: &Path) -> Result<UnixStream, Failure> {
+    match holder::ask(directory, &Command::Attach) {
+        Ok((_, stream)) => Ok(stream),
+        Err(_) if !is_there(directory) => Err(Failure::new(UNKNOWN)),
+        Err(error) => Err(Failure::new(format!("the holder of its standard streams does not answer: {error}"))),
+    }
 }
 
 /// One connection between two holders, until it breaks.
@@ -120,7 +141,7 @@ fn link(node: &Arc<Node>, plan: &Plan, directory: &Path) -> Result<(), Failure> 
 /// The container has come back to the node that its streams are of.
 fn link_here(node: &Arc<Node>, plan: &Plan, directory: &Path) -> Result<(), Failure> {
     let arrived = of_arrived(node, &plan.relay);
-    let (_, theirs) = holder::ask(&arrived, &Command::Attach).map_err(|_| Failure::new(UNKNOWN))?;
+    let theirs = attached(&arrived)?;
     let (_, ours) = holder::ask(directory, &Command::Attach).map_err(failed)?;
     let (from, to) = (theirs.try_clone().map_err(failed)?, ours.try_clone().map_err(failed)?);
     let copier = threads::start("stdio copier", move || copy(&from, &to)).map_err(failed)?;
@@ -187,18 +208,16 @@ pub fn answer(node: &Arc<Node>, (relay, session, sends): (&str, u64, bool), mut 
 
 fn connected(node: &Arc<Node>, peer: &NodeName, relay: &str, session: u64) -> Result<UnixStream, Failure> {
     relay.parse::<tranship_types::MigrationId>().map_err(failed)?;
-    let mut sessions = node.relays.all();
-    if let Some(stream) = sessions.remove(&(peer.clone(), session)) {
+    if let Some(stream) = node.relays.all().remove(&(peer.clone(), session)) {
         return Ok(stream);
     }
     let directory = of_arrived(node, relay);
-    let unknown = || Failure::new(format!("{UNKNOWN} for {relay}"));
-    let text = std::fs::read(holder::plan(&directory)).map_err(|_| unknown())?;
-    let plan: Plan = serde_json::from_slice(&text).map_err(failed)?;
-    if plan.peer != *peer {
-        return Err(unknown());
+    let is_of_peer = |plan: &Plan| plan.peer == *peer;
+    if plan_of(&directory)?.filter(is_of_peer).is_none() {
+        return Err(Failure::new(format!("{UNKNOWN} for {relay}")));
     }
-    let (_, stream) = holder::ask(&directory, &Command::Attach).map_err(|_| unknown())?;
-    sessions.insert((peer.clone(), session), stream.try_clone().map_err(failed)?);
+    let stream = attached(&directory)?;
+    let other = stream.try_clone().map_err(failed)?;
+    node.relays.all().insert((peer.clone(), session), other);
     Ok(stream)
 }

@@ -14,6 +14,7 @@
 //!   release: the original is killed
 //! ```
 
+mod alive;
 mod end;
 mod flow;
 mod frames;
@@ -209,7 +210,7 @@ fn hold(
 ) -> Result<Vec<Given>, Failure> {
     let directory = of_arrived(node, id.as_str());
     let keys: Vec<String> = streams.iter().map(|stream| key(stream, false)).collect();
-    if holder::ask(&directory, &Command::Status).is_err() {
+    if !alive::is_alive(&directory).map_err(failed)? {
         let planned = |stream| Planned { stream, inputs: Vec::new(), output: None };
         let plan = Plan {
             relay: id.to_string(),
@@ -225,13 +226,8 @@ fn hold(
     }
     let (numbers, _) = holder::ask(&directory, &Command::Descriptors).map_err(failed)?;
     let numbers: Vec<i32> = serde_json::from_str(&numbers).map_err(failed)?;
-    let pid = pid(&directory)?;
+    let pid = alive::pid(&directory).map_err(failed)?;
     Ok(keys.into_iter().zip(numbers).map(|(key, number)| Given { key, pid, number }).collect())
-}
-
-fn pid(directory: &Path) -> Result<u32, Failure> {
-    let text = std::fs::read_to_string(directory.join("pid")).map_err(failed)?;
-    text.trim().parse().map_err(failed)
 }
 
 /// Starts a holder, which survives this agent.
@@ -246,7 +242,7 @@ fn start(directory: &Path, plan: &Plan) -> Result<(), Failure> {
     let mut command = Program::new(program::path().map_err(|e| failed(&e))?);
     command.arg(ARGUMENT).arg(directory).stdin(Stream::Null).stdout(Stream::Null).stderr(log).detach();
     let mut child = command.spawn().map_err(|e| failed(&e))?;
-    let noted = std::fs::write(directory.join("pid"), child.id().to_string());
+    let noted = alive::note(directory, child.id());
     if let Err(error) = noted.and_then(|()| holder::await_holder(directory, &mut child, START)) {
         let said = std::fs::read_to_string(directory.join("log")).unwrap_or_default();
         let _ = crate::node::reap(child, Duration::ZERO);
@@ -271,9 +267,13 @@ pub fn begin(node: &Node, id: &MigrationId) {
 
 /// Ends a holder of which nothing is to be passed on.
 pub fn end(directory: &Path) {
-    if holder::ask(directory, &Command::End).is_err() && directory.exists() {
-        let _ = std::fs::remove_dir_all(directory);
+    if !directory.exists() || holder::ask(directory, &Command::End).is_ok() {
+        return;
     }
+    if let Err(error) = alive::kill(directory) {
+        tracing::debug!(%error, directory = %directory.display(), "no process holds these standard streams");
+    }
+    let _ = std::fs::remove_dir_all(directory);
 }
 
 /// Streams that are not linked with the other node, for an operator.

@@ -1,6 +1,6 @@
 //! Standard streams on the node that a container leaves.
 
-use std::io::IsTerminal;
+use std::io::{ErrorKind, IsTerminal};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +10,8 @@ use tranship_engine::Container;
 use tranship_sys::process::take_descriptor;
 use tranship_types::{Blocker, BlockerKind, MigrationId, NodeName, StdioKind, StdioStream, StdioTarget};
 
-use super::holder::{self, Command, Plan, Planned};
+use super::alive;
+use super::holder::{Plan, Planned};
 use super::links::keep_linked;
 use super::{of_left, start};
 use crate::node::{Node, failed};
@@ -73,10 +74,13 @@ pub fn leave(
     id: &MigrationId,
     container: &Container,
 ) -> Result<(), Failure> {
-    let Ok(text) = std::fs::read(noted(root)) else { return Ok(()) };
+    let text = match std::fs::read(noted(root)) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        text => text.map_err(failed)?,
+    };
     let streams: Vec<StdioStream> = serde_json::from_slice(&text).map_err(failed)?;
     let directory = of_left(node, id.as_str());
-    if holder::ask(&directory, &Command::Status).is_err() {
+    if !alive::is_alive(&directory).map_err(failed)? {
         let pids = container.processes().map_err(failed)?;
         let runtime = runtime(container.init);
         let planned = streams.iter().map(|stream| planned(stream, &pids, runtime)).collect();
