@@ -9,6 +9,13 @@ use std::collections::VecDeque;
 
 use super::frames::MOST;
 
+/// Most bytes that are read and not acknowledged while there is no link.
+pub const UNLINKED: usize = 16 << 20;
+/// Most bytes that are read at once.
+pub const READ: usize = 64 << 10;
+/// Most bytes that a sender keeps: it reads while it has fewer than [`UNLINKED`].
+const MOST_KEPT: usize = UNLINKED + READ;
+
 /// The end at which bytes are read.
 #[derive(Debug, Default)]
 pub struct Sending {
@@ -130,26 +137,35 @@ pub struct Receiving {
     acknowledged: Option<u64>,
 }
 
-/// Bytes have come that do not follow those before.
+/// Bytes have come that no sender sends.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("bytes of a stream are missing")]
-pub struct Gap;
+pub enum Wrong {
+    #[error("bytes of a stream are missing")]
+    Gap,
+    #[error("more bytes of a stream have come than its sender may keep")]
+    TooMany,
+}
 
 impl Receiving {
     /// Takes in what has come. What came before is left out.
-    pub fn receive(&mut self, position: u64, bytes: &[u8]) -> Result<(), Gap> {
-        let known = self.next.checked_sub(position).ok_or(Gap)?;
+    pub fn receive(&mut self, position: u64, bytes: &[u8]) -> Result<(), Wrong> {
+        let known = self.next.checked_sub(position).ok_or(Wrong::Gap)?;
         let new = bytes.get(usize::try_from(known).unwrap_or(usize::MAX)..).unwrap_or_default();
         if !self.closed && !self.end_has_come {
+            if self.waiting.len() + new.len() > MOST_KEPT {
+                return Err(Wrong::TooMany);
+            }
             self.waiting.extend(new);
         }
         self.next += new.len() as u64;
         Ok(())
     }
 
-    pub fn end_at(&mut self, position: u64) -> Result<(), Gap> {
-        if position != self.next {
-            return Err(Gap);
+    /// The end comes at a position. One before the last byte is that of a sender that has put what
+    /// was not acknowledged elsewhere: nothing follows what has come.
+    pub fn end_at(&mut self, position: u64) -> Result<(), Wrong> {
+        if position > self.next && !self.end_has_come {
+            return Err(Wrong::Gap);
         }
         self.end_has_come = true;
         Ok(())
@@ -267,6 +283,35 @@ mod tests {
         receiving.receive(0, b"abc").unwrap();
         receiving.receive(1, b"bcd").unwrap();
         assert_eq!(receiving.first(), b"abcd");
-        assert_eq!(receiving.receive(5, b"f"), Err(Gap));
+        assert_eq!(receiving.receive(5, b"f"), Err(Wrong::Gap));
+        assert_eq!(receiving.end_at(5), Err(Wrong::Gap));
+    }
+
+    #[test]
+    fn more_than_a_sender_keeps_is_an_error_until_some_is_written() {
+        let (mut receiving, piece) = (Receiving::default(), vec![0; MOST]);
+        let pieces = (MOST_KEPT / MOST) as u64;
+        (0..pieces).for_each(|n| receiving.receive(n * MOST as u64, &piece).unwrap());
+        let next = pieces * MOST as u64;
+        assert_eq!(receiving.receive(next, &piece), Err(Wrong::TooMany));
+        assert_eq!(receiving.link(), 0);
+        receiving.written(receiving.first().len());
+        receiving.written(receiving.first().len());
+        receiving.receive(next, &piece).unwrap();
+    }
+
+    #[test]
+    fn a_sender_that_has_put_the_rest_elsewhere_ends_what_has_come() {
+        let mut receiving = Receiving::default();
+        receiving.receive(0, b"abc").unwrap();
+        let position = receiving.link();
+        receiving.end_at(position).unwrap();
+        assert!(!receiving.has_ended());
+        receiving.written(3);
+        assert!(receiving.has_ended());
+        // Over the next link, the end counts as a byte.
+        let position = receiving.link();
+        assert_eq!(position, 4);
+        receiving.end_at(position).unwrap();
     }
 }

@@ -23,13 +23,12 @@ use serde::{Deserialize, Serialize};
 use tranship_sys::launch::Started;
 use tranship_types::{NodeName, StdioStream, StdioTarget};
 
+use super::flow::UNLINKED;
 use super::frames::{self, Frame, Kind};
 use super::line::{Line, Source};
 
 /// Most bytes of a stream that are read and not acknowledged while there is a link.
 const LINKED: usize = 256 << 10;
-/// The same while there is none.
-const UNLINKED: usize = 16 << 20;
 /// Frames that wait for the link.
 const OUTGOING: usize = 256 << 10;
 /// How long a command may take to come.
@@ -199,8 +198,7 @@ impl Holder {
                 self.handle(of, events);
             }
             self.write_lines();
-            self.fill_link();
-            self.flush_link();
+            self.send_frames();
         }
         if let Some(link) = self.link.as_mut().filter(|_| !self.ended) {
             frames::put(&mut link.outgoing, Kind::Done, 0, 0, &[]);
@@ -360,6 +358,10 @@ impl Holder {
             self.lines.iter_mut().for_each(Line::other_is_done);
             return Ok(());
         }
+        // Positions are counted, and never come near to the last number.
+        if frame.position > u64::MAX / 2 {
+            return Err(io::Error::other("a frame has a position that no stream reaches"));
+        }
         let line = self.lines.get_mut(usize::from(frame.stream));
         let line = line.ok_or_else(|| io::Error::other("a frame names a stream that is not there"))?;
         line.take_in(frame)
@@ -368,6 +370,20 @@ impl Holder {
     fn write_lines(&mut self) {
         let may_write = self.after.is_none();
         self.lines.iter_mut().for_each(|line| line.pass_on(may_write));
+    }
+
+    /// Sends what is to be sent, until the link takes no more.
+    fn send_frames(&mut self) {
+        loop {
+            self.fill_link();
+            if self.link.as_ref().is_none_or(|link| link.outgoing.is_empty()) {
+                return;
+            }
+            self.flush_link();
+            if self.link.as_ref().is_some_and(|link| !link.outgoing.is_empty()) {
+                return;
+            }
+        }
     }
 
     /// Puts what is to be sent into the link's buffer.

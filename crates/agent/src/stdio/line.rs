@@ -9,7 +9,7 @@ use tranship_sys::process::take_descriptor;
 use tranship_types::{StdioKind, StdioTarget};
 
 use super::end::End;
-use super::flow::{Receiving, Sending};
+use super::flow::{READ, Receiving, Sending};
 use super::frames::{self, Frame, Kind};
 use super::holder::{Plan, Planned};
 
@@ -200,7 +200,7 @@ impl Line {
 
     pub fn read(&mut self) {
         let Some(sending) = &mut self.sending else { return };
-        let mut buffer = [0; 64 << 10];
+        let mut buffer = [0; READ];
         match self.inputs.last_mut().map(|input| input.read(&mut buffer)) {
             Some(Ok(count)) if count > 0 => match &mut self.returns {
                 Some(returns) => sending.push(&returns.remove(&buffer[..count])),
@@ -353,6 +353,10 @@ impl Line {
 
     /// Puts frames into a link's buffer, as long as it has fewer than so many bytes.
     pub fn fill(&mut self, at: u8, to: &mut Vec<u8>, most: usize) {
+        // Nor does an other end that sends and does not read make it longer.
+        if to.len() >= most {
+            return;
+        }
         if let Some(receiving) = &mut self.receiving {
             if let Some(position) = receiving.acknowledgement() {
                 frames::put(to, Kind::Ack, at, position, &[]);
