@@ -33,8 +33,14 @@ const LINKED: usize = 256 << 10;
 const OUTGOING: usize = 256 << 10;
 /// How long a command may take to come.
 const COMMAND: Duration = Duration::from_secs(1);
+/// How often is tried again what no descriptor tells of.
+const AGAIN: Duration = Duration::from_secs(1);
+/// What poll(2) counts in.
+const TICK: Duration = Duration::from_millis(1);
 /// How long a holder may take to answer.
 const ANSWER: Duration = Duration::from_secs(5);
+/// How long the output of a container that has ended waits for a link.
+const ABANDONED: Duration = Duration::from_mins(10);
 /// How long the last frame may take to leave.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -158,7 +164,8 @@ pub fn run(directory: &Path) -> anyhow::Result<()> {
     let socket = socket(directory);
     let _ = std::fs::remove_file(&socket);
     let listener = UnixListener::bind(&socket)?;
-    let mut holder = Holder { plan, lines, after, listener, link: None, ended: false };
+    let (unlinked, patience) = (Instant::now(), ABANDONED);
+    let mut holder = Holder { plan, lines, after, listener, link: None, unlinked, patience, ended: false };
     let done = holder.serve();
     let _ = std::fs::remove_dir_all(directory);
     Ok(done?)
@@ -178,6 +185,10 @@ struct Holder {
     after: Option<OwnedFd>,
     listener: UnixListener,
     link: Option<Link>,
+    /// Since when there is none.
+    unlinked: Instant,
+    /// How long what is left waits for one.
+    patience: Duration,
     ended: bool,
 }
 
@@ -197,6 +208,7 @@ impl Holder {
             for (of, events) in self.wait()? {
                 self.handle(of, events);
             }
+            self.give_up();
             self.write_lines();
             self.send_frames();
         }
@@ -235,8 +247,10 @@ impl Holder {
             }
         }
         let mut fds: Vec<PollFd<'_>> = asked.iter().map(|(_, fd, events)| PollFd::new(*fd, *events)).collect();
-        let patience =
-            if self.lines.iter().any(Line::looks_again) { PollTimeout::from(1000u16) } else { PollTimeout::NONE };
+        let again = self.lines.iter().any(Line::looks_again).then_some(AGAIN);
+        let given_up = self.is_left().then(|| self.patience.saturating_sub(self.unlinked.elapsed()) + TICK);
+        let patience = again.into_iter().chain(given_up).min().map(PollTimeout::try_from);
+        let patience = patience.transpose().ok().flatten().unwrap_or(PollTimeout::NONE);
         match poll(&mut fds, patience) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
             Err(error) => return Err(error.into()),
@@ -290,6 +304,28 @@ impl Holder {
         }
     }
 
+    /// Whether the container writes no more, and what it has written waits for a link.
+    fn is_left(&self) -> bool {
+        let is_at_end = self.lines.iter().all(Line::reads_no_more) && self.lines.iter().any(Line::is_left);
+        !self.plan.is_source && self.link.is_none() && is_at_end
+    }
+
+    /// Puts what is left into a file where no link has come for too long.
+    fn give_up(&mut self) {
+        if !self.is_left() || self.unlinked.elapsed() < self.patience {
+            return;
+        }
+        for at in 0..self.lines.len() {
+            match self.lines[at].kept() {
+                _ if !self.lines[at].is_left() => {}
+                0 => self.lines[at].forgotten(),
+                _ => self.spill(at),
+            }
+        }
+        // A file that cannot be written is tried again.
+        self.unlinked = Instant::now();
+    }
+
     fn command(&mut self, mut stream: UnixStream) -> io::Result<()> {
         stream.set_read_timeout(Some(COMMAND))?;
         stream.set_write_timeout(Some(COMMAND))?;
@@ -333,7 +369,7 @@ impl Holder {
         if error.kind() != io::ErrorKind::UnexpectedEof {
             eprintln!("the link is lost: {error}");
         }
-        self.link = None;
+        (self.link, self.unlinked) = (None, Instant::now());
         self.lines.iter_mut().for_each(Line::unlink);
     }
 
@@ -422,5 +458,44 @@ pub fn await_holder(directory: &Path, child: &mut Started, patience: Duration) -
             }
             Err(error) => return Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tranship_sys::process::take_descriptor;
+    use tranship_types::StdioKind;
+
+    use super::*;
+
+    #[test]
+    fn what_an_ended_container_has_left_goes_to_a_file_without_a_link() {
+        let directory = tempfile::tempdir().unwrap();
+        let stream: StdioStream = serde_json::from_value(serde_json::json!({
+            "kind": StdioKind::Pipe, "name": "pipe:[1]", "numbers": [1], "reads": false, "writes": true, "flags": 1,
+        }))
+        .unwrap();
+        let plan = Plan {
+            relay: "none".to_owned(),
+            container: "talker".to_owned(),
+            is_source: false,
+            peer: "a".parse().unwrap(),
+            streams: vec![Planned { stream, inputs: Vec::new(), output: None }],
+            target: StdioTarget::Keep,
+            spill: directory.path().join("spill").join("talker.log"),
+            after: None,
+        };
+        let mut line = Line::open(&plan, &plan.streams[0]).unwrap();
+        let mut container: std::fs::File = take_descriptor(std::process::id(), line.of_container()).unwrap().into();
+        container.write_all(b"last words").unwrap();
+        drop(container);
+        line.begin();
+        let (listener, spill) = (UnixListener::bind(socket(directory.path())).unwrap(), plan.spill.clone());
+        let (unlinked, patience) = (Instant::now(), Duration::from_millis(50));
+        let lines = vec![line];
+        let mut holder = Holder { plan, lines, after: None, listener, link: None, unlinked, patience, ended: false };
+        holder.serve().unwrap();
+        assert!(unlinked.elapsed() >= patience);
+        assert_eq!(std::fs::read(spill).unwrap(), b"last words");
     }
 }

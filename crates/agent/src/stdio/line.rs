@@ -193,6 +193,16 @@ impl Line {
         self.sink.is_some() && self.kept() > 0
     }
 
+    /// Whether nothing more is read here.
+    pub fn reads_no_more(&self) -> bool {
+        self.sending.as_ref().is_none_or(Sending::has_ended)
+    }
+
+    /// Whether everything was read, and the other side has yet to take it or its end.
+    pub fn is_left(&self) -> bool {
+        self.sink.is_none() && self.sending.as_ref().is_some_and(|sending| sending.has_ended() && !sending.is_done())
+    }
+
     pub fn is_done(&self) -> bool {
         let sent = self.sending.as_ref().is_none_or(Sending::is_done);
         sent && self.receiving.as_ref().is_none_or(|one| one.is_closed() || one.has_ended())
