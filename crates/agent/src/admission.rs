@@ -2,7 +2,8 @@
 //!
 //! Callers that have not shown who they are have places of their own, few and for a short time, so that strangers who connect and stay
 //! silent neither keep a peer out nor wait for each other: where the places are taken, one of the address that has the most makes room, the
-//! oldest that has sent nothing, or else the oldest. Links of peers are counted for each peer; those of migrations under way have places that other links cannot take.
+//! oldest that has sent nothing, or else the oldest. Links of peers are counted for each peer; those of migrations under way have places that other links cannot take,
+//! and those that relay standard streams, which last as long as containers, take none of theirs.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -18,6 +19,8 @@ const HANDSHAKES_OF_ADDRESS: usize = 16;
 /// Links of a peer at a time, and those of them that belong to no migration under way.
 const LINKS: usize = 512;
 const UNRELATED: usize = 256;
+/// Links of a peer that relay standard streams, besides those: two for each container, as long as it runs.
+const RELAYS: usize = 1024;
 /// How often it is logged that callers were turned away.
 const LOG: Duration = Duration::from_secs(10);
 
@@ -123,6 +126,7 @@ pub struct Links(Mutex<HashMap<NodeName, Count>>);
 struct Count {
     all: usize,
     unrelated: usize,
+    relays: usize,
 }
 
 /// The place of a link; free again on drop.
@@ -130,7 +134,46 @@ struct Count {
 pub struct LinkPlace {
     links: Arc<Links>,
     peer: NodeName,
-    related: bool,
+    kind: LinkKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LinkKind {
+    /// Of a migration under way.
+    Related,
+    Unrelated,
+    /// Of standard streams.
+    Relay,
+}
+
+impl Count {
+    fn change(&mut self, kind: LinkKind, change: fn(usize, usize) -> usize) {
+        match kind {
+            LinkKind::Related => self.all = change(self.all, 1),
+            LinkKind::Unrelated => (self.all, self.unrelated) = (change(self.all, 1), change(self.unrelated, 1)),
+            LinkKind::Relay => self.relays = change(self.relays, 1),
+        }
+    }
+}
+
+impl LinkPlace {
+    /// The link relays standard streams from now on.
+    ///
+    /// # Errors
+    /// Why there is no place for that, for the peer.
+    pub fn relay(&mut self) -> Result<(), String> {
+        let mut counts = self.links.counts();
+        let count = counts.entry(self.peer.clone()).or_default();
+        if count.relays >= RELAYS {
+            let (open, peer) = (count.relays, &self.peer);
+            tracing::warn!(%peer, open, "a link of standard streams was turned away: its node has too many");
+            let remedy = "end or move back some of the containers that came from there";
+            return Err(format!("{open} links of node {peer} relay standard streams already; {remedy}"));
+        }
+        count.change(std::mem::replace(&mut self.kind, LinkKind::Relay), usize::saturating_sub);
+        count.change(LinkKind::Relay, usize::saturating_add);
+        Ok(())
+    }
 }
 
 impl Links {
@@ -150,9 +193,9 @@ impl Links {
             tracing::warn!(%peer, open = count.all, "a link was turned away: its node has too many");
             return Err(why);
         }
-        count.all += 1;
-        count.unrelated += usize::from(!related);
-        Ok(LinkPlace { links: Arc::clone(self), peer: peer.clone(), related })
+        let kind = if related { LinkKind::Related } else { LinkKind::Unrelated };
+        count.change(kind, usize::saturating_add);
+        Ok(LinkPlace { links: Arc::clone(self), peer: peer.clone(), kind })
     }
 }
 
@@ -160,9 +203,8 @@ impl Drop for LinkPlace {
     fn drop(&mut self) {
         let mut counts = self.links.counts();
         if let Some(count) = counts.get_mut(&self.peer) {
-            count.all -= 1;
-            count.unrelated -= usize::from(!self.related);
-            if count.all == 0 {
+            count.change(self.kind, usize::saturating_sub);
+            if count.all + count.relays == 0 {
                 counts.remove(&self.peer);
             }
         }
@@ -241,6 +283,24 @@ mod tests {
         places.extend((UNRELATED..LINKS).map(|_| links.enter(&a, true).unwrap()));
         assert!(links.enter(&a, true).is_err());
         drop(places);
+        assert!(links.counts().is_empty());
+    }
+
+    #[test]
+    fn links_of_standard_streams_take_no_places_of_others() {
+        let links = Arc::new(Links::default());
+        let peer: NodeName = "a".parse().unwrap();
+        let relay = || {
+            let mut place = links.enter(&peer, false).unwrap();
+            place.relay().map(|()| place)
+        };
+        let relays: Vec<_> = (0..RELAYS).map(|_| relay().unwrap()).collect();
+        assert!(relay().unwrap_err().contains("relay standard streams"));
+        let others: Vec<_> = (0..UNRELATED).map(|_| links.enter(&peer, false).unwrap()).collect();
+        assert!(links.enter(&peer, false).is_err());
+        drop(others);
+        assert_eq!(links.counts()[&peer].all, 0);
+        drop(relays);
         assert!(links.counts().is_empty());
     }
 }

@@ -17,7 +17,7 @@ use tranship_types::{Blocker, BlockerKind, MigrationId, NodeName, Phase, SharedO
 use tranship_wire::message::{Offer, Request, Response};
 use tranship_wire::{Hello, Purpose, ReadError, Versions};
 
-use crate::admission::{HandshakePlace, Handshakes, Links};
+use crate::admission::{HandshakePlace, Handshakes, LinkPlace, Links};
 use crate::arrivals::{Arrival, Context, Inbox, Standing, lock};
 use crate::control;
 use crate::damaged;
@@ -110,7 +110,6 @@ fn answer(node: &Arc<Node>, incoming: Incoming, place: HandshakePlace, links: &A
         Err(_) if node.liveness.is_probe(address) => return,
         Err(error) => return tracing::warn!(%address, %error, "a caller was turned away"),
     };
-    let _place = of_link;
     let peer = link.peer().clone();
     let is_source = |id: &MigrationId| node.arrivals.peer(id).is_none_or(|source| source == peer);
     if hello.migration.as_ref().is_some_and(|id| !is_source(id)) && !matches!(hello.purpose, Purpose::Control) {
@@ -118,7 +117,7 @@ fn answer(node: &Arc<Node>, incoming: Incoming, place: HandshakePlace, links: &A
     }
     match (hello.purpose, hello.migration) {
         (Purpose::Control, id) => {
-            if let Err(error) = control(node, link, id.as_ref()) {
+            if let Err(error) = control(node, (link, of_link.as_mut()), id.as_ref()) {
                 tracing::debug!(%address, %error, "a control link ended");
             }
         }
@@ -178,7 +177,11 @@ fn answer(node: &Arc<Node>, incoming: Incoming, place: HandshakePlace, links: &A
 }
 
 /// One control link: requests are answered in their order until it ends.
-fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> Result<(), ReadError> {
+fn control(
+    node: &Arc<Node>,
+    (mut link, place): (Connection, Option<&mut LinkPlace>),
+    id: Option<&MigrationId>,
+) -> Result<(), ReadError> {
     let peer = link.peer().clone();
     link.set_timeout(Some(SILENCE)).map_err(ReadError::Io)?;
     let of_damaged = |id| node.damaged.get(id).and_then(|one| one.peer().cloned());
@@ -211,6 +214,10 @@ fn control(node: &Arc<Node>, mut link: Connection, id: Option<&MigrationId>) -> 
             break Err(ReadError::Io(io::ErrorKind::PermissionDenied.into()));
         }
         if let Request::Stdio { relay, session, sends } = &request {
+            if let Some(Err(why)) = place.map(LinkPlace::relay) {
+                let refused = failure_response(Failure::new(why));
+                return tranship_wire::write_message(&mut link, &refused).map_err(|e| ReadError::Io(io::Error::other(e)));
+            }
             return stdio::answer(node, (relay, *session, *sends), link).map_err(ReadError::Io);
         }
         if let Request::Api { method, path, body } = request {
