@@ -40,6 +40,6 @@ pub use phase::{Outcome, Phase};
 pub use prediction::Prediction;
 pub use report::{Compressed, FaultReport, Original, Part, Progress, Report, RoundReport, Side, WaitKind, Waiting};
 pub use shared::{SharedKind, SharedObject};
-pub use stdio::{FileIdentity, InvalidStdioTarget, StdioKind, StdioStream, StdioTarget};
+pub use stdio::{FileIdentity, FileOwner, InvalidStdioTarget, StdioKind, StdioStream, StdioTarget};
 pub use text::escaped;
 pub use tree::{CarriedTree, TreeKind};

@@ -138,6 +138,12 @@ pub struct StdioStream {
     /// For a regular file: what tells it from another one of the same name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<FileIdentity>,
+    /// For a regular file: it has no name any more, and this is the one that it had.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub removed: bool,
+    /// Who may open it again through `/proc/self/fd`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<FileOwner>,
     /// For a terminal: rows and columns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<(u16, u16)>,
@@ -165,6 +171,17 @@ impl fmt::Display for StdioStream {
     }
 }
 
+/// Owner and permissions of a file (inode(7)), with the ids that the node has for them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileOwner {
+    /// Its user.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+    /// Its permissions, without set-user-ID, set-group-ID and sticky bit.
+    pub mode: u32,
+}
+
 /// What tells a file from others, as far as a filesystem that is mounted on two nodes shows it to
 /// both alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -175,6 +192,12 @@ pub struct FileIdentity {
     pub born_ns: u64,
     /// The kind of its filesystem (statfs(2), `f_type`).
     pub filesystem: u64,
+    /// The device that it lies on, which means something on its own machine only.
+    #[serde(default)]
+    pub device: u64,
+    /// What tells this run of the machine's kernel from others; 0 where that is not known.
+    #[serde(default)]
+    pub boot: u64,
 }
 
 #[cfg(test)]

@@ -121,6 +121,7 @@ impl Line {
             return Ok(());
         }
         let (reading, writing) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+        super::own(&reading, &planned.stream)?;
         if planned.stream.reads {
             self.of_container = Some(reading);
             self.receiving = Some(Receiving::default());
@@ -422,6 +423,7 @@ fn pair(planned: &Planned) -> io::Result<(OwnedFd, OwnedFd)> {
     let size = planned.stream.window.unwrap_or((24, 80));
     let size = nix::pty::Winsize { ws_row: size.0, ws_col: size.1, ws_xpixel: 0, ws_ypixel: 0 };
     let pair = nix::pty::openpty(Some(&size), None)?;
+    super::own(&pair.slave, &planned.stream)?;
     Ok((pair.master, pair.slave))
 }
 

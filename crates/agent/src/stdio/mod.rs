@@ -25,7 +25,7 @@ mod outgoing;
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -36,7 +36,7 @@ use tranship_criu::front::Given;
 use tranship_criu::preflight::file_identity;
 use tranship_sys::launch::{Program, Stream};
 use tranship_sys::threads;
-use tranship_types::{Blocker, BlockerKind, MigrationId, NodeName, StdioKind, StdioStream, StdioTarget};
+use tranship_types::{Blocker, BlockerKind, FileIdentity, FileOwner, MigrationId, NodeName, StdioKind, StdioStream, StdioTarget};
 use tranship_wire::message::Offer;
 
 use self::holder::{Command, Plan, Planned, Status};
@@ -108,8 +108,10 @@ fn way(stream: &StdioStream, target: &StdioTarget) -> Way {
 fn is_same(stream: &StdioStream) -> bool {
     let here = File::open(&stream.name).ok().and_then(|file| file_identity(&file));
     let (Some(here), Some(there)) = (here, stream.identity) else { return false };
-    let is_shared = here.born_ns != 0 || SHARED.contains(&here.filesystem);
-    here == there && is_shared
+    let looks_alike = |one: FileIdentity| (one.inode, one.born_ns, one.filesystem);
+    // Machines made from one image have files that look alike, but not a kernel that runs.
+    let is_one_machine = here.boot != 0 && (here.boot, here.device) == (there.boot, there.device);
+    looks_alike(here) == looks_alike(there) && (is_one_machine || SHARED.contains(&here.filesystem))
 }
 
 /// Under which name criu's restore takes a descriptor in place of the stream. It opens a name that
@@ -167,8 +169,10 @@ pub fn prepare(node: &Node, peer: &NodeName, id: &MigrationId, offer: &Offer) ->
             Way::Same(path) => opened(stream, &path, false),
             Way::Append(path) => {
                 let (node, path) = (&node.config.node, path.display());
+                let removed = if stream.removed { ", and has no name any more" } else { "" };
                 prepared.remarks.push(format!(
-                    "stdio: {stream} goes on at the end of {path} on node {node}, which is not the file that it was"
+                    "stdio: {stream} goes on at the end of {path} on node {node}, which is not the file that it \
+                     was{removed}"
                 ));
                 opened(stream, Path::new(&path.to_string()), true)
             }
@@ -193,11 +197,27 @@ fn opened(stream: &StdioStream, path: &Path, at_end: bool) -> io::Result<File> {
     let kept = nix::fcntl::OFlag::O_APPEND | nix::fcntl::OFlag::O_NONBLOCK | nix::fcntl::OFlag::O_SYNC;
     let flags = nix::fcntl::OFlag::from_bits_truncate(stream.flags.cast_signed()) & kept;
     options.custom_flags((flags | nix::fcntl::OFlag::O_NOCTTY).bits());
-    let mut file = options.create(at_end && stream.writes).open(path)?;
+    let mut file = match options.open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && at_end && stream.writes => {
+            let made = options.create_new(true).open(path)?;
+            own(&made, stream)?;
+            made
+        }
+        opened => opened?,
+    };
     if at_end {
         io::Seek::seek(&mut file, io::SeekFrom::End(0))?;
     }
     Ok(file)
+}
+
+/// Gives what was made for a stream to those that the original belongs to: programs open their
+/// streams again under the names `/dev/stdout` and `/dev/stderr`.
+fn own(made: impl AsFd, stream: &StdioStream) -> io::Result<()> {
+    let Some(FileOwner { uid, gid, mode }) = stream.owner else { return Ok(()) };
+    // The mode is what a peer says.
+    rustix::fs::fchmod(&made, rustix::fs::Mode::from_bits_truncate(mode & 0o666))?;
+    Ok(rustix::fs::fchown(&made, Some(rustix::fs::Uid::from_raw(uid)), Some(rustix::fs::Gid::from_raw(gid)))?)
 }
 
 /// Has a holder make the streams, unless it has already.

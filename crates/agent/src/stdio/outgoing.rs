@@ -26,6 +26,9 @@ pub fn describe(streams: &[StdioStream], target: &StdioTarget, peer_of: &str) ->
         let StdioStream { kind, name, .. } = stream;
         match target {
             _ if *kind == StdioKind::Null => None,
+            StdioTarget::Keep if stream.removed => {
+                Some(format!("stdio: {stream}, a file here that has no name any more, goes on in {name} there"))
+            }
             StdioTarget::Keep if *kind == StdioKind::File => Some(format!("stdio: {stream} goes on in {name} there")),
             StdioTarget::Keep => {
                 Some(format!("stdio: {stream} is relayed between there and the {kind} {name} of node {peer_of}"))

@@ -14,7 +14,7 @@ use super::mappings::mount_of;
 use super::procfs;
 
 /// What the kernel appends to the path of a file without a name.
-const DELETED: &str = " (deleted)";
+pub(super) const DELETED: &str = " (deleted)";
 
 pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) {
     for d in &files.all {

@@ -15,11 +15,12 @@ use rustix::fs::FileType;
 use rustix::net::{AddressFamily, SocketType, getpeername, sockopt};
 use rustix::termios::tcgetwinsize;
 use tranship_sys::process::take_descriptor;
-use tranship_types::{FileIdentity, StdioKind, StdioStream};
+use tranship_types::{FileIdentity, FileOwner, StdioKind, StdioStream};
 
 use super::Subject;
 use super::container::Container;
 use super::files::{Descriptor, Files, Holder};
+use super::paths::DELETED;
 use super::sockets::is_elsewhere;
 
 const O_ACCMODE: u32 = 0o3;
@@ -135,18 +136,27 @@ fn stream(container: &Container, files: &Files<'_>, d: &Descriptor<'_>, number: 
     let kind = kind(container, files, d)?;
     let (reads, writes) = ends(files, d);
     let taken = || take_descriptor(d.task.pid, d.fd).ok();
+    let plain = d.link.strip_suffix(DELETED).filter(|_| kind == StdioKind::File && d.kind.links == 0);
+    let is_there = kind == StdioKind::File && plain.is_none();
     Some(StdioStream {
         kind,
-        name: d.link.clone(),
+        name: plain.unwrap_or(&d.link).to_owned(),
         external: (kind != StdioKind::Pipe).then(|| external_of(kind, d)),
         numbers: vec![number],
         reads,
         writes,
         flags: d.info.flags,
         position: d.info.number("pos").and_then(|at| u64::try_from(at).ok()).unwrap_or_default(),
-        identity: (kind == StdioKind::File).then(|| taken().and_then(|file| identity(&file.into()))).flatten(),
+        identity: is_there.then(|| taken().and_then(|file| identity(&file.into()))).flatten(),
+        removed: plain.is_some(),
+        owner: taken().and_then(|file| owner(&file)),
         window: (kind == StdioKind::Terminal).then(|| taken().and_then(window)).flatten(),
     })
+}
+
+fn owner(file: impl AsFd) -> Option<FileOwner> {
+    let seen = rustix::fs::fstat(file).ok()?;
+    Some(FileOwner { uid: seen.st_uid, gid: seen.st_gid, mode: seen.st_mode & 0o777 })
 }
 
 fn window(terminal: impl AsFd) -> Option<(u16, u16)> {
@@ -161,5 +171,12 @@ pub fn identity(file: &File) -> Option<FileIdentity> {
     let born = seen.created().ok().and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
     let filesystem = rustix::fs::fstatfs(file).ok()?.f_type.cast_unsigned();
     let born_ns = born.map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or_default());
-    Some(FileIdentity { inode: seen.ino(), born_ns, filesystem })
+    Some(FileIdentity { inode: seen.ino(), born_ns, filesystem, device: seen.dev(), boot: boot() })
+}
+
+/// The first half of the UUID that the kernel gives to each of its runs (random(4)).
+fn boot() -> u64 {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).take(16).collect();
+    u64::from_str_radix(&digits, 16).unwrap_or_default()
 }
