@@ -216,7 +216,8 @@ fn control(
         if let Request::Stdio { relay, session, sends } = &request {
             if let Some(Err(why)) = place.map(LinkPlace::relay) {
                 let refused = failure_response(Failure::new(why));
-                return tranship_wire::write_message(&mut link, &refused).map_err(|e| ReadError::Io(io::Error::other(e)));
+                return tranship_wire::write_message(&mut link, &refused)
+                    .map_err(|e| ReadError::Io(io::Error::other(e)));
             }
             return stdio::answer(node, (relay, *session, *sends), link).map_err(ReadError::Io);
         }

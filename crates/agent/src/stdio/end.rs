@@ -80,7 +80,9 @@ impl End {
 
     pub fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
-            Self::Shared(socket) | Self::Socket(socket) => Ok(recv(socket.as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT)?),
+            Self::Shared(socket) | Self::Socket(socket) => {
+                Ok(recv(socket.as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT)?)
+            }
             Self::File(file) => file.read(buffer),
         }
     }

@@ -40,7 +40,7 @@ const TICK: Duration = Duration::from_millis(1);
 /// How long a holder may take to answer.
 const ANSWER: Duration = Duration::from_secs(5);
 /// How long the output of a container that has ended waits for a link.
-const ABANDONED: Duration = Duration::from_mins(10);
+const ABANDONED: Duration = Duration::from_secs(600);
 /// How long the last frame may take to leave.
 const FAREWELL: Duration = Duration::from_secs(2);
 

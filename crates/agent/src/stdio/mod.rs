@@ -36,7 +36,9 @@ use tranship_criu::front::Given;
 use tranship_criu::preflight::file_identity;
 use tranship_sys::launch::{Program, Stream};
 use tranship_sys::threads;
-use tranship_types::{Blocker, BlockerKind, FileIdentity, FileOwner, MigrationId, NodeName, StdioKind, StdioStream, StdioTarget};
+use tranship_types::{
+    Blocker, BlockerKind, FileIdentity, FileOwner, MigrationId, NodeName, StdioKind, StdioStream, StdioTarget,
+};
 use tranship_wire::message::Offer;
 
 use self::holder::{Command, Plan, Planned, Status};

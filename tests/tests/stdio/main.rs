@@ -1,6 +1,9 @@
 //! Standard streams of bare runc containers that lead to files, pipes, sockets and terminals of the
 //! node go on after moves: not a byte is lost or doubled, and none changes places.
 
+mod foreground;
+mod shared;
+
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Ipv4Addr;
@@ -428,29 +431,6 @@ fn output_to_a_terminal_goes_on(stage: &mut Stage) -> Result<()> {
     is_counted(&heard.all())
 }
 
-/// `runc run` in the foreground passes on what its container says, and ends with it. What was its
-/// output goes on.
-fn what_a_runtime_in_the_foreground_wrote_to_goes_on(stage: &mut Stage) -> Result<()> {
-    let lab = &stage.lab;
-    lab.run("a", NAME, &sh(ECHO))?;
-    lab.check("a", &["runc", "delete", "--force", NAME])?;
-    let bundle = format!("/run/containers/{NAME}");
-    let mut runc = lab.spawn("a", &["runc", "run", "--bundle", &bundle, NAME])?;
-    let (mut say, hear) = (runc.stdin.take().context("no stdin")?, runc.stdout.take().context("no stdout")?);
-    let heard = Heard::by(hear);
-    talk(&mut say, &heard, 1..100)?;
-    for (at, (from, to)) in (1u32..).zip([("a", "b"), ("b", "a")]) {
-        moved(lab, from, to)?;
-        talk(&mut say, &heard, at * 100..at * 100 + 100).with_context(|| format!("on {to}"))?;
-    }
-    ensure!(runc.wait()?.code().is_some(), "runc was killed");
-    drop(say);
-    heard.waits_for("END")?;
-    let all = heard.all();
-    is_counted(&all[..all.len() - 1])?;
-    remove(lab, NAME)
-}
-
 fn output_goes_to_the_journal(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     let directory = lab.path("b", "/run/systemd/journal")?;
@@ -487,7 +467,13 @@ fn main() -> ExitCode {
         ("a_slow_reader_slows_the_program_down", a_slow_reader_slows_the_program_down),
         ("a_socket_is_relayed_both_ways", a_socket_is_relayed_both_ways),
         ("output_to_a_terminal_goes_on", output_to_a_terminal_goes_on),
-        ("what_a_runtime_in_the_foreground_wrote_to_goes_on", what_a_runtime_in_the_foreground_wrote_to_goes_on),
+        ("what_a_runtime_in_the_foreground_wrote_to_goes_on", foreground::what_it_wrote_to_goes_on),
+        ("files_of_a_runtime_in_the_foreground_go_on", foreground::its_files_go_on),
+        ("input_of_a_runtime_in_the_foreground_is_read_once", foreground::its_input_is_read_once),
+        ("a_shell_has_its_terminal_back", foreground::its_shell_has_the_terminal_back),
+        ("a_shared_socket_outlives_the_container", shared::a_socket_outlives_the_container),
+        ("a_removed_file_goes_on_under_its_name", shared::a_removed_file_goes_on_under_its_name),
+        ("a_user_opens_stdout_again", shared::a_user_opens_stdout_again),
         ("output_goes_to_the_journal", output_goes_to_the_journal),
     ])
 }
