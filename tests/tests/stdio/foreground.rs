@@ -78,7 +78,7 @@ pub fn its_input_is_read_once(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     let path = lab.path("a", "/srv/input")?;
     // More than pipes hold: runc has not read all of it.
-    fs::write(&path, (1..=600).map(|number| format!("{number} {:400}\n", "")).collect::<String>())?;
+    fs::write(&path, (1..=600).map(|number| format!("{number} {:3000}\n", "")).collect::<String>())?;
     let (hear, output) = pipe()?;
     let script = "while read line rest; do echo \"$line\"; sleep 0.005; done; echo over";
     let mut runc = runs(lab, script, [File::open(&path)?.into(), output.into()])?;

@@ -474,6 +474,7 @@ fn main() -> ExitCode {
         ("a_shared_socket_outlives_the_container", shared::a_socket_outlives_the_container),
         ("a_removed_file_goes_on_under_its_name", shared::a_removed_file_goes_on_under_its_name),
         ("a_user_opens_stdout_again", shared::a_user_opens_stdout_again),
+        ("holders_that_do_not_answer_are_not_dead", shared::holders_that_do_not_answer_are_not_dead),
         ("output_goes_to_the_journal", output_goes_to_the_journal),
     ])
 }

@@ -7,12 +7,13 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tranship_e2e::{Stage, remove, wait_until};
+use tranship_e2e::{Stage, remove, restart_agent, wait_until};
 use tranship_lab::RunOptions;
 
-use super::{COUNT, Heard, NAME, PATIENCE, ended, is_counted, lines_of, moved, pipe, runs_with, sh};
+use super::{COUNT, Heard, NAME, PATIENCE, ended, is_counted, lines_of, moved, pipe, runs_with, sh, talker};
 
 /// All processes of a unit have one socket of the journal.
 pub fn a_socket_outlives_the_container(stage: &mut Stage) -> Result<()> {
@@ -52,6 +53,30 @@ pub fn a_removed_file_goes_on_under_its_name(stage: &mut Stage) -> Result<()> {
     is_counted(&before.chain(there()).collect::<Vec<_>>())?;
     fs::remove_file(lab.path("b", "/srv/gone.log")?)?;
     remove(lab, NAME)
+}
+
+/// They may wait for a slow disk for longer than agents wait for an answer.
+pub fn holders_that_do_not_answer_are_not_dead(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let heard = talker(lab, COUNT)?;
+    moved(lab, "a", "b")?;
+    heard.goes_on(20)?;
+    let signal = |signal: &str| -> Result<()> {
+        for (node, kind) in [("a", "out"), ("b", "in")] {
+            let holders = format!("kill -{signal} $(cut -d ' ' -f 1 /run/tranship/stdio/*.{kind}/pid)");
+            lab.check(node, &["sh", "-c", &holders])?;
+        }
+        Ok(())
+    };
+    signal("STOP")?;
+    restart_agent(lab, "b", "")?;
+    std::thread::sleep(Duration::from_secs(8));
+    signal("CONT")?;
+    heard.goes_on(50)?;
+    ended(lab, "b")?;
+    heard.waits_for("END")?;
+    let all = heard.all();
+    is_counted(&all[..all.len() - 1])
 }
 
 /// runc gives a container's streams to its user, who opens them again under their names.

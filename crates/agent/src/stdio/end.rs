@@ -1,9 +1,9 @@
 //! What a holder has open of a stream: where it reads, and where it writes.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -26,6 +26,8 @@ pub enum End {
     Socket(OwnedFd),
     /// Of anything else.
     File(File),
+    /// Of a regular file, from a position on.
+    Rest(File, u64),
 }
 
 impl End {
@@ -36,7 +38,20 @@ impl End {
         Self::again(descriptor, OpenOptions::new().read(true))
     }
 
-    /// The same for writing.
+    /// Has those that share a regular file be at its end: what they have not read is for the holder
+    /// alone. One that is written, too, stays as it is.
+    pub fn rest(self) -> io::Result<Self> {
+        let Self::File(mut file) = self else { return Ok(self) };
+        let mode = OFlag::from_bits_retain(fcntl(&file, FcntlArg::F_GETFL)?) & OFlag::O_ACCMODE;
+        if !file.metadata()?.is_file() || mode != OFlag::O_RDONLY {
+            return Ok(Self::File(file));
+        }
+        let position = file.stream_position()?;
+        file.seek(SeekFrom::End(0))?;
+        Ok(Self::Rest(file, position))
+    }
+
+    /// Opens for writing what a descriptor refers to, as [`End::reading`] does.
     pub fn writing(descriptor: OwnedFd) -> io::Result<Self> {
         Self::again(descriptor, OpenOptions::new().write(true))
     }
@@ -84,6 +99,11 @@ impl End {
                 Ok(recv(socket.as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT)?)
             }
             Self::File(file) => file.read(buffer),
+            Self::Rest(file, position) => {
+                let count = file.read_at(buffer, *position)?;
+                *position += count as u64;
+                Ok(count)
+            }
         }
     }
 
@@ -101,6 +121,7 @@ impl End {
                 Ok(send(socket.as_raw_fd(), bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL)?)
             }
             Self::File(file) => file.write(bytes),
+            Self::Rest(..) => Err(io::ErrorKind::PermissionDenied.into()),
         }
     }
 }
@@ -109,7 +130,7 @@ impl AsFd for End {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Shared(socket) | Self::Socket(socket) => socket.as_fd(),
-            Self::File(file) => file.as_fd(),
+            Self::File(file) | Self::Rest(file, _) => file.as_fd(),
         }
     }
 }

@@ -1,10 +1,12 @@
 //! One stream of a holder: its ends, and its directions.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
+use nix::poll::{PollFd, PollFlags, poll};
 use tranship_sys::process::take_descriptor;
 use tranship_types::{StdioKind, StdioTarget};
 
@@ -12,6 +14,12 @@ use super::end::End;
 use super::flow::{READ, Receiving, Sending};
 use super::frames::{self, Frame, Kind};
 use super::holder::{Plan, Planned};
+
+/// How long a runtime in the foreground may take to write what it has read, how long it may pause,
+/// and how much that may be.
+const PATIENCE: Duration = Duration::from_secs(1);
+const QUIET: u8 = 50;
+const READ_AHEAD: usize = 1 << 20;
 
 /// Where the bytes that are read come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,8 +93,9 @@ impl Line {
 
     fn take(&mut self, planned: &Planned) -> io::Result<()> {
         // The next one is taken from the end.
-        for (pid, number) in planned.inputs.iter().rev() {
-            match take_descriptor(*pid, *number).and_then(End::reading) {
+        for (at, (pid, number)) in planned.inputs.iter().enumerate().rev() {
+            let taken = take_descriptor(*pid, *number).and_then(End::reading);
+            match if at == 0 { taken } else { taken.and_then(End::rest) } {
                 Ok(end) => self.inputs.push(end),
                 // Closed by its process, or that has ended: there is nothing to read.
                 Err(error) => eprintln!("descriptor {number} of process {pid} is not read: {error}"),
@@ -98,6 +107,7 @@ impl Line {
                 sending.end();
             }
         }
+        self.empty_runtime();
         if planned.stream.writes {
             self.receiving = Some(Receiving::default());
             let taken = planned.output.map(|(pid, number)| take_descriptor(pid, number).and_then(End::writing));
@@ -108,6 +118,20 @@ impl Line {
             }
         }
         Ok(())
+    }
+
+    /// Reads what a runtime in the foreground has read of its own input, and has yet to write into
+    /// the container's pipe: that is lost when it ends.
+    fn empty_runtime(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.inputs.len() > 1 && self.kept() < READ_AHEAD && Instant::now() < deadline {
+            let Some(input) = self.input() else { return };
+            let mut asked = [PollFd::new(input.as_fd(), PollFlags::POLLIN)];
+            if !poll(&mut asked, QUIET).is_ok_and(|ready| ready > 0) {
+                return;
+            }
+            self.read();
+        }
     }
 
     fn make(&mut self, planned: &Planned) -> io::Result<()> {
