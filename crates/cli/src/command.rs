@@ -465,7 +465,7 @@ mod tests {
             ("tranship move-group --label a=b --map db --to b", "NAME=NODE"),
             ("tranship move-group --label a=b --map db=b db=c", "twice"),
             ("tranship move-group --label a=b --atomic --sequential", "--sequential"),
-            ("tranship move-group /no/such/file.yaml --to b", "/no/such/file.yaml cannot be read"),
+            ("tranship move-group /no/such/file.yaml --to b", "/no/such/file.yaml does not exist; check its name"),
             ("tranship move-group --label a=b --sequential --all-at-once", "--all-at-once"),
             ("tranship status g-1 --timing", "g-1 is a group"),
             ("tranship plan redis --to b --sample 2h", "7200000"),

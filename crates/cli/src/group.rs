@@ -241,7 +241,7 @@ containers:
             ),
             (
                 "containers:\n  db: {too: b}\n",
-                "is wrong at line 2 column 8: unknown field `too`, expected `to` or `depends_on`; EXAMPLE",
+                "is wrong at line 2 column 8: unknown field `too`, expected one of to, depends_on; EXAMPLE",
             ),
             (
                 "- db\n- app\n",
