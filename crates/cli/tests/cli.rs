@@ -546,7 +546,7 @@ fn a_group_is_a_table_and_fails_if_one_does() {
     let output = agent.run(&format!("move-group {wrong}"));
     assert_eq!(output.status.code(), Some(2));
     assert!(
-        err(&output).contains("group.yaml makes no sense") && err(&output).contains("depend_on"),
+        err(&output).contains("group.yaml is wrong at line 3 column 8") && err(&output).contains("depend_on"),
         "{}",
         err(&output)
     );
