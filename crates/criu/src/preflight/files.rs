@@ -4,6 +4,7 @@ use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 use tranship_types::{Blocker, BlockerKind};
@@ -89,6 +90,10 @@ pub(super) struct Files<'a> {
     holders: OnceCell<HashMap<String, Holder>>,
 }
 
+/// How often a standard stream that is missing is looked for again, and how long each wait is.
+pub(super) const LOOKS: usize = 30;
+pub(super) const BETWEEN_LOOKS: Duration = Duration::from_micros(100);
+
 impl<'a> Files<'a> {
     pub(super) fn read(container: &'a Container) -> Self {
         let mut all = Vec::new();
@@ -96,6 +101,9 @@ impl<'a> Files<'a> {
             for fd in procfs::numbers(format!("/proc/{}/fd", task.pid)).unwrap_or_default() {
                 all.extend(i32::try_from(fd).ok().and_then(|fd| read(task, fd)));
             }
+        }
+        if let Some(first) = container.tasks.get(&container.init) {
+            all.extend(missing_streams(first, &all));
         }
         let sockets = all.iter().filter_map(|d| procfs::bracketed(&d.link, "socket")).collect();
         Self { all, sockets, holders: OnceCell::new() }
@@ -107,13 +115,27 @@ impl<'a> Files<'a> {
     }
 }
 
+/// Standard streams that a process had none of when its descriptors were read: a shell that redirects one closes it for a moment.
+fn missing_streams<'a>(task: &'a Task, all: &[Descriptor<'_>]) -> Vec<Descriptor<'a>> {
+    let is_missing = |fd: &i32| !all.iter().any(|d| d.task.pid == task.pid && d.fd == *fd);
+    let again = |fd: i32| {
+        (0..LOOKS).find_map(|_| {
+            std::thread::sleep(BETWEEN_LOOKS);
+            read(task, fd)
+        })
+    };
+    (0..3).filter(is_missing).filter_map(again).collect()
+}
+
 /// A descriptor that is closed while it is being read is none.
 fn read(task: &Task, fd: i32) -> Option<Descriptor<'_>> {
     let path = format!("/proc/{}/fd/{fd}", task.pid);
     let link = procfs::link(&path).ok()?;
     let info = FdInfo::parse(&procfs::text(format!("/proc/{}/fdinfo/{fd}", task.pid)).ok()?);
     let kind = Kind::of(&path)?;
-    Some(Descriptor { task, fd, link, info, kind })
+    // Else it is another one by now.
+    let is_same = procfs::link(&path).is_ok_and(|now| now == link);
+    is_same.then_some(Descriptor { task, fd, link, info, kind })
 }
 
 /// Who holds a pipe or socket that the container uses one end of.

@@ -19,7 +19,7 @@ use tranship_types::{FileIdentity, FileOwner, StdioKind, StdioStream};
 
 use super::Subject;
 use super::container::Container;
-use super::files::{Descriptor, Files, Holder};
+use super::files::{BETWEEN_LOOKS, Descriptor, Files, Holder, LOOKS};
 use super::paths::DELETED;
 use super::sockets::is_elsewhere;
 
@@ -107,15 +107,28 @@ fn kind(container: &Container, files: &Files<'_>, d: &Descriptor<'_>) -> Option<
 
 /// Whether a socket is connected with one of the node's, made outside of the container.
 fn is_stream_of_node(container: &Container, d: &Descriptor<'_>) -> bool {
-    let Ok(socket) = take_descriptor(d.task.pid, d.fd) else { return false };
+    let Ok(socket) = taken_again(d) else { return false };
     let is_unix = sockopt::socket_domain(&socket).is_ok_and(|family| family == AddressFamily::UNIX);
     let is_stream = sockopt::socket_type(&socket).is_ok_and(|kind| kind == SocketType::STREAM);
     is_unix && is_stream && getpeername(&socket).is_ok() && is_elsewhere(container, &socket)
 }
 
+/// Takes a descriptor, also one that its program closes for a moment when it redirects a stream.
+fn taken_again(d: &Descriptor<'_>) -> std::io::Result<std::os::fd::OwnedFd> {
+    let mut taken = take_descriptor(d.task.pid, d.fd);
+    for _ in 0..LOOKS {
+        if taken.is_ok() {
+            break;
+        }
+        std::thread::sleep(BETWEEN_LOOKS);
+        taken = take_descriptor(d.task.pid, d.fd);
+    }
+    taken
+}
+
 /// Whether anybody has the other end of a pipe: also processes that this node's agent does not see.
 fn has_other_end(d: &Descriptor<'_>, is_read: bool) -> bool {
-    let Ok(pipe) = take_descriptor(d.task.pid, d.fd) else { return false };
+    let Ok(pipe) = taken_again(d) else { return false };
     let mut asked = [PollFd::new(pipe.as_fd(), PollFlags::empty())];
     let gone = if is_read { PollFlags::POLLHUP } else { PollFlags::POLLERR };
     poll(&mut asked, PollTimeout::ZERO).is_ok() && !asked[0].revents().is_some_and(|events| events.contains(gone))
@@ -135,7 +148,7 @@ fn ends(files: &Files<'_>, d: &Descriptor<'_>) -> (bool, bool) {
 fn stream(container: &Container, files: &Files<'_>, d: &Descriptor<'_>, number: u8) -> Option<StdioStream> {
     let kind = kind(container, files, d)?;
     let (reads, writes) = ends(files, d);
-    let taken = || take_descriptor(d.task.pid, d.fd).ok();
+    let taken = || taken_again(d).ok();
     let plain = d.link.strip_suffix(DELETED).filter(|_| kind == StdioKind::File && d.kind.links == 0);
     let is_there = kind == StdioKind::File && plain.is_none();
     Some(StdioStream {
