@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, Seek, Write};
 use std::os::fd::OwnedFd;
 
-use nix::sched::{CloneFlags, setns};
+use nix::sched::CloneFlags;
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::own_process::{self, Task};
@@ -55,7 +55,7 @@ pub fn unusual_rooms(pid: u32) -> io::Result<Rooms> {
 
 /// In a process of its own: a file with those queues.
 pub(crate) fn unusual_rooms_of(pid: u32) -> io::Result<OwnedFd> {
-    setns(File::open(format!("/proc/{pid}/ns/ipc"))?, CloneFlags::CLONE_NEWIPC)?;
+    shared_namespaces::enter_ipc(pid)?;
     let mut file = File::from(memfd_create("rooms", MemfdFlags::CLOEXEC)?);
     file.write_all(&serde_json::to_vec(&unusual_rooms_here()?)?)?;
     Ok(file.into())
@@ -89,7 +89,7 @@ pub fn set_rooms(pid: u32, rooms: &Rooms) -> io::Result<()> {
 
 /// In a process of its own: gives queues their room.
 pub(crate) fn set_rooms_of(pid: u32, rooms: &Rooms) -> io::Result<OwnedFd> {
-    setns(File::open(format!("/proc/{pid}/ns/ipc"))?, CloneFlags::CLONE_NEWIPC)?;
+    shared_namespaces::enter_ipc(pid)?;
     set_rooms_here(rooms)?;
     Ok(File::open("/dev/null")?.into())
 }

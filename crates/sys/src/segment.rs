@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::ptr::null_mut;
 
-use nix::sched::{CloneFlags, setns};
+use nix::sched::CloneFlags;
 
 use crate::own_process::{self, Task};
 use crate::{launch, process, shared_namespaces};
@@ -85,7 +85,7 @@ pub(crate) fn control_each(pid: u32, ids: &[i32], command: i32) -> io::Result<Ow
     if ![libc::IPC_RMID, SHM_LOCK].contains(&command) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    setns(File::open(format!("/proc/{pid}/ns/ipc"))?, CloneFlags::CLONE_NEWIPC)?;
+    shared_namespaces::enter_ipc(pid)?;
     ids.iter().try_for_each(|id| control(*id, command))?;
     Ok(File::open("/dev/null")?.into())
 }

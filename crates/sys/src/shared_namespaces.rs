@@ -30,6 +30,11 @@ pub(crate) fn inside<T: Send>(
     })?
 }
 
+/// In a process of its own: enters the IPC namespace of process `pid`.
+pub(crate) fn enter_ipc(pid: u32) -> io::Result<()> {
+    Ok(setns(File::open(format!("/proc/{pid}/ns/ipc"))?, CloneFlags::CLONE_NEWIPC)?)
+}
+
 /// The kinds of System V objects that there are in the IPC namespace of a process.
 pub fn ipc_objects(pid: u32) -> io::Result<Vec<&'static str>> {
     let mut found = Vec::new();
@@ -58,7 +63,7 @@ pub(crate) fn ipc_list_of(pid: u32, list: &str) -> io::Result<OwnedFd> {
     if !LISTS.iter().any(|(known, _)| *known == list) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    setns(File::open(format!("/proc/{pid}/ns/ipc"))?, CloneFlags::CLONE_NEWIPC)?;
+    enter_ipc(pid)?;
     Ok(File::open(list)?.into())
 }
 

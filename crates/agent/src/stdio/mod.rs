@@ -162,27 +162,28 @@ pub fn prepare(node: &Node, peer: &NodeName, id: &MigrationId, offer: &Offer) ->
     let mut prepared = Prepared::default();
     let mut held = Vec::new();
     for stream in &offer.streams_of_node {
-        let opened = match way(stream, &offer.stdio_target) {
+        let way = way(stream, &offer.stdio_target);
+        let opened = match &way {
             Way::Held => {
                 held.push(stream.clone());
                 continue;
             }
             Way::Null => File::options().read(true).write(true).open("/dev/null"),
-            Way::Same(path) => opened(stream, &path, false),
+            Way::Same(path) => opened(stream, path, false),
             Way::Append(path) => {
-                let (node, path) = (&node.config.node, path.display());
+                let (node, shown) = (&node.config.node, path.display());
                 let removed = if stream.removed { ", and has no name any more" } else { "" };
                 prepared.remarks.push(format!(
-                    "stdio: {stream} goes on at the end of {path} on node {node}, which is not the file that it \
+                    "stdio: {stream} goes on at the end of {shown} on node {node}, which is not the file that it \
                      was{removed}"
                 ));
-                opened(stream, Path::new(&path.to_string()), true)
+                opened(stream, path, true)
             }
         };
         let file: OwnedFd = opened
             .map_err(|error| Failure::new(format!("{stream} of {} cannot be opened: {error}", offer.container)))?
             .into();
-        let is_same = matches!(way(stream, &offer.stdio_target), Way::Same(_));
+        let is_same = matches!(way, Way::Same(_));
         prepared.given.push(Given { key: key(stream, is_same), pid: std::process::id(), number: file.as_raw_fd() });
         prepared.files.push(file);
     }
