@@ -1870,9 +1870,10 @@ def mounted_for_watch(name):
 
 
 def file_with_a_lost_name(name):
-    """A tmpfs that is left to CRIU: an open file has lost its name and has another."""
+    """A tmpfs that is left to CRIU, since it propagates; an open file has lost its name and has another."""
     mounted_for_watch(name)
     path = '/tmp/mounted/' + name
+    call(libc.mount(None, path.encode(), None, 1 << 20, None))
     file = os.open(path + '/lost', os.O_RDWR | os.O_CREAT)
     os.link(path + '/lost', path + '/other')
     os.unlink(path + '/lost')

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, redis_command};
+use tranship_lab::{CLIENT, CounterClient, Lab, REDIS_PORT, Redis, redis_command};
 use tranship_types::BlockerKind;
 
 use crate::limits::limits;
@@ -27,6 +27,75 @@ const BINDS: [&str; 10] = [
     "--tmpfs",
     "/tmp",
 ];
+
+/// Two processes take turns by semaphores with names and by one without, and count them in shared memory with a name
+/// and in a removed file; both counts must be the same. To who connects to port 7000 it tells the count.
+const POSIX_SHARER: &str = r#"
+import ctypes, mmap, os, socket, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.sem_open.restype = ctypes.c_void_p
+def semaphore(name):
+    found = libc.sem_open(name, os.O_CREAT, 0o600, 0)
+    assert found, os.strerror(ctypes.get_errno())
+    return ctypes.c_void_p(found)
+def memory(fd, size):
+    os.ftruncate(fd, size)
+    found = mmap.mmap(fd, size)
+    os.close(fd)
+    return found
+ping, pong, visit, gone = [semaphore(name) for name in (b'/ping', b'/pong', b'/visit', b'/gone')]
+libc.sem_unlink(b'/gone')
+turns = memory(libc.shm_open(b'/turns', os.O_CREAT | os.O_RDWR, 0o600), 1 << 20)
+removed = memory(libc.shm_open(b'/removed', os.O_CREAT | os.O_RDWR, 0o600), 1 << 20)
+libc.shm_unlink(b'/removed')
+def count(memory, by=0):
+    number = int.from_bytes(memory[4096:4104], 'little') + by
+    memory[4096:4104] = number.to_bytes(8, 'little')
+    return number
+def waited(semaphore):
+    while libc.sem_wait(semaphore): assert ctypes.get_errno() == 4
+if os.fork() == 0:
+    while True:
+        waited(ping)
+        count(turns, 1)
+        libc.sem_post(gone)
+        libc.sem_post(pong)
+if os.fork() == 0:
+    while True:
+        waited(visit)
+        turns[0:4] = b'seen'
+server = socket.socket()
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+server.bind(('', 7000))
+server.listen()
+server.settimeout(0.001)
+while True:
+    libc.sem_post(ping)
+    waited(pong)
+    waited(gone)
+    count(removed, 1)
+    try: peer = server.accept()[0]
+    except TimeoutError: continue
+    same = count(turns) == count(removed)
+    peer.sendall(b'%d' % count(turns) if same else b'%d turns, %d in the removed file' % (count(turns), count(removed)))
+    peer.close()
+"#;
+
+/// Asks a process of the sharer for a mark in the shared memory by the semaphore and the memory that have the names
+/// now, and sees whether the turns go on.
+const POSIX_VISITOR: &str = r#"
+import ctypes, mmap, os, time
+libc = ctypes.CDLL(None, use_errno=True)
+libc.sem_open.restype = ctypes.c_void_p
+turns = mmap.mmap(libc.shm_open(b'/turns', os.O_RDWR, 0), 1 << 20)
+turns[0:4] = bytes(4)
+before = turns[4096:4104]
+libc.sem_post(ctypes.c_void_p(libc.sem_open(b'/visit', 0)))
+for _ in range(2000):
+    if turns[0:4] == b'seen' and turns[4096:4104] != before: break
+    time.sleep(0.01)
+print('goes on' if turns[0:4] == b'seen' and turns[4096:4104] != before else 'stands still')
+"#;
 
 impl Managed {
     /// A container whose mounts lie behind symbolic links of its image moves there, back and on,
@@ -193,5 +262,33 @@ impl Managed {
         refused_move(lab, "a", self.name, "b")?
             .names(BlockerKind::Engine, "device /run/own-device, which is not there")?;
         self.remove(lab, "a")
+    }
+
+    /// POSIX semaphores and shared memory in the container's `/dev/shm`, also such as have been removed, are the same
+    /// for its processes and for new ones after each move, and its processes go on with them. The address is that of
+    /// this number, `more` are options of `run`.
+    ///
+    /// # Errors
+    /// If not.
+    pub fn keeps_posix_semaphores_and_shared_memory(&self, lab: &Lab, number: u8, more: &[&str]) -> Result<()> {
+        (self.prepare)(lab)?;
+        let ip = Ipv4Addr::new(10, 77, 0, number);
+        let command = ["python3", "-c", POSIX_SHARER].map(ToOwned::to_owned);
+        (self.run)(lab, "a", self.name, ip, self.image, more, &command)?;
+        let ask = format!("cat </dev/tcp/{ip}/7000");
+        let told =
+            || wait_until("the sharer", Duration::from_secs(20), || Ok(lab.check(CLIENT, &["bash", "-c", &ask]).ok()));
+        let mut before = told()?.trim().parse::<u64>().context("of the sharer's turns")?;
+        for (from, to) in [("a", "b"), ("b", "a"), ("a", "b")] {
+            move_container(lab, from, self.name, to).with_context(|| format!("from {from} to {to}"))?;
+            let now = told()?.trim().parse::<u64>().with_context(|| format!("on {to}"))?;
+            ensure!(now > before, "on {to} the turns stand at {now}, after {before}");
+            before = now;
+            let seen = (self.command)(lab, to, &["exec", self.name, "python3", "-c", POSIX_VISITOR])?;
+            ensure!(seen == "goes on\n", "a new process on {to} says {seen:?}");
+            let left = self.execute(lab, to, "ls /dev/shm")?;
+            ensure!(left == "sem.ping\nsem.pong\nsem.visit\nturns\n", "on {to} /dev/shm has {left:?}");
+        }
+        self.remove(lab, "b")
     }
 }

@@ -486,8 +486,14 @@ fn a_service_of_compose_is_its_own_after_a_move(stage: &mut Stage) -> Result<()>
     Ok(())
 }
 
+fn posix_semaphores_and_shared_memory_go_on(stage: &mut Stage) -> Result<()> {
+    DOCKER.keeps_posix_semaphores_and_shared_memory(&stage.lab, 99, &[])?;
+    DOCKER.keeps_posix_semaphores_and_shared_memory(&stage.lab, 102, &["--ipc", "shareable"])
+}
+
 fn main() -> ExitCode {
     scenarios(&[
+        ("posix_semaphores_and_shared_memory_go_on", posix_semaphores_and_shared_memory_go_on),
         ("a_service_of_compose_is_its_own_after_a_move", a_service_of_compose_is_its_own_after_a_move),
         ("what_people_do_with_a_container_goes_on_after_a_move", what_people_do_with_a_container_goes_on_after_a_move),
         (

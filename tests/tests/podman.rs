@@ -247,11 +247,16 @@ fn the_node_s_host_name_is_left_behind_where_that_is_allowed(stage: &mut Stage) 
     PODMAN.moves_with_the_node_s_host_name(&stage.lab, 97)
 }
 
+fn posix_semaphores_and_shared_memory_go_on(stage: &mut Stage) -> Result<()> {
+    PODMAN.keeps_posix_semaphores_and_shared_memory(&stage.lab, 98, &[])
+}
+
 fn main() -> ExitCode {
     if !whole_matrices() {
         println!("skipped: killed starts but that of podman itself; `make test-engines` kills conmon and runc, too");
     }
     scenarios(&[
+        ("posix_semaphores_and_shared_memory_go_on", posix_semaphores_and_shared_memory_go_on),
         ("what_people_do_with_a_container_goes_on_after_a_move", what_people_do_with_a_container_goes_on_after_a_move),
         (
             "the_node_s_host_name_is_left_behind_where_that_is_allowed",

@@ -385,7 +385,14 @@ impl SourceRun {
         self.find_shared(Where::Everywhere)?;
         self.tell_huge_pages()?;
         let brought = self.pod.as_ref().filter(|_| !self.joins_network());
-        self.files = tmpfs::Leaving::begin(&self.node, &self.peer, &self.id, (&container, brought), &offer);
+        self.files = tmpfs::Leaving::begin(
+            &self.node,
+            &self.peer,
+            &self.id,
+            (&container, brought),
+            &offer,
+            self.layout.hidden(),
+        );
         self.begin_trees(&container, &offer)?;
         self.gate = prepared_gate(&offer)?;
         self.breakpoints = breakpoints::prepare().ok();

@@ -7,10 +7,11 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use tranship_coordinator::Failure;
+use tranship_criu::hidden;
 use tranship_criu::rpc::ExternalMount;
 use tranship_engine::{Container, Pod};
 use tranship_storage::copy::{CopyError, Moved};
-use tranship_storage::tmpfs::{self, Source, TmpfsMount};
+use tranship_storage::tmpfs::{self, Renamed, Source, TmpfsMount};
 use tranship_sys::clock::monotonic_ns;
 use tranship_transport::{Connection, Link};
 use tranship_types::{Blocker, BlockerKind, MigrationId, NodeName};
@@ -19,7 +20,7 @@ use tranship_wire::message::Offer;
 
 use crate::arrivals::Inbox;
 use crate::copying::{Left, SYNC, Said, Sending, synced};
-use crate::layout::Layout;
+use crate::layout::{Layout, preload};
 use crate::node::{Node, failed};
 
 /// Most mounts of one container.
@@ -132,6 +133,8 @@ pub struct Leaving {
     /// How many mounts are carried: those, and the one that is shared and that criu leaves alone anyway.
     carried: usize,
     ahead: Moved,
+    /// The table of hidden pages, beside which names of files are told to criu.
+    table: PathBuf,
     /// Where this node sees the container's `/dev/shm`, if the engine binds that into it: to CRIU it cannot be left.
     bound: Option<PathBuf>,
 }
@@ -144,6 +147,7 @@ impl Leaving {
         id: &MigrationId,
         (container, brought): (&Container, Option<&Pod>),
         offer: &Offer,
+        table: PathBuf,
     ) -> Option<Self> {
         let offered = mounts(offer).unwrap_or_default();
         if offered.is_empty() {
@@ -160,7 +164,7 @@ impl Leaving {
         };
         let of_pod = brought.and_then(|pod| pod.shared_memory(container));
         let bound = container.own_shared_memory().or(of_pod).map(|_| inside(container));
-        Some(Self { at_work: begin(), external: Vec::new(), carried: 0, ahead: Moved::default(), bound })
+        Some(Self { at_work: begin(), external: Vec::new(), carried: 0, ahead: Moved::default(), table, bound })
     }
 
     /// Bounds what the link takes, in bytes a second.
@@ -211,6 +215,7 @@ impl Leaving {
                 carried = decision.external.iter().any(|(_, point)| point == SHARED_MEMORY);
                 let own = decision.external.into_iter().filter(|(index, _)| !source.is_shared(*index));
                 self.external = own.map(|(index, point)| ExternalMount { key: point, val: key(index) }).collect();
+                tell_renamed(&self.table, &decision.renamed)?;
                 decision.left
             }
             Err(why) => vec![why.clone()],
@@ -247,6 +252,21 @@ impl Leaving {
         );
         Ok(Left { start_ns, end_ns: monotonic_ns(), wire_bytes, way })
     }
+}
+
+/// Tells criu names of files that are used by a name that is gone.
+fn tell_renamed(table: &Path, files: &[Renamed]) -> Result<(), Failure> {
+    let Some(first) = files.first() else { return Ok(()) };
+    if preload().is_none() {
+        return Err(Failure::new(format!(
+            "a process uses {} by a name that is gone, as after sem_open, which takes the library that is preloaded into criu; \
+             put libtranship_preload.so beside transhipd",
+            first.path.display()
+        )));
+    }
+    let files = files.iter().map(|file| (file.device, file.inode, file.path.as_path()));
+    hidden::write_renamed(table, files)
+        .map_err(|error| Failure::new(format!("names of files cannot be told to criu: {error}")))
 }
 
 /// Mounts what was offered, and lets the link come.

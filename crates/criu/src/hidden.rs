@@ -2,6 +2,7 @@
 //! and where shared memory is when it restores.
 
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use tranship_types::PageRange;
@@ -53,6 +54,19 @@ pub fn write(path: &Path, hidden: &[(u32, Vec<PageRange>)], objects: &[(u64, u64
     std::fs::write(path, bytes)
 }
 
+/// Tells the library names of files whose name for the kernel is gone: device, inode, and a path that the file has in
+/// the container. Beside the table, with `.renamed` appended, each as `DEVICE INODE PATH` and a zero. It must be
+/// complete before criu is let go.
+pub fn write_renamed<'f>(table: &Path, files: impl Iterator<Item = (u64, u64, &'f Path)>) -> io::Result<()> {
+    let mut bytes = Vec::new();
+    for (device, inode, path) in files {
+        bytes.extend_from_slice(format!("{device} {inode} ").as_bytes());
+        bytes.extend_from_slice(path.as_os_str().as_bytes());
+        bytes.push(0);
+    }
+    if bytes.is_empty() { Ok(()) } else { std::fs::write(appended(table, ".renamed"), bytes) }
+}
+
 /// Shared memory that criu has made empty instead of taking what the memory plane has brought: keys in the table at
 /// `table` whose image criu had (so that it made the object) and that the library was not asked for.
 pub fn left_empty(table: &Path, images: &Path) -> Vec<u32> {
@@ -85,9 +99,13 @@ pub(crate) fn parsed(table: &str) -> Vec<(u32, String, PathBuf)> {
 }
 
 fn used(path: &Path) -> PathBuf {
-    let mut used = path.as_os_str().to_owned();
-    used.push(".used");
-    used.into()
+    appended(path, ".used")
+}
+
+fn appended(path: &Path, suffix: &str) -> PathBuf {
+    let mut appended = path.as_os_str().to_owned();
+    appended.push(suffix);
+    appended.into()
 }
 
 /// Whether the library has read the table, that is, was at work in the dump.

@@ -105,7 +105,7 @@ impl Source {
         let mut moved = Moved::default();
         for (index, (tree, original)) in self.originals.iter_mut().enumerate() {
             let mut found = uses.get(&original.device).cloned().unwrap_or_default();
-            if found.renamed_by_criu {
+            if !found.renamed.is_empty() {
                 return Err(CopyError::Unfit { path: tree.path.clone(), why: RENAMED });
             }
             let at_first = self.mappings.first.get(&original.device).into_iter().flatten();

@@ -168,6 +168,18 @@ impl Original {
         self.tree.as_ref()
     }
 
+    /// A name that an inode has at this moment, as a path below the root.
+    pub fn name_of(&self, ino: u64) -> Option<PathBuf> {
+        let is_at = |path: &PathBuf| {
+            let found = open_beneath(&self.place.root, path, OFlags::PATH).and_then(|file| look(file, b""));
+            found.is_ok_and(|stat| stat.stx_ino == ino)
+        };
+        let named = |tree: &Tree| tree.nodes.contains_key(&ino).then(|| tree.path(ino)).filter(is_at);
+        let anew = || Tree::read(&self.place.root, &self.place.point, self.place.limit).ok();
+        let path = self.tree.as_ref().and_then(named).or_else(|| named(&anew()?))?;
+        path.strip_prefix(".").ok().map(Path::to_owned)
+    }
+
     /// Sends what the peer does not have yet of tree number `index`, which is used so. `last`: the container is frozen, nothing may
     /// change meanwhile, and nothing follows.
     ///

@@ -26,9 +26,10 @@ pub(crate) struct Use {
     pub unsure_of_mappings: bool,
     /// Somebody has something open for writing.
     pub open_for_writing: bool,
-    /// Somebody has a file open by a name that is gone while another one is there. CRIU gives such a file a name of its own,
-    /// in the filesystem, while it dumps, and expects it there when it restores.
-    pub renamed_by_criu: bool,
+    /// Files that somebody has open or mapped by a name that is gone while another one is there: inode, and the mount
+    /// that it was opened in. To a file that it does not find under the name that the kernel has for it CRIU gives a
+    /// name of its own, in the filesystem, while it dumps, and expects it there when it restores.
+    pub renamed: HashSet<(u64, u64)>,
 }
 
 impl Use {
@@ -62,14 +63,16 @@ pub(crate) fn look(pids: &[u32], devices: &[Device], merged: &HashMap<Device, La
             let Some(mapping) = Mapping::parse(&line).filter(|m| m.shared || m.deleted) else { continue };
             // The table of mappings has other device numbers than the files themselves on some filesystems.
             let file = PathBuf::from(format!("/proc/{pid}/map_files/{}", mapping.range));
-            let Ok(target) = statx(CWD, &file, AtFlags::empty(), StatxFlags::BASIC_STATS) else { continue };
+            let Ok(target) = statx(CWD, &file, AtFlags::empty(), WITH_MOUNT) else { continue };
             let device = (target.stx_dev_major, target.stx_dev_minor);
             if let Some(found) = uses.get_mut(&device) {
                 if mapping.shared {
                     found.suspects.insert(target.stx_ino);
                     found.mapped.insert(target.stx_ino);
                 }
-                found.renamed_by_criu |= mapping.deleted && target.stx_nlink > 0;
+                if mapping.deleted && target.stx_nlink > 0 {
+                    found.renamed.insert((target.stx_ino, target.stx_mnt_id));
+                }
             } else if mapping.shared
                 && let Some((device, ino)) = merged.get(&device).and_then(|l| l.below(mapping.path))
             {
@@ -80,7 +83,7 @@ pub(crate) fn look(pids: &[u32], devices: &[Device], merged: &HashMap<Device, La
         }
         let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
         for path in descriptors.map(|entry| entry.path()) {
-            let Ok(target) = statx(CWD, &path, AtFlags::empty(), StatxFlags::BASIC_STATS) else { continue };
+            let Ok(target) = statx(CWD, &path, AtFlags::empty(), WITH_MOUNT) else { continue };
             let Some(found) = uses.get_mut(&(target.stx_dev_major, target.stx_dev_minor)) else { continue };
             // The permissions of the link say how the file is open (proc_pid_fd(5)).
             let Ok(link) = statx(CWD, &path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::MODE) else { continue };
@@ -92,13 +95,14 @@ pub(crate) fn look(pids: &[u32], devices: &[Device], merged: &HashMap<Device, La
             if target.stx_nlink > 0
                 && std::fs::read_link(&path).is_ok_and(|name| name.as_os_str().as_bytes().ends_with(DELETED))
             {
-                found.renamed_by_criu = true;
+                found.renamed.insert((target.stx_ino, target.stx_mnt_id));
             }
         }
     }
     uses
 }
 
+const WITH_MOUNT: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::MNT_ID);
 const DELETED: &[u8] = b" (deleted)";
 
 /// A line of proc_pid_maps(5).
@@ -150,13 +154,14 @@ mod tests {
         assert!(!look(&pid, &[device], &HashMap::new())[&device].suspects.contains(&ino));
         let both = std::fs::File::options().read(true).write(true).open(&path).unwrap();
         let found = &look(&pid, &[device], &HashMap::new())[&device];
-        assert!(found.suspects.contains(&ino) && found.open_for_writing && !found.renamed_by_criu);
+        assert!(found.suspects.contains(&ino) && found.open_for_writing && found.renamed.is_empty());
         std::fs::hard_link(&path, dir.path().join("g")).unwrap();
         std::fs::remove_file(&path).unwrap();
-        assert!(look(&pid, &[device], &HashMap::new())[&device].renamed_by_criu);
+        let found = &look(&pid, &[device], &HashMap::new())[&device].renamed;
+        assert!(found.iter().any(|(inode, mount)| *inode == ino && *mount != 0), "{found:?}");
         std::fs::remove_file(dir.path().join("g")).unwrap();
         assert!(
-            !look(&pid, &[device], &HashMap::new())[&device].renamed_by_criu,
+            look(&pid, &[device], &HashMap::new())[&device].renamed.iter().all(|(inode, _)| *inode != ino),
             "a file without any name is CRIU's ghost"
         );
         drop(both);

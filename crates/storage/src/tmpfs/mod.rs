@@ -21,7 +21,7 @@ mod source;
 
 pub use find::{Options, TmpfsMount, find};
 pub use make::make;
-pub use source::{Decision, Source};
+pub use source::{Decision, Renamed, Source};
 
 /// Most files in one mount; one with more stays with CRIU. Each costs the agent a few hundred bytes.
 pub const MAX_FILES: usize = 100_000;

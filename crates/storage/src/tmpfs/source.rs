@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use nix::sched::{CloneFlags, setns, unshare};
@@ -24,6 +24,36 @@ pub struct Decision {
     pub external: Vec<(usize, String)>,
     /// Mounts that are left to CRIU, and why.
     pub left: Vec<String>,
+    /// Files in those that CRIU leaves alone of which the kernel has a name that is gone.
+    pub renamed: Vec<Renamed>,
+}
+
+/// A file that a process has open or mapped by a name that is gone, and that has another name, as after sem_open(3),
+/// which links a file to its name when it has been written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Renamed {
+    /// Its device, as in `st_dev` of stat(2).
+    pub device: u64,
+    /// Its inode.
+    pub inode: u64,
+    /// A name that it has, in the container.
+    pub path: PathBuf,
+}
+
+impl Renamed {
+    /// The files of this mount that are used so; `None` if one of them is not found under a name by which CRIU, which
+    /// looks for it below the root of process `init`, finds it.
+    fn all(init: u32, mount: &TmpfsMount, state: &Original, found: &Use) -> Option<Vec<Self>> {
+        let device = rustix::fs::makedev(state.device.0, state.device.1);
+        let root = Path::new("/proc").join(init.to_string()).join("root");
+        let one = |&(inode, opened_in): &(u64, u64)| {
+            let path = Path::new(&mount.point).join(state.name_of(inode)?);
+            let seen = rustix::fs::lstat(root.join(path.strip_prefix("/").ok()?)).ok()?;
+            let is_found = opened_in == mount.id && (seen.st_dev, seen.st_ino) == (device, inode);
+            is_found.then_some(Self { device, inode, path })
+        };
+        found.renamed.iter().map(one).collect()
+    }
 }
 
 /// The tmpfs mounts of a container on the node that it leaves.
@@ -132,14 +162,21 @@ impl Source {
         let mut decision = Decision::default();
         for (index, mounted) in self.mounts.iter_mut().enumerate() {
             if let Ok(state) = &mounted.state {
-                let renamed = uses.get(&state.device).is_some_and(|found| found.renamed_by_criu);
+                let renamed = uses
+                    .get(&state.device)
+                    .map_or(Some(Vec::new()), |found| Renamed::all(self.init, &mounted.mount, state, found));
                 let why = match (alike(&mounted.mount), apart, renamed) {
-                    (false, ..) => "it was mounted or changed while its content was on its way",
-                    (_, true, _) => "a process has a mount namespace of its own",
-                    (.., true) => "a process has a file open whose name is gone while it has another one",
-                    _ => "",
+                    (false, ..) => Some("it was mounted or changed while its content was on its way"),
+                    (_, true, _) => Some("a process has a mount namespace of its own"),
+                    (.., None) => {
+                        Some("a process has a file open by a name that is gone, which is not found under another one")
+                    }
+                    (.., Some(renamed)) => {
+                        decision.renamed.extend(renamed);
+                        None
+                    }
                 };
-                if !why.is_empty() {
+                if let Some(why) = why {
                     mounted.state = Err(why.to_owned());
                 }
             }

@@ -14,6 +14,7 @@
 //! What waits in terminals ([`terminals`]), errors of sockets ([`queues`]) and the marks of System V segments ([`segments`]) are after a dump
 //! what they were before.
 //!
+//! Files whose name for the kernel is gone it knows by another one ([`renamed`]).
 //! Directories that are roots of mounts it refers to and does not open ([`mount_points`]).
 //!
 //! It tells the resource limits of a task of another user where the kernel wants CAP_SYS_RESOURCE for that, from
@@ -35,6 +36,7 @@ mod joined;
 mod map_files;
 mod mount_points;
 mod queues;
+mod renamed;
 mod segments;
 mod shared;
 mod socket_files;

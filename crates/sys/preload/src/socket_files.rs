@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 use libc::{sockaddr, sockaddr_un, socklen_t};
 
 use crate::sockets::real;
-use crate::{Open, is_dump, is_restore, streams};
+use crate::{Open, is_dump, is_restore, renamed, streams};
 
 type Readlink = unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> isize;
 
@@ -81,10 +81,20 @@ fn path_in(address: &sockaddr_un, len: socklen_t) -> Option<Vec<u8>> {
 pub unsafe extern "C" fn readlink(path: *const c_char, buffer: *mut c_char, size: usize) -> isize {
     let real = real!(c"readlink", Readlink);
     // SAFETY: a C string, by contract.
-    let answer = if is_dump() { answer(unsafe { CStr::from_ptr(path) }) } else { None };
-    let Some(answer) = answer else {
-        // SAFETY: handed on as it came.
-        return unsafe { real(path, buffer, size) };
+    let fd = if is_dump() { descriptor(unsafe { CStr::from_ptr(path) }) } else { None };
+    let answer = match fd.and_then(answer) {
+        Some(answer) => answer,
+        None => {
+            // SAFETY: handed on as it came.
+            let len = unsafe { real(path, buffer, size) };
+            // SAFETY: the system has filled so many bytes.
+            let link = |len| unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), len) };
+            let is_gone = usize::try_from(len).is_ok_and(|len| link(len).ends_with(REMOVED));
+            match fd.filter(|_| is_gone).and_then(renamed::name) {
+                Some(name) => name,
+                None => return len,
+            }
+        }
     };
     let len = answer.len().min(size);
     // SAFETY: the buffer holds that many bytes, by contract.
@@ -92,8 +102,12 @@ pub unsafe extern "C" fn readlink(path: *const c_char, buffer: *mut c_char, size
     len.cast_signed()
 }
 
-fn answer(path: &CStr) -> Option<Vec<u8>> {
-    let fd: c_int = path.to_str().ok()?.strip_prefix("/proc/self/fd/")?.parse().ok()?;
+/// The descriptor of criu's whose file a path is asked for.
+fn descriptor(path: &CStr) -> Option<c_int> {
+    path.to_str().ok()?.strip_prefix("/proc/self/fd/")?.parse().ok()
+}
+
+fn answer(fd: c_int) -> Option<Vec<u8>> {
     if let Some(name) = streams::name(fd) {
         return Some(name);
     }

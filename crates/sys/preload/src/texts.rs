@@ -35,6 +35,17 @@ impl Table {
     }
 }
 
+/// Names of files whose name for the kernel is gone, by device and inode: each is `DEVICE INODE PATH` and a zero.
+pub fn renamed(bytes: &[u8]) -> HashMap<(u64, u64), Vec<u8>> {
+    let one = |record: &[u8]| {
+        let mut words = record.splitn(3, |byte| *byte == b' ');
+        let mut number = || str::from_utf8(words.next()?).ok()?.parse().ok();
+        let file = (number()?, number()?);
+        words.next().filter(|path| path.starts_with(b"/")).map(|path| (file, path.to_vec()))
+    };
+    bytes.split(|byte| *byte == 0).filter_map(one).collect()
+}
+
 /// One row of `/proc/PID/limits`, whose rows are in the order of the resources' numbers: (soft, hard).
 pub fn limits_row(text: &str, resource: usize) -> Option<[u64; 2]> {
     let row = text.lines().nth(resource + 1)?;
