@@ -250,17 +250,17 @@ impl Managed {
         self.remove(lab, "a")
     }
 
-    /// A device that the destination lacks is named before the freeze.
+    /// A device of which `words` are said, since the destination lacks it or because the engine does not say which one
+    /// of the node's it is, is named before the freeze.
     ///
     /// # Errors
     /// If not.
-    pub fn is_refused_without_its_device(&self, lab: &Lab, number: u8) -> Result<()> {
+    pub fn is_refused_for_its_device(&self, lab: &Lab, number: u8, words: &str) -> Result<()> {
         (self.prepare)(lab)?;
-        lab.check("a", &["sh", "-c", "[ -e /run/own-device ] || mknod /run/own-device c 1 3"])?;
+        lab.check("a", &["sh", "-c", "[ -e /run/own-device ] || mknod /run/own-device c 240 77"])?;
         let counter = self.start(lab, number, &["--device", "/run/own-device:/dev/own"], &[])?;
         drop(counter);
-        refused_move(lab, "a", self.name, "b")?
-            .names(BlockerKind::Engine, "device /run/own-device, which is not there")?;
+        refused_move(lab, "a", self.name, "b")?.names(BlockerKind::Engine, words)?;
         self.remove(lab, "a")
     }
 
@@ -289,6 +289,65 @@ impl Managed {
             let left = self.execute(lab, to, "ls /dev/shm")?;
             ensure!(left == "sem.ping\nsem.pong\nsem.visit\nturns\n", "on {to} /dev/shm has {left:?}");
         }
+        self.remove(lab, "b")
+    }
+
+    /// A device of the node is in the container after a move, where programs can use it. The address is that of this
+    /// number.
+    ///
+    /// # Errors
+    /// If not.
+    pub fn keeps_its_device(&self, lab: &Lab, number: u8) -> Result<()> {
+        (self.prepare)(lab)?;
+        for node in ["a", "b"] {
+            lab.check(node, &["sh", "-c", "[ -e /run/two-device ] || mknod /run/two-device c 1 5"])?;
+        }
+        let mut counter = self.start(lab, number, &["--device", "/run/two-device:/dev/own:rw"], &[])?;
+        let look = "stat -c %F:%t:%T /dev/own; head -c 2 /dev/own | od -An -c; echo x > /dev/own && echo written";
+        let before = self.execute(lab, "a", look)?;
+        ensure!(before.ends_with("written\n") && before.contains("\\0"), "on a the device is {before:?}");
+        for (from, to) in [("a", "b"), ("b", "a"), ("a", "b")] {
+            self.moves(lab, &mut counter, from, to)?;
+            let now = self.execute(lab, to, look)?;
+            ensure!(now == before, "the device was {before:?}, and on {to} it is {now:?}");
+        }
+        drop(counter);
+        (self.command)(lab, "b", &["restart", "--time", "1", self.name])?;
+        let now = self.execute(lab, "b", look).context("after restart")?;
+        ensure!(now == before, "the device was {before:?}, and after restart it is {now:?}");
+        self.remove(lab, "b")
+    }
+
+    /// A container with an init of the engine's (`--init`) has it after a move, too: it reaps what its program leaves,
+    /// passes signals on, and is there after a restart. The address is that of this number.
+    ///
+    /// # Errors
+    /// If not.
+    pub fn keeps_its_init(&self, lab: &Lab, number: u8) -> Result<()> {
+        (self.prepare)(lab)?;
+        let ip = Ipv4Addr::new(10, 77, 0, number);
+        (self.run_whole)(lab, "a", self.name, ip, self.image, &[&BINDS[..], &["--init"]].concat(), &redis_command())?;
+        Redis::connect(lab, ip, Duration::from_secs(10))?;
+        let mut counter = CounterClient::start(lab, (ip, REDIS_PORT).into(), "counter", Duration::from_micros(500))?;
+        let look = "cat /proc/1/comm; grep ^PPid /proc/$(pgrep -x redis-server)/status";
+        let before = self.execute(lab, "a", look)?;
+        ensure!(!before.starts_with("redis") && before.ends_with("PPid:\t1\n"), "on a it has {before:?}");
+        for (from, to) in [("a", "b"), ("b", "a"), ("a", "b")] {
+            self.moves(lab, &mut counter, from, to)?;
+            let now = self.execute(lab, to, look)?;
+            ensure!(now == before, "it had {before:?}, and on {to} it has {now:?}");
+            self.execute(lab, to, "sh -c '(true; exec sleep 0.2) & exit'")?;
+            wait_until("the orphan to be reaped", Duration::from_secs(10), || {
+                Ok(self.execute(lab, to, "pgrep -x sleep || echo none")?.contains("none").then_some(()))
+            })?;
+        }
+        drop(counter);
+        (self.command)(lab, "b", &["stop", "--time", "10", self.name])?;
+        let code = self.told(lab, "b", "{{.State.ExitCode}}")?;
+        ensure!(code == "0", "stopped by a signal that its init has passed on, it ends with {code}");
+        (self.command)(lab, "b", &["start", self.name])?;
+        let now = self.execute(lab, "b", look).context("after stop and start")?;
+        ensure!(now == before, "it had {before:?}, and after stop and start it has {now:?}");
         self.remove(lab, "b")
     }
 }

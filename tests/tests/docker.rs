@@ -411,7 +411,7 @@ fn the_node_s_host_name_is_left_behind_where_that_is_allowed(stage: &mut Stage) 
 }
 
 fn a_device_that_the_destination_lacks_is_named(stage: &mut Stage) -> Result<()> {
-    DOCKER.is_refused_without_its_device(&stage.lab, 97)
+    DOCKER.is_refused_for_its_device(&stage.lab, 97, "device /run/own-device, which is not there")
 }
 
 fn a_docker_that_does_not_run_is_told_from_one_that_is_not_installed(stage: &mut Stage) -> Result<()> {
@@ -491,8 +491,18 @@ fn posix_semaphores_and_shared_memory_go_on(stage: &mut Stage) -> Result<()> {
     DOCKER.keeps_posix_semaphores_and_shared_memory(&stage.lab, 102, &["--ipc", "shareable"])
 }
 
+fn a_device_of_the_node_is_there_after_a_move(stage: &mut Stage) -> Result<()> {
+    DOCKER.keeps_its_device(&stage.lab, 104)
+}
+
+fn an_init_of_the_engine_s_moves(stage: &mut Stage) -> Result<()> {
+    DOCKER.keeps_its_init(&stage.lab, 101)
+}
+
 fn main() -> ExitCode {
     scenarios(&[
+        ("a_device_of_the_node_is_there_after_a_move", a_device_of_the_node_is_there_after_a_move),
+        ("an_init_of_the_engine_s_moves", an_init_of_the_engine_s_moves),
         ("posix_semaphores_and_shared_memory_go_on", posix_semaphores_and_shared_memory_go_on),
         ("a_service_of_compose_is_its_own_after_a_move", a_service_of_compose_is_its_own_after_a_move),
         ("what_people_do_with_a_container_goes_on_after_a_move", what_people_do_with_a_container_goes_on_after_a_move),

@@ -251,11 +251,26 @@ fn posix_semaphores_and_shared_memory_go_on(stage: &mut Stage) -> Result<()> {
     PODMAN.keeps_posix_semaphores_and_shared_memory(&stage.lab, 98, &[])
 }
 
+fn a_device_that_podman_does_not_know_is_named(stage: &mut Stage) -> Result<()> {
+    PODMAN.is_refused_for_its_device(&stage.lab, 101, "device /dev/own, and Podman does not say")
+}
+
+fn a_device_of_the_node_is_there_after_a_move(stage: &mut Stage) -> Result<()> {
+    PODMAN.keeps_its_device(&stage.lab, 99)
+}
+
+fn an_init_of_the_engine_s_moves(stage: &mut Stage) -> Result<()> {
+    PODMAN.keeps_its_init(&stage.lab, 103)
+}
+
 fn main() -> ExitCode {
     if !whole_matrices() {
         println!("skipped: killed starts but that of podman itself; `make test-engines` kills conmon and runc, too");
     }
     scenarios(&[
+        ("a_device_of_the_node_is_there_after_a_move", a_device_of_the_node_is_there_after_a_move),
+        ("an_init_of_the_engine_s_moves", an_init_of_the_engine_s_moves),
+        ("a_device_that_podman_does_not_know_is_named", a_device_that_podman_does_not_know_is_named),
         ("posix_semaphores_and_shared_memory_go_on", posix_semaphores_and_shared_memory_go_on),
         ("what_people_do_with_a_container_goes_on_after_a_move", what_people_do_with_a_container_goes_on_after_a_move),
         (

@@ -22,12 +22,18 @@ const BINDS: [&str; 6] = ["--volume", "/usr:/usr:ro", "--volume", "/etc:/etc:ro"
 /// That of the lab's nodes.
 const SUBNET: &str = "10.77.0.0/24";
 
+/// Programs for `--init`.
+const INITS: [&str; 3] = ["/usr/libexec/podman/catatonit", "/usr/bin/tini", "/usr/bin/docker-init"];
+
 /// A node's configuration: its name below /etc/containers, and what is in it.
 fn files() -> [(&'static str, String); 3] {
     let storage =
         format!("[storage]\ndriver = \"overlay\"\ngraphroot = \"{STORAGE}\"\nrunroot = \"/run/containers/storage\"\n");
+    // Debian's podman only recommends the one that it looks for.
+    let init = INITS.iter().find(|path| Path::new(path).exists()).unwrap_or(&INITS[0]);
     let containers = format!(
-        "[engine]\nruntime = \"runc\"\ncgroup_manager = \"cgroupfs\"\nevents_logger = \"file\"\n\n\
+        "[containers]\ninit_path = \"{init}\"\n\n\
+         [engine]\nruntime = \"runc\"\ncgroup_manager = \"cgroupfs\"\nevents_logger = \"file\"\n\n\
          [engine.runtimes]\ntranship = [\"{WRAPPER}\"]\n\n[network]\nnetwork_backend = \"netavark\"\n"
     );
     let policy = "{\"default\": [{\"type\": \"insecureAcceptAnything\"}]}\n".to_owned();

@@ -72,6 +72,10 @@ pub(super) struct Parameters {
     pub joined: Option<JoinedPod>,
     pub networks: Vec<Network>,
     pub volumes: Vec<Volume>,
+    /// Devices of the node, by their paths in the container, of which Podman does not say where the node has them: it
+    /// looks for their numbers in `/dev`.
+    #[serde(default)]
+    unknown_devices: Vec<String>,
     /// Whether the container was another engine's, which describes it in other words: only what it says in the same is compared.
     #[serde(default)]
     pub foreign: bool,
@@ -206,6 +210,7 @@ impl Parameters {
             joined: None,
             networks: attached.collect(),
             volumes: volumes.collect(),
+            unknown_devices: unknown_devices(&container["HostConfig"], &config["linux"]["devices"]),
             foreign: false,
         }
     }
@@ -316,12 +321,29 @@ impl Parameters {
             let cause = format!("volume {} of container {name} has a driver or options of its own", volume.name);
             add(BlockerKind::Mount, cause, "give it a plain volume, or mount what it stands for on both nodes");
         }
+        for device in &self.unknown_devices {
+            let cause = format!(
+                "container {name} has the device {device}, and Podman does not say which device of the node that is"
+            );
+            add(
+                BlockerKind::Engine,
+                cause,
+                "make the device in the node's /dev, where Podman looks for it, or start the container without it",
+            );
+        }
         if !list(&self.described["Config"]["Secrets"]).is_empty() {
             let cause = format!("container {name} uses secrets, which Podman keeps on this node");
             add(BlockerKind::Engine, cause, "mount them as files that both nodes have");
         }
         found
     }
+}
+
+/// The devices of a runtime's configuration that Podman does not show. It shows none of a container that has all.
+fn unknown_devices(host: &Value, devices: &Value) -> Vec<String> {
+    let known: Vec<_> = list(&host["Devices"]).iter().map(|device| &device["PathInContainer"]).collect();
+    let unknown = list(devices).iter().map(|device| &device["path"]).filter(|path| !known.contains(path));
+    unknown.filter(|_| host["Privileged"] != true).filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
 /// The command that a container runs, by the configuration of its runtime where there is one.
