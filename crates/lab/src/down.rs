@@ -27,7 +27,7 @@ fn init_processes() -> Vec<Process> {
     let mut found: Vec<_> = state.nodes.iter().map(|n| n.init).filter(|p| p.is_alive()).collect();
     for pid in pids() {
         let arguments = arguments(pid);
-        let [program, verb, _, _, disk] = arguments.as_slice() else { continue };
+        let [program, verb, _, _, disk, ..] = arguments.as_slice() else { continue };
         // Labs in other namespaces of this machine have other directories, and pid namespaces of greater depth.
         let own = state.disk.as_ref().map_or_else(|| depth(pid) == 2, |own| Path::new(disk).starts_with(own));
         if verb == "hold" && own && Path::new(program).file_name().is_some_and(|n| n == "tranship-lab") {
@@ -75,7 +75,7 @@ pub fn take_down() -> Result<bool> {
     }
     let state = State::load().ok().flatten().unwrap_or_default();
     for directory in &state.made {
-        match fs::remove_dir(directory) {
+        match remove_mount_point(directory) {
             Err(e) if e.kind() != ErrorKind::NotFound => leftovers.push(format!("{}: {e}", directory.display())),
             _ => {}
         }
@@ -125,6 +125,16 @@ fn await_end(inits: &[Process], inside: &[Process], spaces: &BTreeSet<String>) -
     leftovers
 }
 
+/// Removes an empty directory, unless something is mounted on it: in another mount namespace, that of another lab, it
+/// would be unmounted.
+fn remove_mount_point(directory: &Path) -> io::Result<()> {
+    let is_mounted = |pid: u32| {
+        let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
+        mounts.lines().filter_map(|line| line.split(' ').nth(4)).any(|point| Path::new(point) == directory)
+    };
+    if pids().into_iter().any(is_mounted) { Ok(()) } else { fs::remove_dir(directory) }
+}
+
 fn is_missing(result: &io::Result<()>) -> bool {
     result.as_ref().is_err_and(|e| e.kind() == ErrorKind::NotFound)
 }
@@ -139,5 +149,38 @@ fn remove_directory() -> Option<String> {
     match fs::remove_dir_all(DIRECTORY) {
         Err(e) if e.kind() != ErrorKind::NotFound => Some(format!("{DIRECTORY}: {e}")),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn what_another_lab_has_mounted_stays_mounted() {
+        if !nix::unistd::geteuid().is_root() {
+            println!("skipped: mount namespaces need root");
+            return;
+        }
+        let directory = std::env::temp_dir().join(format!("tranship-lab-test-{}", std::process::id()));
+        fs::create_dir(&directory).unwrap();
+        // As the other lab has it, in a mount namespace of its own, which says whether it still has it when its input
+        // ends.
+        let script = "mount -t tmpfs tmpfs \"$0\" && echo mounted && cat && mountpoint -q \"$0\" && echo still";
+        let mut other = Command::new("unshare");
+        other.args(["--mount", "--propagation", "private", "sh", "-c", script]).arg(&directory);
+        let mut other = other.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = BufReader::new(other.stdout.take().unwrap()).lines();
+        assert_eq!(said.next().unwrap().unwrap(), "mounted");
+        remove_mount_point(&directory).unwrap();
+        assert!(directory.exists(), "the mount point of another lab was removed");
+        drop(other.stdin.take());
+        assert_eq!(said.next().unwrap().unwrap(), "still");
+        assert!(other.wait().unwrap().success());
+        remove_mount_point(&directory).unwrap();
+        assert!(!directory.exists());
     }
 }

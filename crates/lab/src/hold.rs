@@ -4,7 +4,7 @@
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -16,17 +16,22 @@ use crate::error::{LabError, Result};
 use crate::state::{BIN, ROOTFS, STAGE, SWITCH};
 
 const NOTHING: Option<&str> = None;
+/// Where directories are kept while what they are in gets hidden, below a node's /run.
+const KEPT: &str = "tranship-lab/kept";
+/// What a node has for itself: what the host has there is not seen in it.
+const PRIVATE: [&str; 7] =
+    ["/run", "/tmp", "/srv", "/var/lib/tranship", "/var/lib/containers", "/var/lib/cni", "/etc/tranship"];
 
 /// Becomes the init process of node `name`: process 1 of a fresh pid namespace, in fresh network and mount namespaces
 /// (`unshare --net --mount --pid --fork`). Prints `ready PID`, the pid being the host's, and does not return unless it
-/// fails before that.
-pub fn hold(name: &str, programs: &Path, disk: &Path) -> Result<()> {
+/// fails before that. The directories in `common` are the host's, also within those that the node has for itself.
+pub fn hold(name: &str, programs: &Path, disk: &Path, common: &[PathBuf]) -> Result<()> {
     let outside = fs::read_link("/proc/self").map_err(LabError::file("read", "/proc/self"))?;
     if std::process::id() != 1 {
         return Err(LabError::Refused("`hold` is for the lab's own use; say `tranship-lab up`".into()));
     }
     if name != SWITCH {
-        private_view(programs, disk)?;
+        private_view(programs, disk, common)?;
     }
     fresh("/proc", "proc", MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC)?;
 
@@ -53,11 +58,7 @@ fn reap_forever() -> ! {
 }
 
 /// Gives this mount namespace, which is private already, its own /run, /tmp, /srv, /sys and directories of Tranship.
-fn private_view(programs: &Path, disk: &Path) -> Result<()> {
-    // Before anything hides it.
-    if disk.exists() {
-        bind(disk, Path::new("/srv"), MsFlags::empty())?;
-    }
+fn private_view(programs: &Path, disk: &Path, common: &[PathBuf]) -> Result<()> {
     let quiet = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
     tmpfs(STAGE, "mode=755", quiet)?;
     let stage = Path::new(STAGE);
@@ -69,6 +70,17 @@ fn private_view(programs: &Path, disk: &Path) -> Result<()> {
         // A bind mount takes no flags but by a second call.
         let read_only = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
         mount(NOTHING, &target, NOTHING, read_only, NOTHING).map_err(failed("mount read-only", &target))?;
+    }
+    // Before anything hides them.
+    let is_hidden = |directory: &Path| PRIVATE.iter().any(|top| directory != *top && directory.starts_with(top));
+    let hidden: Vec<_> = common.iter().filter(|directory| is_hidden(directory)).collect();
+    for (index, directory) in hidden.iter().enumerate() {
+        let kept = stage.join(KEPT).join(index.to_string());
+        fs::create_dir_all(&kept).map_err(LabError::file("make", &kept))?;
+        bind(directory, &kept, MsFlags::MS_REC)?;
+    }
+    if disk.exists() {
+        bind(disk, Path::new("/srv"), MsFlags::empty())?;
     }
 
     // sysfs shows the network namespace that it was mounted from; the cgroups below it are carried over.
@@ -96,6 +108,12 @@ fn private_view(programs: &Path, disk: &Path) -> Result<()> {
         tmpfs(directory, "mode=700", quiet)?;
     }
     tmpfs("/etc/tranship", "mode=700", quiet)?;
+    for (index, directory) in hidden.iter().enumerate() {
+        let kept = Path::new("/run").join(KEPT).join(index.to_string());
+        fs::create_dir_all(directory).map_err(LabError::file("make", directory))?;
+        relocate(&kept, directory)?;
+        fs::remove_dir(&kept).map_err(LabError::file("remove", &kept))?;
+    }
     debug_assert!(Path::new(BIN).is_dir() && Path::new(ROOTFS).is_dir());
     Ok(())
 }

@@ -328,6 +328,7 @@ fn start_holder(name: &str, holder: &Path, disk: &Path) -> Result<Child> {
         .args(["hold", name])
         .arg(program::program_directory()?)
         .arg(disk.join(name))
+        .args(program::working_copies()?)
         .env(MARK, name)
         .current_dir("/")
         .stdin(Stdio::null())

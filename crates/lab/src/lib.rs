@@ -4,8 +4,8 @@
 //! ```text
 //!             node a                    node b                   client
 //!   init ─ transhipd ─ runc   init ─ transhipd ─ runc   init ─ counter, psql, curl …
-//!   own: network, /run, /tmp, /sys, /etc/tranship, /var/lib/tranship, /var/lib/cni, processes, cgroup parent
-//!   shared: the kernel, and the rest of the host's files
+//!   own: network, /run, /tmp, /srv, /sys, /etc/tranship, /var/lib/{tranship,containers,cni}, processes, cgroup parent
+//!   shared: the kernel, and the rest of the host's files; the working copy, wherever it is
 //! ```
 //!
 //! ```no_run
@@ -62,7 +62,7 @@ pub use hold::hold;
 pub use lab::{Lab, UpOptions};
 pub use podman::PROGRAM as PODMAN;
 pub use process::patience;
-pub use program::{find_program, program_directory};
+pub use program::{find_program, program_directory, working_copies};
 pub use redis::{REDIS_PORT, Redis, redis_command};
 pub use snapshot::Snapshot;
 pub use spec::RunOptions;

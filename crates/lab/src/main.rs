@@ -85,6 +85,8 @@ enum Command {
         programs: PathBuf,
         /// Its directory on the host's disk
         disk: PathBuf,
+        /// Directories that it has in common with the host wherever they are
+        common: Vec<PathBuf>,
     },
 }
 
@@ -181,7 +183,7 @@ fn perform(command: Command) -> Result<ExitCode> {
         Command::Status => status()?,
         Command::Demo { keys, link } => return demo::demo(keys, rate(link.as_deref())?),
         Command::Counter(arguments) => counter(&arguments)?,
-        Command::Hold { name, programs, disk } => tranship_lab::hold(&name, &programs, &disk)?,
+        Command::Hold { name, programs, disk, common } => tranship_lab::hold(&name, &programs, &disk, &common)?,
     }
     Ok(ExitCode::SUCCESS)
 }

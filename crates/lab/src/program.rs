@@ -21,6 +21,22 @@ pub fn program_directory() -> Result<PathBuf> {
     Ok(if built { directory.parent().unwrap_or(directory) } else { directory }.to_owned())
 }
 
+/// The directories that programs and tests need besides what is installed: the working copies that this program was
+/// built in and runs in, each with all that is below its outermost `Cargo.lock`; and where this program is, if that is
+/// in neither.
+pub fn working_copies() -> Result<Vec<PathBuf>> {
+    let programs = program_directory()?;
+    let programs = programs.canonicalize().map_err(LabError::file("find", &programs))?;
+    let here = env::current_dir().map_err(LabError::file("find", "the working directory"))?;
+    let copy =
+        |place: &Path| place.ancestors().filter(|top| top.join("Cargo.lock").is_file()).last().map(Path::to_owned);
+    let mut found: Vec<PathBuf> = copy(&here).into_iter().chain([copy(&programs).unwrap_or(programs)]).collect();
+    found.sort();
+    // What lies within another one comes with it.
+    found.dedup_by(|inner, outer| inner.starts_with(outer));
+    Ok(found)
+}
+
 /// Where one of Tranship's programs is: in `program_directory`, else on PATH.
 pub fn find_program(name: &str) -> Result<PathBuf> {
     let first = program_directory()?;

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tranship_lab::{CLIENT, CounterClient, Lab, LabError, REDIS_PORT, Redis, RunOptions, UpOptions, redis_command};
+use tranship_lab::{
+    CLIENT, CounterClient, Lab, LabError, REDIS_PORT, Redis, RunOptions, UpOptions, find_program, redis_command,
+};
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 10);
 
@@ -82,4 +84,36 @@ fn a_lab_runs_containers_measures_gaps_and_leaves_nothing() {
     lab.down().unwrap();
     assert!(!std::path::Path::new("/run/tranship-lab").exists());
     parent.wait().unwrap();
+}
+
+/// Nodes, and what `suites isolate` runs, have a /tmp, a /run and a /srv of their own, but for the working copy, which
+/// may be there.
+#[test]
+fn a_working_copy_is_seen_wherever_it_is() {
+    let Ok(suites) = find_program("suites") else {
+        eprintln!("skipped: `suites` is not built");
+        return;
+    };
+    if Command::new("id").arg("-u").output().is_ok_and(|o| o.stdout != b"0\n") {
+        eprintln!("skipped: a lab needs root");
+        return;
+    }
+    let script = r#"cat file && "$0" up --no-agents > /dev/null && "$0" exec a -- cat "$PWD/file" &&
+        "$0" exec a -- touch /tmp/own /run/own /srv/own && "$0" exec b -- ls /tmp /srv; ls /tmp; "$0" down > /dev/null"#;
+    for top in ["/tmp", "/run", "/srv"] {
+        let copy = format!("{top}/tranship-copy-{}", std::process::id());
+        std::fs::create_dir(&copy).unwrap();
+        std::fs::write(format!("{copy}/Cargo.lock"), "").unwrap();
+        std::fs::write(format!("{copy}/file"), "here\n").unwrap();
+        let mut command = Command::new(&suites);
+        command.args(["isolate", "copy", "--", "sh", "-c", script, env!("CARGO_BIN_EXE_tranship-lab")]);
+        let output = command.current_dir(&copy).output();
+        std::fs::remove_dir_all(&copy).unwrap();
+        let output = output.unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        let name = copy.rsplit('/').next().unwrap();
+        let seen = |place: &str| if top == place { format!("{name}\n") } else { String::new() };
+        let expected = format!("here\nhere\n/srv:\n{}\n/tmp:\n{}{}", seen("/srv"), seen("/tmp"), seen("/tmp"));
+        assert_eq!(said, expected, "{top}: {}", String::from_utf8_lossy(&output.stderr));
+    }
 }

@@ -12,7 +12,7 @@
 
 use std::env;
 use std::fs;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -148,6 +148,9 @@ fn private_view(what: &Isolate) -> Result<()> {
     let below_sys = below_sys()?;
     let top = Path::new("/sys/fs/cgroup");
     let links = links(top);
+    let scratch = what.scratch.as_deref().context("no scratch directory")?;
+    let here = env::current_dir().context("cannot find the working directory")?;
+    let kept = keep(&needed(what)?, scratch)?;
     // Mounts that are only hidden would still be found in mountinfo.
     for hidden in ["/sys", "/run"] {
         detach_below(Path::new(hidden))?;
@@ -176,15 +179,10 @@ fn private_view(what: &Isolate) -> Result<()> {
             symlink(&target, top.join(&name)).with_context(|| format!("cannot make the link {}", name.display()))?;
         }
     }
-    let scratch = what.scratch.as_deref().context("no scratch directory")?;
     // Opened before one of them hides the scratch directory.
     let open = |own: &str| fs::File::open(scratch.join(own)).context("cannot open the scratch directory");
     for (target, own) in [("/tmp", open("tmp")?), ("/var/tmp", open("var-tmp")?)] {
-        if may_hide(Path::new(target), what)? {
-            let source = format!("/proc/self/fd/{}", own.as_raw_fd());
-            mount(Some(source.as_str()), target, NOTHING, MsFlags::MS_BIND, NOTHING)
-                .with_context(|| format!("cannot bind-mount on {target}"))?;
-        }
+        bind(own.as_fd(), Path::new(target))?;
     }
     fresh("/run", "tmpfs", "mode=755")?;
     fresh("/dev/shm", "tmpfs", "mode=1777")?;
@@ -193,7 +191,56 @@ fn private_view(what: &Isolate) -> Result<()> {
             .and_then(|()| fs::set_permissions(directory, fs::Permissions::from_mode(mode)))
             .with_context(|| format!("cannot make {directory}"))?;
     }
-    OWN_DIRECTORIES.iter().try_for_each(|directory| fresh(directory, "tmpfs", "mode=755"))
+    OWN_DIRECTORIES.iter().try_for_each(|directory| fresh(directory, "tmpfs", "mode=755"))?;
+    for (path, kept) in kept {
+        make_place(&path, kept.metadata()?.is_dir())?;
+        bind(kept.as_fd(), &path)?;
+    }
+    // What has this name now, not what it had before.
+    env::set_current_dir(&here).with_context(|| format!("cannot enter {}", here.display()))
+}
+
+/// What the command needs wherever it is: the working copy, and its own program.
+fn needed(what: &Isolate) -> Result<Vec<PathBuf>> {
+    let mut needed = tranship_lab::working_copies()?;
+    let program = Path::new(&what.command[0]).canonicalize().unwrap_or_default();
+    if program.is_file() && !needed.iter().any(|copy| program.starts_with(copy)) {
+        needed.push(program);
+    }
+    Ok(needed)
+}
+
+/// Keeps those of the paths that will be hidden: mounts each a second time, below the scratch directory, and opens it
+/// there.
+fn keep(paths: &[PathBuf], scratch: &Path) -> Result<Vec<(PathBuf, fs::File)>> {
+    let hidden = ["/run", "/tmp", "/var/tmp", "/dev/shm"].iter().chain(&OWN_DIRECTORIES);
+    let is_hidden = |path: &Path| hidden.clone().any(|top| path != Path::new(top) && path.starts_with(top));
+    let mut kept = Vec::new();
+    for path in paths.iter().filter(|path| is_hidden(path)) {
+        let place = scratch.join(format!("kept-{}", kept.len()));
+        make_place(&place, path.is_dir())?;
+        mount(Some(path), &place, NOTHING, MsFlags::MS_BIND | MsFlags::MS_REC, NOTHING)
+            .with_context(|| format!("cannot bind-mount {}", path.display()))?;
+        let opened = fs::File::open(&place).with_context(|| format!("cannot open {}", place.display()))?;
+        kept.push((path.clone(), opened));
+    }
+    Ok(kept)
+}
+
+/// Makes something that a directory or a file can be mounted on.
+fn make_place(path: &Path, is_directory: bool) -> Result<()> {
+    let made = match (is_directory, path.parent()) {
+        (true, _) => fs::create_dir_all(path),
+        (false, parent) => parent.map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::File::create(path).map(drop)),
+    };
+    made.with_context(|| format!("cannot make {}", path.display()))
+}
+
+/// Mounts what is open, and all that is mounted below it, at another path.
+fn bind(opened: BorrowedFd<'_>, target: &Path) -> Result<()> {
+    let source = format!("/proc/self/fd/{}", opened.as_raw_fd());
+    mount(Some(source.as_str()), target, NOTHING, MsFlags::MS_BIND | MsFlags::MS_REC, NOTHING)
+        .with_context(|| format!("cannot bind-mount on {}", target.display()))
 }
 
 /// Moves this process out of the way of version 2's rule that a cgroup with controllers for its children has no processes.
@@ -203,12 +250,6 @@ fn share_controllers(root: &Path) -> Result<()> {
     fs::write(own.join("cgroup.procs"), "0").with_context(|| format!("cannot enter the cgroup {}", own.display()))?;
     enable_controllers(root);
     Ok(())
-}
-
-/// Whether a directory of temporary files has nothing that the command needs: a working copy may be there.
-fn may_hide(directory: &Path, what: &Isolate) -> Result<bool> {
-    let needed = [crate::own_program()?, env::current_dir()?, PathBuf::from(&what.command[0])];
-    Ok(!needed.iter().any(|path| path.starts_with(directory)))
 }
 
 fn below_sys() -> Result<Vec<(PathBuf, String)>> {
