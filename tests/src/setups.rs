@@ -350,4 +350,24 @@ impl Managed {
         ensure!(now == before, "it had {before:?}, and after stop and start it has {now:?}");
         self.remove(lab, "b")
     }
+
+    /// What becomes of what the container has logged is said before the move and by its report. The address is that of
+    /// this number.
+    ///
+    /// # Errors
+    /// If not.
+    pub fn says_what_becomes_of_its_logs(&self, lab: &Lab, number: u8, more: &[&str]) -> Result<()> {
+        let counter = self.start(lab, number, more, &[])?;
+        drop(counter);
+        let engine = self.engine.to_lowercase();
+        wait_until("a line in the log", Duration::from_secs(10), || {
+            Ok((!(self.command)(lab, "a", &["logs", self.name])?.is_empty()).then_some(()))
+        })?;
+        let words = format!("logs: `{engine} logs {}` begins with the move on the destination; the ", self.name);
+        let plan = lab.check("a", &["tranship", "move", self.name, "--to", "b", "--dry-run", "--json"])?;
+        ensure!(plan.contains(&words), "the plan says {plan}");
+        let report = move_container(lab, "a", self.name, "b")?;
+        ensure!(report.ways.iter().any(|way| way.contains(&words)), "the report has only {:?}", report.ways);
+        self.remove(lab, "b")
+    }
 }

@@ -499,8 +499,14 @@ fn an_init_of_the_engine_s_moves(stage: &mut Stage) -> Result<()> {
     DOCKER.keeps_its_init(&stage.lab, 101)
 }
 
+fn what_becomes_of_logs_is_said(stage: &mut Stage) -> Result<()> {
+    DOCKER.says_what_becomes_of_its_logs(&stage.lab, 106, &[])?;
+    DOCKER.says_what_becomes_of_its_logs(&stage.lab, 107, &["--log-driver", "local"])
+}
+
 fn main() -> ExitCode {
     scenarios(&[
+        ("what_becomes_of_logs_is_said", what_becomes_of_logs_is_said),
         ("a_device_of_the_node_is_there_after_a_move", a_device_of_the_node_is_there_after_a_move),
         ("an_init_of_the_engine_s_moves", an_init_of_the_engine_s_moves),
         ("posix_semaphores_and_shared_memory_go_on", posix_semaphores_and_shared_memory_go_on),

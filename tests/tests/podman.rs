@@ -263,11 +263,16 @@ fn an_init_of_the_engine_s_moves(stage: &mut Stage) -> Result<()> {
     PODMAN.keeps_its_init(&stage.lab, 103)
 }
 
+fn what_becomes_of_logs_is_said(stage: &mut Stage) -> Result<()> {
+    PODMAN.says_what_becomes_of_its_logs(&stage.lab, 105, &["--log-driver", "k8s-file"])
+}
+
 fn main() -> ExitCode {
     if !whole_matrices() {
         println!("skipped: killed starts but that of podman itself; `make test-engines` kills conmon and runc, too");
     }
     scenarios(&[
+        ("what_becomes_of_logs_is_said", what_becomes_of_logs_is_said),
         ("a_device_of_the_node_is_there_after_a_move", a_device_of_the_node_is_there_after_a_move),
         ("an_init_of_the_engine_s_moves", an_init_of_the_engine_s_moves),
         ("a_device_that_podman_does_not_know_is_named", a_device_that_podman_does_not_know_is_named),

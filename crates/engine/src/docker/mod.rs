@@ -301,6 +301,21 @@ impl Docker {
     }
 }
 
+/// What becomes of what a container has logged.
+fn logged(name: &str, described: &Value) -> Option<String> {
+    let path = |key: &str| described[key].as_str().filter(|path| !path.is_empty()).map(Path::new);
+    match described["HostConfig"]["LogConfig"]["Type"].as_str()? {
+        "json-file" => described::logged(Docker::NAME, name, path("LogPath")?),
+        // Docker does not say where; it is beside what it says.
+        "local" => {
+            described::logged(Docker::NAME, name, &path("HostnamePath")?.with_file_name("local-logs/container.log"))
+        }
+        "journald" => Some(described::logged_to_journal(Docker::NAME, name)),
+        // Elsewhere, where it stays.
+        _ => None,
+    }
+}
+
 fn refused(what: &'static str, name: &str, answer: &Answer) -> EngineError {
     EngineError::Refused { engine: Docker::NAME, what, name: name.to_owned(), why: answer.message() }
 }
@@ -372,8 +387,12 @@ impl Engine for Docker {
     }
 
     fn remarks(&self, container: &Container) -> Vec<String> {
-        described::parameters::<Parameters>(&container.name, &container.parameters)
-            .map_or_else(|_| Vec::new(), |parameters| parameters.remarks(&container.name))
+        let mut remarks = described::parameters::<Parameters>(&container.name, &container.parameters)
+            .map_or_else(|_| Vec::new(), |parameters| parameters.remarks(&container.name));
+        remarks.extend(
+            self.described(&container.name).ok().flatten().and_then(|described| logged(&container.name, &described)),
+        );
+        remarks
     }
 
     fn parameters_for(&self, other: EngineName, container: &Container) -> Result<Value, Vec<Blocker>> {

@@ -282,9 +282,16 @@ impl Parameters {
         !self.pod.is_empty() && mode.as_str().is_some_and(|mode| mode.starts_with("container:"))
     }
 
-    /// What there is to say of its published ports.
+    /// What there is to say of its published ports, and of what it has logged.
     pub fn remarks(&self, name: &str) -> Vec<String> {
-        described::published(name, &self.described["HostConfig"]).into_iter().collect()
+        let host = &self.described["HostConfig"];
+        let log = &host["LogConfig"];
+        let logged = match (log["Type"].as_str().unwrap_or_default(), log["Path"].as_str()) {
+            ("k8s-file" | "json-file", Some(path)) => described::logged("podman", name, path.as_ref()),
+            ("journald", _) => Some(described::logged_to_journal("podman", name)),
+            _ => None,
+        };
+        described::published(name, host).into_iter().chain(logged).collect()
     }
 
     /// What no other node could give to the container.
