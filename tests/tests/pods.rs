@@ -362,16 +362,21 @@ fn what_a_pod_cannot_take_along_is_named(stage: &mut Stage) -> Result<()> {
     lab.podman("a", &["exec", "kv", "rm", "/dev/mqueue/letters"])?;
     // A file without a name, which CRIU would give to each of them anew.
     for name in ["one", "two"] {
-        let holds = ["sh", "-c", "exec 3<>/dev/shm/gone; sleep 1000"].map(str::to_owned);
+        let script = "exec 3<>/dev/shm/gone 4<>/dev/shm/$0; ln /dev/shm/$0 /dev/shm/$0-too; rm /dev/shm/$0; sleep 1000";
+        let holds = ["sh", "-c", script, name].map(str::to_owned);
         run_in_pod(lab, "a", name, &[], &holds)?;
     }
-    lab.podman("a", &["exec", "one", "sh", "-c", "until ls /proc/1/fd/3; do sleep 0.1; done"])?;
-    lab.podman("a", &["exec", "two", "sh", "-c", "until ls /proc/1/fd/3; do sleep 0.1; done; rm /dev/shm/gone"])?;
+    for name in ["one", "two"] {
+        let other = format!("until [ -e /dev/shm/{name}-too ] && ! [ -e /dev/shm/{name} ]; do sleep 0.1; done");
+        lab.podman("a", &["exec", name, "sh", "-c", &other])?;
+    }
+    lab.podman("a", &["exec", "two", "rm", "/dev/shm/gone"])?;
     fs::write(lab.path("a", "/tmp/pod.yaml")?, "containers:\n  kv:\n  one:\n  two:\n")?;
     let dry_run = ["tranship", "move-group", "/tmp/pod.yaml", "--to", "b", "--atomic", "--dry-run", "--json"];
     let plan: GroupPlan = serde_json::from_slice(&lab.exec("a", &dry_run)?.stdout)?;
     let said: String = plan.members.iter().flat_map(|member| &member.blockers).map(ToString::to_string).collect();
     ensure!(said.contains("one and two share a file in /dev/shm that has been removed"), "{plan:#?}");
+    ensure!(said.contains("container two uses a file in /dev/shm by a name that is gone"), "{plan:#?}");
     lab.podman("a", &["rm", "--force", "--time", "0", "one", "two"])?;
     lab.podman("b", &["pod", "create", "--name", "shop", "--infra=false"])?;
     names(BlockerKind::NameTaken, "has a pod shop already")?;

@@ -10,6 +10,7 @@
 //! ```
 
 use std::collections::HashSet;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -61,6 +62,7 @@ pub fn obstacles(pod: &Pod, container: &Container, others: &[Container]) -> Vec<
     }
     found.extend(left_behind(Some(pod), container));
     found.extend(removed_files(pod, container, others));
+    found.extend(renamed_files(pod, container, others));
     found
 }
 
@@ -96,10 +98,10 @@ pub fn left_behind(pod: Option<&Pod>, container: &Container) -> Option<Blocker> 
 /// each a file of its own.
 pub fn removed_files(pod: &Pod, container: &Container, others: &[Container]) -> Option<Blocker> {
     let place = pod.shared_memory(container)?;
-    let path = format!("/proc/{}/root{}", container.init, place.display());
-    let device = std::fs::metadata(path).ok()?.dev();
-    let own = removed_of(container, device);
-    let with = others.iter().find(|other| !removed_of(other, device).is_disjoint(&own))?;
+    let device = device_of(container, &place)?;
+    let removed = |container: &Container| nameless_of(container, device).removed;
+    let own = removed(container);
+    let with = others.iter().find(|other| !removed(other).is_disjoint(&own))?;
     let cause = format!(
         "processes of the containers {} and {} share a file in {} that has been removed",
         container.name,
@@ -109,19 +111,47 @@ pub fn removed_files(pod: &Pod, container: &Container, others: &[Container]) -> 
     Some(Blocker::new(BlockerKind::Mount, cause, "remove it when nobody uses it any more"))
 }
 
-/// The inodes of the removed files of a filesystem that a container's processes have open or mapped.
-fn removed_of(container: &Container, device: u64) -> HashSet<u64> {
-    let mut found = HashSet::new();
-    let mut add = |path: PathBuf| {
-        if let Ok(file) = std::fs::metadata(path)
-            && (file.dev(), file.nlink()) == (device, 0)
-        {
-            found.insert(file.ino());
-        }
+/// A file in the `/dev/shm` of a pod of several containers that is used by a name that is gone while it has another
+/// one. CRIU makes a name of its own for it there in each dump, which may come after the files have been sent.
+fn renamed_files(pod: &Pod, container: &Container, others: &[Container]) -> Option<Blocker> {
+    let place = pod.shared_memory(container)?;
+    let is_used = !others.is_empty() && nameless_of(container, device_of(container, &place)?).is_renamed;
+    is_used.then(|| {
+        let (name, place) = (&container.name, place.display());
+        let cause = format!("container {name} uses a file in {place} by a name that is gone, as after sem_open");
+        let remedy =
+            "give the container a /dev/shm of its own (`--tmpfs /dev/shm`), if the others do not need the file";
+        Blocker::new(BlockerKind::Mount, cause, remedy)
+    })
+}
+
+/// The device of the filesystem that is mounted at a path in a container.
+fn device_of(container: &Container, place: &Path) -> Option<u64> {
+    Some(std::fs::metadata(format!("/proc/{}/root{}", container.init, place.display())).ok()?.dev())
+}
+
+/// The files of a filesystem that a container's processes have open or mapped by a name that is gone.
+#[derive(Default)]
+struct Nameless {
+    /// Inodes of those that have no name any more.
+    removed: HashSet<u64>,
+    /// Whether there are others, which have another name.
+    is_renamed: bool,
+}
+
+fn nameless_of(container: &Container, device: u64) -> Nameless {
+    let mut found = Nameless::default();
+    let mut add = |path: PathBuf| match std::fs::metadata(path) {
+        Ok(file) if (file.dev(), file.nlink()) == (device, 0) => drop(found.removed.insert(file.ino())),
+        Ok(file) => found.is_renamed |= file.dev() == device,
+        Err(_) => {}
     };
     for pid in container.processes().unwrap_or_default() {
         let open = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-        open.for_each(|entry| add(entry.path()));
+        let is_gone = |path: &PathBuf| {
+            std::fs::read_link(path).is_ok_and(|name| name.as_os_str().as_bytes().ends_with(b" (deleted)"))
+        };
+        open.map(|entry| entry.path()).filter(is_gone).for_each(&mut add);
         let mapped = process::mappings(pid).into_iter().flatten().flatten().filter(|line| line.ends_with(" (deleted)"));
         for line in mapped {
             let range = line.split(' ').next().unwrap_or_default();
