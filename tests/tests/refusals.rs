@@ -1,5 +1,6 @@
 //! What cannot be carried is refused before the freeze, by name, unless the user allows the move to lose it.
 
+use std::io::Write;
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::ExitCode;
@@ -8,7 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use tranship_api::Plan;
 use tranship_e2e::{
-    Guest, Stage, exactly_one_runs, move_with, refused_move, refused_move_with, remove, scenarios, wait_until,
+    Guest, Moving, Stage, exactly_one_runs, move_with, refused_move, refused_move_with, remove, restart_agent,
+    scenarios, wait_until,
 };
 use tranship_lab::{Lab, RunOptions, find_program};
 
@@ -161,6 +163,62 @@ fn an_open_file_that_another_one_hides_is_refused(stage: &mut Stage) -> Result<(
     remove(lab, NAME)
 }
 
+/// Is sent pipes through a socket, and keeps them; of a reading end it then writes to a file what comes.
+const RECEIVER: &str = r#"
+import array, os, socket
+server = socket.socket(socket.AF_UNIX)
+server.bind('\0pipes')
+server.listen()
+os.close(os.open('/tmp/ready', os.O_CREAT))
+kept = []
+while True:
+    peer = server.accept()[0]
+    descriptor = socket.recv_fds(peer, 1, 1)[1][0]
+    peer.close()
+    kept.append(descriptor)
+    os.close(os.open('/tmp/kept', os.O_CREAT))
+    with open('/tmp/read', 'wb', 0) as out:
+        while data := os.read(descriptor, 100): out.write(data)
+"#;
+
+/// Sends its standard input to the program above.
+const SENDER: &str = "
+import socket
+peer = socket.socket(socket.AF_UNIX)
+peer.connect('\\0pipes')
+socket.send_fds(peer, [b'x'], [0])
+";
+
+/// A pipe whose other end is outside of the container, which the program got when it had been inspected.
+fn a_pipe_that_leads_out_is_found_in_the_freeze(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    lab.run("a", NAME, &RunOptions::new(IP, ["python3", "-c", RECEIVER]))?;
+    ready(lab)?;
+    let (read, write) = std::io::pipe()?;
+    let give = |lab: &Lab| -> Result<()> {
+        // Else runc would stand between.
+        let mut sender = lab.command("a", &["runc", "exec", "--detach", NAME, "python3", "-c", SENDER])?;
+        ensure!(sender.stdin(read).status()?.success(), "the pipe cannot be sent");
+        let look = ["runc", "exec", NAME, "test", "-e", "/tmp/kept"];
+        wait_until("the program to have the pipe", PATIENCE, || Ok(lab.check("a", &look).ok().map(drop)))
+    };
+    let ended = Moving::begun_from(lab, NAME, ("a", "b"), "source.freeze.before", give)?.end()?;
+    ensure!(!ended.success && ended.error().contains("is a pipe whose writing end is held by"), "{ended:?}");
+    ensure!(exactly_one_runs(lab, NAME)? == "a", "it was moved");
+    restart_agent(lab, "a", "")?;
+    let refusal = refused_move(lab, "a", NAME, "b")?;
+    ensure!(refusal.text.contains("is a pipe whose other end is open outside of the container"), "{refusal:#?}");
+
+    (&write).write_all(b"still here")?;
+    let look = ["runc", "exec", NAME, "cat", "/tmp/read"];
+    let read = || Ok(lab.check("a", &look).ok().filter(|text| text == "still here").map(drop));
+    wait_until("what went through the pipe", PATIENCE, read)?;
+    // A pipe whose other end nobody has any more is carried.
+    drop(write);
+    move_with(lab, "a", NAME, "b", &[])?;
+    remove(lab, NAME)
+}
+
 /// Waits until a program has made a file that says so.
 fn ready(lab: &Lab) -> Result<()> {
     let look = ["runc", "exec", NAME, "test", "-e", "/tmp/ready"];
@@ -225,6 +283,7 @@ fn main() -> ExitCode {
         ),
         ("odd_states_are_moved_as_they_are", odd_states_are_moved_as_they_are),
         ("an_open_file_that_another_one_hides_is_refused", an_open_file_that_another_one_hides_is_refused),
+        ("a_pipe_that_leads_out_is_found_in_the_freeze", a_pipe_that_leads_out_is_found_in_the_freeze),
         ("states_that_proc_does_not_show_are_refused", states_that_proc_does_not_show_are_refused),
         ("containers_that_have_arrived_are_not_refused", containers_that_have_arrived_are_not_refused),
     ])

@@ -102,6 +102,8 @@ pub struct SourceRun {
     namespaces: Namespaces,
     /// What watches files whose paths criu has to be told.
     watchers: Vec<irmap::Watcher>,
+    /// Pipes that lead out of the container and get new other ends on the destination.
+    carried_pipes: Vec<String>,
     control: Option<Connection>,
     streams: Vec<Stream<Connection>>,
     /// What of their pages did not travel as it is.
@@ -206,6 +208,7 @@ impl SourceRun {
             others: Vec::new(),
             namespaces: Namespaces::default(),
             watchers: Vec::new(),
+            carried_pipes: Vec::new(),
             control: None,
             streams: Vec::new(),
             tally: Arc::default(),
@@ -318,7 +321,7 @@ impl SourceRun {
         }
         self.inspection = Some((found.container, found.offer));
         (self.pod, self.others, self.namespaces) = (found.pod, found.others, found.namespaces);
-        self.watchers = found.findings.watchers;
+        (self.watchers, self.carried_pipes) = (found.findings.watchers, found.findings.carried_pipes);
         Ok(())
     }
 

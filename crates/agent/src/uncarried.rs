@@ -1,5 +1,6 @@
 //! What criu does not carry of a container's descriptors, threads and shared memory segments: looked for beside its dump, and put right in the held tasks.
 
+use std::cell::LazyCell;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
@@ -8,12 +9,13 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 use nix::dir::Dir;
-use nix::fcntl::{OFlag, readlinkat};
-use nix::sys::stat::Mode;
+use nix::fcntl::{AtFlags, OFlag, readlinkat};
+use nix::sys::stat::{Mode, fstatat};
 use serde::{Deserialize, Serialize};
 use tranship_coordinator::Failure;
 use tranship_criu::affinity::{self, BoundThread};
 use tranship_criu::file_settings::{self, FileSetting, Served};
+use tranship_criu::pipes::{self, LeadsOut, Pipes};
 use tranship_criu::settings::{self, Setting};
 use tranship_criu::socket_files::{Found, Places, SocketFile};
 use tranship_criu::timers::{self, PeriodicTimer};
@@ -95,15 +97,16 @@ pub struct Network<'a> {
 }
 
 /// Looks at all descriptors, threads and segments of a frozen container's processes, whose network namespace is at `netns`. What stands in the
-/// way is a failure: groups that something else has joined, and what CRIU would drop of descriptors. `network` gives the other containers that live
-/// in the network.
+/// way is a failure: groups that something else has joined, pipes that lead out of the container but for `carried_pipes`, and what CRIU would
+/// drop of descriptors. `network` gives the other containers that live in the network.
 pub fn look(
     container: &Container,
     network: &Network<'_>,
     netns: Option<&Path>,
-    allowed: Allowances,
+    (carried_pipes, allowed): (&[String], Allowances),
 ) -> Result<Uncarried, Failure> {
-    let Descriptors { sockets, timers, pipes, queues, queues_of_tasks, files, watches } = descriptors(container);
+    let Descriptors { sockets, timers, pipes, owned_pipes, queues, queues_of_tasks, files, watches } =
+        descriptors(container);
     let states = netns.map(|netns| tranship_network::socket_states(netns, &sockets)).transpose().map_err(failed)?;
     let mut states = states.unwrap_or_default();
     if network.is_joined {
@@ -120,9 +123,12 @@ pub fn look(
         .chain(network.pod.and_then(|pod| pods::removed_files(pod, container, network.others)));
     let joined = states.unclaimed.iter().map(|group| joined_by_others(&container.name, group));
     let dropped = states.dropped.iter().map(|(socket, what)| dropped(socket, *what));
-    let undone = undo::blockers(&container.processes().unwrap_or_default());
+    let processes = container.processes().unwrap_or_default();
+    let undone = undo::blockers(&processes);
+    let lead_out = lead_out(&pipes, carried_pipes, (&processes, &sockets));
     let (socket_files, lost) = socket_files(container, &sockets);
-    let found = joined.chain(dropped).chain(queues.unread()).chain(left_behind).chain(undone).chain(lost);
+    let found =
+        joined.chain(dropped).chain(queues.unread()).chain(left_behind).chain(undone).chain(lost).chain(lead_out);
     let (blockers, _) = allowed.part(found.collect());
     Failure::blocked(blockers).map_or(Ok(()), Err)?;
     let (segments, rooms) = match container.has_namespace("ipc") {
@@ -134,7 +140,7 @@ pub fn look(
         timers,
         threads: of_processes(container, affinity::bound),
         settings: of_processes(container, settings::of),
-        pipes,
+        pipes: owned_pipes,
         others_have_groups,
         removed_segments: segments.removed,
         locked_segments: segments.locked,
@@ -144,6 +150,29 @@ pub fn look(
         watches,
         socket_files,
     })
+}
+
+/// Pipes that lead out of the container although its inspection has found none such: a program may have got one since (`SCM_RIGHTS`), or
+/// may have moved one to another number while its descriptors were read.
+fn lead_out(pipes: &Pipes, carried: &[String], (processes, sockets): (&[u32], &[OpenSocket])) -> Vec<Blocker> {
+    // CRIU has descriptors of the processes that it dumps, also those that are on their way through a socket.
+    let tracers = LazyCell::new(|| processes.iter().filter_map(|pid| pipes::tracer(*pid)).collect::<HashSet<u32>>());
+    let is_carried = |link: &str| carried.iter().any(|carried| carried == link);
+    let is_inside = |pid: u32| processes.contains(&pid) || tracers.contains(&pid);
+    let sockets = || sockets.iter().map(|socket| (socket.pid, socket.descriptor)).collect();
+    let blocker = |LeadsOut { ends, holder, .. }| {
+        let ((pid, descriptor), end) = (ends.place, if ends.reads { "writing" } else { "reading" });
+        let name = process::name(pid).unwrap_or_default();
+        let holder = match holder {
+            Some(holder) => format!("{} (pid {holder})", process::name(holder).unwrap_or_default()),
+            None => "a process that is not seen".to_owned(),
+        };
+        let cause = format!(
+            "descriptor {descriptor} of {name} (pid {pid}) is a pipe whose {end} end is held by {holder} outside of the              container, which was not so when the container was inspected"
+        );
+        Blocker::new(BlockerKind::Descriptor, cause, "try again (--retry)").at(pid, Some(descriptor)).passing()
+    };
+    pipes.lead_out(is_carried, is_inside, sockets).into_iter().map(blocker).collect()
 }
 
 /// Files of Unix sockets that have other names than CRIU gives them, and what cannot be given to them.
@@ -219,12 +248,13 @@ fn all_sockets(container: &Container, unit: &[Container]) -> Vec<OpenSocket> {
     [container].into_iter().chain(unit).flat_map(|one| descriptors(one).sockets).collect()
 }
 
-/// What there is of descriptors: sockets and pipes, each once, periodic timers, inotify queues, watches with flags and settings of files.
+/// What there is of descriptors: sockets and pipes of others than root, each once, all pipes, periodic timers, inotify queues, watches with flags and settings of files.
 #[derive(Default)]
 struct Descriptors {
     sockets: Vec<OpenSocket>,
     timers: Vec<PeriodicTimer>,
-    pipes: Vec<OwnedPipe>,
+    pipes: Pipes,
+    owned_pipes: Vec<OwnedPipe>,
     queues: Queues,
     /// The same, by the pids in the container.
     queues_of_tasks: Vec<(u32, i32)>,
@@ -257,8 +287,14 @@ fn descriptors(container: &Container) -> Descriptors {
                 Some(socket) if socket.starts_with("socket:") && seen.insert(target.clone()) => {
                     all.sockets.push(OpenSocket { pid, task, descriptor });
                 }
-                Some(pipe) if is_pipe(pipe) && seen.insert(target.clone()) => {
-                    all.pipes.extend(OwnedPipe::at(Path::new(&format!("{path}/{descriptor}")), task, descriptor));
+                Some(pipe) if is_pipe(pipe) => {
+                    let link = fstatat(&open, name.as_c_str(), AtFlags::AT_SYMLINK_NOFOLLOW);
+                    let Ok(link) = link else { continue };
+                    all.pipes.add(pipe, (pid, descriptor), pipes::ends_of(link.st_mode));
+                    if seen.insert(target.clone()) {
+                        let path = format!("{path}/{descriptor}");
+                        all.owned_pipes.extend(OwnedPipe::at(Path::new(&path), task, descriptor));
+                    }
                 }
                 link => {
                     // Only a path may be no text.

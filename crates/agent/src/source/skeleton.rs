@@ -117,7 +117,7 @@ type Trackers = (Option<Conntrack>, Option<NodeConntrack>);
 fn look(
     container: &Container,
     network: &Network<'_>,
-    allowed: Allowances,
+    allowed: (&[String], Allowances),
     (inside, node): Trackers,
 ) -> Result<Found, Failure> {
     // Beside the dump, which takes longer.
@@ -183,7 +183,7 @@ impl SourceRun {
         }
         self.front()?.handle.order(&Order::Go { external }).map_err(failed)?;
         let trackers = self.trackers()?;
-        let allowed = self.report.read().options.allow;
+        let (carried_pipes, allowed) = (self.carried_pipes.clone(), self.report.read().options.allow);
         let (others, is_joined, pod) = (self.unit_containers(), self.joins_network(), self.pod.clone());
         // By this container's move, or by another one's, which fails if they cannot be.
         let has_pod_s = pod.as_ref().is_some_and(|pod| pod.shared_memory(&container).is_some());
@@ -192,7 +192,8 @@ impl SourceRun {
             && (is_joined || tmpfs::of_pod(&self.layout, &self.inspected()?.1)?.is_some());
         std::thread::scope(|scope| {
             let network = Network { others: &others, is_joined, pod: pod.as_ref(), files_are_brought };
-            let found = threads::beside(scope, "look", move || look(&container, &network, allowed, trackers));
+            let found =
+                threads::beside(scope, "look", move || look(&container, &network, (&carried_pipes, allowed), trackers));
             while !self.dumped(&written)? {
                 let images = written.take()?;
                 if !images.is_empty() {

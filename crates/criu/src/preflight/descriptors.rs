@@ -11,11 +11,9 @@ use super::files::{Descriptor, Files, Holder, Kind};
 use super::mounts::{MQUEUE_MAGIC, is_of};
 use super::procfs::{self, FdInfo, bracketed};
 use super::{Look, Subject, stdio};
+use crate::pipes::{LeadsOut, Pipes};
 
 const O_DIRECT: u32 = 0o40000;
-const O_ACCMODE: u32 = 0o3;
-const O_WRONLY: u32 = 0o1;
-const O_RDWR: u32 = 0o2;
 /// `PIDFD_THREAD` has the value of `O_EXCL`.
 const O_EXCL: u32 = 0o200;
 /// A reference to a file that was not opened.
@@ -273,39 +271,42 @@ fn namespace(namespaces: &HashSet<&str>, d: &Descriptor<'_>) -> Option<Blocker> 
 
 /// A pipe's other end outside of the container is lost by a dump: CRIU makes a new pipe with one end, without complaint.
 fn pipes(container: &Container, subject: &Subject, files: &Files<'_>, look: &mut Look) {
-    let mut ends: BTreeMap<&str, (bool, bool, &Descriptor<'_>)> = BTreeMap::new();
+    let mut pipes = Pipes::default();
     for d in files.all.iter().filter(|d| d.link.starts_with("pipe:[")) {
-        let mode = d.info.flags & O_ACCMODE;
-        let end = ends.entry(&d.link).or_insert((false, false, d));
-        end.0 |= mode != O_WRONLY;
-        end.1 |= mode == O_WRONLY || mode == O_RDWR;
+        pipes.add(&d.link, (d.task.pid, d.fd), d.info.ends());
     }
-    look.findings.stdio = connected(container, subject, files, &ends);
+    look.findings.stdio = connected(container, subject, files, &pipes);
     let carried = look.findings.streams.iter().map(|stream| stream.name.as_str());
     let connected = look.findings.stdio.iter().map(String::as_str).filter(|_| subject.stdio_pipes_kept);
-    let kept: HashSet<&str> = carried.chain(connected).collect();
-    let mut blockers = Vec::new();
-    for (link, (read, write, d)) in ends {
-        if (read && write) || kept.contains(link) {
-            continue;
-        }
-        if let Some(Holder::Outside(pid, name)) = files.holder(container, link) {
-            let what = format!("is a pipe whose other end is held by {name} (pid {pid}) outside of the container");
-            blockers.push(blocker(d, &what, "use a socket or a FIFO in a shared directory, or end that process"));
+    let kept = carried.chain(connected).filter(|link| link.starts_with("pipe:["));
+    look.findings.carried_pipes = kept.map(str::to_owned).collect();
+    let sockets = || {
+        let sockets = files.all.iter().filter(|d| d.kind.kind == FileType::Socket);
+        sockets.map(|d| (d.task.pid, d.fd)).collect()
+    };
+    let is_carried = |link: &str| look.findings.carried_pipes.iter().any(|carried| carried == link);
+    for LeadsOut { link, ends, holder } in pipes.lead_out(is_carried, |pid| container.owns(pid), sockets) {
+        let Some(d) = files.all.iter().find(|d| (d.task.pid, d.fd) == ends.place) else { continue };
+        let remedy = "use a socket or a FIFO in a shared directory, or end that process";
+        match holder {
+            Some(pid) => {
+                let name = tranship_sys::process::name(pid).unwrap_or_default();
+                let what = format!("is a pipe whose other end is held by {name} (pid {pid}) outside of the container");
+                look.block(blocker(d, &what, remedy));
+            }
+            // A process that has just been born may have it.
+            None => {
+                let what = "is a pipe whose other end is open outside of the container, in a process that is not seen";
+                look.wait(bracketed(&link, "pipe").unwrap_or_default(), blocker(d, what, remedy));
+            }
         }
     }
-    look.findings.blockers.extend(blockers);
 }
 
 /// The pipes that the engine made for the first process's standard streams, or what those are instead. A shell that redirects its own
 /// stdout for a while keeps the pipe under a number from 10 on; a program may have moved it anywhere.
-fn connected(
-    container: &Container,
-    subject: &Subject,
-    files: &Files<'_>,
-    ends: &BTreeMap<&str, (bool, bool, &Descriptor<'_>)>,
-) -> Vec<String> {
-    let half = |link: &str| ends.get(link).is_some_and(|(read, write, _)| read != write);
+fn connected(container: &Container, subject: &Subject, files: &Files<'_>, pipes: &Pipes) -> Vec<String> {
+    let half = |link: &str| pipes.ends(link).is_some_and(|ends| ends.reads != ends.writes);
     let mut streams: Vec<Option<String>> = (0..3)
         .map(|number| {
             let now = files.all.iter().find(|d| d.task.pid == container.init && d.fd == number);
@@ -317,11 +318,11 @@ fn connected(
     // What a restored container's runtime has noted are the pipes of another node: what is left is told by who holds the other ends,
     // and by the order in which they were made.
     let engine = container.first().status.ppid;
-    let mut left: Vec<(u64, &str, bool)> = ends
-        .iter()
-        .filter(|(link, (read, write, _))| read != write && !streams.iter().flatten().any(|known| known == *link))
+    let mut left: Vec<(u64, &str, bool)> = pipes
+        .halves()
+        .filter(|(link, _)| !streams.iter().flatten().any(|known| known == link))
         .filter(|(link, _)| matches!(files.holder(container, link), Some(Holder::Outside(pid, _)) if *pid == engine))
-        .filter_map(|(link, (read, ..))| Some((bracketed(link, "pipe")?, *link, *read)))
+        .filter_map(|(link, ends)| Some((bracketed(link, "pipe")?, link, ends.reads)))
         .collect();
     left.sort_unstable();
     for (_, link, read) in left {

@@ -113,6 +113,8 @@ pub struct Findings {
     /// What the engine is to connect anew as stdin, stdout and stderr: `pipe:[INODE]` or a path. Where the first process has redirected
     /// one, the pipe that the engine made for it may be open under other numbers, and in other processes.
     pub stdio: Vec<String>,
+    /// Pipes that lead out of the container and get new other ends, from the engine or the agent: `pipe:[INODE]`.
+    pub carried_pipes: Vec<String>,
     /// What of the node the standard streams lead to, where [`Subject::carries_stdio`] is set.
     pub streams: Vec<StdioStream>,
     /// Whether files of Unix sockets are to get other names than CRIU gives them ([`socket_files`](crate::socket_files)).

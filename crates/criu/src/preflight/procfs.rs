@@ -105,6 +105,15 @@ impl FdInfo {
         info
     }
 
+    /// Whether it was opened for reading, and for writing.
+    pub(super) fn ends(&self) -> (bool, bool) {
+        match self.flags & 0o3 {
+            0 => (true, false),
+            1 => (false, true),
+            _ => (true, true),
+        }
+    }
+
     /// The number behind a key of a type's own lines, e.g. `Pid:` of a pidfd or `tty-index:` of a pty's master.
     pub(super) fn number(&self, key: &str) -> Option<i64> {
         self.text.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix(':')?.trim().parse().ok())

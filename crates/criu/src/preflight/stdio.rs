@@ -10,7 +10,6 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::time::SystemTime;
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::fs::FileType;
 use rustix::net::{AddressFamily, SocketType, getpeername, sockopt};
 use rustix::termios::tcgetwinsize;
@@ -22,10 +21,8 @@ use super::container::Container;
 use super::files::{BETWEEN_LOOKS, Descriptor, Files, Holder, LOOKS};
 use super::paths::DELETED;
 use super::sockets::is_elsewhere;
+use crate::pipes::is_other_end_open;
 
-const O_ACCMODE: u32 = 0o3;
-const O_WRONLY: u32 = 0o1;
-const O_RDWR: u32 = 0o2;
 /// Device numbers of `/dev/null`.
 const NULL: (u32, u32) = (1, 3);
 /// Major number of the slaves of pseudo-terminals.
@@ -55,7 +52,7 @@ pub(super) fn streams(container: &Container, subject: &Subject, files: &Files<'_
     for d in files.all.iter().filter(|d| d.link.starts_with("pipe:[")) {
         let held = || matches!(files.holder(container, &d.link), Some(Holder::Outside(_, name)) if name == HOLDER);
         if !found.iter().any(|stream| is_of(stream, d)) && kind(container, files, d).is_some() && held() {
-            let reads = d.info.flags & O_ACCMODE != O_WRONLY;
+            let (reads, _) = d.info.ends();
             found.extend(stream(container, files, d, u8::from(!reads)));
         }
     }
@@ -128,10 +125,7 @@ fn taken_again(d: &Descriptor<'_>) -> std::io::Result<std::os::fd::OwnedFd> {
 
 /// Whether anybody has the other end of a pipe: also processes that this node's agent does not see.
 fn has_other_end(d: &Descriptor<'_>, is_read: bool) -> bool {
-    let Ok(pipe) = taken_again(d) else { return false };
-    let mut asked = [PollFd::new(pipe.as_fd(), PollFlags::empty())];
-    let gone = if is_read { PollFlags::POLLHUP } else { PollFlags::POLLERR };
-    poll(&mut asked, PollTimeout::ZERO).is_ok() && !asked[0].revents().is_some_and(|events| events.contains(gone))
+    taken_again(d).is_ok_and(|pipe| is_other_end_open(&pipe, is_read))
 }
 
 /// Whether the container has the reading and the writing end of what a descriptor refers to.
@@ -140,8 +134,8 @@ fn ends(files: &Files<'_>, d: &Descriptor<'_>) -> (bool, bool) {
         (&other.link, other.kind.inode, other.kind.device) == (&d.link, d.kind.inode, d.kind.device)
     };
     files.all.iter().filter(same).fold((false, false), |(reads, writes), other| {
-        let mode = other.info.flags & O_ACCMODE;
-        (reads | (mode != O_WRONLY), writes | (mode == O_WRONLY || mode == O_RDWR))
+        let of = other.info.ends();
+        (reads | of.0, writes | of.1)
     })
 }
 
