@@ -176,6 +176,27 @@ fn a_start_that_is_killed_in_the_resume_is_survived(stage: &mut Stage) -> Result
     PODMAN.remove(lab, "a")
 }
 
+/// A pager that does not answer for a while has lost nothing: the copy is not made again, for which the stopped `podman start` would have to end.
+fn a_pager_that_stalls_in_the_resume_is_waited_for(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let mut counter = PODMAN.start(lab, 82, &["--restart", "always"], &[])?;
+    // Not the shell itself, whose words these are, too.
+    let stop = "pagers=$(pgrep -f 'transhipd page[r]'); test -n \"$pagers\"; kill -STOP $pagers; pkill -STOP -x podman; \
+                { sleep 4; kill -CONT $pagers; } > /dev/null 2>&1 &";
+    let meddle = |lab: &Lab| Ok(lab.check("b", &["sh", "-ec", stop]).map(drop)?);
+    let moving = PODMAN.begun_from(lab, ("a", "b"), "source.commit.after", meddle)?;
+    let resumed = wait_until("the copy to go on", Duration::from_secs(15), || Ok(connection_alive(&mut counter).ok()));
+    lab.check("b", &["pkill", "-CONT", "-x", "podman"])?;
+    resumed?;
+    let ended = moving.end()?;
+    ensure!(ended.success, "the move did not end well: {}", ended.error());
+    let log = std::fs::read_to_string(lab.path("b", "/run/tranship/agent.log")?)?;
+    ensure!(!log.contains("the held tasks are lost"), "the copy was made again: {log}");
+    PODMAN.moves(lab, &mut counter, "b", "a").context("back again")?;
+    drop(counter);
+    PODMAN.remove(lab, "a")
+}
+
 /// Where the lab puts the containers of node a.
 const CGROUP: [&str; 2] = ["--cgroup-parent", "/tranship-lab/a"];
 
@@ -297,6 +318,7 @@ fn main() -> ExitCode {
         ("a_decided_move_is_finished_whatever_is_killed", a_decided_move_is_finished_whatever_is_killed),
         ("a_start_that_is_killed_at_the_commit_is_survived", a_start_that_is_killed_at_the_commit_is_survived),
         ("a_start_that_is_killed_in_the_resume_is_survived", a_start_that_is_killed_in_the_resume_is_survived),
+        ("a_pager_that_stalls_in_the_resume_is_waited_for", a_pager_that_stalls_in_the_resume_is_waited_for),
         ("an_image_that_is_not_there_is_sent", an_image_that_is_not_there_is_sent),
         ("published_ports_are_published_where_it_goes", published_ports_are_published_where_it_goes),
         ("an_arriving_container_is_listed_at_once", an_arriving_container_is_listed_at_once),

@@ -31,8 +31,9 @@ use crate::layout::{Front, Role};
 use crate::node;
 use tranship_sys::{reserve, threads};
 
-/// How long a pager or a front may take to say how it stands.
-const ANSWER: Duration = Duration::from_secs(2);
+/// How long a pager or a front may take to say how it stands, on a node that is overloaded. One that has ended is noticed at once; what one
+/// that is slow holds is whole, and to make it again takes an engine that may be as slow.
+const ANSWER: Duration = Duration::from_secs(10);
 /// Descriptors that a copy is found with, or made again.
 const DESCRIPTORS: usize = 16;
 /// How long an engine may take to note that a container runs.
