@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tranship_e2e::{
-    Capture, Stage, connection_alive, copies, exactly_one_runs, move_container, nothing_left, remove, scenarios,
-    second_move_succeeds, wait_until,
+    Capture, Stage, connection_alive, copies, exactly_one_runs, move_container, nothing_left, refused_move, remove,
+    scenarios, second_move_succeeds, wait_until,
 };
 use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, redis_command};
+use tranship_types::BlockerKind;
 
 const NAME: &str = "engine";
 /// Where the scripts put other runtimes than the machine's own: a runc of the 1.3 series, and a crun with CRIU called runc.
@@ -158,11 +159,26 @@ fn mounts_stay_restricted(stage: &mut Stage) -> Result<()> {
     remove(lab, NAME)
 }
 
+/// What has moved away leaves its name free; the two do not get in each other's way.
+fn a_name_that_has_moved_away_is_free(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    lab.run("a", NAME, &RunOptions::new(address(35), ["sleep", "1000"]))?;
+    move_container(lab, "a", NAME, "b")?;
+    lab.run("a", NAME, &RunOptions::new(address(36), ["sleep", "2000"]))?;
+    let nodes: Vec<String> = copies(lab, NAME)?.into_iter().map(|copy| copy.node).collect();
+    ensure!(nodes == ["a", "b"], "they are on {nodes:?}");
+    refused_move(lab, "a", NAME, "b")?.names(BlockerKind::NameTaken, NAME)?;
+    lab.stop("b", NAME)?;
+    move_container(lab, "a", NAME, "b")?;
+    remove(lab, NAME)
+}
+
 fn main() -> ExitCode {
     let done = scenarios(&[
         ("stock_runc_manages_the_moved_container", stock_runc_manages_the_moved_container),
         ("every_process_is_in_the_container_s_cgroups", every_process_is_in_the_container_s_cgroups),
         ("mounts_stay_restricted", mounts_stay_restricted),
+        ("a_name_that_has_moved_away_is_free", a_name_that_has_moved_away_is_free),
         ("no_rst_or_fin_leaves_the_source_by_macvlan", no_rst_or_fin_leaves_the_source_by_macvlan),
         ("no_rst_or_fin_leaves_the_source_by_bridge", no_rst_or_fin_leaves_the_source_by_bridge),
     ]);

@@ -53,6 +53,9 @@ impl Lab {
         self.make_network(node, name, options.attachment(), options.ip)?;
         let bundle = format!("{BUNDLES}/{name}");
         let directory = self.path(&node.name, &bundle)?;
+        if directory.exists() {
+            self.remove_bundles(&node.name, name)?;
+        }
         fs::create_dir(&directory).map_err(LabError::file("make the bundle", &directory))?;
         let text = config(name, &cgroup::parent_of(&node.name), options);
         let file = directory.join("config.json");
@@ -116,10 +119,7 @@ impl Lab {
             attempt(self.check(on, &["runc", "--root", runc_root(), "delete", "--force", name]).map(drop));
         }
         attempt(self.remove_network(node, name, attachment));
-        for bundles in [BUNDLES, MOVED] {
-            let bundle = format!("{bundles}/{name}");
-            attempt(self.check(on, &["rm", "-rf", "--one-file-system", &bundle]).map(drop));
-        }
+        attempt(self.remove_bundles(on, name));
         errors.into_iter().next().map_or(Ok(()), Err)
     }
 
@@ -154,7 +154,7 @@ impl Lab {
                 return refuse(format!("the CNI plugin {PLUGINS}/{plugin} is not installed; run `make setup`"));
             }
         }
-        if self.remains(node, name)? {
+        if self.is_there(node, name)? {
             return refuse(format!(
                 "node {} has a container {name:?} already; choose another name or say `tranship-lab stop {} {name}`",
                 node.name, node.name
@@ -188,10 +188,21 @@ impl Lab {
         }
     }
 
-    /// Whether there is anything of a container of this name.
-    fn remains(&self, node: &Node, name: &str) -> Result<bool> {
-        let places = [format!("{}/{name}", runc_root()), network_namespace(name), format!("{BUNDLES}/{name}")];
+    /// Whether there is a container of this name, or one is on its way: its network is made before it.
+    fn is_there(&self, node: &Node, name: &str) -> Result<bool> {
+        let places = [format!("{}/{name}", runc_root()), network_namespace(name)];
         Ok(places.iter().map(|p| self.path(&node.name, p)).collect::<Result<Vec<_>>>()?.iter().any(|p| p.exists()))
+    }
+
+    /// Whether there is anything of a container of this name; one that has moved away leaves its bundle.
+    fn remains(&self, node: &Node, name: &str) -> Result<bool> {
+        Ok(self.is_there(node, name)? || self.path(&node.name, format!("{BUNDLES}/{name}"))?.exists())
+    }
+
+    /// Removes what a container that is gone was made of here.
+    fn remove_bundles(&self, node: &str, name: &str) -> Result<()> {
+        let bundles = [BUNDLES, MOVED].map(|bundles| format!("{bundles}/{name}"));
+        self.check(node, &["rm", "-rf", "--one-file-system", &bundles[0], &bundles[1]]).map(drop)
     }
 
     /// The names of the containers that runc knows in a node.
