@@ -868,6 +868,36 @@ KINDS['sent_more_than_252'] = lambda: sent(*[os.open('/dev/null', os.O_RDONLY)] 
 
 
 @kind
+def mount_namespace():
+    """A mount namespace of its own, with all mounts of the container in it, and one that the container has not."""
+    if libc.unshare(0x20000):
+        raise Missing('no mount namespace: ' + os.strerror(ctypes.get_errno()))
+    call(libc.mount(None, b'/', None, 1 << 18 | 16384, None))
+    os.makedirs('/tmp/own', exist_ok=True)
+    call(libc.mount(b'own', b'/tmp/own', b'tmpfs', 6, b'size=1m'))
+    with open('/tmp/own/file', 'w') as f:
+        f.write('mine')
+    mounts = lambda: sorted((words[3], words[4], words[5]) for words in map(str.split, text('/proc/self/mountinfo').splitlines()))
+    yield from keeps(lambda: (mounts(), text('/tmp/own/file')))
+
+
+@kind
+def seccomp_strict():
+    """A child in strict mode, in which it may read and write only."""
+    (asked, ask), (answer, answered) = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        prctl(22, 1)
+        while True:
+            os.write(answered, os.read(asked, 1))
+    mode = lambda: [line for line in text(f'/proc/{child}/status').splitlines() if line.startswith('Seccomp:')]
+    def echo():
+        os.write(ask, b'x')
+        return os.read(answer, 1), mode()
+    yield from keeps(echo)
+
+
+@kind
 def netlink_connected():
     s = socket.socket(16, 3, 0)
     s.bind((0, 0))

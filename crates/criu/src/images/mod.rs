@@ -232,9 +232,14 @@ pub fn check(images: &Images, allowed: &Allowed) -> Result<(), Vec<Finding>> {
 }
 
 fn all_mounts(images: &Images, allowed: &Allowed, found: &mut Vec<Finding>) -> Result<(), Finding> {
-    for number in images.numbers("mountpoints") {
-        mounts::check(&images.all("mountpoints", Some(number))?, allowed, found);
-    }
+    let processes: Vec<messages::Process> = images.all("pstree", None)?;
+    let first = processes.first().ok_or_else(|| Finding::new("have no process"))?;
+    let ids: messages::Ids = images.only("ids", Some(first.pid.into()))?;
+    let own = ids.mnt.map(u64::from);
+    let others = images.numbers("mountpoints").map(Some).filter(|number| *number != own);
+    let namespaces: Result<Vec<_>, _> =
+        std::iter::once(own).chain(others).map(|number| images.all("mountpoints", number)).collect();
+    mounts::check(&namespaces?, allowed, found);
     Ok(())
 }
 

@@ -40,7 +40,7 @@ impl Flags {
     }
 }
 
-/// Most mounts of one namespace: each is compared with all others.
+/// Most mounts of all namespaces: each is compared with all others.
 const MOST: usize = 4096;
 /// Filesystems by CRIU's numbers (`fstype` of mnt.proto), where a container may have them made.
 const FILESYSTEMS: [(u32, &str); 13] = [
@@ -72,6 +72,8 @@ fn filesystem(number: u32) -> Option<&'static str> {
 /// One mount, with its text as text.
 struct Read<'a> {
     mount: &'a Mount,
+    /// The number of its namespace; that of the container is 0.
+    namespace: usize,
     point: String,
     root: String,
     key: Option<String>,
@@ -83,21 +85,29 @@ impl Read<'_> {
     fn is_read_only(&self) -> bool {
         self.mount.flags & READ_ONLY != 0
     }
+
+    fn is_root_of_container(&self) -> bool {
+        self.point == "/" && self.namespace == 0
+    }
 }
 
-/// Checks the mounts of one namespace.
-pub(super) fn check(mounts: &[Mount], allowed: &Allowed, found: &mut Vec<Finding>) {
-    if mounts.len() > MOST {
-        return found.push(Finding::new(format!("have {} mounts in one namespace", mounts.len())));
+/// Checks the mounts of all namespaces, of which the container's is the first: CRIU makes the others (`unshare --mount`)
+/// from what it has made in any.
+pub(super) fn check(namespaces: &[Vec<Mount>], allowed: &Allowed, found: &mut Vec<Finding>) {
+    let count = namespaces.iter().map(Vec::len).fold(0, usize::saturating_add);
+    if count > MOST {
+        return found.push(Finding::new(format!("have {count} mounts")));
     }
-    let all: Vec<_> = mounts.iter().map(read).collect();
+    let numbered = namespaces.iter().enumerate();
+    let all: Vec<_> = numbered.flat_map(|(at, mounts)| mounts.iter().map(move |mount| read(mount, at))).collect();
     for one in &all {
         if let Some(why) = form(one, &all) {
             found.push(Finding::new(format!("have a mount at {} {why}", shown(one.point.as_bytes()))));
         }
     }
     // CRIU mounts the container's root, with the options of the image, wherever one is at this path.
-    if all.iter().filter(|one| one.point == "/").count() != 1 {
+    let roots = |namespace| all.iter().filter(|one| one.namespace == namespace && one.point == "/").count();
+    if namespaces.is_empty() || (0..namespaces.len()).any(|namespace| roots(namespace) != 1) {
         found.push(Finding::new("have no root, or several"));
     }
     if allowed.mounts_freely() {
@@ -112,7 +122,8 @@ pub(super) fn check(mounts: &[Mount], allowed: &Allowed, found: &mut Vec<Finding
         }
     }
     for path in &allowed.guarded {
-        if let Some(why) = unguarded(path, &all, allowed) {
+        let mut whys = (0..namespaces.len()).filter_map(|namespace| unguarded(path, namespace, &all, allowed));
+        if let Some(why) = whys.next() {
             let what = format!("leave {} {why}", shown(path.as_bytes()));
             found.push(Finding::new(what));
         }
@@ -128,17 +139,18 @@ fn source(one: &Read<'_>) -> String {
     }
 }
 
-fn read(mount: &Mount) -> Read<'_> {
+fn read(mount: &Mount, namespace: usize) -> Read<'_> {
     // Names need not be UTF-8. Those that are not are in no configuration; escaped, they are compared like others.
     let text =
         |bytes: &[u8]| std::str::from_utf8(bytes).map_or_else(|_| bytes.escape_ascii().to_string(), ToOwned::to_owned);
     let key = mount.key.as_deref().map(text);
-    Read { mount, point: plain(&text(&mount.point)), root: text(&mount.root), key, fstype: filesystem(mount.fstype) }
+    let (point, root) = (plain(&text(&mount.point)), text(&mount.root));
+    Read { mount, namespace, point, root, key, fstype: filesystem(mount.fstype) }
 }
 
 /// Where a mount is, and how it is restricted.
 pub(super) fn place_and_restrictions(mount: &Mount) -> (String, Restrictions) {
-    (read(mount).point, Restrictions::of_flags(mount.flags))
+    (read(mount, 0).point, Restrictions::of_flags(mount.flags))
 }
 
 /// What no image may have: paths that lead upwards, plugins, filesystems that CRIU mounts from what the image names.
@@ -158,7 +170,7 @@ fn form(one: &Read<'_>, all: &[Read<'_>]) -> Option<&'static str> {
     if one.key.is_some() && one.mount.deleted == Some(true) {
         return Some("for which CRIU would make a file of the node anew");
     }
-    if one.fstype.is_none() && one.key.is_none() && one.point != "/" && shows(one, all).next().is_none() {
+    if one.fstype.is_none() && one.key.is_none() && !one.is_root_of_container() && shows(one, all).next().is_none() {
         return Some("of a filesystem that a container cannot mount");
     }
     None
@@ -169,7 +181,7 @@ fn shows<'a>(one: &Read<'_>, all: &'a [Read<'a>]) -> impl Iterator<Item = &'a Re
     let (id, device, root) = (one.mount.id, one.mount.device, one.root.clone());
     all.iter().filter(move |other| {
         let is_other = other.mount.id != id && other.mount.device == device;
-        is_other && (other.key.is_some() || other.point == "/") && Path::new(&root).starts_with(&other.root)
+        is_other && (other.key.is_some() || other.is_root_of_container()) && Path::new(&root).starts_with(&other.root)
     })
 }
 
@@ -244,11 +256,11 @@ fn lost(one: &Read<'_>, configured: &Configured) -> Option<String> {
 }
 
 /// Why a path of the node is open to a container whose configuration masks it, or makes it read-only.
-fn unguarded(path: &str, all: &[Read<'_>], allowed: &Allowed) -> Option<&'static str> {
+fn unguarded(path: &str, namespace: usize, all: &[Read<'_>], allowed: &Allowed) -> Option<&'static str> {
     let is_proc = |one: &&Read<'_>| {
         one.fstype == Some("proc") && one.root == "/" && one.point != path && Path::new(path).starts_with(&one.point)
     };
-    let mut below = all.iter().filter(is_proc);
+    let mut below = all.iter().filter(|one| one.namespace == namespace).filter(is_proc);
     let proc = below.next()?;
     // What is mounted at such a path has been looked at; one above another would leave the upper one without.
     let is_guarded = all.iter().any(|one| one.point == path && one.mount.parent == proc.mount.id);

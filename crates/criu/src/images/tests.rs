@@ -66,7 +66,7 @@ fn first_creds(images: &mut Images, change: impl Fn(&mut Creds)) {
 }
 
 fn mounts(images: &mut Images, change: impl FnOnce(&mut Vec<Mount>)) {
-    let number = images.numbers("mountpoints").next().unwrap();
+    let number = images.only::<Ids>("ids", Some(1)).unwrap().mnt.unwrap().into();
     edit(images, "mountpoints", Some(number), change);
 }
 
@@ -202,6 +202,36 @@ fn a_network_namespace_without_a_name_has_a_loopback_interface() {
     refused(&images, &allowed, "lacks CAP_NET_ADMIN");
     allowed.capabilities |= 1 << 12;
     assert_eq!(check(&images, &allowed), Ok(()));
+}
+
+/// A second mount namespace, as `unshare --mount` makes it, with the mounts of the first one but for external ones, whose
+/// keys CRIU notes in the first one alone.
+fn with_second_namespace(change: impl FnOnce(&mut Vec<Mount>)) -> (Images, Allowed) {
+    let (mut images, mut allowed) = sample("docker", |_| {});
+    allowed.capabilities |= 1 << 21; // CAP_SYS_ADMIN
+    let own: Ids = images.only("ids", Some(1)).unwrap();
+    let first: Vec<Mount> = images.all("mountpoints", own.mnt.map(u64::from)).unwrap();
+    assert!(first.iter().any(|mount| mount.key.is_some()), "no mount is external");
+    let nested =
+        first.into_iter().map(|mount| Mount { id: mount.id + 1000, parent: mount.parent + 1000, key: None, ..mount });
+    edit(&mut images, "mountpoints", Some(99), |all: &mut Vec<Mount>| {
+        all.extend(nested);
+        change(all);
+    });
+    (images, allowed)
+}
+
+#[test]
+fn a_second_mount_namespace_shows_what_the_first_one_has() {
+    let (images, allowed) = with_second_namespace(|_| {});
+    assert_eq!(check(&images, &allowed), Ok(()));
+    let (images, allowed) = with_second_namespace(|all| {
+        let root = at(all, "/");
+        (root.device, root.fstype) = (0x00ff_fff0, 0);
+    });
+    refused(&images, &allowed, "have a mount at / of a filesystem that a container cannot mount");
+    let (images, allowed) = with_second_namespace(|all| all.retain(|mount| mount.point != b"/"));
+    refused(&images, &allowed, "have no root, or several");
 }
 
 #[test]

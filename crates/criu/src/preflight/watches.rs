@@ -124,7 +124,8 @@ fn directory(d: &Descriptor<'_>) -> Option<Blocker> {
 pub(super) fn has_write_lease(info: &str) -> bool {
     info.lines().filter_map(|line| line.strip_prefix("lock:")).any(|lock| {
         let words: Vec<&str> = lock.split_whitespace().collect();
-        words.get(1) == Some(&"LEASE") && words.get(3) == Some(&"WRITE")
+        // One that is being broken is shown as what it becomes.
+        words.get(1) == Some(&"LEASE") && (words.get(3) == Some(&"WRITE") || words.get(2) == Some(&"BREAKING"))
     })
 }
 
@@ -135,6 +136,7 @@ mod tests {
     #[test]
     fn write_leases_are_told_from_other_locks() {
         assert!(has_write_lease("pos:\t0\nlock:\t1: LEASE  ACTIVE    WRITE 31962 00:27:3 0 EOF\n"));
+        assert!(has_write_lease("pos:\t0\nlock:\t1: LEASE  BREAKING  READ 31962 00:27:3 0 EOF\n"));
         assert!(!has_write_lease("pos:\t0\nlock:\t1: LEASE  ACTIVE    READ 31962 00:27:3 0 EOF\n"));
         assert!(!has_write_lease("lock:\t1: FLOCK  ADVISORY  WRITE 31885 fe:00:56 0 EOF\n"));
     }
