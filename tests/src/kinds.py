@@ -877,8 +877,11 @@ def mount_namespace():
     call(libc.mount(b'own', b'/tmp/own', b'tmpfs', 6, b'size=1m'))
     with open('/tmp/own/file', 'w') as f:
         f.write('mine')
+    os.setxattr('/tmp/own/file', 'trusted.own', b'mine')
+    os.utime('/tmp/own/file', ns=(7, 123456789))
+    own = lambda: (os.stat('/tmp/own/file').st_mtime_ns, os.getxattr('/tmp/own/file', 'trusted.own'), text('/tmp/own/file'))
     mounts = lambda: sorted((words[3], words[4], words[5]) for words in map(str.split, text('/proc/self/mountinfo').splitlines()))
-    yield from keeps(lambda: (mounts(), text('/tmp/own/file')))
+    yield from keeps(lambda: (mounts(), own()))
 
 
 @kind

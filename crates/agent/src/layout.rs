@@ -60,6 +60,10 @@ pub struct Layout {
     root: PathBuf,
 }
 
+/// What the tar keeps with which CRIU packs and unpacks a tmpfs that is left to it (tmpfs.c runs the one on PATH): extended attributes,
+/// access control lists, and times to the nanosecond.
+const TAR_OPTIONS: [&str; 2] = ["TAR_OPTIONS", "--format=posix --xattrs --xattrs-include=* --acls"];
+
 impl Layout {
     /// The directory of migration `id` below the agent's run directory. Makes nothing.
     pub fn new(run_dir: &Path, id: &MigrationId) -> Self {
@@ -258,7 +262,7 @@ impl Layout {
             ..Overrides::default()
         };
         let waits = self.waits().to_string_lossy().into_owned();
-        let (environment, overrides) = match role {
+        let (mut environment, overrides) = match role {
             Role::Dump => {
                 let mut external = external_network(offer)?;
                 external.extend(offer.streams_of_node.iter().filter_map(|stream| stream.external.clone()));
@@ -297,6 +301,7 @@ impl Layout {
                 (environment, Overrides { lazy_pages: Some(true), ..common })
             }
         };
+        environment.push(TAR_OPTIONS.map(str::to_owned).into());
         let plan = FrontPlan {
             criu: criu.path.clone(),
             environment,

@@ -158,20 +158,23 @@ impl Source {
         let now = candidates(&table(self.init)?, &[]);
         let alike = |mount: &TmpfsMount| now.iter().any(|m| m.identity == mount.identity);
         let uses = self.look(&[pids, others].concat());
-        let apart = pids.iter().any(|pid| has_other_mounts(*pid, self.init));
+        let apart = || pids.iter().any(|pid| has_other_mounts(*pid, self.init));
         let mut decision = Decision::default();
         for (index, mounted) in self.mounts.iter_mut().enumerate() {
             if let Ok(state) = &mounted.state {
                 let renamed = uses
                     .get(&state.device)
                     .map_or(Some(Vec::new()), |found| Renamed::all(self.init, &mounted.mount, state, found));
-                let why = match (alike(&mounted.mount), apart, renamed) {
-                    (false, ..) => Some("it was mounted or changed while its content was on its way"),
-                    (_, true, _) => Some("a process has a mount namespace of its own"),
-                    (.., None) => {
+                let why = match (alike(&mounted.mount), renamed) {
+                    (false, _) => Some("it was mounted or changed while its content was on its way"),
+                    (_, None) => {
                         Some("a process has a file open by a name that is gone, which is not found under another one")
                     }
-                    (.., Some(renamed)) => {
+                    // By what name another namespace would find it is not looked for.
+                    (_, Some(renamed)) if !renamed.is_empty() && apart() => {
+                        Some("a process has a file open by a name that is gone, beside a mount namespace of its own")
+                    }
+                    (_, Some(renamed)) => {
                         decision.renamed.extend(renamed);
                         None
                     }
