@@ -29,6 +29,7 @@ mod lives;
 mod managed;
 mod moves;
 mod moving;
+mod networks;
 mod postgres;
 mod quiet;
 mod runner;

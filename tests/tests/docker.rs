@@ -55,11 +55,6 @@ fn what_cannot_be_carried_over_is_refused_before_the_freeze(stage: &mut Stage) -
     refused_move(lab, "a", NAME, "b")?.names(BlockerKind::NameTaken, "has a container")?;
     lab.docker("b", &["rm", NAME])?;
 
-    lab.docker("b", &["network", "rm", "lab"])?;
-    refused_move(lab, "a", NAME, "b")?.names(BlockerKind::Network, "no network lab")?;
-    let network = ["network", "create", "-d", "macvlan", "--subnet", "10.77.0.0/24", "-o", "parent=eth0", "lab"];
-    lab.docker("b", &network)?;
-
     lab.run("a", NAME, &RunOptions::new(Ipv4Addr::new(10, 77, 0, 62), ["sleep", "1000"]))?;
     refused_move(lab, "a", NAME, "b")?.names(BlockerKind::Engine, "in runc and in docker")?;
     lab.stop("a", NAME)?;
@@ -69,6 +64,18 @@ fn what_cannot_be_carried_over_is_refused_before_the_freeze(stage: &mut Stage) -
     DOCKER.moves(lab, &mut counter, "a", "b").context("when nothing is in the way any more")?;
     drop(counter);
     DOCKER.remove(lab, "b")
+}
+
+fn a_network_that_is_not_there_is_made(stage: &mut Stage) -> Result<()> {
+    DOCKER.makes_a_network_that_is_not_there(&stage.lab, 110)
+}
+
+fn a_network_without_a_chosen_subnet_moves(stage: &mut Stage) -> Result<()> {
+    DOCKER.moves_from_a_network_without_a_chosen_subnet(&stage.lab)
+}
+
+fn addresses_that_collide_are_named(stage: &mut Stage) -> Result<()> {
+    DOCKER.names_addresses_that_collide(&stage.lab, 111)
 }
 
 fn a_move_that_fails_leaves_the_container_to_its_docker(stage: &mut Stage) -> Result<()> {
@@ -532,6 +539,9 @@ fn main() -> ExitCode {
             "what_cannot_be_carried_over_is_refused_before_the_freeze",
             what_cannot_be_carried_over_is_refused_before_the_freeze,
         ),
+        ("a_network_that_is_not_there_is_made", a_network_that_is_not_there_is_made),
+        ("a_network_without_a_chosen_subnet_moves", a_network_without_a_chosen_subnet_moves),
+        ("addresses_that_collide_are_named", addresses_that_collide_are_named),
         ("a_move_that_fails_leaves_the_container_to_its_docker", a_move_that_fails_leaves_the_container_to_its_docker),
         ("a_decided_move_is_finished_whatever_is_killed", a_decided_move_is_finished_whatever_is_killed),
         ("a_docker_that_is_restarted_in_the_middle_is_survived", a_docker_that_is_restarted_in_the_middle_is_survived),

@@ -102,11 +102,6 @@ fn what_cannot_be_carried_over_is_refused_before_the_freeze(stage: &mut Stage) -
     refused_move(lab, "a", NAME, "b")?.names(BlockerKind::NameTaken, "has a container")?;
     lab.podman("b", &["rm", NAME])?;
 
-    lab.podman("b", &["network", "rm", "lab"])?;
-    refused_move(lab, "a", NAME, "b")?.names(BlockerKind::Network, "no network lab")?;
-    let network = ["network", "create", "--driver", "macvlan", "--subnet", "10.77.0.0/24", "-o", "parent=eth0", "lab"];
-    lab.podman("b", &network)?;
-
     lab.check("b", &["sed", "-i", "s/^tranship =/other =/", "/etc/containers/containers.conf"])?;
     refused_move(lab, "a", NAME, "b")?.names(BlockerKind::Engine, "does not know the runtime tranship")?;
     lab.check("b", &["sed", "-i", "s/^other =/tranship =/", "/etc/containers/containers.conf"])?;
@@ -120,6 +115,18 @@ fn what_cannot_be_carried_over_is_refused_before_the_freeze(stage: &mut Stage) -
     PODMAN.moves(lab, &mut counter, "a", "b").context("when nothing is in the way any more")?;
     drop(counter);
     PODMAN.remove(lab, "b")
+}
+
+fn a_network_that_is_not_there_is_made(stage: &mut Stage) -> Result<()> {
+    PODMAN.makes_a_network_that_is_not_there(&stage.lab, 110)
+}
+
+fn a_network_without_a_chosen_subnet_moves(stage: &mut Stage) -> Result<()> {
+    PODMAN.moves_from_a_network_without_a_chosen_subnet(&stage.lab)
+}
+
+fn addresses_that_collide_are_named(stage: &mut Stage) -> Result<()> {
+    PODMAN.names_addresses_that_collide(&stage.lab, 111)
 }
 
 fn a_move_that_fails_leaves_the_container_to_its_podman(stage: &mut Stage) -> Result<()> {
@@ -314,6 +321,9 @@ fn main() -> ExitCode {
             "what_cannot_be_carried_over_is_refused_before_the_freeze",
             what_cannot_be_carried_over_is_refused_before_the_freeze,
         ),
+        ("a_network_that_is_not_there_is_made", a_network_that_is_not_there_is_made),
+        ("a_network_without_a_chosen_subnet_moves", a_network_without_a_chosen_subnet_moves),
+        ("addresses_that_collide_are_named", addresses_that_collide_are_named),
         ("a_move_that_fails_leaves_the_container_to_its_podman", a_move_that_fails_leaves_the_container_to_its_podman),
         ("a_decided_move_is_finished_whatever_is_killed", a_decided_move_is_finished_whatever_is_killed),
         ("a_start_that_is_killed_at_the_commit_is_survived", a_start_that_is_killed_at_the_commit_is_survived),

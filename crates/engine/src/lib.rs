@@ -21,6 +21,7 @@ mod mark;
 mod mounts;
 mod note;
 mod podman;
+mod pool;
 mod runc;
 
 use std::collections::{BTreeMap, HashMap};

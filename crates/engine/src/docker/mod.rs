@@ -17,6 +17,7 @@
 //! mistake, as a second copy with the same addresses.
 
 mod http;
+mod networks;
 mod parameters;
 mod shim;
 
@@ -36,7 +37,7 @@ use crate::{
     Container, Engine, EngineError, EtcFiles, Images, Limits, MissingImage, MountTree, Runc, State, Summary, TreePlace,
 };
 use http::Answer;
-use parameters::{Parameters, subnets};
+use parameters::Parameters;
 
 /// How long Docker may take for an answer.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -82,7 +83,18 @@ pub fn start(socket: &Path, id: &str) -> io::Result<()> {
     let answer = http::call(socket, "POST", &format!("/containers/{id}/start"), None, None)?;
     match answer.status {
         200..=299 | 304 => Ok(()),
-        _ => Err(io::Error::other(answer.message())),
+        _ => Err(io::Error::other(with_remedy(answer.message()))),
+    }
+}
+
+/// Docker's message, with what to do where it takes no chosen address on a network.
+fn with_remedy(message: String) -> String {
+    match message.contains("user configured subnets") {
+        true => format!(
+            "{message}; remove the containers that are on that network there, also those that are stopped: the next move makes it with a \
+             chosen subnet; or install Docker 29.1 or later there"
+        ),
+        false => message,
     }
 }
 
@@ -215,21 +227,7 @@ impl Docker {
                     .to_owned(),
             );
         }
-        for network in &parameters.networks {
-            let here = if is_plain(&network.name) { self.get(&format!("/networks/{}", network.name))? } else { None };
-            let equal = here.is_some_and(|n| n["Driver"] == network.driver.as_str() && subnets(&n) == network.subnets);
-            if !equal {
-                let (driver, subnets) = (&network.driver, network.subnets.join(", "));
-                add(
-                    BlockerKind::Network,
-                    format!("Docker there has no network {} by {driver} with subnet {subnets}", network.name),
-                    format!(
-                        "make it there (`docker network create --driver {driver} --subnet {subnets} {}`)",
-                        network.name
-                    ),
-                );
-            }
-        }
+        found.extend(self.network_obstacles(name, parameters)?);
         found.extend(described::lacking_devices(name, &parameters.body["HostConfig"]));
         let mut add = |kind, cause: String, remedy: String| found.push(Blocker::new(kind, cause, remedy));
         for volume in &parameters.volumes {
@@ -256,8 +254,13 @@ impl Docker {
 
     /// The containers that have a volume of this name, whether they run or not.
     fn users(&self, volume: &str) -> Result<Vec<String>, EngineError> {
-        // {"volume":["…"]}
-        let filter = format!("%7B%22volume%22%3A%5B%22{volume}%22%5D%7D");
+        self.filtered("volume", volume)
+    }
+
+    /// The containers that a filter of Docker's (`docker ps --filter KEY=VALUE`) names, whether they run or not.
+    fn filtered(&self, key: &str, value: &str) -> Result<Vec<String>, EngineError> {
+        // {"KEY":["VALUE"]}
+        let filter = format!("%7B%22{key}%22%3A%5B%22{value}%22%5D%7D");
         let rows = self.get(&format!("/containers/json?all=1&filters={filter}"))?.unwrap_or_default();
         let name = |row: &Value| Some(row["Names"][0].as_str()?.trim_start_matches('/').to_owned());
         Ok(rows.as_array().into_iter().flatten().filter_map(name).collect())
@@ -421,6 +424,7 @@ impl Engine for Docker {
         Limits::of(config).note(bundle).map_err(|e| unnoted(name, &e))?;
         EtcFiles::of(config).note(bundle).map_err(|e| unnoted(name, &e))?;
         self.make_volumes(name, bundle, &parameters)?;
+        self.make_networks(name, bundle, &parameters)?;
         let body = parameters.create_body(&image, &self.runtime);
         let answer = self.call("POST", &format!("/containers/create?name={name}"), Some(&body))?;
         let id = answer.body["Id"].as_str().filter(|_| answer.status == 201);
@@ -438,6 +442,7 @@ impl Engine for Docker {
 
     fn discard(&self, name: &str, bundle: &Path) -> Result<(), EngineError> {
         described::discard(self, name, bundle)?;
+        self.remove_networks(bundle)?;
         let made = std::fs::read_to_string(bundle.join(VOLUMES)).unwrap_or_default();
         made.lines().try_for_each(|volume| match self.users(volume)?.is_empty() {
             true => self.order("remove volume", volume, "DELETE", &format!("/volumes/{volume}")),

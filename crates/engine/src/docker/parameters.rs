@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tranship_types::{Blocker, BlockerKind};
 
+use super::networks;
 use crate::described;
 use crate::json::section;
 
@@ -60,11 +61,15 @@ pub(super) struct Network {
     pub name: String,
     pub driver: String,
     pub subnets: Vec<String>,
+    /// The body of `POST /networks/create` that makes it on another node; null where that is not possible, and from an older
+    /// peer or another engine.
+    #[serde(default)]
+    pub creation: Value,
     /// `EndpointSettings`: addresses and aliases.
     pub endpoint: Value,
 }
 
-fn list(value: &Value) -> &[Value] {
+pub(super) fn list(value: &Value) -> &[Value] {
     value.as_array().map(Vec::as_slice).unwrap_or_default()
 }
 
@@ -73,7 +78,7 @@ fn texts<'a>(value: &'a Value, key: &str) -> Vec<&'a str> {
 }
 
 /// What Docker says there, if anything.
-fn said(value: &Value) -> Option<&str> {
+pub(super) fn said(value: &Value) -> Option<&str> {
     value.as_str().filter(|text| !text.is_empty())
 }
 
@@ -101,6 +106,7 @@ impl Parameters {
                 name: name.clone(),
                 driver: network["Driver"].as_str().unwrap_or_default().to_owned(),
                 subnets: subnets(&network),
+                creation: networks::creation(&network, endpoint),
                 endpoint: settings(endpoint, short_id),
             });
         }

@@ -15,6 +15,7 @@
 //! was noted when it was made.
 
 mod command;
+mod networks;
 mod parameters;
 mod pod;
 
@@ -33,7 +34,7 @@ use crate::{
 };
 use crate::{crossing, described, installed, mounts};
 use command::is_unknown;
-use parameters::{Network, Parameters, is_word};
+use parameters::{Parameters, is_word};
 
 /// The first version that lets its helper programs be chosen.
 const OLDEST: (u32, u32) = (4, 3);
@@ -185,18 +186,8 @@ impl Podman {
         if let Some(brought) = parameters.joined.as_ref().and_then(|joined| joined.brought.as_ref()) {
             found.extend(brought.lacks(self)?);
         }
+        found.extend(self.network_obstacles(name, parameters)?);
         let mut add = |kind, cause: String, remedy: String| found.push(Blocker::new(kind, cause, remedy));
-        for network in &parameters.networks {
-            let here = if is_word(&network.name) { self.network(&network.name) } else { Value::Null };
-            if Network::kind(&here) != network.kind {
-                let (kind, name) = (&network.kind, &network.name);
-                add(
-                    BlockerKind::Network,
-                    format!("Podman there has no network {name} that is {kind}"),
-                    format!("make it there like that (`podman network create {}{name}`)", kind.options()),
-                );
-            }
-        }
         for volume in parameters.volumes.iter().filter(|volume| !self.volume(&volume.name).is_null()) {
             let name = &volume.name;
             if let Some(user) = self.users(name)?.first() {
@@ -370,6 +361,7 @@ impl Engine for Podman {
         Limits::of(config).note(bundle).map_err(Self::unmade(name))?;
         EtcFiles::of(config).note(bundle).map_err(Self::unmade(name))?;
         self.make_volumes(name, bundle, &parameters)?;
+        self.make_networks(name, bundle, &parameters)?;
         if let Some(brought) = parameters.joined.as_ref().and_then(|joined| joined.brought.as_ref()) {
             self.make_pod(bundle, brought)?;
         }
@@ -393,6 +385,7 @@ impl Engine for Podman {
     fn discard(&self, name: &str, bundle: &Path) -> Result<(), EngineError> {
         described::discard(self, name, bundle)?;
         self.discard_pod(bundle)?;
+        self.remove_networks(bundle)?;
         let made = std::fs::read_to_string(bundle.join(VOLUMES)).unwrap_or_default();
         made.lines().filter(|volume| !self.volume(volume).is_null()).try_for_each(|volume| {
             match self.users(volume)?.is_empty() {

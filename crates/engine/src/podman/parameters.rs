@@ -5,6 +5,7 @@ mod options;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -96,6 +97,10 @@ pub(super) struct Volume {
 pub(super) struct Network {
     pub name: String,
     pub kind: NetworkKind,
+    /// The network as `podman network inspect` shows it, which makes it again on another node; null from an older peer or another
+    /// engine.
+    #[serde(default)]
+    pub described: Value,
     ips: Vec<String>,
     mac: String,
     aliases: Vec<String>,
@@ -149,6 +154,11 @@ impl Network {
         }
     }
 
+    /// The addresses that the container has on it.
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        self.ips.iter().filter_map(|ip| ip.parse().ok()).collect()
+    }
+
     fn option(&self) -> String {
         let (mut option, mut before) = (format!("--network={}", self.name), ':');
         let mut add = |key: &str, value: &str| {
@@ -175,10 +185,12 @@ impl Parameters {
         let text = |key: &str| container[key].as_str().unwrap_or_default().to_owned();
         let id = text("Id");
         let attached = entries(&container["NetworkSettings"]["Networks"]).map(|(name, endpoint)| {
+            let description = network(name);
             let ip = ["IPAddress", "GlobalIPv6Address"].map(|key| endpoint[key].as_str().unwrap_or_default());
             Network {
                 name: name.clone(),
-                kind: Network::kind(&network(name)),
+                kind: Network::kind(&description),
+                described: description,
                 ips: ip.into_iter().filter(|ip| !ip.is_empty()).map(str::to_owned).collect(),
                 mac: endpoint["MacAddress"].as_str().unwrap_or_default().to_owned(),
                 // Podman adds the id's beginning by itself.
@@ -247,6 +259,12 @@ impl Parameters {
             found.push(format!("its command is {command:?} instead of {:?}", self.command));
         }
         found
+    }
+
+    /// Its networks, and those of the pod that it brings.
+    pub fn all_networks(&self) -> impl Iterator<Item = &Network> {
+        let brought = self.joined.as_ref().and_then(|joined| joined.brought.as_ref());
+        self.networks.iter().chain(brought.into_iter().flat_map(|pod| &pod.infra.networks))
     }
 
     /// The id of the pod that it belongs to; empty for none.
@@ -391,6 +409,7 @@ pub(crate) fn fuzz(value: &Value) {
     let sent = described::parameters::<Parameters>("c", value);
     for parameters in [Some(read), sent.ok()].into_iter().flatten() {
         let _ = parameters.create_arguments("c", "image", None);
+        parameters.all_networks().for_each(|network| super::networks::fuzz(&network.described));
         let _ = (parameters.differences(value), parameters.remarks("c"), parameters.obstacles("c"), parameters.binds());
         assert_eq!(
             serde_json::from_value::<Parameters>(serde_json::to_value(&parameters).unwrap()).unwrap(),
