@@ -140,7 +140,8 @@ impl Managed {
         engine("b", &["rm", "--force", "other"])?;
 
         engine("b", &["network", "rm", "lab"])?;
-        let wide = ["network", "create", "--driver", "macvlan", "--subnet", "10.77.0.0/16", "-o", "parent=eth0", "wide"];
+        let wide =
+            ["network", "create", "--driver", "macvlan", "--subnet", "10.77.0.0/16", "-o", "parent=eth0", "wide"];
         engine("b", &wide)?;
         let overlaps = "network wide has 10.77.0.0/16 there, which overlaps";
         refused_move(lab, "a", self.name, "b")?.names(BlockerKind::Network, overlaps)?;

@@ -8,9 +8,9 @@ use tranship_types::{Blocker, BlockerKind};
 
 use super::parameters::{Network, Parameters, list, said, subnets};
 use super::{Docker, refused, unnoted};
-use crate::{Engine, EngineError};
 use crate::described::is_plain;
 use crate::pool::{Subnet, host_name};
+use crate::{Engine, EngineError};
 
 /// In a bundle: which networks were made for the container.
 const NETWORKS: &str = "networks";

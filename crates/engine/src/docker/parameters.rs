@@ -176,7 +176,7 @@ impl Parameters {
             add(
                 BlockerKind::Network,
                 format!("container {name} is on Docker's default bridge, where no container can keep its address"),
-                "put it on a network of your own with a subnet (`docker network create --subnet`) that the other node has, too",
+                "put it on a network of your own (`docker network create`)",
             );
         }
         for volume in list(&host["VolumesFrom"]) {

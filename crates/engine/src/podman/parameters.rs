@@ -261,10 +261,14 @@ impl Parameters {
         found
     }
 
-    /// Its networks, and those of the pod that it brings.
+    /// The networks that it needs: its own, or those of the pod that it brings. A container of a pod shows the pod's as its own, which
+    /// are the infra container's.
     pub fn all_networks(&self) -> impl Iterator<Item = &Network> {
-        let brought = self.joined.as_ref().and_then(|joined| joined.brought.as_ref());
-        self.networks.iter().chain(brought.into_iter().flat_map(|pod| &pod.infra.networks))
+        let networks = match &self.joined {
+            None => &self.networks[..],
+            Some(joined) => joined.brought.as_ref().map_or(&[][..], |pod| &pod.infra.networks),
+        };
+        networks.iter()
     }
 
     /// The id of the pod that it belongs to; empty for none.
