@@ -89,7 +89,7 @@ fn takes_any_address(version: &str) -> bool {
 /// and no reserved address.
 fn may_be_chosen_by_docker(network: &Value) -> bool {
     let alone = |pool: &Value| {
-        said(&pool["IPRange"]).is_none() && pool["AuxiliaryAddresses"].as_object().is_none_or(|all| all.is_empty())
+        said(&pool["IPRange"]).is_none() && pool["AuxiliaryAddresses"].as_object().is_none_or(serde_json::Map::is_empty)
     };
     list(&network["IPAM"]["Config"]).iter().all(|pool| said(&pool["Gateway"]).is_some() && alone(pool))
 }
