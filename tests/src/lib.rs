@@ -19,6 +19,7 @@
 
 mod agents;
 mod asked;
+mod bridged;
 mod computation;
 mod containers;
 mod dialogue;
@@ -40,6 +41,7 @@ mod torture;
 
 pub use agents::{Log, is_gone, restart_agent, send, state, track_by};
 pub use asked::{arguments, asked, asked_modes};
+pub use bridged::dry_run;
 pub use computation::{Computation, Progress};
 pub use containers::{Copy, copies, exactly_one_runs, nothing_left, remove, run_beside};
 pub use dialogue::Dialogue;

@@ -225,6 +225,11 @@ fn an_image_that_is_not_there_is_sent(stage: &mut Stage) -> Result<()> {
     DOCKER.takes_its_image_along(&stage.lab, 67, &[])
 }
 
+fn containers_on_a_bridge_stay_together(stage: &mut Stage) -> Result<()> {
+    DOCKER.stays_together_on_a_bridge(&stage.lab, true, &[])?;
+    DOCKER.is_parted_from_nobody_on_a_shared_segment(&stage.lab, 78)
+}
+
 fn published_ports_are_published_where_it_goes(stage: &mut Stage) -> Result<()> {
     DOCKER.publishes_its_ports_there(&stage.lab, &[])
 }
@@ -551,6 +556,7 @@ fn main() -> ExitCode {
         ("a_docker_that_does_not_come_back_can_be_given_up", a_docker_that_does_not_come_back_can_be_given_up),
         ("a_docker_that_is_restarted_on_the_source_is_survived", a_docker_that_is_restarted_on_the_source_is_survived),
         ("an_image_that_is_not_there_is_sent", an_image_that_is_not_there_is_sent),
+        ("containers_on_a_bridge_stay_together", containers_on_a_bridge_stay_together),
         ("published_ports_are_published_where_it_goes", published_ports_are_published_where_it_goes),
         ("what_a_container_has_written_moves_with_it", what_a_container_has_written_moves_with_it),
         (

@@ -211,6 +211,12 @@ fn an_image_that_is_not_there_is_sent(stage: &mut Stage) -> Result<()> {
     PODMAN.takes_its_image_along(&stage.lab, 77, &CGROUP)
 }
 
+fn containers_on_a_bridge_stay_together(stage: &mut Stage) -> Result<()> {
+    // Without aardvark-dns, which the lab lacks, Podman resolves no names.
+    PODMAN.stays_together_on_a_bridge(&stage.lab, false, &CGROUP)?;
+    PODMAN.is_parted_from_nobody_on_a_shared_segment(&stage.lab, 78)
+}
+
 fn published_ports_are_published_where_it_goes(stage: &mut Stage) -> Result<()> {
     PODMAN.publishes_its_ports_there(&stage.lab, &CGROUP)
 }
@@ -330,6 +336,7 @@ fn main() -> ExitCode {
         ("a_start_that_is_killed_in_the_resume_is_survived", a_start_that_is_killed_in_the_resume_is_survived),
         ("a_pager_that_stalls_in_the_resume_is_waited_for", a_pager_that_stalls_in_the_resume_is_waited_for),
         ("an_image_that_is_not_there_is_sent", an_image_that_is_not_there_is_sent),
+        ("containers_on_a_bridge_stay_together", containers_on_a_bridge_stay_together),
         ("published_ports_are_published_where_it_goes", published_ports_are_published_where_it_goes),
         ("an_arriving_container_is_listed_at_once", an_arriving_container_is_listed_at_once),
     ])

@@ -16,6 +16,7 @@ mod members;
 mod turn;
 mod units;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tranship_api::{ErrorKind, GroupPlan, GroupRequest, MemberPlan, MoveRequest, PlanRequest, ServiceError};
@@ -46,6 +47,12 @@ struct Arranged {
 }
 
 impl Arranged {
+    /// The names of those that move to a node.
+    fn going_to(&self, node: &NodeName) -> BTreeSet<String> {
+        let there = self.ranked.iter().zip(&self.destinations).filter(|(_, to)| *to == node);
+        there.map(|(member, _)| member.name.clone()).collect()
+    }
+
     /// The names of those that a member moves after.
     fn after(&self, own: &Ranked) -> Vec<String> {
         own.after.iter().map(|rank| self.ranked[*rank].name.clone()).collect()
@@ -86,7 +93,8 @@ pub fn plan(node: &Arc<Node>, request: &GroupRequest) -> Result<GroupPlan, Servi
             options: request.options.clone(),
             ..PlanRequest::new(own.name.clone(), to.clone())
         };
-        let (blockers, plan) = match plan::plan_member(node, &wish, units[rank].as_ref()) {
+        let together = arranged.going_to(to);
+        let (blockers, plan) = match plan::plan_member(node, &wish, (units[rank].as_ref(), &together)) {
             Ok(plan) => (plan.blockers.clone(), Some(plan)),
             Err(error) if !error.body.blockers.is_empty() => (error.body.blockers, None),
             Err(error) => return Err(error),

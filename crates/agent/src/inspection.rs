@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tranship_coordinator::Failure;
 use tranship_criu::{cpu, preflight};
-use tranship_engine::{Container, Engine, Freezer, Pod, State};
+use tranship_engine::{AttachedNetwork, Container, Engine, Freezer, Pod, State};
 use tranship_memory::survey::survey;
 use tranship_memory::{hugetlb, unreadable};
 use tranship_network::{Conntrack, cni, ruleset};
@@ -33,6 +33,8 @@ pub struct Inspection {
     pub pod: Option<Pod>,
     /// The other containers that move with it and share namespaces with it, but not what holds the namespaces of a pod.
     pub others: Vec<Container>,
+    /// The engine's networks that it is attached to, itself or through its pod.
+    pub networks: Vec<AttachedNetwork>,
     /// The container's namespaces, for a last look at who else is in them.
     pub namespaces: preflight::Namespaces,
 }
@@ -97,6 +99,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions, unit: Option<&Uni
     let joins = unit.is_some_and(|unit| unit.owner.is_some());
     let members = others.clone();
     let pod = engine.pod(&container).map_err(|e| Failure::new(e.to_string()))?;
+    let networks = engine.networks(pod.as_ref().and_then(|pod| pod.infra.as_ref()).unwrap_or(&container));
     let mut blockers = match &pod {
         Some(pod) => {
             pod.join(&mut parameters, !joins);
@@ -225,7 +228,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions, unit: Option<&Uni
         blockers.extend(crate::tmpfs::left_behind(&container, &offer));
     }
     let (blockers, allowed) = options.allow.part(blockers);
-    Ok(Inspection { container, offer, blockers, allowed, findings, pod, others: members, namespaces })
+    Ok(Inspection { container, offer, blockers, allowed, findings, pod, others: members, networks, namespaces })
 }
 
 fn of_pod_to_engine(pod: &Pod, name: &str) -> Blocker {

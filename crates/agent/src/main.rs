@@ -33,6 +33,7 @@ mod interrupt;
 mod launcher;
 mod layout;
 mod live;
+mod local_networks;
 mod moves;
 mod neighbours;
 mod netavark;

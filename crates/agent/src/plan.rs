@@ -1,5 +1,6 @@
 //! What a move would do: blockers on both nodes, and, if time is given for it, a prediction from measurements.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use tranship_types::{MoveOptions, NodeName, Outcome, Report, Side};
 use crate::groups::Unit;
 use crate::inspection::{self, Inspection};
 use crate::node::Node;
-use crate::{options, probes, source};
+use crate::{local_networks, options, probes, source};
 
 /// Rate at which memory is assumed to travel where the link was not measured, in bytes per second.
 const ASSUMED_RATE: f64 = 900_000_000.0;
@@ -30,7 +31,7 @@ pub fn refused(failure: Failure, container: &str) -> ServiceError {
 
 /// A dry run: looks for what stands in the way, measures nothing.
 pub fn dry_run(node: &Arc<Node>, request: &MoveRequest) -> Result<Plan, ServiceError> {
-    let (mut plan, found) = look(node, &request.container, &request.to, &request.options, None)?;
+    let (mut plan, found) = look(node, &request.container, &request.to, &request.options, (None, &BTreeSet::new()))?;
     if plan.blockers.is_empty() {
         let seen = predict(&assumed(node, &plan, &found), &request.options, options::limits(&request.options));
         plan.estimated_blackout_ms = Some(seen.blackout_ms);
@@ -59,13 +60,17 @@ fn bytes_ahead(plan: &Plan) -> u64 {
 
 /// Looks for what stands in the way; if nothing does, watches the container and probes the link.
 pub fn plan(node: &Arc<Node>, request: &PlanRequest) -> Result<Plan, ServiceError> {
-    plan_member(node, request, None)
+    plan_member(node, request, (None, &BTreeSet::new()))
 }
 
-/// The same for a container that would move as a member of a unit.
-pub fn plan_member(node: &Arc<Node>, request: &PlanRequest, unit: Option<&Unit>) -> Result<Plan, ServiceError> {
+/// The same for a container that would move as a member of a unit, or with these others to the same node.
+pub fn plan_member(
+    node: &Arc<Node>,
+    request: &PlanRequest,
+    with: (Option<&Unit>, &BTreeSet<String>),
+) -> Result<Plan, ServiceError> {
     let name = &request.container;
-    let (mut plan, found) = look(node, name, &request.to, &request.options, unit)?;
+    let (mut plan, found) = look(node, name, &request.to, &request.options, with)?;
     if !plan.blockers.is_empty() {
         plan.notes.push("nothing was measured, because the container cannot be moved as it is".to_owned());
         return Ok(plan);
@@ -122,7 +127,7 @@ fn look(
     name: &str,
     to: &NodeName,
     options: &MoveOptions,
-    unit: Option<&Unit>,
+    (unit, others): (Option<&Unit>, &BTreeSet<String>),
 ) -> Result<(Plan, Inspection), ServiceError> {
     if let Some(holder) = node.busy_with(name) {
         return Err(ServiceError::blocked(name, vec![holder]));
@@ -147,6 +152,10 @@ fn look(
     } else {
         blockers.push(node.unknown_peer(to));
     }
+    let local_networks = local_networks::find(node, &found, to, others).unwrap_or_else(|failure| {
+        notes.push(format!("it is not known from which containers the move would part it: {failure}"));
+        Vec::new()
+    });
     let findings = &found.findings;
     let huge_bytes = found.offer.huge_pages.iter().map(|(size, pages)| size * pages).sum::<u64>();
     let memory_bytes = findings.memory_bytes + huge_bytes;
@@ -165,6 +174,7 @@ fn look(
         prediction: None,
         blockers,
         allowed,
+        local_networks,
         notes,
     };
     Ok((plan, found))

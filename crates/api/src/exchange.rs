@@ -2,6 +2,8 @@ use serde::{Deserialize, Serialize};
 use tranship_types::{Blocker, CarriedTree, ImageToSend, MigrationId, Mode, MoveOptions, NodeName, Prediction, Report};
 use utoipa::ToSchema;
 
+use crate::LocalNetwork;
+
 /// Something that does not work, and what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
@@ -238,6 +240,10 @@ pub struct Plan {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     pub allowed: Vec<Blocker>,
+    /// The networks that end at this node and on which the move would part the container from others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    pub local_networks: Vec<LocalNetwork>,
     /// What else the user should know, one sentence each.
     pub notes: Vec<String>,
 }

@@ -34,6 +34,7 @@ mod client;
 mod exchange;
 mod group;
 mod leftover;
+mod local_network;
 mod openapi;
 mod passed;
 mod server;
@@ -48,6 +49,7 @@ pub use exchange::{
 };
 pub use group::{GroupContainer, GroupPlan, GroupRequest, Label, MemberPlan};
 pub use leftover::{Leftover, LeftoverKind};
+pub use local_network::{LocalNetwork, NetworkNeighbour};
 pub use openapi::description;
 pub use passed::{PassedAnswer, PassedCall, answer};
 pub use server::{router, serve};

@@ -104,6 +104,7 @@ impl AgentService for Script {
                 prediction: None,
                 blockers: vec![],
                 allowed: vec![],
+                local_networks: vec![],
                 notes: vec![],
             }))),
             _ => Ok(Begun::Started(Box::new(running("m-1")))),

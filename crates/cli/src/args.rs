@@ -37,7 +37,8 @@ const GROUP_EXAMPLES: &str = "\
 Examples:
     tranship move-group shop.yaml --to b
     tranship move-group --compose-project shop --to b --map shop-cache-1=c
-    tranship move-group --label tier=shop --to b --atomic";
+    tranship move-group --label tier=shop --to b --atomic
+    tranship move-group --containers app db --to b --atomic";
 
 const EVACUATE_EXAMPLES: &str = "\
 Each running container moves to one of the nodes, the largest first, to the node that has got the least memory so far. What cannot be
@@ -173,10 +174,13 @@ pub struct Move {
 }
 
 #[derive(Debug, Args)]
-#[group(id = "members", required = true, multiple = true, args = ["file", "label", "compose_project"])]
+#[group(id = "members", required = true, multiple = true, args = ["file", "containers", "label", "compose_project"])]
 pub struct MoveGroup {
     /// A group file (YAML): the containers, and what they depend on
     pub file: Option<PathBuf>,
+    /// These containers, in no order of their own
+    #[arg(long, value_name = "NAME", num_args = 1.., add = ArgValueCompleter::new(candidates::containers))]
+    pub containers: Vec<String>,
     /// All running containers with this label, e.g. tier=shop
     #[arg(long, value_name = "KEY=VALUE", conflicts_with = "compose_project")]
     pub label: Option<String>,

@@ -183,6 +183,9 @@ fn move_group(g: args::MoveGroup) -> Result<GroupRequest, String> {
     if let Some(path) = &g.file {
         group::add_file(&mut request, path)?;
     }
+    for name in g.containers {
+        request.containers.entry(container(name)?).or_default();
+    }
     Ok(request)
 }
 
@@ -419,6 +422,12 @@ mod tests {
             panic!("no plan")
         };
         assert_eq!(request.order, GroupOrder::Pipelined);
+        let Command::MoveGroup { request, .. } =
+            parse("tranship move-group --containers app db --to b --atomic").unwrap()
+        else {
+            panic!("no group")
+        };
+        assert_eq!(request.containers.keys().collect::<Vec<_>>(), ["app", "db"]);
         let Command::MoveGroup { request, .. } = parse("tranship move-group --label a=b --atomic").unwrap() else {
             panic!("no group")
         };

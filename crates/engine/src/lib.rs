@@ -4,6 +4,7 @@
 //! its PATH, so that before and afterwards it is the engine that manages the container.
 
 mod archive;
+mod attached;
 mod containerd;
 mod cpu;
 mod crossing;
@@ -34,6 +35,7 @@ use serde_json::Value;
 use tranship_sys::launch::Program;
 use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName};
 
+pub use attached::AttachedNetwork;
 pub use containerd::Containerd;
 pub use cpu::Cpu;
 pub use docker::{Docker, start as start_docker};
@@ -420,6 +422,12 @@ pub trait Engine: Send + Sync {
 
     /// What of the container's own will be another way after a move, which hinders none.
     fn remarks(&self, container: &Container) -> Vec<String> {
+        let _ = container;
+        Vec::new()
+    }
+
+    /// The engine's networks that the container is attached to. An engine that attaches none has none.
+    fn networks(&self, container: &Container) -> Vec<AttachedNetwork> {
         let _ = container;
         Vec::new()
     }

@@ -10,8 +10,6 @@ pub use chained::is_plugin;
 use std::net::IpAddr;
 use std::path::Path;
 
-use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 use serde_json::Value;
 use tranship_types::{Attachment, CniAttachment, Interface, NetworkIdentity};
 
@@ -185,18 +183,8 @@ fn interfaces(netns: &Path) -> Result<Vec<(String, Vec<IpAddr>)>, NetworkError> 
         let refused =
             |e| NetworkError::refused(format!("read the addresses in network namespace {}", netns.display()), e);
         let links = link::links(&mut rtnl).map_err(refused)?;
-        let question = RouteNetlinkMessage::GetAddress(AddressMessage::default());
-        let answers = rtnl.list(&question).map_err(refused)?;
-        let address = |answer: &RouteNetlinkMessage, index: u32| match answer {
-            RouteNetlinkMessage::NewAddress(message) if message.header.index == index => {
-                message.attributes.iter().find_map(|attribute| match attribute {
-                    AddressAttribute::Local(address) | AddressAttribute::Address(address) => Some(*address),
-                    _ => None,
-                })
-            }
-            _ => None,
-        };
-        let of = |index: u32| answers.iter().filter_map(|answer| address(answer, index)).collect();
+        let addresses = link::addresses(&mut rtnl).map_err(refused)?;
+        let of = |index: u32| addresses.iter().filter(|(of, _)| *of == index).map(|(_, address)| *address).collect();
         Ok(links.into_iter().filter(|l| !l.loopback).map(|l| (l.name, of(l.index))).collect())
     })
 }

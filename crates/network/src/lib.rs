@@ -43,6 +43,7 @@ mod reply;
 mod rtnl;
 mod rules;
 pub mod ruleset;
+mod segment;
 mod sockets;
 mod sysctls;
 mod takeover;
@@ -61,6 +62,7 @@ pub use inject::Injector;
 pub use named::check_name;
 pub use queue::Queue;
 pub use repair::end_repair;
+pub use segment::{BridgePort, bridge_ports, connected_addresses, leads_beyond_node};
 pub use sockets::{
     Dropped, OpenSocket, SocketState, SocketStates, newer_options, set_socket_states, socket_states, unclaimed_groups,
 };

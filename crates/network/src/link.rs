@@ -1,8 +1,10 @@
 //! Interfaces as rtnetlink shows them, reduced to what matters here.
 
+use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 
 use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 use netlink_packet_route::link::{
     InfoData, InfoKind, InfoMacVlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, MacVlanMode,
 };
@@ -92,6 +94,20 @@ pub(crate) fn links(rtnl: &mut Rtnl) -> Result<Vec<Link>, Refusal> {
         .collect();
     links.sort_by_key(|l| l.index);
     Ok(links)
+}
+
+/// All addresses, each with the index of its interface.
+pub(crate) fn addresses(rtnl: &mut Rtnl) -> Result<Vec<(u32, IpAddr)>, Refusal> {
+    let answers = rtnl.list(&RouteNetlinkMessage::GetAddress(AddressMessage::default()))?;
+    let address = |answer: &RouteNetlinkMessage| {
+        let RouteNetlinkMessage::NewAddress(message) = answer else { return None };
+        let address = message.attributes.iter().find_map(|attribute| match attribute {
+            AddressAttribute::Local(address) | AddressAttribute::Address(address) => Some(*address),
+            _ => None,
+        });
+        Some((message.header.index, address?))
+    };
+    Ok(answers.iter().filter_map(address).collect())
 }
 
 fn get(rtnl: &mut Rtnl, question: LinkMessage) -> Result<Option<Link>, Refusal> {

@@ -1,6 +1,6 @@
 use std::fmt::Write;
 
-use tranship_api::{GroupPlan, MemberPlan, Plan};
+use tranship_api::{GroupPlan, LocalNetwork, MemberPlan, Plan};
 use tranship_types::{ImageToSend, NodeName, Prediction, TreeKind};
 
 use super::table::{Column, table};
@@ -48,7 +48,15 @@ pub fn plan(p: &Plan, paint: Paint) -> String {
     for note in &p.notes {
         line("note", note.clone());
     }
-    text
+    text + &local_networks(p)
+}
+
+/// From whom the move would part the container, each network with what to type instead.
+fn local_networks(p: &Plan) -> String {
+    let warning = |network: &LocalNetwork| {
+        format!("\nwarning: {}\n    {}\n", network.cause(&p.container, &p.to), network.remedy(&p.to))
+    };
+    p.local_networks.iter().map(warning).collect()
 }
 
 /// `tranship move-group --dry-run`.
@@ -91,6 +99,7 @@ pub fn group_plan(p: &GroupPlan, paint: Paint) -> String {
     for member in blocked {
         text += &format!("\n{}:\n{}", member.container, super::blockers(&member.blockers));
     }
+    text.extend(p.members.iter().filter_map(|member| member.plan.as_ref()).map(local_networks));
     let notes =
         p.members.iter().flat_map(|m| m.plan.iter().flat_map(|plan| &plan.notes).map(|note| (&m.container, note)));
     let notes: Vec<String> = notes.map(|(container, note)| format!("  {container}: {note}\n")).collect();
@@ -117,7 +126,8 @@ fn prediction(seen: &Prediction, to: &NodeName, line: &mut impl FnMut(&str, Stri
 
 #[cfg(test)]
 mod tests {
-    use tranship_types::{Blocker, BlockerKind, CarriedTree, Mode, RoundReport};
+    use tranship_api::NetworkNeighbour;
+    use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, Mode, RoundReport};
 
     use super::*;
 
@@ -138,6 +148,7 @@ mod tests {
             prediction: None,
             blockers: vec![],
             allowed: vec![],
+            local_networks: vec![],
             notes: vec!["the root filesystem is the same on both nodes".into()],
         };
         assert_eq!(
@@ -204,6 +215,20 @@ redis can be moved from a to b (cold); nothing was touched
         let text = plan(&p, Paint(false));
         assert!(text.contains("\n  allowed        fd 8 is odd (eventfd-semaphore)\n"), "{text}");
         p.allowed.clear();
+        let neighbour = NetworkNeighbour {
+            container: "db".into(),
+            engine: EngineName::Docker,
+            addresses: vec![],
+            connections: 1,
+            names: vec!["db".into()],
+        };
+        let (neighbours, together) = (vec![neighbour], vec!["redis".into(), "db".into()]);
+        p.local_networks = vec![LocalNetwork { name: "shop".into(), bridge: "br-1".into(), neighbours, together }];
+        let text = plan(&p, Paint(false));
+        let warning = "\nwarning: network shop (bridge br-1) ends at this node: on b, redis would lose the connection with db and the name \
+                       that it resolves here (db)\n    tranship move-group --containers redis db --to b --atomic\n";
+        assert!(text.ends_with(warning), "{text}");
+        p.local_networks.clear();
         let blocker = Blocker::new(BlockerKind::Descriptor, "fd 7 is an io_uring", "turn io_uring off in redis");
         let member = |container: &str, level, blockers: Vec<Blocker>, plan| {
             let (container, to) = (container.to_owned(), "b".parse().unwrap());

@@ -84,6 +84,7 @@ impl AgentService for Service {
                 prediction: None,
                 blockers: if container == "plan-blocked" { vec![blocker] } else { vec![] },
                 allowed: vec![],
+                local_networks: vec![],
                 notes: vec![],
             }))),
             _ => {

@@ -34,7 +34,8 @@ use crate::crossing;
 use crate::described::{self, is_plain};
 use crate::installed;
 use crate::{
-    Container, Engine, EngineError, EtcFiles, Images, Limits, MissingImage, MountTree, Runc, State, Summary, TreePlace,
+    AttachedNetwork, Container, Engine, EngineError, EtcFiles, Images, Limits, MissingImage, MountTree, Runc, State,
+    Summary, TreePlace,
 };
 use http::Answer;
 use parameters::Parameters;
@@ -396,6 +397,11 @@ impl Engine for Docker {
             self.described(&container.name).ok().flatten().and_then(|described| logged(&container.name, &described)),
         );
         remarks
+    }
+
+    fn networks(&self, container: &Container) -> Vec<AttachedNetwork> {
+        described::parameters::<Parameters>(&container.name, &container.parameters)
+            .map_or_else(|_| Vec::new(), |parameters| parameters.attached(&container.name))
     }
 
     fn parameters_for(&self, other: EngineName, container: &Container) -> Result<Value, Vec<Blocker>> {

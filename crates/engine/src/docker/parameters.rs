@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use tranship_types::{Blocker, BlockerKind};
 
 use super::networks;
-use crate::described;
 use crate::json::section;
+use crate::{AttachedNetwork, described};
 
 /// The parameters of a container, as they travel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -157,6 +157,18 @@ impl Parameters {
         described::published(name, &self.body["HostConfig"]).into_iter().collect()
     }
 
+    /// Its networks. Docker's resolver serves all of them but the default bridge.
+    pub fn attached(&self, name: &str) -> Vec<AttachedNetwork> {
+        let attached = |network: &Network| {
+            let addresses = ["IPv4Address", "IPv6Address"].map(|key| said(&network.endpoint["IPAMConfig"][key]));
+            let aliases = list(&network.endpoint["Aliases"]).iter().filter_map(Value::as_str);
+            let resolved = network.name != "bridge";
+            let names = std::iter::once(name).chain(aliases).filter(|_| resolved);
+            AttachedNetwork::new(&network.name, addresses.into_iter().flatten(), names)
+        };
+        self.networks.iter().map(attached).collect()
+    }
+
     /// What no other node could give to the container.
     pub fn obstacles(&self, name: &str) -> Vec<Blocker> {
         let mut found = Vec::new();
@@ -290,6 +302,17 @@ mod tests {
         assert_eq!(endpoint["Aliases"], json!([]), "the old id's beginning is no alias of the new one");
         assert_eq!(parameters.networks[1].endpoint["Aliases"], json!(["db"]));
         assert!(parameters.obstacles("web").is_empty());
+    }
+
+    #[test]
+    fn others_find_it_by_its_name_and_aliases() {
+        let attached = parameters(&described()).attached("web");
+        assert_eq!(
+            (&*attached[0].name, attached[0].addresses.as_slice()),
+            ("lab", &["10.77.0.10".parse().unwrap()][..])
+        );
+        assert_eq!(attached[0].names, ["web"]);
+        assert_eq!(attached[1].names, ["web", "db"]);
     }
 
     #[test]

@@ -29,8 +29,8 @@ use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 
 use crate::archive::{self, Known};
 use crate::{
-    Container, Engine, EngineError, EtcFiles, Images, Limits, Mark, MissingImage, MountTree, Pod, Runc, State, Summary,
-    TreePlace,
+    AttachedNetwork, Container, Engine, EngineError, EtcFiles, Images, Limits, Mark, MissingImage, MountTree, Pod,
+    Runc, State, Summary, TreePlace,
 };
 use crate::{crossing, described, installed, mounts};
 use command::is_unknown;
@@ -258,6 +258,13 @@ fn version_of(text: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
+/// Whether Podman's resolver, where one is installed, serves a network on this node: netavark gives it a file for each.
+fn is_resolved(network: &str) -> bool {
+    let served = Path::new("/run/containers/networks/aardvark-dns");
+    // The resolver's mark of a network without a way out.
+    is_word(network) && (served.join(network).exists() || served.join(format!("{network}%int")).exists())
+}
+
 impl Engine for Podman {
     fn name(&self) -> EngineName {
         EngineName::Podman
@@ -335,6 +342,11 @@ impl Engine for Podman {
     fn remarks(&self, container: &Container) -> Vec<String> {
         described::parameters::<Parameters>(&container.name, &container.parameters)
             .map_or_else(|_| Vec::new(), |parameters| parameters.remarks(&container.name))
+    }
+
+    fn networks(&self, container: &Container) -> Vec<AttachedNetwork> {
+        described::parameters::<Parameters>(&container.name, &container.parameters)
+            .map_or_else(|_| Vec::new(), |parameters| parameters.attached(&container.name, is_resolved))
     }
 
     fn parameters_for(&self, other: EngineName, container: &Container) -> Result<Value, Vec<Blocker>> {

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use tranship_types::{Blocker, BlockerKind};
 
 use super::pod::JoinedPod;
+use crate::AttachedNetwork;
 use crate::described::{self, is_plain};
 
 /// What of `HostConfig` and `Config` differs between two containers that are the same: paths of the node, what follows from
@@ -225,6 +226,17 @@ impl Parameters {
             unknown_devices: unknown_devices(&container["HostConfig"], &config["linux"]["devices"]),
             foreign: false,
         }
+    }
+
+    /// Its networks. `resolves` says of a network's name whether names are resolved there.
+    pub fn attached(&self, name: &str, resolves: impl Fn(&str) -> bool) -> Vec<AttachedNetwork> {
+        let attached = |network: &Network| {
+            let aliases = network.aliases.iter().map(String::as_str);
+            let resolved = resolves(&network.name);
+            let names = std::iter::once(name).chain(aliases).filter(|_| resolved);
+            AttachedNetwork::new(&network.name, network.ips.iter().map(String::as_str), names)
+        };
+        self.networks.iter().map(attached).collect()
     }
 
     /// What of a container that was made from these parameters is not as it was wanted.
@@ -458,6 +470,14 @@ mod tests {
         let network = |_: &str| json!({"driver": "macvlan", "subnets": [{"subnet": "10.77.0.0/24"}]});
         let image = |_: &str| json!({"Size": 7, "RootFS": {"Layers": ["sha256:a"]}});
         Parameters::read(container, &config, network, |_| json!({"Driver": "local", "Options": {}}), image)
+    }
+
+    #[test]
+    fn others_find_it_by_its_name_and_aliases_where_names_are_resolved() {
+        let of = |resolved| parameters(&described()).attached("web", |_| resolved).remove(0);
+        let attached = of(true);
+        assert_eq!((&*attached.name, &*attached.addresses), ("lab", &["10.77.0.60".parse().unwrap()][..]));
+        assert_eq!((attached.names, of(false).names), (vec!["web".to_owned(), "db".to_owned()], Vec::new()));
     }
 
     #[test]

@@ -1,0 +1,31 @@
+//! The networks of an engine, as a container sees them.
+
+use std::net::IpAddr;
+
+/// A network of an engine that a container is attached to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AttachedNetwork {
+    /// The network's name.
+    pub name: String,
+    /// The container's addresses there.
+    pub addresses: Vec<IpAddr>,
+    /// The names that the engine's resolver has for the container there. Empty where the network has no resolver.
+    pub names: Vec<String>,
+}
+
+impl AttachedNetwork {
+    /// One with these addresses, of which those that are none are left out, and names: the container's own and its aliases.
+    pub(crate) fn new<'a>(
+        name: &str,
+        addresses: impl Iterator<Item = &'a str>,
+        names: impl Iterator<Item = &'a str>,
+    ) -> Self {
+        let mut all: Vec<String> = Vec::new();
+        for name in names {
+            if !all.iter().any(|known| known == name) {
+                all.push(name.to_owned());
+            }
+        }
+        Self { name: name.to_owned(), addresses: addresses.filter_map(|text| text.parse().ok()).collect(), names: all }
+    }
+}
