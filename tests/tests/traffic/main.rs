@@ -110,6 +110,7 @@ fn main() -> ExitCode {
         ("an_interface_that_the_plugin_macvlan_has_made_moves", cni::made_by_macvlan),
         // Last: where a bridge has been, the node's link carries no macvlan any more.
         ("a_bridged_container_keeps_its_connections", places::bridged),
+        ("a_plan_names_those_on_a_bridge_of_the_node", places::on_a_bridge_of_the_node),
         (
             "a_bridged_container_keeps_them_where_nodes_let_through_only_what_they_know",
             firewall::what_nodes_know_that_filter_what_they_forward,

@@ -5,13 +5,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddrV4, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use tranship_e2e::{Capture, Moving, Stage, exactly_one_runs, refused_move, remove};
-use tranship_lab::{CLIENT, Lab};
+use tranship_e2e::{Capture, Moving, Stage, dry_run, exactly_one_runs, refused_move, remove, wait_until};
+use tranship_lab::{CLIENT, Lab, RunOptions};
 use tranship_types::Mode;
 use tranship_workloads::traffic::{Service, Stream, TRAFFIC_PORT, Way};
 
 use super::kinds::{begin_datagrams, end_datagrams};
-use super::{IP, NAME, address, connect, moves, run};
+use super::{IP, NAME, PATIENCE, address, connect, moves, run};
 
 const OTHER: &str = "other";
 const BRIDGED_IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 35);
@@ -157,6 +157,47 @@ pub(super) fn bridged(stage: &mut Stage) -> Result<()> {
     end_datagrams(datagrams, 2)?;
     end(streams)?;
     remove(lab, NAME)
+}
+
+/// Two runc containers talk across a bridge. While it leads to the other node, no move parts them; where it ends at the node, the plan
+/// names the other.
+pub(super) fn on_a_bridge_of_the_node(stage: &mut Stage) -> Result<()> {
+    let other_ip = Ipv4Addr::new(10, 77, 0, 39);
+    let lab = &stage.lab;
+    run(lab, "a", NAME, BRIDGED_IP, true)?;
+    let mut options = RunOptions::new(other_ip, ["sleep", "1000"]);
+    options.bridge = true;
+    lab.run("a", OTHER, &options)?;
+    // The connection is held open by a shell in the other one.
+    let hold = format!("exec 3<>/dev/tcp/{BRIDGED_IP}/{TRAFFIC_PORT}; exec sleep 1000");
+    // The process that stays must not have the pipes of this one.
+    let detached = "exec runc exec --detach \"$0\" bash -c \"$1\" < /dev/null > /dev/null 2>&1";
+    lab.check("a", &["sh", "-c", detached, OTHER, &hold])?;
+    let parted = || Ok::<_, anyhow::Error>(dry_run(lab, "a", NAME, "b")?.local_networks);
+    wait_until("the connection", PATIENCE, || {
+        let sockets = lab.check("a", &["ip", "netns", "exec", OTHER, "cat", "/proc/net/tcp"])?;
+        Ok(sockets.contains(" 01 ").then_some(()))
+    })?;
+    ensure!(parted()?.is_empty(), "br0 leads to b, and the plan has {:?}", parted()?);
+    for node in ["a", "b"] {
+        lab.check(node, &["ip", "link", "add", "br9", "type", "bridge"])?;
+        lab.check(node, &["ip", "link", "set", "br9", "up"])?;
+    }
+    let apart = "for name in \"$@\"; do \
+                 index=$(ip netns exec $name cat /sys/class/net/eth0/iflink); \
+                 ip link set $(ip -o link | sed -n \"s/^$index: \\([^@:]*\\).*/\\1/p\") master br9; done";
+    lab.check("a", &["sh", "-c", apart, "sh", NAME, OTHER])?;
+    let networks = parted()?;
+    let [network] = networks.as_slice() else { bail!("the plan has {networks:?}") };
+    let [neighbour] = network.neighbours.as_slice() else { bail!("the plan has {network:?}") };
+    ensure!((&*network.bridge, &*network.together) == ("br9", &[NAME.to_owned(), OTHER.to_owned()]), "{network:?}");
+    ensure!(
+        (&*neighbour.container, neighbour.connections) == (OTHER, 1) && neighbour.names.is_empty(),
+        "{neighbour:?}"
+    );
+    remove(lab, NAME)?;
+    remove(lab, OTHER)?;
+    ["a", "b"].iter().try_for_each(|node| Ok(lab.check(node, &["ip", "link", "delete", "br9"]).map(drop)?))
 }
 
 /// What makes up the network identity of the container on a node, as the usual tools show it.
