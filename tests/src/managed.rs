@@ -8,6 +8,7 @@ use tranship_lab::{CLIENT, CounterClient, Lab, LabError, REDIS_PORT, Redis, pati
 use tranship_types::BlockerKind;
 
 use crate::agents::{Log, restart_agent};
+use crate::bridged::dry_run;
 use crate::limits::{limits, set_limit};
 use crate::moves::{Refusal, connection_alive, move_container};
 use crate::runner::wait_until;
@@ -344,6 +345,15 @@ impl Managed {
         let plan = lab.exec("a", &["tranship", "move", self.name, "--to", "b", "--dry-run", "--json"])?;
         let plan = String::from_utf8_lossy(&plan.stdout).into_owned();
         ensure!(plan.contains(words), "the plan says {plan}");
+        // The kernel closes the counter's connection soon after the program.
+        let translated = || dry_run(lab, "a", self.name, "b").map(|plan| plan.translated_connections);
+        wait_until("the end of the first connection", Duration::from_secs(10), || {
+            Ok((translated()? == 0).then_some(()))
+        })?;
+        let counter = count_at("a")?;
+        let found = translated()?;
+        ensure!(found == 1, "{found} connections of the container are translated");
+        drop(counter);
         let report = move_container(lab, "a", self.name, "b")?;
         ensure!(report.ways.iter().any(|way| way.contains(words)), "the report has only {:?}", report.ways);
 

@@ -1,4 +1,5 @@
-//! From which containers a move would part one: those on a bridge of this node whose segment ends here.
+//! What of a container's connections depends on this node: containers on a bridge whose segment ends here, and addresses that the node
+//! translates.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, ToSocketAddrs};
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use tranship_api::{LocalNetwork, NetworkNeighbour};
 use tranship_coordinator::Failure;
 use tranship_engine::{AttachedNetwork, Engine};
-use tranship_network::{BridgePort, NetworkError, bridge_ports, connected_addresses, leads_beyond_node};
+use tranship_network::{BridgePort, NetworkError, NodeConntrack, bridge_ports, connected_addresses, leads_beyond_node};
 use tranship_types::NodeName;
 
 use crate::inspection::Inspection;
@@ -102,6 +103,13 @@ pub fn find(
         Some(LocalNetwork { name, bridge: (*bridge).to_owned(), neighbours, together })
     };
     Ok(bridges.iter().filter_map(network).collect())
+}
+
+/// How many of the container's connections have addresses that this node translates.
+pub fn translated(found: &Inspection) -> Result<u64, NetworkError> {
+    let Some((path, identity)) = &found.offer.network else { return Ok(0) };
+    let mut tracked = NodeConntrack::prepare(path, identity)?;
+    if tracked.any()? { tracked.translated() } else { Ok(0) }
 }
 
 /// The address of another node's agent; `None` where it has a name that does not resolve.

@@ -156,6 +156,10 @@ fn look(
         notes.push(format!("it is not known from which containers the move would part it: {failure}"));
         Vec::new()
     });
+    let translated_connections = local_networks::translated(&found).unwrap_or_else(|error| {
+        notes.push(format!("it is not known which of its connections this node translates: {error}"));
+        0
+    });
     let findings = &found.findings;
     let huge_bytes = found.offer.huge_pages.iter().map(|(size, pages)| size * pages).sum::<u64>();
     let memory_bytes = findings.memory_bytes + huge_bytes;
@@ -175,6 +179,7 @@ fn look(
         blockers,
         allowed,
         local_networks,
+        translated_connections,
         notes,
     };
     Ok((plan, found))

@@ -244,8 +244,18 @@ pub struct Plan {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     pub local_networks: Vec<LocalNetwork>,
+    /// How many of the container's connections have addresses that this node translates (published ports, masquerading), and end
+    /// with the move.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    #[schema(required = false)]
+    pub translated_connections: u64,
     /// What else the user should know, one sentence each.
     pub notes: Vec<String>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's interface
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// What a [`MoveRequest`] leads to.

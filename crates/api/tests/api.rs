@@ -105,6 +105,7 @@ impl AgentService for Script {
                 blockers: vec![],
                 allowed: vec![],
                 local_networks: vec![],
+                translated_connections: 0,
                 notes: vec![],
             }))),
             _ => Ok(Begun::Started(Box::new(running("m-1")))),

@@ -51,12 +51,23 @@ pub fn plan(p: &Plan, paint: Paint) -> String {
     text + &local_networks(p)
 }
 
-/// From whom the move would part the container, each network with what to type instead.
+/// From whom the move would part the container, each network with what to type instead, and which connections depend on the node.
 fn local_networks(p: &Plan) -> String {
     let warning = |network: &LocalNetwork| {
         format!("\nwarning: {}\n    {}\n", network.cause(&p.container, &p.to), network.remedy(&p.to))
     };
-    p.local_networks.iter().map(warning).collect()
+    let mut text: String = p.local_networks.iter().map(warning).collect();
+    let (container, from) = (&p.container, &p.from);
+    let said = match p.translated_connections {
+        0 => return text,
+        1 => format!("a connection of {container} has an address that {from} translates, and ends"),
+        more => format!("{more} connections of {container} have addresses that {from} translates, and end"),
+    };
+    let _ = writeln!(
+        text,
+        "\nwarning: {said} with the move\n    published ports and masquerading stay with their node: connect to the container's own address, or connect again"
+    );
+    text
 }
 
 /// `tranship move-group --dry-run`.
@@ -149,6 +160,7 @@ mod tests {
             blockers: vec![],
             allowed: vec![],
             local_networks: vec![],
+            translated_connections: 0,
             notes: vec!["the root filesystem is the same on both nodes".into()],
         };
         assert_eq!(
@@ -229,6 +241,10 @@ redis can be moved from a to b (cold); nothing was touched
                        that it resolves here (db)\n    tranship move-group --containers redis db --to b --atomic\n";
         assert!(text.ends_with(warning), "{text}");
         p.local_networks.clear();
+        p.translated_connections = 2;
+        let warning = "\nwarning: 2 connections of redis have addresses that a translates, and end with the move\n    published ports";
+        assert!(plan(&p, Paint(false)).contains(warning), "{}", plan(&p, Paint(false)));
+        p.translated_connections = 0;
         let blocker = Blocker::new(BlockerKind::Descriptor, "fd 7 is an io_uring", "turn io_uring off in redis");
         let member = |container: &str, level, blockers: Vec<Blocker>, plan| {
             let (container, to) = (container.to_owned(), "b".parse().unwrap());

@@ -85,6 +85,7 @@ impl AgentService for Service {
                 blockers: if container == "plan-blocked" { vec![blocker] } else { vec![] },
                 allowed: vec![],
                 local_networks: vec![],
+                translated_connections: 0,
                 notes: vec![],
             }))),
             _ => {

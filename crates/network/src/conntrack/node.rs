@@ -56,13 +56,33 @@ impl NodeConntrack {
     /// # Errors
     /// The kernel's first refusal, with all that it tells appended all the same.
     pub fn entries(&mut self, bytes: &mut Vec<u8>) -> Result<(), NetworkError> {
+        self.each(|entry| {
+            if let Some(entry) = plain(entry) {
+                entry.write(bytes, KEPT);
+            }
+        })
+    }
+
+    /// How many of the container's connections have addresses that this node translates: by way of a port that it publishes, or out by its
+    /// own address. The kernel finds such a connection by the addresses that the container has of it, whichever side opened it.
+    ///
+    /// # Errors
+    /// The kernel's first refusal.
+    pub fn translated(&mut self) -> Result<u64, NetworkError> {
+        let mut count = 0;
+        self.each(|entry| count += u64::from(is_translated(entry)))?;
+        Ok(count)
+    }
+
+    /// Looks up each of the container's connections that the node tracks.
+    fn each(&mut self, mut take: impl FnMut(&[u8])) -> Result<(), NetworkError> {
         let mut connections = self.sockets.connections()?;
         connections.retain(|one| self.addresses.contains(&one.local.ip()));
-        let told = connections.chunks(AT_ONCE).map(|some| self.look_up(some, bytes));
+        let told = connections.chunks(AT_ONCE).map(|some| self.look_up(some, &mut take));
         told.fold(Ok(()), Result::and).map_err(|e| unreadable(&e))
     }
 
-    fn look_up(&mut self, connections: &[Connection], bytes: &mut Vec<u8>) -> Result<(), Refusal> {
+    fn look_up(&mut self, connections: &[Connection], take: &mut impl FnMut(&[u8])) -> Result<(), Refusal> {
         let (mut questions, before) = (Vec::new(), self.sequence);
         for connection in connections {
             self.sequence += 1;
@@ -72,7 +92,7 @@ impl NodeConntrack {
         let mut refusal = None;
         nfnetlink::answers(&self.socket, |m| {
             if m.sequence > before
-                && let Err(e) = take(&m, bytes)
+                && let Err(e) = answered(&m, take)
             {
                 refusal.get_or_insert(e);
             }
@@ -126,15 +146,15 @@ fn ask(questions: &mut Vec<u8>, sequence: u32, connection: &Connection) {
     message(questions, GET, NLM_F_REQUEST, sequence, family, 0, |b| tuple.write(b, TUPLE_ORIGINAL));
 }
 
-/// Appends the connection that an answer tells of.
-fn take(answer: &Message<'_>, bytes: &mut Vec<u8>) -> Result<(), Refusal> {
+/// Hands over the connection that an answer tells of.
+fn answered(answer: &Message<'_>, take: &mut impl FnMut(&[u8])) -> Result<(), Refusal> {
     match answer.verdict() {
         // It is not noted.
         Some(Err(refusal)) if refusal.errno == Errno::ENOENT => Ok(()),
         Some(verdict) => verdict,
         None => {
-            if let Some(entry) = plain(answer.payload).filter(|_| answer.kind == NEW) {
-                entry.write(bytes, KEPT);
+            if answer.kind == NEW {
+                take(answer.payload);
             }
             Ok(())
         }
@@ -147,6 +167,12 @@ pub(crate) fn plain(message: &[u8]) -> Option<Entry<'_>> {
     let entry = Entry::of(general[0], attributes)?;
     let translated = entry.status & (SOURCE_TRANSLATED | DESTINATION_TRANSLATED) != 0;
     (!translated && value(attributes, ZONE).is_none()).then_some(entry)
+}
+
+/// Whether the addresses of the connection that a message tells of are translated.
+fn is_translated(message: &[u8]) -> bool {
+    let entry = message.split_at_checked(GENERAL).and_then(|(general, attributes)| Entry::of(general[0], attributes));
+    entry.is_some_and(|entry| entry.status & (SOURCE_TRANSLATED | DESTINATION_TRANSLATED) != 0)
 }
 
 fn unreadable(refusal: &Refusal) -> NetworkError {
@@ -207,6 +233,7 @@ mod tests {
         assert!(is_plain(&|b| number(b, STATUS, ASSURED | SEEN_REPLY)));
         for bit in [SOURCE_TRANSLATED, DESTINATION_TRANSLATED] {
             assert!(!is_plain(&|b| number(b, STATUS, ASSURED | bit)));
+            assert!(is_translated(&entry(|b| number(b, STATUS, ASSURED | bit))[HEADER..]));
         }
         assert!(!is_plain(&|b| attribute(b, ZONE, |b| b.extend_from_slice(&[0, 7]))));
     }
@@ -220,17 +247,17 @@ mod tests {
             bytes[HEADER..].copy_from_slice(&(-(errno as i32)).to_ne_bytes());
             bytes
         };
-        let mut bytes = Vec::new();
+        let mut found = 0;
         let all = [answer(Errno::ENOENT), answer(Errno::EPERM), entry(|_| {})].concat();
-        let taken: Vec<_> = Messages(&all).map(|m| take(&m, &mut bytes).map_err(|e| e.errno)).collect();
+        let taken: Vec<_> = Messages(&all).map(|m| answered(&m, &mut |_| found += 1).map_err(|e| e.errno)).collect();
         assert_eq!(taken, [Ok(()), Err(Errno::EPERM), Ok(())]);
-        assert_eq!(Messages(&bytes).count(), 1);
+        assert_eq!(found, 1);
     }
 
     proptest! {
         #[test]
         fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..256)) {
-            let _ = plain(&bytes);
+            let _ = (plain(&bytes), is_translated(&bytes));
         }
     }
 }
