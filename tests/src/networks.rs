@@ -79,8 +79,12 @@ impl Managed {
         ensure!(next.octets()[3] >= 128, "the next container on b has {next}");
         engine("b", &["rm", "--force", "next"])?;
         self.moves(lab, &mut counter, "b", "a").context("back again")?;
+        self.moves(lab, &mut counter, "a", "b").context("once more")?;
         drop(counter);
-        self.remove(lab, "a")?;
+        // The user removes the container, and then the agent what it has kept beside it.
+        engine("b", &["rm", "--force", self.name])?;
+        lab.check("b", &["tranship", "doctor"])?;
+        ensure!(self.has_network(lab, "b", "lab")?, "the network went with the container");
         engine("b", &["network", "rm", "lab"])?;
         engine("b", &LAB).map(drop).map_err(Into::into)
     }

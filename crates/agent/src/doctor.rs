@@ -343,7 +343,7 @@ fn unowned(node: &Node) -> Result<Vec<Thing>, EngineError> {
 }
 
 /// Removes what the agent has kept beside a container that came to an engine with records of its own, once the user has removed that
-/// container there: nothing that a user would have to look after. Whether it did.
+/// container there: nothing that a user would have to look after. Volumes and networks that were made for it stay. Whether it did.
 fn is_swept(node: &Node, thing: &Thing) -> bool {
     let Thing::Bundle(name) = thing else { return false };
     let is_unknown =
@@ -351,6 +351,7 @@ fn is_swept(node: &Node, thing: &Thing) -> bool {
     wrapper::is_of_engine(&node.bundle(name))
         && node.engines().all(is_unknown)
         && thing.obstacle(node).is_none()
+        && tranship_engine::keep_what_was_made(&node.bundle(name)).is_ok()
         && thing.remove(node).is_ok()
 }
 

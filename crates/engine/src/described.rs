@@ -10,7 +10,7 @@ use serde_json::Value;
 use tranship_sys::launch::Program;
 use tranship_types::{Blocker, BlockerKind, CarriedTree, TreeKind};
 
-use crate::{Container, Engine, EngineError, EtcFiles, Images, Mark, Runc, State, etc_files};
+use crate::{Container, Engine, EngineError, EtcFiles, Images, Mark, Runc, State, docker, etc_files, podman};
 
 /// How long a container that was killed, or a start that failed, may take to be over.
 const END: Duration = Duration::from_secs(20);
@@ -239,6 +239,20 @@ pub(crate) fn discard(engine: &impl Engine, name: &str, bundle: &Path) -> Result
     let Some(noted) = noted(bundle) else { return Ok(()) };
     Mark::take_off(&noted);
     engine.remove(if noted.is_empty() { name } else { &noted })
+}
+
+/// Forgets which volumes and networks were made for the container that has come by this bundle: they are the user's from now on, and stay when
+/// the bundle is discarded.
+///
+/// # Errors
+/// The system's refusal.
+pub fn keep_what_was_made(bundle: &Path) -> io::Result<()> {
+    [docker::VOLUMES, docker::NETWORKS, podman::VOLUMES, podman::NETWORKS].into_iter().try_for_each(|note| {
+        match std::fs::remove_file(bundle.join(note)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    })
 }
 
 /// [`Engine::dump`]: runc knows the container by its id.

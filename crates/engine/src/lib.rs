@@ -38,6 +38,7 @@ use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName};
 pub use attached::AttachedNetwork;
 pub use containerd::Containerd;
 pub use cpu::Cpu;
+pub use described::keep_what_was_made;
 pub use docker::{Docker, start as start_docker};
 pub use etc_files::EtcFiles;
 pub use freezer::{Freezer, FreezerError, OpenFreezer};

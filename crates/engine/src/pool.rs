@@ -11,6 +11,8 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use nix::ifaddrs::getifaddrs;
+
 /// Bits of a part's number: a subnet has this many at most, as powers of two.
 const PART_BITS: u8 = 4;
 /// Bits of an address within the smallest part.
@@ -109,6 +111,19 @@ fn hash(name: &str) -> u64 {
 /// This node's host name.
 pub(crate) fn host_name() -> String {
     nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+/// The subnets of the node's own interfaces, with their names.
+pub(crate) fn subnets_of_node() -> Vec<(String, Subnet)> {
+    let addresses = getifaddrs().into_iter().flatten().filter_map(|one| {
+        let (address, mask) = (one.address?, one.netmask?);
+        let (address, length) = match (address.as_sockaddr_in(), mask.as_sockaddr_in()) {
+            (Some(address), Some(mask)) => (IpAddr::from(address.ip()), u32::from(mask.ip()).count_ones()),
+            _ => (address.as_sockaddr_in6()?.ip().into(), u128::from(mask.as_sockaddr_in6()?.ip()).count_ones()),
+        };
+        Some((one.interface_name, Subnet::parse(&format!("{address}/{length}"))?))
+    });
+    addresses.collect()
 }
 
 #[cfg(test)]

@@ -37,6 +37,10 @@ pub(super) fn call(
     body: Option<&Value>,
     patience: Option<Duration>,
 ) -> io::Result<Answer> {
+    // It would begin another request.
+    if path.bytes().any(|byte| !byte.is_ascii_graphic()) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{path:?} is no path of Docker's")));
+    }
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(patience)?;
     stream.set_write_timeout(patience)?;

@@ -23,6 +23,7 @@ mod shim;
 
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -38,6 +39,7 @@ use crate::{
     Summary, TreePlace,
 };
 use http::Answer;
+pub(crate) use networks::NETWORKS;
 use parameters::Parameters;
 
 /// How long Docker may take for an answer.
@@ -47,7 +49,7 @@ const UNPACK: Duration = Duration::from_secs(600);
 /// The AppArmor profiles that the kernel has.
 const PROFILES: &str = "/sys/kernel/security/apparmor/profiles";
 /// Where it is noted which volumes were made for a container that is coming.
-const VOLUMES: &str = "volumes";
+pub(crate) const VOLUMES: &str = "docker-volumes";
 
 /// Docker as configured on this node.
 #[derive(Debug, Clone)]
@@ -430,6 +432,7 @@ impl Engine for Docker {
         Limits::of(config).note(bundle).map_err(|e| unnoted(name, &e))?;
         EtcFiles::of(config).note(bundle).map_err(|e| unnoted(name, &e))?;
         self.make_volumes(name, bundle, &parameters)?;
+        let _making = networks::MAKING.lock().unwrap_or_else(PoisonError::into_inner);
         self.make_networks(name, bundle, &parameters)?;
         let body = parameters.create_body(&image, &self.runtime);
         let answer = self.call("POST", &format!("/containers/create?name={name}"), Some(&body))?;

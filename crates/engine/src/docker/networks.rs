@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Value, json};
 use tranship_types::{Blocker, BlockerKind};
@@ -9,11 +10,14 @@ use tranship_types::{Blocker, BlockerKind};
 use super::parameters::{Network, Parameters, list, said, subnets};
 use super::{Docker, refused, unnoted};
 use crate::described::is_plain;
-use crate::pool::{Subnet, host_name};
+use crate::pool::{Subnet, host_name, subnets_of_node};
 use crate::{Engine, EngineError};
 
 /// In a bundle: which networks were made for the container.
-const NETWORKS: &str = "networks";
+pub(crate) const NETWORKS: &str = "docker-networks";
+/// Held while networks are made or removed: containers that arrive together have the same networks, and one that is not
+/// there yet does not show that it will be on them.
+pub(super) static MAKING: Mutex<()> = Mutex::new(());
 /// The drivers whose networks are a node's own.
 const DRIVERS: [&str; 3] = ["bridge", "macvlan", "ipvlan"];
 
@@ -25,7 +29,8 @@ pub(super) fn creation(network: &Value, endpoint: &Value) -> Value {
     let is_default = matches!(network["Name"].as_str(), None | Some("bridge" | "host" | "none"));
     let from_another = network["ConfigOnly"] == true || said(&network["ConfigFrom"]["Network"]).is_some();
     let ipam = &network["IPAM"];
-    let usual = network["Scope"] == "local" && ipam["Driver"] == "default" && DRIVERS.contains(&driver);
+    let has_options = ipam["Options"].as_object().is_some_and(|all| !all.is_empty());
+    let usual = network["Scope"] == "local" && ipam["Driver"] == "default" && DRIVERS.contains(&driver) && !has_options;
     if is_default || from_another || !usual {
         return Value::Null;
     }
@@ -44,12 +49,55 @@ pub(super) fn creation(network: &Value, endpoint: &Value) -> Value {
         "Name": network["Name"], "CheckDuplicate": true, "Driver": driver, "Options": network["Options"],
         "Labels": network["Labels"], "Internal": network["Internal"], "Attachable": network["Attachable"],
         "EnableIPv6": network["EnableIPv6"],
-        "IPAM": {"Driver": "default", "Options": ipam["Options"], "Config": pools.collect::<Vec<_>>()},
+        "IPAM": {"Driver": "default", "Config": pools.collect::<Vec<_>>()},
     });
     if network["EnableIPv4"].is_boolean() {
         body["EnableIPv4"] = network["EnableIPv4"].clone();
     }
     body
+}
+
+/// Whether a text is the name of a network, and nothing else in a path of Docker's.
+fn is_name(text: &str) -> bool {
+    is_plain(text) && !text.contains('/')
+}
+
+/// The body that makes a network which another node has offered: what it offers is not passed on unread. `None` where this
+/// one would not have offered it.
+fn offered(network: &Network) -> Option<Value> {
+    let (theirs, drivers) = (&network.creation, DRIVERS);
+    let texts = |value: &Value| match value {
+        Value::Null => true,
+        Value::Object(all) => all.values().all(Value::is_string),
+        _ => false,
+    };
+    let pools = theirs["IPAM"]["Config"].as_array()?;
+    let is_pool = |pool: &Value| {
+        let range =
+            |key: &str| pool[key].is_null() || said(&pool[key]).is_none_or(|text| Subnet::parse(text).is_some());
+        let known = ["Subnet", "IPRange", "Gateway", "AuxiliaryAddresses"];
+        let keys = pool.as_object().is_some_and(|all| all.keys().all(|key| known.contains(&key.as_str())));
+        let gateway = said(&pool["Gateway"]).is_none() || address(&pool["Gateway"]).is_some();
+        keys && range("IPRange") && gateway && texts(&pool["AuxiliaryAddresses"])
+    };
+    let are_those_named = subnets(theirs) == network.subnets && pools.len() == network.subnets.len();
+    let is_driver = drivers.contains(&network.driver.as_str());
+    // Such a network takes the parent away from the node.
+    let takes_parent = theirs["Options"]["macvlan_mode"] == "passthru";
+    let is_whole = is_name(&network.name) && is_driver && are_those_named && pools.iter().all(is_pool);
+    if !is_whole || takes_parent || !texts(&theirs["Options"]) || !texts(&theirs["Labels"]) {
+        return None;
+    }
+    let mut body = json!({
+        "Name": network.name, "CheckDuplicate": true, "Driver": network.driver, "Options": theirs["Options"],
+        "Labels": theirs["Labels"], "IPAM": {"Driver": "default", "Config": pools},
+    });
+    for key in ["Internal", "Attachable", "EnableIPv4", "EnableIPv6"] {
+        if theirs[key].is_boolean() {
+            body[key] = theirs[key].clone();
+        }
+    }
+    Some(body)
 }
 
 /// An address that Docker writes alone or with its prefix length.
@@ -70,6 +118,10 @@ fn with_own_ranges(mut body: Value, wanted: &[IpAddr], node: &str) -> Value {
         let reserved = pool["AuxiliaryAddresses"].as_object().into_iter().flatten().filter_map(|(_, one)| address(one));
         let mut fixed: Vec<IpAddr> = reserved.chain(address(&pool["Gateway"])).collect();
         fixed.extend(wanted);
+        // On a network without a gateway a container has the address that would be its.
+        if address(&pool["Gateway"]).is_some_and(|gateway| wanted.contains(&gateway)) {
+            pool.as_object_mut().and_then(|pool| pool.remove("Gateway"));
+        }
         let theirs: Vec<Subnet> = pool["IPRange"].as_str().and_then(Subnet::parse).into_iter().collect();
         match subnet.range_of(node, &fixed, &theirs) {
             Some(range) => pool["IPRange"] = range.to_string().into(),
@@ -123,14 +175,15 @@ impl Docker {
                     found.extend(self.taken_addresses(name, network, &here));
                 }
                 Some(here) => found.push(another(network, &here)),
-                None if network.creation.is_null() => found.push(not_made(network)),
+                None if offered(network).is_none() => found.push(not_made(network)),
                 None => found.extend(self.unmakeable(network)?),
             }
         }
         Ok(found)
     }
 
-    /// Makes the container's networks that are not there, and notes which these are.
+    /// Makes the container's networks that are not there, and notes which these are. The caller holds [`MAKING`] until the
+    /// container is on them.
     pub(super) fn make_networks(&self, name: &str, bundle: &Path, parameters: &Parameters) -> Result<(), EngineError> {
         let mut made = String::new();
         for network in &parameters.networks {
@@ -138,32 +191,30 @@ impl Docker {
                 self.choose_subnet(&here, &wanted(network))?;
                 continue;
             }
-            if network.creation.is_null() {
-                continue;
-            }
-            let before = made.clone();
+            let Some(body) = offered(network) else { continue };
             made.push_str(&network.name);
             made.push('\n');
             std::fs::write(bundle.join(NETWORKS), &made).map_err(|e| unnoted(name, &e))?;
-            let body = with_own_ranges(network.creation.clone(), &wanted(network), &host_name());
-            let answer = self.call("POST", "/networks/create", Some(&body))?;
-            match answer.status {
-                201 => {}
-                // The move of another container has made it meanwhile.
-                409 if self.network(&network.name)?.is_some() => {
-                    made = before;
-                    std::fs::write(bundle.join(NETWORKS), &made).map_err(|e| unnoted(name, &e))?;
-                }
-                _ => return Err(refused("make network", &network.name, &answer)),
-            }
+            self.make_network(&network.name, &with_own_ranges(body, &wanted(network), &host_name()))?;
         }
         Ok(())
+    }
+
+    /// Makes a network, unless somebody has done so meanwhile.
+    fn make_network(&self, name: &str, body: &Value) -> Result<(), EngineError> {
+        let answer = self.call("POST", "/networks/create", Some(body))?;
+        match answer.status {
+            201 => Ok(()),
+            _ if self.network(name)?.is_some() => Ok(()),
+            _ => Err(refused("make network", name, &answer)),
+        }
     }
 
     /// Makes a network again with the subnets that it has, now chosen ones, where this Docker takes a chosen address only on such a network
     /// and no container refers to it.
     fn choose_subnet(&self, here: &Value, wanted: &[IpAddr]) -> Result<(), EngineError> {
         let (name, body) = (here["Name"].as_str().unwrap_or_default(), creation(here, &Value::Null));
+        let id = here["Id"].as_str().unwrap_or_default();
         if body.is_null()
             || wanted.is_empty()
             || !may_be_chosen_by_docker(here)
@@ -172,18 +223,23 @@ impl Docker {
         {
             return Ok(());
         }
-        self.order("make network anew", name, "DELETE", &format!("/networks/{name}"))?;
-        let body = with_own_ranges(body, wanted, &host_name());
-        let answer = self.call("POST", "/networks/create", Some(&body))?;
-        if answer.status == 201 { Ok(()) } else { Err(refused("make network anew", name, &answer)) }
+        // Where Docker does not remove it, somebody has it; then the start says what Docker thinks of the address.
+        if self.call("DELETE", &format!("/networks/{id}"), None)?.status != 204 {
+            return Ok(());
+        }
+        // What was there must be there again.
+        self.make_network(name, &body).or_else(|_| self.make_network(name, &body))
     }
 
     /// Removes the networks that were made for a container which does not come, if no other has been put on them.
     pub(super) fn remove_networks(&self, bundle: &Path) -> Result<(), EngineError> {
         let made = std::fs::read_to_string(bundle.join(NETWORKS)).unwrap_or_default();
-        made.lines().filter(|network| is_plain(network)).try_for_each(|network| {
-            match self.filtered("network", network)?.is_empty() {
-                true => self.order("remove network", network, "DELETE", &format!("/networks/{network}")),
+        let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+        made.lines().try_for_each(|name| {
+            let Some(network) = self.network(name)? else { return Ok(()) };
+            let id = network["Id"].as_str().unwrap_or_default();
+            match self.filtered("network", name)?.is_empty() {
+                true => self.order("remove network", name, "DELETE", &format!("/networks/{id}")),
                 false => Ok(()),
             }
         })
@@ -191,7 +247,7 @@ impl Docker {
 
     /// A network by its name; `None` if there is none.
     fn network(&self, name: &str) -> Result<Option<Value>, EngineError> {
-        if !is_plain(name) || name.contains('/') {
+        if !is_name(name) {
             return Ok(None);
         }
         // Docker also takes the beginning of an id for a name.
@@ -236,10 +292,30 @@ impl Docker {
             }
         }
         let options = &network.creation["Options"];
+        let is_there = |interface: &str| nix::net::if_::if_nametoindex(interface).is_ok();
+        if network.driver == "bridge" {
+            // Docker would take them, and the node's own way there would be gone.
+            let of_node = subnets_of_node().into_iter();
+            for (interface, theirs) in of_node.filter(|(_, theirs)| ours.iter().any(|our| our.overlaps(theirs))) {
+                add(
+                    format!(
+                        "network {name} ({}) cannot be made there: {theirs} of interface {interface} overlaps",
+                        network.subnets.join(", ")
+                    ),
+                    "choose another subnet for the network".to_owned(),
+                );
+            }
+            if let Some(bridge) = said(&options["com.docker.network.bridge.name"]).filter(|bridge| is_there(bridge)) {
+                add(
+                    format!("network {name} cannot be made there: its bridge {bridge} is there already"),
+                    format!("remove that interface (`ip link delete {bridge}`), if nobody needs it"),
+                );
+            }
+        }
         if let Some(parent) = said(&options["parent"]).filter(|_| network.driver != "bridge") {
             // Docker makes the interface of a VLAN by itself.
-            let existing = parent.split('.').next().unwrap_or(parent);
-            if nix::net::if_::if_nametoindex(existing).is_err() {
+            let existing = parent.rsplit_once('.').map_or(parent, |(existing, _)| existing);
+            if !is_there(parent) && !is_there(existing) {
                 add(
                     format!("network {name} cannot be made there: there is no interface {existing}, its parent"),
                     format!(
@@ -347,6 +423,41 @@ mod tests {
         assert_eq!(creation(&range, &Value::Null)["IPAM"]["Config"][0]["Gateway"], "172.18.0.1");
         range["IPAM"]["Config"][0]["IPRange"] = "172.18.64.0/20".into();
         assert_eq!(creation(&range, &Value::Null)["IPAM"]["Config"][0]["Gateway"], "172.18.64.1");
+    }
+
+    #[test]
+    fn what_a_peer_offers_is_no_more_than_a_network() {
+        let whole = network(&described());
+        let body = offered(&whole).unwrap();
+        assert_eq!(body["IPAM"], whole.creation["IPAM"]);
+        let changed = |change: fn(&mut Network)| {
+            let mut network = network(&described());
+            change(&mut network);
+            offered(&network)
+        };
+        let refused: [fn(&mut Network); 8] = [
+            |n| n.name = "x/connect HTTP/1.1\r\n\r\nPOST /containers/create".to_owned(),
+            |n| n.name = "x\nvictim".to_owned(),
+            |n| n.driver = "plugin".to_owned(),
+            |n| n.subnets = vec!["10.9.0.0/24".to_owned()],
+            |n| n.creation["IPAM"]["Config"][0]["Subnet"] = "0.0.0.0/1".into(),
+            |n| n.creation["IPAM"]["Config"][0]["Other"] = "1".into(),
+            |n| n.creation["Options"] = json!({"macvlan_mode": "passthru", "parent": "eth0"}),
+            |n| n.creation["Options"] = json!({"parent": {"a": "b"}}),
+        ];
+        for change in refused {
+            assert_eq!(changed(change), None);
+        }
+        let other = changed(|n| {
+            n.creation["Name"] = "victim".into();
+            n.creation["Driver"] = "plugin".into();
+            n.creation["Scope"] = "swarm".into();
+        });
+        let other = other.unwrap();
+        assert_eq!(
+            (&other["Name"], &other["Driver"], &other["Scope"]),
+            (&json!("shop_default"), &json!("bridge"), &Value::Null)
+        );
     }
 
     #[test]

@@ -34,12 +34,13 @@ use crate::{
 };
 use crate::{crossing, described, installed, mounts};
 use command::is_unknown;
+pub(crate) use networks::NETWORKS;
 use parameters::{Parameters, is_word};
 
 /// The first version that lets its helper programs be chosen.
 const OLDEST: (u32, u32) = (4, 3);
 /// In a bundle: which volumes were made for the container.
-const VOLUMES: &str = "volumes";
+pub(crate) const VOLUMES: &str = "podman-volumes";
 /// In a bundle: Podman's description of the container that was made with it.
 const DESCRIPTION: &str = "podman.json";
 

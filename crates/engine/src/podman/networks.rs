@@ -3,7 +3,6 @@
 use std::net::IpAddr;
 use std::path::Path;
 
-use nix::ifaddrs::getifaddrs;
 use nix::net::if_::if_nametoindex;
 use serde_json::Value;
 use tranship_types::{Blocker, BlockerKind};
@@ -11,10 +10,10 @@ use tranship_types::{Blocker, BlockerKind};
 use super::Podman;
 use super::parameters::{Network, Parameters, is_word, list};
 use crate::EngineError;
-use crate::pool::{Subnet, host_name};
+use crate::pool::{Subnet, host_name, subnets_of_node};
 
 /// In a bundle: which networks were made for the container.
-const NETWORKS: &str = "networks";
+pub(crate) const NETWORKS: &str = "podman-networks";
 /// The drivers whose networks are a node's own.
 const DRIVERS: [&str; 3] = ["bridge", "macvlan", "ipvlan"];
 
@@ -80,17 +79,11 @@ fn parent(described: &Value) -> Option<&str> {
     text(&described["network_interface"]).filter(|_| described["driver"] != "bridge")
 }
 
-/// The subnets of the node's own interfaces, with their names.
-fn subnets_of_node() -> Vec<(String, Subnet)> {
-    let addresses = getifaddrs().into_iter().flatten().filter_map(|one| {
-        let (address, mask) = (one.address?, one.netmask?);
-        let (address, length) = match (address.as_sockaddr_in(), mask.as_sockaddr_in()) {
-            (Some(address), Some(mask)) => (IpAddr::from(address.ip()), u32::from(mask.ip()).count_ones()),
-            _ => (address.as_sockaddr_in6()?.ip().into(), u128::from(mask.as_sockaddr_in6()?.ip()).count_ones()),
-        };
-        Some((one.interface_name, Subnet::parse(&format!("{address}/{length}"))?))
-    });
-    addresses.collect()
+/// Whether what another node has offered is the network that it names, and leaves the node its interface.
+fn is_as_named(network: &Network) -> bool {
+    let described = &network.described;
+    let takes_parent = described["options"]["mode"] == "passthru";
+    text(&described["name"]) == Some(network.name.as_str()) && Network::kind(described) == network.kind && !takes_parent
 }
 
 fn blocker(cause: String, remedy: String) -> Blocker {
@@ -114,7 +107,9 @@ impl Podman {
                     ),
                     format!("remove it there (`podman network rm {wanted}`), if nobody needs it"),
                 ));
-            } else if creation(&network.described, &network.addresses(), &host_name()).is_none() {
+            } else if !is_as_named(network)
+                || creation(&network.described, &network.addresses(), &host_name()).is_none()
+            {
                 found.push(blocker(
                     format!("Podman there has no network {wanted} that is {kind}"),
                     format!("make it there like that (`podman network create {}{wanted}`)", kind.options()),
@@ -129,7 +124,7 @@ impl Podman {
     /// Makes the networks of a container, and of its pod, that are not there, and notes which these are.
     pub(super) fn make_networks(&self, name: &str, bundle: &Path, parameters: &Parameters) -> Result<(), EngineError> {
         let mut made = String::new();
-        for network in parameters.all_networks().filter(|network| is_word(&network.name)) {
+        for network in parameters.all_networks().filter(|network| is_word(&network.name) && is_as_named(network)) {
             if !self.network(&network.name).is_null() {
                 continue;
             }
