@@ -60,9 +60,18 @@ pub struct Layout {
     root: PathBuf,
 }
 
-/// What the tar keeps with which CRIU packs and unpacks a tmpfs that is left to it (tmpfs.c runs the one on PATH): extended attributes,
-/// access control lists, and times to the nanosecond.
-const TAR_OPTIONS: [&str; 2] = ["TAR_OPTIONS", "--format=posix --xattrs --xattrs-include=* --acls"];
+/// What the tar keeps with which CRIU packs a tmpfs that is left to it (tmpfs.c runs the one on PATH): extended attributes, access control
+/// lists, times to the nanosecond, and names as they are.
+const PACKING: [(&str, &str); 2] =
+    [("TAR_OPTIONS", "--format=posix --xattrs --xattrs-include=* --acls"), ("LC_ALL", "C")];
+/// And unpacks: not what belongs to the security modules of a node.
+const UNPACKING: [(&str, &str); 2] = [
+    (
+        "TAR_OPTIONS",
+        "--xattrs --xattrs-include=user.* --xattrs-include=trusted.* --xattrs-include=security.capability --acls",
+    ),
+    ("LC_ALL", "C"),
+];
 
 impl Layout {
     /// The directory of migration `id` below the agent's run directory. Makes nothing.
@@ -301,7 +310,8 @@ impl Layout {
                 (environment, Overrides { lazy_pages: Some(true), ..common })
             }
         };
-        environment.push(TAR_OPTIONS.map(str::to_owned).into());
+        let tar = if role == Role::Dump { PACKING } else { UNPACKING };
+        environment.extend(tar.map(|(key, value)| (key.to_owned(), value.to_owned())));
         let plan = FrontPlan {
             criu: criu.path.clone(),
             environment,

@@ -1,6 +1,5 @@
 //! What criu does not carry of a container's descriptors, threads and shared memory segments: looked for beside its dump, and put right in the held tasks.
 
-use std::cell::LazyCell;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
@@ -155,10 +154,10 @@ pub fn look(
 /// Pipes that lead out of the container although its inspection has found none such: a program may have got one since (`SCM_RIGHTS`), or
 /// may have moved one to another number while its descriptors were read.
 fn lead_out(pipes: &Pipes, carried: &[String], (processes, sockets): (&[u32], &[OpenSocket])) -> Vec<Blocker> {
-    // CRIU has descriptors of the processes that it dumps, also those that are on their way through a socket.
-    let tracers = LazyCell::new(|| processes.iter().filter_map(|pid| pipes::tracer(*pid)).collect::<HashSet<u32>>());
     let is_carried = |link: &str| carried.iter().any(|carried| carried == link);
-    let is_inside = |pid: u32| processes.contains(&pid) || tracers.contains(&pid);
+    let is_inside = |pid: u32| processes.contains(&pid);
+    // CRIU has descriptors of the processes that it dumps, also those that are on their way through a socket.
+    let is_dumper = |pid: u32| processes.iter().any(|task| pipes::tracer(*task) == Some(pid));
     let sockets = || sockets.iter().map(|socket| (socket.pid, socket.descriptor)).collect();
     let blocker = |LeadsOut { ends, holder, .. }| {
         let ((pid, descriptor), end) = (ends.place, if ends.reads { "writing" } else { "reading" });
@@ -168,11 +167,12 @@ fn lead_out(pipes: &Pipes, carried: &[String], (processes, sockets): (&[u32], &[
             None => "a process that is not seen".to_owned(),
         };
         let cause = format!(
-            "descriptor {descriptor} of {name} (pid {pid}) is a pipe whose {end} end is held by {holder} outside of the              container, which was not so when the container was inspected"
+            "descriptor {descriptor} of {name} (pid {pid}) is a pipe whose {end} end is held by {holder} outside of the container, \
+             which was not so when the container was inspected"
         );
         Blocker::new(BlockerKind::Descriptor, cause, "try again (--retry)").at(pid, Some(descriptor)).passing()
     };
-    pipes.lead_out(is_carried, is_inside, sockets).into_iter().map(blocker).collect()
+    pipes.lead_out(is_carried, (is_inside, is_dumper), sockets).into_iter().map(blocker).collect()
 }
 
 /// Files of Unix sockets that have other names than CRIU gives them, and what cannot be given to them.

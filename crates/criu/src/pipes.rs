@@ -1,16 +1,15 @@
 //! Pipes of which another process has an end that no process of the container has: CRIU makes a new pipe with one end,
 //! without complaint.
 
-use std::cell::OnceCell;
 use std::collections::{BTreeMap, HashMap};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rustix::io::ioctl_fionread;
 use rustix::net::{AddressFamily, sockopt};
 use tranship_sys::process::{take_descriptor, text};
-use tranship_sys::unix_socket::first_message;
 
 /// A process, and a descriptor there.
 pub type Place = (u32, i32);
@@ -49,6 +48,10 @@ pub fn ends_of(mode: u32) -> (bool, bool) {
 impl Pipes {
     /// Adds a descriptor of one of the container's processes.
     pub fn add(&mut self, link: &str, place: Place, (reads, writes): (bool, bool)) {
+        // A mere reference (O_PATH) is no end.
+        if !reads && !writes {
+            return;
+        }
         match self.0.get_mut(link) {
             Some(ends) => (ends.reads, ends.writes) = (ends.reads | reads, ends.writes | writes),
             None => {
@@ -67,15 +70,16 @@ impl Pipes {
         self.0.iter().map(|(link, ends)| (link.as_str(), *ends)).filter(|(_, ends)| ends.reads != ends.writes)
     }
 
-    /// Those whose other end is open, in no process of the container and not on its way to one, but for those that
-    /// `is_carried` names. `is_inside` tells the container's processes, `sockets` all of their sockets.
+    /// Those whose other end is open in no process of the container, but for those that `is_carried` names. `is_inside` tells
+    /// the container's processes, `is_dumper` those that look at them. Where no process is seen that has it, the end may be on
+    /// its way through one of the container's `sockets`.
     ///
     /// Asks the kernel of each pipe of which the container has one end. Only if the other one is open it looks at all
-    /// processes of the node and at what is in the sockets.
+    /// processes of the node, and at whether something waits in the sockets, which is not read.
     pub fn lead_out(
         &self,
         is_carried: impl Fn(&str) -> bool,
-        is_inside: impl Fn(u32) -> bool,
+        (is_inside, is_dumper): (impl Fn(u32) -> bool, impl Fn(u32) -> bool),
         sockets: impl FnOnce() -> Vec<Place>,
     ) -> Vec<LeadsOut> {
         let halves = self.halves().filter(|(link, ends)| !is_carried(link) && has_other_end(*ends));
@@ -83,8 +87,8 @@ impl Pipes {
         if open.is_empty() {
             return Vec::new();
         }
-        let mut holders: HashMap<&str, u32> = HashMap::new();
-        for pid in pids().filter(|pid| !is_inside(*pid)) {
+        let (own, mut holders) = (std::process::id(), HashMap::<&str, u32>::new());
+        for pid in pids().filter(|pid| *pid != own && !is_inside(*pid)) {
             for (link, mode) in links(pid) {
                 let is_other = |ends: &Ends| mode & 0o600 != 0 && ends_of(mode) != (ends.reads, ends.writes);
                 if let Some((link, _)) = open.get_key_value(link.as_str()).filter(|(_, ends)| is_other(ends)) {
@@ -92,16 +96,15 @@ impl Pipes {
                 }
             }
         }
-        let (sent, sockets) = (OnceCell::new(), std::cell::Cell::new(Some(sockets)));
-        let is_sent = |link: &str, ends: Ends| {
-            let sent = sent.get_or_init(|| sent_pipes(&sockets.take().map_or_else(Vec::new, |sockets| sockets())));
-            sent.iter().any(|(sent, of)| sent == link && *of != (ends.reads, ends.writes))
-        };
-        let lead_out = |(link, ends): (&str, Ends)| {
+        holders.retain(|_, pid| !is_dumper(*pid));
+        let are_all_seen = open.keys().all(|link| holders.contains_key(link));
+        let may_be_sent = !are_all_seen && sockets().into_iter().any(has_something_to_receive);
+        let lead_out = |(link, ends): (&&str, &Ends)| {
             let holder = holders.get(link).copied();
-            (holder.is_some() || !is_sent(link, ends)).then(|| LeadsOut { link: link.to_owned(), ends, holder })
+            let leads_out = holder.is_some() || !may_be_sent;
+            leads_out.then(|| LeadsOut { link: (*link).to_owned(), ends: *ends, holder })
         };
-        open.iter().filter_map(|(link, ends)| lead_out((link, *ends))).collect()
+        open.iter().filter_map(lead_out).collect()
     }
 }
 
@@ -117,13 +120,11 @@ pub fn is_other_end_open(pipe: &OwnedFd, reads: bool) -> bool {
     poll(&mut asked, PollTimeout::ZERO).is_ok() && !asked[0].revents().is_some_and(|events| events.contains(gone))
 }
 
-/// Pipes that wait to be received: links and ends. Of each queue the first message is looked at.
-fn sent_pipes(sockets: &[Place]) -> Vec<(String, (bool, bool))> {
-    let is_unix = |socket: &OwnedFd| sockopt::socket_domain(socket).is_ok_and(|family| family == AddressFamily::UNIX);
-    let taken = sockets.iter().filter_map(|(pid, fd)| take_descriptor(*pid, *fd).ok()).filter(is_unix);
-    let sent = taken.filter_map(|socket| Some(first_message(socket.as_fd()).ok()?.descriptors)).flatten();
-    let pipe = |sent: OwnedFd| link(Path::new(&format!("/proc/self/fd/{}", sent.as_raw_fd())));
-    sent.filter_map(pipe).map(|(link, mode)| (link, ends_of(mode))).collect()
+/// Whether something waits in a Unix socket.
+fn has_something_to_receive((pid, descriptor): Place) -> bool {
+    let Ok(socket) = take_descriptor(pid, descriptor) else { return false };
+    let is_unix = sockopt::socket_domain(&socket).is_ok_and(|family| family == AddressFamily::UNIX);
+    is_unix && ioctl_fionread(&socket).is_ok_and(|bytes| bytes > 0)
 }
 
 /// The process that traces another one.
@@ -180,7 +181,7 @@ mod tests {
     }
 
     fn lead_out(pipes: &Pipes, sockets: &[Place]) -> Vec<LeadsOut> {
-        pipes.lead_out(|_| false, |pid| pid == std::process::id(), || sockets.to_vec())
+        pipes.lead_out(|_| false, (|_| false, |_| false), || sockets.to_vec())
     }
 
     #[test]
@@ -197,13 +198,15 @@ mod tests {
         let mut cat = Command::new("cat").stdin(Stdio::from(read)).stdout(Stdio::null()).spawn().unwrap();
         let sockets = [place(one.as_raw_fd()), place(other.as_raw_fd())];
         let half = of(&[&write]);
+        let dumps = |pid| pid == cat.id();
+        assert_eq!(half.lead_out(|_| false, (|_| false, dumps), || sockets.to_vec()), []);
         let ends = Ends { reads: false, writes: true, place: place(write.as_raw_fd()) };
         let expected = [LeadsOut { link: link.clone(), ends, holder: Some(cat.id()) }];
         assert_eq!(lead_out(&half, &sockets), expected);
-        assert_eq!(half.lead_out(|carried| carried == link, |_| false, Vec::new), []);
+        assert_eq!(half.lead_out(|carried| carried == link, (|_| false, |_| false), Vec::new), []);
         cat.kill().unwrap();
         cat.wait().unwrap();
-        // It waits to be received.
+        // It waits to be received, and another process that sees it there would not count.
         assert_eq!(lead_out(&half, &sockets), []);
         // Nobody is seen who has it.
         assert_eq!(lead_out(&half, &sockets[..1]), [LeadsOut { holder: None, ..expected[0].clone() }]);

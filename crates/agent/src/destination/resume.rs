@@ -31,9 +31,11 @@ use crate::layout::{Front, Role};
 use crate::node;
 use tranship_sys::{reserve, threads};
 
-/// How long a pager or a front may take to say how it stands, on a node that is overloaded. One that has ended is noticed at once; what one
-/// that is slow holds is whole, and to make it again takes an engine that may be as slow.
-const ANSWER: Duration = Duration::from_secs(10);
+/// How long a pager or a front may take to say how it stands.
+const ANSWER: Duration = Duration::from_secs(2);
+/// How long a pager may take for that which is at work, on a node that is overloaded, before what it holds counts as lost. One that has ended
+/// is noticed at once; to make again what is whole takes an engine that may be as slow.
+const SLOW_ANSWER: Duration = Duration::from_secs(10);
 /// Descriptors that a copy is found with, or made again.
 const DESCRIPTORS: usize = 16;
 /// How long an engine may take to note that a container runs.
@@ -174,7 +176,7 @@ impl DestinationRun {
             self.front = handle.map(|handle| Front { handle, criu: 0, engine: None });
         }
         let quiet = self.front.as_ref().is_some_and(|front| front.handle.is_quiet());
-        !self.spoilt && quiet && self.is_awaited() && self.pager_serves()
+        !self.spoilt && quiet && self.is_awaited() && self.pager_serves_within(SLOW_ANSWER)
     }
 
     /// Whether the engine waits for its restore, as far as this agent has started that: a copy whose start it has given up, or that was
@@ -188,9 +190,13 @@ impl DestinationRun {
 
     /// Whether there is a pager that knows of every page.
     pub(super) fn pager_serves(&self) -> bool {
+        self.pager_serves_within(ANSWER)
+    }
+
+    fn pager_serves_within(&self, patience: Duration) -> bool {
         let status = match self.inbox.store() {
-            Ok(store) => store.pager().status(ANSWER),
-            Err(_) => PagerHandle::connect(self.layout.root()).and_then(|pager| pager.status(ANSWER)),
+            Ok(store) => store.pager().status(patience),
+            Err(_) => PagerHandle::connect(self.layout.root()).and_then(|pager| pager.status(patience)),
         };
         status.is_ok_and(|status| status.named)
     }

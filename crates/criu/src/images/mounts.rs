@@ -1,5 +1,6 @@
 //! Mounts: each must be one that the configuration has, or that a container with its capabilities can make.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use tranship_sys::mount::Restrictions;
@@ -105,6 +106,10 @@ pub(super) fn check(namespaces: &[Vec<Mount>], allowed: &Allowed, found: &mut Ve
             found.push(Finding::new(format!("have a mount at {} {why}", shown(one.point.as_bytes()))));
         }
     }
+    let mut ids = HashSet::new();
+    if all.iter().any(|one| !ids.insert(one.mount.id)) {
+        found.push(Finding::new("have two mounts of one number"));
+    }
     // CRIU mounts the container's root, with the options of the image, wherever one is at this path.
     let roots = |namespace| all.iter().filter(|one| one.namespace == namespace && one.point == "/").count();
     if namespaces.is_empty() || (0..namespaces.len()).any(|namespace| roots(namespace) != 1) {
@@ -112,6 +117,9 @@ pub(super) fn check(namespaces: &[Vec<Mount>], allowed: &Allowed, found: &mut Ve
     }
     if allowed.mounts_freely() {
         return;
+    }
+    if namespaces.len() > 1 {
+        found.push(Finding::new("have another mount namespace, for which the container lacks CAP_SYS_ADMIN"));
     }
     for one in &all {
         if let Some(why) = foreign(one, &all, allowed) {

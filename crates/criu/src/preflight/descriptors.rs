@@ -285,7 +285,7 @@ fn pipes(container: &Container, subject: &Subject, files: &Files<'_>, look: &mut
         sockets.map(|d| (d.task.pid, d.fd)).collect()
     };
     let is_carried = |link: &str| look.findings.carried_pipes.iter().any(|carried| carried == link);
-    for LeadsOut { link, ends, holder } in pipes.lead_out(is_carried, |pid| container.owns(pid), sockets) {
+    for LeadsOut { link, ends, holder } in pipes.lead_out(is_carried, (|pid| container.owns(pid), |_| false), sockets) {
         let Some(d) = files.all.iter().find(|d| (d.task.pid, d.fd) == ends.place) else { continue };
         let remedy = "use a socket or a FIFO in a shared directory, or end that process";
         match holder {

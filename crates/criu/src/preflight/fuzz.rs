@@ -25,7 +25,7 @@ pub fn fdinfo(text: &str) {
     for watch in Watch::all(text) {
         let _ = (watch.device(), watch.in_layer());
     }
-    let _ = watches::has_write_lease(text);
+    let _ = watches::has_lease_in_the_way(text);
     let _ = crate::timers::running(text);
 }
 

@@ -105,9 +105,11 @@ impl FdInfo {
         info
     }
 
-    /// Whether it was opened for reading, and for writing.
+    /// Whether it was opened for reading, and for writing; a mere reference is open for neither.
     pub(super) fn ends(&self) -> (bool, bool) {
+        const O_PATH: u32 = 0o10_000_000;
         match self.flags & 0o3 {
+            _ if self.flags & O_PATH != 0 => (false, false),
             0 => (true, false),
             1 => (false, true),
             _ => (true, true),

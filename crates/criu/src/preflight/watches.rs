@@ -35,8 +35,11 @@ pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) {
             }
         } else if d.kind.kind == FileType::Directory {
             directory(d).into_iter().for_each(|blocker| look.block(blocker));
-        } else if in_memory(d) && has_write_lease(&d.info.text) {
-            let what = format!("has a write lease on {} (F_SETLEASE), which reading the file would break", d.link);
+        } else if in_memory(d) && has_lease_in_the_way(&d.info.text) {
+            let what = format!(
+                "has a write lease, or one that is being broken, on {} (F_SETLEASE), which reading the file would break",
+                d.link
+            );
             look.block(blocker(d, &what, "have the program give it up, or keep the file where both nodes see it"));
         }
     }
@@ -121,7 +124,7 @@ fn directory(d: &Descriptor<'_>) -> Option<Blocker> {
 }
 
 /// Of the locks in `/proc/PID/fdinfo/FD`, such as `lock: 1: LEASE  ACTIVE    WRITE 31962 00:27:3 0 EOF`.
-pub(super) fn has_write_lease(info: &str) -> bool {
+pub(super) fn has_lease_in_the_way(info: &str) -> bool {
     info.lines().filter_map(|line| line.strip_prefix("lock:")).any(|lock| {
         let words: Vec<&str> = lock.split_whitespace().collect();
         // One that is being broken is shown as what it becomes.
@@ -135,9 +138,9 @@ mod tests {
 
     #[test]
     fn write_leases_are_told_from_other_locks() {
-        assert!(has_write_lease("pos:\t0\nlock:\t1: LEASE  ACTIVE    WRITE 31962 00:27:3 0 EOF\n"));
-        assert!(has_write_lease("pos:\t0\nlock:\t1: LEASE  BREAKING  READ 31962 00:27:3 0 EOF\n"));
-        assert!(!has_write_lease("pos:\t0\nlock:\t1: LEASE  ACTIVE    READ 31962 00:27:3 0 EOF\n"));
-        assert!(!has_write_lease("lock:\t1: FLOCK  ADVISORY  WRITE 31885 fe:00:56 0 EOF\n"));
+        assert!(has_lease_in_the_way("pos:\t0\nlock:\t1: LEASE  ACTIVE    WRITE 31962 00:27:3 0 EOF\n"));
+        assert!(has_lease_in_the_way("pos:\t0\nlock:\t1: LEASE  BREAKING  READ 31962 00:27:3 0 EOF\n"));
+        assert!(!has_lease_in_the_way("pos:\t0\nlock:\t1: LEASE  ACTIVE    READ 31962 00:27:3 0 EOF\n"));
+        assert!(!has_lease_in_the_way("lock:\t1: FLOCK  ADVISORY  WRITE 31885 fe:00:56 0 EOF\n"));
     }
 }

@@ -1,5 +1,6 @@
 //! The source's half of one tree: what is there, what of it has changed, and the operations that tell the destination.
 
+use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -168,15 +169,16 @@ impl Original {
         self.tree.as_ref()
     }
 
-    /// A name that an inode has at this moment, as a path below the root.
-    pub fn name_of(&self, ino: u64) -> Option<PathBuf> {
+    /// A name that an inode has at this moment, as a path below the root. What the last pass has not found there is looked for in `anew`, for
+    /// which the names are read once more.
+    pub fn name_of(&self, ino: u64, anew: &OnceCell<Option<Tree>>) -> Option<PathBuf> {
         let is_at = |path: &PathBuf| {
             let found = open_beneath(&self.place.root, path, OFlags::PATH).and_then(|file| look(file, b""));
             found.is_ok_and(|stat| stat.stx_ino == ino)
         };
         let named = |tree: &Tree| tree.nodes.contains_key(&ino).then(|| tree.path(ino)).filter(is_at);
-        let anew = || Tree::read(&self.place.root, &self.place.point, self.place.limit).ok();
-        let path = self.tree.as_ref().and_then(named).or_else(|| named(&anew()?))?;
+        let read = || Tree::read(&self.place.root, &self.place.point, self.place.limit).ok();
+        let path = self.tree.as_ref().and_then(named).or_else(|| anew.get_or_init(read).as_ref().and_then(named))?;
         path.strip_prefix(".").ok().map(Path::to_owned)
     }
 

@@ -1,5 +1,6 @@
 //! The source's half: what is there, what of it has changed, and the operations that tell the destination.
 
+use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -46,8 +47,9 @@ impl Renamed {
     fn all(init: u32, mount: &TmpfsMount, state: &Original, found: &Use) -> Option<Vec<Self>> {
         let device = rustix::fs::makedev(state.device.0, state.device.1);
         let root = Path::new("/proc").join(init.to_string()).join("root");
+        let anew = OnceCell::new();
         let one = |&(inode, opened_in): &(u64, u64)| {
-            let path = Path::new(&mount.point).join(state.name_of(inode)?);
+            let path = Path::new(&mount.point).join(state.name_of(inode, &anew)?);
             let seen = rustix::fs::lstat(root.join(path.strip_prefix("/").ok()?)).ok()?;
             let is_found = opened_in == mount.id && (seen.st_dev, seen.st_ino) == (device, inode);
             is_found.then_some(Self { device, inode, path })
@@ -158,7 +160,6 @@ impl Source {
         let now = candidates(&table(self.init)?, &[]);
         let alike = |mount: &TmpfsMount| now.iter().any(|m| m.identity == mount.identity);
         let uses = self.look(&[pids, others].concat());
-        let apart = || pids.iter().any(|pid| has_other_mounts(*pid, self.init));
         let mut decision = Decision::default();
         for (index, mounted) in self.mounts.iter_mut().enumerate() {
             if let Ok(state) = &mounted.state {
@@ -169,10 +170,6 @@ impl Source {
                     (false, _) => Some("it was mounted or changed while its content was on its way"),
                     (_, None) => {
                         Some("a process has a file open by a name that is gone, which is not found under another one")
-                    }
-                    // By what name another namespace would find it is not looked for.
-                    (_, Some(renamed)) if !renamed.is_empty() && apart() => {
-                        Some("a process has a file open by a name that is gone, beside a mount namespace of its own")
                     }
                     (_, Some(renamed)) => {
                         decision.renamed.extend(renamed);
@@ -233,12 +230,6 @@ fn original(root: Root, mount: &TmpfsMount) -> Result<Original, String> {
 fn foreign_user_namespace(init: u32) -> bool {
     let of = |who: &str| std::fs::read_link(format!("/proc/{who}/ns/user")).ok();
     of(&init.to_string()) != of("self")
-}
-
-fn has_other_mounts(pid: u32, init: u32) -> bool {
-    let of = |pid: u32| std::fs::read_link(format!("/proc/{pid}/ns/mnt"));
-    // One that cannot be told is a zombie, which has none.
-    of(pid).is_ok_and(|own| of(init).is_ok_and(|theirs| own != theirs))
 }
 
 /// Clones each mount without what is mounted on it, so that also what lies below other mounts is seen. This takes a thread that
