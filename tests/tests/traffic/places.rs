@@ -162,14 +162,15 @@ pub(super) fn bridged(stage: &mut Stage) -> Result<()> {
 /// Two runc containers talk across a bridge. While it leads to the other node, no move parts them; where it ends at the node, the plan
 /// names the other.
 pub(super) fn on_a_bridge_of_the_node(stage: &mut Stage) -> Result<()> {
-    let other_ip = Ipv4Addr::new(10, 77, 0, 39);
+    // Not those of the scenarios before: whoever has talked to those remembers where they were.
+    let [ip, other_ip] = [36, 39].map(|number| Ipv4Addr::new(10, 77, 0, number));
     let lab = &stage.lab;
-    run(lab, "a", NAME, BRIDGED_IP, true)?;
+    run(lab, "a", NAME, ip, true)?;
     let mut options = RunOptions::new(other_ip, ["sleep", "1000"]);
     options.bridge = true;
     lab.run("a", OTHER, &options)?;
     // The connection is held open by a shell in the other one.
-    let hold = format!("exec 3<>/dev/tcp/{BRIDGED_IP}/{TRAFFIC_PORT}; exec sleep 1000");
+    let hold = format!("exec 3<>/dev/tcp/{ip}/{TRAFFIC_PORT}; exec sleep 1000");
     // The process that stays must not have the pipes of this one.
     let detached = "exec runc exec --detach \"$0\" bash -c \"$1\" < /dev/null > /dev/null 2>&1";
     lab.check("a", &["sh", "-c", detached, OTHER, &hold])?;
