@@ -47,10 +47,20 @@ impl Managed {
         Ok(names.lines().any(|line| line == name))
     }
 
+    /// Options of `run` that put a container where the lab puts those of a node: Docker's daemon is there already.
+    fn cgroup(&self, node: &str) -> Vec<String> {
+        match self.engine {
+            "Docker" => Vec::new(),
+            _ => vec!["--cgroup-parent".to_owned(), format!("/tranship-lab/{node}")],
+        }
+    }
+
     /// Starts a container that does nothing on a network, with an address that the engine chooses; the address.
     fn start_next(&self, lab: &Lab, node: &str, network: &str) -> Result<Ipv4Addr> {
         let run = ["run", "--detach", "--name", "next", "--network", network];
-        (self.command)(lab, node, &[&run[..], &MOUNTS, &[self.image, "sleep", "1000"]].concat())?;
+        let cgroup = self.cgroup(node);
+        let cgroup: Vec<&str> = cgroup.iter().map(String::as_str).collect();
+        (self.command)(lab, node, &[&run[..], &MOUNTS, &cgroup, &[self.image, "sleep", "1000"]].concat())?;
         let told = (self.command)(lab, node, &["inspect", "--format", ADDRESS, "next"])?;
         Ok(told.split_whitespace().next().context("next has no address")?.parse()?)
     }
@@ -100,7 +110,9 @@ impl Managed {
         let redis = redis_command();
         let command: Vec<&str> = redis.iter().map(String::as_str).collect();
         let run = ["run", "--detach", "--name", self.name, "--network", "shop_default"];
-        engine("a", &[&run[..], &MOUNTS, &[self.image], &command].concat())?;
+        let cgroup = self.cgroup("a");
+        let cgroup: Vec<&str> = cgroup.iter().map(String::as_str).collect();
+        engine("a", &[&run[..], &MOUNTS, &cgroup, &[self.image], &command].concat())?;
         let before = self.told(lab, "a", ADDRESS)?;
         let set = "for n in 1 2 3 4 5 6 7 8 9; do redis-cli set kept moved && break; sleep 1; done";
         self.execute(lab, "a", set)?;

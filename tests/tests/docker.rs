@@ -499,7 +499,7 @@ fn a_service_of_compose_is_its_own_after_a_move(stage: &mut Stage) -> Result<()>
 }
 
 fn posix_semaphores_and_shared_memory_go_on(stage: &mut Stage) -> Result<()> {
-    DOCKER.keeps_posix_semaphores_and_shared_memory(&stage.lab, 99, &[])?;
+    DOCKER.keeps_posix_semaphores_and_shared_memory(&stage.lab, 112, &[])?;
     DOCKER.keeps_posix_semaphores_and_shared_memory(&stage.lab, 102, &["--ipc", "shareable"])
 }
 

@@ -37,7 +37,7 @@ pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) {
             directory(d).into_iter().for_each(|blocker| look.block(blocker));
         } else if in_memory(d) && has_lease_in_the_way(&d.info.text) {
             let what = format!(
-                "has a write lease, or one that is being broken, on {} (F_SETLEASE), which reading the file would break",
+                "has a write lease on {} (F_SETLEASE), or one that is being broken, which reading the file would break",
                 d.link
             );
             look.block(blocker(d, &what, "have the program give it up, or keep the file where both nodes see it"));
