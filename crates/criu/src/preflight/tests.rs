@@ -561,7 +561,10 @@ fn other_objects_of_the_kernel_are_named() {
 fn a_descriptor_that_was_inherited_is_named_once() {
     let script = "fd = libc.syscall(323, 1)\nassert fd > 0\ncopy = os.dup(fd)\n\
                   for _ in range(3):\n    if os.fork() == 0: time.sleep(1000)\n\
-                  if os.fork() == 0:\n    other = libc.syscall(323, 1)\n    os.close(fd)\n    os.close(copy)\n    time.sleep(1000)\nready()\n";
+                  made, done = os.pipe()\n\
+                  if os.fork() == 0:\n    other = libc.syscall(323, 1)\n    os.close(fd)\n    os.close(copy)\n    \
+                  os.close(made)\n    os.close(done)\n    time.sleep(1000)\n\
+                  os.close(done)\nos.read(made, 1)\nos.close(made)\nready()\n";
     let Some(container) = Sandbox::run("inherited", script, None).map(Sandbox::started) else { return };
     wait("all children are there", || container.subject().pids.len() == 5);
     let blockers = inspect(&container.subject()).unwrap().blockers;
