@@ -50,8 +50,9 @@ pub fn dry_run(lab: &Lab, from: &str, name: &str, to: &str) -> Result<Plan> {
 }
 
 impl Managed {
-    /// Two containers on a bridge of one node talk: the plan of one of them names the other, and the command that it names moves both with
-    /// their connection, and back. `resolves` says whether the engine resolves names there; `more` are options of `run`.
+    /// Two containers on a bridge of one node talk: the plan of one of them names the other, and the command that it
+    /// names moves both with their connection, and back. `resolves` says whether the engine resolves names there;
+    /// `more` are options of `run`.
     ///
     /// # Errors
     /// If not.
@@ -125,7 +126,8 @@ impl Managed {
         ["a", "b"].iter().try_for_each(|node| Ok((self.command)(lab, node, &["network", "rm", NETWORK]).map(drop)?))
     }
 
-    /// The plan of a container on a network whose segment the nodes share names no network. The address is that of this number.
+    /// The plan of a container on a network whose segment the nodes share names no network. The address is that of this
+    /// number.
     ///
     /// # Errors
     /// If not.

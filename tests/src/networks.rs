@@ -1,4 +1,5 @@
-//! Networks of engines that a destination lacks, and addresses that have another owner there: the same for Docker and Podman.
+//! Networks of engines that a destination lacks, and addresses that have another owner there: the same for Docker and
+//! Podman.
 
 use std::net::Ipv4Addr;
 
@@ -47,26 +48,28 @@ impl Managed {
         Ok(names.lines().any(|line| line == name))
     }
 
-    /// Options of `run` that put a container where the lab puts those of a node: Docker's daemon is there already.
-    fn cgroup(&self, node: &str) -> Vec<String> {
-        match self.engine {
-            "Docker" => Vec::new(),
-            _ => vec!["--cgroup-parent".to_owned(), format!("/tranship-lab/{node}")],
+    /// Runs a container on a network, with an address that the engine chooses, where the lab puts those of the node.
+    fn run_on(&self, lab: &Lab, node: &str, (name, network): (&str, &str), command: &[&str]) -> Result<()> {
+        let mut run = vec!["run", "--detach", "--name", name, "--network", network];
+        run.extend(MOUNTS);
+        let parent = format!("/tranship-lab/{node}");
+        // Docker's daemon is there already.
+        if self.engine != "Docker" {
+            run.extend(["--cgroup-parent", &parent]);
         }
+        run.push(self.image);
+        (self.command)(lab, node, &[&run, command].concat()).map(drop).map_err(Into::into)
     }
 
     /// Starts a container that does nothing on a network, with an address that the engine chooses; the address.
     fn start_next(&self, lab: &Lab, node: &str, network: &str) -> Result<Ipv4Addr> {
-        let run = ["run", "--detach", "--name", "next", "--network", network];
-        let cgroup = self.cgroup(node);
-        let cgroup: Vec<&str> = cgroup.iter().map(String::as_str).collect();
-        (self.command)(lab, node, &[&run[..], &MOUNTS, &cgroup, &[self.image, "sleep", "1000"]].concat())?;
+        self.run_on(lab, node, ("next", network), &["sleep", "1000"])?;
         let told = (self.command)(lab, node, &["inspect", "--format", ADDRESS, "next"])?;
         Ok(told.split_whitespace().next().context("next has no address")?.parse()?)
     }
 
-    /// A network that the destination lacks is made there; the node gives out other addresses than the source, and the connections go on. What
-    /// was made for a move that fails is removed. The address is that of this number.
+    /// A network that the destination lacks is made there; the node gives out other addresses than the source, and the
+    /// connections go on. What was made for a move that fails is removed. The address is that of this number.
     ///
     /// # Errors
     /// If not.
@@ -109,10 +112,7 @@ impl Managed {
         engine("a", &CHOSEN_BY_ENGINE)?;
         let redis = redis_command();
         let command: Vec<&str> = redis.iter().map(String::as_str).collect();
-        let run = ["run", "--detach", "--name", self.name, "--network", "shop_default"];
-        let cgroup = self.cgroup("a");
-        let cgroup: Vec<&str> = cgroup.iter().map(String::as_str).collect();
-        engine("a", &[&run[..], &MOUNTS, &cgroup, &[self.image], &command].concat())?;
+        self.run_on(lab, "a", (self.name, "shop_default"), &command)?;
         let before = self.told(lab, "a", ADDRESS)?;
         let set = "for n in 1 2 3 4 5 6 7 8 9; do redis-cli set kept moved && break; sleep 1; done";
         self.execute(lab, "a", set)?;
@@ -139,8 +139,8 @@ impl Managed {
         ["a", "b"].iter().try_for_each(|node| Ok(engine(node, &["network", "rm", "shop_default"]).map(drop)?))
     }
 
-    /// What would collide is named before the freeze: an address that another container has there, a subnet that overlaps, a network of the
-    /// same name that is another one. The address is that of this number.
+    /// What would collide is named before the freeze: an address that another container has there, a subnet that
+    /// overlaps, a network of the same name that is another one. The address is that of this number.
     ///
     /// # Errors
     /// If not.

@@ -183,7 +183,8 @@ fn a_start_that_is_killed_in_the_resume_is_survived(stage: &mut Stage) -> Result
     PODMAN.remove(lab, "a")
 }
 
-/// A pager that does not answer for a while has lost nothing: the copy is not made again, for which the stopped `podman start` would have to end.
+/// A pager that does not answer for a while has lost nothing: the copy is not made again, for which the stopped
+/// `podman start` would have to end.
 fn a_pager_that_stalls_in_the_resume_is_waited_for(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
     let mut counter = PODMAN.start(lab, 82, &["--restart", "always"], &[])?;

@@ -342,8 +342,9 @@ fn unowned(node: &Node) -> Result<Vec<Thing>, EngineError> {
     Ok(things)
 }
 
-/// Removes what the agent has kept beside a container that came to an engine with records of its own, once the user has removed that
-/// container there: nothing that a user would have to look after. Volumes and networks that were made for it stay. Whether it did.
+/// Removes what the agent has kept beside a container that came to an engine with records of its own, once the user has
+/// removed that container there: nothing that a user would have to look after. Volumes and networks that were made for
+/// it stay. Whether it did.
 fn is_swept(node: &Node, thing: &Thing) -> bool {
     let Thing::Bundle(name) = thing else { return false };
     let is_unknown =

@@ -54,24 +54,18 @@ impl Role {
     }
 }
 
+/// Options of the tar with which CRIU packs a tmpfs that is left to it (tmpfs.c runs the one on PATH): they keep
+/// extended attributes, access control lists and times to the nanosecond.
+const PACKING: &str = "--format=posix --xattrs --xattrs-include=* --acls";
+/// And unpacks: not what belongs to the security modules of a node.
+const UNPACKING: &str =
+    "--xattrs --xattrs-include=user.* --xattrs-include=trusted.* --xattrs-include=security.capability --acls";
+
 /// The paths of one migration.
 #[derive(Debug, Clone)]
 pub struct Layout {
     root: PathBuf,
 }
-
-/// What the tar keeps with which CRIU packs a tmpfs that is left to it (tmpfs.c runs the one on PATH): extended attributes, access control
-/// lists, times to the nanosecond, and names as they are.
-const PACKING: [(&str, &str); 2] =
-    [("TAR_OPTIONS", "--format=posix --xattrs --xattrs-include=* --acls"), ("LC_ALL", "C")];
-/// And unpacks: not what belongs to the security modules of a node.
-const UNPACKING: [(&str, &str); 2] = [
-    (
-        "TAR_OPTIONS",
-        "--xattrs --xattrs-include=user.* --xattrs-include=trusted.* --xattrs-include=security.capability --acls",
-    ),
-    ("LC_ALL", "C"),
-];
 
 impl Layout {
     /// The directory of migration `id` below the agent's run directory. Makes nothing.
@@ -311,7 +305,9 @@ impl Layout {
             }
         };
         let tar = if role == Role::Dump { PACKING } else { UNPACKING };
-        environment.extend(tar.map(|(key, value)| (key.to_owned(), value.to_owned())));
+        // In a locale of another encoding tar would change names.
+        let pairs = [("TAR_OPTIONS", tar), ("LC_ALL", "C")];
+        environment.extend(pairs.map(|(key, value)| (key.to_owned(), value.to_owned())));
         let plan = FrontPlan {
             criu: criu.path.clone(),
             environment,

@@ -1,5 +1,5 @@
-//! What of a container's connections depends on this node: containers on a bridge whose segment ends here, and addresses that the node
-//! translates.
+//! What of a container's connections depends on this node: containers on a bridge whose segment ends here, and
+//! addresses that the node translates.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, ToSocketAddrs};
@@ -54,7 +54,8 @@ fn identity(namespace: &Path) -> Option<(u64, u64)> {
     std::fs::metadata(namespace).ok().map(|link| (link.dev(), link.ino()))
 }
 
-/// The networks on which a container's move to `to` would part it from others. Those that `leave` for the same node with it do not count as such.
+/// The networks on which a container's move to `to` would part it from others. Those that `leave` for the same node
+/// with it do not count as such.
 pub fn find(
     node: &Node,
     found: &Inspection,
@@ -132,7 +133,8 @@ fn name(found: &Inspection, ports: &[BridgePort], bridge: &str) -> String {
     of_cni.unwrap_or_else(|| bridge.to_owned())
 }
 
-/// The running containers of all engines with interfaces on these bridges, but for those in the network namespace `own`.
+/// The running containers of all engines with interfaces on these bridges, but for those in the network namespace
+/// `own`.
 fn others(node: &Node, own: &Path, bridges: &BTreeSet<&str>) -> Result<Vec<Other>, Failure> {
     let mut others = Vec::new();
     for engine in node.engines().filter(|engine| engine.is_present()) {

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use tranship_coordinator::Failure;
 use tranship_criu::affinity::{self, BoundThread};
 use tranship_criu::file_settings::{self, FileSetting, Served};
-use tranship_criu::pipes::{self, LeadsOut, Pipes};
+use tranship_criu::preflight::pipes::{self, LeadsOut, Pipes};
 use tranship_criu::settings::{self, Setting};
 use tranship_criu::socket_files::{Found, Places, SocketFile};
 use tranship_criu::timers::{self, PeriodicTimer};
@@ -95,9 +95,10 @@ pub struct Network<'a> {
     pub files_are_brought: bool,
 }
 
-/// Looks at all descriptors, threads and segments of a frozen container's processes, whose network namespace is at `netns`. What stands in the
-/// way is a failure: groups that something else has joined, pipes that lead out of the container but for `carried_pipes`, and what CRIU would
-/// drop of descriptors. `network` gives the other containers that live in the network.
+/// Looks at all descriptors, threads and segments of a frozen container's processes, whose network namespace is at
+/// `netns`. What stands in the way is a failure: groups that something else has joined, pipes that lead out of the
+/// container but for `carried_pipes`, and what CRIU would drop of descriptors. `network` gives the other containers
+/// that live in the network.
 pub fn look(
     container: &Container,
     network: &Network<'_>,
@@ -151,8 +152,8 @@ pub fn look(
     })
 }
 
-/// Pipes that lead out of the container although its inspection has found none such: a program may have got one since (`SCM_RIGHTS`), or
-/// may have moved one to another number while its descriptors were read.
+/// Pipes that lead out of the container although its inspection has found none such: a program may have got one since
+/// (`SCM_RIGHTS`), or may have moved one to another number while its descriptors were read.
 fn lead_out(pipes: &Pipes, carried: &[String], (processes, sockets): (&[u32], &[OpenSocket])) -> Vec<Blocker> {
     let is_carried = |link: &str| carried.iter().any(|carried| carried == link);
     let is_inside = |pid: u32| processes.contains(&pid);
@@ -248,7 +249,8 @@ fn all_sockets(container: &Container, unit: &[Container]) -> Vec<OpenSocket> {
     [container].into_iter().chain(unit).flat_map(|one| descriptors(one).sockets).collect()
 }
 
-/// What there is of descriptors: sockets and pipes of others than root, each once, all pipes, periodic timers, inotify queues, watches with flags and settings of files.
+/// What there is of descriptors: sockets and pipes of others than root, each once, all pipes, periodic timers, inotify
+/// queues, watches with flags and settings of files.
 #[derive(Default)]
 struct Descriptors {
     sockets: Vec<OpenSocket>,

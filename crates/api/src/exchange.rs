@@ -244,8 +244,8 @@ pub struct Plan {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     pub local_networks: Vec<LocalNetwork>,
-    /// How many of the container's connections have addresses that this node translates (published ports, masquerading), and end
-    /// with the move.
+    /// How many of the container's connections have addresses that this node translates (published ports,
+    /// masquerading), and end with the move.
     #[serde(default, skip_serializing_if = "is_zero")]
     #[schema(required = false)]
     pub translated_connections: u64,

@@ -14,8 +14,9 @@ pub struct LocalNetwork {
     pub bridge: String,
     /// The containers that the move would part it from: those with open connections first.
     pub neighbours: Vec<NetworkNeighbour>,
-    /// The containers that would have to move together so that no connection within the network is lost, the container itself
-    /// included: all that are linked to it by connections, directly or through others; where there are none, all of `neighbours`.
+    /// The containers that would have to move together so that no connection within the network is lost, the container
+    /// itself included: all that are linked to it by connections, directly or through others; where there are none, all
+    /// of `neighbours`.
     pub together: Vec<String>,
 }
 

@@ -12,7 +12,6 @@ pub mod hidden;
 pub mod images;
 pub mod irmap;
 pub mod mount_flags;
-pub mod pipes;
 pub mod preflight;
 pub mod rpc;
 pub mod settings;

@@ -14,7 +14,8 @@ pub struct AttachedNetwork {
 }
 
 impl AttachedNetwork {
-    /// One with these addresses, of which those that are none are left out, and names: the container's own and its aliases.
+    /// One with these addresses, of which those that are none are left out, and names: the container's own and its
+    /// aliases.
     pub(crate) fn new<'a>(
         name: &str,
         addresses: impl Iterator<Item = &'a str>,

@@ -241,8 +241,8 @@ pub(crate) fn discard(engine: &impl Engine, name: &str, bundle: &Path) -> Result
     engine.remove(if noted.is_empty() { name } else { &noted })
 }
 
-/// Forgets which volumes and networks were made for the container that has come by this bundle: they are the user's from now on, and stay when
-/// the bundle is discarded.
+/// Forgets which volumes and networks were made for the container that has come by this bundle: they are the user's
+/// from now on, and stay when the bundle is discarded.
 ///
 /// # Errors
 /// The system's refusal.

@@ -1,4 +1,5 @@
-//! Changes to JSON whose shape nobody has checked: `serde_json`'s own indexing panics where it is another one.
+//! JSON whose shape nobody has checked: changes to it, for which `serde_json`'s own indexing panics where it is another
+//! one, and what it says.
 
 use serde_json::{Value, json};
 
@@ -12,6 +13,16 @@ pub(crate) fn section<'a>(value: &'a mut Value, key: &str) -> &'a mut Value {
         *section = json!({});
     }
     section
+}
+
+/// The elements of an array; of anything else none.
+pub(crate) fn list(value: &Value) -> &[Value] {
+    value.as_array().map(Vec::as_slice).unwrap_or_default()
+}
+
+/// A text that is not empty.
+pub(crate) fn said(value: &Value) -> Option<&str> {
+    value.as_str().filter(|text| !text.is_empty())
 }
 
 #[cfg(test)]

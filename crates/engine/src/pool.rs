@@ -1,7 +1,7 @@
 //! Address pools of engines' networks: subnets, and the part of one from which a node gives out addresses.
 //!
-//! Engines give out addresses per node. A network that a node makes because a container moves to it gets an address range
-//! of its own, so that the addresses that two nodes give out on one segment do not meet:
+//! Engines give out addresses per node. A network that a node makes because a container moves to it gets an address
+//! range of its own, so that the addresses that two nodes give out on one segment do not meet:
 //!
 //! ```text
 //!  10.1.0.0/24   │ gateway, addresses of the node where the network was made first  …  │ node b │ … │ node c │
@@ -12,6 +12,9 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use nix::ifaddrs::getifaddrs;
+
+/// The drivers whose networks are a node's own.
+pub(crate) const DRIVERS: [&str; 3] = ["bridge", "macvlan", "ipvlan"];
 
 /// Bits of a part's number: a subnet has this many at most, as powers of two.
 const PART_BITS: u8 = 4;
@@ -82,8 +85,8 @@ impl Subnet {
     }
 
     /// The range in which a node of this name gives out addresses: one of the parts of the upper half, by a hash of the
-    /// name, without the `fixed` addresses and, where another part is left, apart from the `others`' ranges. `None` for a
-    /// subnet that is too small for parts.
+    /// name, without the `fixed` addresses and, where another part is left, apart from the `others`' ranges. `None` for
+    /// a subnet that is too small for parts.
     pub fn range_of(&self, node: &str, fixed: &[IpAddr], others: &[Self]) -> Option<Self> {
         let bits = PART_BITS.min((self.width - self.length).checked_sub(SMALLEST_PART)?);
         let upper = 1_u128 << bits.checked_sub(1)?;

@@ -25,8 +25,8 @@ pub struct BridgePort {
     pub addresses: Vec<IpAddr>,
 }
 
-/// The interfaces in the network namespace at `netns` (any path to one) that are attached to bridges of the calling thread's
-/// namespace, the node's.
+/// The interfaces in the network namespace at `netns` (any path to one) that are attached to bridges of the calling
+/// thread's namespace, the node's.
 ///
 /// # Errors
 /// [`NetworkError::Missing`], [`NetworkError::NotANamespace`], the kernel's refusals.
@@ -57,8 +57,8 @@ pub fn bridge_ports(netns: &Path) -> Result<Vec<BridgePort>, NetworkError> {
     Ok(ports)
 }
 
-/// Whether the segment of a bridge of the node leads beyond the node: a port is neither a veth nor a tap device, or the way to `peer`,
-/// another node's address, leaves by the bridge. A bridge that does not exist leads nowhere.
+/// Whether the segment of a bridge of the node leads beyond the node: a port is neither a veth nor a tap device, or the
+/// way to `peer`, another node's address, leaves by the bridge. A bridge that does not exist leads nowhere.
 ///
 /// # Errors
 /// The kernel's refusals.
@@ -96,8 +96,8 @@ fn interface_towards(rtnl: &mut Rtnl, address: IpAddr) -> Result<Option<u32>, Re
     }))
 }
 
-/// The addresses that sockets in the network namespace at `netns` are connected to, one for each connection of TCP or connected socket
-/// of UDP, those to the namespace itself included.
+/// The addresses that sockets in the network namespace at `netns` are connected to, one for each connection of TCP or
+/// connected socket of UDP, those to the namespace itself included.
 ///
 /// # Errors
 /// [`NetworkError::Missing`], [`NetworkError::NotANamespace`], the kernel's refusals.

@@ -159,8 +159,8 @@ pub(super) fn bridged(stage: &mut Stage) -> Result<()> {
     remove(lab, NAME)
 }
 
-/// Two runc containers talk across a bridge. While it leads to the other node, no move parts them; where it ends at the node, the plan
-/// names the other.
+/// Two runc containers talk across a bridge. While it leads to the other node, no move parts them; where it ends at the
+/// node, the plan names the other.
 pub(super) fn on_a_bridge_of_the_node(stage: &mut Stage) -> Result<()> {
     // Not those of the scenarios before: whoever has talked to those remembers where they were.
     let [ip, other_ip] = [36, 39].map(|number| Ipv4Addr::new(10, 77, 0, number));

@@ -33,8 +33,8 @@ use tranship_sys::{reserve, threads};
 
 /// How long a pager or a front may take to say how it stands.
 const ANSWER: Duration = Duration::from_secs(2);
-/// How long a pager may take for that which is at work, on a node that is overloaded, before what it holds counts as lost. One that has ended
-/// is noticed at once; to make again what is whole takes an engine that may be as slow.
+/// How long a pager may take for that which is at work, on a node that is overloaded, before what it holds counts as
+/// lost. One that has ended is noticed at once; to make again what is whole takes an engine that may be as slow.
 const SLOW_ANSWER: Duration = Duration::from_secs(10);
 /// Descriptors that a copy is found with, or made again.
 const DESCRIPTORS: usize = 16;

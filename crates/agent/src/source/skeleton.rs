@@ -117,13 +117,14 @@ type Trackers = (Option<Conntrack>, Option<NodeConntrack>);
 fn look(
     container: &Container,
     network: &Network<'_>,
-    allowed: (&[String], Allowances),
+    (carried_pipes, allowed): (&[String], Allowances),
     (inside, node): Trackers,
 ) -> Result<Found, Failure> {
     // Beside the dump, which takes longer.
     schedule::stand(Standing::Favoured);
     let begun = monotonic_ns();
-    let uncarried = uncarried::look(container, network, container.network_namespace().as_deref(), allowed)?;
+    let uncarried =
+        uncarried::look(container, network, container.network_namespace().as_deref(), (carried_pipes, allowed))?;
     if let Some(file) = EtcFiles::changed(container).first() {
         let file = file.display();
         return Err(Failure::new(format!(

@@ -51,7 +51,8 @@ pub fn plan(p: &Plan, paint: Paint) -> String {
     text + &local_networks(p)
 }
 
-/// From whom the move would part the container, each network with what to type instead, and which connections depend on the node.
+/// From whom the move would part the container, each network with what to type instead, and which connections depend on
+/// the node.
 fn local_networks(p: &Plan) -> String {
     let warning = |network: &LocalNetwork| {
         format!("\nwarning: {}\n    {}\n", network.cause(&p.container, &p.to), network.remedy(&p.to))

@@ -92,8 +92,8 @@ impl Read<'_> {
     }
 }
 
-/// Checks the mounts of all namespaces, of which the container's is the first: CRIU makes the others (`unshare --mount`)
-/// from what it has made in any.
+/// Checks the mounts of all namespaces, of which the container's is the first: CRIU makes the others
+/// (`unshare --mount`) from what it has made in any.
 pub(super) fn check(namespaces: &[Vec<Mount>], allowed: &Allowed, found: &mut Vec<Finding>) {
     let count = namespaces.iter().map(Vec::len).fold(0, usize::saturating_add);
     if count > MOST {

@@ -204,8 +204,8 @@ fn a_network_namespace_without_a_name_has_a_loopback_interface() {
     assert_eq!(check(&images, &allowed), Ok(()));
 }
 
-/// A second mount namespace, as `unshare --mount` makes it, with the mounts of the first one but for external ones, whose
-/// keys CRIU notes in the first one alone.
+/// A second mount namespace, as `unshare --mount` makes it, with the mounts of the first one but for external ones,
+/// whose keys CRIU notes in the first one alone.
 fn with_second_namespace(change: impl FnOnce(&mut Vec<Mount>)) -> (Images, Allowed) {
     let (mut images, mut allowed) = sample("docker", |_| {});
     allowed.capabilities |= 1 << 21; // CAP_SYS_ADMIN

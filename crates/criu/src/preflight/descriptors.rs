@@ -9,15 +9,13 @@ use tranship_types::{Blocker, BlockerKind};
 use super::container::Container;
 use super::files::{Descriptor, Files, Holder, Kind};
 use super::mounts::{MQUEUE_MAGIC, is_of};
-use super::procfs::{self, FdInfo, bracketed};
+use super::pipes::{LeadsOut, Pipes};
+use super::procfs::{self, FdInfo, O_PATH, bracketed};
 use super::{Look, Subject, stdio};
-use crate::pipes::{LeadsOut, Pipes};
 
 const O_DIRECT: u32 = 0o40000;
 /// `PIDFD_THREAD` has the value of `O_EXCL`.
 const O_EXCL: u32 = 0o200;
-/// A reference to a file that was not opened.
-const O_PATH: u32 = 0o10_000_000;
 /// The highest number of a pseudo-terminal that CRIU carries (tty.c, `MAX_PTY_INDEX`).
 const LAST_TERMINAL: u32 = 1000;
 

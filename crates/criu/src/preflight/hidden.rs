@@ -8,7 +8,7 @@ use tranship_sys::hidden_states::{HiddenState, HiddenStates};
 
 use super::Look;
 use super::container::Container;
-use super::procfs;
+use super::procfs::{self, Status};
 
 /// What a state is in a sentence, its remedy, and its name for `--allow`.
 fn words(state: HiddenState) -> (&'static str, &'static str, Option<&'static str>) {
@@ -86,7 +86,8 @@ fn check_each(container: &Container, look: &mut Look, read: impl Fn(u32) -> io::
                 continue;
             }
         };
-        // In strict mode (seccomp(2)) the kernel takes the counter away by itself, and does so again when CRIU sets the mode.
+        // In strict mode (seccomp(2)) the kernel takes the counter away by itself, and does so again when CRIU sets the
+        // mode.
         let goes_along = |state| state == HiddenState::TscForbidden && is_strict(task.pid);
         for state in states.into_iter().filter(|state| !goes_along(*state)) {
             let (what, remedy, allow) = words(state);
@@ -102,10 +103,7 @@ fn check_each(container: &Container, look: &mut Look, read: impl Fn(u32) -> io::
 /// Whether all threads of a process are in seccomp's strict mode.
 fn is_strict(pid: u32) -> bool {
     let threads = procfs::numbers(format!("/proc/{pid}/task")).unwrap_or_default();
-    let strict = |tid: &u32| {
-        let status = procfs::text(format!("/proc/{pid}/task/{tid}/status")).unwrap_or_default();
-        status.lines().any(|line| line.strip_prefix("Seccomp:").is_some_and(|mode| mode.trim() == "1"))
-    };
+    let strict = |tid: &u32| Status::read(pid, Some(*tid)).is_ok_and(|status| status.strict);
     !threads.is_empty() && threads.iter().all(strict)
 }
 

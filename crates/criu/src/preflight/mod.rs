@@ -18,6 +18,7 @@ mod mappings;
 mod mounts;
 mod neighbours;
 mod paths;
+pub mod pipes;
 mod processes;
 mod procfs;
 mod scheduling;

@@ -9,7 +9,9 @@ use std::path::Path;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::io::ioctl_fionread;
 use rustix::net::{AddressFamily, sockopt};
-use tranship_sys::process::{take_descriptor, text};
+use tranship_sys::process::take_descriptor;
+
+use super::procfs::{self, Status};
 
 /// A process, and a descriptor there.
 pub type Place = (u32, i32);
@@ -40,7 +42,8 @@ pub struct LeadsOut {
     pub holder: Option<u32>,
 }
 
-/// Which ends of a pipe a descriptor refers to (reading, writing), given the mode of its link in `/proc/PID/fd` (proc(5)).
+/// Which ends of a pipe a descriptor refers to (reading, writing), given the mode of its link in `/proc/PID/fd`
+/// (proc(5)).
 pub fn ends_of(mode: u32) -> (bool, bool) {
     (mode & 0o400 != 0, mode & 0o200 != 0)
 }
@@ -70,9 +73,9 @@ impl Pipes {
         self.0.iter().map(|(link, ends)| (link.as_str(), *ends)).filter(|(_, ends)| ends.reads != ends.writes)
     }
 
-    /// Those whose other end is open in no process of the container, but for those that `is_carried` names. `is_inside` tells
-    /// the container's processes, `is_dumper` those that look at them. Where no process is seen that has it, the end may be on
-    /// its way through one of the container's `sockets`.
+    /// Those whose other end is open in no process of the container, but for those that `is_carried` names. `is_inside`
+    /// tells the container's processes, `is_dumper` those that look at them. Where no process is seen that has it, the
+    /// end may be on its way through one of the container's `sockets`.
     ///
     /// Asks the kernel of each pipe of which the container has one end. Only if the other one is open it looks at all
     /// processes of the node, and at whether something waits in the sockets, which is not read.
@@ -88,7 +91,8 @@ impl Pipes {
             return Vec::new();
         }
         let (own, mut holders) = (std::process::id(), HashMap::<&str, u32>::new());
-        for pid in pids().filter(|pid| *pid != own && !is_inside(*pid)) {
+        let pids = procfs::numbers("/proc").unwrap_or_default();
+        for pid in pids.into_iter().filter(|pid| *pid != own && !is_inside(*pid)) {
             for (link, mode) in links(pid) {
                 let is_other = |ends: &Ends| mode & 0o600 != 0 && ends_of(mode) != (ends.reads, ends.writes);
                 if let Some((link, _)) = open.get_key_value(link.as_str()).filter(|(_, ends)| is_other(ends)) {
@@ -129,14 +133,7 @@ fn has_something_to_receive((pid, descriptor): Place) -> bool {
 
 /// The process that traces another one.
 pub fn tracer(pid: u32) -> Option<u32> {
-    let status = text(format!("/proc/{pid}/status")).ok()?;
-    status.lines().find_map(|line| line.strip_prefix("TracerPid:"))?.trim().parse().ok().filter(|tracer| *tracer != 0)
-}
-
-/// All processes of the node.
-fn pids() -> impl Iterator<Item = u32> {
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+    Status::read(pid, None).ok().map(|status| status.tracer).filter(|tracer| *tracer != 0)
 }
 
 /// What a process has open: links and their modes.
@@ -146,7 +143,7 @@ fn links(pid: u32) -> impl Iterator<Item = (String, u32)> {
 }
 
 fn link(path: &Path) -> Option<(String, u32)> {
-    let link = path.read_link().ok()?.to_str()?.to_owned();
+    let link = procfs::link(path).ok()?;
     Some((link, std::fs::symlink_metadata(path).ok()?.mode()))
 }
 

@@ -21,6 +21,8 @@ pub(super) struct Status {
     pub ppid: u32,
     /// Tracer, 0 for none.
     pub tracer: u32,
+    /// Whether it is in seccomp's strict mode (seccomp(2)).
+    pub strict: bool,
     pub threads: usize,
     /// Pid in the innermost pid namespace.
     pub inner_pid: u32,
@@ -56,6 +58,7 @@ impl Status {
                 "State" => status.state = value.chars().next()?,
                 "PPid" => status.ppid = value.parse().ok()?,
                 "TracerPid" => status.tracer = value.parse().ok()?,
+                "Seccomp" => status.strict = value == "1",
                 "Threads" => status.threads = value.parse().ok()?,
                 "NSpid" => status.inner_pid = last(value),
                 "NSpgid" => status.group = first(value),
@@ -82,6 +85,9 @@ impl Status {
     }
 }
 
+/// A reference to a file that was not opened.
+pub(super) const O_PATH: u32 = 0o10_000_000;
+
 /// What /proc/PID/fdinfo/FD tells about any descriptor; the rest of the lines stay at hand as `text`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct FdInfo {
@@ -107,7 +113,6 @@ impl FdInfo {
 
     /// Whether it was opened for reading, and for writing; a mere reference is open for neither.
     pub(super) fn ends(&self) -> (bool, bool) {
-        const O_PATH: u32 = 0o10_000_000;
         match self.flags & 0o3 {
             _ if self.flags & O_PATH != 0 => (false, false),
             0 => (true, false),

@@ -20,8 +20,8 @@ use super::Subject;
 use super::container::Container;
 use super::files::{BETWEEN_LOOKS, Descriptor, Files, Holder, LOOKS};
 use super::paths::DELETED;
+use super::pipes::is_other_end_open;
 use super::sockets::is_elsewhere;
-use crate::pipes::is_other_end_open;
 
 /// Device numbers of `/dev/null`.
 const NULL: (u32, u32) = (1, 3);

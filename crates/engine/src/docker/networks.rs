@@ -1,4 +1,5 @@
-//! Docker's networks: made where a container moves to and they are not there, compared and refused where they do not fit.
+//! Docker's networks: made where a container moves to and they are not there, compared and refused where they do not
+//! fit.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -7,10 +8,11 @@ use std::sync::{Mutex, PoisonError};
 use serde_json::{Value, json};
 use tranship_types::{Blocker, BlockerKind};
 
-use super::parameters::{Network, Parameters, list, said, subnets};
+use super::parameters::{Network, Parameters, subnets};
 use super::{Docker, refused, unnoted};
 use crate::described::is_plain;
-use crate::pool::{Subnet, host_name, subnets_of_node};
+use crate::json::{list, said};
+use crate::pool::{DRIVERS, Subnet, host_name, subnets_of_node};
 use crate::{Engine, EngineError};
 
 /// In a bundle: which networks were made for the container.
@@ -18,8 +20,6 @@ pub(crate) const NETWORKS: &str = "docker-networks";
 /// Held while networks are made or removed: containers that arrive together have the same networks, and one that is not
 /// there yet does not show that it will be on them.
 pub(super) static MAKING: Mutex<()> = Mutex::new(());
-/// The drivers whose networks are a node's own.
-const DRIVERS: [&str; 3] = ["bridge", "macvlan", "ipvlan"];
 
 /// The body of `POST /networks/create` that makes a network again on another node, from its description (`GET
 /// /networks/ID`) and a running container's endpoint on it. Null where another node cannot make it from that: Swarm's
@@ -62,10 +62,10 @@ fn is_name(text: &str) -> bool {
     is_plain(text) && !text.contains('/')
 }
 
-/// The body that makes a network which another node has offered: what it offers is not passed on unread. `None` where this
-/// one would not have offered it.
+/// The body that makes a network which another node has offered: what it offers is not passed on unread. `None` where
+/// this one would not have offered it.
 fn offered(network: &Network) -> Option<Value> {
-    let (theirs, drivers) = (&network.creation, DRIVERS);
+    let theirs = &network.creation;
     let texts = |value: &Value| match value {
         Value::Null => true,
         Value::Object(all) => all.values().all(Value::is_string),
@@ -81,7 +81,7 @@ fn offered(network: &Network) -> Option<Value> {
         keys && range("IPRange") && gateway && texts(&pool["AuxiliaryAddresses"])
     };
     let are_those_named = subnets(theirs) == network.subnets && pools.len() == network.subnets.len();
-    let is_driver = drivers.contains(&network.driver.as_str());
+    let is_driver = DRIVERS.contains(&network.driver.as_str());
     // Such a network takes the parent away from the node.
     let takes_parent = theirs["Options"]["macvlan_mode"] == "passthru";
     let is_whole = is_name(&network.name) && is_driver && are_those_named && pools.iter().all(is_pool);
@@ -137,8 +137,8 @@ fn takes_any_address(version: &str) -> bool {
     (parts.next(), parts.next()) >= (Some(29), Some(1))
 }
 
-/// Whether Docker may have chosen the subnets of a network itself: it does not tell. It then names the gateway, and there is no range
-/// and no reserved address.
+/// Whether Docker may have chosen the subnets of a network itself: it does not tell. It then names the gateway, and
+/// there is no range and no reserved address.
 fn may_be_chosen_by_docker(network: &Value) -> bool {
     let alone = |pool: &Value| {
         said(&pool["IPRange"]).is_none() && pool["AuxiliaryAddresses"].as_object().is_none_or(serde_json::Map::is_empty)
@@ -182,8 +182,8 @@ impl Docker {
         Ok(found)
     }
 
-    /// Makes the container's networks that are not there, and notes which these are. The caller holds [`MAKING`] until the
-    /// container is on them.
+    /// Makes the container's networks that are not there, and notes which these are. The caller holds [`MAKING`] until
+    /// the container is on them.
     pub(super) fn make_networks(&self, name: &str, bundle: &Path, parameters: &Parameters) -> Result<(), EngineError> {
         let mut made = String::new();
         for network in &parameters.networks {
@@ -192,26 +192,30 @@ impl Docker {
                 continue;
             }
             let Some(body) = offered(network) else { continue };
-            made.push_str(&network.name);
-            made.push('\n');
-            std::fs::write(bundle.join(NETWORKS), &made).map_err(|e| unnoted(name, &e))?;
-            self.make_network(&network.name, &with_own_ranges(body, &wanted(network), &host_name()))?;
+            let note = |made: &str| std::fs::write(bundle.join(NETWORKS), made).map_err(|e| unnoted(name, &e));
+            let with_it = format!("{made}{}\n", network.name);
+            note(&with_it)?;
+            if self.make_network(&network.name, &with_own_ranges(body, &wanted(network), &host_name()))? {
+                made = with_it;
+            } else {
+                note(&made)?;
+            }
         }
         Ok(())
     }
 
-    /// Makes a network, unless somebody has done so meanwhile.
-    fn make_network(&self, name: &str, body: &Value) -> Result<(), EngineError> {
+    /// Makes a network; false if somebody has done so meanwhile.
+    fn make_network(&self, name: &str, body: &Value) -> Result<bool, EngineError> {
         let answer = self.call("POST", "/networks/create", Some(body))?;
         match answer.status {
-            201 => Ok(()),
-            _ if self.network(name)?.is_some() => Ok(()),
+            201 => Ok(true),
+            _ if self.network(name)?.is_some() => Ok(false),
             _ => Err(refused("make network", name, &answer)),
         }
     }
 
-    /// Makes a network again with the subnets that it has, now chosen ones, where this Docker takes a chosen address only on such a network
-    /// and no container refers to it.
+    /// Makes a network again with the subnets that it has, now chosen ones, where this Docker takes a chosen address
+    /// only on such a network and no container refers to it.
     fn choose_subnet(&self, here: &Value, wanted: &[IpAddr]) -> Result<(), EngineError> {
         let (name, body) = (here["Name"].as_str().unwrap_or_default(), creation(here, &Value::Null));
         let id = here["Id"].as_str().unwrap_or_default();
@@ -228,7 +232,7 @@ impl Docker {
             return Ok(());
         }
         // What was there must be there again.
-        self.make_network(name, &body).or_else(|_| self.make_network(name, &body))
+        self.make_network(name, &body).or_else(|_| self.make_network(name, &body)).map(drop)
     }
 
     /// Removes the networks that were made for a container which does not come, if no other has been put on them.

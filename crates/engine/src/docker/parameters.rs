@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tranship_types::{Blocker, BlockerKind};
 
 use super::networks;
-use crate::json::section;
+use crate::json::{list, said, section};
 use crate::{AttachedNetwork, described};
 
 /// The parameters of a container, as they travel.
@@ -61,25 +61,16 @@ pub(super) struct Network {
     pub name: String,
     pub driver: String,
     pub subnets: Vec<String>,
-    /// The body of `POST /networks/create` that makes it on another node; null where that is not possible, and from an older
-    /// peer or another engine.
+    /// The body of `POST /networks/create` that makes it on another node; null where that is not possible, and from an
+    /// older peer or another engine.
     #[serde(default)]
     pub creation: Value,
     /// `EndpointSettings`: addresses and aliases.
     pub endpoint: Value,
 }
 
-pub(super) fn list(value: &Value) -> &[Value] {
-    value.as_array().map(Vec::as_slice).unwrap_or_default()
-}
-
 fn texts<'a>(value: &'a Value, key: &str) -> Vec<&'a str> {
     list(value).iter().filter_map(|item| item[key].as_str()).collect()
-}
-
-/// What Docker says there, if anything.
-pub(super) fn said(value: &Value) -> Option<&str> {
-    value.as_str().filter(|text| !text.is_empty())
 }
 
 /// The subnets of a network, as `GET /networks/ID` tells them.

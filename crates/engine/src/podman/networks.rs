@@ -1,4 +1,5 @@
-//! Podman's networks: made where a container moves to and they are not there, compared and refused where they do not fit.
+//! Podman's networks: made where a container moves to and they are not there, compared and refused where they do not
+//! fit.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -8,29 +9,24 @@ use serde_json::Value;
 use tranship_types::{Blocker, BlockerKind};
 
 use super::Podman;
-use super::parameters::{Network, Parameters, is_word, list};
+use super::parameters::{Network, Parameters, is_word};
 use crate::EngineError;
-use crate::pool::{Subnet, host_name, subnets_of_node};
+use crate::json::{list, said};
+use crate::pool::{DRIVERS, Subnet, host_name, subnets_of_node};
 
 /// In a bundle: which networks were made for the container.
 pub(crate) const NETWORKS: &str = "podman-networks";
-/// The drivers whose networks are a node's own.
-const DRIVERS: [&str; 3] = ["bridge", "macvlan", "ipvlan"];
-
-fn text(value: &Value) -> Option<&str> {
-    value.as_str().filter(|text| !text.is_empty())
-}
 
 fn address(value: &Value) -> Option<IpAddr> {
-    text(value)?.parse().ok()
+    said(value)?.parse().ok()
 }
 
-/// The arguments of `podman` that make a network again on node `node`, with an address range of the node's own in each subnet apart from the
-/// addresses `wanted`. `described` is what the source's `podman network inspect` tells. `None` where another node cannot make it from
-/// that: other drivers or IPAM drivers, static routes.
+/// The arguments of `podman` that make a network again on node `node`, with an address range of the node's own in each
+/// subnet apart from the addresses `wanted`. `described` is what the source's `podman network inspect` tells. `None`
+/// where another node cannot make it from that: other drivers or IPAM drivers, static routes.
 fn creation(described: &Value, wanted: &[IpAddr], node: &str) -> Option<Vec<String>> {
-    let (name, driver) = (text(&described["name"])?, text(&described["driver"])?);
-    let host_local = text(&described["ipam_options"]["driver"]).is_none_or(|driver| driver == "host-local");
+    let (name, driver) = (said(&described["name"])?, said(&described["driver"])?);
+    let host_local = said(&described["ipam_options"]["driver"]).is_none_or(|driver| driver == "host-local");
     let subnets = list(&described["subnets"]);
     let usual = host_local && DRIVERS.contains(&driver) && list(&described["routes"]).is_empty();
     if !is_word(name) || name == "podman" || subnets.is_empty() || !usual {
@@ -42,7 +38,7 @@ fn creation(described: &Value, wanted: &[IpAddr], node: &str) -> Option<Vec<Stri
     let all_have_gateways = subnets.iter().all(|one| address(&one["gateway"]).is_some());
     let mut ranges = Vec::new();
     for one in subnets {
-        let subnet = Subnet::parse(text(&one["subnet"])?)?;
+        let subnet = Subnet::parse(said(&one["subnet"])?)?;
         add("subnet", &subnet.to_string());
         let gateway = address(&one["gateway"]);
         if let Some(gateway) = gateway.filter(|_| all_have_gateways) {
@@ -76,14 +72,14 @@ fn creation(described: &Value, wanted: &[IpAddr], node: &str) -> Option<Vec<Stri
 
 /// The node's interface on which the interfaces of a network's containers are.
 fn parent(described: &Value) -> Option<&str> {
-    text(&described["network_interface"]).filter(|_| described["driver"] != "bridge")
+    said(&described["network_interface"]).filter(|_| described["driver"] != "bridge")
 }
 
 /// Whether what another node has offered is the network that it names, and leaves the node its interface.
 fn is_as_named(network: &Network) -> bool {
     let described = &network.described;
     let takes_parent = described["options"]["mode"] == "passthru";
-    text(&described["name"]) == Some(network.name.as_str()) && Network::kind(described) == network.kind && !takes_parent
+    said(&described["name"]) == Some(network.name.as_str()) && Network::kind(described) == network.kind && !takes_parent
 }
 
 fn blocker(cause: String, remedy: String) -> Blocker {
@@ -194,7 +190,7 @@ impl Podman {
         for other in list(&all) {
             let other_name = other["name"].as_str().unwrap_or_default();
             if let Some(pool) = subnets(other).iter().find(overlaps) {
-                theirs.extend(text(&other["network_interface"]));
+                theirs.extend(said(&other["network_interface"]));
                 found.push(blocker(
                     format!(
                         "network {name} ({}) cannot be made there: Podman's network {other_name} has {pool} there, which overlaps",

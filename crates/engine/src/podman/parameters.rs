@@ -15,6 +15,7 @@ use tranship_types::{Blocker, BlockerKind};
 use super::pod::JoinedPod;
 use crate::AttachedNetwork;
 use crate::described::{self, is_plain};
+use crate::json::list;
 
 /// What of `HostConfig` and `Config` differs between two containers that are the same: paths of the node, what follows from
 /// something else, and how it was made.
@@ -98,8 +99,8 @@ pub(super) struct Volume {
 pub(super) struct Network {
     pub name: String,
     pub kind: NetworkKind,
-    /// The network as `podman network inspect` shows it, which makes it again on another node; null from an older peer or another
-    /// engine.
+    /// The network as `podman network inspect` shows it, which makes it again on another node; null from an older peer
+    /// or another engine.
     #[serde(default)]
     pub described: Value,
     ips: Vec<String>,
@@ -131,10 +132,6 @@ impl fmt::Display for NetworkKind {
 /// Whether a text can be an argument that is no option, and a name of something.
 pub(super) fn is_word(text: &str) -> bool {
     is_plain(text) && !text.starts_with('-')
-}
-
-pub(super) fn list(value: &Value) -> &[Value] {
-    value.as_array().map(Vec::as_slice).unwrap_or_default()
 }
 
 pub(super) fn texts(value: &Value) -> Vec<String> {
@@ -273,8 +270,8 @@ impl Parameters {
         found
     }
 
-    /// The networks that it needs: its own, or those of the pod that it brings. A container of a pod shows the pod's as its own, which
-    /// are the infra container's.
+    /// The networks that it needs: its own, or those of the pod that it brings. A container of a pod shows the pod's as
+    /// its own, which are the infra container's.
     pub fn all_networks(&self) -> impl Iterator<Item = &Network> {
         let networks = match &self.joined {
             None => &self.networks[..],

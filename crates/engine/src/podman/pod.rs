@@ -16,7 +16,8 @@ use serde_json::Value;
 use tranship_types::{Blocker, BlockerKind};
 
 use super::Podman;
-use super::parameters::{Parameters, is_word, list, plain, texts};
+use super::parameters::{Parameters, is_word, plain, texts};
+use crate::json::list;
 use crate::{Container, EngineError, Pod, described, note};
 
 /// In a bundle: the pod that was made with the container.

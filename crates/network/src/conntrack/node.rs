@@ -63,8 +63,9 @@ impl NodeConntrack {
         })
     }
 
-    /// How many of the container's connections have addresses that this node translates: by way of a port that it publishes, or out by its
-    /// own address. The kernel finds such a connection by the addresses that the container has of it, whichever side opened it.
+    /// How many of the container's connections have addresses that this node translates: by way of a port that it
+    /// publishes, or out by its own address. The kernel finds such a connection by the addresses that the container has
+    /// of it, whichever side opened it.
     ///
     /// # Errors
     /// The kernel's first refusal.

@@ -169,8 +169,8 @@ impl Original {
         self.tree.as_ref()
     }
 
-    /// A name that an inode has at this moment, as a path below the root. What the last pass has not found there is looked for in `anew`, for
-    /// which the names are read once more.
+    /// A name that an inode has at this moment, as a path below the root. What the last pass has not found there is
+    /// looked for in `anew`, for which the names are read once more.
     pub fn name_of(&self, ino: u64, anew: &OnceCell<Option<Tree>>) -> Option<PathBuf> {
         let is_at = |path: &PathBuf| {
             let found = open_beneath(&self.place.root, path, OFlags::PATH).and_then(|file| look(file, b""));
