@@ -1494,6 +1494,99 @@ def unread_state_of_terminal():
     raise AssertionError('nothing tells what has become of it')
 
 
+def stopped_child(act):
+    """A child that a signal stops in `act`, in a process group of its own; continued, it looks at its memory and ends."""
+    pid = os.fork()
+    if pid == 0:
+        content = os.urandom(1 << 16)
+        copy = bytes(content)
+        os.setpgid(0, 0)
+        act()
+        os._exit(7 if copy == content else 1)
+    same(os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1]), True)
+    yield
+    same(text(f'/proc/{pid}/stat').rsplit(') ', 1)[1][0], 'T', 'it is')
+    os.kill(pid, signal.SIGCONT)
+    # Its parent is told once more of the stop.
+    same(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 7)
+
+
+@kind
+def stopped_by_sigstop():
+    yield from stopped_child(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+
+
+@kind
+def stopped_by_sigtstp():
+    yield from stopped_child(lambda: os.kill(os.getpid(), signal.SIGTSTP))
+
+
+@kind
+def stopped_by_sigttin():
+    yield from stopped_child(lambda: os.kill(os.getpid(), signal.SIGTTIN))
+
+
+@kind
+def stopped_by_sigttou():
+    yield from stopped_child(lambda: os.kill(os.getpid(), signal.SIGTTOU))
+
+
+@kind
+def stopped_with_threads():
+    def act():
+        done = []
+        threads = [threading.Thread(target=lambda: done.append(time.sleep(0.05))) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        for thread in threads:
+            thread.join()
+        same(len(done), 5)
+    yield from stopped_child(act)
+
+
+@kind
+def stopped_and_never_waited_for():
+    pid = os.fork()
+    if pid == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os._exit(7)
+    while text(f'/proc/{pid}/stat').rsplit(') ', 1)[1][0] != 'T':
+        time.sleep(0.001)
+    yield
+    found, status = os.waitpid(pid, os.WUNTRACED)
+    same((found, os.WIFSTOPPED(status)), (pid, True))
+    os.kill(pid, signal.SIGCONT)
+    same(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 7)
+
+
+@kind
+def background_job_that_reads_its_terminal():
+    """As `cat &` of a shell: it is stopped until it is in the foreground."""
+    master, slave = os.openpty()
+    leader = os.fork()
+    if leader == 0:
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        os.setsid()
+        fcntl.ioctl(slave, 0x540e, 0)
+        job = os.fork()
+        if job == 0:
+            os.setpgid(0, 0)
+            os._exit(7 if os.read(slave, 10) == b'line\n' else 1)
+        os.waitpid(job, os.WUNTRACED)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        os.write(slave, b'stopped')
+        signal.sigwait([signal.SIGUSR1])
+        os.tcsetpgrp(slave, job)
+        os.kill(job, signal.SIGCONT)
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(job, 0)[1]))
+    same(os.read(master, 10), b'stopped')
+    yield
+    os.write(master, b'line\n')
+    os.kill(leader, signal.SIGUSR1)
+    same(os.waitstatus_to_exitcode(os.waitpid(leader, 0)[1]), 7)
+
+
 def led(act):
     """A child leads a session with a terminal of which this process has the master."""
     master, slave = os.openpty()

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tranship_api::Plan;
-use tranship_e2e::{Stage, move_with, remove, scenarios, wait_until};
+use tranship_e2e::{Moving, Stage, is_gone, move_with, remove, restart_agent, scenarios, wait_until};
 use tranship_lab::{Lab, RunOptions};
+use tranship_types::Mode;
 
 const NAME: &str = "kinds";
 const IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 58);
@@ -177,9 +178,44 @@ fn every_kind_is_carried_or_refused_or_known_to_be_changed(stage: &mut Stage) ->
     remove(lab, NAME)
 }
 
+/// A move that fails on either side of the dump leaves a job that a signal has stopped as it was, also where the source's agent dies.
+fn a_stopped_job_stays_stopped_when_a_move_fails(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let names =
+        ["stopped_by_sigstop", "stopped_by_sigttin", "stopped_with_threads", "background_job_that_reads_its_terminal"];
+    start(lab, &names)?;
+    for fault in ["destination.restore.before.error", "destination.restore.after.error"] {
+        restart_agent(lab, "b", fault)?;
+        ensure!(
+            !Moving::begin(lab, NAME, "a", "b", Mode::Auto)?.end()?.success,
+            "a move with the fault {fault} succeeded"
+        );
+    }
+    restart_agent(lab, "b", "")?;
+    restart_agent(lab, "a", "source.transfer.after.die")?;
+    let agent = lab.agent_pid("a")?.context("the agent has just been started")?;
+    let moving = Moving::begin(lab, NAME, "a", "b", Mode::Auto)?;
+    wait_until("the agent to die", PATIENCE, || Ok(is_gone(agent).then_some(())))?;
+    lab.start_agent("a", &[])?;
+    drop(moving);
+    wait_until("the move to be undone", PATIENCE, || {
+        Ok((lab.check("a", &["tranship", "status", "--json"])?.trim() == "[]").then_some(()))
+    })?;
+    move_with(lab, "a", NAME, "b", &[])?;
+    lab.check("b", &["runc", "exec", NAME, "touch", "/tmp/kinds/look"])?;
+    let looked = wait_until("all to have looked", PATIENCE, || {
+        Ok(said(lab, "b").ok().filter(|said| said.values().all(|said| !said.starts_with("ready"))))
+    })?;
+    ensure!(looked.values().all(|said| said == "same"), "{looked:#?}");
+    remove(lab, NAME)
+}
+
 fn main() -> ExitCode {
-    scenarios(&[(
-        "every_kind_is_carried_or_refused_or_known_to_be_changed",
-        every_kind_is_carried_or_refused_or_known_to_be_changed,
-    )])
+    scenarios(&[
+        (
+            "every_kind_is_carried_or_refused_or_known_to_be_changed",
+            every_kind_is_carried_or_refused_or_known_to_be_changed,
+        ),
+        ("a_stopped_job_stays_stopped_when_a_move_fails", a_stopped_job_stays_stopped_when_a_move_fails),
+    ])
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tranship_coordinator::Failure;
 use tranship_criu::{cpu, preflight};
-use tranship_engine::{AttachedNetwork, Container, Engine, Freezer, Pod, State};
+use tranship_engine::{AttachedNetwork, Container, Engine, Pod, State};
 use tranship_memory::survey::survey;
 use tranship_memory::{hugetlb, unreadable};
 use tranship_network::{Conntrack, cni, ruleset};
@@ -87,7 +87,6 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions, unit: Option<&Uni
         compat: criu.compat,
         bpf_maps: criu.carries_bpf_maps(),
         limits_answered: true,
-        stopped_can_be_traced: matches!(container.freezer, Freezer::V2(_)),
     };
     let (to, mut parameters) = match options.to_engine.filter(|to| *to != engine.name()) {
         Some(other) => (other, engine.parameters_for(other, &container).map_err(all_blocked)?),

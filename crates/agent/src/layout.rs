@@ -274,6 +274,8 @@ impl Layout {
                 environment.push((tranship_criu::hidden::TABLE_VARIABLE.to_owned(), table));
                 let sockets: Vec<&str> = offer.streams_of_node.iter().filter_map(StdioStream::socket).collect();
                 environment.push((tranship_criu::hidden::STREAMS_VARIABLE.to_owned(), sockets.join(",")));
+                let stopped = self.stopped().to_string_lossy().into_owned();
+                environment.push((tranship_criu::hidden::STOPPED_VARIABLE.to_owned(), stopped));
                 environment.push(("CRIU_CONFIG_FILE".to_owned(), self.dump_options()?));
                 if let Ok(program) = restart_blocks::description() {
                     environment.push((restart_blocks::PROGRAM_VARIABLE.to_owned(), program));

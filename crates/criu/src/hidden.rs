@@ -13,6 +13,9 @@ pub const TABLE_VARIABLE: &str = "TRANSHIP_HIDDEN";
 /// The environment variable with the inodes of sockets that the library makes regular files for a dump, with commas between them.
 pub const STREAMS_VARIABLE: &str = "TRANSHIP_STREAMS";
 
+/// The environment variable that names the list of processes that a signal has stopped, for a dump: their pids on the node, as JSON.
+pub const STOPPED_VARIABLE: &str = "TRANSHIP_STOPPED";
+
 /// The environment variable that names the table of shared memory for a restore.
 pub const SHARED_VARIABLE: &str = "TRANSHIP_SHARED";
 

@@ -12,7 +12,7 @@ use super::{FREEZE, SourceRun, failed};
 use crate::layout::Layout;
 
 impl SourceRun {
-    /// Notes which processes a signal has stopped, which nobody can tell once they are frozen. Refuses where criu cannot dump them.
+    /// Notes which processes a signal has stopped, which nobody can tell once they are frozen.
     pub(super) fn note_stopped(&self, freezer: &Freezer) -> Result<(), Failure> {
         note_stopped(freezer, &self.layout)
     }
@@ -149,13 +149,8 @@ impl SourceRun {
 /// Notes which processes of a container a signal has stopped.
 pub(super) fn note_stopped(freezer: &Freezer, layout: &Layout) -> Result<(), Failure> {
     let stopped = freezer.stopped().map_err(failed)?;
-    let Some(first) = stopped.first() else { return Ok(()) };
-    if matches!(freezer, Freezer::V1(_)) {
-        // Criu would wait for it until the move is given up.
-        return Err(Failure::new(format!(
-            "process {first} was stopped by a signal, so that criu cannot take hold of it in a frozen cgroup of version 1; continue it \
-             (SIGCONT) or end it, and try again"
-        )));
+    if stopped.is_empty() {
+        return Ok(());
     }
     let note = serde_json::to_vec(&stopped).map_err(failed)?;
     std::fs::write(layout.stopped(), note).map_err(failed)

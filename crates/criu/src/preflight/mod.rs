@@ -85,9 +85,6 @@ pub struct Subject {
     /// /proc/PID/limits) where the kernel refuses them to criu. Else they are blockers where the agent lacks
     /// CAP_SYS_RESOURCE.
     pub limits_answered: bool,
-    /// Whether a tracer can take hold of a process that a signal has stopped and that is frozen. Version 2 of cgroups lets it; with version 1 it
-    /// waits until the process is thawed, and so for ever.
-    pub stopped_can_be_traced: bool,
 }
 
 /// What was found.

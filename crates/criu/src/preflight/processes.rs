@@ -33,7 +33,7 @@ pub(super) fn check(container: &Container, subject: &Subject, look: &mut Look) {
             look.block(task.blocker(what, "restart the program, or wait until it has ended"));
             continue;
         }
-        threads(container, task, subject, look);
+        threads(container, task, look);
         namespaces(container, task, look);
         limits(task, subject, look);
         machine(task, subject, look);
@@ -127,7 +127,7 @@ fn tree(container: &Container, look: &mut Look) {
     }
 }
 
-fn threads(container: &Container, task: &Task, subject: &Subject, look: &mut Look) {
+fn threads(container: &Container, task: &Task, look: &mut Look) {
     let tids = procfs::numbers(format!("/proc/{}/task", task.pid)).unwrap_or_default();
     let (mut stopped, mut running) = (0, 0);
     for tid in tids {
@@ -152,33 +152,10 @@ fn threads(container: &Container, task: &Task, subject: &Subject, look: &mut Loo
         // seize.c, "individually stopped threads".
         let what = "has some threads stopped and others not";
         look.wait(0, task.blocker(what, "continue it (SIGCONT) or stop all of it (SIGSTOP)"));
-    } else if stopped > 0 && !subject.stopped_can_be_traced {
-        let what = "is stopped by a signal, so that criu cannot take hold of it in a frozen cgroup of version 1";
-        look.wait(0, task.blocker(what, "continue it (SIGCONT) or end it"));
     } else if stopped > 0 {
-        stop(task, look);
+        // CRIU sends it the signal once more.
+        look.change(format!("{} is stopped by a signal, of which its parent is told once more", task.name()));
     }
-}
-
-/// compel's infect.c knows two signals that stop a process, and sends the one that has stopped it again. Once the parent has waited for
-/// the process, nothing tells which one it was.
-fn stop(task: &Task, look: &mut Look) {
-    const SIGTTIN: u32 = 21;
-    const SIGTTOU: u32 = 22;
-    let stat = procfs::text(format!("/proc/{}/stat", task.pid)).unwrap_or_default();
-    // The last field (proc_pid_stat(5), `exit_code`) is the signal's number in the second byte.
-    let signal = stat.split_whitespace().next_back().and_then(|word| word.parse::<u32>().ok());
-    let name = match signal.map(|code| if code > 0xff { code >> 8 } else { code }) {
-        Some(SIGTTIN) => "SIGTTIN",
-        Some(SIGTTOU) => "SIGTTOU",
-        _ => {
-            look.change(format!("{} is stopped by a signal, of which its parent is told once more", task.name()));
-            return;
-        }
-    };
-    let what =
-        format!("is stopped by {name} (it has used its terminal in the background), which CRIU does not support");
-    look.wait(0, task.blocker(&what, "continue it in the foreground (fg), or end it"));
 }
 
 fn traced(container: &Container, task: &Task, tracer: u32) -> Blocker {

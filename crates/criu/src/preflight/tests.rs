@@ -338,28 +338,17 @@ fn servers_as_people_run_them_have_no_blockers() {
 }
 
 #[test]
-fn a_process_that_a_signal_has_stopped_is_named_where_criu_would_wait_for_it() {
-    let script = "pid = os.fork()\nif pid == 0:\n  os.kill(os.getpid(), signal.SIGSTOP)\n  os._exit(0)\n\
-                  os.waitpid(pid, os.WUNTRACED)\nready()\n";
-    let Some(container) = Sandbox::run("stopped", script, None).map(Sandbox::started) else { return };
-    let blockers =
-        |stopped_can_be_traced| inspect(&Subject { stopped_can_be_traced, ..container.subject() }).unwrap().blockers;
-    let [blocker] = &blockers(false)[..] else { panic!("{:?}", blockers(false)) };
-    assert!(blocker.cause.contains("is stopped by a signal") && blocker.pid != Some(container.init), "{blocker}");
-    assert_eq!(blockers(true), []);
-    let Findings { changes, .. } = inspect(&Subject { stopped_can_be_traced: true, ..container.subject() }).unwrap();
-    assert!(changes.len() == 1 && changes[0].contains("is stopped by a signal"), "{changes:?}");
-}
-
-#[test]
-fn a_process_that_its_terminal_has_stopped_is_named() {
-    let script =
-        "if os.fork() == 0:\n  os.setpgid(0, 0)\n  os.kill(os.getpid(), signal.SIGTTIN)\n  os._exit(0)\nready()\n";
-    let Some(container) = Sandbox::run("background", script, None).map(Sandbox::started) else { return };
-    let subject = || Subject { stopped_can_be_traced: true, ..container.subject() };
-    wait("the child is stopped", || inspect(&subject()).unwrap().blockers.len() == 1);
-    let blocker = &inspect(&subject()).unwrap().blockers[0];
-    assert!(blocker.cause.contains("is stopped by SIGTTIN"), "{blocker}");
+fn of_a_process_that_a_signal_has_stopped_the_parent_is_told_once_more() {
+    for signal in ["SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU"] {
+        let script = format!(
+            "pid = os.fork()\nif pid == 0:\n  os.setpgid(0, 0)\n  os.kill(os.getpid(), signal.{signal})\n  os._exit(0)\n\
+             os.waitpid(pid, os.WUNTRACED)\nready()\n"
+        );
+        let Some(container) = Sandbox::run("stopped", &script, None).map(Sandbox::started) else { return };
+        let Findings { blockers, changes, .. } = inspect(&container.subject()).unwrap();
+        assert_eq!(blockers, [], "{signal}");
+        assert!(changes.len() == 1 && changes[0].contains("is stopped by a signal"), "{signal}: {changes:?}");
+    }
 }
 
 /// What the rules for sessions and groups say of random trees is what criu does with them.

@@ -11,6 +11,7 @@
 //! What criu asks of sockets, and how it makes them anew, it puts right where needed ([`sockets`]), also where their files were renamed
 //! ([`socket_files`]).
 //! Sockets that are standard streams of a container it takes for files of the node ([`streams`]).
+//! Tasks that a signal has stopped it has criu seize when their cgroup is thawed ([`stopped`]).
 //! What waits in terminals ([`terminals`]), errors of sockets ([`queues`]) and the marks of System V segments ([`segments`]) are after a dump
 //! what they were before.
 //!
@@ -41,6 +42,7 @@ mod segments;
 mod shared;
 mod socket_files;
 mod sockets;
+mod stopped;
 mod streams;
 mod terminals;
 mod texts;

@@ -46,6 +46,11 @@ pub fn renamed(bytes: &[u8]) -> HashMap<(u64, u64), Vec<u8>> {
     bytes.split(|byte| *byte == 0).filter_map(one).collect()
 }
 
+/// The numbers in a text, whatever is between them.
+pub fn numbers(text: &str) -> Vec<u32> {
+    text.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect()
+}
+
 /// One row of `/proc/PID/limits`, whose rows are in the order of the resources' numbers: (soft, hard).
 pub fn limits_row(text: &str, resource: usize) -> Option<[u64; 2]> {
     let row = text.lines().nth(resource + 1)?;

@@ -20,14 +20,14 @@ use std::collections::{HashMap, VecDeque};
 use std::ffi::{c_int, c_long, c_uint, c_void};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::{interrupted, next, waits};
+use super::{interrupted, next, stopped, waits};
 
 type Ptrace = unsafe extern "C" fn(c_uint, c_long, c_long, c_long) -> c_long;
 type Wait4 = unsafe extern "C" fn(c_int, *mut c_int, c_int, *mut libc::rusage) -> c_int;
 
 /// `NT_PRSTATUS` of linux/elf.h: the general registers.
 const GENERAL: c_long = 1;
-const PTRACE_EVENT_STOP: c_int = 128;
+pub(crate) const PTRACE_EVENT_STOP: c_int = 128;
 /// The stop of a thread that was interrupted, as `wait4` tells it.
 const INTERRUPTED: c_int = PTRACE_EVENT_STOP << 16 | libc::SIGTRAP << 8 | 0x7f;
 /// The stop of a thread at a system call, with PTRACE_O_TRACESYSGOOD.
@@ -220,8 +220,13 @@ impl Tracer {
 pub unsafe extern "C" fn ptrace(request: c_uint, pid: c_long, address: c_long, data: c_long) -> c_long {
     match tracer() {
         Some(mut tracer) => tracer.ptrace(request, pid as c_int, address, data),
+        None if stopped::put_off(request, pid as c_int) => 0,
         None => {
             let answer = real_ptrace(request, pid as c_int, address, data);
+            if answer == 0 && request == libc::PTRACE_GETSIGINFO {
+                // SAFETY: for this request the last argument points to a siginfo_t, which the kernel has filled.
+                stopped::correct(unsafe { &mut *std::ptr::with_exposed_provenance_mut(data as usize) });
+            }
             if answer == 0 && request == libc::PTRACE_GETREGSET && address == GENERAL {
                 // SAFETY: for this request the last argument points to an iovec, of which the kernel has said how much it has filled.
                 unsafe {
@@ -243,6 +248,7 @@ pub unsafe extern "C" fn ptrace(request: c_uint, pid: c_long, address: c_long, d
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wait4(pid: c_int, status: *mut c_int, options: c_int, usage: *mut libc::rusage) -> c_int {
     let Some(mut tracer) = tracer().filter(|_| options == libc::__WALL) else {
+        stopped::seize();
         return real_wait4(pid, status, options, usage);
     };
     let (found, told) = match pid {
