@@ -11,7 +11,7 @@ use tranship_types::BlockerKind;
 
 use crate::limits::limits;
 use crate::managed::Managed;
-use crate::moves::{move_container, move_with, refused_move};
+use crate::moves::{connection_alive, move_container, move_with, refused_move};
 use crate::runner::wait_until;
 
 /// What the lab's image needs of the host, with a `/usr/sbin` of its own, where `/sbin` leads.
@@ -289,6 +289,40 @@ impl Managed {
             let left = self.execute(lab, to, "ls /dev/shm")?;
             ensure!(left == "sem.ping\nsem.pong\nsem.visit\nturns\n", "on {to} /dev/shm has {left:?}");
         }
+        self.remove(lab, "b")
+    }
+
+    /// Addresses and routes that a program has added to what the engine has made (`NET_ADMIN`) are there after each move, and clients
+    /// reach it by such an address. The container's own address is that of this number, the other one that of `added`.
+    ///
+    /// # Errors
+    /// If not.
+    pub fn keeps_addresses_and_routes_of_its_programs(&self, lab: &Lab, number: u8, added: u8) -> Result<()> {
+        (self.prepare)(lab)?;
+        let mut counter = self.start(lab, number, &["--cap-add", "NET_ADMIN"], &[])?;
+        let add = format!(
+            "ip addr add 10.77.0.{added}/32 dev eth0; ip addr add 10.99.1.1/32 dev lo; ip addr add 127.0.0.5/8 dev lo; \
+             ip addr add 10.99.1.2/32 dev lo scope host; ip route add 10.98.0.0/16 via 10.77.0.1; \
+             ip route add 10.97.0.0/16 dev lo table 77; ip link set eth0 mtu 1400"
+        );
+        self.execute(lab, "a", &add)?;
+        let look = "ip link show eth0 | grep -o 'mtu [0-9]*'; for table in main 77; do ip -4 route show table $table; done; ip -4 -o addr | sed 's/brd [^ ]*//' | \
+                    awk '{print $2, $4, $6}'";
+        let before = self.execute(lab, "a", look)?;
+        ensure!(
+            ["mtu 1400", "10.99.1.2/32 host", "10.97.0.0/16 dev lo"].iter().all(|one| before.contains(one)),
+            "{before}"
+        );
+        let by_other = (Ipv4Addr::new(10, 77, 0, added), REDIS_PORT).into();
+        let mut other = CounterClient::start(lab, by_other, "other", Duration::from_millis(5))?;
+        for (from, to) in [("a", "b"), ("b", "a"), ("a", "b")] {
+            self.moves(lab, &mut counter, from, to)?;
+            let now = self.execute(lab, to, look)?;
+            ensure!(now == before, "on {from} it was\n{before}and on {to} it is\n{now}");
+            lab.connect(CLIENT, by_other, Duration::from_secs(2)).context("to the added address")?;
+            connection_alive(&mut other).context("the one to the added address")?;
+        }
+        drop((counter, other));
         self.remove(lab, "b")
     }
 

@@ -503,6 +503,10 @@ fn posix_semaphores_and_shared_memory_go_on(stage: &mut Stage) -> Result<()> {
     DOCKER.keeps_posix_semaphores_and_shared_memory(&stage.lab, 102, &["--ipc", "shareable"])
 }
 
+fn addresses_and_routes_that_programs_add_move(stage: &mut Stage) -> Result<()> {
+    DOCKER.keeps_addresses_and_routes_of_its_programs(&stage.lab, 113, 114)
+}
+
 fn a_device_of_the_node_is_there_after_a_move(stage: &mut Stage) -> Result<()> {
     DOCKER.keeps_its_device(&stage.lab, 104)
 }
@@ -520,6 +524,7 @@ fn main() -> ExitCode {
     scenarios(&[
         ("what_becomes_of_logs_is_said", what_becomes_of_logs_is_said),
         ("a_device_of_the_node_is_there_after_a_move", a_device_of_the_node_is_there_after_a_move),
+        ("addresses_and_routes_that_programs_add_move", addresses_and_routes_that_programs_add_move),
         ("an_init_of_the_engine_s_moves", an_init_of_the_engine_s_moves),
         ("posix_semaphores_and_shared_memory_go_on", posix_semaphores_and_shared_memory_go_on),
         ("a_service_of_compose_is_its_own_after_a_move", a_service_of_compose_is_its_own_after_a_move),

@@ -293,6 +293,10 @@ fn a_device_that_podman_does_not_know_is_named(stage: &mut Stage) -> Result<()> 
     PODMAN.is_refused_for_its_device(&stage.lab, 101, "device /dev/own, and Podman does not say")
 }
 
+fn addresses_and_routes_that_programs_add_move(stage: &mut Stage) -> Result<()> {
+    PODMAN.keeps_addresses_and_routes_of_its_programs(&stage.lab, 113, 114)
+}
+
 fn a_device_of_the_node_is_there_after_a_move(stage: &mut Stage) -> Result<()> {
     PODMAN.keeps_its_device(&stage.lab, 99)
 }
@@ -312,6 +316,7 @@ fn main() -> ExitCode {
     scenarios(&[
         ("what_becomes_of_logs_is_said", what_becomes_of_logs_is_said),
         ("a_device_of_the_node_is_there_after_a_move", a_device_of_the_node_is_there_after_a_move),
+        ("addresses_and_routes_that_programs_add_move", addresses_and_routes_that_programs_add_move),
         ("an_init_of_the_engine_s_moves", an_init_of_the_engine_s_moves),
         ("a_device_that_podman_does_not_know_is_named", a_device_that_podman_does_not_know_is_named),
         ("posix_semaphores_and_shared_memory_go_on", posix_semaphores_and_shared_memory_go_on),

@@ -22,7 +22,7 @@ use tranship_storage::carried::{self, Target};
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::launch::Started;
 use tranship_sys::{breakpoints, reserve};
-use tranship_types::{EngineName, HugePages, Interface, MigrationId, NetworkIdentity, NodeName};
+use tranship_types::{EngineName, HugePages, MigrationId, NetworkIdentity, NodeName};
 use tranship_wire::message::Offer;
 
 pub use self::preflight::{available_memory, check, place_network};
@@ -238,7 +238,7 @@ impl DestinationRun {
                 self.offer.container
             )));
         }
-        tranship_network::configure(path, identity).map_err(failed)?;
+        tranship_network::configure(path, identity, &attached).map_err(failed)?;
         self.prepare_network()
     }
 
@@ -556,19 +556,15 @@ pub fn sweep(engine: &dyn Engine, name: &str, bundle: &Path) -> Result<(), Failu
     }
 }
 
-/// In what the network that an engine has attached is not the one that was asked for.
+/// In what the network that an engine has attached is not the one that was asked for. Addresses that programs have added come later.
 fn differs(asked: &NetworkIdentity, attached: &NetworkIdentity) -> Option<String> {
     if asked.names() != attached.names() {
         return Some(format!("the interfaces {:?}, not {:?}", attached.names(), asked.names()));
     }
     let pairs = asked.interfaces.iter().zip(&attached.interfaces);
     for (asked, attached) in pairs {
-        let sorted = |interface: &Interface| {
-            let mut addresses = interface.addresses.clone();
-            addresses.sort_unstable();
-            addresses
-        };
-        if (asked.mac, sorted(asked)) != (attached.mac, sorted(attached)) {
+        let is_asked = attached.addresses.iter().all(|address| asked.addresses.contains(address));
+        if asked.mac != attached.mac || !is_asked {
             return Some(format!(
                 "{:?} and MAC {:02x?} on {}, not {:?} and {:02x?}",
                 attached.addresses, attached.mac, asked.name, asked.addresses, asked.mac

@@ -7,7 +7,7 @@ use netlink_packet_route::address::{AddressAttribute, AddressMessage, AddressPro
 use netlink_packet_route::link::MacVlanMode;
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteProtocol, RouteType};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
-use tranship_types::{Attachment, Interface, NetworkIdentity, Route, Rule};
+use tranship_types::{Attachment, Interface, NetworkIdentity, Route, Rule, ScopedAddress};
 
 use crate::NetworkError;
 use crate::link::{self, Link};
@@ -17,6 +17,9 @@ use crate::reply::Refusal;
 use crate::rtnl::Rtnl;
 use crate::rules;
 use crate::sysctls;
+
+/// Of the loopback interface, in every network namespace (net/core/dev.c).
+pub(crate) const LOOPBACK_INDEX: u32 = 1;
 
 /// Table of the routes that the kernel makes for its own addresses.
 const TABLE_LOCAL: u32 = 255;
@@ -47,15 +50,12 @@ pub fn capture(netns: &Path) -> Result<NetworkIdentity, NetworkError> {
             let addresses = addresses.remove(&link.index).unwrap_or_default();
             interfaces.push(reader.interface(link, addresses, &mut node)?);
         }
-        if !addresses.is_empty() {
-            return Err(
-                reader.unsupported("an address on its loopback interface besides 127.0.0.1 and ::1", "remove it")
-            );
-        }
+        let loopback = addresses.remove(&LOOPBACK_INDEX).unwrap_or_default();
         let neighbours = neighbours::known(reader.rtnl, &names).map_err(|e| reader.unreadable("neighbours", &e))?;
         let (sysctls, more_sysctls) = sysctls::changed()?;
         Ok(NetworkIdentity {
             interfaces,
+            loopback,
             routes,
             rules,
             neighbours,
@@ -100,12 +100,13 @@ impl Reader<'_> {
         rules.map_err(|what| self.unsupported(what, "delete it there (`ip rule` lists them)"))
     }
 
-    fn addresses(&mut self) -> Result<HashMap<u32, Vec<(IpAddr, u8)>>, NetworkError> {
+    /// The addresses of each interface, by its index, but for those that the kernel gives it by itself.
+    fn addresses(&mut self) -> Result<HashMap<u32, Vec<ScopedAddress>>, NetworkError> {
         let messages = self
             .rtnl
             .list(&RouteNetlinkMessage::GetAddress(AddressMessage::default()))
             .map_err(|e| self.unreadable("addresses", &e))?;
-        let mut addresses: HashMap<u32, Vec<(IpAddr, u8)>> = HashMap::new();
+        let mut addresses: HashMap<u32, Vec<ScopedAddress>> = HashMap::new();
         for message in messages {
             let RouteNetlinkMessage::NewAddress(message) = message else { continue };
             let (mut local, mut peer, mut protocol) = (None, None, None);
@@ -125,9 +126,11 @@ impl Reader<'_> {
                 ));
             }
             let by_kernel = matches!(protocol, Some(AddressProtocol::LinkLocal | AddressProtocol::Loopback))
-                || address.is_loopback() && message.header.index == 1;
+                || is_of_every_namespace(address) && message.header.index == LOOPBACK_INDEX;
             if !by_kernel {
-                addresses.entry(message.header.index).or_default().push((address, message.header.prefix_len));
+                let (prefix, scope) = (message.header.prefix_len, message.header.scope.into());
+                let of_interface = addresses.entry(message.header.index).or_default();
+                of_interface.push(ScopedAddress { address, prefix, scope });
             }
         }
         Ok(addresses)
@@ -136,7 +139,7 @@ impl Reader<'_> {
     fn interface(
         &mut self,
         link: &Link,
-        mut addresses: Vec<(IpAddr, u8)>,
+        addresses: Vec<ScopedAddress>,
         node: &mut Node,
     ) -> Result<Interface, NetworkError> {
         if !link.up {
@@ -145,7 +148,15 @@ impl Reader<'_> {
         let attachment = self.attachment(link, node)?;
         let Some(mac) = link.mac else { return Err(self.foreign(link, "an interface without a MAC address")) };
         // Kernels before 5.18 do not say who made an address.
-        addresses.retain(|(address, _)| *address != IpAddr::V6(link_local(mac)));
+        let addresses = addresses.into_iter().filter(|one| one.address != IpAddr::V6(link_local(mac)));
+        let plain = |one: ScopedAddress| {
+            if one.scope == ScopedAddress::usual(one.address, one.prefix).scope {
+                return Ok((one.address, one.prefix));
+            }
+            let what = format!("the address {} with a scope of its own ({})", one.address, one.scope);
+            Err(self.unsupported(what, "add it without a scope (`ip addr` lists them)"))
+        };
+        let addresses = addresses.map(plain).collect::<Result<_, _>>()?;
         Ok(Interface { name: link.name.clone(), index: link.index, mac, mtu: link.mtu, addresses, attachment })
     }
 
@@ -214,6 +225,11 @@ impl Reader<'_> {
         }
         Ok(routes)
     }
+}
+
+/// Whether the kernel gives the loopback interface this address when it is set up.
+fn is_of_every_namespace(address: IpAddr) -> bool {
+    [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)].contains(&address)
 }
 
 /// The route that the kernel lists in the network namespace `netns`, whose interfaces have these names.

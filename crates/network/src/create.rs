@@ -5,16 +5,16 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
-use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
+use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
 use netlink_packet_route::link::{InfoData, InfoKind, InfoVeth, LinkAttribute, LinkInfo, MacVlanMode};
 use netlink_packet_route::route::{
     RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use nix::errno::Errno;
-use tranship_types::{Attachment, Interface, MAIN_TABLE, Neighbour, NetworkIdentity, Route};
+use tranship_types::{Attachment, Interface, Neighbour, NetworkIdentity, Route, ScopedAddress};
 
-use crate::capture::open_rtnl;
+use crate::capture::{LOOPBACK_INDEX, open_rtnl};
 use crate::inject::LOOPBACK;
 use crate::link::{self, Link};
 use crate::namespace::{self, Presence};
@@ -82,16 +82,33 @@ pub fn reserve(netns: &Path, interfaces: &[String]) -> Result<(), NetworkError> 
     built
 }
 
-/// Gives a network namespace, into which somebody else has put the interfaces with addresses and routes, what else there is of an
-/// identity: settings (sysctls), policy rules and the routes of other tables than main.
+/// Gives a network namespace, into which somebody else has put the interfaces, what there is of an identity beyond what is `attached`:
+/// settings (sysctls), MTUs, addresses, routes and policy rules. Where there is a route to the same place already, that one stays: another
+/// node may have another gateway.
 ///
 /// # Errors
-/// If there is one that this node does not have, or that the kernel refuses.
-pub fn configure(netns: &Path, identity: &NetworkIdentity) -> Result<(), NetworkError> {
+/// If there is a setting that this node does not have, or something that the kernel refuses.
+pub fn configure(netns: &Path, identity: &NetworkIdentity, attached: &NetworkIdentity) -> Result<(), NetworkError> {
     namespace::inside(netns, || {
         sysctls::apply(netns, &identity.sysctls)?;
         sysctls::apply(netns, &identity.more_sysctls)?;
-        add_routes(netns, &mut open_rtnl(netns)?, identity, |route| route.table != MAIN_TABLE)
+        let mut rtnl = open_rtnl(netns)?;
+        for there in &attached.interfaces {
+            let asked = identity.interfaces.iter().find(|asked| asked.name == there.name);
+            if let Some(mtu) = asked.map(|asked| asked.mtu).filter(|mtu| *mtu != there.mtu) {
+                let change = RouteNetlinkMessage::SetLink(link::message(there.index, [LinkAttribute::Mtu(mtu)]));
+                let what = format!("give {} an MTU of {mtu} in network namespace {}", there.name, netns.display());
+                rtnl.change(change, 0).map_err(|e| NetworkError::refused(what, e))?;
+            }
+            let missing = asked.into_iter().flat_map(|asked| &asked.addresses);
+            for (address, prefix) in missing.filter(|one| !there.addresses.contains(one)) {
+                add_address(netns, &mut rtnl, (&there.name, there.index), &ScopedAddress::usual(*address, *prefix))?;
+            }
+        }
+        add_to_loopback(netns, &mut rtnl, identity)?;
+        let place = |route: &Route| (route.destination, route.gateway.map(|g| g.is_ipv6()), route.table, route.metric);
+        let is_there = |route: &Route| attached.routes.iter().any(|there| place(there) == place(route));
+        add_routes(netns, &mut rtnl, &attached.interfaces, identity, |route| !is_there(route))
     })
 }
 
@@ -226,14 +243,11 @@ fn build(netns: &Path, identity: &NetworkIdentity, plans: &[Plan<'_>], node: &mu
         }
         link::set_up(&mut rtnl, *index).map_err(failed(format!("set interface {name} up")))?;
         for (address, prefix) in addresses {
-            rtnl.change(
-                RouteNetlinkMessage::NewAddress(address_message(*index, *address, *prefix)),
-                NLM_F_CREATE | NLM_F_EXCL,
-            )
-            .map_err(failed(format!("give interface {name} the address {address}/{prefix}")))?;
+            add_address(netns, &mut rtnl, (name, *index), &ScopedAddress::usual(*address, *prefix))?;
         }
     }
-    add_routes(netns, &mut rtnl, identity, |_| true)?;
+    add_to_loopback(netns, &mut rtnl, identity)?;
+    add_routes(netns, &mut rtnl, &identity.interfaces, identity, |_| true)?;
     for neighbour in &identity.neighbours {
         let Neighbour { address, interface: name, .. } = neighbour;
         let Some(interface) = identity.interfaces.iter().find(|i| i.name == *name) else { continue };
@@ -243,10 +257,28 @@ fn build(netns: &Path, identity: &NetworkIdentity, plans: &[Plan<'_>], node: &mu
     ruleset::apply(netns, &identity.ruleset)
 }
 
-/// Adds those of the routes that are `wanted`, then the policy rules.
+fn add_to_loopback(netns: &Path, rtnl: &mut Rtnl, identity: &NetworkIdentity) -> Result<(), NetworkError> {
+    identity.loopback.iter().try_for_each(|one| add_address(netns, rtnl, (LOOPBACK, LOOPBACK_INDEX), one))
+}
+
+fn add_address(
+    netns: &Path,
+    rtnl: &mut Rtnl,
+    (name, index): (&str, u32),
+    one: &ScopedAddress,
+) -> Result<(), NetworkError> {
+    let message = RouteNetlinkMessage::NewAddress(address_message(index, one));
+    rtnl.change(message, NLM_F_CREATE | NLM_F_EXCL).map_err(|e| {
+        let what = format!("give interface {name} the address {}/{}", one.address, one.prefix);
+        NetworkError::refused(format!("{what} in network namespace {}", netns.display()), e)
+    })
+}
+
+/// Adds those of the routes that are `wanted`, then the policy rules, to a namespace with these interfaces.
 fn add_routes(
     netns: &Path,
     rtnl: &mut Rtnl,
+    interfaces: &[Interface],
     identity: &NetworkIdentity,
     wanted: impl Fn(&Route) -> bool,
 ) -> Result<(), NetworkError> {
@@ -258,7 +290,7 @@ fn add_routes(
     for route in direct.into_iter().chain(via) {
         let what = failed(format!("add the route to {} through {}", shown(route), route.interface));
         // Each namespace has its own loopback interface, by the same number.
-        let known = identity.interfaces.iter().map(|i| (i.name.as_str(), i.index));
+        let known = interfaces.iter().map(|i| (i.name.as_str(), i.index));
         let index = known.chain([(LOOPBACK, LOOPBACK_INDEX)]).find(|(name, _)| *name == route.interface);
         let Some((_, index)) = index else {
             return Err(what(crate::reply::Refusal::nonsense("the identity has no such interface")));
@@ -271,9 +303,6 @@ fn add_routes(
     }
     Ok(())
 }
-
-/// Of the loopback interface, in every network namespace (net/core/dev.c).
-const LOOPBACK_INDEX: u32 = 1;
 
 /// Two routes may differ in nothing but their next hop; replacing one by the other would lose it.
 const NLM_F_APPEND: u16 = 0x800;
@@ -321,20 +350,18 @@ fn attach_to_bridge(node: &mut Rtnl, plan: &Plan<'_>) -> Result<(), NetworkError
     attach(node).map_err(|e| NetworkError::refused(format!("make {end} a port of bridge {}", plan.parent.name), e))
 }
 
-fn address_message(index: u32, address: IpAddr, prefix: u8) -> AddressMessage {
+fn address_message(index: u32, &ScopedAddress { address, prefix, scope }: &ScopedAddress) -> AddressMessage {
     let mut message = AddressMessage::default();
     message.header.index = index;
     message.header.prefix_len = prefix;
     match address {
         IpAddr::V4(v4) => {
             message.header.family = AddressFamily::Inet;
-            if v4.is_link_local() {
-                message.header.scope = AddressScope::Link;
-            }
+            message.header.scope = scope.into();
             message.attributes.push(AddressAttribute::Local(address));
             message.attributes.push(AddressAttribute::Address(address));
             // As the CNI plugins and Docker do it.
-            if prefix < 31 {
+            if prefix < 31 && index != LOOPBACK_INDEX {
                 message.attributes.push(AddressAttribute::Broadcast(broadcast(v4, prefix)));
             }
         }

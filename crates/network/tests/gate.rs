@@ -213,7 +213,7 @@ fn what_could_not_be_made_again_is_refused_by_name() {
         ),
         ("-n D rule del pref 32767", "-n D link set lo up", "rule", "no policy rule of priority 32767"),
         ("-n D route add blackhole 10.99.0.0/16", "-n D link set lo up", "blackhole", "10.99.0.0/16"),
-        ("-n D addr add 10.44.0.1/32 dev lo", "-n D link set lo up", "loopback", "address"),
+        ("-n D addr add 10.50.0.1/32 dev web0 scope link", "-n D link set lo up", "10.50.0.1", "a scope of its own"),
     ];
     for (first, second, name, reason) in cases {
         let (lab, mut gate) = gated(Kind::Macvlan);

@@ -33,6 +33,7 @@ pub use latency::Latencies;
 pub use mode::Mode;
 pub use network::{
     Attachment, CniAttachment, Interface, MAIN_TABLE, Neighbour, NetworkIdentity, Route, Rule, RuleVerdict,
+    ScopedAddress,
 };
 pub use options::{Bandwidth, Compress, InvalidBandwidth, MoveOptions, OnTimeout, SenselessOptions};
 pub use pages::{AddressSpaceId, PAGE_SIZE, PageRange};

@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 pub struct NetworkIdentity {
     /// The interfaces but `lo`, in their order of index.
     pub interfaces: Vec<Interface>,
+    /// Addresses of `lo` besides those that it has in every namespace.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub loopback: Vec<ScopedAddress>,
     /// The routes that were not made by the kernel itself.
     pub routes: Vec<Route>,
     /// The policy rules besides those that every new namespace has, in their order.
@@ -56,6 +59,33 @@ impl NetworkIdentity {
     /// Whether it has policy rules, or routes outside of the main table.
     pub fn has_policy_routing(&self) -> bool {
         !self.rules.is_empty() || self.routes.iter().any(|route| route.table != MAIN_TABLE)
+    }
+}
+
+/// An address of an interface, and how far it is valid.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScopedAddress {
+    /// The address.
+    pub address: IpAddr,
+    /// The length of its prefix.
+    pub prefix: u8,
+    /// How far, as rtnetlink(7) has it in `ifa_scope`: 0 everywhere, 253 on the link, 254 on the host.
+    pub scope: u8,
+}
+
+impl ScopedAddress {
+    /// One with the scope that it has where nobody has chosen another one.
+    pub fn usual(address: IpAddr, prefix: u8) -> Self {
+        let is_link_local = match address {
+            IpAddr::V4(v4) => v4.is_link_local(),
+            IpAddr::V6(v6) => v6.is_unicast_link_local(),
+        };
+        let scope = match address.is_loopback() {
+            true => 254,
+            false if is_link_local => 253,
+            false => 0,
+        };
+        Self { address, prefix, scope }
     }
 }
 

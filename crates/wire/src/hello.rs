@@ -24,7 +24,7 @@ pub struct Versions {
 
 impl Versions {
     /// What this release speaks.
-    pub const OURS: Versions = Versions { min: 1, max: 11 };
+    pub const OURS: Versions = Versions { min: 1, max: 12 };
     /// The first in which pages may travel compressed ([`crate::Kind::Packed`]), and in which a source may ask why a stream
     /// failed ([`crate::message::Request::Streams`]).
     pub const PACKED: u16 = 2;
@@ -51,6 +51,8 @@ impl Versions {
     pub const STDIO: u16 = 11;
     /// The first in which mounts may be behind symbolic links of the image.
     pub const LINKED_MOUNTS: u16 = 11;
+    /// The first in which the loopback interface may have addresses besides its own.
+    pub const LOOPBACK: u16 = 12;
 }
 
 impl fmt::Display for Versions {

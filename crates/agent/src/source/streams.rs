@@ -161,6 +161,15 @@ pub(super) fn understands_network(version: u16, peer: &NodeName, offer: &Offer) 
              {version} of the protocol, in which that cannot be moved; update its agent"
         )));
     }
+    if version < Versions::LOOPBACK
+        && let Some(first) = offer.network.as_ref().and_then(|(_, identity)| identity.loopback.first())
+    {
+        let address = first.address;
+        return Err(Failure::new(format!(
+            "the container has the address {address} on its loopback interface, and node {peer} speaks version {version} of the protocol, \
+             in which that cannot be moved; update its agent"
+        )));
+    }
     if version < Versions::RULESET && offer.network.as_ref().is_some_and(|(_, identity)| !identity.ruleset.is_empty()) {
         return Err(Failure::new(format!(
             "node {peer} speaks version {version} of the protocol, in which the rules of nftables inside the container cannot be moved; \

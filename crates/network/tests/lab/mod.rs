@@ -21,7 +21,9 @@ use nix::sched::{CloneFlags, setns};
 use nix::sys::socket::{
     AddressFamily, LinkAddr, SockFlag, SockProtocol, SockType, SockaddrLike, bind, recvfrom, socket,
 };
-use tranship_types::{Attachment, Interface, MAIN_TABLE, Neighbour, NetworkIdentity, Route, Rule, RuleVerdict};
+use tranship_types::{
+    Attachment, Interface, MAIN_TABLE, Neighbour, NetworkIdentity, Route, Rule, RuleVerdict, ScopedAddress,
+};
 
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 
@@ -178,6 +180,9 @@ impl Lab {
             ]
             .map(|(key, value)| (key.to_owned(), value.to_owned()))
             .into(),
+            loopback: [("10.99.9.8", 32, 254), ("10.99.9.9", 32, 0), ("127.0.0.2", 8, 254), ("fd99::9", 128, 0)]
+                .map(|(address, prefix, scope)| ScopedAddress { address: address.parse().unwrap(), prefix, scope })
+                .into(),
             more_sysctls: [("unix/max_dgram_qlen".to_owned(), "77".to_owned())].into(),
             ..NetworkIdentity::default()
         }
