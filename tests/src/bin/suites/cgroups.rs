@@ -133,11 +133,40 @@ pub fn remove_stale() -> Result<()> {
     for Hierarchy { point, .. } in hierarchies()? {
         for entry in fs::read_dir(&point).into_iter().flatten().flatten() {
             if entry.file_name().to_string_lossy().starts_with(PREFIX) {
-                remove_tree(&entry.path());
+                let deadline = Instant::now() + EMPTY_LIMIT;
+                while !remove_tree(&entry.path()) && thaw_killed(&entry.path()) && Instant::now() < deadline {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
             }
         }
     }
     Ok(())
+}
+
+/// Thaws the cgroups, of this one and those below it, whose tasks were killed while the freezer of version 1 held them: these do not die
+/// before, nor does the first process of their pid namespace. Whether there were any.
+fn thaw_killed(group: &Path) -> bool {
+    let state = fs::read_to_string(group.join("freezer.state")).unwrap_or_default();
+    let tasks = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    let own = state.trim() != "THAWED" && tasks.lines().any(is_killed);
+    // Where its parent is frozen this changes nothing.
+    let mut found = own && fs::write(group.join("freezer.state"), "THAWED").is_ok();
+    let below = fs::read_dir(group).into_iter().flatten().flatten();
+    for entry in below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+        found |= thaw_killed(&entry.path());
+    }
+    found
+}
+
+/// Whether a SIGKILL waits for a process.
+fn is_killed(pid: &str) -> bool {
+    const KILL: u64 = 1 << (libc::SIGKILL - 1);
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let pending = |field: &str| {
+        let word = status.lines().find_map(|line| line.strip_prefix(field))?;
+        u64::from_str_radix(word.trim(), 16).ok()
+    };
+    ["SigPnd:", "ShdPnd:"].into_iter().filter_map(pending).any(|set| set & KILL != 0)
 }
 
 /// Removes a cgroup and those below it, the innermost first; whether it is gone.
@@ -177,5 +206,34 @@ mod tests {
         let v2 = "41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw";
         assert_eq!(parse(v2), Some(Hierarchy { point: "/sys/fs/cgroup/unified".into(), v1: None }));
         assert_eq!(parse("31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw"), None);
+    }
+    #[test]
+    fn only_frozen_tasks_that_were_killed_are_thawed() {
+        let Some(freezer) = hierarchies()
+            .unwrap()
+            .into_iter()
+            .find(|h| h.point.join("cgroup.procs").exists() && h.v1.as_deref() == Some("freezer"))
+        else {
+            println!("skipped: there is no freezer of version 1");
+            return;
+        };
+        let group = freezer.point.join(format!("tranship-test-{}", std::process::id()));
+        if fs::create_dir(&group).is_err() {
+            println!("skipped: cgroups need root");
+            return;
+        }
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        fs::write(group.join("cgroup.procs"), child.id().to_string()).unwrap();
+        fs::write(group.join("freezer.state"), "FROZEN").unwrap();
+        let state = || fs::read_to_string(group.join("freezer.state")).unwrap();
+        let deadline = Instant::now() + EMPTY_LIMIT;
+        while state() != "FROZEN\n" && Instant::now() < deadline {}
+        assert!(!thaw_killed(&group));
+        assert_eq!(state(), "FROZEN\n");
+        child.kill().unwrap();
+        assert!(thaw_killed(&group));
+        child.wait().unwrap();
+        while !remove_tree(&group) && Instant::now() < deadline {}
+        assert!(!group.exists());
     }
 }
