@@ -303,14 +303,17 @@ impl Managed {
         let add = format!(
             "ip addr add 10.77.0.{added}/32 dev eth0; ip addr add 10.99.1.1/32 dev lo; ip addr add 127.0.0.5/8 dev lo; \
              ip addr add 10.99.1.2/32 dev lo scope host; ip route add 10.98.0.0/16 via 10.77.0.1; \
-             ip route add 10.97.0.0/16 dev lo table 77; ip link set eth0 mtu 1400"
+             ip route add 10.97.0.0/16 dev lo table 77; ip link set eth0 mtu 1400; \
+             ip route replace default via 10.77.0.7"
         );
         self.execute(lab, "a", &add)?;
         let look = "ip link show eth0 | grep -o 'mtu [0-9]*'; for table in main 77; do ip -4 route show table $table; done; ip -4 -o addr | sed 's/brd [^ ]*//' | \
                     awk '{print $2, $4, $6}'";
         let before = self.execute(lab, "a", look)?;
         ensure!(
-            ["mtu 1400", "10.99.1.2/32 host", "10.97.0.0/16 dev lo"].iter().all(|one| before.contains(one)),
+            ["mtu 1400", "default via 10.77.0.7", "10.99.1.2/32 host", "10.97.0.0/16 dev lo"]
+                .iter()
+                .all(|one| before.contains(one)),
             "{before}"
         );
         let by_other = (Ipv4Addr::new(10, 77, 0, added), REDIS_PORT).into();

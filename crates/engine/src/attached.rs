@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use serde_json::Value;
+
 /// A network of an engine that a container is attached to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttachedNetwork {
@@ -9,6 +11,8 @@ pub struct AttachedNetwork {
     pub name: String,
     /// The container's addresses there.
     pub addresses: Vec<IpAddr>,
+    /// The gateways that the engine has given it there.
+    pub gateways: Vec<IpAddr>,
     /// The names that the engine's resolver has for the container there. Empty where the network has no resolver.
     pub names: Vec<String>,
 }
@@ -19,6 +23,7 @@ impl AttachedNetwork {
     pub(crate) fn new<'a>(
         name: &str,
         addresses: impl Iterator<Item = &'a str>,
+        gateways: Vec<IpAddr>,
         names: impl Iterator<Item = &'a str>,
     ) -> Self {
         let mut all: Vec<String> = Vec::new();
@@ -27,6 +32,13 @@ impl AttachedNetwork {
                 all.push(name.to_owned());
             }
         }
-        Self { name: name.to_owned(), addresses: addresses.filter_map(|text| text.parse().ok()).collect(), names: all }
+        let addresses = addresses.filter_map(|text| text.parse().ok()).collect();
+        Self { name: name.to_owned(), addresses, gateways, names: all }
     }
+}
+
+/// The gateways of an endpoint, as both Docker and Podman describe it.
+pub(crate) fn gateways(endpoint: &Value) -> Vec<IpAddr> {
+    let texts = ["Gateway", "IPv6Gateway"].into_iter().filter_map(|key| endpoint[key].as_str());
+    texts.filter_map(|text| text.parse().ok()).collect()
 }

@@ -57,6 +57,7 @@ pub fn capture(netns: &Path) -> Result<NetworkIdentity, NetworkError> {
             interfaces,
             loopback,
             routes,
+            given_gateways: Vec::new(),
             rules,
             neighbours,
             sysctls,

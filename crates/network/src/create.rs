@@ -83,8 +83,8 @@ pub fn reserve(netns: &Path, interfaces: &[String]) -> Result<(), NetworkError> 
 }
 
 /// Gives a network namespace, into which somebody else has put the interfaces, what there is of an identity beyond what is `attached`:
-/// settings (sysctls), MTUs, addresses, routes and policy rules. Where there is a route to the same place already, that one stays: another
-/// node may have another gateway.
+/// settings (sysctls), MTUs, addresses, routes and policy rules. Routes that a program has deleted or given another gateway are so there,
+/// too; a gateway that the source's engine has given is replaced by the one that this node's has given.
 ///
 /// # Errors
 /// If there is a setting that this node does not have, or something that the kernel refuses.
@@ -106,9 +106,18 @@ pub fn configure(netns: &Path, identity: &NetworkIdentity, attached: &NetworkIde
             }
         }
         add_to_loopback(netns, &mut rtnl, identity)?;
-        let place = |route: &Route| (route.destination, route.gateway.map(|g| g.is_ipv6()), route.table, route.metric);
-        let is_there = |route: &Route| attached.routes.iter().any(|there| place(there) == place(route));
-        add_routes(netns, &mut rtnl, &attached.interfaces, identity, |route| !is_there(route))
+        // A gateway that the source's engine has given is replaced by that of this node's; any other is the program's.
+        let given = |route: &Route| route.gateway.is_none_or(|gateway| identity.given_gateways.contains(&gateway));
+        let stands_for =
+            |there: &Route, asked: &Route| there == asked || (given(asked) && place(there) == place(asked));
+        if !identity.given_gateways.is_empty() {
+            let is_asked = |there: &Route| identity.routes.iter().any(|asked| stands_for(there, asked));
+            for route in attached.routes.iter().filter(|there| !is_asked(there)) {
+                delete_route(netns, &mut rtnl, &attached.interfaces, route)?;
+            }
+        }
+        let is_there = |asked: &Route| attached.routes.iter().any(|there| stands_for(there, asked));
+        add_routes(netns, &mut rtnl, &attached.interfaces, identity, |asked| !is_there(asked))
     })
 }
 
@@ -274,6 +283,29 @@ fn add_address(
     })
 }
 
+/// What there is one route to, of those that differ in nothing but the gateway.
+fn place(route: &Route) -> impl PartialEq {
+    (route.destination, route.gateway.map(|gateway| gateway.is_ipv6()), route.table, route.metric)
+}
+
+/// The index of a route's interface, which is one of these or `lo`.
+fn interface_of(route: &Route, interfaces: &[Interface]) -> Option<u32> {
+    // Each namespace has its own loopback interface, by the same number.
+    let known = interfaces.iter().map(|i| (i.name.as_str(), i.index));
+    known.chain([(LOOPBACK, LOOPBACK_INDEX)]).find(|(name, _)| *name == route.interface).map(|(_, index)| index)
+}
+
+fn delete_route(netns: &Path, rtnl: &mut Rtnl, interfaces: &[Interface], route: &Route) -> Result<(), NetworkError> {
+    let Some(index) = interface_of(route, interfaces) else { return Ok(()) };
+    match rtnl.change(RouteNetlinkMessage::DelRoute(route_message(index, route)), 0) {
+        Err(e) if e.errno != Errno::ESRCH => {
+            let what = format!("delete the route to {} in network namespace {}", shown(route), netns.display());
+            Err(NetworkError::refused(what, e))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Adds those of the routes that are `wanted`, then the policy rules, to a namespace with these interfaces.
 fn add_routes(
     netns: &Path,
@@ -289,10 +321,7 @@ fn add_routes(
         identity.routes.iter().filter(|r| wanted(r)).partition(|r| r.gateway.is_none());
     for route in direct.into_iter().chain(via) {
         let what = failed(format!("add the route to {} through {}", shown(route), route.interface));
-        // Each namespace has its own loopback interface, by the same number.
-        let known = interfaces.iter().map(|i| (i.name.as_str(), i.index));
-        let index = known.chain([(LOOPBACK, LOOPBACK_INDEX)]).find(|(name, _)| *name == route.interface);
-        let Some((_, index)) = index else {
+        let Some(index) = interface_of(route, interfaces) else {
             return Err(what(crate::reply::Refusal::nonsense("the identity has no such interface")));
         };
         rtnl.change(RouteNetlinkMessage::NewRoute(route_message(index, route)), NLM_F_CREATE | NLM_F_APPEND)

@@ -13,6 +13,10 @@ pub struct NetworkIdentity {
     pub loopback: Vec<ScopedAddress>,
     /// The routes that were not made by the kernel itself.
     pub routes: Vec<Route>,
+    /// The gateways that an engine has given the container: another node's engine may give others. Empty from an older peer, and where no
+    /// engine has attached it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub given_gateways: Vec<IpAddr>,
     /// The policy rules besides those that every new namespace has, in their order.
     #[serde(default)]
     pub rules: Vec<Rule>,

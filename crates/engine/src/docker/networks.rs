@@ -383,6 +383,7 @@ mod tests {
             subnets: subnets(described),
             creation: creation(described, &endpoint),
             endpoint: json!({"IPAMConfig": {"IPv4Address": "172.18.0.2"}}),
+            gateways: Vec::new(),
         }
     }
 

@@ -1,5 +1,6 @@
 //! What of a container's description by Docker makes it again on another node.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -7,6 +8,7 @@ use serde_json::{Value, json};
 use tranship_types::{Blocker, BlockerKind};
 
 use super::networks;
+use crate::attached::gateways;
 use crate::json::{list, said, section};
 use crate::{AttachedNetwork, described};
 
@@ -67,6 +69,9 @@ pub(super) struct Network {
     pub creation: Value,
     /// `EndpointSettings`: addresses and aliases.
     pub endpoint: Value,
+    /// The gateways that Docker has given the container there; empty from an older peer or another engine.
+    #[serde(default)]
+    pub gateways: Vec<IpAddr>,
 }
 
 fn texts<'a>(value: &'a Value, key: &str) -> Vec<&'a str> {
@@ -99,6 +104,7 @@ impl Parameters {
                 subnets: subnets(&network),
                 creation: networks::creation(&network, endpoint),
                 endpoint: settings(endpoint, short_id),
+                gateways: gateways(endpoint),
             });
         }
         networks.sort_by_key(|network| network.name != first);
@@ -155,7 +161,7 @@ impl Parameters {
             let aliases = list(&network.endpoint["Aliases"]).iter().filter_map(Value::as_str);
             let resolved = network.name != "bridge";
             let names = std::iter::once(name).chain(aliases).filter(|_| resolved);
-            AttachedNetwork::new(&network.name, addresses.into_iter().flatten(), names)
+            AttachedNetwork::new(&network.name, addresses.into_iter().flatten(), network.gateways.clone(), names)
         };
         self.networks.iter().map(attached).collect()
     }

@@ -14,6 +14,7 @@ use tranship_types::{Blocker, BlockerKind};
 
 use super::pod::JoinedPod;
 use crate::AttachedNetwork;
+use crate::attached::gateways;
 use crate::described::{self, is_plain};
 use crate::json::list;
 
@@ -106,6 +107,9 @@ pub(super) struct Network {
     ips: Vec<String>,
     mac: String,
     aliases: Vec<String>,
+    /// The gateways that Podman has given the container there; empty from an older peer or another engine.
+    #[serde(default)]
+    gateways: Vec<IpAddr>,
 }
 
 /// What has to be the same of a network on both nodes.
@@ -193,6 +197,7 @@ impl Parameters {
                 mac: endpoint["MacAddress"].as_str().unwrap_or_default().to_owned(),
                 // Podman adds the id's beginning by itself.
                 aliases: texts(&endpoint["Aliases"]).into_iter().filter(|alias| !id.starts_with(alias)).collect(),
+                gateways: gateways(endpoint),
             }
         });
         let mounts = list(&container["Mounts"]).iter().filter(|mount| mount["Type"] == "volume");
@@ -231,7 +236,7 @@ impl Parameters {
             let aliases = network.aliases.iter().map(String::as_str);
             let resolved = resolves(&network.name);
             let names = std::iter::once(name).chain(aliases).filter(|_| resolved);
-            AttachedNetwork::new(&network.name, network.ips.iter().map(String::as_str), names)
+            AttachedNetwork::new(&network.name, network.ips.iter().map(String::as_str), network.gateways.clone(), names)
         };
         self.networks.iter().map(attached).collect()
     }
