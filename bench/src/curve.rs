@@ -10,8 +10,16 @@ use crate::row::Row;
 use crate::suite::{Load, Sets, Suite};
 
 const SIZE: (u32, u32) = (800, 480);
-const COLORS: [RGBColor; 4] =
-    [RGBColor(0x4e, 0x79, 0xa7), RGBColor(0xe1, 0x57, 0x59), RGBColor(0x59, 0xa1, 0x4f), RGBColor(0xf2, 0x8e, 0x2b)];
+const COLORS: [RGBColor; 8] = [
+    RGBColor(0x4e, 0x79, 0xa7),
+    RGBColor(0xe1, 0x57, 0x59),
+    RGBColor(0x59, 0xa1, 0x4f),
+    RGBColor(0xf2, 0x8e, 0x2b),
+    RGBColor(0x76, 0xb7, 0xb2),
+    RGBColor(0xb0, 0x7a, 0xa1),
+    RGBColor(0x9c, 0x75, 0x5f),
+    RGBColor(0x79, 0x70, 0x6e),
+];
 
 /// A kind of curve: a name for the file, what the axis is, and where on it a row lies, if at all.
 struct Axis {
@@ -19,9 +27,22 @@ struct Axis {
     title: &'static str,
     label: &'static str,
     of: fn(&Row) -> Option<f64>,
+    curve: fn(&Row) -> String,
 }
 
-const AXES: [Axis; 2] = [
+fn by_link(row: &Row) -> String {
+    format!("{}, {}", row.system().name(), row.case().link_name())
+}
+
+fn by_kind_of_tasks(row: &Row) -> String {
+    let kind = match row.case().load {
+        Load::Tasks { kind, .. } => kind.name(),
+        _ => "",
+    };
+    format!("{kind}, {}", row.system().mode().unwrap_or_default())
+}
+
+const AXES: [Axis; 3] = [
     Axis {
         name: "blackout-by-size",
         title: "blackout against size: an idle Redis",
@@ -30,6 +51,7 @@ const AXES: [Axis; 2] = [
             Load::Redis { sets: Sets::Idle, .. } => Some(row.quantity("workload_bytes")?.median / 1e6),
             _ => None,
         },
+        curve: by_link,
     },
     Axis {
         name: "blackout-by-dirty-rate",
@@ -40,6 +62,17 @@ const AXES: [Axis; 2] = [
             Load::Writer { rate, .. } => Some(rate.max(10) as f64),
             _ => None,
         },
+        curve: by_link,
+    },
+    Axis {
+        name: "blackout-by-tasks",
+        title: "blackout against the number of tasks",
+        label: "tasks",
+        of: |row| match row.case().load {
+            Load::Tasks { count, .. } => Some(f64::from(count)),
+            _ => None,
+        },
+        curve: by_kind_of_tasks,
     },
 ];
 
@@ -54,7 +87,7 @@ struct Curve {
 pub fn draw(directory: &Path, suite: &Suite, rows: &[Row]) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for axis in &AXES {
-        let curves = curves(rows, axis.of);
+        let curves = curves(rows, axis);
         if curves.iter().any(|curve| curve.points.len() > 1) {
             let file = directory.join(format!("{}-{}.svg", suite.name, axis.name));
             paint(&file, axis, &curves).map_err(|e| anyhow!("cannot draw {}: {e}", file.display()))?;
@@ -64,12 +97,12 @@ pub fn draw(directory: &Path, suite: &Suite, rows: &[Row]) -> Result<Vec<PathBuf
     Ok(files)
 }
 
-/// The rows as curves, one for each system and link.
-fn curves(rows: &[Row], position: fn(&Row) -> Option<f64>) -> Vec<Curve> {
+/// The rows as curves.
+fn curves(rows: &[Row], axis: &Axis) -> Vec<Curve> {
     let mut curves: Vec<Curve> = Vec::new();
     for row in rows {
-        let (Some(x), Some(y)) = (position(row), row.quantity("blackout_ms")) else { continue };
-        let name = format!("{}, {}", row.system().name(), row.case().link_name());
+        let (Some(x), Some(y)) = ((axis.of)(row), row.quantity("blackout_ms")) else { continue };
+        let name = (axis.curve)(row);
         let point = (x, y.median, y.min, y.max);
         match curves.iter_mut().find(|c| c.name == name) {
             Some(curve) => curve.points.push(point),
@@ -141,11 +174,11 @@ mod tests {
 
     #[test]
     fn a_curve_has_its_points_in_order() {
-        let found = curves(&rows(), AXES[1].of);
+        let found = curves(&rows(), &AXES[1]);
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].name, "tranship, unshaped");
         assert_eq!(found[0].points.iter().map(|p| p.0).collect::<Vec<_>>(), [10.0, 50.0, 200.0, 800.0]);
-        assert!(curves(&rows(), AXES[0].of).is_empty());
+        assert!(curves(&rows(), &AXES[0]).is_empty());
     }
 
     #[test]

@@ -112,12 +112,44 @@ pub enum Load {
         /// Descriptors of each child: files, pipes, sockets.
         descriptors: u32,
     },
+    /// Tasks that do nothing.
+    Tasks {
+        /// What they are.
+        kind: Tasks,
+        /// How many there are.
+        count: u32,
+    },
     /// One process that sleeps, without a client.
     Busybox,
     /// iperf3, which sends to one on the client node.
     Iperf,
     /// A server of numbered traffic with its client, who notices whatever is lost.
     Traffic(Traffic),
+}
+
+/// Kinds of tasks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tasks {
+    /// Children that have ended, and that nobody has waited for.
+    Zombies,
+    /// Processes each of which is the child of the one before.
+    Nested,
+    /// Threads of one process.
+    Threads,
+    /// Children of one process.
+    Processes,
+}
+
+impl Tasks {
+    /// As the program calls them.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Zombies => "zombies",
+            Self::Nested => "nested",
+            Self::Threads => "threads",
+            Self::Processes => "processes",
+        }
+    }
 }
 
 /// What goes between client and server.
@@ -152,6 +184,7 @@ impl Load {
             Load::Stencil { .. } => 200_000_000,
             Load::Postgres { shared_mib, scale } => (u64::from(shared_mib) << 20) + u64::from(scale) * 16_000_000,
             Load::Tree { children, .. } => u64::from(children) * 4_000_000,
+            Load::Tasks { count, .. } => u64::from(count) * 1_000_000,
             // What the kernel keeps of the file it gives back when it is needed.
             Load::Busybox | Load::Volume { .. } => 1_000_000,
             Load::Traffic(_) | Load::Iperf => 200_000_000,
@@ -166,6 +199,7 @@ impl Load {
             | Load::Writer { .. }
             | Load::Volume { .. }
             | Load::Tree { .. }
+            | Load::Tasks { .. }
             | Load::Busybox
             | Load::Traffic(Traffic::Connections(_)) => true,
             Load::Stencil { .. } | Load::Postgres { .. } | Load::Iperf | Load::Traffic(_) => false,

@@ -1,6 +1,6 @@
 use tranship_types::Mode;
 
-use super::{Case, Load, Sets, Suite, System};
+use super::{Case, Load, Sets, Suite, System, Tasks};
 use crate::goal::{Goal, Unit};
 use crate::row::Row;
 
@@ -12,6 +12,11 @@ const TREE: Load = Load::Tree { children: 63, threads: 8, descriptors: 16 };
 /// About 12 MB each.
 const CROWD: Load = Load::Crowd { containers: 8, keys: 10_000 };
 const PROCESSES: f64 = 64.0;
+const BY_TASKS: &[System] = &[System::Tranship(Mode::Precopy), System::Tranship(Mode::Postcopy)];
+
+const fn tasks(workload: &'static str, kind: Tasks, count: u32) -> Case {
+    Case { systems: BY_TASKS, ..case(workload, Load::Tasks { kind, count }, false) }
+}
 
 const fn case(workload: &'static str, load: Load, loaded: bool) -> Case {
     Case { workload, load, link: None, systems: SYSTEMS, loaded, delay_ms: 0 }
@@ -31,6 +36,14 @@ pub const SUITE: Suite = Suite {
             systems: &[System::OneByOne(Mode::Auto), System::AtOnce(Mode::Auto)],
             ..case("redis-8-at-once", CROWD, false)
         },
+        tasks("tasks-zombies-200", Tasks::Zombies, 200),
+        tasks("tasks-zombies-2000", Tasks::Zombies, 2000),
+        tasks("tasks-depth-50", Tasks::Nested, 50),
+        tasks("tasks-depth-200", Tasks::Nested, 200),
+        tasks("tasks-threads-200", Tasks::Threads, 200),
+        tasks("tasks-threads-2000", Tasks::Threads, 2000),
+        tasks("tasks-processes-16", Tasks::Processes, 16),
+        tasks("tasks-processes-64", Tasks::Processes, 64),
     ],
     goals,
 };
@@ -59,6 +72,19 @@ fn goals(rows: &[Row]) -> Vec<Goal> {
         let each = (tree - alone) / (PROCESSES - 1.0);
         // What the two limits above leave for each of them.
         goals.push(Goal::at_most("blackout for each further process of eight threads", each, 3.0, Unit::Milliseconds));
+    }
+    let of_tasks = |workload: &str, mode: Mode| {
+        let is_it = |row: &&Row| row.case().workload == workload && row.system() == System::Tranship(mode);
+        rows.iter().find(is_it)?.blackout_quantile(0.5)
+    };
+    for (workload, limit) in [("tasks-zombies-2000", 150.0), ("tasks-depth-200", 500.0)] {
+        let what = format!("blackout of {workload}, p50");
+        goals.extend(of_tasks(workload, Mode::Precopy).map(|ms| Goal::at_most(&what, ms, limit, Unit::Milliseconds)));
+    }
+    let threads = [Mode::Postcopy, Mode::Precopy].map(|mode| of_tasks("tasks-threads-2000", mode));
+    if let [Some(after), Some(before)] = threads {
+        let what = "blackout of 2000 threads in postcopy over that in precopy";
+        goals.push(Goal::at_most(what, after / before, 1.2, Unit::Times));
     }
     let of_crowd = |system: &str| find("redis-8-at-once", system)?.blackout_quantile(0.5);
     if let (Some(together), Some(alone)) = (of_crowd("at once"), of_crowd("one by one")) {

@@ -8,6 +8,7 @@ mod redis;
 pub mod service;
 mod setter;
 mod stencil;
+mod tasks;
 mod traffic;
 mod tree;
 mod witness;
@@ -77,6 +78,7 @@ pub fn start(lab: &Lab, node: &str, name: &str, (load, engine): (&Load, EngineNa
         Load::Tree { children, threads, descriptors } => {
             Box::new(tree::TreeLoad::start(lab, node, name, [children, threads, descriptors])?)
         }
+        Load::Tasks { kind, count } => Box::new(tasks::TasksLoad::start(lab, node, name, kind, count)?),
         Load::Traffic(traffic) => Box::new(traffic::TrafficLoad::start(lab, node, name, traffic)?),
         Load::Iperf => Box::new(iperf::IperfLoad::start(lab, node, name)?),
         Load::Busybox => Box::new(idle::IdleLoad::start(lab, node, name)?),

@@ -3,7 +3,7 @@
 //! Memory goes from the task's pages to one buffer a stream and from there into TLS; nothing is queued. Which of several
 //! streams carries a page depends on its address alone, so that no version of it overtakes another.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{self, IoSliceMut, Write};
 use std::os::unix::fs::FileExt;
@@ -18,6 +18,7 @@ use tranship_wire::{FrameHeader, WriteError};
 
 use crate::compress::Compressor;
 use crate::deduplicate::Deduplicator;
+use crate::page_set::PageSet;
 use crate::survey::Space;
 
 mod outbox;
@@ -48,6 +49,33 @@ impl Plan {
     /// Bytes in all.
     pub fn bytes(&self) -> u64 {
         self.first.iter().chain(&self.rest).map(|c| c.range.len()).sum()
+    }
+
+    /// Moves those of the rest that are among these pages to the front, and with them what is left of these in the outbox.
+    pub fn bring_forward(&mut self, pages: &HashMap<AddressSpaceId, PageSet>, outbox: &Outbox) {
+        let mut rest = Vec::with_capacity(self.rest.len());
+        for chunk in std::mem::take(&mut self.rest) {
+            let forward = pages.get(&chunk.space).map(|pages| pages.within(chunk.range)).unwrap_or_default();
+            let mut start = chunk.range.start;
+            for range in forward {
+                rest.extend((start < range.start).then(|| chunk.part(start, range.start)));
+                self.first.push(chunk.part(range.start, range.end));
+                start = range.end;
+            }
+            rest.extend((start < chunk.range.end).then(|| chunk.part(start, chunk.range.end)));
+        }
+        self.rest = rest;
+        for (space, pages) in pages {
+            let mut known = PageSet::default();
+            self.first.iter().filter(|chunk| chunk.space == *space).for_each(|chunk| known.insert(chunk.range));
+            let left = pages.all().into_iter().flat_map(|range| outbox.take_wanted(*space, range));
+            for chunk in left {
+                let mut missing = PageSet::default();
+                missing.insert(chunk.range);
+                missing.remove_all(&known);
+                self.first.extend(missing.all().into_iter().map(|range| chunk.part(range.start, range.end)));
+            }
+        }
     }
 }
 
@@ -101,6 +129,11 @@ impl Chunk {
     /// Which of `streams` carries it. Newer versions of a page must not overtake older ones, so it depends on the address.
     fn route(&self, streams: usize) -> usize {
         (self.range.start / CHUNK) as usize % streams
+    }
+
+    /// The part of it from `start` to `end`.
+    fn part(&self, start: u64, end: u64) -> Self {
+        Self { range: PageRange { start, end }, ..*self }
     }
 
     /// Whose pages they are, and which.

@@ -93,7 +93,7 @@ impl Outbox {
     }
 
     /// Takes off what is left of `range` or on its way, for whoever waits for it. The second time, nothing is.
-    fn take_wanted(&self, space: AddressSpaceId, range: PageRange) -> Vec<Chunk> {
+    pub(super) fn take_wanted(&self, space: AddressSpaceId, range: PageRange) -> Vec<Chunk> {
         let mut all = self.unsent();
         let Some(unsent) = all.get_mut(&space) else { return Vec::new() };
         let mut wanted = PageSet::default();
