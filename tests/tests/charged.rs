@@ -1,5 +1,5 @@
-//! Memory that is no process's own (tmpfs, shared memory) is charged to the container's memory cgroup, as before the
-//! move.
+//! What a container's cgroup counts and gives: memory that is no process's own (tmpfs, shared memory) is charged to it, as
+//! before the move, and its share of the CPUs, which is lifted in the blackout, is its own again.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -7,9 +7,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tranship_e2e::{Guest, Stage, exactly_one_runs, move_with, nothing_left, remove, scenarios};
-use tranship_lab::{Lab, RunOptions, find_program, report_of};
-use tranship_types::{Outcome, Report};
+use tranship_e2e::{
+    Guest, Moving, Stage, connection_alive, exactly_one_runs, is_gone, limits, move_with, nothing_left, remove,
+    restart_agent, scenarios, wait_until,
+};
+use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, find_program, redis_command, report_of};
+use tranship_types::{Mode, Outcome, Report};
 
 const NAME: &str = "charged";
 const PORT: u16 = 7003;
@@ -92,8 +95,103 @@ fn a_limit_that_is_reached_on_the_destination_fails_the_move(stage: &mut Stage) 
     remove(lab, NAME)
 }
 
+/// A Redis with so little of the CPUs that a restore would take half a second.
+fn with_a_small_share(lab: &Lab, host: u8) -> Result<CounterClient> {
+    let ip = Ipv4Addr::new(10, 77, 0, host);
+    lab.run("a", NAME, &RunOptions::new(ip, redis_command()))?;
+    Redis::connect(lab, ip, Duration::from_secs(10))?;
+    lab.check("a", &["runc", "update", "--cpu-period", "100000", "--cpu-quota", "5000", "--cpu-share", "2", NAME])?;
+    Ok(CounterClient::start(lab, (ip, REDIS_PORT).into(), "counter", Duration::from_millis(50))?)
+}
+
+/// Its limits there.
+fn limits_on(lab: &Lab, node: &str) -> Result<String> {
+    let state: serde_json::Value = serde_json::from_str(&lab.check(node, &["runc", "state", NAME])?)?;
+    limits(lab, node, &state["pid"].to_string())
+}
+
+fn median(mut all: Vec<f64>) -> f64 {
+    all.sort_by(f64::total_cmp);
+    all[all.len() / 2]
+}
+
+fn a_small_share_of_the_cpus_lengthens_no_blackout(stage: &mut Stage) -> Result<()> {
+    if !Path::new("/sys/fs/cgroup/cpu").exists() {
+        eprintln!("skipped: version 2 of cgroups has no controllers here");
+        return Ok(());
+    }
+    let lab = &stage.lab;
+    let mut client = with_a_small_share(lab, 73)?;
+    let small = limits_on(lab, "a")?;
+    ensure!(small.contains("cpu.cfs_quota_us 5000\n") && small.contains("cpu.shares 2\n"), "{small}");
+    let blackouts = || -> Result<f64> {
+        let mut all = Vec::new();
+        for (from, to) in [("a", "b"), ("b", "a"), ("a", "b"), ("b", "a")] {
+            let before = limits_on(lab, from)?;
+            all.extend(move_with(lab, from, NAME, to, &[])?.blackout_ms);
+            let after = limits_on(lab, to)?;
+            ensure!(after == before, "on {from} it had\n{before}and on {to} it has\n{after}");
+        }
+        Ok(median(all))
+    };
+    let limited = blackouts()?;
+    lab.check("a", &["runc", "update", "--cpu-period", "100000", "--cpu-quota", "-1", "--cpu-share", "1024", NAME])?;
+    ensure!(limits_on(lab, "a")? != small, "it has its limit still");
+    let free = blackouts()?;
+    eprintln!("blackout with 0.05 of a CPU {limited:.0} ms, without a limit {free:.0} ms");
+    ensure!(limited < 3.0 * free, "the blackout is {limited:.0} ms with a limit, and {free:.0} ms without");
+    connection_alive(&mut client)?;
+    drop(client);
+    remove(lab, NAME)
+}
+
+fn its_share_of_the_cpus_is_given_back_when_a_move_fails(stage: &mut Stage) -> Result<()> {
+    if !Path::new("/sys/fs/cgroup/cpu").exists() {
+        eprintln!("skipped: version 2 of cgroups has no controllers here");
+        return Ok(());
+    }
+    let lab = &stage.lab;
+    let mut client = with_a_small_share(lab, 74)?;
+    let small = limits_on(lab, "a")?;
+    ensure!(small.contains("cpu.cfs_quota_us 5000\n") && small.contains("cpu.shares 2\n"), "{small}");
+    for (node, fault, at) in [
+        ("b", "destination.restore.after.error", "a"),
+        ("a", "source.freeze.after.error", "a"),
+        ("a", "source.freeze.after.die", "a"),
+        ("a", "source.transfer.after.die", "a"),
+        ("b", "destination.restore.after.die", "a"),
+        ("b", "destination.resume.after.die", "b"),
+    ] {
+        restart_agent(lab, node, fault)?;
+        let agent = lab.agent_pid(node)?.context("the agent has just been started")?;
+        let moving = Moving::begin(lab, NAME, "a", "b", Mode::Auto)?;
+        if fault.ends_with("die") {
+            wait_until("the agent to die", PATIENCE, || Ok(is_gone(agent).then_some(())))?;
+            lab.start_agent(node, &[])?;
+        }
+        drop(moving.end());
+        let settled = || -> Result<bool> {
+            let idle =
+                |node: &str| -> Result<bool> { Ok(lab.check(node, &["tranship", "status", "--json"])?.trim() == "[]") };
+            Ok(idle("a")? && idle("b")? && exactly_one_runs(lab, NAME).is_ok_and(|node| node == at))
+        };
+        wait_until("the move to be settled", PATIENCE, || Ok(settled()?.then_some(())))?;
+        let now = limits_on(lab, at)?;
+        ensure!(now == small, "after {fault} it has\n{now}and had\n{small}");
+        connection_alive(&mut client).with_context(|| format!("after {fault}"))?;
+        restart_agent(lab, node, "")?;
+    }
+    drop(client);
+    remove(lab, NAME)
+}
+
 fn main() -> ExitCode {
     scenarios(&[
+        ("a_small_share_of_the_cpus_lengthens_no_blackout", a_small_share_of_the_cpus_lengthens_no_blackout),
+        (
+            "its_share_of_the_cpus_is_given_back_when_a_move_fails",
+            its_share_of_the_cpus_is_given_back_when_a_move_fails,
+        ),
         ("all_of_it_is_charged_in_every_mode", all_of_it_is_charged_in_every_mode),
         (
             "a_limit_that_is_reached_on_the_destination_fails_the_move",

@@ -300,6 +300,7 @@ impl DestinationRun {
         // The front has taken them.
         drop(files);
         self.restoring = front.engine.take();
+        self.lift_cpu_share(front.criu);
         self.front = Some(front);
         let allocator = front::allocator_socket(&self.layout.front_socket(Role::Restore));
         self.inbox

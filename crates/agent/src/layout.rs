@@ -120,6 +120,11 @@ impl Layout {
         self.root.join("cpu-limit")
     }
 
+    /// The note of what the container may have of the CPUs, while that is lifted.
+    pub fn cpu_share(&self) -> PathBuf {
+        self.root.join("cpu-share.json")
+    }
+
     /// The copy of the first record of the migration's journal, which outlasts the state directory.
     pub fn first_record(&self) -> PathBuf {
         self.root.join(FIRST_RECORD)

@@ -18,6 +18,7 @@ mod claims;
 mod config;
 mod control;
 mod copying;
+mod cpu_share;
 mod criu_log;
 mod damaged;
 mod demand;

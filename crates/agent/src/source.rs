@@ -66,6 +66,8 @@ use crate::tmpfs;
 use crate::trees;
 use crate::unread::Queues;
 
+/// Why a move ends whose container is to have other limits than the destination has been told.
+const LIMITS_CHANGED: &str = "limits of the container's cgroup were changed during the move; try again";
 /// How long tasks may take to stop.
 const FREEZE: Duration = Duration::from_secs(5);
 /// How long the destination may take to check and prepare: it may have to read a large tree, or to take much memory.
@@ -439,6 +441,7 @@ impl SourceRun {
         let drained = self.let_backlog_drain();
         let freezer = self.inspected()?.0.freezer.clone();
         self.unthrottle()?;
+        self.lift_cpu_share()?;
         self.note_stopped(&freezer)?;
         self.note_stopped_of_unit()?;
         // From here on the container waits for this thread and for criu.

@@ -37,12 +37,12 @@ use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName};
 
 pub use attached::AttachedNetwork;
 pub use containerd::Containerd;
-pub use cpu::Cpu;
+pub use cpu::{Cpu, Share};
 pub use described::keep_what_was_made;
 pub use docker::{Docker, start as start_docker};
 pub use etc_files::EtcFiles;
 pub use freezer::{Freezer, FreezerError, OpenFreezer};
-pub use limits::{Limits, were_changed as limits_were_changed};
+pub use limits::{Limits, others_were_changed as other_limits_were_changed, were_changed as limits_were_changed};
 pub use mark::Mark;
 pub use mounts::{MountTree, behind_links, misplaced as misplaced_mount, write_as_configured};
 pub use podman::{NETWORK_VARIABLE, Podman};

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use tranship_coordinator::Failure;
 use tranship_criu::front::{self, FrontHandle, Mark, Order};
-use tranship_engine::{EngineError, State};
+use tranship_engine::{Cpu, EngineError, State};
 use tranship_memory::pager::{self, PagerHandle};
 use tranship_network::{Announcer, Gate};
 use tranship_sys::awake::Awake;
@@ -27,6 +27,7 @@ use tranship_sys::schedule::{self, Standing};
 
 use super::{DestinationRun, RESTORE, RESTORE_END, failed};
 use crate::arrivals::LAST_PACKETS;
+use crate::cpu_share;
 use crate::layout::{Front, Role};
 use crate::node;
 use tranship_sys::{reserve, threads};
@@ -109,6 +110,7 @@ impl DestinationRun {
         if self.resumed_ns.is_none() {
             self.let_go()?;
         }
+        self.give_cpu_share_back();
         self.await_last_packets();
         // From now on pages are put in place and given back; until here everything could have been done again.
         let told = match self.inbox.store() {
@@ -124,6 +126,28 @@ impl DestinationRun {
                 Err(failed(error))
             }
             Ok(()) => Ok(()),
+        }
+    }
+
+    /// Lets criu, which waits in the container's cgroup, have all that there is of the CPUs.
+    pub(super) fn lift_cpu_share(&self, criu: u32) {
+        let engine = self.restoring.as_ref().map(Started::id);
+        let others: Vec<u32> = engine.into_iter().chain([std::process::id()]).collect();
+        let lifted = Cpu::of_process(criu, &others).map(|cpu| cpu_share::lift(&self.layout, &cpu));
+        if let Some(Err(failure)) = lifted {
+            tracing::warn!(id = %self.id, %failure, "the restore may take long: it has no more of the CPUs than the container");
+        }
+    }
+
+    /// Gives the container, which runs now, what it may have of the CPUs.
+    fn give_cpu_share_back(&mut self) {
+        if let Err(failure) = cpu_share::give_back(&self.layout) {
+            let (name, node) = (&self.offer.container, &self.node.config.node);
+            let remark = format!(
+                "cpu: {name} has no limit of its CPU time on node {node} any more ({failure}); give it one again"
+            );
+            tracing::error!(id = %self.id, "{remark}");
+            self.remarks.push(remark);
         }
     }
 

@@ -23,7 +23,8 @@ use tranship_types::{AddressSpaceId, MigrationId, PageRange, RoundReport};
 use super::shared::Settling;
 use super::showing::shown_on;
 use super::streams::{await_arrival, show_tally};
-use super::{SourceRun, failed};
+use super::{LIMITS_CHANGED, SourceRun, failed};
+use crate::cpu_share;
 use crate::interrupt::Interrupt;
 
 /// For how long it is watched how much CPU time a container uses, before it gets less.
@@ -260,6 +261,26 @@ impl SourceRun {
         }
         self.throttled = 0;
         std::fs::remove_file(self.layout.cpu_limit()).map_err(failed)
+    }
+
+    /// Lets the container have all that there is of the CPUs, while it stands still and criu works in its cgroup.
+    ///
+    /// # Errors
+    /// Its limits are others than the destination has been told.
+    pub(super) fn lift_cpu_share(&self) -> Result<(), Failure> {
+        let container = &self.inspected()?.0;
+        if tranship_engine::limits_were_changed(container) {
+            return Err(Failure::new(LIMITS_CHANGED));
+        }
+        if let Some(Err(failure)) = container.cpu.as_ref().map(|cpu| cpu_share::lift(&self.layout, cpu)) {
+            tracing::warn!(id = %self.id, %failure, "the dump may take long: it has no more of the CPUs than the container");
+        }
+        Ok(())
+    }
+
+    /// Whether somebody has changed in the freeze what the container may have of the CPUs.
+    pub(super) fn cpu_share_was_changed(&self) -> Result<bool, Failure> {
+        Ok(self.inspected()?.0.cpu.as_ref().is_some_and(|cpu| cpu_share::was_changed(&self.layout, cpu)))
     }
 
     /// Finds what is still to be sent of the frozen container's memory, and what criu must not see of it; and decides which

@@ -131,8 +131,8 @@ fn look(
             "{file} was written to in the container during the move, and is different at the destination; try again"
         )));
     }
-    if tranship_engine::limits_were_changed(container) {
-        return Err(Failure::new("limits of the container's cgroup were changed during the move; try again"));
+    if tranship_engine::other_limits_were_changed(container) {
+        return Err(Failure::new(super::LIMITS_CHANGED));
     }
     let tracked = inside.map(|mut conntrack| conntrack.entries()).transpose().map_err(failed)?;
     let mut tracked_by_node = Vec::new();

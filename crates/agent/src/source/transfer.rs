@@ -19,7 +19,7 @@ use tranship_types::{AddressSpaceId, Mode, PAGE_SIZE, PageRange};
 use super::push::Push;
 use super::showing::show;
 use super::streams::show_tally;
-use super::{STREAM_BUFFERS, SourceRun, failed};
+use super::{LIMITS_CHANGED, STREAM_BUFFERS, SourceRun, failed};
 use crate::tmpfs;
 
 impl SourceRun {
@@ -55,6 +55,9 @@ impl SourceRun {
         self.report.change(|r| r.progress.memory_bytes = all);
         plan.first.clear();
         let (mut push, pushing) = self.dump_and_name((plan, outbox), streams, early.then_some(&round.spaces), start)?;
+        if self.cpu_share_was_changed()? {
+            return Err(Failure::new(LIMITS_CHANGED));
+        }
         let before = self.report.read().progress.moved_bytes;
         let gauge = push.gauge();
         // Where pages may follow the resume, nobody waits for them here. Where not, no thread is started for showing how far they

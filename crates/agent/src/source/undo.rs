@@ -12,6 +12,7 @@ use tranship_wire::Purpose;
 use tranship_wire::message::{Request, Response};
 
 use super::{SourceRun, failed};
+use crate::cpu_share;
 use crate::groups::Turn;
 use crate::layout::Role;
 use crate::node;
@@ -77,6 +78,7 @@ impl SourceRun {
                     return Ok(());
                 }
                 self.let_original_run(&freezer)?;
+                cpu_share::give_back(&self.layout)?;
                 // It may have been closed to new connections, and no further.
                 self.open_gate_again()
             }

@@ -109,6 +109,7 @@ impl SourceRun {
     pub(super) fn frozen_by_owner(&mut self) -> Result<(), Failure> {
         self.interrupt.freezes();
         self.unthrottle()?;
+        self.lift_cpu_share()?;
         schedule::stand(Standing::Realtime);
         if let Some(front) = &self.front {
             schedule::stand_for(front.criu, Standing::Realtime);

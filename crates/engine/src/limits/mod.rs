@@ -19,6 +19,9 @@ use table::{DEVICES, Limit, UNIFIED, V1, V2};
 /// From this many bytes on version 1 means that there is no limit.
 const UNLIMITED: i64 = i64::MAX - 4095;
 const PAGE: i64 = 4096;
+/// What [`crate::Cpu::lift`] changes, by its names in a configuration.
+const SHARE: &[&str] = &["shares", "quota", "period", "idle"];
+const SHARE_OF_V2: &[&str] = &["cpu.weight", "cpu.max", "cpu.idle"];
 
 /// Puts the limits that hold now into a container's configuration (OCI `linux.resources`). `cgroups` are its directories by controller, and
 /// by no name that of version 2. What cannot be read stays as it is configured.
@@ -55,12 +58,31 @@ pub(crate) fn update(config: &mut Value, cgroups: &HashMap<String, PathBuf>) {
     }
 }
 
-/// Whether limits were changed since the container was looked at: in the freeze, whether the destination has others.
+/// Whether limits were changed since the container was looked at: before the freeze, whether the destination has others.
 pub fn were_changed(container: &Container) -> bool {
-    let resources = |config: &Value| config["linux"]["resources"].clone();
+    differ(container, Clone::clone)
+}
+
+/// The same in the freeze, while what the container may have of the CPUs is lifted ([`crate::Cpu::lift`]): but for that.
+pub fn others_were_changed(container: &Container) -> bool {
+    differ(container, |resources| {
+        let Value::Object(mut others) = resources.clone() else { return Value::Null };
+        for (section, keys) in [("cpu", SHARE), ("unified", SHARE_OF_V2)] {
+            if let Some(section) = others.get_mut(section).and_then(Value::as_object_mut) {
+                section.retain(|key, _| !keys.contains(&key.as_str()));
+            }
+        }
+        // A section, and all of it, may be there for these alone.
+        others.retain(|_, section| section.as_object().is_none_or(|keys| !keys.is_empty()));
+        if others.is_empty() { Value::Null } else { Value::Object(others) }
+    })
+}
+
+fn differ(container: &Container, of_interest: impl Fn(&Value) -> Value) -> bool {
     let mut now = container.config.clone();
     update(&mut now, &container.cgroups);
-    resources(&now) != resources(&container.config)
+    let [now, before] = [&now, &container.config].map(|config| of_interest(&config["linux"]["resources"]));
+    now != before
 }
 
 /// What of version 2 is more than one number, or has no other name in a configuration.
