@@ -1494,6 +1494,41 @@ def unread_state_of_terminal():
     raise AssertionError('nothing tells what has become of it')
 
 
+@kind
+def many_zombies():
+    """Of a process, and of a thread of it; some lead a group of their own."""
+    def start(number):
+        pid = os.fork()
+        if pid == 0:
+            if number % 3 == 0:
+                os.setpgid(0, 0)
+            with open('/proc/self/comm', 'w') as f:
+                f.write(f'z) {number}')
+            os._exit(number)
+        return pid
+    pids = [start(number) for number in range(60)]
+    def by_thread():
+        pids.extend(start(number) for number in range(60, 100))
+        time.sleep(1000000)
+    threading.Thread(target=by_thread, daemon=True).start()
+    while len(pids) < 100:
+        time.sleep(0.001)
+    killed = os.fork()
+    if killed == 0:
+        signal.pause()
+    os.kill(killed, signal.SIGKILL)
+    def look(pid):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        name, rest = text(f'/proc/{pid}/stat').split('(', 1)[1].rsplit(') ', 1)
+        state, parent, group, session = rest.split()[:4]
+        return name, state, int(parent) == os.getpid(), int(group) == pid, int(session) == os.getsid(0)
+    before = [look(pid) for pid in pids]
+    yield
+    same([look(pid) for pid in pids], before)
+    same([os.waitpid(pid, 0) for pid in pids], [(pid, number << 8) for number, pid in enumerate(pids)])
+    same(os.waitpid(killed, 0), (killed, signal.SIGKILL))
+
+
 def stopped_child(act):
     """A child that a signal stops in `act`, in a process group of its own; continued, it looks at its memory and ends."""
     pid = os.fork()

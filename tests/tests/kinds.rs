@@ -210,12 +210,29 @@ fn a_stopped_job_stays_stopped_when_a_move_fails(stage: &mut Stage) -> Result<()
     remove(lab, NAME)
 }
 
+/// Those that criu does not see.
+fn zombies_are_as_they_were(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    start(lab, &["many_zombies"])?;
+    for (from, to, mode) in [("a", "b", "auto"), ("b", "a", "postcopy")] {
+        let report = move_with(lab, from, NAME, to, &["--mode", mode])?;
+        ensure!(report.ways.iter().any(|way| way == "tasks: 100 zombies are made without criu"), "{:?}", report.ways);
+    }
+    lab.check("a", &["runc", "exec", NAME, "touch", "/tmp/kinds/look"])?;
+    let looked = wait_until("it to have looked", PATIENCE, || {
+        Ok(said(lab, "a").ok().filter(|said| said.values().all(|said| !said.starts_with("ready"))))
+    })?;
+    ensure!(looked.values().all(|said| said == "same"), "{looked:#?}");
+    remove(lab, NAME)
+}
+
 fn main() -> ExitCode {
     scenarios(&[
         (
             "every_kind_is_carried_or_refused_or_known_to_be_changed",
             every_kind_is_carried_or_refused_or_known_to_be_changed,
         ),
+        ("zombies_are_as_they_were", zombies_are_as_they_were),
         ("a_stopped_job_stays_stopped_when_a_move_fails", a_stopped_job_stays_stopped_when_a_move_fails),
     ])
 }

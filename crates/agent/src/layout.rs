@@ -12,6 +12,7 @@ use nix::sys::signal::Signal;
 use tranship_coordinator::{Failure, Journal};
 use tranship_criu::find::Criu;
 use tranship_criu::front::{self, FrontHandle, FrontPlan, Given, HandleError, Mark, Order};
+use tranship_criu::preflight::zombies;
 use tranship_criu::rpc::Overrides;
 use tranship_engine::{Freezer, Images};
 use tranship_sys::launch::{Program, Started, Stream};
@@ -270,6 +271,7 @@ impl Layout {
             ..Overrides::default()
         };
         let waits = self.waits().to_string_lossy().into_owned();
+        let listed_zombies = self.images().join(zombies::FILE).to_string_lossy().into_owned();
         let (mut environment, overrides) = match role {
             Role::Dump => {
                 let mut external = external_network(offer)?;
@@ -281,6 +283,7 @@ impl Layout {
                 environment.push((tranship_criu::hidden::STREAMS_VARIABLE.to_owned(), sockets.join(",")));
                 let stopped = self.stopped().to_string_lossy().into_owned();
                 environment.push((tranship_criu::hidden::STOPPED_VARIABLE.to_owned(), stopped));
+                environment.push((zombies::VARIABLE.to_owned(), listed_zombies));
                 environment.push(("CRIU_CONFIG_FILE".to_owned(), self.dump_options()?));
                 if let Ok(program) = restart_blocks::description() {
                     environment.push((restart_blocks::PROGRAM_VARIABLE.to_owned(), program));
@@ -305,6 +308,7 @@ impl Layout {
                 environment.push((restart_blocks::RECORD_VARIABLE.to_owned(), waits));
                 let joined = self.images().join(tranship_criu::hidden::JOINED).to_string_lossy().into_owned();
                 environment.push((tranship_criu::hidden::JOINED_VARIABLE.to_owned(), joined));
+                environment.push((zombies::VARIABLE.to_owned(), listed_zombies));
                 if offer.shares_memory {
                     environment.push((tranship_criu::hidden::JOINED_IPC_VARIABLE.to_owned(), "1".to_owned()));
                 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tranship_coordinator::{Failure, SourceStep};
 use tranship_criu::irmap;
+use tranship_criu::preflight::zombies::{self, Zombie};
 use tranship_criu::preflight::{Depth, Namespaces};
 use tranship_criu::smaps::Smaps;
 use tranship_engine::{Container, Engine, OpenFreezer, Pod};
@@ -22,8 +23,8 @@ use tranship_sys::threads;
 use tranship_sys::{breakpoints, reserve};
 use tranship_transport::{Connection, Link};
 use tranship_types::{Blocker, EngineName, ImageToSend, MigrationId, NodeName, OnTimeout, Waiting};
-use tranship_wire::Purpose;
 use tranship_wire::message::{Offer, Request, Response};
+use tranship_wire::{Purpose, Versions};
 
 mod account;
 mod control;
@@ -143,6 +144,8 @@ pub struct SourceRun {
     tracker: Option<Tracker>,
     /// What criu is told of the tasks' mappings, so that it need not read it from the kernel in the freeze.
     smaps: Smaps,
+    /// Zombies that criu need not see, as they were just before the freeze.
+    zombies: Vec<Zombie>,
     /// Memory that tasks share, where the memory plane moves it.
     shared: Option<SharedMemory>,
     /// What the frozen container's memory still has to be sent.
@@ -234,6 +237,7 @@ impl SourceRun {
             limits: options::limits(&first.options),
             tracker: None,
             smaps: Smaps::default(),
+            zombies: Vec::new(),
             shared: None,
             last_round: None,
             outbox: Outbox::default(),
@@ -444,6 +448,9 @@ impl SourceRun {
         self.lift_cpu_share()?;
         self.note_stopped(&freezer)?;
         self.note_stopped_of_unit()?;
+        if crate::layout::preload().is_some() && self.control()?.version() >= Versions::ZOMBIES {
+            self.zombies = zombies::find(&self.inspected()?.0.processes().map_err(failed)?);
+        }
         // From here on the container waits for this thread and for criu.
         schedule::stand(Standing::Realtime);
         if let Some(front) = &self.front {

@@ -51,11 +51,14 @@ impl Plan {
         self.first.iter().chain(&self.rest).map(|c| c.range.len()).sum()
     }
 
-    /// Moves those of the rest that are among these pages to the front, and with them what is left of these in the outbox.
+    /// Moves those of the rest that are among these pages to the front. Not those that are in the outbox as well: they have
+    /// been named, and the other side waits for them until they come from there.
     pub fn bring_forward(&mut self, pages: &HashMap<AddressSpaceId, PageSet>, outbox: &Outbox) {
         let mut rest = Vec::with_capacity(self.rest.len());
+        let mut wanted: HashMap<AddressSpaceId, PageSet> = pages.clone();
+        wanted.iter_mut().for_each(|(space, pages)| outbox.leave_out(*space, pages));
         for chunk in std::mem::take(&mut self.rest) {
-            let forward = pages.get(&chunk.space).map(|pages| pages.within(chunk.range)).unwrap_or_default();
+            let forward = wanted.get(&chunk.space).map(|pages| pages.within(chunk.range)).unwrap_or_default();
             let mut start = chunk.range.start;
             for range in forward {
                 rest.extend((start < range.start).then(|| chunk.part(start, range.start)));
@@ -65,17 +68,6 @@ impl Plan {
             rest.extend((start < chunk.range.end).then(|| chunk.part(start, chunk.range.end)));
         }
         self.rest = rest;
-        for (space, pages) in pages {
-            let mut known = PageSet::default();
-            self.first.iter().filter(|chunk| chunk.space == *space).for_each(|chunk| known.insert(chunk.range));
-            let left = pages.all().into_iter().flat_map(|range| outbox.take_wanted(*space, range));
-            for chunk in left {
-                let mut missing = PageSet::default();
-                missing.insert(chunk.range);
-                missing.remove_all(&known);
-                self.first.extend(missing.all().into_iter().map(|range| chunk.part(range.start, range.end)));
-            }
-        }
     }
 }
 

@@ -24,7 +24,12 @@ pub fn family(pid: u32) -> Vec<u32> {
         let children = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
         let pids: Vec<u32> =
             children.flat_map(|text| text.split(' ').filter_map(|p| p.parse().ok()).collect::<Vec<_>>()).collect();
-        found.extend(pids);
+        // One that has ended has no program.
+        let has_ended = |pid: &u32| {
+            let program = std::fs::read_link(format!("/proc/{pid}/exe"));
+            program.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+        };
+        found.extend(pids.into_iter().filter(|pid| !has_ended(pid)));
         next += 1;
     }
     found

@@ -53,6 +53,8 @@ impl Versions {
     pub const LINKED_MOUNTS: u16 = 11;
     /// The first in which the loopback interface may have addresses besides its own.
     pub const LOOPBACK: u16 = 12;
+    /// The first in which zombies may be listed beside CRIU's images, rather than be in them.
+    pub const ZOMBIES: u16 = 12;
 }
 
 impl fmt::Display for Versions {

@@ -3,6 +3,7 @@
 use tranship_coordinator::Failure;
 use tranship_criu::hidden;
 use tranship_criu::images::{self, Allowed, Finding, Images};
+use tranship_criu::preflight::zombies;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::restart_blocks;
 use tranship_types::{Blocker, BlockerKind};
@@ -12,8 +13,15 @@ use crate::node::failed;
 use crate::{tmpfs, uncarried};
 
 /// What comes with CRIU's images: of engines and of agents, each with a reader of its own.
-const OTHERS: [&str; 6] =
-    ["descriptors.json", "conntrack", "conntrack-node", hidden::JOINED, uncarried::FILE, restart_blocks::RECORD];
+const OTHERS: [&str; 7] = [
+    "descriptors.json",
+    "conntrack",
+    "conntrack-node",
+    hidden::JOINED,
+    uncarried::FILE,
+    restart_blocks::RECORD,
+    zombies::FILE,
+];
 
 impl DestinationRun {
     /// What the container may have by the configuration from which the engine here makes it.

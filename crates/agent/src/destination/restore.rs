@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use tranship_coordinator::Failure;
 use tranship_criu::front::{self, Mark, Order};
+use tranship_criu::preflight::zombies;
 use tranship_memory::shared::copies;
 use tranship_memory::{arguments, survey};
 use tranship_storage::carried::Target;
@@ -113,8 +114,10 @@ impl DestinationRun {
         self.inbox.failed().map_or(Ok(()), Err)?;
         let arguments = fetch_arguments(init);
         self.check_shared()?;
-        self.place_pages(init)?;
-        self.restore_uncarried(init)?;
+        let tasks = tasks(init)?;
+        self.check_zombies(&tasks)?;
+        self.place_pages(&tasks)?;
+        self.restore_uncarried(init, &tasks)?;
         self.await_arguments(&arguments);
         self.remember_engine()?;
         if self.offer.shares_memory {
@@ -191,13 +194,12 @@ impl DestinationRun {
     }
 
     /// Puts the pages that were files' into the held tasks, before they run.
-    fn place_pages(&mut self, init: u32) -> Result<(), Failure> {
+    fn place_pages(&mut self, tasks: &HashMap<u32, u32>) -> Result<(), Failure> {
         let objects = tranship_criu::hidden::pages(&self.layout.shared());
         if objects.is_empty() {
             return Ok(());
         }
         let start = monotonic_ns();
-        let tasks = tasks(init)?;
         let place = |(pid, path): &(u32, PathBuf)| {
             let place = || {
                 let file = File::open(path)?;
@@ -239,8 +241,28 @@ impl DestinationRun {
         }
     }
 
+    /// Whether the zombies have been made that CRIU's images do not have.
+    fn check_zombies(&self, tasks: &HashMap<u32, u32>) -> Result<(), Failure> {
+        let listed = zombies::listed(&self.layout.images()).map_err(failed)?;
+        if listed.is_empty() {
+            return Ok(());
+        }
+        let parents = listed.iter().filter_map(|(parent, count)| Some((*tasks.get(parent)?, *count)));
+        let without_parent: usize =
+            listed.iter().filter(|(parent, _)| !tasks.contains_key(parent)).map(|(_, count)| count).sum();
+        let missing = without_parent + zombies::missing(parents, &tasks.values().copied().collect());
+        if missing == 0 {
+            return Ok(());
+        }
+        Err(Failure::new(format!(
+            "criu on node {} did not make {missing} of the container's zombies; put the libtranship_preload.so of this \
+             version beside transhipd there",
+            self.node.config.node
+        )))
+    }
+
     /// Gives the held tasks what criu does not carry.
-    fn restore_uncarried(&mut self, init: u32) -> Result<(), Failure> {
+    fn restore_uncarried(&mut self, init: u32, tasks: &HashMap<u32, u32>) -> Result<(), Failure> {
         self.inbox.tmpfs.set_flags()?;
         let put_right = tranship_criu::mount_flags::put_right(&self.layout.images(), init);
         match put_right.map_err(|error| format!("the options of mounts cannot be restored: {error}")) {
@@ -250,10 +272,9 @@ impl DestinationRun {
         }
         let Some(uncarried) = Uncarried::read(&self.layout.images())? else { return Ok(()) };
         let start = monotonic_ns();
-        let tasks = tasks(init)?;
-        let restored = uncarried.restore(init, &tasks).and_then(|()| {
+        let restored = uncarried.restore(init, tasks).and_then(|()| {
             let socket = self.layout.front_socket(Role::Restore);
-            front::note_queues(&socket, &uncarried.queues(&tasks))
+            front::note_queues(&socket, &uncarried.queues(tasks))
                 .map_err(|error| format!("its queues of inotify events cannot be noted: {error}"))
         });
         self.timeline.note("descriptors: what criu has not carried", start, monotonic_ns());

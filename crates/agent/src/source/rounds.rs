@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tranship_coordinator::Failure;
+use tranship_criu::preflight::zombies;
 use tranship_criu::smaps::{Smaps, has_protected_part, is_protected};
 use tranship_engine::Container;
 use tranship_memory::policy::{self, RoundSeen, Verdict};
@@ -321,6 +322,10 @@ impl SourceRun {
         let reader = self.node.mapping_flags.as_ref();
         let joined = |space: &&survey::Space| told.get(&space.pid).copied().unwrap_or_else(|| is_joined(reader, space));
         let joined: Vec<u32> = round.spaces.iter().filter(joined).map(|space| space.id.0).collect();
+        let hidden = zombies::confirm(&self.zombies, &self.layout.images()).map_err(failed)?;
+        if hidden > 0 {
+            self.report.change(|r| r.ways.push(format!("tasks: {hidden} zombies are made without criu")));
+        }
         tranship_criu::hidden::list_joined(&self.layout.images(), &joined).map_err(failed)?;
         self.describe_shared(&described?)?;
         let objects = self.shared.as_ref().map(SharedMemory::hidden).unwrap_or_default();

@@ -14,6 +14,7 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use tranship_coordinator::Failure;
 use tranship_criu::front::{self, Mark, Order};
 use tranship_criu::irmap;
+use tranship_criu::preflight::zombies;
 use tranship_criu::rpc::ExternalMount;
 use tranship_engine::{Container, EtcFiles};
 use tranship_network::{Conntrack, NetworkError, NodeConntrack};
@@ -216,6 +217,10 @@ impl SourceRun {
         })?;
         let dumped = monotonic_ns();
         self.timeline.note("skeleton: dump", start, dumped);
+        if !tranship_criu::hidden::was_used(&self.layout.hidden()) {
+            // Nobody has hidden them from criu.
+            let _ = std::fs::remove_file(self.layout.images().join(zombies::FILE));
+        }
         self.send_images(&written.rest()?, false, needs_files)?;
         self.timeline.note("skeleton: sent", dumped, monotonic_ns());
         // Said now, so that the destination restores while memory is still on its way.

@@ -35,6 +35,7 @@ mod terminals;
 mod tests;
 mod timers;
 mod watches;
+pub mod zombies;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;

@@ -58,6 +58,14 @@ impl Outbox {
         }
     }
 
+    /// Takes out of a set of a space's pages those that have been named: that are left, or on their way.
+    pub(super) fn leave_out(&self, space: AddressSpaceId, pages: &mut PageSet) {
+        if let Some(unsent) = self.unsent().get(&space) {
+            pages.remove_all(&unsent.pages);
+            pages.remove_all(&unsent.on_their_way);
+        }
+    }
+
     /// Bytes that are left.
     pub fn bytes(&self) -> u64 {
         self.unsent().values().map(|space| space.pages.bytes()).sum()
@@ -93,7 +101,7 @@ impl Outbox {
     }
 
     /// Takes off what is left of `range` or on its way, for whoever waits for it. The second time, nothing is.
-    pub(super) fn take_wanted(&self, space: AddressSpaceId, range: PageRange) -> Vec<Chunk> {
+    fn take_wanted(&self, space: AddressSpaceId, range: PageRange) -> Vec<Chunk> {
         let mut all = self.unsent();
         let Some(unsent) = all.get_mut(&space) else { return Vec::new() };
         let mut wanted = PageSet::default();

@@ -12,6 +12,7 @@
 //! ([`socket_files`]).
 //! Sockets that are standard streams of a container it takes for files of the node ([`streams`]).
 //! Tasks that a signal has stopped it has criu seize when their cgroup is thawed ([`stopped`]).
+//! Processes that have ended it hides in a dump, and makes in a restore, where they are many ([`zombies`]).
 //! What waits in terminals ([`terminals`]), errors of sockets ([`queues`]) and the marks of System V segments ([`segments`]) are after a dump
 //! what they were before.
 //!
@@ -48,6 +49,7 @@ mod terminals;
 mod texts;
 mod trace;
 mod waits;
+mod zombies;
 
 use std::ffi::{CStr, CString, OsString, c_int, c_long, c_ulong, c_void};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -309,6 +311,15 @@ pub unsafe extern "C" fn syscall(
     if number == libc::SYS_open_by_handle_at && a as c_int != libc::AT_FDCWD && mount_points::is_reference(a as c_int) {
         // SAFETY: for this call the second argument is a handle.
         return unsafe { mount_points::open_by_handle(a as c_int, b, c) };
+    }
+    // So criu opens it in each task, as the last thing before it leaves its own code.
+    if number == libc::SYS_userfaultfd
+        && a as c_int == libc::O_CLOEXEC | libc::O_NONBLOCK
+        && is_restore()
+        && let Err(error) = zombies::make()
+    {
+        shared::set_errno(error.raw_os_error().unwrap_or(libc::EIO));
+        return -1;
     }
     // SAFETY: handed on as it came.
     let done = unsafe { real(number, a, b, c, d, e, f) };

@@ -190,6 +190,17 @@ macro_rules! openat {
                     return fd;
                 }
             }
+            if name.ends_with(b"/children") && crate::is_dump() {
+                // SAFETY: as above.
+                let fd = unsafe { real(dir, path, flags, mode) };
+                return match if fd < 0 { Ok(None) } else { crate::zombies::without(fd) } {
+                    Ok(seen) => seen.unwrap_or(fd),
+                    Err(error) => {
+                        set_errno(error.raw_os_error().unwrap_or(libc::EIO));
+                        -1
+                    }
+                };
+            }
             if let Some(fd) = crate::ipc::stands_in(name) {
                 return fd;
             }
@@ -220,6 +231,7 @@ fn objects() -> Option<&'static [Object]> {
     static OBJECTS: OnceLock<Vec<Object>> = OnceLock::new();
     // A table that cannot be used leaves objects empty, which the agent notices.
     let objects = OBJECTS.get_or_init(|| {
+        crate::zombies::read();
         std::env::var_os("TRANSHIP_SHARED").and_then(|path| load(path.as_ref()).ok()).unwrap_or_default()
     });
     (!objects.is_empty()).then_some(objects)

@@ -46,6 +46,39 @@ pub fn renamed(bytes: &[u8]) -> HashMap<(u64, u64), Vec<u8>> {
     bytes.split(|byte| *byte == 0).filter_map(one).collect()
 }
 
+/// A process that has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Zombie {
+    /// On the node of the dump.
+    pub pid: u32,
+    /// Its parent's pid in the container, and its own.
+    pub parent: u32,
+    pub own: u32,
+    /// Its exit status.
+    pub status: u8,
+    /// Whether it leads a process group of its own.
+    pub leads_group: bool,
+    pub name: Vec<u8>,
+}
+
+/// Each is a line of its fields, the name in hexadecimal digits. What is none is left out.
+pub fn zombies(text: &str) -> Vec<Zombie> {
+    let one = |line: &str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [pid, parent, own, status, leads_group, name] = words[..] else { return None };
+        let byte = |digits: &[u8]| u8::from_str_radix(str::from_utf8(digits).ok()?, 16).ok();
+        Some(Zombie {
+            pid: pid.parse().ok()?,
+            parent: parent.parse().ok()?,
+            own: own.parse().ok()?,
+            status: status.parse().ok()?,
+            leads_group: leads_group == "1",
+            name: name.as_bytes().chunks(2).map(byte).collect::<Option<_>>()?,
+        })
+    };
+    text.lines().filter_map(one).collect()
+}
+
 /// The numbers in a text, whatever is between them.
 pub fn numbers(text: &str) -> Vec<u32> {
     text.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect()
