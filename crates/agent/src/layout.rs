@@ -270,19 +270,17 @@ impl Layout {
             network_lock: Some(3),
             ..Overrides::default()
         };
-        let waits = self.waits().to_string_lossy().into_owned();
-        let listed_zombies = self.images().join(zombies::FILE).to_string_lossy().into_owned();
+        let shown = |path: PathBuf| path.to_string_lossy().into_owned();
+        let (waits, listed_zombies) = (shown(self.waits()), shown(self.images().join(zombies::FILE)));
         let (mut environment, overrides) = match role {
             Role::Dump => {
                 let mut external = external_network(offer)?;
                 external.extend(offer.streams_of_node.iter().filter_map(|stream| stream.external.clone()));
                 let mut environment = preload().map(|p| plain(criu.environment(&p))).unwrap_or_default();
-                let table = self.hidden().to_string_lossy().into_owned();
-                environment.push((tranship_criu::hidden::TABLE_VARIABLE.to_owned(), table));
+                environment.push((tranship_criu::hidden::TABLE_VARIABLE.to_owned(), shown(self.hidden())));
                 let sockets: Vec<&str> = offer.streams_of_node.iter().filter_map(StdioStream::socket).collect();
                 environment.push((tranship_criu::hidden::STREAMS_VARIABLE.to_owned(), sockets.join(",")));
-                let stopped = self.stopped().to_string_lossy().into_owned();
-                environment.push((tranship_criu::hidden::STOPPED_VARIABLE.to_owned(), stopped));
+                environment.push((tranship_criu::hidden::STOPPED_VARIABLE.to_owned(), shown(self.stopped())));
                 environment.push((zombies::VARIABLE.to_owned(), listed_zombies));
                 environment.push(("CRIU_CONFIG_FILE".to_owned(), self.dump_options()?));
                 if let Ok(program) = restart_blocks::description() {
@@ -303,10 +301,9 @@ impl Layout {
             }
             Role::Restore => {
                 let mut environment = preload().map(|p| plain(criu.environment(&p))).unwrap_or_default();
-                let table = self.shared().to_string_lossy().into_owned();
-                environment.push((tranship_criu::hidden::SHARED_VARIABLE.to_owned(), table));
+                environment.push((tranship_criu::hidden::SHARED_VARIABLE.to_owned(), shown(self.shared())));
                 environment.push((restart_blocks::RECORD_VARIABLE.to_owned(), waits));
-                let joined = self.images().join(tranship_criu::hidden::JOINED).to_string_lossy().into_owned();
+                let joined = shown(self.images().join(tranship_criu::hidden::JOINED));
                 environment.push((tranship_criu::hidden::JOINED_VARIABLE.to_owned(), joined));
                 environment.push((zombies::VARIABLE.to_owned(), listed_zombies));
                 if offer.shares_memory {

@@ -107,10 +107,11 @@ pub fn configure(netns: &Path, identity: &NetworkIdentity, attached: &NetworkIde
         }
         add_to_loopback(netns, &mut rtnl, identity)?;
         // A gateway that the source's engine has given is replaced by that of this node's; any other is the program's.
-        let given = |route: &Route| route.gateway.is_none_or(|gateway| identity.given_gateways.contains(&gateway));
+        let known = &identity.given_gateways;
+        let given = |route: &Route| route.gateway.is_none_or(|gateway| known.is_empty() || known.contains(&gateway));
         let stands_for =
             |there: &Route, asked: &Route| there == asked || (given(asked) && place(there) == place(asked));
-        if !identity.given_gateways.is_empty() {
+        if !known.is_empty() {
             let is_asked = |there: &Route| identity.routes.iter().any(|asked| stands_for(there, asked));
             for route in attached.routes.iter().filter(|there| !is_asked(there)) {
                 delete_route(netns, &mut rtnl, &attached.interfaces, route)?;

@@ -158,7 +158,9 @@ pub fn confirm(found: &[Zombie], images: &Path) -> io::Result<usize> {
     let there: HashSet<u32> = parents.into_iter().flat_map(children).collect();
     let mut text = String::new();
     let mut count = 0;
-    for zombie in found.iter().filter(|zombie| there.contains(&zombie.pid)) {
+    // A number may have become another child's; one that lives has a program.
+    let has_ended = |pid: u32| fs::read_link(format!("/proc/{pid}/exe")).is_err();
+    for zombie in found.iter().filter(|zombie| there.contains(&zombie.pid) && has_ended(zombie.pid)) {
         let Zombie { pid, inner: [own, parent], status, leads_group, name, .. } = zombie;
         let name: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
         text += &format!("{pid} {parent} {own} {status} {} {name}\n", u8::from(*leads_group));
@@ -191,8 +193,8 @@ pub fn listed(images: &Path) -> io::Result<BTreeMap<u32, usize>> {
     Ok(parents)
 }
 
-/// Of those that are listed for these parents, by their pids on this node, how many have not been made: all of a parent's children are zombies
-/// but those that are `living`.
+/// Of those that are listed for these parents, by their pids on this node, how many have not been made: all of a parent's
+/// children are zombies but those that are `living`.
 pub fn missing(parents: impl Iterator<Item = (u32, usize)>, living: &HashSet<u32>) -> usize {
     let of = |(parent, expected): (u32, usize)| {
         expected.saturating_sub(children(parent).iter().filter(|pid| !living.contains(pid)).count())

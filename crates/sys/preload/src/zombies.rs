@@ -196,6 +196,7 @@ mod tests {
 
     #[test]
     fn a_zombie_has_its_name_and_its_status() {
+        // SAFETY: no arguments.
         if unsafe { libc::geteuid() } != 0 {
             println!("skipped: to choose a pid takes CAP_CHECKPOINT_RESTORE");
             return;
