@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use tranship_api::Plan;
-use tranship_e2e::{Stage, exactly_one_runs, remove, scenarios};
+use tranship_e2e::{Stage, exactly_one_runs, remove, scenarios, wait_until};
 use tranship_lab::{Lab, Redis, RunOptions, redis_command};
 use tranship_types::{Outcome, Report};
 
@@ -228,7 +228,7 @@ fn a_plan_lists_blockers_and_gives_way_to_nobody(stage: &mut Stage) -> Result<()
     // While one is watching, a second watch would spoil both, and a move would begin with a watched container.
     let start = || lab.spawn("a", &["tranship", "plan", NAME, "--to", "b", "--sample", "60s", "--json"]);
     let mut long = start()?;
-    let refused = tranship_e2e::wait_until("the refusal of a second plan", Duration::from_secs(30), || {
+    let refused = wait_until("the refusal of a second plan", Duration::from_secs(30), || {
         if long.try_wait()?.is_some() {
             // It was itself refused, because of the short one.
             long = start()?;
@@ -259,8 +259,33 @@ fn a_root_on_a_tmpfs_is_no_content(stage: &mut Stage) -> Result<()> {
     remove(lab, NAME)
 }
 
+/// Of a container that was never moved a plan and a dry run know how many tasks it has. On a busy machine each costs more than foretold.
+fn what_many_tasks_take_is_foretold(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let script = "import threading, time\nthreading.stack_size(65536)\n\
+                  for _ in range(600): threading.Thread(target=time.sleep, args=(1e6,)).start()";
+    lab.run("a", NAME, &RunOptions::new(IP, ["python3", "-c", script].map(str::to_owned)))?;
+    let shown: Plan = wait_until("all threads", Duration::from_secs(20), || {
+        let plan: Plan = serde_json::from_value(plan(lab, "a", "b", &[])?.1)?;
+        Ok(Some(plan).filter(|plan| plan.tasks > 600))
+    })?;
+    let dry = lab.check("a", &["tranship", "move", NAME, "--to", "b", "--dry-run", "--json"])?;
+    let dry: Plan = serde_json::from_str(&dry).context(dry)?;
+    for plan in [&shown, &dry] {
+        let words = "1 processes in 1 levels with 601 threads, and 0 that have ended";
+        ensure!(plan.notes.iter().any(|note| note.contains(words)), "{:?}", plan.notes);
+    }
+    let foretold = shown.estimated_blackout_ms.context("no blackout is foretold")?;
+    let seen = moved(lab, "a", "b", "auto")?.blackout_ms.context("no blackout")?;
+    eprintln!("foretold {foretold:.0} ms, seen {seen:.0} ms");
+    ensure!(foretold > 200.0 && foretold < 2.0 * seen && seen < 5.0 * foretold, "foretold {foretold}, seen {seen}");
+    remove(lab, NAME)
+}
+
 fn main() -> ExitCode {
     scenarios(&[
+        // Before any move tells this node what a blackout takes.
+        ("what_many_tasks_take_is_foretold", what_many_tasks_take_is_foretold),
         ("a_root_on_a_tmpfs_is_no_content", a_root_on_a_tmpfs_is_no_content),
         ("an_idle_redis_moves_as_foretold", an_idle_redis_moves_as_foretold),
         ("a_dry_run_agrees_with_a_plan", a_dry_run_agrees_with_a_plan),

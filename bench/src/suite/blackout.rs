@@ -12,7 +12,7 @@ const TREE: Load = Load::Tree { children: 63, threads: 8, descriptors: 16 };
 /// About 12 MB each.
 const CROWD: Load = Load::Crowd { containers: 8, keys: 10_000 };
 const PROCESSES: f64 = 64.0;
-const BY_TASKS: &[System] = &[System::Tranship(Mode::Precopy), System::Tranship(Mode::Postcopy)];
+const BY_TASKS: &[System] = &[System::Tranship(Mode::Precopy), System::Tranship(Mode::Postcopy), System::Peer];
 
 const fn tasks(workload: &'static str, kind: Tasks, count: u32) -> Case {
     Case { systems: BY_TASKS, ..case(workload, Load::Tasks { kind, count }, false) }

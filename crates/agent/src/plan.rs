@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use tranship_api::{ErrorKind, MoveRequest, Plan, PlanRequest, ServiceError};
 use tranship_coordinator::Failure;
-use tranship_memory::predict::{self, Costs, Observed, predict};
+use tranship_criu::preflight::Findings;
+use tranship_memory::predict::{self, Costs, Observed, Tasks, predict};
 use tranship_memory::sample::sample;
 use tranship_memory::tracker::TrackError;
 use tranship_types::{MoveOptions, NodeName, Outcome, Report, Side};
@@ -18,6 +19,8 @@ use crate::{local_networks, options, probes, source};
 
 /// Rate at which memory is assumed to travel where the link was not measured, in bytes per second.
 const ASSUMED_RATE: f64 = 900_000_000.0;
+/// From how much on it is said what a container's tasks take of the blackout.
+const MANY_TASKS_MS: f64 = 200.0;
 /// Earlier moves that count.
 const EARLIER: usize = 9;
 
@@ -35,8 +38,22 @@ pub fn dry_run(node: &Arc<Node>, request: &MoveRequest) -> Result<Plan, ServiceE
     if plan.blockers.is_empty() {
         let seen = predict(&assumed(node, &plan, &found), &request.options, options::limits(&request.options));
         plan.estimated_blackout_ms = Some(seen.blackout_ms);
+        plan.notes.extend(many_tasks(&found.findings));
     }
     Ok(plan)
+}
+
+/// What is said of a container whose tasks alone make a blackout long.
+fn many_tasks(findings: &Findings) -> Option<String> {
+    let tasks = tasks(findings);
+    let ms = tasks.blackout().as_secs_f64() * 1e3;
+    (ms > MANY_TASKS_MS).then(|| {
+        let Tasks { processes, threads, zombies, depth } = tasks;
+        format!(
+            "its tasks alone take about {ms:.0} ms of the blackout: {processes} processes in {depth} levels with {threads} threads, and \
+             {zombies} that have ended"
+        )
+    })
 }
 
 /// What a plan would measure, for a container that writes nothing and a fast link.
@@ -49,7 +66,7 @@ fn assumed(node: &Node, plan: &Plan, found: &Inspection) -> Observed {
         sampled: Duration::ZERO,
         link_rate: ASSUMED_RATE,
         round_trip: Duration::ZERO,
-        costs: costs(&departures(node), &plan.container),
+        costs: costs(&departures(node), &plan.container, tasks(&found.findings)),
     }
 }
 
@@ -93,6 +110,7 @@ pub fn plan_member(
             plan.estimated_blackout_ms = Some(seen.blackout_ms);
             plan.estimated_total_ms = Some(seen.total_ms + 1e3 * bytes_ahead(&plan) as f64 / seen.link_rate.max(1.0));
             plan.notes.extend(remarks(&seen, &request.options));
+            plan.notes.extend(many_tasks(&found.findings));
             plan.prediction = Some(Box::new(seen));
         }
         Err(failure) => plan.notes.push(format!("no prediction: {failure}")),
@@ -190,7 +208,7 @@ fn measure(node: &Arc<Node>, request: &PlanRequest, found: &Inspection, time: Du
     let sample = sample(node.tracking, time, pids, |wait| node.pause(wait)).map_err(|e| Failure::new(e.0))?;
     let link = probes::measure(node, &request.to, found.offer.streams)?;
     let findings = &found.findings;
-    let mut costs = costs(&departures(node), &request.container);
+    let mut costs = costs(&departures(node), &request.container, tasks(findings));
     // The last look is in the freeze.
     costs.blackout = costs.blackout.max(sample.looking);
     Ok(Observed {
@@ -204,6 +222,12 @@ fn measure(node: &Arc<Node>, request: &PlanRequest, found: &Inspection, time: Du
         round_trip: link.round_trip,
         costs,
     })
+}
+
+fn tasks(findings: &Findings) -> Tasks {
+    let processes = findings.tasks.saturating_sub(findings.zombies);
+    let threads = findings.threads.saturating_sub(findings.zombies);
+    Tasks { processes, threads, zombies: findings.zombies, depth: findings.depth }
 }
 
 /// Why a container's writes cannot be watched.
@@ -222,17 +246,21 @@ fn departures(node: &Node) -> Vec<Report> {
     reports
 }
 
-/// What earlier moves have cost: of this container, or, if there were none, of any.
-fn costs(reports: &[Report], container: &str) -> Costs {
+/// What earlier moves have cost: of this container, or, if there were none, of any, and what so many tasks cost.
+fn costs(reports: &[Report], container: &str, tasks: Tasks) -> Costs {
     let moved = |r: &&Report| r.outcome == Outcome::Moved;
     let mut earlier: Vec<&Report> =
         reports.iter().filter(moved).filter(|r| r.container == container).take(EARLIER).collect();
-    if earlier.is_empty() {
+    let is_known = !earlier.is_empty();
+    if !is_known {
         earlier = reports.iter().filter(moved).take(EARLIER).collect();
     }
     let mut costs = Costs::default();
     if let Some(ms) = median(earlier.iter().filter_map(|r| blackout_without_memory(r))) {
         costs.blackout = Duration::from_secs_f64(ms / 1e3);
+    }
+    if !is_known {
+        costs.blackout = costs.blackout.max(tasks.blackout());
     }
     let factor = |r: &&Report| {
         let rounds: f64 = r.rounds.iter().map(|round| round.ms).sum();
@@ -294,22 +322,33 @@ mod tests {
     fn earlier_moves_of_the_container_tell_what_a_move_costs() {
         let reports =
             [moved("redis", 60.0, 0.0, 200.0), moved("web", 500.0, 0.0, 9000.0), moved("redis", 62.0, 10.0, 204.0)];
-        let seen = costs(&reports, "redis");
+        let seen = costs(&reports, "redis", Tasks::default());
         assert_eq!(seen.blackout, Duration::from_millis(60));
         let around = seen.around(0).as_secs_f64();
         assert!((0.139..0.143).contains(&around), "{around}");
         // One that nobody has moved yet is taken for one like the others.
-        assert_eq!(costs(&reports, "new").blackout, Duration::from_millis(60));
+        assert_eq!(costs(&reports, "new", Tasks::default()).blackout, Duration::from_millis(60));
+    }
+
+    #[test]
+    fn many_tasks_are_foretold_for_a_container_that_has_not_been_moved() {
+        let tasks = Tasks { processes: 64, threads: 512, zombies: 0, depth: 2 };
+        let of = |name: &str| costs(&[moved("redis", 60.0, 0.0, 200.0)], name, tasks).blackout.as_secs_f64();
+        assert!((0.5..0.6).contains(&of("tree")), "{}", of("tree"));
+        assert_eq!(of("redis"), 0.06);
     }
 
     #[test]
     fn a_move_whose_blackout_was_memory_tells_nothing_about_the_rest() {
-        assert_eq!(costs(&[moved("redis", 1000.0, 950.0, 1500.0)], "redis").blackout, Costs::default().blackout);
-        assert_eq!(costs(&[], "redis"), Costs::default());
+        assert_eq!(
+            costs(&[moved("redis", 1000.0, 950.0, 1500.0)], "redis", Tasks::default()).blackout,
+            Costs::default().blackout
+        );
+        assert_eq!(costs(&[], "redis", Tasks::default()), Costs::default());
         // After rounds it is known how little was left, whatever else went on while that was sent.
         let mut after_rounds = moved("redis", 70.0, 65.0, 500.0);
         after_rounds.rounds = vec![tranship_types::RoundReport { bytes: 1 << 30, ms: 1000.0, dirty_rate: 0.0 }];
         after_rounds.progress.moved_bytes = 1 << 30;
-        assert_eq!(costs(&[after_rounds], "redis").blackout, Duration::from_millis(70));
+        assert_eq!(costs(&[after_rounds], "redis", Tasks::default()).blackout, Duration::from_millis(70));
     }
 }

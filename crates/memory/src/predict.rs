@@ -52,6 +52,33 @@ impl Costs {
     }
 }
 
+/// How many tasks a container has, and how they are related.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tasks {
+    /// Processes that have not ended.
+    pub processes: usize,
+    /// Their threads, the first ones included.
+    pub threads: usize,
+    /// Processes that have ended, and that nobody has waited for.
+    pub zombies: usize,
+    /// How many processes there are from the first one down to the last of its descendants.
+    pub depth: usize,
+}
+
+impl Tasks {
+    /// The blackout of a container with so many tasks that has no memory to send in it, as `make bench SUITE=blackout ONLY=tasks` measures it
+    /// on the development machine: criu stops, dumps and makes one after the other.
+    pub fn blackout(&self) -> Duration {
+        let count = |n: usize, ms: f64| n as f64 * ms;
+        let further = self.processes.saturating_sub(1);
+        let threads = self.threads.saturating_sub(self.processes);
+        // Each level's fork takes as long as there are levels above it.
+        let nested = count(self.depth, 0.25).powi(2);
+        let ms = 20.0 + count(further, 3.9) + count(threads, 0.65) + count(self.zombies, 0.045) + nested;
+        Duration::from_secs_f64(ms / 1e3)
+    }
+}
+
 /// What was measured.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Observed {

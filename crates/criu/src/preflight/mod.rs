@@ -97,10 +97,14 @@ pub struct Findings {
     pub notes: Vec<String>,
     /// What a move changes, although it loses nothing: sentences of the same kind, for the plan and the report.
     pub changes: Vec<String>,
-    /// Processes.
+    /// Processes, zombies included.
     pub tasks: usize,
     /// Threads, the processes' first ones included.
     pub threads: usize,
+    /// Processes that have ended, and that nobody has waited for.
+    pub zombies: usize,
+    /// How many processes there are from the first one down to the last of its descendants.
+    pub depth: usize,
     /// Bytes in the container's own tmpfs mounts (not in those the engine bound into it).
     pub tmpfs_bytes: u64,
     /// Bytes of private anonymous memory (resident or swapped out) and of shared memory, each shared region counted once.

@@ -41,6 +41,12 @@ pub(super) fn check(container: &Container, subject: &Subject, look: &mut Look) {
     for task in container.zombies.values() {
         session(container, task, look);
     }
+    look.findings.zombies = container.tasks.values().filter(|task| task.zombie()).count() + container.zombies.len();
+    let levels = |task: &Task| {
+        let above = std::iter::successors(Some(task), |task| container.tasks.get(&task.status.ppid));
+        above.take(container.tasks.len()).count()
+    };
+    look.findings.depth = container.tasks.values().map(levels).max().unwrap_or_default();
     tree(container, look);
     let root = procfs::link(format!("/proc/{}/root", container.init)).unwrap_or_default();
     if !root.is_empty() && root != "/" {

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use nix::sys::signal::Signal;
@@ -155,11 +156,18 @@ pub fn stopped_child(_: &Path) -> Result<Check> {
             let status = waitid(Id::Pid(child), WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED)?;
             ensure!(status == WaitStatus::Stopped(child, Signal::SIGSTOP), "the stopped child is {status:?}");
         }
+        // Right after a resume it is about to stop again, before it runs any code of its own; and a tracer may look at it.
+        let begun = Instant::now();
+        loop {
+            let stat = read_proc(&format!("/proc/{child}/stat"))?;
+            if stat.contains(") T ") || stat.contains(") t ") {
+                break;
+            }
+            ensure!(begun.elapsed() < Duration::from_secs(2), "the stopped child is not stopped: {stat}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let seen = turns.words()[0].load(Ordering::SeqCst);
         ensure!(seen == turn, "the stopped child has run {seen} times instead of {turn}");
-        let stat = read_proc(&format!("/proc/{child}/stat"))?;
-        // For an instant a tracer may look at it.
-        ensure!(stat.contains(") T ") || stat.contains(") t "), "the stopped child is not stopped: {stat}");
         looks += 1;
         if looks % 10 == 0 {
             turn += 1;
