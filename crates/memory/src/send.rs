@@ -3,7 +3,7 @@
 //! Memory goes from the task's pages to one buffer a stream and from there into TLS; nothing is queued. Which of several
 //! streams carries a page depends on its address alone, so that no version of it overtakes another.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, IoSliceMut, Write};
 use std::os::unix::fs::FileExt;
@@ -18,7 +18,6 @@ use tranship_wire::{FrameHeader, WriteError};
 
 use crate::compress::Compressor;
 use crate::deduplicate::Deduplicator;
-use crate::page_set::PageSet;
 use crate::survey::Space;
 
 mod outbox;
@@ -49,25 +48,6 @@ impl Plan {
     /// Bytes in all.
     pub fn bytes(&self) -> u64 {
         self.first.iter().chain(&self.rest).map(|c| c.range.len()).sum()
-    }
-
-    /// Moves those of the rest that are among these pages to the front. Not those that are in the outbox as well: they have
-    /// been named, and the other side waits for them until they come from there.
-    pub fn bring_forward(&mut self, pages: &HashMap<AddressSpaceId, PageSet>, outbox: &Outbox) {
-        let mut rest = Vec::with_capacity(self.rest.len());
-        let mut wanted: HashMap<AddressSpaceId, PageSet> = pages.clone();
-        wanted.iter_mut().for_each(|(space, pages)| outbox.leave_out(*space, pages));
-        for chunk in std::mem::take(&mut self.rest) {
-            let forward = wanted.get(&chunk.space).map(|pages| pages.within(chunk.range)).unwrap_or_default();
-            let mut start = chunk.range.start;
-            for range in forward {
-                rest.extend((start < range.start).then(|| chunk.part(start, range.start)));
-                self.first.push(chunk.part(range.start, range.end));
-                start = range.end;
-            }
-            rest.extend((start < chunk.range.end).then(|| chunk.part(start, chunk.range.end)));
-        }
-        self.rest = rest;
     }
 }
 
@@ -121,11 +101,6 @@ impl Chunk {
     /// Which of `streams` carries it. Newer versions of a page must not overtake older ones, so it depends on the address.
     fn route(&self, streams: usize) -> usize {
         (self.range.start / CHUNK) as usize % streams
-    }
-
-    /// The part of it from `start` to `end`.
-    fn part(&self, start: u64, end: u64) -> Self {
-        Self { range: PageRange { start, end }, ..*self }
     }
 
     /// Whose pages they are, and which.

@@ -1,11 +1,9 @@
 //! What happens while the container is frozen: memory and skeleton go to the destination.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tranship_coordinator::Failure;
-use tranship_memory::page_set::PageSet;
 use tranship_memory::send::{self, Counters, Outbox, Plan, SendError, Stream, Version};
 use tranship_memory::survey::Space;
 use tranship_memory::unreadable;
@@ -14,7 +12,7 @@ use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
 use tranship_sys::threads::{self, Beside};
 use tranship_transport::{Closer, Connection, Link};
-use tranship_types::{AddressSpaceId, Mode, PAGE_SIZE, PageRange};
+use tranship_types::Mode;
 
 use super::push::Push;
 use super::showing::show;
@@ -36,10 +34,6 @@ impl SourceRun {
         let start = monotonic_ns();
         let counters = Counters::default();
         let mut streams = std::mem::take(&mut self.streams);
-        let outbox = std::mem::take(&mut self.outbox);
-        if early {
-            plan.bring_forward(&self.touched_by_restore(&round.spaces), &outbox);
-        }
         send::send_stale(&round.stale, &mut streams)
             .and_then(|()| send::send(&plan.first, Version::Later, &mut streams, &counters))
             .map_err(|error| self.not_sent(&error))?;
@@ -49,6 +43,7 @@ impl SourceRun {
             self.make_way(&mut streams)?;
         }
         // Overlaps with what was named before the freeze do no harm: each page is taken off once.
+        let outbox = std::mem::take(&mut self.outbox);
         outbox.add(&plan.rest);
         outbox.drop_stale(&round.stale);
         let all = before + counters.read.load(Ordering::Relaxed) + outbox.bytes();
@@ -92,21 +87,6 @@ impl SourceRun {
         });
         self.push = Some(push);
         Ok(())
-    }
-
-    /// The pages that a restore writes to itself, while the tasks stand still: each thread's area for restartable sequences, which the kernel
-    /// writes when it is registered. To wait for one at a time takes about a millisecond each.
-    fn touched_by_restore(&self, spaces: &[Space]) -> HashMap<AddressSpaceId, PageSet> {
-        let Some(areas) = &self.node.sequence_areas else { return HashMap::new() };
-        let pages = |space: &Space| {
-            let mut pages = PageSet::default();
-            for area in areas.read(space.pid).unwrap_or_default() {
-                let start = area & !(PAGE_SIZE - 1);
-                pages.insert(PageRange { start, end: start + PAGE_SIZE });
-            }
-            (space.id, pages)
-        };
-        spaces.iter().map(pages).collect()
     }
 
     /// Sends the skeleton, and meanwhile the rest of the shared memory; then the other pages are named, and begin to be sent

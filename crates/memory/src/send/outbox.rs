@@ -58,14 +58,6 @@ impl Outbox {
         }
     }
 
-    /// Takes out of a set of a space's pages those that have been named: that are left, or on their way.
-    pub(super) fn leave_out(&self, space: AddressSpaceId, pages: &mut PageSet) {
-        if let Some(unsent) = self.unsent().get(&space) {
-            pages.remove_all(&unsent.pages);
-            pages.remove_all(&unsent.on_their_way);
-        }
-    }
-
     /// Bytes that are left.
     pub fn bytes(&self) -> u64 {
         self.unsent().values().map(|space| space.pages.bytes()).sum()

@@ -184,20 +184,3 @@ fn the_others_do_not_rest_any_more_when_the_first_stream_is_broken() {
     outbox.send((1, 2), &mut Stream::new(Vec::new(), None), &counters, |_| true).unwrap();
     assert_eq!(counters.sent.into_inner(), CHUNK);
 }
-
-#[test]
-fn pages_that_are_brought_forward_are_sent_once_and_first() {
-    let space = AddressSpaceId(1);
-    let range = |start: u64, end: u64| PageRange { start: start * PAGE_SIZE, end: end * PAGE_SIZE };
-    let chunk = |start, end| Chunk { space, pid: 7, range: range(start, end) };
-    let outbox = Outbox::default();
-    // Named in an earlier round and not sent since: the other side waits for these; the plan has the third page again.
-    outbox.add(&[chunk(2, 4), chunk(30, 32)]);
-    let mut plan = Plan { first: vec![chunk(100, 101)], rest: vec![chunk(3, 10), chunk(20, 21)] };
-    let mut pages = PageSet::default();
-    [range(2, 5), range(9, 10), range(20, 21), range(50, 51)].into_iter().for_each(|range| pages.insert(range));
-    plan.bring_forward(&HashMap::from([(space, pages)]), &outbox);
-    assert_eq!(plan.rest, [chunk(3, 4), chunk(5, 9)]);
-    assert_eq!(plan.first, [chunk(100, 101), chunk(4, 5), chunk(9, 10), chunk(20, 21)]);
-    assert_eq!(outbox.bytes(), 4 * PAGE_SIZE);
-}
