@@ -443,14 +443,14 @@ impl SourceRun {
         let allowed = self.report.read().options.allow;
         let queues = Queues::of(self.unit_containers().iter().chain([&self.inspected()?.0]), &allowed);
         let drained = self.let_backlog_drain();
+        if crate::layout::preload().is_some() && self.control()?.version() >= Versions::ZOMBIES {
+            self.zombies = zombies::find(&self.inspected()?.0.processes().map_err(failed)?);
+        }
         let freezer = self.inspected()?.0.freezer.clone();
         self.unthrottle()?;
         self.lift_cpu_share()?;
         self.note_stopped(&freezer)?;
         self.note_stopped_of_unit()?;
-        if crate::layout::preload().is_some() && self.control()?.version() >= Versions::ZOMBIES {
-            self.zombies = zombies::find(&self.inspected()?.0.processes().map_err(failed)?);
-        }
         // From here on the container waits for this thread and for criu.
         schedule::stand(Standing::Realtime);
         if let Some(front) = &self.front {

@@ -151,7 +151,9 @@ impl Reader<'_> {
         // Kernels before 5.18 do not say who made an address.
         let addresses = addresses.into_iter().filter(|one| one.address != IpAddr::V6(link_local(mac)));
         let plain = |one: ScopedAddress| {
-            if one.scope == ScopedAddress::usual(one.address, one.prefix).scope {
+            // Of IPv6 the kernel makes the scope of the address itself, and ip(8) gives a link-local one of IPv4 none.
+            let is_usual = one.address.is_ipv6() || one.scope == 0;
+            if is_usual || one.scope == ScopedAddress::usual(one.address, one.prefix).scope {
                 return Ok((one.address, one.prefix));
             }
             let what = format!("the address {} with a scope of its own ({})", one.address, one.scope);

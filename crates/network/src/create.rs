@@ -95,7 +95,8 @@ pub fn configure(netns: &Path, identity: &NetworkIdentity, attached: &NetworkIde
         let mut rtnl = open_rtnl(netns)?;
         for there in &attached.interfaces {
             let asked = identity.interfaces.iter().find(|asked| asked.name == there.name);
-            if let Some(mtu) = asked.map(|asked| asked.mtu).filter(|mtu| *mtu != there.mtu) {
+            // A larger one may be the source's network's, and not fit this node's.
+            if let Some(mtu) = asked.map(|asked| asked.mtu).filter(|mtu| *mtu < there.mtu) {
                 let change = RouteNetlinkMessage::SetLink(link::message(there.index, [LinkAttribute::Mtu(mtu)]));
                 let what = format!("give {} an MTU of {mtu} in network namespace {}", there.name, netns.display());
                 rtnl.change(change, 0).map_err(|e| NetworkError::refused(what, e))?;
@@ -105,7 +106,8 @@ pub fn configure(netns: &Path, identity: &NetworkIdentity, attached: &NetworkIde
                 add_address(netns, &mut rtnl, (&there.name, there.index), &ScopedAddress::usual(*address, *prefix))?;
             }
         }
-        add_to_loopback(netns, &mut rtnl, identity)?;
+        let missing = identity.loopback.iter().filter(|one| !attached.loopback.contains(one));
+        missing.into_iter().try_for_each(|one| add_address(netns, &mut rtnl, (LOOPBACK, LOOPBACK_INDEX), one))?;
         // A gateway that the source's engine has given is replaced by that of this node's; any other is the program's.
         let known = &identity.given_gateways;
         let given = |route: &Route| route.gateway.is_none_or(|gateway| known.is_empty() || known.contains(&gateway));
@@ -286,7 +288,8 @@ fn add_address(
 
 /// What there is one route to, of those that differ in nothing but the gateway.
 fn place(route: &Route) -> impl PartialEq {
-    (route.destination, route.gateway.map(|gateway| gateway.is_ipv6()), route.table, route.metric)
+    let family = route.gateway.map(|gateway| gateway.is_ipv6());
+    (route.destination, family, route.table, route.metric, route.interface.clone())
 }
 
 /// The index of a route's interface, which is one of these or `lo`.

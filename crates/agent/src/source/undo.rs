@@ -78,9 +78,9 @@ impl SourceRun {
                     return Ok(());
                 }
                 self.let_original_run(&freezer)?;
-                cpu_share::give_back(&self.layout)?;
+                let given = cpu_share::give_back(&self.layout);
                 // It may have been closed to new connections, and no further.
-                self.open_gate_again()
+                self.open_gate_again().and(given)
             }
             SourceStep::CloseGate => self.open_gate_again(),
             // A dump must have ended before the tasks are let go.

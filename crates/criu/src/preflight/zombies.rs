@@ -155,12 +155,13 @@ pub fn confirm(found: &[Zombie], images: &Path) -> io::Result<usize> {
         return Ok(0);
     }
     let parents: HashSet<u32> = found.iter().map(|zombie| zombie.parent).collect();
-    let there: HashSet<u32> = parents.into_iter().flat_map(children).collect();
+    let there: HashSet<(u32, u32)> =
+        parents.into_iter().flat_map(|parent| children(parent).into_iter().map(move |pid| (parent, pid))).collect();
     let mut text = String::new();
     let mut count = 0;
     // A number may have become another child's; one that lives has a program.
     let has_ended = |pid: u32| fs::read_link(format!("/proc/{pid}/exe")).is_err();
-    for zombie in found.iter().filter(|zombie| there.contains(&zombie.pid) && has_ended(zombie.pid)) {
+    for zombie in found.iter().filter(|zombie| there.contains(&(zombie.parent, zombie.pid)) && has_ended(zombie.pid)) {
         let Zombie { pid, inner: [own, parent], status, leads_group, name, .. } = zombie;
         let name: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
         text += &format!("{pid} {parent} {own} {status} {} {name}\n", u8::from(*leads_group));
