@@ -17,7 +17,7 @@ const TOP: i32 = 70;
 const BAR: i32 = 44;
 const LEGEND_LINE: i32 = 20;
 const LEGEND_COLUMNS: usize = 2;
-const COLORS: [RGBColor; 10] = [
+pub const COLORS: [RGBColor; 10] = [
     RGBColor(0x4e, 0x79, 0xa7),
     RGBColor(0xf2, 0x8e, 0x2b),
     RGBColor(0x59, 0xa1, 0x4f),

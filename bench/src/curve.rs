@@ -6,20 +6,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 
+use crate::chart::COLORS;
 use crate::row::Row;
 use crate::suite::{Load, Sets, Suite};
 
 const SIZE: (u32, u32) = (800, 480);
-const COLORS: [RGBColor; 8] = [
-    RGBColor(0x4e, 0x79, 0xa7),
-    RGBColor(0xe1, 0x57, 0x59),
-    RGBColor(0x59, 0xa1, 0x4f),
-    RGBColor(0xf2, 0x8e, 0x2b),
-    RGBColor(0x76, 0xb7, 0xb2),
-    RGBColor(0xb0, 0x7a, 0xa1),
-    RGBColor(0x9c, 0x75, 0x5f),
-    RGBColor(0x79, 0x70, 0x6e),
-];
 
 /// A kind of curve: a name for the file, what the axis is, and where on it a row lies, if at all.
 struct Axis {

@@ -95,13 +95,20 @@ fn a_limit_that_is_reached_on_the_destination_fails_the_move(stage: &mut Stage) 
     remove(lab, NAME)
 }
 
-/// A Redis with so little of the CPUs that a restore would take half a second.
-fn with_a_small_share(lab: &Lab, host: u8) -> Result<CounterClient> {
+/// A Redis with so little of the CPUs that a restore would take half a second: its client and its limits. `None` where cgroups have no
+/// controllers.
+fn with_a_small_share(lab: &Lab, host: u8) -> Result<Option<(CounterClient, String)>> {
+    if !Path::new("/sys/fs/cgroup/cpu").exists() {
+        eprintln!("skipped: version 2 of cgroups has no controllers here");
+        return Ok(None);
+    }
     let ip = Ipv4Addr::new(10, 77, 0, host);
     lab.run("a", NAME, &RunOptions::new(ip, redis_command()))?;
     Redis::connect(lab, ip, Duration::from_secs(10))?;
     lab.check("a", &["runc", "update", "--cpu-period", "100000", "--cpu-quota", "5000", "--cpu-share", "2", NAME])?;
-    Ok(CounterClient::start(lab, (ip, REDIS_PORT).into(), "counter", Duration::from_millis(50))?)
+    let small = limits_on(lab, "a")?;
+    ensure!(small.contains("cpu.cfs_quota_us 5000\n") && small.contains("cpu.shares 2\n"), "{small}");
+    Ok(Some((CounterClient::start(lab, (ip, REDIS_PORT).into(), "counter", Duration::from_millis(50))?, small)))
 }
 
 /// Its limits there.
@@ -116,14 +123,8 @@ fn median(mut all: Vec<f64>) -> f64 {
 }
 
 fn a_small_share_of_the_cpus_lengthens_no_blackout(stage: &mut Stage) -> Result<()> {
-    if !Path::new("/sys/fs/cgroup/cpu").exists() {
-        eprintln!("skipped: version 2 of cgroups has no controllers here");
-        return Ok(());
-    }
     let lab = &stage.lab;
-    let mut client = with_a_small_share(lab, 73)?;
-    let small = limits_on(lab, "a")?;
-    ensure!(small.contains("cpu.cfs_quota_us 5000\n") && small.contains("cpu.shares 2\n"), "{small}");
+    let Some((mut client, small)) = with_a_small_share(lab, 73)? else { return Ok(()) };
     let blackouts = || -> Result<f64> {
         let mut all = Vec::new();
         for (from, to) in [("a", "b"), ("b", "a"), ("a", "b"), ("b", "a")] {
@@ -146,14 +147,8 @@ fn a_small_share_of_the_cpus_lengthens_no_blackout(stage: &mut Stage) -> Result<
 }
 
 fn its_share_of_the_cpus_is_given_back_when_a_move_fails(stage: &mut Stage) -> Result<()> {
-    if !Path::new("/sys/fs/cgroup/cpu").exists() {
-        eprintln!("skipped: version 2 of cgroups has no controllers here");
-        return Ok(());
-    }
     let lab = &stage.lab;
-    let mut client = with_a_small_share(lab, 74)?;
-    let small = limits_on(lab, "a")?;
-    ensure!(small.contains("cpu.cfs_quota_us 5000\n") && small.contains("cpu.shares 2\n"), "{small}");
+    let Some((mut client, small)) = with_a_small_share(lab, 74)? else { return Ok(()) };
     for (node, fault, at) in [
         ("b", "destination.restore.after.error", "a"),
         ("a", "source.freeze.after.error", "a"),

@@ -178,6 +178,16 @@ fn every_kind_is_carried_or_refused_or_known_to_be_changed(stage: &mut Stage) ->
     remove(lab, NAME)
 }
 
+/// Has all kinds look on a node, and checks that none has changed.
+fn all_are_the_same(lab: &Lab, node: &str) -> Result<()> {
+    lab.check(node, &["runc", "exec", NAME, "touch", "/tmp/kinds/look"])?;
+    let looked = wait_until("all to have looked", PATIENCE, || {
+        Ok(said(lab, node).ok().filter(|said| said.values().all(|said| !said.starts_with("ready"))))
+    })?;
+    ensure!(looked.values().all(|said| said == "same"), "{looked:#?}");
+    Ok(())
+}
+
 /// A move that fails on either side of the dump leaves a job that a signal has stopped as it was, also where the source's agent dies.
 fn a_stopped_job_stays_stopped_when_a_move_fails(stage: &mut Stage) -> Result<()> {
     let lab = &stage.lab;
@@ -202,11 +212,7 @@ fn a_stopped_job_stays_stopped_when_a_move_fails(stage: &mut Stage) -> Result<()
         Ok((lab.check("a", &["tranship", "status", "--json"])?.trim() == "[]").then_some(()))
     })?;
     move_with(lab, "a", NAME, "b", &[])?;
-    lab.check("b", &["runc", "exec", NAME, "touch", "/tmp/kinds/look"])?;
-    let looked = wait_until("all to have looked", PATIENCE, || {
-        Ok(said(lab, "b").ok().filter(|said| said.values().all(|said| !said.starts_with("ready"))))
-    })?;
-    ensure!(looked.values().all(|said| said == "same"), "{looked:#?}");
+    all_are_the_same(lab, "b")?;
     remove(lab, NAME)
 }
 
@@ -218,11 +224,7 @@ fn zombies_are_as_they_were(stage: &mut Stage) -> Result<()> {
         let report = move_with(lab, from, NAME, to, &["--mode", mode])?;
         ensure!(report.ways.iter().any(|way| way == "tasks: 100 zombies are made without criu"), "{:?}", report.ways);
     }
-    lab.check("a", &["runc", "exec", NAME, "touch", "/tmp/kinds/look"])?;
-    let looked = wait_until("it to have looked", PATIENCE, || {
-        Ok(said(lab, "a").ok().filter(|said| said.values().all(|said| !said.starts_with("ready"))))
-    })?;
-    ensure!(looked.values().all(|said| said == "same"), "{looked:#?}");
+    all_are_the_same(lab, "a")?;
     remove(lab, NAME)
 }
 

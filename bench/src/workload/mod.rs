@@ -8,7 +8,6 @@ mod redis;
 pub mod service;
 mod setter;
 mod stencil;
-mod tasks;
 mod traffic;
 mod tree;
 mod witness;
@@ -76,9 +75,14 @@ pub fn start(lab: &Lab, node: &str, name: &str, (load, engine): (&Load, EngineNa
             Box::new(postgres::PostgresLoad::start(lab, node, name, shared_mib, scale)?)
         }
         Load::Tree { children, threads, descriptors } => {
-            Box::new(tree::TreeLoad::start(lab, node, name, [children, threads, descriptors])?)
+            let counts = [("children", children), ("threads", threads), ("descriptors", descriptors)];
+            let arguments = counts.map(|(what, count)| format!("--{what}={count}"));
+            Box::new(tree::TreeLoad::start(lab, node, name, ("bench-tree", &arguments))?)
         }
-        Load::Tasks { kind, count } => Box::new(tasks::TasksLoad::start(lab, node, name, kind, count)?),
+        Load::Tasks { kind, count } => {
+            let arguments = [format!("--kind={}", kind.name()), format!("--count={count}")];
+            Box::new(tree::TreeLoad::start(lab, node, name, ("bench-tasks", &arguments))?)
+        }
         Load::Traffic(traffic) => Box::new(traffic::TrafficLoad::start(lab, node, name, traffic)?),
         Load::Iperf => Box::new(iperf::IperfLoad::start(lab, node, name)?),
         Load::Busybox => Box::new(idle::IdleLoad::start(lab, node, name)?),

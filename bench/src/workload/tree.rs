@@ -6,7 +6,7 @@ use super::service::Service;
 use super::witness::Witness;
 use crate::run::Figures;
 
-/// A tree of processes with threads and descriptors: bench-tree.
+/// Tasks that do next to nothing: bench-tree, a tree of processes with threads and descriptors, or bench-tasks, many of one kind.
 pub struct TreeLoad {
     service: Service,
     client: Witness,
@@ -14,12 +14,9 @@ pub struct TreeLoad {
 }
 
 impl TreeLoad {
-    /// Starts it: so many children, threads of each and descriptors of each. It listens once all are there.
-    pub fn start(lab: &Lab, node: &str, name: &str, counts: [u32; 3]) -> Result<Self> {
-        let [children, threads, descriptors] = counts;
-        let arguments =
-            [format!("--children={children}"), format!("--threads={threads}"), format!("--descriptors={descriptors}")];
-        let mut service = Service::run(lab, node, name, "bench-tree", &arguments)?;
+    /// Starts the program. It listens once all tasks are there.
+    pub fn start(lab: &Lab, node: &str, name: &str, (program, arguments): (&str, &[String])) -> Result<Self> {
+        let mut service = Service::run(lab, node, name, program, arguments)?;
         let resident_bytes = service.number("RESIDENT")?;
         let client = Witness::start(lab)?;
         Ok(Self { service, client, resident_bytes })
@@ -37,7 +34,7 @@ impl Workload for TreeLoad {
 
     fn check(&mut self) -> Result<Figures> {
         let figures = self.client.check()?;
-        // Each child looks at its threads and at what its descriptors hold.
+        // Whether all tasks are there, with what their descriptors hold.
         self.service.text(&["VERIFY"])?;
         Ok(figures)
     }

@@ -10,6 +10,7 @@ use tranship_engine::{Cpu, Share};
 
 use crate::layout::Layout;
 use crate::node::failed;
+use crate::registry::write_whole;
 
 /// The note of what is given back.
 #[derive(Debug, Serialize, Deserialize)]
@@ -30,9 +31,7 @@ pub fn lift(layout: &Layout, cpu: &Cpu) -> Result<(), Failure> {
         return Ok(());
     }
     let note = Note { cpu: cpu.clone(), share: cpu.share().map_err(failed)? };
-    let nascent = path.with_extension("nascent");
-    std::fs::write(&nascent, serde_json::to_vec(&note).map_err(failed)?).map_err(failed)?;
-    std::fs::rename(nascent, path).map_err(failed)?;
+    write_whole(&path, &serde_json::to_vec(&note).map_err(failed)?).map_err(failed)?;
     cpu.lift().map_err(failed).or_else(|failure| give_back(layout).and(Err(failure)))
 }
 

@@ -143,9 +143,7 @@ impl<R: Watched> Registry<R> {
 
     fn write(&self, report: &R) -> std::io::Result<()> {
         std::fs::create_dir_all(&self.directory)?;
-        let nascent = self.path(report.id()).with_extension("nascent");
-        std::fs::write(&nascent, serde_json::to_vec_pretty(report)?)?;
-        std::fs::rename(nascent, self.path(report.id()))
+        write_whole(&self.path(report.id()), &serde_json::to_vec_pretty(report)?)
     }
 
     fn keep(&self, report: &R) {
@@ -204,4 +202,13 @@ impl<R: Watched> Live<R> {
         self.shown.sender.send_replace(report);
         self.registry.live().remove(&self.id);
     }
+}
+/// Writes a file as a whole, or leaves the one that is there.
+///
+/// # Errors
+/// The system's.
+pub fn write_whole(path: &Path, content: &[u8]) -> std::io::Result<()> {
+    let nascent = path.with_extension("nascent");
+    std::fs::write(&nascent, content)?;
+    std::fs::rename(nascent, path)
 }

@@ -15,15 +15,22 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::kcmp::{self, Resource};
 
+/// The children of a process, zombies included, by its threads' order and in that of their creation; none of one that is gone.
+pub fn children(pid: u32) -> Vec<u32> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let mut threads: Vec<u32> = threads.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    threads.sort_unstable();
+    let of = |thread: u32| std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/children")).unwrap_or_default();
+    let numbers = |text: String| text.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<u32>>();
+    threads.into_iter().flat_map(|thread| numbers(of(thread))).collect()
+}
+
 /// The pids of a process and of all that descend from it and have not ended, as far as they can be seen now.
 pub fn family(pid: u32) -> Vec<u32> {
     let mut found = vec![pid];
     let mut next = 0;
     while let Some(pid) = found.get(next) {
-        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-        let children = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
-        let pids: Vec<u32> =
-            children.flat_map(|text| text.split(' ').filter_map(|p| p.parse().ok()).collect::<Vec<_>>()).collect();
+        let pids = children(*pid);
         // One that has ended has no program.
         let has_ended = |pid: &u32| {
             let program = std::fs::read_link(format!("/proc/{pid}/exe"));

@@ -10,6 +10,7 @@ use tranship_sys::restart_blocks;
 
 use super::{FREEZE, SourceRun, failed};
 use crate::layout::Layout;
+use crate::registry::write_whole;
 
 impl SourceRun {
     /// Notes which processes a signal has stopped, which nobody can tell once they are frozen.
@@ -77,20 +78,12 @@ impl SourceRun {
         let before = self.stopped_before();
         let pids = freezer.processes().map_err(failed)?;
         let pids: Vec<u32> = pids.into_iter().filter(|pid| !before.contains(pid)).collect();
-        let noted =
-            serde_json::to_vec(&pids).map_err(failed).and_then(|note| self.note_stopped_by_us(&note).map_err(failed));
+        let write = |note: Vec<u8>| write_whole(&self.layout.stopped_by_us(), &note).map_err(failed);
+        let noted = serde_json::to_vec(&pids).map_err(failed).and_then(write);
         if let Err(failure) = noted {
             tracing::warn!(id = %self.id, %failure, "which processes are stopped is not noted");
         }
         freezer.stop_beneath(&before).map_err(failed)
-    }
-
-    /// Writes the note as a whole, or not at all.
-    fn note_stopped_by_us(&self, note: &[u8]) -> std::io::Result<()> {
-        let path = self.layout.stopped_by_us();
-        let nascent = path.with_extension("nascent");
-        std::fs::write(&nascent, note)?;
-        std::fs::rename(nascent, path)
     }
 
     /// Those that [`Self::stop_beneath`] has noted.

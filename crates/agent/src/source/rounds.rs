@@ -322,9 +322,9 @@ impl SourceRun {
         let reader = self.node.mapping_flags.as_ref();
         let joined = |space: &&survey::Space| told.get(&space.pid).copied().unwrap_or_else(|| is_joined(reader, space));
         let joined: Vec<u32> = round.spaces.iter().filter(joined).map(|space| space.id.0).collect();
-        let hidden = zombies::confirm(&self.zombies, &self.layout.images()).map_err(failed)?;
-        if hidden > 0 {
-            self.report.change(|r| r.ways.push(format!("tasks: {hidden} zombies are made without criu")));
+        let listed = zombies::confirm(&self.zombies, &self.layout.images()).map_err(failed)?;
+        if listed > 0 {
+            self.report.change(|r| r.ways.push(format!("tasks: {listed} zombies are made without criu")));
         }
         tranship_criu::hidden::list_joined(&self.layout.images(), &joined).map_err(failed)?;
         self.describe_shared(&described?)?;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::Path;
 
+use tranship_sys::process::children;
 use tranship_types::{Blocker, BlockerKind};
 
 use super::procfs::{self, Mount, Status};
@@ -164,16 +165,7 @@ fn tree(init: u32, mut tasks: BTreeMap<u32, Task>) -> (BTreeMap<u32, Task>, BTre
 
 /// Children of these that have ended and are not among them.
 fn zombies(tasks: &BTreeMap<u32, Task>) -> BTreeMap<u32, Task> {
-    let threads = |task: &Task| match task.status.threads {
-        0 | 1 => vec![task.pid],
-        _ => procfs::numbers(format!("/proc/{}/task", task.pid)).unwrap_or_default(),
-    };
-    let children = |pid: u32, tid: u32| {
-        let text = procfs::text(format!("/proc/{pid}/task/{tid}/children")).unwrap_or_default();
-        text.split_ascii_whitespace().filter_map(|child| child.parse().ok()).collect::<Vec<u32>>()
-    };
-    let of_task = |task: &Task| threads(task).into_iter().flat_map(|tid| children(task.pid, tid)).collect::<Vec<u32>>();
-    let all = tasks.values().flat_map(of_task).filter(|pid| !tasks.contains_key(pid));
+    let all = tasks.values().flat_map(|task| children(task.pid)).filter(|pid| !tasks.contains_key(pid));
     let ended =
         all.filter_map(|pid| Some(Task { pid, status: Status::read(pid, None).ok()?, namespaces: HashMap::new() }));
     ended.filter(Task::zombie).map(|task| (task.pid, task)).collect()

@@ -6,7 +6,7 @@ use rustix::fs::FileType;
 use rustix::io::ioctl_fionread;
 use tranship_sys::file_settings::{has_state_to_read, is_hung_up};
 use tranship_sys::kcmp::same_file;
-use tranship_sys::process::take_descriptor;
+use tranship_sys::process::{children, take_descriptor};
 use tranship_types::{Blocker, BlockerKind};
 
 use super::Look;
@@ -169,11 +169,7 @@ fn first_of(container: &Container, is: impl Fn(&Task) -> bool) -> Option<&Task> 
         if let Some(task) = container.tasks.get(&pid).filter(|task| is(task)) {
             return Some(task);
         }
-        let children = |tid: u32| procfs::text(format!("/proc/{pid}/task/{tid}/children")).unwrap_or_default();
-        let threads = procfs::numbers(format!("/proc/{pid}/task")).unwrap_or_default();
-        let all: String = threads.into_iter().map(children).collect::<Vec<_>>().join(" ");
-        let own = all.split_ascii_whitespace().filter_map(|child| child.parse().ok());
-        let mut own: Vec<u32> = own.filter(|child| container.tasks.contains_key(child)).collect();
+        let mut own: Vec<u32> = children(pid).into_iter().filter(|child| container.tasks.contains_key(child)).collect();
         own.reverse();
         next.extend(own);
     }

@@ -9,10 +9,12 @@
 //!   in the freeze        confirm: which of them are there still; written beside the images, for both ends
 //! ```
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs;
 use std::io;
 use std::path::Path;
+
+use tranship_sys::process::children;
 
 use super::procfs;
 
@@ -87,16 +89,6 @@ impl Stat {
     }
 }
 
-fn children(pid: u32) -> Vec<u32> {
-    let threads = procfs::numbers(format!("/proc/{pid}/task")).unwrap_or_default();
-    let of = |thread: u32| fs::read_to_string(format!("/proc/{pid}/task/{thread}/children")).unwrap_or_default();
-    threads.into_iter().flat_map(|thread| numbers(&of(thread))).collect()
-}
-
-fn numbers(text: &str) -> Vec<u32> {
-    text.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect()
-}
-
 /// Those of the processes of a container that CRIU need not see; none where they are few, or CRIU would make helpers.
 pub fn find(processes: &[u32]) -> Vec<Zombie> {
     let stats: BTreeMap<u32, Stat> = processes.iter().filter_map(|pid| Some((*pid, Stat::read(*pid)?))).collect();
@@ -129,6 +121,9 @@ pub fn find(processes: &[u32]) -> Vec<Zombie> {
     let living: HashSet<i64> = stats.values().filter(|stat| stat.state != b'Z').flat_map(known).collect();
     let mut groups: BTreeMap<i64, usize> = BTreeMap::new();
     ended.iter().for_each(|(_, _, stat)| *groups.entry(stat.group()).or_default() += 1);
+    let inner = |pid: u32| procfs::Status::read(pid, None).ok().map(|status| status.inner_pid);
+    let parents: BTreeSet<u32> = ended.iter().map(|(_, parent, _)| *parent).collect();
+    let parents: BTreeMap<u32, u32> = parents.into_iter().filter_map(|pid| Some((pid, inner(pid)?))).collect();
     let plain = ended.into_iter().filter_map(|(pid, parent, stat)| {
         let number = i64::from(pid);
         let of_parent = stats.get(&parent)?;
@@ -138,7 +133,7 @@ pub fn find(processes: &[u32]) -> Vec<Zombie> {
         let has_exited = stat.exit_code() & 0x7f == 0 && stat.exit_signal() == SIGCHLD && stat.threads() <= 1;
         let is_plain = is_alone && in_group && has_exited && stat.session() == of_parent.session();
         let status = procfs::Status::read(pid, None).ok().filter(|status| is_plain && status.tracer == 0)?;
-        let inner = [status.inner_pid, procfs::Status::read(parent, None).ok()?.inner_pid];
+        let inner = [status.inner_pid, *parents.get(&parent)?];
         let code = (stat.exit_code() >> 8 & 0xff) as u8;
         Some(Zombie { pid, parent, inner, status: code, leads_group, name: stat.name })
     });

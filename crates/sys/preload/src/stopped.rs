@@ -11,8 +11,8 @@
 //!     waits for the first task                 SEIZE, INTERRUPT of those that were put off
 //! ```
 //!
-//! Which tasks are stopped nobody can tell in a frozen cgroup. The agent has noted the processes before, in the file
-//! that `TRANSHIP_STOPPED` names.
+//! A frozen task does not show that it is stopped. The agent has listed the stopped processes before the freeze, in the
+//! file that `TRANSHIP_STOPPED` names.
 
 use std::collections::HashSet;
 use std::ffi::{c_int, c_uint};
