@@ -59,10 +59,14 @@ impl SourceRun {
                 self.streams.clear();
                 self.crew.clear();
                 (self.demand, self.files, self.trees) = (None, None, None);
-                ended.and(self.layout.remove())
+                // It is noted there what is still to be given back.
+                let given = cpu_share::give_back(&self.layout);
+                ended.and(given).and_then(|()| self.layout.remove())
             }
             SourceStep::Freeze => {
                 self.turn.iter().for_each(Turn::leaves_unit);
+                // Needs neither engine nor thaw, which may fail: later undo removes the note.
+                let given = cpu_share::give_back(&self.layout);
                 // The container does not wait for its engine, which may be silent; or there is no process to ask it
                 // with.
                 let freezer = match &self.inspection {
@@ -78,7 +82,6 @@ impl SourceRun {
                     return Ok(());
                 }
                 self.let_original_run(&freezer)?;
-                let given = cpu_share::give_back(&self.layout);
                 // It may have been closed to new connections, and no further.
                 self.open_gate_again().and(given)
             }
