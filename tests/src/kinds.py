@@ -1494,6 +1494,73 @@ def unread_state_of_terminal():
     raise AssertionError('nothing tells what has become of it')
 
 
+def end_of(pid):
+    """How a child ended: a status, or a signal less than zero. It stays a zombie."""
+    end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+
+
+@kind
+def ends_of_zombies():
+    """So few that criu makes them; one of them led a session that goes on without it."""
+    def start(status):
+        pid = os.fork()
+        if pid == 0:
+            if status >= 0:
+                os._exit(status)
+            if status != -signal.SIGKILL:
+                signal.signal(-status, signal.SIG_DFL)
+            os.kill(os.getpid(), -status)
+        return pid
+    ends = [0, 1, 127, 128, 200, 255, -signal.SIGTERM, -signal.SIGKILL, -signal.SIGRTMIN, -signal.SIGRTMAX]
+    pids = [start(status) for status in ends]
+    leader = os.fork()
+    if leader == 0:
+        os.setsid()
+        if os.fork() == 0:
+            signal.pause()
+        os._exit(143)
+    look = lambda: [end_of(pid) for pid in pids + [leader]]
+    yield look()
+    same(look(), ends + [143])
+
+
+@kind
+def zombie_with_a_core_file():
+    import resource
+    pid = os.fork()
+    if pid == 0:
+        os.mkdir('/tmp/core-file')
+        os.chdir('/tmp/core-file')
+        try:
+            resource.setrlimit(resource.RLIMIT_CORE, (1 << 20, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        except ValueError:
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGABRT)
+    end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    if end.si_code != os.CLD_DUMPED:
+        raise Missing('no core file is written here')
+    yield
+
+
+@kind
+def zombies_that_descriptors_refer_to():
+    def start(status):
+        pid = os.fork()
+        if pid == 0:
+            os._exit(status)
+        return pid
+    pids = [start(130 + number) for number in range(20)]
+    process = os.pidfd_open(pids[3])
+    receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    fcntl.fcntl(receiver, fcntl.F_SETOWN, pids[7])
+    look = lambda: [end_of(pid) for pid in pids] + [fcntl.fcntl(receiver, fcntl.F_GETOWN) == pids[7]]
+    yield look()
+    same(look(), [130 + number for number in range(20)] + [True])
+    same(select.select([process], [], [], 0)[0], [process])
+    signal.pidfd_send_signal(process, 0)
+
+
 @kind
 def many_zombies():
     """Of a process, and of a thread of it; some lead a group of their own."""

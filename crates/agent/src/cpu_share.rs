@@ -26,9 +26,13 @@ struct Note {
 pub fn lift(layout: &Layout, cpu: &Cpu) -> Result<(), Failure> {
     let path = layout.cpu_share();
     let noted = std::fs::read(&path).ok().and_then(|note| serde_json::from_slice::<Note>(&note).ok());
-    if noted.is_some_and(|noted| noted.cpu == *cpu) && cpu.is_lifted().map_err(failed)? {
-        // By an earlier agent.
-        return Ok(());
+    if noted.is_some_and(|noted| noted.cpu == *cpu) {
+        if cpu.is_lifted().map_err(failed)? {
+            // By an earlier agent.
+            return Ok(());
+        }
+        // In part: what is lifted must not be noted as what it had.
+        give_back(layout)?;
     }
     let note = Note { cpu: cpu.clone(), share: cpu.share().map_err(failed)? };
     write_whole(&path, &serde_json::to_vec(&note).map_err(failed)?).map_err(failed)?;

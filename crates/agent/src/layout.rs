@@ -306,6 +306,8 @@ impl Layout {
                 let joined = shown(self.images().join(tranship_criu::hidden::JOINED));
                 environment.push((tranship_criu::hidden::JOINED_VARIABLE.to_owned(), joined));
                 environment.push((zombies::VARIABLE.to_owned(), listed_zombies));
+                let ends = shown(self.images().join(zombies::ENDS));
+                environment.push((zombies::ENDS_VARIABLE.to_owned(), ends));
                 if offer.shares_memory {
                     environment.push((tranship_criu::hidden::JOINED_IPC_VARIABLE.to_owned(), "1".to_owned()));
                 }

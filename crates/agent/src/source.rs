@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tranship_coordinator::{Failure, SourceStep};
 use tranship_criu::irmap;
-use tranship_criu::preflight::zombies::{self, Zombie};
+use tranship_criu::preflight::zombies::Zombies;
 use tranship_criu::preflight::{Depth, Namespaces};
 use tranship_criu::smaps::Smaps;
 use tranship_engine::{Container, Engine, OpenFreezer, Pod};
@@ -23,8 +23,8 @@ use tranship_sys::threads;
 use tranship_sys::{breakpoints, reserve};
 use tranship_transport::{Connection, Link};
 use tranship_types::{Blocker, EngineName, ImageToSend, MigrationId, NodeName, OnTimeout, Waiting};
+use tranship_wire::Purpose;
 use tranship_wire::message::{Offer, Request, Response};
-use tranship_wire::{Purpose, Versions};
 
 mod account;
 mod control;
@@ -145,7 +145,7 @@ pub struct SourceRun {
     /// What criu is told of the tasks' mappings, so that it need not read it from the kernel in the freeze.
     smaps: Smaps,
     /// Zombies that criu need not see, as they were just before the freeze.
-    zombies: Vec<Zombie>,
+    zombies: Zombies,
     /// Memory that tasks share, where the memory plane moves it.
     shared: Option<SharedMemory>,
     /// What the frozen container's memory still has to be sent.
@@ -237,7 +237,7 @@ impl SourceRun {
             limits: options::limits(&first.options),
             tracker: None,
             smaps: Smaps::default(),
-            zombies: Vec::new(),
+            zombies: Zombies::default(),
             shared: None,
             last_round: None,
             outbox: Outbox::default(),
@@ -439,25 +439,24 @@ impl SourceRun {
         });
         Failure::blocked(joined).map_or(Ok(()), Err)?;
         self.let_entered_end()?;
+        let pids = self.inspected()?.0.processes().map_err(failed)?;
+        self.find_zombies(&pids)?;
         // Those that are opened after this are looked at beside criu's dump.
         let allowed = self.report.read().options.allow;
         let queues = Queues::of(self.unit_containers().iter().chain([&self.inspected()?.0]), &allowed);
         let drained = self.let_backlog_drain();
-        if crate::layout::preload().is_some() && self.control()?.version() >= Versions::ZOMBIES {
-            self.zombies = zombies::find(&self.inspected()?.0.processes().map_err(failed)?);
-        }
         let freezer = self.inspected()?.0.freezer.clone();
         self.unthrottle()?;
         self.lift_cpu_share()?;
-        self.note_stopped(&freezer)?;
-        self.note_stopped_of_unit()?;
         // From here on the container waits for this thread and for criu.
         schedule::stand(Standing::Realtime);
         if let Some(front) = &self.front {
             schedule::stand_for(front.criu, Standing::Realtime);
         }
         self.awake = Awake::keep().ok();
-        self.freeze_after_stragglers(&freezer, &queues, drained)
+        self.freeze_after_stragglers(&freezer, &queues, drained)?;
+        self.note_stopped(&freezer)?;
+        self.note_stopped_of_unit()
     }
 
     fn await_ready(&mut self) -> Result<(), Failure> {

@@ -230,13 +230,17 @@ impl Freezer {
         }
     }
 
-    /// The processes that a signal has stopped. Those of a frozen cgroup do not show it.
+    /// The processes that a signal has stopped, also where they are frozen.
     pub fn stopped(&self) -> Result<Vec<u32>, FreezerError> {
-        let state = |pid: &u32| {
-            let stat = process::text(format!("/proc/{pid}/stat")).ok()?;
-            stat.rsplit_once(") ")?.1.chars().next()
+        let shows = |pid: u32| {
+            let stat = process::text(format!("/proc/{pid}/stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
         };
-        Ok(self.processes()?.into_iter().filter(|pid| state(pid) == Some('T')).collect())
+        // In a frozen cgroup of version 1 it shows as one that is frozen.
+        let waits = |pid: u32| {
+            std::fs::read_to_string(format!("/proc/{pid}/wchan")).is_ok_and(|place| process::is_stopped_at(&place))
+        };
+        Ok(self.processes()?.into_iter().filter(|pid| waits(*pid) || shows(*pid)).collect())
     }
 
     /// Keeps all processes of a frozen cgroup from running even if somebody thaws it: the first thing that each of them does

@@ -98,6 +98,11 @@ pub fn waits_for_vforked(place: &str) -> bool {
     ["vfork", "kernel_clone", "do_fork"].iter().any(|function| place.contains(function))
 }
 
+/// Whether a thread that is at this place in the kernel has been stopped by a signal: in `do_signal_stop` of kernel/signal.c.
+pub fn is_stopped_at(place: &str) -> bool {
+    place.contains("do_signal_stop")
+}
+
 /// Bytes as text. Those that are not UTF-8 become a backslash and three octal digits, as the kernel writes a space in `/proc/PID/mountinfo`.
 pub fn escaped(bytes: &[u8]) -> String {
     use std::fmt::Write;
@@ -292,6 +297,18 @@ pub fn take_descriptor(process: u32, number: i32) -> io::Result<OwnedFd> {
     OpenFiles::of(process)?.take(number)
 }
 
+/// `F_GETOWN_EX` of fcntl(2), and what it fills: a type, and a thread, process or process group.
+const F_GETOWN_EX: libc::c_int = 16;
+
+/// Whom the kernel signals when something happens to an open file (`F_SETOWN`): a thread, process or process group, as
+/// this process's PID namespace numbers it.
+pub fn signal_owner(file: &OwnedFd) -> Option<u32> {
+    let mut owner = [0; 2];
+    // SAFETY: the call fills two integers, which are ours.
+    let told = unsafe { libc::fcntl(file.as_raw_fd(), F_GETOWN_EX, owner.as_mut_ptr()) };
+    owner.get(1).and_then(|pid: &i32| u32::try_from(*pid).ok()).filter(|pid| told == 0 && *pid != 0)
+}
+
 /// What the kernel calls the file that one of this process's descriptors refers to. (The name of a file that has a path begins with `/`.)
 fn kind_of(number: RawFd) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/self/fd/{number}")).ok()
@@ -398,6 +415,16 @@ pub fn in_cgroups<'a>(command: &'a mut Command, cgroups: &[PathBuf]) -> io::Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_gets_a_file_s_signals_is_found() {
+        let socket = OwnedFd::from(std::net::UdpSocket::bind("127.0.0.1:0").unwrap());
+        assert_eq!(signal_owner(&socket), None);
+        let own = std::process::id();
+        // SAFETY: numbers only.
+        assert_eq!(unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_SETOWN, own as i32) }, 0);
+        assert_eq!(signal_owner(&socket), Some(own));
+    }
     use std::io::Read;
 
     #[test]

@@ -25,6 +25,10 @@ pub const ALLOWABLE: &[Allowable] = &[
         name: "closed-terminals",
         meaning: "masters of terminals whose other side was closed lose what they have not read, and wait for more",
     },
+    Allowable {
+        name: "core-files",
+        meaning: "processes that have ended with a core file, and that their parents have not waited for, ended without",
+    },
     Allowable { name: "datagram-senders", meaning: "unread datagrams of Unix sockets lose the name of their sender" },
     Allowable {
         name: "deadline-scheduling",

@@ -24,7 +24,7 @@ pub struct Versions {
 
 impl Versions {
     /// What this release speaks.
-    pub const OURS: Versions = Versions { min: 1, max: 12 };
+    pub const OURS: Versions = Versions { min: 1, max: 13 };
     /// The first in which pages may travel compressed ([`crate::Kind::Packed`]), and in which a source may ask why a stream
     /// failed ([`crate::message::Request::Streams`]).
     pub const PACKED: u16 = 2;
@@ -55,6 +55,8 @@ impl Versions {
     pub const LOOPBACK: u16 = 12;
     /// The first in which zombies may be listed beside CRIU's images, rather than be in them.
     pub const ZOMBIES: u16 = 12;
+    /// The first in which it may be listed how zombies ended that CRIU makes.
+    pub const ENDS: u16 = 13;
 }
 
 impl fmt::Display for Versions {

@@ -13,7 +13,7 @@ use crate::node::failed;
 use crate::{tmpfs, uncarried};
 
 /// What comes with CRIU's images: of engines and of agents, each with a reader of its own.
-const OTHERS: [&str; 7] = [
+const OTHERS: [&str; 8] = [
     "descriptors.json",
     "conntrack",
     "conntrack-node",
@@ -21,6 +21,7 @@ const OTHERS: [&str; 7] = [
     uncarried::FILE,
     restart_blocks::RECORD,
     zombies::FILE,
+    zombies::ENDS,
 ];
 
 impl DestinationRun {

@@ -1,6 +1,6 @@
 //! The restore: from the last named page to tasks that are held, complete.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -244,19 +244,17 @@ impl DestinationRun {
     /// Whether the zombies have been made that CRIU's images do not have.
     fn check_zombies(&self, tasks: &HashMap<u32, u32>) -> Result<(), Failure> {
         let listed = zombies::listed(&self.layout.images()).map_err(failed)?;
-        if listed.is_empty() {
-            return Ok(());
-        }
-        let parents = listed.iter().filter_map(|(parent, count)| Some((*tasks.get(parent)?, *count)));
-        let without_parent: usize =
-            listed.iter().filter(|(parent, _)| !tasks.contains_key(parent)).map(|(_, count)| count).sum();
-        let missing = without_parent + zombies::missing(parents, &tasks.values().copied().collect());
-        if missing == 0 {
+        let of = |(parent, all): (&u32, &BTreeSet<u32>)| {
+            tasks.get(parent).map_or(all.len(), |parent| zombies::missing(*parent, all))
+        };
+        let missing: usize = listed.iter().map(of).sum();
+        let changed = zombies::changed(&self.layout.images(), tasks.values().copied()).map_err(failed)?;
+        if missing + changed == 0 {
             return Ok(());
         }
         Err(Failure::new(format!(
-            "criu on node {} did not make {missing} of the container's zombies; put the libtranship_preload.so of this \
-             version beside transhipd there",
+            "criu on node {} did not make {missing} of the container's zombies, and changed how {changed} ended; put the \
+             libtranship_preload.so of this version beside transhipd there",
             self.node.config.node
         )))
     }

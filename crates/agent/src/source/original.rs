@@ -13,7 +13,7 @@ use crate::layout::Layout;
 use crate::registry::write_whole;
 
 impl SourceRun {
-    /// Notes which processes a signal has stopped, which nobody can tell once they are frozen.
+    /// Notes which processes of the frozen container a signal has stopped.
     pub(super) fn note_stopped(&self, freezer: &Freezer) -> Result<(), Failure> {
         note_stopped(freezer, &self.layout)
     }
@@ -141,10 +141,6 @@ impl SourceRun {
 
 /// Notes which processes of a container a signal has stopped.
 pub(super) fn note_stopped(freezer: &Freezer, layout: &Layout) -> Result<(), Failure> {
-    let stopped = freezer.stopped().map_err(failed)?;
-    if stopped.is_empty() {
-        return Ok(());
-    }
-    let note = serde_json::to_vec(&stopped).map_err(failed)?;
+    let note = serde_json::to_vec(&freezer.stopped().map_err(failed)?).map_err(failed)?;
     std::fs::write(layout.stopped(), note).map_err(failed)
 }

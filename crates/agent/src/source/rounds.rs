@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tranship_coordinator::Failure;
-use tranship_criu::preflight::zombies;
 use tranship_criu::smaps::{Smaps, has_protected_part, is_protected};
 use tranship_engine::Container;
 use tranship_memory::policy::{self, RoundSeen, Verdict};
@@ -19,7 +18,8 @@ use tranship_sys::mapping_flags::FlagsReader;
 use tranship_sys::schedule::{self, Standing};
 use tranship_sys::threads;
 use tranship_transport::Link;
-use tranship_types::{AddressSpaceId, MigrationId, PageRange, RoundReport};
+use tranship_types::{AddressSpaceId, Blocker, BlockerKind, MigrationId, PageRange, RoundReport};
+use tranship_wire::Versions;
 
 use super::shared::Settling;
 use super::showing::shown_on;
@@ -281,7 +281,44 @@ impl SourceRun {
 
     /// Whether somebody has changed in the freeze what the container may have of the CPUs.
     pub(super) fn cpu_share_was_changed(&self) -> Result<bool, Failure> {
-        Ok(self.inspected()?.0.cpu.as_ref().is_some_and(|cpu| cpu_share::was_changed(&self.layout, cpu)))
+        let container = &self.inspected()?.0;
+        Ok(match container.cpu.as_ref().filter(|_| self.layout.cpu_share().exists()) {
+            Some(cpu) => cpu_share::was_changed(&self.layout, cpu),
+            None => tranship_engine::limits_were_changed(container),
+        })
+    }
+
+    /// Lists what criu is not to see, or to be told, of processes that have ended. They are looked for once more: some may
+    /// have come or gone since.
+    fn list_zombies(&mut self, pids: &[u32]) -> Result<(), Failure> {
+        self.find_zombies(pids)?;
+        let listed = self.zombies.list(&self.layout.images()).map_err(failed)?;
+        if listed > 0 {
+            self.report.change(|r| r.ways.push(format!("tasks: {listed} zombies are made without criu")));
+        }
+        Ok(())
+    }
+
+    /// Looks which processes have ended.
+    ///
+    /// # Errors
+    /// The destination's criu would change how one of them ended.
+    pub(super) fn find_zombies(&mut self, pids: &[u32]) -> Result<(), Failure> {
+        if crate::layout::preload().is_none() || self.control()?.version() < Versions::ZOMBIES {
+            return Ok(());
+        }
+        self.zombies.find(pids);
+        let changed = self.zombies.to_be_told();
+        if changed == 0 || self.control()?.version() >= Versions::ENDS {
+            return Ok(());
+        }
+        let peer = &self.peer;
+        let cause = format!(
+            "{changed} processes have ended by a status of 128 or more, or by signal 64, which the agent of node \
+             {peer} is too old to keep"
+        );
+        let remedy = format!("upgrade the agent on node {peer}, or try again when their parents have waited for them");
+        Failure::blocked(vec![Blocker::new(BlockerKind::Process, cause, remedy).passing()]).map_or(Ok(()), Err)
     }
 
     /// Finds what is still to be sent of the frozen container's memory, and what criu must not see of it; and decides which
@@ -322,10 +359,7 @@ impl SourceRun {
         let reader = self.node.mapping_flags.as_ref();
         let joined = |space: &&survey::Space| told.get(&space.pid).copied().unwrap_or_else(|| is_joined(reader, space));
         let joined: Vec<u32> = round.spaces.iter().filter(joined).map(|space| space.id.0).collect();
-        let listed = zombies::confirm(&self.zombies, &self.layout.images()).map_err(failed)?;
-        if listed > 0 {
-            self.report.change(|r| r.ways.push(format!("tasks: {listed} zombies are made without criu")));
-        }
+        self.list_zombies(&pids)?;
         tranship_criu::hidden::list_joined(&self.layout.images(), &joined).map_err(failed)?;
         self.describe_shared(&described?)?;
         let objects = self.shared.as_ref().map(SharedMemory::hidden).unwrap_or_default();

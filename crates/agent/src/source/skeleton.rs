@@ -219,7 +219,9 @@ impl SourceRun {
         self.timeline.note("skeleton: dump", start, dumped);
         if !tranship_criu::hidden::was_used(&self.layout.hidden()) {
             // Nobody has hidden them from criu.
-            let _ = std::fs::remove_file(self.layout.images().join(zombies::FILE));
+            for list in [zombies::FILE, zombies::ENDS] {
+                let _ = std::fs::remove_file(self.layout.images().join(list));
+            }
         }
         self.send_images(&written.rest()?, false, needs_files)?;
         self.timeline.note("skeleton: sent", dumped, monotonic_ns());

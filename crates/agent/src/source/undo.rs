@@ -61,7 +61,7 @@ impl SourceRun {
                 (self.demand, self.files, self.trees) = (None, None, None);
                 // It is noted there what is still to be given back.
                 let given = cpu_share::give_back(&self.layout);
-                ended.and(given).and_then(|()| self.layout.remove())
+                ended.and(given.and_then(|()| self.layout.remove()))
             }
             SourceStep::Freeze => {
                 self.turn.iter().for_each(Turn::leaves_unit);

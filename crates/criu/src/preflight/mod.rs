@@ -21,6 +21,7 @@ mod paths;
 pub mod pipes;
 mod processes;
 mod procfs;
+mod references;
 mod scheduling;
 mod segments;
 mod semaphores;

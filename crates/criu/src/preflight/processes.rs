@@ -8,7 +8,7 @@ use tranship_types::Blocker;
 use super::container::{Container, Task};
 use super::procfs::{self, Status};
 use super::sessions::{self, Obstacle, Process};
-use super::{Look, Subject};
+use super::{Look, Subject, zombies};
 
 const SIGTRAP: u32 = 5;
 
@@ -25,6 +25,7 @@ pub(super) fn check(container: &Container, subject: &Subject, look: &mut Look) {
         count(task, look);
         session(container, task, look);
         if task.zombie() {
+            core_file(task, look);
             continue;
         }
         if matches!(task.status.state, 'Z' | 'X') {
@@ -40,6 +41,7 @@ pub(super) fn check(container: &Container, subject: &Subject, look: &mut Look) {
     }
     for task in container.zombies.values() {
         session(container, task, look);
+        core_file(task, look);
     }
     look.findings.zombies = container.tasks.values().filter(|task| task.zombie()).count() + container.zombies.len();
     let levels = |task: &Task| {
@@ -67,6 +69,14 @@ fn entered(task: &Task) -> Blocker {
         "was started by exec and its parent is outside of the container, where it would stay behind",
         "end it, or wait until it has ended, and try again",
     )
+}
+
+/// CRIU kills a process of its own for a zombie, so that it writes no core file.
+fn core_file(task: &Task, look: &mut Look) {
+    if zombies::has_core_file(task.pid) {
+        let what = "has ended with a core file, which its parent would not be told after a move";
+        look.block(task.blocker(what, "let its parent wait for it (waitpid)").allowable("core-files"));
+    }
 }
 
 fn session(container: &Container, task: &Task, look: &mut Look) {

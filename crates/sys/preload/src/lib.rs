@@ -12,7 +12,8 @@
 //! ([`socket_files`]).
 //! Sockets that are standard streams of a container it takes for files of the node ([`streams`]).
 //! Tasks that a signal has stopped it has criu seize when their cgroup is thawed ([`stopped`]).
-//! Processes that have ended it hides in a dump, and makes in a restore, where they are many ([`zombies`]).
+//! Processes that have ended it hides in a dump, and makes in a restore, where they are many ([`zombies`]). Of others it
+//! keeps how they ended ([`ends`]).
 //! What waits in terminals ([`terminals`]), errors of sockets ([`queues`]) and the marks of System V segments ([`segments`]) are after a dump
 //! what they were before.
 //!
@@ -31,6 +32,7 @@
 //! the same name with `.used` appended shows the agent that the library is at work. A record with a 1 in the place of the
 //! zero names shared memory of which no page shall be seen, by device and inode in the places of start and end.
 
+mod ends;
 mod epoll;
 mod interrupted;
 mod ipc;
@@ -323,6 +325,9 @@ pub unsafe extern "C" fn syscall(
     }
     // SAFETY: handed on as it came.
     let done = unsafe { real(number, a, b, c, d, e, f) };
+    if done == 0 && number == libc::SYS_clone3 {
+        ends::begins();
+    }
     let (pid, resource, new, old) = (a, b, c, d);
     if done == 0 || number != libc::SYS_prlimit64 || new != 0 || old == 0 {
         return done;

@@ -232,6 +232,7 @@ fn objects() -> Option<&'static [Object]> {
     // A table that cannot be used leaves objects empty, which the agent notices.
     let objects = OBJECTS.get_or_init(|| {
         crate::zombies::read();
+        crate::ends::read();
         std::env::var_os("TRANSHIP_SHARED").and_then(|path| load(path.as_ref()).ok()).unwrap_or_default()
     });
     (!objects.is_empty()).then_some(objects)

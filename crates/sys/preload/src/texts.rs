@@ -79,6 +79,15 @@ pub fn zombies(text: &str) -> Vec<Zombie> {
     text.lines().filter_map(one).collect()
 }
 
+/// How a process ended, by its pid in the container: `exit_code` of proc_pid_stat(5). Each is a line.
+pub fn ends(text: &str) -> HashMap<u32, i32> {
+    let one = |line: &str| {
+        let (own, code) = line.split_once(' ')?;
+        Some((own.parse().ok()?, code.parse().ok()?))
+    };
+    text.lines().filter_map(one).collect()
+}
+
 /// The numbers in a text, whatever is between them.
 pub fn numbers(text: &str) -> Vec<u32> {
     text.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect()
