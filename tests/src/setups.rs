@@ -325,6 +325,13 @@ impl Managed {
             lab.connect(CLIENT, by_other, Duration::from_secs(2)).context("to the added address")?;
             connection_alive(&mut other).context("the one to the added address")?;
         }
+        // A default route that is not there any more is not there, either.
+        self.execute(lab, "b", "while ip route del default; do :; done")?;
+        for (from, to) in [("b", "a"), ("a", "b")] {
+            self.moves(lab, &mut counter, from, to)?;
+            let now = self.execute(lab, to, "ip -4 route show default")?;
+            ensure!(now.is_empty(), "on {to} there is {now:?}");
+        }
         drop((counter, other));
         self.remove(lab, "b")
     }

@@ -33,6 +33,8 @@ fn crosses(
     eprintln!("{} → {}: client gap {gap:.0} ms, blackout {blackout:.0} ms", source.engine, target.engine);
     ensure!(gap < GAP, "the client waited for {gap:.0} ms");
     source.is_gone(lab, from)?;
+    let routes = target.execute(lab, to, "ip -4 route show default")?;
+    ensure!(routes.lines().count() == 1, "in {} it has the default routes\n{routes}", target.engine);
     target.shows(lab, to)
 }
 

@@ -1,18 +1,15 @@
 use std::fs::File;
 use std::io::Read;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
 use netlink_packet_route::link::{InfoData, InfoKind, InfoVeth, LinkAttribute, LinkInfo, MacVlanMode};
-use netlink_packet_route::route::{
-    RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
-};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use nix::errno::Errno;
-use tranship_types::{Attachment, Interface, Neighbour, NetworkIdentity, Route, ScopedAddress};
+use tranship_types::{Attachment, Interface, Neighbour, NetworkIdentity, ScopedAddress};
 
 use crate::capture::{LOOPBACK_INDEX, open_rtnl};
 use crate::inject::LOOPBACK;
@@ -20,7 +17,7 @@ use crate::link::{self, Link};
 use crate::namespace::{self, Presence};
 use crate::neighbours;
 use crate::rtnl::Rtnl;
-use crate::rules;
+use crate::routes;
 use crate::ruleset;
 use crate::sysctls;
 use crate::{Gate, NetworkError};
@@ -84,7 +81,7 @@ pub fn reserve(netns: &Path, interfaces: &[String]) -> Result<(), NetworkError> 
 
 /// Gives a network namespace, into which somebody else has put the interfaces, what there is of an identity beyond what is `attached`:
 /// settings (sysctls), MTUs, addresses, routes and policy rules. Routes that a program has deleted or given another gateway are so there,
-/// too; a gateway that the source's engine has given is replaced by the one that this node's has given.
+/// too; for those that the source's engine has given stand those that this node's has given.
 ///
 /// # Errors
 /// If there is a setting that this node does not have, or something that the kernel refuses.
@@ -108,19 +105,8 @@ pub fn configure(netns: &Path, identity: &NetworkIdentity, attached: &NetworkIde
         }
         let missing = identity.loopback.iter().filter(|one| !attached.loopback.contains(one));
         missing.into_iter().try_for_each(|one| add_address(netns, &mut rtnl, (LOOPBACK, LOOPBACK_INDEX), one))?;
-        // A gateway that the source's engine has given is replaced by that of this node's; any other is the program's.
-        let known = &identity.given_gateways;
-        let given = |route: &Route| route.gateway.is_none_or(|gateway| known.is_empty() || known.contains(&gateway));
-        let stands_for =
-            |there: &Route, asked: &Route| there == asked || (given(asked) && place(there) == place(asked));
-        if !known.is_empty() {
-            let is_asked = |there: &Route| identity.routes.iter().any(|asked| stands_for(there, asked));
-            for route in attached.routes.iter().filter(|there| !is_asked(there)) {
-                delete_route(netns, &mut rtnl, &attached.interfaces, route)?;
-            }
-        }
-        let is_there = |asked: &Route| attached.routes.iter().any(|there| stands_for(there, asked));
-        add_routes(netns, &mut rtnl, &attached.interfaces, identity, |asked| !is_there(asked))
+        routes::change(netns, &mut rtnl, identity, attached)?;
+        routes::add_rules(netns, &mut rtnl, identity)
     })
 }
 
@@ -259,7 +245,8 @@ fn build(netns: &Path, identity: &NetworkIdentity, plans: &[Plan<'_>], node: &mu
         }
     }
     add_to_loopback(netns, &mut rtnl, identity)?;
-    add_routes(netns, &mut rtnl, &identity.interfaces, identity, |_| true)?;
+    routes::add(netns, &mut rtnl, &identity.interfaces, identity.routes.iter())?;
+    routes::add_rules(netns, &mut rtnl, identity)?;
     for neighbour in &identity.neighbours {
         let Neighbour { address, interface: name, .. } = neighbour;
         let Some(interface) = identity.interfaces.iter().find(|i| i.name == *name) else { continue };
@@ -285,60 +272,6 @@ fn add_address(
         NetworkError::refused(format!("{what} in network namespace {}", netns.display()), e)
     })
 }
-
-/// What there is one route to, of those that differ in nothing but the gateway.
-fn place(route: &Route) -> impl PartialEq {
-    let family = route.gateway.map(|gateway| gateway.is_ipv6());
-    (route.destination, family, route.table, route.metric, route.interface.clone())
-}
-
-/// The index of a route's interface, which is one of these or `lo`.
-fn interface_of(route: &Route, interfaces: &[Interface]) -> Option<u32> {
-    // Each namespace has its own loopback interface, by the same number.
-    let known = interfaces.iter().map(|i| (i.name.as_str(), i.index));
-    known.chain([(LOOPBACK, LOOPBACK_INDEX)]).find(|(name, _)| *name == route.interface).map(|(_, index)| index)
-}
-
-fn delete_route(netns: &Path, rtnl: &mut Rtnl, interfaces: &[Interface], route: &Route) -> Result<(), NetworkError> {
-    let Some(index) = interface_of(route, interfaces) else { return Ok(()) };
-    match rtnl.change(RouteNetlinkMessage::DelRoute(route_message(index, route)), 0) {
-        Err(e) if e.errno != Errno::ESRCH => {
-            let what = format!("delete the route to {} in network namespace {}", shown(route), netns.display());
-            Err(NetworkError::refused(what, e))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Adds those of the routes that are `wanted`, then the policy rules, to a namespace with these interfaces.
-fn add_routes(
-    netns: &Path,
-    rtnl: &mut Rtnl,
-    interfaces: &[Interface],
-    identity: &NetworkIdentity,
-    wanted: impl Fn(&Route) -> bool,
-) -> Result<(), NetworkError> {
-    let failed =
-        |what: String| move |e| NetworkError::refused(format!("{what} in network namespace {}", netns.display()), e);
-    // What a gateway is reached by must be there before the routes through the gateway.
-    let (direct, via): (Vec<_>, Vec<_>) =
-        identity.routes.iter().filter(|r| wanted(r)).partition(|r| r.gateway.is_none());
-    for route in direct.into_iter().chain(via) {
-        let what = failed(format!("add the route to {} through {}", shown(route), route.interface));
-        let Some(index) = interface_of(route, interfaces) else {
-            return Err(what(crate::reply::Refusal::nonsense("the identity has no such interface")));
-        };
-        rtnl.change(RouteNetlinkMessage::NewRoute(route_message(index, route)), NLM_F_CREATE | NLM_F_APPEND)
-            .map_err(what)?;
-    }
-    for rule in &identity.rules {
-        rules::add(rtnl, rule).map_err(failed(format!("add the policy rule of priority {}", rule.priority)))?;
-    }
-    Ok(())
-}
-
-/// Two routes may differ in nothing but their next hop; replacing one by the other would lose it.
-const NLM_F_APPEND: u16 = 0x800;
 
 fn make_interface(rtnl: &mut Rtnl, plan: &Plan<'_>, node: &Node) -> Result<(), crate::reply::Refusal> {
     let Interface { name, index, mac, mtu, attachment, .. } = plan.interface;
@@ -411,45 +344,6 @@ fn address_message(index: u32, &ScopedAddress { address, prefix, scope }: &Scope
 
 fn broadcast(address: Ipv4Addr, prefix: u8) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(address) | u32::MAX.checked_shr(u32::from(prefix)).unwrap_or(0))
-}
-
-fn route_message(interface: u32, route: &Route) -> RouteMessage {
-    let mut message = RouteMessage::default();
-    let (destination, prefix) = route.destination.unwrap_or(match route.gateway {
-        Some(IpAddr::V6(_)) => (IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0),
-        _ => (IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
-    });
-    let header = &mut message.header;
-    header.address_family = if destination.is_ipv6() { AddressFamily::Inet6 } else { AddressFamily::Inet };
-    header.destination_prefix_length = prefix;
-    // The header has room for small numbers only.
-    header.table = u8::try_from(route.table).unwrap_or(RouteHeader::RT_TABLE_UNSPEC);
-    header.protocol = RouteProtocol::Boot;
-    header.kind = RouteType::Unicast;
-    header.scope =
-        if route.gateway.is_none() && destination.is_ipv4() { RouteScope::Link } else { RouteScope::Universe };
-    if route.onlink {
-        header.flags = RouteFlags::Onlink;
-    }
-    if prefix > 0 {
-        message.attributes.push(RouteAttribute::Destination(destination.into()));
-    }
-    if let Some(gateway) = route.gateway {
-        message.attributes.push(RouteAttribute::Gateway(gateway.into()));
-    }
-    if let Some(source) = route.preferred_source {
-        message.attributes.push(RouteAttribute::PrefSource(source.into()));
-    }
-    if route.metric != 0 {
-        message.attributes.push(RouteAttribute::Priority(route.metric));
-    }
-    message.attributes.push(RouteAttribute::Oif(interface));
-    message.attributes.push(RouteAttribute::Table(route.table));
-    message
-}
-
-fn shown(route: &Route) -> String {
-    route.destination.map_or("anywhere".into(), |(address, prefix)| format!("{address}/{prefix}"))
 }
 
 #[cfg(test)]

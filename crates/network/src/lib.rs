@@ -40,6 +40,7 @@ mod queue;
 mod redirect;
 mod repair;
 mod reply;
+mod routes;
 mod rtnl;
 mod rules;
 pub mod ruleset;
