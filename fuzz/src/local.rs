@@ -50,6 +50,7 @@ pub fn preloaded(data: &[u8]) {
     assert!(preload::segments(&text).count() <= lines && preload::without_file(&text).len() <= lines);
     assert!(preload::watched_files(&text).len() <= lines && preload::waits(&text).len() <= lines);
     assert!(preload::shared_objects(&text).len() <= lines);
+    assert!(preload::zombies(&text).len() <= lines && preload::ends(&text).len() <= lines);
     let _ = preload::key_of(data);
 }
 
@@ -71,6 +72,7 @@ pub fn criu_rpc(data: &[u8]) {
 /// The table that the preloaded library reads, what CRIU says of itself, and the CPU.
 pub fn criu_texts(data: &[u8]) {
     criu::table(&text(data));
+    criu::preflight::zombies(&text(data));
     criu::system(&text(data));
 }
 

@@ -49,9 +49,12 @@ fn many_tasks(findings: &Findings) -> Option<String> {
     let ms = tasks.blackout().as_secs_f64() * 1e3;
     (ms > MANY_TASKS_MS).then(|| {
         let Tasks { processes, threads, zombies, depth } = tasks;
+        let of = |number: usize, name: &str, plural: &str| format!("{number} {}", if number == 1 { name } else { plural });
         format!(
-            "its tasks alone take about {ms:.0} ms of the blackout: {processes} processes in {depth} levels with {threads} threads, and \
-             {zombies} that have ended"
+            "its tasks alone take about {ms:.0} ms of the blackout: {} in {} with {}, and {zombies} that have ended",
+            of(processes, "process", "processes"),
+            of(depth, "level", "levels"),
+            of(threads, "thread", "threads"),
         )
     })
 }

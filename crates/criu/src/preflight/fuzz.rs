@@ -1,9 +1,11 @@
 //! Parsers of the preflight for the fuzz targets (`fuzz/`). They panic where an invariant does not hold. Not an interface for other programs.
 
+use std::collections::BTreeSet;
+
 use super::procfs::{FdInfo, Mapping, Mount, Status, bracketed, is_32_bit};
 use super::sockets::netlink;
 use super::terminals::Controlling;
-use super::{diag, scheduling, timers, watches};
+use super::{diag, scheduling, timers, watches, zombies};
 use crate::irmap::Watch;
 
 /// `/proc/PID/status`.
@@ -34,6 +36,14 @@ pub fn mountinfo(text: &str) {
     for mount in Mount::parse_all(text) {
         assert!(mount.point.len() <= 3 * text.len() && mount.root.len() <= 3 * text.len(), "{mount:?}");
     }
+}
+
+/// The lists of zombies, which a peer has sent.
+pub fn zombies(text: &str) {
+    if let Ok(listed) = zombies::parse(text) {
+        assert!(listed.values().map(BTreeSet::len).sum::<usize>() == text.lines().count());
+    }
+    let _ = zombies::parse_ends(text);
 }
 
 /// `/proc/PID/maps`, as the preflight reads it.

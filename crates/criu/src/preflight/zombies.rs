@@ -276,6 +276,15 @@ pub fn missing(parent: u32, listed: &BTreeSet<u32>) -> usize {
     if made { listed.len().saturating_sub(all.len()) } else { listed.len() }
 }
 
+/// Reads how zombies ended, by their pids in the container.
+pub(crate) fn parse_ends(text: &str) -> Option<BTreeMap<u32, i64>> {
+    let end = |line: &str| {
+        let (own, code) = line.split_once(' ')?;
+        Some((own.parse().ok()?, code.parse().ok()?))
+    };
+    text.lines().map(end).collect()
+}
+
 /// How many of the zombies below these processes did not end as is listed.
 ///
 /// # Errors
@@ -286,12 +295,8 @@ pub fn changed(images: &Path, living: impl Iterator<Item = u32>) -> io::Result<u
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
         Err(error) => return Err(error),
     };
-    let end = |line: &str| {
-        let (own, code) = line.split_once(' ')?;
-        Some((own.parse::<u32>().ok()?, code.parse::<i64>().ok()?))
-    };
-    let listed: Option<BTreeMap<u32, i64>> = text.lines().map(end).collect();
-    let mut listed = listed.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the list of ends is none"))?;
+    let none = || io::Error::new(io::ErrorKind::InvalidData, "the list of how zombies ended is none");
+    let mut listed = parse_ends(&text).ok_or_else(none)?;
     for parent in living {
         for ended in children(parent).into_iter().filter_map(|pid| Ended::read(pid, parent)) {
             if listed.get(&ended.inner) == Some(&ended.stat.exit_code()) {

@@ -6,12 +6,13 @@
 //! parent's memory (as of vfork), takes its name, and ends.
 //!
 //! The signals by which the kernel tells of their ends are taken before criu may see them: it would take them for failures.
+//! One that tells of another process is given back.
 
 use std::arch::asm;
 use std::collections::HashSet;
 use std::ffi::{CStr, c_char, c_int};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 
@@ -52,6 +53,14 @@ fn pids() -> &'static [HashSet<u32>; 2] {
     })
 }
 
+/// Whether a file is of any procfs: files of tasks may have the name, too.
+fn is_of_procfs(file: &std::fs::File) -> bool {
+    // SAFETY: plain integers; all zeros is a value, and the call fills it.
+    let mut found: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the structure is ours.
+    unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut found) == 0 && found.f_type == libc::PROC_SUPER_MAGIC }
+}
+
 /// Whether a file is of the node's procfs. The numbers of zombies in the container criu finds out from the container's.
 fn is_of_node(file: &std::fs::File) -> io::Result<bool> {
     Ok(file.metadata()?.dev() == std::fs::metadata("/proc")?.dev())
@@ -72,6 +81,9 @@ pub(crate) fn without(children: c_int) -> io::Result<Option<c_int>> {
     }
     // SAFETY: criu has just got it, and nobody else has it.
     let mut told = std::fs::File::from(unsafe { OwnedFd::from_raw_fd(children) });
+    if !is_of_procfs(&told) {
+        return Ok(Some(told.into_raw_fd()));
+    }
     let mut text = String::new();
     told.read_to_string(&mut text)?;
     let [of_node, of_container] = pids();
@@ -113,9 +125,22 @@ pub(crate) fn make() -> io::Result<()> {
         libc::sigemptyset(&raw mut ends);
         libc::sigaddset(&raw mut ends, libc::SIGCHLD);
         libc::sigprocmask(libc::SIG_BLOCK, &raw const ends, &raw mut before);
-        let made = mine.try_for_each(one);
         let now: libc::timespec = std::mem::zeroed();
-        while libc::sigtimedwait(&raw const ends, std::ptr::null_mut(), &raw const now) > 0 {}
+        let mut of_others = None;
+        let made = mine.try_for_each(|zombie| {
+            one(zombie)?;
+            // One signal stands for all that come before it is taken.
+            let mut told: libc::siginfo_t = std::mem::zeroed();
+            let came = libc::sigtimedwait(&raw const ends, &raw mut told, &raw const now) > 0;
+            if came && told.si_pid() as u32 != zombie.own {
+                of_others = Some(told);
+            }
+            Ok(())
+        });
+        // That is criu's.
+        if let Some(told) = of_others {
+            libc::syscall(libc::SYS_rt_sigqueueinfo, own, libc::SIGCHLD, &raw const told);
+        }
         libc::sigprocmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
         made
     }
