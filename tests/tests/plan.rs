@@ -272,7 +272,7 @@ fn what_many_tasks_take_is_foretold(stage: &mut Stage) -> Result<()> {
     let dry = lab.check("a", &["tranship", "move", NAME, "--to", "b", "--dry-run", "--json"])?;
     let dry: Plan = serde_json::from_str(&dry).context(dry)?;
     for plan in [&shown, &dry] {
-        let words = "1 processes in 1 levels with 601 threads, and 0 that have ended";
+        let words = "1 process in 1 level with 601 threads, and 0 that have ended";
         ensure!(plan.notes.iter().any(|note| note.contains(words)), "{:?}", plan.notes);
     }
     let foretold = shown.estimated_blackout_ms.context("no blackout is foretold")?;

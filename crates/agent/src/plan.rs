@@ -49,7 +49,8 @@ fn many_tasks(findings: &Findings) -> Option<String> {
     let ms = tasks.blackout().as_secs_f64() * 1e3;
     (ms > MANY_TASKS_MS).then(|| {
         let Tasks { processes, threads, zombies, depth } = tasks;
-        let of = |number: usize, name: &str, plural: &str| format!("{number} {}", if number == 1 { name } else { plural });
+        let of =
+            |number: usize, name: &str, plural: &str| format!("{number} {}", if number == 1 { name } else { plural });
         format!(
             "its tasks alone take about {ms:.0} ms of the blackout: {} in {} with {}, and {zombies} that have ended",
             of(processes, "process", "processes"),

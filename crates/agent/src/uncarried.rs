@@ -105,7 +105,7 @@ pub fn look(
     netns: Option<&Path>,
     (carried_pipes, allowed): (&[String], Allowances),
 ) -> Result<Uncarried, Failure> {
-    let Descriptors { sockets, timers, pipes, owned_pipes, queues, queues_of_tasks, files, watches } =
+    let Descriptors { sockets, timers, pipes, owned_pipes, queues, queues_of_tasks, files, closed, watches } =
         descriptors(container);
     let states = netns.map(|netns| tranship_network::socket_states(netns, &sockets)).transpose().map_err(failed)?;
     let mut states = states.unwrap_or_default();
@@ -127,8 +127,15 @@ pub fn look(
     let undone = undo::blockers(&processes);
     let lead_out = lead_out(&pipes, carried_pipes, (&processes, &sockets));
     let (socket_files, lost) = socket_files(container, &sockets);
-    let found =
-        joined.chain(dropped).chain(queues.unread()).chain(left_behind).chain(undone).chain(lost).chain(lead_out);
+    let contents = closed.iter().filter_map(|(pid, descriptor)| file_settings::content(*pid, *descriptor));
+    let found = joined
+        .chain(dropped)
+        .chain(queues.unread())
+        .chain(left_behind)
+        .chain(undone)
+        .chain(lost)
+        .chain(lead_out)
+        .chain(contents);
     let (blockers, _) = allowed.part(found.collect());
     Failure::blocked(blockers).map_or(Ok(()), Err)?;
     let (segments, rooms) = match container.has_namespace("ipc") {
@@ -261,6 +268,8 @@ struct Descriptors {
     /// The same, by the pids in the container.
     queues_of_tasks: Vec<(u32, i32)>,
     files: Vec<FileSetting>,
+    /// Masters of terminals whose slaves all have been closed: processes that have them, and under which numbers.
+    closed: Vec<(u32, i32)>,
     watches: Vec<FlaggedWatch>,
 }
 
@@ -301,7 +310,11 @@ fn descriptors(container: &Container) -> Descriptors {
                 link => {
                     // Only a path may be no text.
                     let link = link.unwrap_or("/");
-                    all.files.extend(process.as_ref().and_then(|process| file_settings::of(process, descriptor, link)));
+                    let settings = process.iter().flat_map(|process| file_settings::of(process, descriptor, link));
+                    for setting in settings {
+                        all.closed.extend(setting.is_hung_up().then_some((pid, descriptor)));
+                        all.files.push(setting);
+                    }
                 }
             }
         }
@@ -392,6 +405,15 @@ impl Uncarried {
     /// What programs call those options of its sockets that older nodes cannot set.
     pub fn newer_options(&self) -> Vec<String> {
         self.sockets.iter().flat_map(SocketState::newer_options).map(str::to_owned).collect()
+    }
+
+    /// A state of its descriptors that older agents do not give them.
+    pub fn newer_state(&self) -> Option<&'static str> {
+        if self.files.iter().any(FileSetting::is_hung_up) {
+            return Some("a terminal whose other side all processes have closed");
+        }
+        let is_connected = self.sockets.iter().any(SocketState::has_netlink_peer);
+        is_connected.then_some("a netlink socket that is connected to group 32")
     }
 
     /// Puts it among the images, where there is any.

@@ -2,14 +2,17 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use serde::{Deserialize, Serialize};
 use tranship_sys::file_settings::{
-    EpollParameters, epoll_parameters, is_exclusive, set_epoll_parameters, set_exclusive, set_write_hint, write_hint,
+    EpollParameters, epoll_parameters, hang_up, has_content, is_exclusive, is_hung_up, is_master, set_epoll_parameters,
+    set_exclusive, set_write_hint, write_hint,
 };
 use tranship_sys::process::{OpenFiles, take_descriptor, text};
+use tranship_types::{Blocker, BlockerKind};
 
 use crate::preflight::Mount;
 
@@ -88,6 +91,8 @@ enum Value {
     EpollParameters(EpollParameters),
     /// The terminal is in exclusive mode (`TIOCEXCL`).
     Exclusive,
+    /// It is the master of a pseudo-terminal whose slaves all have been closed.
+    HungUp,
 }
 
 /// A setting that a new file of the kind does not have.
@@ -100,23 +105,29 @@ pub struct FileSetting {
     value: Value,
 }
 
-/// The setting of what a process has open as `descriptor`; `link` is the target of its link in `/proc/PID/fd`. Takes up to five system calls
-/// where `link` is of a kind that has settings, and no other ones. Hints are for who writes: files that are open for reading alone are left out.
-pub fn of(process: &Process<'_>, descriptor: i32, link: &str) -> Option<FileSetting> {
+/// The settings of what a process has open as `descriptor`; `link` is the target of its link in `/proc/PID/fd`. Takes up to
+/// five system calls where `link` is of a kind that has settings, and no other ones. Hints are for who writes: files that are
+/// open for reading alone are left out.
+pub fn of(process: &Process<'_>, descriptor: i32, link: &str) -> Vec<FileSetting> {
     let &Process { pid, task, ref files, served } = process;
-    let taken = || files.take(descriptor).ok();
-    let value = if link == "anon_inode:[eventpoll]" {
-        let parameters = epoll_parameters(taken()?).ok()?;
-        (parameters != EpollParameters::default()).then_some(Value::EpollParameters(parameters))
+    let take = || files.take(descriptor).ok();
+    let values = if link == "anon_inode:[eventpoll]" {
+        let parameters = take().and_then(|taken| epoll_parameters(taken).ok());
+        [parameters.filter(|found| *found != EpollParameters::default()).map(Value::EpollParameters), None]
     } else if TERMINALS.iter().any(|terminal| link.starts_with(terminal)) {
-        is_exclusive(taken()?).ok()?.then_some(Value::Exclusive)
+        let taken = take();
+        let is =
+            |look: fn(&OwnedFd) -> io::Result<bool>| taken.as_ref().is_some_and(|file| look(file).unwrap_or(false));
+        // A slave is hung up when its master is closed.
+        let is_left = is(|file| Ok(is_hung_up(file)? && is_master(file)));
+        [is(|file| is_exclusive(file)).then_some(Value::Exclusive), is_left.then_some(Value::HungUp)]
     } else if link.starts_with('/') && is_for_writing(pid, descriptor) && !served.has(pid, descriptor) {
-        let hint = write_hint(taken()?).ok()?;
-        (hint != 0).then_some(Value::WriteHint(hint))
+        let hint = take().and_then(|taken| write_hint(taken).ok());
+        [hint.filter(|hint| *hint != 0).map(Value::WriteHint), None]
     } else {
-        None
+        [None, None]
     };
-    Some(FileSetting { task, descriptor, value: value? })
+    values.into_iter().flatten().map(|value| FileSetting { task, descriptor, value }).collect()
 }
 
 impl FileSetting {
@@ -130,8 +141,35 @@ impl FileSetting {
             Value::WriteHint(hint) => set_write_hint(file, hint),
             Value::EpollParameters(parameters) => set_epoll_parameters(file, &parameters),
             Value::Exclusive => set_exclusive(file),
+            Value::HungUp => hang_up(file),
         }
     }
+
+    /// Whether it is that a terminal's slaves all have been closed.
+    pub fn is_hung_up(&self) -> bool {
+        matches!(self.value, Value::HungUp)
+    }
+}
+
+/// What is in the way of the master of a terminal whose slaves all have been closed: CRIU does not look what waits in it.
+/// The container stands still: a slave is opened for that.
+pub fn content(pid: u32, descriptor: i32) -> Option<Blocker> {
+    let holds = take_descriptor(pid, descriptor).and_then(has_content).unwrap_or(true);
+    holds.then(|| closed_terminal(pid, descriptor))
+}
+
+/// Of a terminal whose slaves all have been closed, and in which something waits.
+pub(crate) fn closed_terminal(pid: u32, descriptor: i32) -> Blocker {
+    let name = tranship_sys::process::name(pid).unwrap_or_default();
+    let cause = format!(
+        "descriptor {descriptor} of {name} (pid {pid}) is the master of a terminal whose other side all processes have \
+         closed, and in which something waits to be read, which CRIU does not carry"
+    );
+    let remedy = "let the program read it, and try again";
+    Blocker::new(BlockerKind::Descriptor, cause, remedy)
+        .at(pid, Some(descriptor))
+        .passing()
+        .allowable("closed-terminals")
 }
 
 #[cfg(test)]
@@ -148,16 +186,16 @@ mod tests {
             of(&Process { pid, task: 7, files: OpenFiles::of(pid).unwrap(), served }, file.as_raw_fd(), link)
         };
         let look = |file: &std::fs::File| of(&Served::default(), file, "/tmp/file");
-        assert_eq!(look(&one), None);
+        assert_eq!(look(&one), []);
         set_write_hint(&one, 4).unwrap();
-        let mut found = look(&one).unwrap();
+        let mut found = look(&one).remove(0);
         found.descriptor = other.as_raw_fd();
         found.set(pid).unwrap();
-        assert_eq!(look(&other), Some(found));
-        assert_eq!(of(&served, &one, "pipe:[7]"), None);
+        assert_eq!(look(&other), [found]);
+        assert_eq!(of(&served, &one, "pipe:[7]"), []);
         let metadata = one.metadata().unwrap();
         let (major, minor) = (rustix::fs::major(metadata.dev()), rustix::fs::minor(metadata.dev()));
         served.0.insert(format!("{major}:{minor}"));
-        assert_eq!(of(&served, &one, "/tmp/file"), None);
+        assert_eq!(of(&served, &one, "/tmp/file"), []);
     }
 }

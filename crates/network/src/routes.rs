@@ -20,7 +20,6 @@ use crate::rules;
 /// Two routes may differ in nothing but their next hop; replacing one by the other would lose it.
 const NLM_F_APPEND: u16 = 0x800;
 
-
 /// What makes the routes that an engine has attached those that are asked for.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Changes {

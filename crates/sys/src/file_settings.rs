@@ -1,7 +1,7 @@
 //! Settings of open files and of what they refer to, which the kernel shows and sets by fcntl(2) and ioctl(2).
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
 /// Of linux/fcntl.h.
@@ -104,6 +104,59 @@ pub fn is_hung_up(terminal: impl AsFd) -> io::Result<bool> {
     Ok(checked(unsafe { libc::poll(&raw mut poll, 1, 0) })? > 0 && poll.revents & libc::POLLHUP != 0)
 }
 
+/// Whether it is the master of a pseudo-terminal.
+pub fn is_master(terminal: impl AsFd) -> bool {
+    let mut number: libc::c_int = 0;
+    // SAFETY: the kernel writes an int, which is ours.
+    unsafe { libc::ioctl(terminal.as_fd().as_raw_fd(), libc::TIOCGPTN, &raw mut number) == 0 }
+}
+
+/// Whether anything waits to be read at either side of a pseudo-terminal whose slaves all are closed, by its master: bytes,
+/// or at the slave's side complete lines. A slave is opened for that and closed again.
+///
+/// # Errors
+/// The system's.
+pub fn has_content(master: impl AsFd) -> io::Result<bool> {
+    let waits = |fd: BorrowedFd<'_>| {
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: the kernel writes an int, which is ours.
+        checked(unsafe { libc::ioctl(fd.as_raw_fd(), libc::FIONREAD, &raw mut bytes) }).map(|_| bytes > 0)
+    };
+    Ok(waits(master.as_fd())? || waits(slave_of(master.as_fd())?.as_fd())?)
+}
+
+/// Makes a pseudo-terminal by its master one whose slaves all have been closed.
+///
+/// # Errors
+/// The system's.
+pub fn hang_up(master: impl AsFd) -> io::Result<()> {
+    slave_of(master.as_fd()).map(drop)
+}
+
+/// A new descriptor of a master's slave, also where that is locked. It does not become a session's terminal by that.
+fn slave_of(master: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let master = master.as_raw_fd();
+    let lock = |mut is_locked: libc::c_int| {
+        // SAFETY: the kernel reads an int, which is ours.
+        checked(unsafe { libc::ioctl(master, libc::TIOCSPTLCK, &raw mut is_locked) })
+    };
+    let mut is_locked: libc::c_int = 0;
+    // SAFETY: the kernel writes an int, which is ours.
+    checked(unsafe { libc::ioctl(master, libc::TIOCGPTLCK, &raw mut is_locked) })?;
+    if is_locked != 0 {
+        lock(0)?;
+    }
+    let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
+    // SAFETY: the request takes flags.
+    let slave = checked(unsafe { libc::ioctl(master, libc::TIOCGPTPEER, flags) });
+    // SAFETY: it is new, and nobody else owns it.
+    let slave = slave.map(|slave| unsafe { OwnedFd::from_raw_fd(slave) });
+    if is_locked != 0 {
+        lock(is_locked)?;
+    }
+    slave
+}
+
 /// Has an inotify descriptor watch the file at `path` for the events in `mask`, in place of those that it watches that file for already.
 /// Returns the number of the watch.
 ///
@@ -117,8 +170,6 @@ pub fn watch(inotify: BorrowedFd<'_>, path: &Path, mask: u32) -> io::Result<i32>
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::{FromRawFd, OwnedFd};
-
     use super::*;
 
     #[test]

@@ -23,7 +23,7 @@ pub const ALLOWABLE: &[Allowable] = &[
     },
     Allowable {
         name: "closed-terminals",
-        meaning: "masters of terminals whose other side was closed lose what they have not read, and wait for more",
+        meaning: "terminals whose other side was closed lose what waits in them to be read",
     },
     Allowable {
         name: "core-files",

@@ -55,6 +55,8 @@ impl Versions {
     pub const LOOPBACK: u16 = 12;
     /// The first in which zombies may be listed beside CRIU's images, rather than be in them.
     pub const ZOMBIES: u16 = 12;
+    /// The first in which terminals may be hung up, and sockets of netlink be connected to group 32.
+    pub const HUNG_UP: u16 = 13;
     /// The first in which it may be listed how zombies ended that CRIU makes.
     pub const ENDS: u16 = 13;
 }

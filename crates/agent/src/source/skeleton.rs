@@ -25,7 +25,7 @@ use tranship_transport::Link;
 use tranship_types::{Allowances, Blocker};
 use tranship_wire::message::Request;
 
-use super::streams::{understands_options, understands_socket_files};
+use super::streams::{understands_options, understands_socket_files, understands_states};
 use super::{FROZEN_PATIENCE, SourceRun, failed};
 use crate::interrupt::{Interrupt, LOOK};
 use crate::layout::Role;
@@ -208,6 +208,7 @@ impl SourceRun {
             let version = self.control()?.version();
             understands_options(version, &self.peer, &uncarried.newer_options())?;
             understands_socket_files(version, &self.peer, uncarried.has_socket_files())?;
+            understands_states(version, &self.peer, uncarried.newer_state())?;
             uncarried.write(&self.layout.images())?;
             tracked.map_or(Ok(()), |entries| std::fs::write(self.layout.conntrack(), entries)).map_err(failed)?;
             match tracked_by_node.is_empty() {

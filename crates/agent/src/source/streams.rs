@@ -142,6 +142,17 @@ pub(super) fn understands_socket_files(version: u16, peer: &NodeName, are_rename
     )))
 }
 
+/// Refuses states of descriptors that older agents do not give them.
+pub(super) fn understands_states(version: u16, peer: &NodeName, newer: Option<&str>) -> Result<(), Failure> {
+    match newer.filter(|_| version < Versions::HUNG_UP) {
+        Some(what) => Err(Failure::new(format!(
+            "the container has {what}, and node {peer} speaks version {version} of the protocol, in which that cannot be \
+             moved; update its agent"
+        ))),
+        None => Ok(()),
+    }
+}
+
 /// Refuses an offer whose network, or sockets, a destination that speaks this version would take for others.
 pub(super) fn understands_network(version: u16, peer: &NodeName, offer: &Offer) -> Result<(), Failure> {
     understands_options(version, peer, &offer.socket_options)?;

@@ -14,6 +14,7 @@ use super::container::{Container, Task};
 use super::files::{Descriptor, Files};
 use super::hidden_files::Known;
 use super::procfs;
+use crate::file_settings::closed_terminal;
 
 /// Of the slaves of pseudo-terminals.
 const SLAVES: u32 = 136;
@@ -44,12 +45,8 @@ pub(super) fn check(container: &Container, files: &Files<'_>, look: &mut Look) {
             let what = "has a change of its terminal's state to read (TIOCPKT), which CRIU does not support";
             look.wait(identity, blocker(d, what, "let the program read it, and try again"));
         }
-        if *is_master && is_left(d) && !all.iter().any(|(_, other)| *other == (*index, false)) {
-            let what = format!(
-                "is the master of terminal {index}, whose other side all processes have closed, which CRIU does not carry"
-            );
-            let remedy = "let the program read the end and close it, and try again";
-            look.wait(identity, blocker(d, &what, remedy).allowable("closed-terminals"));
+        if *is_master && is_left(d) && has_output(d) {
+            look.wait(identity, closed_terminal(d.task.pid, d.fd));
         }
         if known.of(d, look).is_stopped {
             let what = format!(

@@ -4,13 +4,14 @@
 use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nix::libc;
 use nix::net::if_::if_nameindex;
+use nix::sys::socket::{NetlinkAddr, connect, getpeername};
 use serde::{Deserialize, Serialize};
 use tranship_sys::process::{OpenFiles, take_descriptor};
 use tranship_sys::socket::{self, TcpInfo};
@@ -60,7 +61,13 @@ pub struct SocketState {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     more_options: Vec<Set>,
     memberships: Vec<Membership>,
+    /// The port of netlink that it is connected to together with [`GROUP_32`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    netlink_peer: Option<u32>,
 }
+
+/// The multicast group of netlink that CRIU takes for none when it connects a socket.
+const GROUP_32: u32 = 1 << 31;
 
 impl SocketState {
     /// All options, in the order in which they are set.
@@ -73,6 +80,11 @@ impl SocketState {
     /// What programs call those of its options that older nodes cannot set.
     pub fn newer_options(&self) -> impl Iterator<Item = &'static str> {
         self.more_options.iter().filter_map(|set| Some(set.choice()?.text))
+    }
+
+    /// Whether it is a netlink socket that is connected to a group that CRIU does not connect it to.
+    pub fn has_netlink_peer(&self) -> bool {
+        self.netlink_peer.is_some()
     }
 
     /// Whether it is in a multicast group.
@@ -226,11 +238,22 @@ fn states(
         let (more_options, options): (Vec<Set>, Vec<Set>) =
             all.into_iter().partition(|set| set.choice().is_some_and(Choice::is_newer));
         let memberships = memberships(socket, sort, joined, interfaces);
-        if !options.is_empty() || !more_options.is_empty() || !memberships.is_empty() {
-            states.push(SocketState { task, descriptor, options, more_options, memberships });
+        let netlink_peer = netlink_peer(socket, sort);
+        let has_none = options.is_empty() && more_options.is_empty() && memberships.is_empty();
+        if !has_none || netlink_peer.is_some() {
+            states.push(SocketState { task, descriptor, options, more_options, memberships, netlink_peer });
         }
     });
     (states, all_dropped)
+}
+
+/// The port that a netlink socket is connected to together with [`GROUP_32`].
+fn netlink_peer(socket: BorrowedFd<'_>, (family, ..): Sort) -> Option<u32> {
+    if family != libc::AF_NETLINK {
+        return None;
+    }
+    let peer: NetlinkAddr = getpeername(socket.as_raw_fd()).ok()?;
+    (peer.groups() == GROUP_32).then(|| peer.pid())
 }
 
 /// The memberships of a socket of that sort in groups of IP; those of TCP, netlink, packet and Unix sockets have none.
@@ -278,6 +301,10 @@ pub fn set_socket_states(
             let index = index(&indices, membership.interface())
                 .ok_or_else(|| refused(&what(), &"there is no such interface"))?;
             multicast::join(socket.as_fd(), membership, index).map_err(|e| refused(&what(), &e))?;
+        }
+        if let Some(port) = state.netlink_peer {
+            connect(socket.as_raw_fd(), &NetlinkAddr::new(port, GROUP_32))
+                .map_err(|e| refused("the group of netlink that it is connected to", &e))?;
         }
         for set in state.set() {
             let Some(choice) = set.choice() else {

@@ -23,10 +23,6 @@ pub(super) fn listed(s: &NetlinkSocket, d: &Descriptor<'_>, inode: u64, look: &m
         let what = "is a netlink socket that listens to multicast groups without being bound";
         look.block(blocker(d, what, "let the program bind it"));
     }
-    // CRIU takes group 0 for 32; the preloaded library takes it back (sockets.rs).
-    if s.destination == 32 {
-        look.block(blocker(d, "is a netlink socket that is connected to group 32", "run the program without it"));
-    }
     if s.waiting > 0 {
         look.wait(inode, unread(d));
     }
