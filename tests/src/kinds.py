@@ -1560,6 +1560,37 @@ def zombies_that_descriptors_refer_to():
     signal.pidfd_send_signal(process, 0)
 
 
+def opened_shared_memory(mapped):
+    """Shared memory without a name, opened by what the kernel tells of mappings."""
+    memory = mmap.mmap(-1, 3 * 4096)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    fd = os.open(f'/proc/self/map_files/{address:x}-{address + 3 * 4096:x}', os.O_RDWR)
+    if not mapped:
+        call(libc.munmap(ctypes.c_void_p(address), 3 * 4096))
+    os.pwrite(fd, b'hello', 4096 - 2)
+    os.lseek(fd, 3, os.SEEK_SET)
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
+    other = os.fork()
+    if other == 0:
+        while True:
+            signal.pause()
+    look = lambda: (os.pread(fd, 9, 4096 - 4), os.fstat(fd).st_size, os.lseek(fd, 0, os.SEEK_CUR), fcntl.fcntl(fd, fcntl.F_GETFL))
+    yield from keeps(look)
+    os.write(fd, b'end')
+    same(os.pread(fd, 3, 3 * 4096), b'end')
+    if mapped:
+        same(memory[4094:4099], b'hello')
+        memory[0:3] = b'new'
+        same(os.pread(fd, 3, 0), b'new')
+        with open(f'/proc/{other}/mem', 'rb') as f:
+            f.seek(address)
+            same(f.read(3), b'new')
+
+
+KINDS['shared_memory_that_is_open'] = lambda: opened_shared_memory(False)
+KINDS['shared_memory_that_is_open_and_mapped'] = lambda: opened_shared_memory(True)
+
+
 @kind
 def many_zombies():
     """Of a process, and of a thread of it; some lead a group of their own."""

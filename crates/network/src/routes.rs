@@ -20,6 +20,9 @@ use crate::rules;
 /// Two routes may differ in nothing but their next hop; replacing one by the other would lose it.
 const NLM_F_APPEND: u16 = 0x800;
 
+/// Whether a route that is there stands for one that is asked for.
+type StandsFor<'a> = dyn Fn(&Route, &Route) -> bool + 'a;
+
 /// What makes the routes that an engine has attached those that are asked for.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Changes {
@@ -39,7 +42,7 @@ impl Changes {
         let same = |there: &Route, asked: &Route| there == asked;
         let place = |there: &Route, asked: &Route| may_be(asked) && place(there) == place(asked);
         let goal = |there: &Route, asked: &Route| is_engine_s(asked) && goal(there) == goal(asked);
-        let ways: [&dyn Fn(&Route, &Route) -> bool; 3] = [&same, &place, &goal];
+        let ways: [&StandsFor<'_>; 3] = [&same, &place, &goal];
         let (mut missing, mut left): (Vec<&Route>, Vec<&Route>) = (asked.iter().collect(), there.iter().collect());
         for stands_for in ways {
             missing.retain(|asked| match left.iter().position(|there| stands_for(there, asked)) {

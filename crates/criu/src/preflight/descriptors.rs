@@ -101,6 +101,10 @@ fn place(container: &Container, d: &Descriptor<'_>) -> Option<Blocker> {
     if path.starts_with("/memfd:") || path.starts_with("/anon_hugepage") {
         return None;
     }
+    // Anonymous shared memory that was opened by `/proc/PID/map_files`. The device of that name has names.
+    if d.link == "/dev/zero (deleted)" && d.kind.kind == FileType::RegularFile {
+        return None;
+    }
     if container.mount_ids.contains(&d.info.mount) {
         return container.covered.contains(&d.info.mount).then(|| {
             let what = format!("is {path}, on a mount that another mount hides");
