@@ -51,11 +51,13 @@ fn creation(described: &Value, wanted: &[IpAddr], node: &str) -> Option<Vec<Stri
     if ranges.iter().all(Option::is_some) {
         ranges.iter().flatten().for_each(|range| add("ip-range", &range.to_string()));
     }
-    for (key, value) in described["labels"].as_object().into_iter().flatten() {
-        add("label", &format!("{key}={}", value.as_str().unwrap_or_default()));
+    for (option, all) in [("label", &described["labels"]), ("opt", &described["options"])] {
+        for (key, value) in all.as_object().into_iter().flatten() {
+            add(option, &format!("{key}={}", value.as_str()?));
+        }
     }
-    for (key, value) in described["options"].as_object().into_iter().flatten() {
-        add("opt", &format!("{key}={}", value.as_str().unwrap_or_default()));
+    for server in list(&described["network_dns_servers"]) {
+        add("dns", &address(server)?.to_string());
     }
     if let Some(parent) = parent(described) {
         add("opt", &format!("parent={parent}"));
@@ -70,6 +72,30 @@ fn creation(described: &Value, wanted: &[IpAddr], node: &str) -> Option<Vec<Stri
     Some(all)
 }
 
+/// Of what `podman network inspect` tells, what [`creation`] and the comparison of networks use: the rest is of the node.
+pub(super) fn portable(described: &Value) -> Value {
+    const KEYS: [&str; 11] = [
+        "name",
+        "driver",
+        "network_interface",
+        "internal",
+        "dns_enabled",
+        "network_dns_servers",
+        "subnets",
+        "routes",
+        "labels",
+        "options",
+        "ipam_options",
+    ];
+    let of = |key: &str| Some((key.to_owned(), described.get(key)?.clone()));
+    Value::Object(KEYS.into_iter().filter_map(of).collect())
+}
+
+/// Whether it takes its parent interface from the node.
+fn takes_parent(described: &Value) -> bool {
+    described["options"]["mode"] == "passthru"
+}
+
 /// The node's interface on which the interfaces of a network's containers are.
 fn parent(described: &Value) -> Option<&str> {
     said(&described["network_interface"]).filter(|_| described["driver"] != "bridge")
@@ -78,23 +104,48 @@ fn parent(described: &Value) -> Option<&str> {
 /// Whether what another node has offered is the network that it names, and leaves the node its interface.
 fn is_as_named(network: &Network) -> bool {
     let described = &network.described;
-    let takes_parent = described["options"]["mode"] == "passthru";
-    said(&described["name"]) == Some(network.name.as_str()) && Network::kind(described) == network.kind && !takes_parent
+    let is_named = said(&described["name"]) == Some(network.name.as_str());
+    is_named && Network::kind(described) == network.kind && !takes_parent(described)
 }
 
 fn blocker(cause: String, remedy: String) -> Blocker {
     Blocker::new(BlockerKind::Network, cause, remedy)
 }
 
+/// The addresses of a container on a network that others have there which run.
+fn taken_addresses<'a>(name: &str, network: &Network, others: impl Iterator<Item = &'a Value>) -> Vec<Blocker> {
+    let mut found = Vec::new();
+    for other in others.filter(|other| other["State"]["Running"] == true && other["Name"] != name) {
+        let endpoint = &other["NetworkSettings"]["Networks"][&network.name];
+        let theirs = [&endpoint["IPAddress"], &endpoint["GlobalIPv6Address"]].map(address);
+        for ip in network.addresses().iter().filter(|ip| theirs.contains(&Some(**ip))) {
+            let (other, network) = (other["Name"].as_str().unwrap_or_default(), &network.name);
+            found.push(blocker(
+                format!(
+                    "address {ip} of container {name} is that of container {other} in Podman's network {network} there"
+                ),
+                "stop that container, or give one of them another address (`podman network disconnect`, `connect --ip`)"
+                    .to_owned(),
+            ));
+        }
+    }
+    found
+}
+
 impl Podman {
     /// What of the container's networks, and of its pod's, keeps it from coming here.
     pub(super) fn network_obstacles(&self, name: &str, parameters: &Parameters) -> Result<Vec<Blocker>, EngineError> {
         let mut found = Vec::new();
+        // Asked for once, and where a network is here.
+        let mut others = None;
         for network in parameters.all_networks() {
             let here = if is_word(&network.name) { self.network(&network.name) } else { Value::Null };
             let (kind, wanted) = (&network.kind, &network.name);
             if Network::kind(&here) == *kind {
-                found.extend(self.taken_addresses(name, network)?);
+                if others.is_none() {
+                    others = Some(self.all_described()?);
+                }
+                found.extend(taken_addresses(name, network, others.iter().flatten()));
             } else if !here.is_null() {
                 let theirs = Network::kind(&here);
                 found.push(blocker(
@@ -102,6 +153,14 @@ impl Podman {
                         "Podman there has no network {wanted} that is {kind}, but one of that name that is {theirs}"
                     ),
                     format!("remove it there (`podman network rm {wanted}`), if nobody needs it"),
+                ));
+            } else if takes_parent(&network.described) {
+                found.push(blocker(
+                    format!(
+                        "Podman there has no network {wanted} that is {kind}, and Tranship makes none in mode passthru: it \
+                         takes its parent interface from the node"
+                    ),
+                    format!("make it there (`podman network create {}-o mode=passthru -o parent=… {wanted}`)", kind.options()),
                 ));
             } else if !is_as_named(network)
                 || creation(&network.described, &network.addresses(), &host_name()).is_none()
@@ -155,25 +214,6 @@ impl Podman {
                 other => other.map(drop),
             }
         })
-    }
-
-    fn taken_addresses(&self, name: &str, network: &Network) -> Result<Vec<Blocker>, EngineError> {
-        let mut found = Vec::new();
-        for other in
-            self.all_described()?.iter().filter(|other| other["State"]["Running"] == true && other["Name"] != name)
-        {
-            let endpoint = &other["NetworkSettings"]["Networks"][&network.name];
-            let theirs = [&endpoint["IPAddress"], &endpoint["GlobalIPv6Address"]].map(address);
-            for ip in network.addresses().iter().filter(|ip| theirs.contains(&Some(**ip))) {
-                let (other, network) = (other["Name"].as_str().unwrap_or_default(), &network.name);
-                found.push(blocker(
-                    format!("address {ip} of container {name} is that of container {other} in Podman's network {network} there"),
-                    "stop that container, or give one of them another address (`podman network disconnect`, `connect --ip`)"
-                        .to_owned(),
-                ));
-            }
-        }
-        Ok(found)
     }
 
     /// What keeps this Podman from making a network that it does not have.
@@ -242,18 +282,24 @@ mod tests {
         json!({
             "name": "shop", "driver": "macvlan", "network_interface": "eth0", "internal": false, "dns_enabled": false,
             "subnets": [{"subnet": "10.77.0.0/24", "gateway": "10.77.0.1"}], "labels": {"tier": "back"},
-            "options": {"mtu": "1400"}, "ipam_options": {"driver": "host-local"},
+            "options": {"mtu": "1400"}, "network_dns_servers": ["10.77.0.9"], "ipam_options": {"driver": "host-local"},
         })
     }
 
     #[test]
     fn a_network_is_made_again_with_a_range_of_the_node_s_own() {
         let all = creation(&described(), &[], "b").unwrap();
-        for option in
-            ["--subnet=10.77.0.0/24", "--gateway=10.77.0.1", "--label=tier=back", "--opt=mtu=1400", "--opt=parent=eth0"]
-        {
+        for option in [
+            "--subnet=10.77.0.0/24",
+            "--gateway=10.77.0.1",
+            "--label=tier=back",
+            "--opt=mtu=1400",
+            "--opt=parent=eth0",
+            "--dns=10.77.0.9",
+        ] {
             assert!(all.iter().any(|one| one == option), "no {option} in {all:?}");
         }
+        assert_eq!(creation(&portable(&described()), &[], "b").unwrap(), all);
         let range = all.iter().find_map(|one| one.strip_prefix("--ip-range=")).and_then(Subnet::parse).unwrap();
         assert!(Subnet::parse("10.77.0.128/25").unwrap().overlaps(&range), "{range}");
         assert_eq!(all.last().unwrap(), "shop");
@@ -281,6 +327,8 @@ mod tests {
             ("ipam_options", json!({"driver": "dhcp"})),
             ("routes", json!([{"destination": "10.0.0.0/8"}])),
             ("subnets", json!([])),
+            ("options", json!({"mtu": 1400})),
+            ("network_dns_servers", json!(["--driver=own"])),
         ] {
             let mut other = described();
             other[key] = value;

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tranship_types::{Blocker, BlockerKind};
 
+use super::networks::portable;
 use super::pod::JoinedPod;
 use crate::AttachedNetwork;
 use crate::attached::gateways;
@@ -192,7 +193,7 @@ impl Parameters {
             Network {
                 name: name.clone(),
                 kind: Network::kind(&description),
-                described: description,
+                described: portable(&description),
                 ips: ip.into_iter().filter(|ip| !ip.is_empty()).map(str::to_owned).collect(),
                 mac: endpoint["MacAddress"].as_str().unwrap_or_default().to_owned(),
                 // Podman adds the id's beginning by itself.
