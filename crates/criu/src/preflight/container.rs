@@ -65,7 +65,7 @@ impl Container {
     pub(super) fn read(subject: &Subject) -> Result<Self, PreflightError> {
         let init = subject.init_pid;
         let mut tasks = BTreeMap::new();
-        let pids: BTreeSet<u32> = subject.pids.iter().copied().chain([init]).collect();
+        let pids: BTreeSet<u32> = with_born_since(init, subject.pids.iter().copied().chain([init]).collect());
         for pid in pids {
             // Of a process that ends they are there no more, one after the other: whoever lives afterwards had all.
             let namespaces = procfs::namespaces(pid).unwrap_or_default();
@@ -144,6 +144,22 @@ impl Container {
     pub(super) fn namespaces(&self) -> HashSet<&str> {
         self.tasks.values().flat_map(|t| t.namespaces.values()).map(String::as_str).collect()
     }
+}
+
+/// These processes of a container, and those of their descendants in its cgroup that were born since they were listed.
+fn with_born_since(init: u32, mut pids: BTreeSet<u32>) -> BTreeSet<u32> {
+    let cgroup = |pid: u32| procfs::text(format!("/proc/{pid}/cgroup")).ok();
+    let own = cgroup(init);
+    let mut parents: Vec<u32> = pids.iter().copied().collect();
+    while let Some(parent) = parents.pop() {
+        for child in children(parent) {
+            if !pids.contains(&child) && own.is_some() && cgroup(child) == own {
+                pids.insert(child);
+                parents.push(child);
+            }
+        }
+    }
+    pids
 }
 
 /// Parts the descendants of `init`, which is what CRIU finds (seize.c), from the rest.

@@ -351,6 +351,16 @@ fn of_a_process_that_a_signal_has_stopped_the_parent_is_told_once_more() {
     }
 }
 
+#[test]
+fn processes_that_were_born_since_they_were_listed_are_looked_at() {
+    let script = "r, w = os.pipe()\nif os.fork() == 0:\n  os.close(r)\n  time.sleep(1000)\nos.close(w)\nready()\n";
+    let Some(container) = Sandbox::run("born", script, None).map(Sandbox::started) else { return };
+    let all = container.subject();
+    let before = Subject { pids: vec![all.init_pid], ..all };
+    let found = inspect(&before).unwrap();
+    assert_eq!((found.blockers, found.tasks), (vec![], 2));
+}
+
 /// What the rules for sessions and groups say of random trees is what criu does with them.
 #[test]
 fn trees_are_refused_if_criu_cannot_restore_them_and_only_then() {
