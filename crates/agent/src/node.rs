@@ -10,6 +10,7 @@ use tranship_engine::{Container, Engine, EngineError};
 use tranship_memory::tracker::Method;
 use tranship_sys::awake::Awake;
 use tranship_sys::mapping_flags::FlagsReader;
+use tranship_sys::rseq::Areas;
 use tranship_sys::{reserve, restart_blocks, threads};
 use tranship_transport::{Connection, Connector, Link};
 use tranship_types::{
@@ -58,6 +59,8 @@ pub struct Node {
     pub relays: crate::stdio::Sessions,
     /// Tells the flags of mappings, where the kernel lets that be asked for.
     pub mapping_flags: Option<FlagsReader>,
+    /// Tells where threads have areas for restartable sequences, where the kernel lets that be asked for.
+    pub sequence_areas: Option<Areas>,
     /// How writes to memory are found.
     pub tracking: Method,
     /// Containers that a migration of this node has to do with.
@@ -104,6 +107,11 @@ impl Node {
                 .inspect_err(
                     |error| tracing::info!(%error, "criu reads smaps itself: mappings' flags cannot be read by BPF"),
                 )
+                .ok(),
+            sequence_areas: Areas::load()
+                .inspect_err(|error| {
+                    tracing::info!(%error, "a restore after which pages follow waits for some: threads' areas cannot be read by BPF");
+                })
                 .ok(),
             tracking,
             busy: Arc::default(),

@@ -50,7 +50,7 @@ mod remote;
 pub mod reserve;
 pub mod restart_blocks;
 #[cfg(target_arch = "x86_64")]
-mod rseq;
+pub mod rseq;
 pub mod sched_attr;
 pub mod schedule;
 mod scratch;

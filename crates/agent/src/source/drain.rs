@@ -214,7 +214,7 @@ impl SourceRun {
         let urgent = self.page_stream(URGENT_STREAM)?;
         let outbox = Outbox::default();
         outbox.add(&send::lacking(&spaces, &missing));
-        let push = Push::start(outbox, streams, Some(Demand { wants, urgent }), crew);
+        let push = Push::start(outbox, streams, Some(Demand { wants, urgent }), Vec::new, crew);
         push.begin(Standing::Ordinary);
         Ok(push)
     }

@@ -9,9 +9,13 @@ use tranship_memory::send::{Counters, Outbox, SendError, Stream};
 use tranship_sys::schedule::{self, Standing};
 use tranship_sys::threads::{Given, Waiting};
 use tranship_transport::{Closer, Connection, Link};
+use tranship_types::{AddressSpaceId, PageRange};
 use tranship_wire::ReadError;
 
 use crate::node::failed;
+
+/// Pages of address spaces.
+pub type Pages = Vec<(AddressSpaceId, Vec<PageRange>)>;
 
 /// The links on which the destination asks for pages and gets them.
 pub struct Demand {
@@ -90,7 +94,8 @@ pub fn crew(streams: u8) -> Result<Vec<Waiting>, Failure> {
 }
 
 impl Push {
-    /// Answers demands from now on; sends the rest over all the streams once [`Self::begin`] is called.
+    /// Answers demands from now on; sends the rest over all the streams once [`Self::begin`] is called. The pages that
+    /// `ahead` finds are sent after the first answer, without being asked for.
     ///
     /// # Panics
     /// If the [`crew`] is not one for so many streams.
@@ -98,6 +103,7 @@ impl Push {
         outbox: Outbox,
         streams: Vec<Stream<Connection>>,
         demand: Option<Demand>,
+        ahead: impl FnOnce() -> Pages + Send + 'static,
         mut crew: Vec<Waiting>,
     ) -> Self {
         let mut thread = || crew.pop().expect("there is a thread for each stream");
@@ -123,7 +129,7 @@ impl Push {
             closers.extend([wants.closer(), urgent.link().closer()]);
             wire.push(urgent.link().counters());
             let (outbox, counters) = (Arc::clone(&outbox), Arc::clone(&counters));
-            thread().give(move || answer(wants, urgent, &outbox, &counters))
+            thread().give(move || answer(wants, urgent, ahead, (&outbox, &counters)))
         });
         Self { counters, streams: threads, ended, demand, closers, wire, start, broken: None, unreadable: false }
     }
@@ -204,18 +210,23 @@ impl Drop for Push {
     }
 }
 
-/// Sends what is asked for until the destination has ended the link in good order: when it has everything.
+/// Sends what is asked for until the destination has ended the link in good order: when it has everything. Whoever asks has
+/// heard of all pages that follow, and takes those that it has not asked for, too.
 fn answer(
     mut wants: Connection,
     mut urgent: Stream<Connection>,
-    outbox: &Outbox,
-    counters: &Counters,
+    ahead: impl FnOnce() -> Pages,
+    (outbox, counters): (&Outbox, &Counters),
 ) -> Result<(), String> {
     schedule::stand(Standing::Realtime);
+    let mut ahead = ahead();
     loop {
         match tranship_wire::runs::read_wants(&mut wants) {
             Ok(Some((space, ranges))) => {
                 outbox.send_wanted(space, &ranges, &mut urgent, counters).map_err(|e| e.to_string())?;
+                for (space, ranges) in std::mem::take(&mut ahead) {
+                    outbox.send_ahead(space, &ranges, &mut urgent, counters).map_err(|e| e.to_string())?;
+                }
             }
             Ok(None) => {}
             Err(ReadError::Closed) => return Ok(()),

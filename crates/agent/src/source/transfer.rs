@@ -12,13 +12,25 @@ use tranship_sys::clock::monotonic_ns;
 use tranship_sys::schedule::{self, Standing};
 use tranship_sys::threads::{self, Beside};
 use tranship_transport::{Closer, Connection, Link};
-use tranship_types::Mode;
+use tranship_types::{AddressSpaceId, Mode, PAGE_SIZE, PageRange};
 
-use super::push::Push;
+use super::push::{Pages, Push};
 use super::showing::show;
 use super::streams::show_tally;
 use super::{LIMITS_CHANGED, STREAM_BUFFERS, SourceRun, failed};
+use crate::node::Node;
 use crate::tmpfs;
+
+/// The pages that a restore writes to itself, while the tasks stand still: each thread's area for restartable sequences,
+/// which the kernel writes when it is registered. To wait for one at a time takes about a millisecond each.
+fn touched_by_restore(node: &Node, spaces: &[(u32, AddressSpaceId)]) -> Pages {
+    let Some(areas) = &node.sequence_areas else { return Vec::new() };
+    let page = |area: u64| PageRange { start: area & !(PAGE_SIZE - 1), end: (area & !(PAGE_SIZE - 1)) + PAGE_SIZE };
+    let pages = |(pid, space): &(u32, AddressSpaceId)| {
+        (*space, areas.read(*pid).unwrap_or_default().into_iter().map(page).collect())
+    };
+    spaces.iter().map(pages).collect()
+}
 
 impl SourceRun {
     /// Memory over the page streams and the skeleton over the control link, at the same time. First of all the pages are
@@ -108,6 +120,9 @@ impl SourceRun {
         let (mut leaving, mut trees) = (self.files.take(), self.trees.take());
         let pids = self.inspected()?.0.processes().map_err(failed)?;
         let interrupt = Arc::clone(&self.interrupt);
+        let (node, spaces) =
+            (Arc::clone(&self.node), early.map(|spaces| spaces.iter().map(|s| (s.pid, s.id)).collect()));
+        let spaces: Vec<(u32, AddressSpaceId)> = spaces.unwrap_or_default();
         let (skeleton, files, trees_left, named) = std::thread::scope(|scope| {
             let (shared, counters) = (shared.as_ref(), &counters);
             let named = threads::beside(scope, "names", move || -> Result<_, SendError> {
@@ -117,7 +132,7 @@ impl SourceRun {
                 send::name(&plan, &mut streams)?;
                 send::named(&mut streams)?;
                 let named = monotonic_ns();
-                let push = Push::start(outbox, streams, demand, crew);
+                let push = Push::start(outbox, streams, demand, move || touched_by_restore(&node, &spaces), crew);
                 if early.is_none() {
                     push.begin(Standing::Favoured);
                 }

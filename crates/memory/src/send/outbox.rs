@@ -193,4 +193,20 @@ impl Outbox {
         }
         Ok(())
     }
+
+    /// Sends what is left or on its way of pages for which the other side is going to ask, before it asks for each.
+    pub fn send_ahead<W: Write>(
+        &self,
+        space: AddressSpaceId,
+        ranges: &[PageRange],
+        stream: &mut Stream<W>,
+        counters: &Counters,
+    ) -> Result<(), SendError> {
+        for range in ranges {
+            for chunk in self.take_wanted(space, *range) {
+                stream.send(&chunk, Version::Later, counters, None)?;
+            }
+        }
+        Ok(stream.link().flush().map_err(WriteError::from)?)
+    }
 }
