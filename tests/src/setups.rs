@@ -97,6 +97,14 @@ for _ in range(2000):
 print('goes on' if turns[0:4] == b'seen' and turns[4096:4104] != before else 'stands still')
 "#;
 
+/// Writes numbered lines, the even ones to stdout, the others to stderr.
+const LOG_WRITER: &str = r#"
+import itertools, sys, time
+for number in itertools.count():
+    print(number, file=sys.stderr if number % 2 else sys.stdout, flush=True)
+    time.sleep(0.001)
+"#;
+
 impl Managed {
     /// A container whose mounts lie behind symbolic links of its image moves there, back and on,
     /// with the content of its volume, and is described as before. The address is that of this
@@ -395,8 +403,7 @@ impl Managed {
         self.remove(lab, "b")
     }
 
-    /// What becomes of what the container has logged is said before the move and by its report. The address is that of
-    /// this number.
+    /// What becomes of a log that stays behind is said before the move and by its report. The address is that of this number.
     ///
     /// # Errors
     /// If not.
@@ -408,10 +415,69 @@ impl Managed {
             Ok((!(self.command)(lab, "a", &["logs", self.name])?.is_empty()).then_some(()))
         })?;
         let words = format!("logs: `{engine} logs {}` begins with the move on the destination; the ", self.name);
-        let plan = lab.check("a", &["tranship", "move", self.name, "--to", "b", "--dry-run", "--json"])?;
+        let plan =
+            lab.check("a", &["tranship", "move", self.name, "--to", "b", "--dry-run", "--json", "--logs", "none"])?;
         ensure!(plan.contains(&words), "the plan says {plan}");
-        let report = move_container(lab, "a", self.name, "b")?;
+        let report = move_with(lab, "a", self.name, "b", &["--logs", "none"])?;
         ensure!(report.ways.iter().any(|way| way.contains(&words)), "the report has only {:?}", report.ways);
         self.remove(lab, "b")
+    }
+
+    /// A container that writes numbered lines all the time has all of them in its log after each move, once and in order, as they were before it:
+    /// those of stdout, among which none of stderr is. `rotates`: its engine removes the oldest ones. The address is that of this number, `more` are
+    /// options of `run`.
+    ///
+    /// # Errors
+    /// If not.
+    pub fn keeps_its_log(&self, lab: &Lab, number: u8, (more, rotates): (&[&str], bool)) -> Result<()> {
+        (self.prepare)(lab)?;
+        let command = ["python3", "-c", LOG_WRITER].map(ToOwned::to_owned);
+        (self.run)(lab, "a", self.name, Ipv4Addr::new(10, 77, 0, number), self.image, more, &command)?;
+        wait_until("lines in the log", Duration::from_secs(30), || {
+            Ok(self.log(lab, "a", &[])?.last().is_some_and(|(_, last)| *last > 2000).then_some(()))
+        })?;
+        let plan = lab.check("a", &["tranship", "move", self.name, "--to", "b", "--dry-run", "--json"])?;
+        ensure!(plan.contains("\"log_bytes\":"), "the plan says {plan}");
+        for (from, to) in [("a", "b"), ("b", "a"), ("a", "b")] {
+            let before = self.log(lab, from, &[])?;
+            let report = move_container(lab, from, self.name, to).with_context(|| format!("from {from} to {to}"))?;
+            ensure!(report.ways.iter().any(|way| way.starts_with("logs: ")), "the report has only {:?}", report.ways);
+            let (_, last) = before.last().context("nothing was logged")?;
+            let after = wait_until("lines after the move", Duration::from_secs(10), || {
+                Ok(Some(self.log(lab, to, &[])?).filter(|log| log.last().is_some_and(|(_, now)| *now > last + 400)))
+            })?;
+            let gap = after.windows(2).find(|pair| pair[1].1 != pair[0].1 + 2);
+            ensure!(gap.is_none(), "on {to} its log has {gap:?}; {:?}", report.ways);
+            let kept = before.iter().filter(|line| after.contains(line)).count();
+            ensure!(rotates || kept == before.len(), "of {} lines of {from}, {to} has {kept}", before.len());
+            ensure!(kept * 4 > before.len(), "of {} lines of {from}, {to} has only {kept}", before.len());
+            // Docker 20.10 leaves out all compressed files where a time is given.
+            if !rotates {
+                let (time, middle) = &after[after.len() / 2];
+                let since = self.log(lab, to, &["--since", time])?;
+                // Podman shows what is later, and has times in milliseconds.
+                let first = since.first().context("nothing was logged since")?.1;
+                ensure!((*middle..middle + 20).contains(&first), "since {time}, of {middle}, it has {first} first");
+            }
+            // It counts the lines of both streams.
+            let tail = self.log(lab, to, &["--tail", "700"])?;
+            let last = tail.last().context("it has no tail")?.1;
+            ensure!(
+                (300..=400).contains(&tail.len()) && last > after[after.len() - 1].1,
+                "its tail has {}",
+                tail.len()
+            );
+        }
+        self.remove(lab, "b")
+    }
+
+    /// The lines of stdout in its log, each with its time.
+    fn log(&self, lab: &Lab, node: &str, more: &[&str]) -> Result<Vec<(String, u64)>> {
+        let text = (self.command)(lab, node, &[&["logs", "--timestamps"], more, &[self.name]].concat())?;
+        let line = |line: &str| -> Result<(String, u64)> {
+            let (time, number) = line.split_once(' ').with_context(|| format!("a line {line:?}"))?;
+            Ok((time.to_owned(), number.parse().with_context(|| format!("a line {line:?}"))?))
+        };
+        text.lines().map(line).collect()
     }
 }

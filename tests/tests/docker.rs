@@ -520,8 +520,24 @@ fn what_becomes_of_logs_is_said(stage: &mut Stage) -> Result<()> {
     DOCKER.says_what_becomes_of_its_logs(&stage.lab, 107, &["--log-driver", "local"])
 }
 
+fn a_log_goes_on_after_a_move(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    DOCKER.keeps_its_log(lab, 106, (&[], false)).context("json-file")?;
+    DOCKER.keeps_its_log(lab, 106, (&["--log-driver", "local"], false)).context("local")?;
+    let rotating = |driver, size, compress| {
+        ["--log-driver", driver, "--log-opt", size, "--log-opt", "max-file=4", "--log-opt", compress]
+    };
+    DOCKER
+        .keeps_its_log(lab, 106, (&rotating("json-file", "max-size=200k", "compress=false"), true))
+        .context("json-file that rotates")?;
+    DOCKER
+        .keeps_its_log(lab, 106, (&rotating("local", "max-size=60k", "compress=true"), true))
+        .context("local that compresses")
+}
+
 fn main() -> ExitCode {
     scenarios(&[
+        ("a_log_goes_on_after_a_move", a_log_goes_on_after_a_move),
         ("what_becomes_of_logs_is_said", what_becomes_of_logs_is_said),
         ("a_device_of_the_node_is_there_after_a_move", a_device_of_the_node_is_there_after_a_move),
         ("addresses_and_routes_that_programs_add_move", addresses_and_routes_that_programs_add_move),

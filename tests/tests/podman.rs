@@ -309,11 +309,16 @@ fn what_becomes_of_logs_is_said(stage: &mut Stage) -> Result<()> {
     PODMAN.says_what_becomes_of_its_logs(&stage.lab, 105, &["--log-driver", "k8s-file"])
 }
 
+fn a_log_goes_on_after_a_move(stage: &mut Stage) -> Result<()> {
+    PODMAN.keeps_its_log(&stage.lab, 105, (&["--log-driver", "k8s-file"], false))
+}
+
 fn main() -> ExitCode {
     if !whole_matrices() {
         println!("skipped: killed starts but that of podman itself; `make test-engines` kills conmon and runc, too");
     }
     scenarios(&[
+        ("a_log_goes_on_after_a_move", a_log_goes_on_after_a_move),
         ("what_becomes_of_logs_is_said", what_becomes_of_logs_is_said),
         ("a_device_of_the_node_is_there_after_a_move", a_device_of_the_node_is_there_after_a_move),
         ("addresses_and_routes_that_programs_add_move", addresses_and_routes_that_programs_add_move),

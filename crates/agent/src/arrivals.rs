@@ -19,6 +19,7 @@ use crate::copying::Arriving;
 use crate::destination::DestinationRun;
 use crate::draining::Drain;
 use crate::intake::Intake;
+use crate::logs;
 use crate::node::Node;
 use crate::registry::{LiveReport, unix_ms};
 use crate::rights::next_offer;
@@ -219,6 +220,8 @@ pub struct Inbox {
     pub tmpfs: Arriving,
     /// The content of directory trees on disk.
     pub trees: Arriving,
+    /// What it has logged before.
+    pub log: logs::Arriving,
     /// What is known of its drain, once it runs here.
     pub drain: Drain,
     /// What the containers of a pod share, where this one brings it.

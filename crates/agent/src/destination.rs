@@ -14,7 +14,7 @@ use std::time::Duration;
 use tranship_coordinator::{DestinationPort, DestinationStep, Failure, Fault};
 use tranship_criu::front;
 use tranship_criu::images::Allowed;
-use tranship_engine::{Container, Engine, EngineError, State};
+use tranship_engine::{Container, Engine, EngineError, LogFiles, State};
 use tranship_memory::pager::{self, PagerHandle};
 use tranship_memory::receive::Store;
 use tranship_network::{Announcer, Gate, Injector, NetworkError, Takeover, cni};
@@ -29,6 +29,7 @@ pub use self::preflight::{available_memory, check, place_network};
 use crate::arrivals::{Inbox, WayIn};
 use crate::draining::{self, Pages};
 use crate::layout::{Front, Layout, Role};
+use crate::logs;
 use crate::node::{self, Node, failed};
 use crate::policy;
 use crate::space;
@@ -56,6 +57,8 @@ pub struct DestinationRun {
     inbox: Arc<Inbox>,
     /// The places of its directory trees, until they have taken them. An engine that starts a container does not tell of it.
     targets: Vec<Target>,
+    /// The files of its log, for the same reason.
+    log: Option<LogFiles>,
     front: Option<Front>,
     /// The process that has the engine restore, until it has been waited for.
     restoring: Option<Started>,
@@ -105,6 +108,7 @@ impl DestinationRun {
             offer,
             inbox,
             targets: Vec::new(),
+            log: None,
             front: None,
             restoring: None,
             allowed: None,
@@ -431,11 +435,13 @@ impl DestinationRun {
                 tmpfs::open(&self.inbox, &self.layout, &self.offer, &self.peer)?;
                 self.targets = trees::targets(&*self.engine, &self.id, &self.offer)?;
                 Note::write(&self.node, &self.id, &self.targets, &self.offer)?;
+                self.log = logs::place(&*self.engine, &self.offer)?;
                 self.targets.iter().try_for_each(Target::stage).map_err(failed)
             }
             DestinationStep::Pager => self.start_pager(),
             DestinationStep::Engine => {
                 self.start_engine()?;
+                self.inbox.log.open(self.log.take(), &self.peer);
                 trees::open(&self.inbox.trees, &self.targets, &self.offer, &self.peer)
             }
             // The files came with the request that leads here; memory comes on links of its own.
@@ -493,6 +499,7 @@ impl DestinationPort for DestinationRun {
             DestinationStep::Directory => {
                 self.inbox.tmpfs.close();
                 self.inbox.trees.close();
+                self.inbox.log.close();
                 self.inbox.pod.end(Err(failed("the migration was undone")));
                 let targets = trees::targets_left(&*self.engine, &self.id, &self.offer)?;
                 targets.iter().try_for_each(Target::undo).map_err(failed)?;

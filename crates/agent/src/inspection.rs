@@ -15,7 +15,7 @@ use tranship_wire::message::Offer;
 
 use crate::groups::Unit;
 use crate::node::Node;
-use crate::{neighbours, pods, stdio, trees, uncarried};
+use crate::{logs, neighbours, pods, stdio, trees, uncarried};
 
 /// Links that carry pages. Two keep both ends' encryption busy; more bring nothing on one flow's worth of cores.
 pub const STREAMS: u8 = 2;
@@ -192,6 +192,8 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions, unit: Option<&Uni
         trees.iter().any(|tree| tree.path == source)
     };
     let binds = container.binds.iter().filter(|source| !comes_along(source)).cloned().collect();
+    let choice = logs::choose(&*engine, &container, (to, &mut parameters), options)?;
+    findings.changes.extend(choice.words);
     let huge_pages = hugetlb::needed(&subject.pids)
         .map_err(|e| Failure::new(format!("the mappings of {name} cannot be read: {e}")))?;
     let huge_bytes = hugetlb::private(&subject.pids);
@@ -223,6 +225,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions, unit: Option<&Uni
         allow: options.allow,
         streams_of_node: findings.streams.clone(),
         stdio_target: options.stdio.clone(),
+        log: choice.log,
     };
     if !(joins && offer.shares_memory && pod.as_ref().is_some_and(|pod| pod.shared_memory(&container).is_some())) {
         blockers.extend(crate::tmpfs::left_behind(&container, &offer));

@@ -35,6 +35,7 @@ mod launcher;
 mod layout;
 mod live;
 mod local_networks;
+mod logs;
 mod moves;
 mod neighbours;
 mod netavark;

@@ -26,6 +26,7 @@ use crate::destination::{self, DestinationRun};
 use crate::draining;
 use crate::freeze_slots::Owner;
 use crate::images;
+use crate::logs;
 use crate::node::{Node, sentence};
 use crate::policy;
 use crate::probes::Probed;
@@ -167,12 +168,14 @@ fn answer(node: &Arc<Node>, incoming: Incoming, place: HandshakePlace, links: &A
                 tracing::warn!(%address, %id, ?purpose, %failure, "files did not arrive");
             }
         }
+        (Purpose::Log, Some(id)) => logs::receive(node, &id, &mut link, IDLE),
         (Purpose::Image, Some(id)) => {
             if let Err(failure) = images::receive(node, &mut link) {
                 tracing::warn!(%address, %id, %failure, "an image did not arrive");
             }
         }
-        (Purpose::Pages { .. } | Purpose::Wants { .. } | Purpose::Files | Purpose::Trees | Purpose::Image, None) => {}
+        // The others belong to a migration.
+        (_, None) => {}
     }
 }
 
@@ -415,6 +418,7 @@ fn offered(node: &Arc<Node>, id: &MigrationId, peer: &NodeName, offer: Offer, li
             shares_networks: true,
             shares_memory: true,
             gives_slots: true,
+            keeps_log: true,
         },
         Err(failure) => {
             abort(node, id, &failure);

@@ -76,7 +76,9 @@ fn assumed(node: &Node, plan: &Plan, found: &Inspection) -> Observed {
 
 /// Bytes of files and image that travel before the freeze.
 fn bytes_ahead(plan: &Plan) -> u64 {
-    plan.trees.iter().map(|tree| tree.bytes).sum::<u64>() + plan.image.as_ref().map_or(0, |image| image.bytes)
+    plan.trees.iter().map(|tree| tree.bytes).sum::<u64>()
+        + plan.log_bytes
+        + plan.image.as_ref().map_or(0, |image| image.bytes)
 }
 
 /// Looks for what stands in the way; if nothing does, watches the container and probes the link.
@@ -194,6 +196,7 @@ fn look(
         tasks: findings.threads as u64,
         tmpfs_bytes: findings.tmpfs_bytes,
         trees: found.offer.trees.clone(),
+        log_bytes: found.offer.log.as_ref().map_or(0, |log| log.bytes),
         image,
         estimated_blackout_ms: None,
         estimated_total_ms: None,

@@ -136,7 +136,8 @@ fn violations(config: &Config, accept: &Accept, offer: &Offer) -> Vec<Violation>
     if accept.engines.as_ref().is_some_and(|engines| !engines.contains(&engine)) {
         add(format!("it is run by {engine}"), "engines", quoted(&engine));
     }
-    let megabytes = offer.trees.iter().fold(0u64, |sum, tree| sum.saturating_add(tree.bytes)).div_ceil(1 << 20);
+    let log = offer.log.as_ref().map_or(0, |log| log.bytes);
+    let megabytes = offer.trees.iter().fold(log, |sum, tree| sum.saturating_add(tree.bytes)).div_ceil(1 << 20);
     if let Some(most) = accept.trees_mib.filter(|most| megabytes > *most) {
         add(
             format!("it brings {megabytes} MiB of files on disk, and {most} may come"),

@@ -64,8 +64,8 @@ use crate::registry::LiveReport;
 use crate::stdio;
 use crate::timeline::{ClockOffset, Timeline};
 use crate::tmpfs;
-use crate::trees;
 use crate::unread::Queues;
+use crate::{logs, trees};
 
 /// Why a move ends whose container is to have other limits than the destination has been told.
 const LIMITS_CHANGED: &str = "limits of the container's cgroup were changed during the move; try again";
@@ -167,6 +167,8 @@ pub struct SourceRun {
     files: Option<tmpfs::Leaving>,
     /// Its directory trees on disk.
     trees: Option<trees::Leaving>,
+    /// Its log.
+    log: Option<logs::Leaving>,
     /// Bytes sent on links that are closed by now.
     wire_bytes: u64,
     /// The destination may know of the migration.
@@ -189,6 +191,8 @@ pub struct SourceRun {
     awaited: Option<Waiting>,
     /// Whether datagrams may be sent to the destination before it is ready.
     peer_keeps_datagrams: bool,
+    /// Whether the container's log may be sent there.
+    peer_keeps_log: bool,
     attempts: u32,
     entered: Entered,
 }
@@ -249,6 +253,7 @@ impl SourceRun {
             push: None,
             files: None,
             trees: None,
+            log: None,
             wire_bytes: 0,
             offered: false,
             unanswered: None,
@@ -260,6 +265,7 @@ impl SourceRun {
             release_told: false,
             awaited: None,
             peer_keeps_datagrams: false,
+            peer_keeps_log: false,
             attempts: 0,
             entered: Entered::default(),
         }
@@ -362,8 +368,9 @@ impl SourceRun {
                 "the agent of node {} is too old to take the shared memory of a pod; update it",
                 self.peer
             ))),
-            Response::Prepared { shared, keeps_datagrams, gives_slots, .. } => {
+            Response::Prepared { shared, keeps_datagrams, gives_slots, keeps_log, .. } => {
                 self.peer_keeps_datagrams = keeps_datagrams;
+                self.peer_keeps_log = keeps_log;
                 self.slots.of_peer(gives_slots);
                 self.arm_shared(shared)
             }
@@ -403,6 +410,7 @@ impl SourceRun {
             self.layout.hidden(),
         );
         self.begin_trees(&container, &offer)?;
+        self.begin_log(&offer)?;
         self.gate = prepared_gate(&offer)?;
         self.breakpoints = breakpoints::prepare().ok();
         self.enter_unit(&container);

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use tranship_coordinator::Failure;
 use tranship_engine::{Container, Engine, EngineError, TreePlace};
 use tranship_storage::carried::{self, Room, Source, Target};
-use tranship_storage::copy::Moved;
+use tranship_storage::copy::{CopyError, Moved};
 use tranship_sys::clock::monotonic_ns;
 use tranship_transport::{Connection, Link};
 use tranship_types::{Blocker, BlockerKind, CarriedTree, MigrationId, MoveOptions, NodeName, TreeKind};
@@ -235,7 +235,16 @@ pub fn open(arriving: &Arriving, targets: &[Target], offer: &Offer, peer: &NodeN
     Ok(())
 }
 
-/// What of the offered trees stands in the way on this node.
+/// A directory of the filesystem that the container's log will be on: engines keep it beside the writable layer.
+fn log_directory(engine: &dyn Engine, offer: &Offer) -> Result<PathBuf, EngineError> {
+    let (kind, inside, path) = (TreeKind::WritableLayer, "/".into(), PathBuf::new());
+    let layer = CarriedTree { kind, inside, path, bytes: 0 };
+    let (TreePlace::There(path) | TreePlace::Below(path)) =
+        engine.tree_place(&offer.container, &offer.parameters, &layer)?;
+    Ok(path)
+}
+
+/// What of the offered trees, and of the log, stands in the way on this node.
 pub fn check(node: &Node, engine: &dyn Engine, offer: &Offer) -> Vec<Blocker> {
     let here = &node.config.node;
     let blocker = |cause: String, remedy: &str| Blocker::new(BlockerKind::Mount, cause, remedy);
@@ -270,6 +279,13 @@ pub fn check(node: &Node, engine: &dyn Engine, offer: &Offer) -> Vec<Blocker> {
         };
         match carried::room(&path) {
             Ok(room) => needs.entry(room.device).or_insert((room, 0, path)).1 += tree.bytes,
+            Err(error) => blockers.push(mend(&error)),
+        }
+    }
+    if let Some(log) = &offer.log {
+        match log_directory(engine, offer).map(|path| Ok::<_, CopyError>((carried::room(&path)?, path))) {
+            Ok(Ok((room, path))) => needs.entry(room.device).or_insert((room, 0, path)).1 += log.bytes,
+            Ok(Err(error)) => blockers.push(mend(&error)),
             Err(error) => blockers.push(mend(&error)),
         }
     }

@@ -22,6 +22,7 @@ fn interrupt(node: &Node, id: &MigrationId, failure: &Failure) {
     if let Some(inbox) = node.arrivals.inbox(id) {
         inbox.tmpfs.fail(failure);
         inbox.trees.fail(failure);
+        inbox.log.fail(failure);
         inbox.ended(Err(failure.clone()));
         inbox.need_no_memory();
         if !inbox.is_ready() {

@@ -222,6 +222,10 @@ pub struct Plan {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     pub trees: Vec<CarriedTree>,
+    /// The container's log that would move, in bytes.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    #[schema(required = false)]
+    pub log_bytes: u64,
     /// The image that the destination lacks and that would be sent before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageToSend>,

@@ -97,6 +97,7 @@ impl AgentService for Script {
                 memory_bytes: 4096,
                 tasks: 4,
                 tmpfs_bytes: 0,
+                log_bytes: 0,
                 trees: vec![],
                 image: None,
                 estimated_blackout_ms: Some(200.0),

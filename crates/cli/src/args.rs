@@ -293,6 +293,9 @@ pub struct How {
     /// Compare all carried files on both nodes in the freeze, which lengthens it
     #[arg(long)]
     pub verify_files: bool,
+    /// What becomes of what the container has logged so far (Docker, Podman): keep (it moves along) or none (it is removed)
+    #[arg(long, value_enum, value_name = "WHAT", default_value = "keep")]
+    pub logs: LogsName,
     /// The longest freeze, e.g. 500ms or 30s; a move that takes longer is undone [default: 10s]
     #[arg(long, value_name = "TIME", value_parser = units::milliseconds, allow_hyphen_values = true)]
     pub freeze_timeout: Option<u32>,
@@ -331,6 +334,12 @@ pub enum ModeName {
     Postcopy,
     /// Rounds while they help; what is left follows while the container runs on the destination
     Hybrid,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogsName {
+    Keep,
+    None,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]

@@ -7,9 +7,11 @@ use clap_complete::Shell;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use tranship_api::{GroupRequest, Keep, Label, MoveRequest, PlanRequest, RecoverRequest};
-use tranship_types::{Compress, GroupId, GroupOrder, Mode, MoveOptions, NodeName, OnTimeout, check_container_name};
+use tranship_types::{
+    Compress, GroupId, GroupOrder, Logs, Mode, MoveOptions, NodeName, OnTimeout, check_container_name,
+};
 
-use crate::args::{self, Arguments, Call, CompressName, ModeName, OnTimeoutName, OutputName};
+use crate::args::{self, Arguments, Call, CompressName, LogsName, ModeName, OnTimeoutName, OutputName};
 use crate::evacuate::Evacuation;
 use crate::{group, units};
 
@@ -250,6 +252,10 @@ fn options(how: &args::How) -> Result<MoveOptions, String> {
         },
         allow: how.allow.iter().copied().collect(),
         stdio: how.stdio.clone(),
+        logs: match how.logs {
+            LogsName::Keep => Logs::Keep,
+            LogsName::None => Logs::None,
+        },
     };
     options.check().map_err(|e| in_words_of_the_command_line(&e.to_string()))?;
     Ok(options)
@@ -324,7 +330,7 @@ mod tests {
         let line = "tranship move redis --to b --mode auto --blackout-budget 0.1s --safe --max-rounds 7 --no-throttle \
                     --bandwidth 500mbit --compress zstd --engine docker --to-engine podman --with-binds --verify-files \
                     --freeze-timeout 3s --timeout 5min --allow eventfd-semaphore --allow deadline-scheduling \
-                    --stdio file:/var/log/redis";
+                    --stdio file:/var/log/redis --logs none";
         let Command::Move { request, .. } = parse(line).unwrap() else { panic!("not a move") };
         let expected = MoveOptions {
             mode: Mode::Auto,
@@ -343,6 +349,7 @@ mod tests {
             on_timeout: OnTimeout::Undo,
             allow: ["deadline-scheduling", "eventfd-semaphore"].map(|kind| kind.parse().unwrap()).into_iter().collect(),
             stdio: tranship_types::StdioTarget::File("/var/log/redis".into()),
+            logs: Logs::None,
         };
         assert_eq!(request.options, expected);
         let Command::Move { request, .. } =

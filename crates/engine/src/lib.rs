@@ -18,6 +18,7 @@ mod installed;
 mod json;
 mod limits;
 mod links;
+mod logs;
 mod mark;
 mod mounts;
 mod note;
@@ -43,6 +44,7 @@ pub use docker::{Docker, start as start_docker};
 pub use etc_files::EtcFiles;
 pub use freezer::{Freezer, FreezerError, OpenFreezer};
 pub use limits::{Limits, others_were_changed as other_limits_were_changed, were_changed as limits_were_changed};
+pub use logs::LogFiles;
 pub use mark::Mark;
 pub use mounts::{MountTree, behind_links, misplaced as misplaced_mount, write_as_configured};
 pub use podman::{NETWORK_VARIABLE, Podman};
@@ -425,6 +427,27 @@ pub trait Engine: Send + Sync {
     fn remarks(&self, container: &Container) -> Vec<String> {
         let _ = container;
         Vec::new()
+    }
+
+    /// The files of the container's log, if the engine keeps it in files that another node's engine can be given. From [`Engine::create`] on, but not
+    /// while the engine starts the container.
+    ///
+    /// # Errors
+    /// If the engine cannot be asked.
+    fn log(&self, name: &str) -> Result<Option<LogFiles>, EngineError> {
+        let _ = name;
+        Ok(None)
+    }
+
+    /// Has the container that is made from these parameters, which are this engine's, show a rotated log file.
+    fn show_rotated_log(&self, parameters: &mut Value) {
+        let _ = parameters;
+    }
+
+    /// What becomes of the container's log where it stays behind.
+    fn log_left(&self, container: &Container) -> Option<String> {
+        let _ = container;
+        None
     }
 
     /// The engine's networks that the container is attached to. An engine that attaches none has none.

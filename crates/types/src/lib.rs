@@ -35,7 +35,7 @@ pub use network::{
     Attachment, CniAttachment, Interface, MAIN_TABLE, Neighbour, NetworkIdentity, Route, Rule, RuleVerdict,
     ScopedAddress,
 };
-pub use options::{Bandwidth, Compress, InvalidBandwidth, MoveOptions, OnTimeout, SenselessOptions};
+pub use options::{Bandwidth, Compress, InvalidBandwidth, Logs, MoveOptions, OnTimeout, SenselessOptions};
 pub use pages::{AddressSpaceId, PAGE_SIZE, PageRange};
 pub use phase::{Outcome, Phase};
 pub use prediction::Prediction;

@@ -70,6 +70,28 @@ pub struct MoveOptions {
     #[serde(default, skip_serializing_if = "StdioTarget::is_keep")]
     #[cfg_attr(feature = "openapi", schema(required = false, value_type = String))]
     pub stdio: StdioTarget,
+    /// What becomes of what the container has logged before the move, where its engine keeps that in files.
+    #[serde(default, skip_serializing_if = "Logs::is_keep")]
+    #[cfg_attr(feature = "openapi", schema(required = false))]
+    pub logs: Logs,
+}
+
+/// What becomes of the log of a container before the move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum Logs {
+    /// It moves with the container.
+    #[default]
+    Keep,
+    /// It is removed with the original.
+    None,
+}
+
+impl Logs {
+    fn is_keep(&self) -> bool {
+        *self == Logs::Keep
+    }
 }
 
 /// Options that contradict each other, or have no meaning together; the text says which, why, and what to do.

@@ -100,6 +100,8 @@ pub enum Purpose {
     Trees,
     /// A container's image.
     Image,
+    /// A container's log; only where [`crate::message::Response::Prepared`] takes it.
+    Log,
 }
 
 /// The stream for pages that were asked for, beside those that are numbered from 0.
@@ -141,6 +143,7 @@ impl Hello {
             Purpose::Files => body.extend([4, 0]),
             Purpose::Trees => body.extend([5, 0]),
             Purpose::Image => body.extend([6, 0]),
+            Purpose::Log => body.extend([7, 0]),
         }
         for text in [self.migration.as_ref().map_or("", |m| m.as_str()), self.node.as_str()] {
             // The types allow 63 bytes at most, so the length fits its byte.
@@ -165,7 +168,8 @@ impl Hello {
             (4, 0) => Purpose::Files,
             (5, 0) => Purpose::Trees,
             (6, 0) => Purpose::Image,
-            (1 | 3 | 4 | 5 | 6, stream) => {
+            (7, 0) => Purpose::Log,
+            (1 | 3 | 4 | 5 | 6 | 7, stream) => {
                 return Err(WireError::Unknown { field: "the stream of a greeting", value: stream.into() });
             }
             (other, _) => return Err(WireError::Unknown { field: "the purpose of a greeting", value: other.into() }),

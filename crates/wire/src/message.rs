@@ -101,6 +101,18 @@ pub struct Offer {
     /// Where these go.
     #[serde(default, skip_serializing_if = "StdioTarget::is_keep")]
     pub stdio_target: StdioTarget,
+    /// Its log, which comes on a link of its own where [`Response::Prepared`] takes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<CarriedLog>,
+}
+
+/// The log of a container that moves with it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CarriedLog {
+    /// The engine's name of the log driver, whose format the files have.
+    pub driver: String,
+    /// Bytes of the files when they were looked at.
+    pub bytes: u64,
 }
 
 impl Offer {
@@ -327,6 +339,9 @@ pub enum Response {
         /// Whether it gives freeze slots ([`Request::FreezeSlot`]).
         #[serde(default)]
         gives_slots: bool,
+        /// Whether the container's log may come ([`Offer::log`]).
+        #[serde(default)]
+        keeps_log: bool,
     },
     /// Whether the freeze slot is taken for this migration.
     FreezeSlot {

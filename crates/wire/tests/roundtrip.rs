@@ -16,6 +16,7 @@ fn hello() -> impl Strategy<Value = Hello> {
         Just(Purpose::Files),
         Just(Purpose::Trees),
         Just(Purpose::Image),
+        Just(Purpose::Log),
         any::<u8>().prop_map(|stream| Purpose::Pages { stream }),
         any::<bool>().prop_map(|resume| Purpose::Wants { resume }),
     ];

@@ -69,6 +69,7 @@ impl DestinationRun {
         }
         self.inbox.tmpfs.wait("tmpfs", MEMORY, &mut self.timeline)?;
         self.inbox.trees.wait("files", MEMORY, &mut self.timeline)?;
+        self.inbox.log.wait(MEMORY, &mut self.timeline)?;
         // A restore that is done again after a restart of the agent finds them in their places.
         self.targets.iter().try_for_each(Target::place).map_err(failed)?;
         self.put_root_back()?;

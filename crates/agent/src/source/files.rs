@@ -10,7 +10,7 @@ use tranship_wire::message::Offer;
 
 use super::{SourceRun, failed};
 use crate::copying::Left;
-use crate::{images, trees};
+use crate::{images, logs, trees};
 
 impl SourceRun {
     /// Brings the container's image to the destination, where its engine makes the root from one.
@@ -52,11 +52,34 @@ impl SourceRun {
         Ok(())
     }
 
-    /// Copies what the destination does not have yet of directory trees, while the container runs.
+    /// Opens the container's log, if it moves along.
+    pub(super) fn begin_log(&mut self, offer: &Offer) -> Result<(), Failure> {
+        let Some(log) = &offer.log else { return Ok(()) };
+        if !self.peer_keeps_log {
+            let left = self.engine.log_left(&self.inspected()?.0);
+            let way = format!("logs: the agent of node {} is too old to take {} KiB", self.peer, log.bytes >> 10);
+            self.report.change(|r| r.ways.extend([Some(way), left].into_iter().flatten()));
+            return Ok(());
+        }
+        self.log = Some(logs::Leaving::begin((&self.node, &self.peer), &self.id, &*self.engine, &offer.container)?);
+        Ok(())
+    }
+
+    /// Sends what was logged after the freeze's last look, and ends the log: what the engine had not written by then, and a last line
+    /// without an end.
+    pub(super) fn end_log(&mut self) {
+        let Some(log) = self.log.take() else { return };
+        let (sent, way) = log.end(&self.peer);
+        self.wire_bytes += sent;
+        self.report.change(|r| r.ways.extend(way));
+    }
+
+    /// Copies what the destination does not have yet of directory trees and of the log, while the container runs.
     pub(super) fn send_trees(&mut self) -> Result<u64, Failure> {
         self.interrupt.check()?;
         let pids = self.inspected()?.0.processes().map_err(failed)?;
         let sent = self.trees.as_mut().map_or(Ok(0), |trees| trees.pass(&pids))?;
+        let sent = sent + self.log.as_mut().map_or(Ok(0), logs::Leaving::pass)?;
         self.report.change(|r| r.progress.moved_bytes += sent);
         Ok(sent)
     }

@@ -56,6 +56,7 @@ impl SourceRun {
             tranship_network::stand_aside(namespace).map_err(failed)?;
         }
         container.freezer.kill_frozen(FREEZE).map_err(failed)?;
+        self.end_log();
         // Stragglers: what was sent here before its sender had heard of the move. That they are lost is no reason to stop.
         if let Err(failure) = self.forward_held() {
             tracing::info!(id = %self.id, %failure, "the last held packets were not delivered");

@@ -65,6 +65,9 @@ impl SourceRun {
         if let Some(trees) = &mut self.trees {
             trees.set_pace(pace)?;
         }
+        if let Some(log) = &mut self.log {
+            log.set_pace(pace)?;
+        }
         self.streams.iter_mut().try_for_each(|s| s.link().set_pace(pace)).map_err(failed)
     }
 

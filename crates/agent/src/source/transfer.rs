@@ -117,13 +117,13 @@ impl SourceRun {
         let counters = Counters::default();
         let external = self.files.as_ref().map(tmpfs::Leaving::external).unwrap_or_default();
         let needs_files = self.files.as_ref().is_some_and(tmpfs::Leaving::is_needed);
-        let (mut leaving, mut trees) = (self.files.take(), self.trees.take());
+        let (mut leaving, mut trees, mut log) = (self.files.take(), self.trees.take(), self.log.take());
         let pids = self.inspected()?.0.processes().map_err(failed)?;
         let interrupt = Arc::clone(&self.interrupt);
         let (node, spaces) =
             (Arc::clone(&self.node), early.map(|spaces| spaces.iter().map(|s| (s.pid, s.id)).collect()));
         let spaces: Vec<(u32, AddressSpaceId)> = spaces.unwrap_or_default();
-        let (skeleton, files, trees_left, named) = std::thread::scope(|scope| {
+        let (skeleton, files, trees_left, log_left, named) = std::thread::scope(|scope| {
             let (shared, counters) = (shared.as_ref(), &counters);
             let named = threads::beside(scope, "names", move || -> Result<_, SendError> {
                 // The restore waits for it.
@@ -145,6 +145,7 @@ impl SourceRun {
                     trees.finish(&pids, &interrupt)
                 })
             });
+            let logged = log.as_mut().map(|log| threads::beside(scope, "log", || log.finish()));
             let readable =
                 early.map(|spaces| threads::beside(scope, "readable", || spaces.iter().find_map(unreadable::find)));
             let skeleton = self.skeleton((external, needs_files), early.is_none());
@@ -154,13 +155,15 @@ impl SourceRun {
             }
             let files = files.map(Beside::join);
             let trees = trees.map(Beside::join);
+            let logged = logged.map(Beside::join);
             let unreadable = readable.and_then(Beside::join);
             let skeleton = skeleton.and_then(|()| unreadable.map_or(Ok(()), |page| Err(failed(page))));
-            (skeleton, files, trees, named.join())
+            (skeleton, files, trees, logged, named.join())
         });
-        (self.shared, self.files, self.trees) = (shared, leaving, trees);
+        (self.shared, self.files, self.trees, self.log) = (shared, leaving, trees, log);
         // What is lacking of the trees is why the destination does not go on.
         trees_left.transpose().map(|left| self.files_left("files", left))?;
+        log_left.transpose().map(|left| self.files_left("log", left))?;
         skeleton?;
         files.transpose().map(|left| self.files_left("tmpfs", left))?;
         let (push, named) = named.map_err(|error| self.not_sent(&error))?;

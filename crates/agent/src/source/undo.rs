@@ -58,7 +58,7 @@ impl SourceRun {
                 self.end_engine(DUMP_END);
                 self.streams.clear();
                 self.crew.clear();
-                (self.demand, self.files, self.trees) = (None, None, None);
+                (self.demand, self.files, self.trees, self.log) = (None, None, None, None);
                 // It is noted there what is still to be given back.
                 let given = cpu_share::give_back(&self.layout);
                 ended.and(given.and_then(|()| self.layout.remove()))

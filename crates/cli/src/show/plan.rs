@@ -28,6 +28,9 @@ pub fn plan(p: &Plan, paint: Paint) -> String {
     for tree in p.trees.iter().filter(|tree| tree.bytes > 0 || tree.kind != TreeKind::WritableLayer) {
         line("files", format!("{} in {tree}", bytes(tree.bytes)));
     }
+    if p.log_bytes > 0 {
+        line("log", bytes(p.log_bytes));
+    }
     if let Some(image) = &p.image {
         let ImageToSend { name, layers, known_layers, .. } = image;
         let size = bytes(image.bytes);
@@ -153,6 +156,7 @@ mod tests {
             memory_bytes: 172_851_200,
             tasks: 5,
             tmpfs_bytes: 0,
+            log_bytes: 0,
             trees: vec![],
             image: None,
             estimated_blackout_ms: Some(250.0),

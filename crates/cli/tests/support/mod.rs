@@ -77,6 +77,7 @@ impl AgentService for Service {
                 memory_bytes: 4096,
                 tasks: 4,
                 tmpfs_bytes: 0,
+                log_bytes: 0,
                 trees: vec![],
                 image: None,
                 estimated_blackout_ms: None,

@@ -17,6 +17,7 @@
 //! mistake, as a second copy with the same addresses.
 
 mod http;
+mod log;
 mod networks;
 mod parameters;
 mod shim;
@@ -34,6 +35,7 @@ use crate::archive::{self, Known};
 use crate::crossing;
 use crate::described::{self, is_plain};
 use crate::installed;
+use crate::logs::LogFiles;
 use crate::{
     AttachedNetwork, Container, Engine, EngineError, EtcFiles, Images, Limits, MissingImage, MountTree, Runc, State,
     Summary, TreePlace,
@@ -307,21 +309,6 @@ impl Docker {
     }
 }
 
-/// What becomes of what a container has logged.
-fn logged(name: &str, described: &Value) -> Option<String> {
-    let path = |key: &str| described[key].as_str().filter(|path| !path.is_empty()).map(Path::new);
-    match described["HostConfig"]["LogConfig"]["Type"].as_str()? {
-        "json-file" => described::logged(Docker::NAME, name, path("LogPath")?),
-        // Docker does not say where; it is beside what it says.
-        "local" => {
-            described::logged(Docker::NAME, name, &path("HostnamePath")?.with_file_name("local-logs/container.log"))
-        }
-        "journald" => Some(described::logged_to_journal(Docker::NAME, name)),
-        // Elsewhere, where it stays.
-        _ => None,
-    }
-}
-
 fn refused(what: &'static str, name: &str, answer: &Answer) -> EngineError {
     EngineError::Refused { engine: Docker::NAME, what, name: name.to_owned(), why: answer.message() }
 }
@@ -393,12 +380,20 @@ impl Engine for Docker {
     }
 
     fn remarks(&self, container: &Container) -> Vec<String> {
-        let mut remarks = described::parameters::<Parameters>(&container.name, &container.parameters)
-            .map_or_else(|_| Vec::new(), |parameters| parameters.remarks(&container.name));
-        remarks.extend(
-            self.described(&container.name).ok().flatten().and_then(|described| logged(&container.name, &described)),
-        );
-        remarks
+        described::parameters::<Parameters>(&container.name, &container.parameters)
+            .map_or_else(|_| Vec::new(), |parameters| parameters.remarks(&container.name))
+    }
+
+    fn log(&self, name: &str) -> Result<Option<LogFiles>, EngineError> {
+        Ok(log::files(&self.there(name)?, &self.root()?))
+    }
+
+    fn show_rotated_log(&self, parameters: &mut Value) {
+        log::show_rotated(&mut parameters["body"]["HostConfig"]["LogConfig"]);
+    }
+
+    fn log_left(&self, container: &Container) -> Option<String> {
+        log::left(&container.name, &self.described(&container.name).ok()??, &self.root().ok()?)
     }
 
     fn networks(&self, container: &Container) -> Vec<AttachedNetwork> {

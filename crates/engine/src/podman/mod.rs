@@ -28,6 +28,7 @@ use tranship_sys::launch::Program;
 use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 
 use crate::archive::{self, Known};
+use crate::logs::LogFiles;
 use crate::{
     AttachedNetwork, Container, Engine, EngineError, EtcFiles, Images, Limits, Mark, MissingImage, MountTree, Pod,
     Runc, State, Summary, TreePlace,
@@ -343,6 +344,18 @@ impl Engine for Podman {
     fn remarks(&self, container: &Container) -> Vec<String> {
         described::parameters::<Parameters>(&container.name, &container.parameters)
             .map_or_else(|_| Vec::new(), |parameters| parameters.remarks(&container.name))
+    }
+
+    /// Of a log that a user has put elsewhere Podman removes nothing, so that an earlier stay's may be there.
+    fn log(&self, name: &str) -> Result<Option<LogFiles>, EngineError> {
+        let container = self.inspect(name)?;
+        let log = described::parameters::<Parameters>(name, &container.parameters)?.log();
+        Ok(log.filter(|log| log.current.starts_with(&self.storage)))
+    }
+
+    fn log_left(&self, container: &Container) -> Option<String> {
+        let parameters = described::parameters::<Parameters>(&container.name, &container.parameters).ok()?;
+        parameters.log_left(&container.name)
     }
 
     fn networks(&self, container: &Container) -> Vec<AttachedNetwork> {

@@ -18,6 +18,7 @@ use crate::AttachedNetwork;
 use crate::attached::gateways;
 use crate::described::{self, is_plain};
 use crate::json::list;
+use crate::logs::LogFiles;
 
 /// What of `HostConfig` and `Config` differs between two containers that are the same: paths of the node, what follows from
 /// something else, and how it was made.
@@ -319,16 +320,25 @@ impl Parameters {
         !self.pod.is_empty() && mode.as_str().is_some_and(|mode| mode.starts_with("container:"))
     }
 
-    /// What there is to say of its published ports, and of what it has logged.
+    /// What there is to say of its published ports.
     pub fn remarks(&self, name: &str) -> Vec<String> {
-        let host = &self.described["HostConfig"];
-        let log = &host["LogConfig"];
-        let logged = match (log["Type"].as_str().unwrap_or_default(), log["Path"].as_str()) {
-            ("k8s-file" | "json-file", Some(path)) => described::logged("podman", name, path.as_ref()),
-            ("journald", _) => Some(described::logged_to_journal("podman", name)),
-            _ => None,
-        };
-        described::published(name, host).into_iter().chain(logged).collect()
+        described::published(name, &self.described["HostConfig"]).into_iter().collect()
+    }
+
+    /// The files of its log: conmon appends to one, which Podman reads. `None` for drivers that keep it elsewhere.
+    pub fn log(&self) -> Option<LogFiles> {
+        let log = &self.described["HostConfig"]["LogConfig"];
+        let driver = log["Type"].as_str().filter(|driver| matches!(*driver, "k8s-file" | "json-file"))?.to_owned();
+        let current = log["Path"].as_str().filter(|path| !path.is_empty())?.into();
+        Some(LogFiles { driver, current, most: 1, max_bytes: None, compressed: false })
+    }
+
+    /// What becomes of its log where that stays behind.
+    pub fn log_left(&self, name: &str) -> Option<String> {
+        match self.described["HostConfig"]["LogConfig"]["Type"].as_str()? {
+            "journald" => Some(described::logged_to_journal("podman", name)),
+            _ => described::logged("podman", name, self.log()?.bytes()),
+        }
     }
 
     /// What no other node could give to the container.
