@@ -1,21 +1,22 @@
 //! The log of a container (`docker logs`), which moves with it on a link of its own.
 //!
 //! ```text
-//!  source                                      destination
-//!        ── Begin: sizes, oldest file first ──▶ Arriving::receive, into files beside the log of the container that the engine has started
-//!        ◀────────────────── Begun: skipped ──  the oldest files, where the engine would not read so many
-//!  pass ═══ files; from then on what is added ▶
-//!        ── Sync ────────────────────────────▶
-//!        ◀───────────────────────────── Done ── or Failed, with the reason
+//!  source                                        destination
+//!        ── Begin: sizes, oldest file first ───▶ Arriving::receive, into files beside the log of the copy,
+//!        ◀──────────────────── Begun: skipped ── which its engine has started; the oldest may have no place
+//!  pass ═══ files; from then on what is added ═▶
+//!        ── Sync ──────────────────────────────▶
+//!        ◀─────────────────────────────── Done ── or Failed, with the reason
 //!  ── freeze ──
-//!  finish ══ the rest ═══════════ Complete ──▶ the files get their names; then the restore begins
+//!  finish ══ the rest ═════════════ Complete ══▶ the files get their names; then the restore begins
 //!  ── the destination runs, the original is killed ──
-//!  end ═════ what the engine wrote late ═ End ▶
-//!        ◀───────────────────────────── Done ──
+//!  end ═════ what the engine wrote late ══ End ═▶
+//!        ◀─────────────────────────────── Done ──
 //! ```
 //!
-//! The copy's engine writes to a file of its own meanwhile, of which it knows what it has written. So what comes from the source is the newest of
-//! the rotated files, unless the engine reads none (Podman): then it is put at the beginning of the engine's file, which is empty until the resume.
+//! The copy's engine writes to a file of its own meanwhile, of which it knows what it has written. So what comes from
+//! the source is the newest of the rotated files, unless the engine reads none (Podman): then it is put at the
+//! beginning of the engine's file, which is empty until the resume.
 
 mod arriving;
 mod gzip;
@@ -39,7 +40,8 @@ use self::original::Original;
 use crate::copying::{Left, SYNC};
 use crate::node::{Node, failed};
 
-/// How long the engine may have written nothing until its log is complete: by then it has read the pipes of a container that is frozen.
+/// How long the engine may have written nothing until its log is complete: by then it has read the pipes of a
+/// container that is frozen.
 const QUIET: Duration = Duration::from_millis(10);
 /// How long the end of the log may take once the container runs on the destination.
 const END: Duration = Duration::from_secs(5);
@@ -200,7 +202,8 @@ impl Leaving {
         Ok(Left { start_ns, end_ns: monotonic_ns(), wire_bytes: 0, way })
     }
 
-    /// Sends what the engine wrote since, once the original has been killed. Returns what the link took, and what there is to say.
+    /// Sends what the engine wrote since, once the original has been killed. Returns what the link took, and what
+    /// there is to say.
     pub fn end(mut self, peer: &NodeName) -> (u64, Option<String>) {
         let ended = self.link.set_timeout(Some(END)).and_then(|()| self.send_until_quiet());
         let words = match (ended, self.ask(&Said::End)) {

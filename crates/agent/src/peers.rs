@@ -25,8 +25,6 @@ use crate::demand;
 use crate::destination::{self, DestinationRun};
 use crate::draining;
 use crate::freeze_slots::Owner;
-use crate::images;
-use crate::logs;
 use crate::node::{Node, sentence};
 use crate::policy;
 use crate::probes::Probed;
@@ -35,6 +33,7 @@ use crate::rights::Rights;
 use crate::space;
 use crate::stdio;
 use crate::undoing::{self, abort};
+use crate::{images, logs};
 
 /// How long the memory for pages may still be being taken when the source asks.
 const MEMORY: Duration = Duration::from_secs(30);
@@ -174,7 +173,6 @@ fn answer(node: &Arc<Node>, incoming: Incoming, place: HandshakePlace, links: &A
                 tracing::warn!(%address, %id, %failure, "an image did not arrive");
             }
         }
-        // The others belong to a migration.
         (_, None) => {}
     }
 }

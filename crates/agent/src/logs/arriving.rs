@@ -194,8 +194,8 @@ struct Place {
 
 /// Where the files of a log go whose engine reads `files`, and how many of the oldest have no place.
 ///
-/// Rotated files are one older than on the source, since the copy has a new current one. Where that would be one too many, the newest two become one
-/// if they are no larger than a file may be; else the oldest ends, as by a rotation.
+/// Rotated files are one older than on the source, since the copy has a new current one. Where that would be one too
+/// many, the newest two become one if they are no larger than a file may be; else the oldest ends, as by a rotation.
 fn places(parts: &[Part], files: &LogFiles) -> (usize, Vec<Place>) {
     let slots = files.most.saturating_sub(1);
     if slots == 0 {

@@ -1,4 +1,5 @@
-//! Files of gzip that can be appended to: each piece is a member of its own, and stored as it is (RFC 1952, RFC 1951 3.2.4).
+//! Files of gzip that can be appended to: each piece is a member of its own, and stored as it is (RFC 1952, RFC 1951
+//! 3.2.4).
 //!
 //! Readers concatenate members. Nothing is compressed, so that what is written in a freeze takes no processor time.
 

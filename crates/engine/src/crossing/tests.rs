@@ -38,7 +38,7 @@ fn of_docker() -> Value {
             "Cmd": ["x"], "StopSignal": "SIGINT", "Healthcheck": {"Test": ["CMD-SHELL", "true"]},
             "HostConfig": {
                 "NetworkMode": "lab", "IpcMode": "private", "Binds": ["kept:/srv", "/usr:/usr:ro"], "Memory": 5,
-                "Tmpfs": {"/tmp": "size=1m", "/run": "noexec"}, "LogConfig": {"Type": "json-file", "Config": {}},
+                "Tmpfs": {"/tmp": "size=1m", "/run": "noexec"}, "LogConfig": {"Type": "json-file", "Config": {"max-file": "2"}},
                 "RestartPolicy": {"Name": "always", "MaximumRetryCount": 0}, "PidsLimit": null, "NanoCpus": 1_500_000_000,
                 "Ulimits": [{"Name": "nofile", "Soft": 10, "Hard": 20}], "MaskedPaths": ["/proc/keys"],
             },

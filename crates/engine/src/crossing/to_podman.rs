@@ -181,7 +181,10 @@ fn tmpfs(mounts: &Value) -> Value {
 }
 
 fn log(refusals: &mut Refusals<'_>, log: &Value) -> Value {
-    if !is_empty(&log["Config"]) {
+    // Without `max-size` nothing is rotated, however many files there may be: Docker gives two to a container that it has taken in.
+    let rotates = !log["Config"]["max-size"].is_null();
+    let options = log["Config"].as_object();
+    if options.is_some_and(|options| options.keys().any(|option| rotates || option != "max-file")) {
         refusals.refuse("options of its log", "start it without them");
     }
     let driver = match log["Type"].as_str().unwrap_or_default() {

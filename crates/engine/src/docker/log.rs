@@ -1,7 +1,7 @@
 //! The log files of Docker's drivers `json-file` and `local`.
 //!
-//! dockerd reads the current file as far as it has written it, and rotated files by their names, as they are when it is asked for the log. So
-//! what a container has logged elsewhere is a rotated file of its copy.
+//! dockerd reads the current file as far as it has written it, and rotated files by their names, as they are when it
+//! is asked for the log. So what a container has logged elsewhere is a rotated file of its copy.
 
 use std::path::Path;
 
@@ -11,8 +11,8 @@ use super::Docker;
 use crate::described;
 use crate::logs::{self, LogFiles};
 
-/// The files of a container's log, below Docker's directory `root`; `None` for drivers that keep it elsewhere. They are not there before the first
-/// start.
+/// The files of a container's log, below Docker's directory `root`; `None` for drivers that keep it elsewhere. They
+/// are not there before the first start.
 pub fn files(described: &Value, root: &Path) -> Option<LogFiles> {
     let id = described["Id"].as_str()?;
     let directory = root.join("containers").join(id);
@@ -39,8 +39,8 @@ pub fn files(described: &Value, root: &Path) -> Option<LogFiles> {
     }
 }
 
-/// Has a container that is made with this `LogConfig` read one rotated file at least. dockerd reads rotated files where more than one file
-/// is allowed, also where none is rotated by its size.
+/// Has a container that is made with this `LogConfig` read one rotated file at least. dockerd reads rotated files
+/// where more than one file is allowed, also where none is rotated by its size.
 pub fn show_rotated(log: &mut Value) {
     let most = log["Config"]["max-file"].as_str().or_else(|| (log["Type"] == "json-file").then_some("1"));
     if most == Some("1") {
