@@ -471,6 +471,27 @@ impl Managed {
         self.remove(lab, "b")
     }
 
+    /// A line whose end is written after the move is one line of the log. The address is that of this number.
+    ///
+    /// # Errors
+    /// If not.
+    pub fn keeps_a_line_without_an_end(&self, lab: &Lab, number: u8) -> Result<()> {
+        (self.prepare)(lab)?;
+        let command = ["bash", "-c", "echo all; printf begin; sleep 4; echo end; sleep 4321"];
+        let command = command.map(ToOwned::to_owned);
+        (self.run)(lab, "a", self.name, Ipv4Addr::new(10, 77, 0, number), self.image, &[], &command)?;
+        wait_until("the first line", Duration::from_secs(20), || {
+            Ok((self.command)(lab, "a", &["logs", self.name])?.contains("all").then_some(()))
+        })?;
+        let report = move_container(lab, "a", self.name, "b")?;
+        wait_until("the end of the line", Duration::from_secs(20), || {
+            Ok((self.command)(lab, "b", &["logs", self.name])?.contains("end").then_some(()))
+        })?;
+        let log = (self.command)(lab, "b", &["logs", self.name])?;
+        ensure!(log == "all\nbeginend\n", "its log is {log:?}; {:?}", report.ways);
+        self.remove(lab, "b")
+    }
+
     /// The lines of stdout in its log, each with its time.
     fn log(&self, lab: &Lab, node: &str, more: &[&str]) -> Result<Vec<(String, u64)>> {
         let text = (self.command)(lab, node, &[&["logs", "--timestamps"], more, &[self.name]].concat())?;

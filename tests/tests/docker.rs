@@ -532,7 +532,8 @@ fn a_log_goes_on_after_a_move(stage: &mut Stage) -> Result<()> {
         .context("json-file that rotates")?;
     DOCKER
         .keeps_its_log(lab, 106, (&rotating("local", "max-size=60k", "compress=true"), true))
-        .context("local that compresses")
+        .context("local that compresses")?;
+    DOCKER.keeps_a_line_without_an_end(lab, 106)
 }
 
 fn main() -> ExitCode {

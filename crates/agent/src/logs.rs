@@ -43,6 +43,8 @@ use crate::node::{Node, failed};
 /// How long the engine may have written nothing until its log is complete: by then it has read the pipes of a
 /// container that is frozen.
 const QUIET: Duration = Duration::from_millis(10);
+/// How long the engine may take to write the last line of a container that was killed.
+const LAST_LINE: Duration = Duration::from_secs(2);
 /// How long the end of the log may take once the container runs on the destination.
 const END: Duration = Duration::from_secs(5);
 
@@ -204,7 +206,11 @@ impl Leaving {
 
     /// Sends what the engine wrote since, once the original has been killed. Returns what the link took, and what
     /// there is to say.
-    pub fn end(mut self, peer: &NodeName) -> (u64, Option<String>) {
+    pub fn end(mut self, peer: &NodeName, engine: &dyn Engine, name: &str) -> (u64, Option<String>) {
+        let deadline = Instant::now() + LAST_LINE;
+        while matches!(engine.log_has_ended(name), Ok(false)) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         let ended = self.link.set_timeout(Some(END)).and_then(|()| self.send_until_quiet());
         let words = match (ended, self.ask(&Said::End)) {
             (Ok(0), _) => None,

@@ -439,6 +439,15 @@ pub trait Engine: Send + Sync {
         Ok(None)
     }
 
+    /// Whether the engine has written all that the container, which has been killed, had logged.
+    ///
+    /// # Errors
+    /// If the engine cannot be asked.
+    fn log_has_ended(&self, name: &str) -> Result<bool, EngineError> {
+        let _ = name;
+        Ok(true)
+    }
+
     /// Has the container that is made from these parameters, which are this engine's, show a rotated log file.
     fn show_rotated_log(&self, parameters: &mut Value) {
         let _ = parameters;

@@ -1,9 +1,9 @@
 //! The log of a container, on the node that it comes to.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -307,19 +307,19 @@ impl Files {
     /// Opens what a file is written to: in the directory that the engine has made for this container's log alone.
     fn open(&mut self, place: Place) -> std::io::Result<File> {
         let mut options = OpenOptions::new();
-        options.append(true).mode(0o640).custom_flags(nix::libc::O_NOFOLLOW);
+        options.append(true).custom_flags(nix::libc::O_NOFOLLOW);
         if place.number == 0 {
             return options.open(&self.log.current);
         }
         let path = self.log.rotated(place.number, place.compressed);
         if self.named {
-            return options.create(true).open(path);
+            return readable(options.create(true).open(path)?);
         }
         let mut staged = path.clone().into_os_string();
         staged.push(".tranship");
         let staged = PathBuf::from(staged);
         let is_new = self.staged.insert(staged.clone(), path).is_none();
-        options.create_new(is_new).open(staged)
+        readable(options.create_new(is_new).open(staged)?)
     }
 
     /// Gives the files their names: all has come that was logged until the freeze.
@@ -337,6 +337,12 @@ impl Files {
     fn unwritten(&self, error: &std::io::Error) -> Failure {
         Failure::new(format!("{} cannot be written: {error}", self.log.directory().display()))
     }
+}
+
+/// Gives a file the mode that engines give to logs, whatever the umask is.
+fn readable(file: File) -> std::io::Result<File> {
+    file.set_permissions(Permissions::from_mode(0o640))?;
+    Ok(file)
 }
 
 #[cfg(test)]
@@ -394,6 +400,7 @@ mod tests {
         files.name().unwrap();
         files.append(b"4").unwrap();
         assert_eq!((read(1).as_deref(), read(2).as_deref()), (Some("2 3 4"), Some("1 ")));
+        assert_eq!(log.rotated(1, false).metadata().unwrap().permissions().mode() & 0o777, 0o640);
         assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 2);
         std::fs::remove_dir_all(directory).unwrap();
     }

@@ -69,7 +69,7 @@ impl SourceRun {
     /// without an end.
     pub(super) fn end_log(&mut self) {
         let Some(log) = self.log.take() else { return };
-        let (sent, way) = log.end(&self.peer);
+        let (sent, way) = log.end(&self.peer, &*self.engine, &self.name);
         self.wire_bytes += sent;
         self.report.change(|r| r.ways.extend(way));
     }

@@ -388,6 +388,11 @@ impl Engine for Docker {
         Ok(log::files(&self.there(name)?, &self.root()?))
     }
 
+    /// dockerd writes a line without an end when it has read the end of the stream, and then has the container stopped.
+    fn log_has_ended(&self, name: &str) -> Result<bool, EngineError> {
+        Ok(self.described(name)?.is_none_or(|described| described["State"]["Running"] != true))
+    }
+
     fn show_rotated_log(&self, parameters: &mut Value) {
         log::show_rotated(&mut parameters["body"]["HostConfig"]["LogConfig"]);
     }
