@@ -28,6 +28,7 @@ use tranship_wire::message::Offer;
 pub use self::preflight::{available_memory, check, place_network};
 use crate::arrivals::{Inbox, WayIn};
 use crate::draining::{self, Pages};
+use crate::held;
 use crate::layout::{Front, Layout, Role};
 use crate::logs;
 use crate::node::{self, Node, failed};
@@ -201,7 +202,7 @@ impl DestinationRun {
         if self.engine.attaches_network() {
             return Ok(());
         }
-        cni::attach(path, identity, &identity.cni).map_err(failed)?;
+        cni::attach(path, &self.offer.container, identity).map_err(failed)?;
         self.prepare_network()
     }
 
@@ -382,6 +383,9 @@ impl DestinationRun {
         if let Some((path, _)) = self.offer.network.as_ref().filter(|_| self.engine.attaches_network()) {
             tranship_network::unname(path).map_err(failed)?;
         }
+        if let Some((_, identity)) = &self.offer.network {
+            held::returned(&self.node, &self.offer.container, &identity.cni);
+        }
         self.layout.remove()?;
         self.reap_pager()
     }
@@ -516,6 +520,7 @@ impl DestinationPort for DestinationRun {
                 match &self.offer.network {
                     Some(_) if self.foreign_network => Ok(()),
                     Some((path, identity)) => {
+                        held::hold_again(&self.node, &self.offer.container)?;
                         cni::detach(path, &identity.cni).map_err(failed)?;
                         tranship_network::remove(path).map_err(failed)
                     }

@@ -19,6 +19,7 @@ use tranship_coordinator::{Failure, Journal, Record};
 use tranship_criu::front;
 use tranship_engine::{Container, Engine, EngineError, Mark, State, Summary};
 use tranship_memory::pager::{self, PagerHandle};
+use tranship_network::cni::HeldReservation;
 use tranship_network::{Gate, cni};
 use tranship_storage::carried::Target;
 use tranship_sys::process;
@@ -27,6 +28,7 @@ use tranship_types::{MigrationId, Side};
 use crate::arrivals::Context;
 use crate::damaged::DamagedMove;
 use crate::destination;
+use crate::held;
 use crate::layout::{Layout, Role};
 use crate::node::{Node, failed};
 use crate::trees::Note;
@@ -55,6 +57,8 @@ enum Thing {
     /// Of this container's namespace.
     Gate(String, PathBuf),
     Frozen(String),
+    /// Of which there is no record.
+    Held(HeldReservation),
     /// In a process of the container of this name, under this number.
     Userfaultfd {
         container: String,
@@ -74,6 +78,7 @@ impl Thing {
             Self::Namespace(_) => LeftoverKind::Namespace,
             Self::Gate(..) => LeftoverKind::Gate,
             Self::Frozen(_) => LeftoverKind::Container,
+            Self::Held(_) => LeftoverKind::Address,
             Self::Userfaultfd { .. } => LeftoverKind::Userfaultfd,
         }
     }
@@ -96,6 +101,9 @@ impl Thing {
             Self::Bundle(name) => node.bundle(name).display().to_string(),
             Self::Namespace(path) => path.display().to_string(),
             Self::Mark(name, _) | Self::Gate(name, _) | Self::Frozen(name) => name.clone(),
+            Self::Held(HeldReservation { network, address, container }) => {
+                format!("{address} in CNI's network {network}, held for {container}")
+            }
             Self::Userfaultfd { container, pid, number } => {
                 format!("descriptor {number} of process {pid} of container {container}")
             }
@@ -143,7 +151,7 @@ impl Thing {
                 "it stands in the way of every move of {container}: restart the container, or have the process close it (`gdb -p {pid} -batch \
                  -ex 'call (int) close({number})'`)"
             )),
-            Self::Mark(..) | Self::Gate(..) => None,
+            Self::Mark(..) | Self::Gate(..) | Self::Held(_) => None,
         }
     }
 
@@ -180,6 +188,9 @@ impl Thing {
                 let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
                 cni::attachments(&name, path).and_then(|attached| cni::detach(path, &attached)).map_err(failed)?;
                 tranship_network::remove(path).map_err(failed)
+            }
+            Self::Held(HeldReservation { network, address, container }) => {
+                cni::release_held(container, network, *address).map_err(failed)
             }
             Self::Gate(_, path) => Gate::prepare(path, &[]).and_then(|mut gate| gate.open()).map_err(failed),
             Self::Journal(_) | Self::Frozen(_) | Self::Userfaultfd { .. } => Ok(()),
@@ -244,7 +255,7 @@ impl Owned {
 
     fn has(&self, thing: &Thing) -> bool {
         match thing {
-            Thing::Journal(_) => false,
+            Thing::Journal(_) | Thing::Held(_) => false,
             Thing::Migration(id) | Thing::Copy(id) => self.ids.contains(id.as_str()),
             Thing::Mark(_, directory) => {
                 directory.file_name().is_some_and(|name| self.ids.contains(&*name.to_string_lossy()))
@@ -303,6 +314,7 @@ fn everything(node: &Node) -> Result<Vec<Thing>, EngineError> {
     let directory = |mark: &Mark| mark.images().images.parent().map(Path::to_owned).unwrap_or_default();
     all.extend(Mark::all().into_iter().map(|(id, mark)| Thing::Mark(id, directory(&mark))));
     all.extend(Note::all(node).into_iter().map(Thing::Copy));
+    all.extend(held::unrecorded(node).into_iter().map(Thing::Held));
     let mut known = Vec::new();
     for engine in node.engines() {
         // One that its engine takes for one that was never started may run.

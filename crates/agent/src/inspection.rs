@@ -15,7 +15,7 @@ use tranship_wire::message::Offer;
 
 use crate::groups::Unit;
 use crate::node::Node;
-use crate::{logs, neighbours, pods, stdio, trees, uncarried};
+use crate::{held, logs, neighbours, pods, stdio, trees, uncarried};
 
 /// Links that carry pages. Two keep both ends' encryption busy; more bring nothing on one flow's worth of cores.
 pub const STREAMS: u8 = 2;
@@ -159,6 +159,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions, unit: Option<&Uni
             match captured {
                 Ok((joined, identity)) => {
                     findings.notes.extend(cni::remarks(&identity.cni));
+                    findings.notes.extend(held::remark(node, &identity.cni));
                     blockers.extend(joined);
                     Some((path, identity))
                 }

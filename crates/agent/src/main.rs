@@ -27,6 +27,7 @@ mod doctor;
 mod draining;
 mod freeze_slots;
 mod groups;
+mod held;
 mod images;
 mod inspection;
 mod intake;
@@ -268,6 +269,7 @@ fn agent(arguments: &Arguments) -> anyhow::Result<()> {
     moves::recover(&node);
     groups::recover(&node);
     stdio::recover(&node);
+    held::start(&node)?;
     let closer = listener.closer()?;
     let (peers_node, peers_listener) = (Arc::clone(&node), Arc::clone(&listener));
     let peers = tranship_sys::threads::start("peers", move || peers::serve(&peers_node, &peers_listener))?;

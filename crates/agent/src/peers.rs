@@ -25,6 +25,7 @@ use crate::demand;
 use crate::destination::{self, DestinationRun};
 use crate::draining;
 use crate::freeze_slots::Owner;
+use crate::held;
 use crate::node::{Node, sentence};
 use crate::policy;
 use crate::probes::Probed;
@@ -205,6 +206,7 @@ fn control(
                     | Request::Probe { .. }
                     | Request::Api { .. }
                     | Request::Stdio { .. }
+                    | Request::Addresses { .. }
             )
         };
         if !of_no_migration && (of_another() || !covered(&rights)) {
@@ -341,6 +343,10 @@ fn reply(
         (Request::Api { .. } | Request::Stdio { .. }, _) => {
             failure_response(Failure::new("the request has an answer of its own"))
         }
+        (Request::Addresses { container, addresses, .. }, _) => match held::state(node, &container, &addresses) {
+            Ok(state) => Response::Addresses { state },
+            Err(failure) => failure_response(failure),
+        },
         (Request::Probe { bytes }, _) => match probed.receive(link, bytes) {
             Ok(()) => Response::Probed,
             Err(error) => return Err(error),

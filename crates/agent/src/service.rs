@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tranship_api::{
-    AgentService, Begun, ContainerInfo, ContainerState, ErrorKind, GroupPlan, GroupRequest, Leftover, MoveRequest,
-    NodeInfo, PassedAnswer, PassedCall, PeerInfo, PeerState, Plan, PlanRequest, Problem, RecoverRequest, ServiceError,
-    ToolInfo,
+    AgentService, Begun, ContainerInfo, ContainerState, ErrorKind, GroupPlan, GroupRequest, HeldAddresses, Leftover,
+    MoveRequest, NodeInfo, PassedAnswer, PassedCall, PeerInfo, PeerState, Plan, PlanRequest, Problem, RecoverRequest,
+    ServiceError, ToolInfo,
 };
 use tranship_engine::{Engine, EngineError, State, Summary};
 use tranship_sys::launch;
@@ -17,7 +17,7 @@ use tranship_wire::Purpose;
 
 use crate::node::Node;
 use crate::registry::unix_ms;
-use crate::{cancel, control, doctor, groups, moves, options, plan, recovery, stdio};
+use crate::{cancel, control, doctor, groups, held, moves, options, plan, recovery, stdio};
 
 /// The agent as its API sees it.
 pub struct Service(pub Arc<Node>);
@@ -78,6 +78,7 @@ impl Service {
     fn notices(&self) -> Vec<Leftover> {
         let mut all = self.0.live.notices((unix_ms() / 1000) as i64);
         all.extend(stdio::notices(&self.0));
+        all.extend(held::notices(&self.0));
         all
     }
 
@@ -179,6 +180,14 @@ impl AgentService for Service {
     fn remove_leftovers(&self) -> Result<Vec<Leftover>, ServiceError> {
         let left = doctor::remove_leftovers(&self.0).map_err(|error| unusable(&error))?;
         Ok([self.notices(), left].concat())
+    }
+
+    fn held_addresses(&self) -> Result<Vec<HeldAddresses>, ServiceError> {
+        held::list(&self.0).map_err(|failure| ServiceError::new(ErrorKind::Internal, failure.message, ""))
+    }
+
+    fn release(&self, container: &str, even_if_alive: bool) -> Result<Vec<HeldAddresses>, ServiceError> {
+        held::release(&self.0, container, even_if_alive)
     }
 
     fn reports(&self) -> Result<Vec<Report>, ServiceError> {

@@ -13,8 +13,8 @@ use tokio::net::UnixStream;
 use tranship_types::{GroupId, GroupReport, MigrationId, NodeName, Outcome, Report};
 
 use crate::{
-    ApiError, Begun, ContainerInfo, ErrorBody, GroupPlan, GroupRequest, Leftover, MoveRequest, NodeInfo, Plan,
-    PlanRequest, RecoverRequest, Watched,
+    ApiError, Begun, ContainerInfo, ErrorBody, GroupPlan, GroupRequest, HeldAddresses, Leftover, MoveRequest, NodeInfo,
+    Plan, PlanRequest, RecoverRequest, Watched,
 };
 
 /// The header that names the node whose agent is to answer.
@@ -196,6 +196,18 @@ impl Client {
     pub async fn remove_leftovers(&self) -> Result<Vec<Leftover>, ClientError> {
         let call = Call { method: Method::DELETE, path: "/v1/leftovers".to_owned() };
         read(&call, self.send(&call, Vec::new()).await?).await
+    }
+
+    /// `GET /v1/held-addresses`.
+    pub async fn held_addresses(&self) -> Result<Vec<HeldAddresses>, ClientError> {
+        self.question("/v1/held-addresses").await
+    }
+
+    /// `DELETE /v1/held-addresses/CONTAINER`.
+    pub async fn release(&self, container: &str, even_if_alive: bool) -> Result<Vec<HeldAddresses>, ClientError> {
+        let path = format!("/v1/held-addresses/{}?even_if_alive={even_if_alive}", encoded(container));
+        let call = Call { method: Method::DELETE, path };
+        in_time(&call, async { read(&call, self.send(&call, Vec::new()).await?).await }).await
     }
 
     /// `POST /v1/groups`. Waits for as long as the agent looks for the containers.

@@ -44,6 +44,8 @@ pub enum LeftoverKind {
     Certificate,
     /// A configuration that was not taken at a reload.
     Configuration,
+    /// An address that is held for a container that has left, without a record of that, or that another one has.
+    Address,
     /// Standard streams of a container that are not linked with the node that they are of.
     Stream,
     /// A kind that this version does not know: name and note tell what it is.
@@ -65,6 +67,7 @@ impl std::fmt::Display for LeftoverKind {
             Self::Userfaultfd => "userfaultfd",
             Self::Certificate => "certificate",
             Self::Configuration => "configuration",
+            Self::Address => "held address",
             Self::Stream => "standard streams",
             Self::Other => "other",
         })

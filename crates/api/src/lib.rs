@@ -8,6 +8,8 @@
 //! | `POST /v1/plans` ([`PlanRequest`]) | [`Plan`] with a prediction |
 //! | `POST /v1/recoveries` ([`RecoverRequest`]) | 202 [`Report`] |
 //! | `GET /v1/leftovers`, `DELETE /v1/leftovers` | [`Leftover`]s: those found, and what became of them |
+//! | `GET /v1/held-addresses` | [`HeldAddresses`] |
+//! | `DELETE /v1/held-addresses/CONTAINER` | [`HeldAddresses`]: those that were given back |
 //! | `GET /v1/migrations` | [`Report`]s, newest first |
 //! | `GET /v1/migrations/ID` | [`Report`] |
 //! | `DELETE /v1/migrations/ID` | 202 [`Report`]: it is being undone |
@@ -33,6 +35,7 @@ pub mod blocking;
 mod client;
 mod exchange;
 mod group;
+mod held;
 mod leftover;
 mod local_network;
 mod openapi;
@@ -48,6 +51,7 @@ pub use exchange::{
     PlanRequest, Problem, RecoverRequest, ToolInfo,
 };
 pub use group::{GroupContainer, GroupPlan, GroupRequest, Label, MemberPlan};
+pub use held::{HeldAddress, HeldAddresses};
 pub use leftover::{Leftover, LeftoverKind};
 pub use local_network::{LocalNetwork, NetworkNeighbour};
 pub use openapi::description;

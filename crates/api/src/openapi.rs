@@ -15,6 +15,8 @@ use utoipa::OpenApi;
         crate::server::recover,
         crate::server::leftovers,
         crate::server::remove_leftovers,
+        crate::server::held_addresses,
+        crate::server::release,
         crate::server::reports,
         crate::server::report,
         crate::server::cancel,

@@ -10,11 +10,11 @@ use axum::Json;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::JsonRejection;
-use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::{MethodRouter, delete, get, post};
 use futures::stream::{self, Stream};
 use tokio::net::UnixListener;
 use tokio::sync::{oneshot, watch};
@@ -23,8 +23,8 @@ use tranship_types::{GroupId, GroupReport, MigrationId, NodeName, Outcome, Repor
 use crate::accept::Accepting;
 use crate::passed;
 use crate::{
-    AgentService, ApiError, Begun, ContainerInfo, ErrorKind, GroupPlan, GroupRequest, Leftover, MoveRequest, NodeInfo,
-    Plan, PlanRequest, RecoverRequest, ServiceError, Watched,
+    AgentService, ApiError, Begun, ContainerInfo, ErrorKind, GroupPlan, GroupRequest, HeldAddresses, Leftover,
+    MoveRequest, NodeInfo, Plan, PlanRequest, RecoverRequest, ServiceError, Watched,
 };
 
 /// Requests are small; anything longer is a mistake.
@@ -59,6 +59,8 @@ pub(crate) fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
         ("/v1/plans", post(plan)),
         ("/v1/recoveries", post(recover)),
         ("/v1/leftovers", get(leftovers).delete(remove_leftovers)),
+        ("/v1/held-addresses", get(held_addresses)),
+        ("/v1/held-addresses/{container}", delete(release)),
         ("/v1/migrations", get(reports).post(begin_move)),
         ("/v1/migrations/{id}", get(report).delete(cancel)),
         ("/v1/migrations/{id}/events", get(events)),
@@ -254,6 +256,40 @@ pub(crate) async fn leftovers(State(service): State<Service>) -> Result<Json<Vec
 ))]
 pub(crate) async fn remove_leftovers(State(service): State<Service>) -> Result<Json<Vec<Leftover>>, ServiceError> {
     ask(service, AgentService::remove_leftovers).await.map(Json)
+}
+
+/// The addresses that the node holds for containers that have left it.
+#[utoipa::path(get, path = "/v1/held-addresses", responses(
+    (status = 200, body = [HeldAddresses]),
+    (status = 500, body = ApiError),
+))]
+pub(crate) async fn held_addresses(State(service): State<Service>) -> Result<Json<Vec<HeldAddresses>>, ServiceError> {
+    ask(service, AgentService::held_addresses).await.map(Json)
+}
+
+/// How addresses are given back.
+#[derive(Debug, serde::Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct ReleaseQuery {
+    /// Also where the container's node answers that it has the addresses.
+    #[serde(default)]
+    even_if_alive: bool,
+}
+
+/// Gives back the addresses that the node holds for a container.
+#[utoipa::path(delete, path = "/v1/held-addresses/{container}",
+    params(("container" = String, Path, description = "the container that has left"), ReleaseQuery),
+    responses(
+    (status = 200, body = [HeldAddresses], description = "what was held"),
+    (status = 404, body = ApiError, description = "nothing is held for it"),
+    (status = 422, body = ApiError, description = "the container has them still, on another node"),
+))]
+pub(crate) async fn release(
+    State(service): State<Service>,
+    Path(container): Path<String>,
+    Query(query): Query<ReleaseQuery>,
+) -> Result<Json<Vec<HeldAddresses>>, ServiceError> {
+    ask(service, move |s| s.release(&container, query.even_if_alive)).await.map(Json)
 }
 
 /// All migrations that the node knows, newest first.

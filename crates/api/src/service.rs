@@ -2,8 +2,8 @@ use tokio::sync::watch;
 use tranship_types::{Blocker, BlockerKind, GroupId, GroupReport, MigrationId, NodeName, Report};
 
 use crate::{
-    Begun, ContainerInfo, ErrorBody, GroupPlan, GroupRequest, Leftover, MoveRequest, NodeInfo, PassedAnswer,
-    PassedCall, Plan, PlanRequest, RecoverRequest,
+    Begun, ContainerInfo, ErrorBody, GroupPlan, GroupRequest, HeldAddresses, Leftover, MoveRequest, NodeInfo,
+    PassedAnswer, PassedCall, Plan, PlanRequest, RecoverRequest,
 };
 
 /// What the API asks of an agent. The calls may block (each runs on a thread of its own) and may come at the same time.
@@ -44,6 +44,12 @@ pub trait AgentService: Send + Sync + 'static {
 
     /// Removes what moves have left; all that was found, with what could not be removed.
     fn remove_leftovers(&self) -> Result<Vec<Leftover>, ServiceError>;
+
+    /// The addresses that this node holds for containers that have left it.
+    fn held_addresses(&self) -> Result<Vec<HeldAddresses>, ServiceError>;
+
+    /// Gives back what is held for a container. Refuses, unless told otherwise, where the node that has the container answers.
+    fn release(&self, container: &str, even_if_alive: bool) -> Result<Vec<HeldAddresses>, ServiceError>;
 
     /// All migrations that this node knows, newest first.
     fn reports(&self) -> Result<Vec<Report>, ServiceError>;

@@ -9,8 +9,8 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tranship_api::{
     AgentService, Begun, Client, ClientError, ContainerInfo, ContainerState, ErrorKind, GroupPlan, GroupRequest,
-    Leftover, LeftoverKind, MemberPlan, MoveRequest, NodeInfo, PassedAnswer, PassedCall, PeerInfo, PeerState, Plan,
-    PlanRequest, RecoverRequest, ServiceError, ToolInfo, bind, router, serve,
+    HeldAddress, HeldAddresses, Leftover, LeftoverKind, MemberPlan, MoveRequest, NodeInfo, PassedAnswer, PassedCall,
+    PeerInfo, PeerState, Plan, PlanRequest, RecoverRequest, ServiceError, ToolInfo, bind, router, serve,
 };
 use tranship_types::{
     Blocker, BlockerKind, GroupId, GroupOrder, GroupReport, MigrationId, Mode, NodeName, Outcome, Phase, Report,
@@ -52,6 +52,16 @@ fn node() -> NodeInfo {
         criu: tool("criu"),
         engines: vec![tool("runc")],
         peers: vec![PeerInfo { name: "b".parse().unwrap(), address, state: PeerState::Unknown, problem: None }],
+    }
+}
+
+fn held() -> HeldAddresses {
+    HeldAddresses {
+        container: "redis".into(),
+        node: "b".parse().unwrap(),
+        migration: "m-1".parse().unwrap(),
+        since_unix_ms: 1_700_000_000_000,
+        addresses: vec![HeldAddress { network: "lan".into(), address: "10.77.0.53".parse().unwrap() }],
     }
 }
 
@@ -166,6 +176,20 @@ impl AgentService for Script {
         let mut all = self.leftovers()?;
         all.iter_mut().for_each(|leftover| leftover.removed = true);
         Ok(all)
+    }
+
+    fn held_addresses(&self) -> Result<Vec<HeldAddresses>, ServiceError> {
+        Ok(vec![held()])
+    }
+
+    fn release(&self, container: &str, even_if_alive: bool) -> Result<Vec<HeldAddresses>, ServiceError> {
+        let refused = |kind| Err(ServiceError::new(kind, format!("{container} is refused"), "use --even-if-alive"));
+        match container {
+            "redis" => Ok(vec![held()]),
+            "alive" if !even_if_alive => refused(ErrorKind::Blocked),
+            "alive" => Ok(vec![held()]),
+            _ => refused(ErrorKind::NotFound),
+        }
     }
 
     fn reports(&self) -> Result<Vec<Report>, ServiceError> {

@@ -110,6 +110,8 @@ pub enum Call {
     Node(Json),
     /// Find what moves have left on this node that no move owns any more (exit status 1 where something is left)
     Doctor(Doctor),
+    /// List the addresses that this node holds for containers that have left it, or give back those of one
+    Release(Release),
     /// Cancel a move, or a group's moves, before the commit point: the container goes on on this node
     Cancel(Cancel),
     /// Run a container here again whose move has committed, and whose destination is lost for good
@@ -437,6 +439,18 @@ pub struct Doctor {
     /// Remove it
     #[arg(long)]
     pub fix: bool,
+    /// Print one line of JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Release {
+    /// The container that has left, and whose node is gone for good
+    pub name: Option<String>,
+    /// Also where the container's node answers that it has the addresses
+    #[arg(long, requires = "name")]
+    pub even_if_alive: bool,
     /// Print one line of JSON
     #[arg(long)]
     pub json: bool,

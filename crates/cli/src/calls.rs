@@ -124,6 +124,18 @@ impl Calls<'_> {
         }
     }
 
+    /// `tranship release`.
+    pub async fn held_addresses(&self, json: bool) -> Exit {
+        let held = self.patiently(self.client.held_addresses()).await;
+        self.print(held, json, |list| show::held_addresses(list, now_unix_ms()))
+    }
+
+    /// `tranship release NAME`.
+    pub async fn release(&self, container: &str, even_if_alive: bool, json: bool) -> Exit {
+        let released = self.patiently(self.client.release(container, even_if_alive)).await;
+        self.print(released, json, |list| show::released(list))
+    }
+
     /// Waits for an answer, and reports it when that takes more than a second.
     pub async fn patiently<T>(&self, answer: impl Future<Output = T>) -> T {
         self.patiently_with("", Duration::ZERO, answer).await

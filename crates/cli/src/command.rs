@@ -51,6 +51,8 @@ pub enum Command {
     History { filter: Filter, json: bool },
     Node { json: bool },
     Doctor { fix: bool, json: bool },
+    HeldAddresses { json: bool },
+    Release { container: String, even_if_alive: bool, json: bool },
     Agent { arguments: Vec<OsString> },
     Init { dir: PathBuf, nodes: Vec<NodeName>, renew: bool, revoke: bool },
     Completions(Shell),
@@ -135,6 +137,12 @@ impl TryFrom<Arguments> for Invocation {
             Call::History(a) => Command::History { filter: filter(&a)?, json: json(a.json) },
             Call::Node(a) => Command::Node { json: json(a.json) },
             Call::Doctor(a) => Command::Doctor { fix: a.fix, json: json(a.json) },
+            Call::Release(args::Release { name: None, json: asked, .. }) => {
+                Command::HeldAddresses { json: json(asked) }
+            }
+            Call::Release(args::Release { name: Some(name), even_if_alive, json: asked }) => {
+                Command::Release { container: container(name)?, even_if_alive, json: json(asked) }
+            }
             Call::Agent(a) => Command::Agent { arguments: a.arguments },
             Call::Init(a) => Command::Init { dir: a.dir, nodes: nodes(&a.nodes)?, renew: a.renew, revoke: a.revoke },
             Call::Completions { shell } => Command::Completions(shell),

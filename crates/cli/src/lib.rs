@@ -94,6 +94,10 @@ fn run(invocation: Invocation, screen: &Screen) -> anyhow::Result<Exit> {
         Command::History { filter, json } => runtime.block_on(calls.history(&filter, json)),
         Command::Node { json } => runtime.block_on(calls.node(json)),
         Command::Doctor { fix, json } => runtime.block_on(calls.doctor(fix, json)),
+        Command::HeldAddresses { json } => runtime.block_on(calls.held_addresses(json)),
+        Command::Release { container, even_if_alive, json } => {
+            runtime.block_on(calls.release(&container, even_if_alive, json))
+        }
         Command::Agent { arguments } => anyhow::bail!(launch::become_agent(&arguments)),
         Command::Init { dir, nodes, revoke: true, .. } => {
             Screen::print(&init::revoke(&dir, &nodes)?);

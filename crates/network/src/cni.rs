@@ -5,8 +5,10 @@
 
 mod chained;
 mod files;
+mod holding;
 
 pub use chained::is_plugin;
+pub use holding::{HeldReservation, held, hold, hold_if_free, holder, owner, release_held};
 use std::net::IpAddr;
 use std::path::Path;
 
@@ -65,9 +67,9 @@ fn is_result_of(cached: &Value, netns: &Path, interface: &str) -> bool {
         })
 }
 
-/// What stands in the way of [`attach`] on this node: each with a remedy.
-pub fn obstacles(attachments: &[CniAttachment]) -> Vec<(String, String)> {
-    let mut all = Vec::new();
+/// What stands in the way of [`attach`] of a container of this name on this node: each with a remedy.
+pub fn obstacles(name: &str, attachments: &[CniAttachment]) -> Vec<(String, String)> {
+    let (mut all, own) = (Vec::new(), holder(name));
     for attachment in attachments {
         let CniAttachment { network, container, .. } = attachment;
         if let Err(error) = files::names_are_plain(attachment) {
@@ -77,7 +79,17 @@ pub fn obstacles(attachments: &[CniAttachment]) -> Vec<(String, String)> {
         for address in &attachment.addresses {
             if let Ok(Some(other)) = files::reservation(network, *address)
                 && other.container != *container
+                && other.container != own
             {
+                if let Some(away) = holding::held_for(&other.container) {
+                    all.push((
+                        format!(
+                            "CNI's network {network} holds {address} for container {away}, which has left this node"
+                        ),
+                        format!("give one of them another address, or `tranship release {away}` there"),
+                    ));
+                    continue;
+                }
                 all.push((
                     format!("CNI's network {network} has given {address} to container {} already", other.container),
                     format!(
@@ -98,15 +110,16 @@ pub fn remarks(attachments: &[CniAttachment]) -> Vec<String> {
 }
 
 /// Has this node's CNI know the container as the source's did: reserves its addresses, keeps the result that its `DEL` will need,
-/// publishes its ports (portmap) and lets its packets through (firewall). Success if that is so already.
+/// publishes its ports (portmap) and lets its packets through (firewall). Success if that is so already. `name` is the container's:
+/// addresses that are held for it are given to it.
 ///
 /// # Errors
 /// An address that is somebody else's, a plugin's failure, the system's refusals. What was done is for [`detach`] to undo.
-pub fn attach(netns: &Path, identity: &NetworkIdentity, attachments: &[CniAttachment]) -> Result<(), NetworkError> {
-    for attachment in attachments {
+pub fn attach(netns: &Path, name: &str, identity: &NetworkIdentity) -> Result<(), NetworkError> {
+    for attachment in &identity.cni {
         files::names_are_plain(attachment)?;
         for address in &attachment.addresses {
-            files::reserve(attachment, *address)?;
+            files::reserve(attachment, *address, &holder(name))?;
         }
         let Some(mut cached) = chained::parsed(attachment) else { continue };
         if let Some(interface) = identity.interfaces.iter().find(|i| i.name == attachment.interface) {
@@ -171,7 +184,9 @@ pub fn detach(netns: &Path, attachments: &[CniAttachment]) -> Result<(), Network
             attempt(chained::call("DEL", netns, attachment, &cached));
             attempt(files::forget_result(attachment));
         }
-        attachment.addresses.iter().for_each(|address| attempt(files::release(attachment, *address)));
+        for address in &attachment.addresses {
+            attempt(files::release(&attachment.network, &attachment.container, *address));
+        }
     }
     failure.map_or(Ok(()), Err)
 }

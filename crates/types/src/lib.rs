@@ -32,8 +32,8 @@ pub use image::ImageToSend;
 pub use latency::Latencies;
 pub use mode::Mode;
 pub use network::{
-    Attachment, CniAttachment, Interface, MAIN_TABLE, Neighbour, NetworkIdentity, Route, Rule, RuleVerdict,
-    ScopedAddress,
+    AddressState, Attachment, CniAttachment, Interface, MAIN_TABLE, Neighbour, NetworkIdentity, ReservedAddress, Route,
+    Rule, RuleVerdict, ScopedAddress,
 };
 pub use options::{Bandwidth, Compress, InvalidBandwidth, Logs, MoveOptions, OnTimeout, SenselessOptions};
 pub use pages::{AddressSpaceId, PAGE_SIZE, PageRange};

@@ -3,6 +3,8 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::NodeName;
+
 /// The network identity of a container: what its network namespace must look like on any node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkIdentity {
@@ -52,6 +54,49 @@ pub struct CniAttachment {
     /// The result with the network's configuration, as libcni has cached it (JSON, kind `cniCacheV1`); `None` where the plugins were
     /// called by something that caches none.
     pub cached: Option<String>,
+}
+
+/// An address that an IPAM has given to a container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReservedAddress {
+    /// The network's name in the IPAM.
+    pub network: String,
+    /// What the IPAM calls the container.
+    pub owner: String,
+    /// The interface's name inside the container.
+    pub interface: String,
+    /// The address.
+    pub address: IpAddr,
+}
+
+/// Whether a container has its addresses still, as a node knows that it had moved to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "state")]
+pub enum AddressState {
+    /// The container has at least one of them on the node that was asked.
+    Here,
+    /// The container has left that node.
+    Moved {
+        /// Where it moved to.
+        to: NodeName,
+    },
+    /// The container has none of them there, and has not moved on.
+    Gone,
+    /// What this version does not know.
+    #[serde(other)]
+    Unknown,
+}
+
+impl CniAttachment {
+    /// The addresses that host-local has reserved for it.
+    pub fn reserved(&self) -> impl Iterator<Item = ReservedAddress> {
+        self.addresses.iter().map(|address| ReservedAddress {
+            network: self.network.clone(),
+            owner: self.container.clone(),
+            interface: self.interface.clone(),
+            address: *address,
+        })
+    }
 }
 
 impl NetworkIdentity {

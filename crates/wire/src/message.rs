@@ -17,6 +17,7 @@
 //!   Streams ▶ Streams │ Failed           why a stream was given up; from version 2 on
 //!   Known? ──▶ Known                     by an agent whose journal is damaged, also of a destination; from version 8 on
 //!   Stdio ──▶ Stdio │ Failed             then frames of standard streams; belongs to no migration; from version 11 on
+//!   Addresses ▶ Addresses │ Failed       by a node that holds addresses; belongs to no migration; from version 14 on
 //!   Probe ──▶ Probed │ Failed            to measure the link; belongs to no migration
 //!   Api ────▶ Api … Api │ Failed         a call of a user of the peer; belongs to no migration; from version 10 on
 //! ```
@@ -25,8 +26,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use tranship_types::{
-    Allowances, Blocker, CarriedTree, GroupId, HugePages, ImageToSend, Latencies, Mode, NetworkIdentity, Part, Report,
-    RoundReport, SharedObject, Side, StdioStream, StdioTarget, Waiting,
+    AddressState, Allowances, Blocker, CarriedTree, GroupId, HugePages, ImageToSend, Latencies, Mode, NetworkIdentity,
+    Part, Report, ReservedAddress, RoundReport, SharedObject, Side, StdioStream, StdioTarget, Waiting,
 };
 
 /// What a source offers: everything that the destination must know before the freeze.
@@ -224,6 +225,15 @@ pub enum Request {
         session: u64,
         /// Whether the dialler sends on this link; else it receives.
         sends: bool,
+    },
+    /// Does a container have these addresses still, which moved to you or through you? From version [`crate::Versions::ADDRESSES`] on.
+    Addresses {
+        /// The container.
+        container: String,
+        /// The engine that it ran in at the asker.
+        engine: String,
+        /// What the asker's IPAM had given it.
+        addresses: Vec<ReservedAddress>,
     },
     /// So many bytes of noise follow, in frames of pages: say when they are in memory. They belong to nothing.
     Probe {
@@ -429,6 +439,11 @@ pub enum Response {
     Streams,
     /// The link is connected with the container's standard streams.
     Stdio,
+    /// Whether the container has its addresses still.
+    Addresses {
+        /// Whether.
+        state: AddressState,
+    },
     /// The noise was received, and forgotten.
     Probed,
     /// It could not be done.

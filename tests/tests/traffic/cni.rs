@@ -20,6 +20,8 @@ const IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 53);
 const NETWORK: &str = "lan";
 /// By what name it was attached, which is not the container's.
 const ID: &str = "attached-9";
+/// In whose name a node keeps the address of one that has left it.
+const HOLDER: &str = "tranship-holds-";
 const PUBLISHED: u16 = 8080;
 const RESERVATIONS: &str = "/var/lib/cni/networks/lan";
 const RESULT: &str = "/var/lib/cni/results/lan-attached-9-eth0";
@@ -116,6 +118,7 @@ fn detach(lab: &Lab, node: &str) -> Result<()> {
 /// Whether a node's CNI knows the container: altogether, or not at all.
 fn knows(lab: &Lab, node: &str) -> Result<bool> {
     let reserved = fs::read_to_string(lab.path(node, format!("{RESERVATIONS}/{IP}"))?).ok();
+    let reserved = reserved.filter(|text| !text.starts_with(HOLDER));
     let cached = lab.path(node, RESULT)?.exists();
     let rules = lab.check(node, &["iptables", "-t", "nat", "-S"])?;
     let published = rules.lines().filter(|rule| rule.contains(ID)).count();
@@ -256,7 +259,10 @@ fn made_by(stage: &mut Stage, plugin: &str, bridge: bool) -> Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     let streams = [Stream::begin(stream, Way::Both, Some(RATE), &[])?];
     go_on(&streams)?;
-    let reserved = |node: &str| Ok::<_, anyhow::Error>(lab.path(node, format!("{RESERVATIONS}/{address}"))?.exists());
+    let reserved = |node: &str| {
+        let text = fs::read_to_string(lab.path(node, format!("{RESERVATIONS}/{address}"))?);
+        Ok::<_, anyhow::Error>(text.is_ok_and(|text| !text.starts_with(HOLDER)))
+    };
     for (from, to) in [("a", "b"), ("b", "a"), ("a", "b")] {
         super::moves(lab, NAME, from, to)?;
         go_on(&streams).with_context(|| format!("after the move to {to}"))?;

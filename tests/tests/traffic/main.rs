@@ -6,6 +6,7 @@ mod capture;
 mod cni;
 mod firewall;
 mod groups;
+mod held;
 mod kinds;
 mod pause;
 mod places;
@@ -117,6 +118,8 @@ fn main() -> ExitCode {
         ),
         ("an_interface_that_the_plugin_bridge_has_made_moves", cni::made_by_bridge),
         ("what_cni_keeps_of_a_container_moves_with_it", cni::attached),
+        ("an_address_stays_reserved_until_the_container_comes_back", held::until_it_comes_back),
+        ("an_address_stays_reserved_unless_it_is_released", held::unless_it_is_released),
         ("nor_does_it_matter_which_iptables_there_is", cni::attached_with_legacy_iptables),
     ])
 }

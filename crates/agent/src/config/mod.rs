@@ -187,6 +187,8 @@ pub struct NetworkConfig {
     /// How much of what arrives in a blackout is held for each interface of a container, in MiB.
     #[serde(deserialize_with = "hold_mib")]
     pub hold_mib: usize,
+    /// Whether the addresses of a container that has left stay reserved on this node.
+    pub hold_addresses: bool,
 }
 
 /// More is more than any peers send in a blackout, and a mistake.
@@ -194,7 +196,7 @@ const MOST_HELD_MIB: usize = 1024;
 
 impl Default for NetworkConfig {
     fn default() -> Self {
-        Self { hold_mib: tranship_network::HELD_BYTES >> 20 }
+        Self { hold_mib: tranship_network::HELD_BYTES >> 20, hold_addresses: true }
     }
 }
 

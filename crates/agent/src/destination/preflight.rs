@@ -125,7 +125,7 @@ pub fn check(node: &Node, offer: &Offer) -> Vec<Blocker> {
     if !engine.attaches_network() {
         blockers.extend(offer.network.iter().filter_map(|(_, identity)| unattachable(identity, node)));
     }
-    let attached = offer.network.iter().flat_map(|(_, identity)| cni::obstacles(&identity.cni));
+    let attached = offer.network.iter().flat_map(|(_, identity)| cni::obstacles(name, &identity.cni));
     blockers.extend(
         attached.map(|(cause, remedy)| Blocker::new(BlockerKind::Network, format!("{cause} (on node {here})"), remedy)),
     );

@@ -8,6 +8,7 @@ use tranship_network::cni;
 
 use super::streams::show_tally;
 use super::{FREEZE, SourceRun, failed};
+use crate::held;
 use crate::layout::Front;
 use crate::node;
 
@@ -69,6 +70,7 @@ impl SourceRun {
             // As long as its interfaces tell what is CNI's of it.
             if namespace.exists() {
                 let attached = cni::attachments(&self.name, &namespace).map_err(failed)?;
+                held::leave(&self.node, &self.id, &self.peer, (&self.name, self.engine.name()), &attached)?;
                 cni::detach(&namespace, &attached).map_err(failed)?;
             }
             tranship_network::remove(&namespace).map_err(failed)?;

@@ -1,5 +1,5 @@
 use jiff::tz::TimeZone;
-use tranship_api::{ContainerInfo, ContainerState, Leftover};
+use tranship_api::{ContainerInfo, ContainerState, HeldAddresses, Leftover};
 use tranship_types::{Outcome, Report};
 
 use super::table::{Column, table};
@@ -137,6 +137,29 @@ pub fn leftovers(list: &[Leftover]) -> String {
     };
     let columns = [Column::Text("LEFT OVER"), Column::Text("WHERE"), Column::Text("WHAT TO DO")];
     table("", &columns, list.iter().map(|l| vec![l.kind.to_string(), l.name.clone(), state(l)]))
+}
+
+fn addresses(held: &HeldAddresses) -> String {
+    let each: Vec<_> = held.addresses.iter().map(|one| format!("{} ({})", one.address, one.network)).collect();
+    each.join(", ")
+}
+
+/// `tranship release`.
+pub fn held_addresses(list: &[HeldAddresses], now_unix_ms: u64) -> String {
+    if list.is_empty() {
+        return "this node holds no address for a container that has left it\n".to_owned();
+    }
+    let columns = [Column::Text("CONTAINER"), Column::Text("NODE"), Column::Number("SINCE"), Column::Text("HELD HERE")];
+    let row = |held: &HeldAddresses| {
+        let since = since(held.since_unix_ms, now_unix_ms);
+        vec![held.container.clone(), held.node.to_string(), since, addresses(held)]
+    };
+    table("", &columns, list.iter().map(row))
+}
+
+/// `tranship release NAME`.
+pub fn released(list: &[HeldAddresses]) -> String {
+    list.iter().map(|held| format!("released {}, held for {}\n", addresses(held), held.container)).collect()
 }
 
 #[cfg(test)]

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tranship_api::{
-    AgentService, Begun, ContainerInfo, ContainerState, ErrorKind, GroupContainer, GroupPlan, GroupRequest, Leftover,
-    LeftoverKind, MemberPlan, MoveRequest, NodeInfo, PassedAnswer, PassedCall, PeerInfo, PeerState, Plan, PlanRequest,
-    Problem, RecoverRequest, ServiceError, ToolInfo, bind, router, serve,
+    AgentService, Begun, ContainerInfo, ContainerState, ErrorKind, GroupContainer, GroupPlan, GroupRequest,
+    HeldAddress, HeldAddresses, Leftover, LeftoverKind, MemberPlan, MoveRequest, NodeInfo, PassedAnswer, PassedCall,
+    PeerInfo, PeerState, Plan, PlanRequest, Problem, RecoverRequest, ServiceError, ToolInfo, bind, router, serve,
 };
 use tranship_types::{
     Blocker, BlockerKind, GroupId, GroupMember, GroupReport, MemberOutcome, MigrationId, Mode, NodeName, Outcome,
@@ -24,6 +24,16 @@ const DEADLINE: Duration = Duration::from_secs(20);
 #[derive(Default)]
 pub struct Service {
     migrations: Mutex<HashMap<MigrationId, watch::Sender<Report>>>,
+}
+
+fn held() -> HeldAddresses {
+    HeldAddresses {
+        container: "redis".into(),
+        node: "b".parse().unwrap(),
+        migration: "m-1".parse().unwrap(),
+        since_unix_ms: 1_700_000_000_000,
+        addresses: vec![HeldAddress { network: "lan".into(), address: "10.77.0.53".parse().unwrap() }],
+    }
 }
 
 impl AgentService for Service {
@@ -163,6 +173,20 @@ impl AgentService for Service {
         let mut all = self.leftovers()?;
         all.iter_mut().for_each(|leftover| leftover.removed = leftover.note.is_empty());
         Ok(all)
+    }
+
+    fn held_addresses(&self) -> Result<Vec<HeldAddresses>, ServiceError> {
+        Ok(vec![held()])
+    }
+
+    fn release(&self, container: &str, even_if_alive: bool) -> Result<Vec<HeldAddresses>, ServiceError> {
+        let refused = |kind| Err(ServiceError::new(kind, format!("{container} is refused"), "use --even-if-alive"));
+        match container {
+            "redis" => Ok(vec![held()]),
+            "alive" if !even_if_alive => refused(ErrorKind::Blocked),
+            "alive" => Ok(vec![held()]),
+            _ => refused(ErrorKind::NotFound),
+        }
     }
 
     fn reports(&self) -> Result<Vec<Report>, ServiceError> {

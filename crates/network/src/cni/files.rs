@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::Value;
-use tranship_types::CniAttachment;
+use tranship_types::{CniAttachment, ReservedAddress};
 
 use crate::NetworkError;
 
@@ -105,32 +105,65 @@ fn lock(network: &str) -> Result<Flock<File>, NetworkError> {
     Flock::lock(file.map_err(|e| refused(&e))?, FlockArg::LockExclusive).map_err(|(_, e)| refused(&e.desc()))
 }
 
-/// Gives an address to the attachment's container, unless it is somebody else's.
-pub(super) fn reserve(attachment: &CniAttachment, address: IpAddr) -> Result<(), NetworkError> {
+/// Gives an address to the attachment's container, unless it is somebody else's; `holder` has it for the container.
+pub(super) fn reserve(attachment: &CniAttachment, address: IpAddr, holder: &str) -> Result<(), NetworkError> {
     let CniAttachment { network, container, interface, .. } = attachment;
     let what = || format!("reserve {address} in CNI's network {network}");
     let _lock = lock(network)?;
-    if let Some(other) = reservation(network, address)? {
-        return match other.container == *container {
-            true => Ok(()),
-            false => Err(NetworkError::refused(what(), format!("container {} has it", other.container))),
-        };
+    match reservation(network, address)? {
+        Some(own) if own.container == *container => return Ok(()),
+        Some(held) if held.container == holder => {}
+        Some(other) => {
+            return Err(NetworkError::refused(what(), format!("container {} has it", other.container)));
+        }
+        None => {}
     }
-    let path = reservation_path(network, address);
-    let file = OpenOptions::new().create_new(true).write(true).mode(0o600).open(path);
-    let written = file.and_then(|mut file| file.write_all(format!("{container}\r\n{interface}").as_bytes()));
-    written.map_err(|e| NetworkError::refused(what(), e))
+    write(&reservation_path(network, address), container, interface).map_err(|e| NetworkError::refused(what(), e))
 }
 
-/// Takes an address back, if it is the attachment's.
-pub(super) fn release(attachment: &CniAttachment, address: IpAddr) -> Result<(), NetworkError> {
-    let CniAttachment { network, container, .. } = attachment;
+/// Writes a reservation, or replaces one. Only while the network is locked.
+fn write(path: &Path, container: &str, interface: &str) -> std::io::Result<()> {
+    let new = path.with_file_name("tranship.new");
+    let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&new)?;
+    file.write_all(format!("{container}\r\n{interface}").as_bytes())?;
+    file.sync_all()?;
+    fs::rename(new, path)
+}
+
+/// Reserves an address in the name of `holder`, if it is free, or its owner's where `of_owner` lets it be taken. Otherwise whose it is.
+pub(super) fn hold(reserved: &ReservedAddress, holder: &str, of_owner: bool) -> Result<Option<String>, NetworkError> {
+    let ReservedAddress { network, owner, interface, address } = reserved;
+    let _lock = lock(network)?;
+    match reservation(network, *address)? {
+        Some(held) if held.container == holder => return Ok(None),
+        Some(own) if own.container == *owner && of_owner => {}
+        Some(other) => return Ok(Some(other.container)),
+        None => {}
+    }
+    let written = write(&reservation_path(network, *address), holder, interface);
+    written.map_err(|e| NetworkError::refused(format!("hold {address} in CNI's network {network}"), e)).map(|()| None)
+}
+
+/// All reservations of all networks.
+pub(super) fn all() -> Result<Vec<Reservation>, NetworkError> {
+    let mut all = Vec::new();
+    for network in entries(Path::new(NETWORKS))? {
+        let addresses = entries(&Path::new(NETWORKS).join(&network))?;
+        for address in addresses.iter().filter_map(|name| name.parse().ok()) {
+            all.extend(reservation(&network, address)?);
+        }
+    }
+    Ok(all)
+}
+
+/// Takes an address back, if it is the container's.
+pub(super) fn release(network: &str, container: &str, address: IpAddr) -> Result<(), NetworkError> {
     if !Path::new(NETWORKS).join(network).exists() {
         return Ok(());
     }
     let _lock = lock(network)?;
     match reservation(network, address)? {
-        Some(own) if own.container == *container => remove(&reservation_path(network, address)),
+        Some(own) if own.container == container => remove(&reservation_path(network, address)),
         _ => Ok(()),
     }
 }

@@ -1,0 +1,244 @@
+//! Addresses that this node holds for containers that have left it, so that its IPAM gives them to no other container.
+//!
+//! A record is written before the original's reservations go, and each reservation is put into a holder's name (`tranship-holds-NAME`). The record
+//! goes when the container comes back, when the node that has it answers that it has the addresses no more, or on `tranship release`.
+//! Nodes are asked: one that is away is asked again later. A container that moves on leaves a record on each node, also where that
+//! holds nothing, which leads on to the next one.
+
+mod ask;
+mod record;
+
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tranship_api::{ErrorKind, HeldAddresses, Leftover, LeftoverKind, ServiceError};
+use tranship_coordinator::Failure;
+use tranship_network::cni::{self, HeldReservation};
+use tranship_sys::threads;
+use tranship_types::{AddressState, CniAttachment, EngineName, MigrationId, NodeName, ReservedAddress};
+
+use crate::node::{Node, failed};
+use crate::registry::unix_ms;
+use record::HeldRecord;
+
+/// Whoever changes records or reservations in a holder's name has it.
+static CHANGING: Mutex<()> = Mutex::new(());
+
+fn changing() -> MutexGuard<'static, ()> {
+    CHANGING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn reserved(attachments: &[CniAttachment]) -> Vec<ReservedAddress> {
+    attachments.iter().flat_map(CniAttachment::reserved).collect()
+}
+
+/// What a plan says will be held.
+pub fn remark(node: &Node, attachments: &[CniAttachment]) -> Option<String> {
+    let addresses: Vec<String> =
+        reserved(attachments).iter().map(|one| format!("{} of CNI's network {}", one.address, one.network)).collect();
+    (node.config.network.hold_addresses && !addresses.is_empty()).then(|| {
+        format!(
+            "node {} keeps {} reserved for it until it comes back or is removed",
+            node.config.node,
+            addresses.join(", ")
+        )
+    })
+}
+
+/// The container leaves: has its reservations stay, in a holder's name. To be called before what CNI keeps of it is removed; may be repeated.
+///
+/// # Errors
+/// A record that cannot be written, the system's refusals.
+pub fn leave(
+    node: &Node,
+    id: &MigrationId,
+    to: &NodeName,
+    (container, engine): (&str, EngineName),
+    attachments: &[CniAttachment],
+) -> Result<(), Failure> {
+    let _changing = changing();
+    let record = match HeldRecord::read(node, id)? {
+        // An agent that died then had written it: of reservations that are held already, the interfaces tell no more.
+        Some(record) => record,
+        None => {
+            let record = HeldRecord {
+                migration: id.clone(),
+                container: container.to_owned(),
+                engine: engine.to_string(),
+                node: to.clone(),
+                since_unix_ms: unix_ms(),
+                addresses: reserved(attachments),
+                held: node.config.network.hold_addresses,
+            };
+            if record.addresses.is_empty() {
+                return Ok(());
+            }
+            record.write(node)?;
+            record
+        }
+    };
+    hold(&record)
+}
+
+fn hold(record: &HeldRecord) -> Result<(), Failure> {
+    for reserved in record.addresses.iter().filter(|_| record.held) {
+        if let Some(other) = cni::hold(&record.container, reserved).map_err(failed)? {
+            let ReservedAddress { network, address, .. } = reserved;
+            tracing::warn!(%address, network, container = record.container, other, "another container has the address");
+        }
+    }
+    Ok(())
+}
+
+/// The container does not come after all: what was held for it is held again.
+///
+/// # Errors
+/// Records that cannot be read, the system's refusals.
+pub fn hold_again(node: &Node, container: &str) -> Result<(), Failure> {
+    let _changing = changing();
+    HeldRecord::all(node)?.iter().filter(|record| record.container == container).try_for_each(hold)
+}
+
+/// The container has come back with these attachments: nothing is held for it any more.
+pub fn returned(node: &Node, container: &str, attachments: &[CniAttachment]) {
+    let _changing = changing();
+    let own = reserved(attachments);
+    let ended = HeldRecord::all(node).and_then(|records| {
+        let back = |record: &&HeldRecord| record.container == container && record.is_about(&own);
+        records.iter().filter(back).try_for_each(|record| end(node, record))
+    });
+    if let Err(failure) = ended {
+        // The record leads to the node that it came from, which leads back here.
+        tracing::warn!(container, %failure, "the record of its addresses stays");
+    }
+}
+
+/// Gives back what is held, and then removes the record.
+fn end(node: &Node, record: &HeldRecord) -> Result<(), Failure> {
+    for ReservedAddress { network, address, .. } in &record.addresses {
+        cni::release_held(&record.container, network, *address).map_err(failed)?;
+    }
+    record.remove(node)
+}
+
+/// Whether a container that had these addresses has them here still, for a node that holds them.
+///
+/// # Errors
+/// Reservations or records that cannot be read.
+pub fn state(node: &Node, container: &str, addresses: &[ReservedAddress]) -> Result<AddressState, Failure> {
+    for ReservedAddress { network, owner, address, .. } in addresses {
+        // A peer's names become names of files.
+        if network.contains(['/', '\0']) || network.starts_with('.') {
+            return Err(Failure::new(format!("{network:?} is no name of a network")));
+        }
+        if cni::owner(network, *address).map_err(failed)?.as_ref() == Some(owner) {
+            return Ok(AddressState::Here);
+        }
+    }
+    let left = |record: &&HeldRecord| record.container == container && record.is_about(addresses);
+    let newest = HeldRecord::all(node)?;
+    let newest = newest.iter().filter(left).max_by_key(|record| record.since_unix_ms);
+    Ok(newest.map_or(AddressState::Gone, |record| AddressState::Moved { to: record.node.clone() }))
+}
+
+/// Holds again what was lost, and asks the other nodes from now on.
+pub fn start(node: &Arc<Node>) -> std::io::Result<()> {
+    if let Err(failure) = restore(node) {
+        tracing::error!(%failure, "not all addresses of containers that have left are held");
+    }
+    for leftover in notices(node) {
+        tracing::warn!(address = leftover.name, "{}", leftover.note);
+    }
+    for HeldReservation { network, address, container } in unrecorded(node) {
+        tracing::warn!(%address, network, container, "the address is held, and there is no record of that; see `tranship doctor`");
+    }
+    let node = Arc::clone(node);
+    threads::start("held addresses", move || ask::watch(&node)).map(drop)
+}
+
+/// Holds again what nobody has, such as what somebody has removed from CNI's directory.
+fn restore(node: &Node) -> Result<(), Failure> {
+    let _changing = changing();
+    for record in HeldRecord::all(node)?.iter().filter(|record| record.held) {
+        for reserved in &record.addresses {
+            cni::hold_if_free(&record.container, reserved).map_err(failed)?;
+        }
+    }
+    Ok(())
+}
+
+/// Addresses that should be held and that another container has, for an operator.
+pub fn notices(node: &Node) -> Vec<Leftover> {
+    let records = match HeldRecord::all(node) {
+        Ok(records) => records,
+        Err(failure) => {
+            let name = record::directory(node).display().to_string();
+            let kind = LeftoverKind::Address;
+            return vec![Leftover { kind, name, removed: false, warning: false, note: failure.message }];
+        }
+    };
+    let lost = |record: &HeldRecord, one: &ReservedAddress| {
+        let other = cni::owner(&one.network, one.address).ok()??;
+        // The container itself, that is coming back.
+        (other != cni::holder(&record.container) && other != one.owner).then(|| Leftover {
+            kind: LeftoverKind::Address,
+            name: format!("{} in CNI's network {}", one.address, one.network),
+            removed: false,
+            warning: true,
+            note: format!(
+                "container {} on node {} and container {other} on this one have this address; give one of them another",
+                record.container, record.node
+            ),
+        })
+    };
+    let held = records.iter().filter(|record| record.held);
+    held.flat_map(|record| record.addresses.iter().filter_map(move |one| lost(record, one))).collect()
+}
+
+/// Reservations in a holder's name of which there is no record.
+pub fn unrecorded(node: &Node) -> Vec<HeldReservation> {
+    let _changing = changing();
+    // Without the records, nothing is to be given back.
+    let (Ok(held), Ok(records)) = (cni::held(), HeldRecord::all(node)) else { return Vec::new() };
+    let has = |record: &HeldRecord, held: &HeldReservation| {
+        let is_it = |one: &ReservedAddress| one.network == held.network && one.address == held.address;
+        record.container == held.container && record.addresses.iter().any(is_it)
+    };
+    held.into_iter().filter(|held| !records.iter().any(|record| has(record, held))).collect()
+}
+
+/// What is held here.
+///
+/// # Errors
+/// Records that cannot be read.
+pub fn list(node: &Node) -> Result<Vec<HeldAddresses>, Failure> {
+    let records = HeldRecord::all(node)?;
+    Ok(records.iter().filter(|record| record.held).map(HeldRecord::info).collect())
+}
+
+/// Gives back what is held for a container; unless `even_if_alive`, not where its node answers that it has the addresses.
+pub fn release(node: &Node, container: &str, even_if_alive: bool) -> Result<Vec<HeldAddresses>, ServiceError> {
+    let internal = |failure: Failure| ServiceError::new(ErrorKind::Internal, failure.message, "see the agent's log");
+    let records = HeldRecord::all(node).map_err(internal)?;
+    let records: Vec<HeldRecord> = records.into_iter().filter(|record| record.container == container).collect();
+    if !records.iter().any(|record| record.held) {
+        let message = format!("node {} holds no address for container {container:?}", node.config.node);
+        return Err(ServiceError::new(ErrorKind::NotFound, message, "`tranship release` lists what it holds"));
+    }
+    for record in records.iter().filter(|_| !even_if_alive) {
+        if let Some(place) = ask::place_of(node, record) {
+            let addresses: Vec<IpAddr> = record.addresses.iter().map(|one| one.address).collect();
+            let message = format!("container {container} has {addresses:?} on node {place}");
+            let remedy = format!(
+                "remove it there, which releases them; `tranship release --even-if-alive {container}` has this node give them to another container"
+            );
+            return Err(ServiceError::new(ErrorKind::Blocked, message, remedy));
+        }
+    }
+    let _changing = changing();
+    for record in &records {
+        end(node, record).map_err(internal)?;
+        tracing::info!(container, migration = %record.migration, "its addresses were released by command");
+    }
+    Ok(records.iter().filter(|record| record.held).map(HeldRecord::info).collect())
+}

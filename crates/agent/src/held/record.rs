@@ -1,0 +1,107 @@
+//! Records of addresses of containers that have left: a file for each migration in the state directory.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use tranship_api::{HeldAddress, HeldAddresses};
+use tranship_coordinator::Failure;
+use tranship_types::{MigrationId, NodeName, ReservedAddress};
+
+use crate::node::Node;
+
+/// The addresses of a container that has left.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldRecord {
+    /// By which it left.
+    pub migration: MigrationId,
+    pub container: String,
+    /// The engine that it ran in here.
+    pub engine: String,
+    /// Where it is, as far as is known.
+    pub node: NodeName,
+    pub since_unix_ms: u64,
+    pub addresses: Vec<ReservedAddress>,
+    /// Whether they are held here. Otherwise the record only says where the container went.
+    pub held: bool,
+}
+
+/// Where the records are.
+pub fn directory(node: &Node) -> PathBuf {
+    node.config.state_dir.join("held")
+}
+
+impl HeldRecord {
+    fn file(node: &Node, id: &MigrationId) -> PathBuf {
+        directory(node).join(format!("{id}.json"))
+    }
+
+    /// Writes it, or replaces it, so that it outlasts the host.
+    pub fn write(&self, node: &Node) -> Result<(), Failure> {
+        let file = Self::file(node, &self.migration);
+        let written = || -> std::io::Result<()> {
+            fs::create_dir_all(directory(node))?;
+            let new = file.with_extension("new");
+            let mut to = File::create(&new)?;
+            to.write_all(&serde_json::to_vec(self)?)?;
+            to.sync_all()?;
+            fs::rename(new, &file)?;
+            File::open(directory(node))?.sync_all()
+        };
+        written().map_err(|e| Failure::new(format!("the record {} cannot be written: {e}", file.display())))
+    }
+
+    /// That of a migration, if there is one.
+    pub fn read(node: &Node, id: &MigrationId) -> Result<Option<Self>, Failure> {
+        let file = Self::file(node, id);
+        let unreadable =
+            |e: &dyn std::fmt::Display| Failure::new(format!("the record {} cannot be read: {e}", file.display()));
+        match fs::read(&file) {
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(unreadable(&e)),
+            Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|e| unreadable(&e)),
+        }
+    }
+
+    /// All of this node.
+    pub fn all(node: &Node) -> Result<Vec<Self>, Failure> {
+        let directory = directory(node);
+        let entries = match fs::read_dir(&directory) {
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(Failure::new(format!("{} cannot be read: {e}", directory.display()))),
+            Ok(entries) => entries,
+        };
+        let ids = entries.flatten().filter_map(|e| e.file_name().to_str()?.strip_suffix(".json")?.parse().ok());
+        ids.filter_map(|id: MigrationId| Self::read(node, &id).transpose()).collect()
+    }
+
+    /// Removes it. Success if it is not there.
+    pub fn remove(&self, node: &Node) -> Result<(), Failure> {
+        let file = Self::file(node, &self.migration);
+        match fs::remove_file(&file) {
+            Err(e) if e.kind() != ErrorKind::NotFound => {
+                Err(Failure::new(format!("the record {} cannot be removed: {e}", file.display())))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether some of these addresses are its own.
+    pub fn is_about(&self, addresses: &[ReservedAddress]) -> bool {
+        let same = |a: &ReservedAddress, b: &ReservedAddress| a.network == b.network && a.address == b.address;
+        self.addresses.iter().any(|own| addresses.iter().any(|other| same(own, other)))
+    }
+
+    /// As the API tells it.
+    pub fn info(&self) -> HeldAddresses {
+        let told = |one: &ReservedAddress| HeldAddress { network: one.network.clone(), address: one.address };
+        HeldAddresses {
+            container: self.container.clone(),
+            node: self.node.clone(),
+            migration: self.migration.clone(),
+            since_unix_ms: self.since_unix_ms,
+            addresses: self.addresses.iter().map(told).collect(),
+        }
+    }
+}
