@@ -337,6 +337,18 @@ async fn a_migration_or_group_is_cancelled_or_the_refusal_says_why() {
 }
 
 #[tokio::test]
+async fn held_addresses_are_listed_and_released() {
+    let agent = agent();
+    assert_eq!(agent.client.held_addresses().await.unwrap(), [held()]);
+    assert_eq!(agent.client.release("redis", false).await.unwrap(), [held()]);
+    assert_eq!(agent.client.release("alive", true).await.unwrap(), [held()]);
+    for (container, expected) in [("alive", 422), ("no/body", 404)] {
+        let Err(ClientError::Refused { status, .. }) = agent.client.release(container, false).await else { panic!() };
+        assert_eq!(status, expected, "{container}");
+    }
+}
+
+#[tokio::test]
 async fn leftovers_are_listed_and_removed() {
     let agent = agent();
     let found = agent.client.leftovers().await.unwrap();

@@ -194,6 +194,19 @@ pub(super) fn unless_it_is_released(stage: &mut Stage) -> Result<()> {
     move_container(lab, "a", NAME, "b")?;
     is_held(lab, "a")?;
 
+    // Its node's agent dies when it has come back, before it has noted that.
+    restart_agent(lab, "a", "destination.tidy.before.die")?;
+    let _ = move_container(lab, "b", NAME, "a");
+    lab.start_agent("a", &[])?;
+    wait_until("a to forget what it held", PATIENCE, || Ok(listed(lab, "a")?.is_empty().then_some(())))?;
+    is_own(lab, "a")?;
+    is_held(lab, "b")?;
+    wait_until("the move to end", PATIENCE, || {
+        Ok((!lab.check("b", &["tranship", "status"])?.contains(NAME)).then_some(()))
+    })?;
+    move_container(lab, "a", NAME, "b")?;
+    is_held(lab, "a")?;
+
     // A node that is gone for good.
     lab.kill_agent("b")?;
     lab.check("a", &["tranship", "release", NAME])?;

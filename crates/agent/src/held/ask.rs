@@ -1,8 +1,10 @@
 //! Asks the nodes that containers moved to whether these have their addresses still.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use tranship_coordinator::Failure;
+use tranship_transport::{Connection, Link};
 use tranship_types::{AddressState, NodeName};
 use tranship_wire::message::{Request, Response};
 use tranship_wire::{Purpose, Versions};
@@ -22,7 +24,8 @@ const HOPS: usize = 8;
 pub fn watch(node: &Node) {
     while node.pause(INTERVAL) {
         let asked = HeldRecord::all(node).and_then(|records| {
-            records.into_iter().for_each(|record| follow(node, record));
+            let mut links = Links::new(node);
+            records.into_iter().for_each(|record| follow(node, &mut links, record));
             restore(node)
         });
         if let Err(failure) = asked {
@@ -32,40 +35,41 @@ pub fn watch(node: &Node) {
 }
 
 /// Asks for one, and notes the answer.
-fn follow(node: &Node, record: HeldRecord) {
-    let (known, state) = locate(node, &record);
+fn follow(node: &Node, links: &mut Links<'_>, record: HeldRecord) {
+    let (place, state) = locate(&node.config.node, &record.node, |peer| links.ask(peer, &record));
+    if let Err(failure) = &state {
+        tracing::debug!(container = record.container, %place, %failure, "the node does not answer whether it has the addresses");
+    }
+    let _changing = changing();
     let noted = match state {
         Ok(AddressState::Gone) => {
-            let _changing = changing();
             let (container, migration) = (&record.container, &record.migration);
-            tracing::info!(container, %migration, "it is gone from node {known}: its addresses are released");
+            tracing::info!(container, %migration, "it is gone from node {place}: its addresses are released");
             end(node, &record)
         }
-        Ok(_) if known != record.node => {
-            let _changing = changing();
-            // It may have come back, or have been released, meanwhile.
-            match HeldRecord::read(node, &record.migration) {
-                Ok(Some(_)) => HeldRecord { node: known, ..record }.write(node),
-                other => other.map(drop),
-            }
-        }
-        Ok(_) => Ok(()),
-        Err(failure) => {
-            tracing::debug!(container = record.container, %failure, "its node does not tell whether it is there");
-            Ok(())
-        }
+        _ if place == record.node => Ok(()),
+        // It may have come back, or its addresses may have been released, meanwhile.
+        _ => match HeldRecord::read(node, &record.migration) {
+            Ok(Some(_)) => HeldRecord { node: place, ..record }.write(node),
+            other => other.map(drop),
+        },
     };
     if let Err(failure) = noted {
         tracing::warn!(%failure, "what became of addresses of a container that has left was not noted");
     }
 }
 
-/// The last node that the container is known to have been on, and what that answers.
-fn locate(node: &Node, record: &HeldRecord) -> (NodeName, Result<AddressState, Failure>) {
-    let mut place = record.node.clone();
+/// Follows a container from the node `first` on: the last one that it is known to have been on, and what that answers. What `here`
+/// has is not asked for.
+fn locate(
+    here: &NodeName,
+    first: &NodeName,
+    mut ask: impl FnMut(&NodeName) -> Result<AddressState, Failure>,
+) -> (NodeName, Result<AddressState, Failure>) {
+    let mut place = first.clone();
     for _ in 0..HOPS {
-        match ask(node, &place, record) {
-            Ok(AddressState::Moved { to }) if to != node.config.node => place = to,
+        match ask(&place) {
+            Ok(AddressState::Moved { to }) if to != *here => place = to,
             state => return (place, state),
         }
     }
@@ -74,21 +78,80 @@ fn locate(node: &Node, record: &HeldRecord) -> (NodeName, Result<AddressState, F
 
 /// The node that answers that the container has its addresses there.
 pub fn place_of(node: &Node, record: &HeldRecord) -> Option<NodeName> {
-    let (place, state) = locate(node, record);
+    let mut links = Links::new(node);
+    let (place, state) = locate(&node.config.node, &record.node, |peer| links.ask(peer, record));
     (state.ok()? == AddressState::Here).then_some(place)
 }
 
-fn ask(node: &Node, peer: &NodeName, record: &HeldRecord) -> Result<AddressState, Failure> {
-    let mut link = node.dial_within(ANSWER, peer, Purpose::Control, None)?;
+/// Links to the nodes that are asked, each dialled once. One that has failed is not dialled again.
+struct Links<'n> {
+    node: &'n Node,
+    links: HashMap<NodeName, Option<Connection>>,
+}
+
+impl<'n> Links<'n> {
+    fn new(node: &'n Node) -> Self {
+        Self { node, links: HashMap::new() }
+    }
+
+    fn ask(&mut self, peer: &NodeName, record: &HeldRecord) -> Result<AddressState, Failure> {
+        let mut link = match self.links.insert(peer.clone(), None) {
+            Some(None) => return Err(Failure::new(format!("node {peer} has not answered just now"))),
+            Some(Some(link)) => link,
+            None => self.node.dial_within(ANSWER, peer, Purpose::Control, None)?,
+        };
+        let state = ask(&mut link, record)?;
+        self.links.insert(peer.clone(), Some(link));
+        Ok(state)
+    }
+}
+
+fn ask(link: &mut Connection, record: &HeldRecord) -> Result<AddressState, Failure> {
     if link.version() < Versions::ADDRESSES {
         return Ok(AddressState::Unknown);
     }
-    tranship_transport::Link::set_timeout(&mut link, Some(ANSWER)).map_err(failed)?;
+    link.set_timeout(Some(ANSWER)).map_err(failed)?;
     let HeldRecord { container, engine, addresses, .. } = record.clone();
-    tranship_wire::write_message(&mut link, &Request::Addresses { container, engine, addresses }).map_err(failed)?;
-    match tranship_wire::read_message(&mut link).map_err(failed)? {
+    tranship_wire::write_message(link, &Request::Addresses { container, engine, addresses }).map_err(failed)?;
+    match tranship_wire::read_message(link).map_err(failed)? {
         Response::Addresses { state } => Ok(state),
         Response::Failed { message, .. } => Err(Failure::new(message)),
-        other => Err(failed(format!("node {peer} gave an answer that does not fit: {other:?}"))),
+        other => Err(failed(format!("node {} gave an answer that does not fit: {other:?}", link.peer()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> NodeName {
+        text.parse().unwrap()
+    }
+
+    /// What node a finds that was told that its container is on b.
+    fn found(answers: &[(&str, Option<AddressState>)]) -> (String, Option<AddressState>, usize) {
+        let answers: HashMap<NodeName, _> = answers.iter().cloned().map(|(node, state)| (name(node), state)).collect();
+        let mut asked = 0;
+        let (place, state) = locate(&name("a"), &name("b"), |peer| {
+            asked += 1;
+            answers[peer].clone().ok_or_else(|| Failure::new("it does not answer"))
+        });
+        (place.to_string(), state.ok(), asked)
+    }
+
+    #[test]
+    fn a_container_is_followed_over_all_nodes_that_it_has_left() {
+        let moved = |to: &str| Some(AddressState::Moved { to: name(to) });
+        let (here, gone) = (Some(AddressState::Here), Some(AddressState::Gone));
+        assert_eq!(found(&[("b", here.clone())]), ("b".to_owned(), here.clone(), 1));
+        assert_eq!(found(&[("b", moved("c")), ("c", here.clone())]), ("c".to_owned(), here, 2));
+        let chain = [("b", moved("c")), ("c", moved("d")), ("d", gone.clone())];
+        assert_eq!(found(&chain), ("d".to_owned(), gone, 3));
+        // One on the way is away: nothing is known, and it is asked first the next time.
+        assert_eq!(found(&[("b", moved("c")), ("c", None)]), ("c".to_owned(), None, 2));
+        // It has come back, or is about to.
+        assert_eq!(found(&[("b", moved("a"))]), ("b".to_owned(), moved("a"), 1));
+        let circle = found(&[("b", moved("c")), ("c", moved("b"))]);
+        assert_eq!((circle.1, circle.2), (Some(AddressState::Unknown), HOPS));
     }
 }

@@ -164,6 +164,8 @@ pub fn released(list: &[HeldAddresses]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use tranship_api::HeldAddress;
+
     use super::*;
     use crate::show::report::tests::{failed, moved};
 
@@ -220,6 +222,27 @@ migration  /run/tranship/migrations/m-1  its pager is at work; wait for it
 "
         );
         assert_eq!(leftovers(&[]), "no move has left anything on this node\n");
+    }
+
+    #[test]
+    fn held_addresses_in_columns() {
+        let address = |address: &str| HeldAddress { network: "lan".into(), address: address.parse().unwrap() };
+        let held = HeldAddresses {
+            container: "redis".into(),
+            node: "b".parse().unwrap(),
+            migration: "m-1".parse().unwrap(),
+            since_unix_ms: 0,
+            addresses: vec![address("10.77.0.53"), address("fd77::35")],
+        };
+        assert_eq!(
+            held_addresses(std::slice::from_ref(&held), 3_600_000),
+            "\
+CONTAINER  NODE   SINCE  HELD HERE
+redis      b     60 min  10.77.0.53 (lan), fd77::35 (lan)
+"
+        );
+        assert_eq!(released(&[held]), "released 10.77.0.53 (lan), fd77::35 (lan), held for redis\n");
+        assert_eq!(held_addresses(&[], 0), "this node holds no address for a container that has left it\n");
     }
 
     #[test]
