@@ -57,8 +57,12 @@ mod tests {
         }
         // Another process has it.
         let holder = there.try_clone().unwrap();
-        let mut child =
-            Command::new("cat").stdin(std::os::fd::OwnedFd::from(holder)).stdout(Stdio::null()).spawn().unwrap();
+        let mut child = Command::new("sleep")
+            .arg("60")
+            .stdin(std::os::fd::OwnedFd::from(holder))
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
         assert_eq!(is_in(&there).unwrap(), 1);
         // What a program has open can be looked at when it has begun.
         let ended = (0..100).map(|_| {
