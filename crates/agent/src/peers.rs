@@ -198,17 +198,11 @@ fn control(
             Ok(request) => request,
             Err(error) => break Err(error),
         };
-        let of_no_migration = {
-            matches!(
-                request,
-                Request::Clock
-                    | Request::Check(_)
-                    | Request::Probe { .. }
-                    | Request::Api { .. }
-                    | Request::Stdio { .. }
-                    | Request::Addresses { .. }
-            )
-        };
+        use Request as R;
+        let of_no_migration = matches!(
+            request,
+            R::Clock | R::Check(_) | R::Probe { .. } | R::Api { .. } | R::Stdio { .. } | R::Addresses { .. }
+        );
         if !of_no_migration && (of_another() || !covered(&rights)) {
             tracing::warn!(%peer, "asked about a migration of another node, or over a link from before its offer");
             let refused =
@@ -343,10 +337,8 @@ fn reply(
         (Request::Api { .. } | Request::Stdio { .. }, _) => {
             failure_response(Failure::new("the request has an answer of its own"))
         }
-        (Request::Addresses { container, addresses, .. }, _) => match held::state(node, &container, &addresses) {
-            Ok(state) => Response::Addresses { state },
-            Err(failure) => failure_response(failure),
-        },
+        (Request::Addresses { container, addresses, .. }, _) => held::state(node, &container, &addresses)
+            .map_or_else(failure_response, |state| Response::Addresses { state }),
         (Request::Probe { bytes }, _) => match probed.receive(link, bytes) {
             Ok(()) => Response::Probed,
             Err(error) => return Err(error),
