@@ -243,7 +243,8 @@ impl DestinationRun {
                 self.offer.container
             )));
         }
-        tranship_network::configure(path, identity, &attached).map_err(failed)?;
+        let by_another = identity.given_by.as_ref().is_some_and(|engine| *engine != self.offer.engine);
+        tranship_network::configure(path, identity, &attached, by_another).map_err(failed)?;
         self.prepare_network()
     }
 
@@ -520,9 +521,12 @@ impl DestinationPort for DestinationRun {
                 match &self.offer.network {
                     Some(_) if self.foreign_network => Ok(()),
                     Some((path, identity)) => {
-                        held::hold_again(&self.node, &self.offer.container)?;
+                        let held = match identity.cni.is_empty() {
+                            true => Ok(()),
+                            false => held::hold_again(&self.node, &self.offer.container),
+                        };
                         cni::detach(path, &identity.cni).map_err(failed)?;
-                        tranship_network::remove(path).map_err(failed)
+                        tranship_network::remove(path).map_err(failed).and(held)
                     }
                     None => Ok(()),
                 }

@@ -101,8 +101,11 @@ pub fn hold_again(node: &Node, container: &str) -> Result<(), Failure> {
 
 /// The container has come back with these attachments: nothing is held for it any more.
 pub fn returned(node: &Node, container: &str, attachments: &[CniAttachment]) {
-    let _changing = changing();
     let own = reserved(attachments);
+    if own.is_empty() {
+        return;
+    }
+    let _changing = changing();
     let ended = HeldRecord::all(node).and_then(|records| {
         let back = |record: &&HeldRecord| record.container == container && record.is_about(&own);
         records.iter().filter(back).try_for_each(|record| end(node, record))

@@ -146,6 +146,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions, unit: Option<&Uni
         Some(path) => {
             let captured = uncarried::obstacles(&container, &others, &path).and_then(|obstacles| {
                 let mut identity = tranship_network::capture(&path)?;
+                identity.given_by = engine.attaches_network().then(|| engine.name().to_string());
                 identity.given_gateways = networks.iter().flat_map(|network| network.gateways.clone()).collect();
                 if !engine.attaches_network() {
                     identity.cni = cni::attachments(name, &path)?;

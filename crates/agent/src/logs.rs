@@ -41,6 +41,8 @@ use crate::copying::{Left, SYNC};
 use crate::node::{Node, failed};
 
 /// How long the engine may have written nothing until its log is complete: by then it has read the pipes of a
+/// How long an engine may go on writing in the freeze: a process outside of the container may have its output.
+const IN_FREEZE: Duration = Duration::from_millis(200);
 /// container that is frozen.
 const QUIET: Duration = Duration::from_millis(10);
 /// How long the engine may take to write the last line of a container that was killed.
@@ -104,7 +106,9 @@ pub fn choose(
 ) -> Result<Choice, Failure> {
     let kept = options.logs == Logs::Keep && to == engine.name();
     let files = if kept { engine.log(&container.name).map_err(failed)? } else { None };
-    let Some(files) = files else { return Ok(Choice { log: None, words: engine.log_left(container) }) };
+    let Some(files) = files.filter(original::is_there) else {
+        return Ok(Choice { log: None, words: engine.log_left(container) });
+    };
     engine.show_rotated_log(parameters);
     Ok(Choice { log: Some(CarriedLog { bytes: files.bytes(), driver: files.driver }), words: None })
 }
@@ -171,12 +175,13 @@ impl Leaving {
         self.original.send(&mut Sending { link: &mut self.link, at: 0 })
     }
 
-    /// Sends until the engine has written nothing for a while. Returns how many bytes that was.
-    fn send_until_quiet(&mut self) -> io::Result<u64> {
-        let (mut sent, mut quiet) = (0, Instant::now());
+    /// Sends until the engine has written nothing for a while, or for so long. Returns how many bytes that was.
+    fn send_until_quiet(&mut self, patience: Duration) -> io::Result<u64> {
+        let (mut sent, mut quiet, deadline) = (0, Instant::now(), Instant::now() + patience);
         loop {
             match self.send()? {
                 0 if quiet.elapsed() >= QUIET => return Ok(sent),
+                _ if Instant::now() >= deadline => return Ok(sent),
                 0 => {}
                 more => {
                     sent += more;
@@ -191,7 +196,8 @@ impl Leaving {
     pub fn finish(&mut self) -> Result<Left, Failure> {
         let start_ns = monotonic_ns();
         schedule::stand(Standing::Favoured);
-        let sent = self.send_until_quiet().map_err(|error| failed(format!("the log could not be sent: {error}")))?;
+        let sent =
+            self.send_until_quiet(IN_FREEZE).map_err(|error| failed(format!("the log could not be sent: {error}")))?;
         tranship_wire::write_message(&mut self.link, &Said::Complete).map_err(failed)?;
         let mut way = format!("logs: {} bytes ahead of the freeze, {sent} bytes in it", self.ahead);
         let skipped = self.original.skipped_bytes();
@@ -211,7 +217,7 @@ impl Leaving {
         while matches!(engine.log_has_ended(name), Ok(false)) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
         }
-        let ended = self.link.set_timeout(Some(END)).and_then(|()| self.send_until_quiet());
+        let ended = self.link.set_timeout(Some(END)).and_then(|()| self.send_until_quiet(END));
         let words = match (ended, self.ask(&Said::End)) {
             (Ok(0), _) => None,
             (Ok(late), Ok(Heard::Done)) => {

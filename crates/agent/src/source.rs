@@ -430,6 +430,8 @@ impl SourceRun {
 
     fn freeze(&mut self) -> Result<(), Failure> {
         if self.joins_network() {
+            let pids = self.inspected()?.0.processes().map_err(failed)?;
+            self.find_zombies(&pids)?;
             return self.frozen_by_owner();
         }
         let (node, looks, kinds) = (Arc::clone(&self.node), self.last_looks()?, pods::shared_kinds(self.pod.as_ref()));

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use serde::{Deserialize, Serialize};
 use tranship_sys::file_settings::{
-    EpollParameters, epoll_parameters, hang_up, has_content, is_exclusive, is_hung_up, is_master, set_epoll_parameters,
+    EpollParameters, content_of, epoll_parameters, hang_up, is_exclusive, is_hung_up, is_master, set_epoll_parameters,
     set_exclusive, set_write_hint, write_hint,
 };
 use tranship_sys::process::{OpenFiles, take_descriptor, text};
@@ -154,8 +154,23 @@ impl FileSetting {
 /// What is in the way of the master of a terminal whose slaves all have been closed: CRIU does not look what waits in it.
 /// The container stands still: a slave is opened for that.
 pub fn content(pid: u32, descriptor: i32) -> Option<Blocker> {
-    let holds = take_descriptor(pid, descriptor).and_then(has_content).unwrap_or(true);
-    holds.then(|| closed_terminal(pid, descriptor))
+    let sides = take_descriptor(pid, descriptor).and_then(content_of);
+    match sides {
+        Ok([false, false]) => None,
+        Ok([false, true]) => Some(left_input(pid, descriptor)),
+        _ => Some(closed_terminal(pid, descriptor)),
+    }
+}
+
+/// Of a terminal whose slaves all have been closed, and in which lines wait that no process can read.
+fn left_input(pid: u32, descriptor: i32) -> Blocker {
+    let name = tranship_sys::process::name(pid).unwrap_or_default();
+    let cause = format!(
+        "descriptor {descriptor} of {name} (pid {pid}) is the master of a terminal whose other side all processes have \
+         closed before they had read all that was written to it, which CRIU does not carry"
+    );
+    let remedy = "let the program close the terminal";
+    Blocker::new(BlockerKind::Descriptor, cause, remedy).at(pid, Some(descriptor)).allowable("closed-terminals")
 }
 
 /// Of a terminal whose slaves all have been closed, and in which something waits.

@@ -232,15 +232,17 @@ impl Freezer {
 
     /// The processes that a signal has stopped, also where they are frozen.
     pub fn stopped(&self) -> Result<Vec<u32>, FreezerError> {
-        let shows = |pid: u32| {
+        let is_stopped = |pid: &u32| {
             let stat = process::text(format!("/proc/{pid}/stat")).unwrap_or_default();
-            stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+            match stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()) {
+                Some('T') => true,
+                // In a frozen cgroup of version 1 it shows as one that is frozen.
+                Some('D') => std::fs::read_to_string(format!("/proc/{pid}/wchan"))
+                    .is_ok_and(|place| process::is_stopped_at(&place)),
+                _ => false,
+            }
         };
-        // In a frozen cgroup of version 1 it shows as one that is frozen.
-        let waits = |pid: u32| {
-            std::fs::read_to_string(format!("/proc/{pid}/wchan")).is_ok_and(|place| process::is_stopped_at(&place))
-        };
-        Ok(self.processes()?.into_iter().filter(|pid| waits(*pid) || shows(*pid)).collect())
+        Ok(self.processes()?.into_iter().filter(is_stopped).collect())
     }
 
     /// Keeps all processes of a frozen cgroup from running even if somebody thaws it: the first thing that each of them does

@@ -58,6 +58,7 @@ pub fn capture(netns: &Path) -> Result<NetworkIdentity, NetworkError> {
             loopback,
             routes,
             given_gateways: Vec::new(),
+            given_by: None,
             rules,
             neighbours,
             sysctls,

@@ -81,11 +81,16 @@ pub fn reserve(netns: &Path, interfaces: &[String]) -> Result<(), NetworkError> 
 
 /// Gives a network namespace, into which somebody else has put the interfaces, what there is of an identity beyond what is `attached`:
 /// settings (sysctls), MTUs, addresses, routes and policy rules. Routes that a program has deleted or given another gateway are so there,
-/// too; for those that the source's engine has given stand those that this node's has given.
+/// too; for those that the source's engine has given stand those that this node's has given, which may be `by_another`.
 ///
 /// # Errors
 /// If there is a setting that this node does not have, or something that the kernel refuses.
-pub fn configure(netns: &Path, identity: &NetworkIdentity, attached: &NetworkIdentity) -> Result<(), NetworkError> {
+pub fn configure(
+    netns: &Path,
+    identity: &NetworkIdentity,
+    attached: &NetworkIdentity,
+    by_another: bool,
+) -> Result<(), NetworkError> {
     namespace::inside(netns, || {
         sysctls::apply(netns, &identity.sysctls)?;
         sysctls::apply(netns, &identity.more_sysctls)?;
@@ -105,7 +110,7 @@ pub fn configure(netns: &Path, identity: &NetworkIdentity, attached: &NetworkIde
         }
         let missing = identity.loopback.iter().filter(|one| !attached.loopback.contains(one));
         missing.into_iter().try_for_each(|one| add_address(netns, &mut rtnl, (LOOPBACK, LOOPBACK_INDEX), one))?;
-        routes::change(netns, &mut rtnl, identity, attached)?;
+        routes::change(netns, &mut rtnl, identity, (attached, by_another))?;
         routes::add_rules(netns, &mut rtnl, identity)
     })
 }

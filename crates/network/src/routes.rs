@@ -32,8 +32,8 @@ struct Changes {
 
 impl Changes {
     /// From the routes that are there to those that are asked for, of which the source's engine has given those through
-    /// the gateways `known`; it is empty where that is not known.
-    fn of(asked: &[Route], there: &[Route], known: &[IpAddr]) -> Self {
+    /// the gateways `known`; it is empty where that is not known. This node's engine may be `another`.
+    fn of(asked: &[Route], there: &[Route], (known, another): (&[IpAddr], bool)) -> Self {
         let is_through_engine_s = |route: &Route| route.gateway.is_some_and(|gateway| known.contains(&gateway));
         let is_engine_s = |route: &Route| route.destination.is_none() && is_through_engine_s(route);
         let may_be = |route: &Route| is_through_engine_s(route) || route.gateway.is_none() || known.is_empty();
@@ -41,7 +41,7 @@ impl Changes {
         // metrics of its own, and may prefer another interface.
         let same = |there: &Route, asked: &Route| there == asked;
         let place = |there: &Route, asked: &Route| may_be(asked) && place(there) == place(asked);
-        let goal = |there: &Route, asked: &Route| is_engine_s(asked) && goal(there) == goal(asked);
+        let goal = |there: &Route, asked: &Route| another && is_engine_s(asked) && goal(there) == goal(asked);
         let ways: [&StandsFor<'_>; 3] = [&same, &place, &goal];
         let (mut missing, mut left): (Vec<&Route>, Vec<&Route>) = (asked.iter().collect(), there.iter().collect());
         for stands_for in ways {
@@ -53,15 +53,15 @@ impl Changes {
                 None => true,
             });
         }
-        // A program's through the engine's gateway goes through that of this node's. Where this one gives none, nor has it
-        // a default route.
+        // A program's through the engine's gateway goes through that of this node's. Where another engine gives none, nor
+        // has it a default route.
         let add = |asked: &Route| {
             let stands_for = |there: &&Route| {
                 there.destination.is_none() && family(there) == family(asked) && there.interface == asked.interface
             };
             match there.iter().find(stands_for).filter(|_| is_through_engine_s(asked)) {
                 Some(own) => Some(Route { gateway: own.gateway, ..asked.clone() }),
-                None => (!is_engine_s(asked)).then(|| asked.clone()),
+                None => (!another || !is_engine_s(asked)).then(|| asked.clone()),
             }
         };
         let delete = left.into_iter().filter(|_| !known.is_empty()).cloned().collect();
@@ -69,7 +69,7 @@ impl Changes {
     }
 }
 
-/// Makes the routes that an engine has attached those that are asked for.
+/// Makes the routes that an engine has attached those that are asked for; it may be `another` than the source's.
 ///
 /// # Errors
 /// The kernel's refusals.
@@ -77,9 +77,10 @@ pub(crate) fn change(
     netns: &Path,
     rtnl: &mut Rtnl,
     identity: &NetworkIdentity,
-    attached: &NetworkIdentity,
+    (attached, another): (&NetworkIdentity, bool),
 ) -> Result<(), NetworkError> {
-    let Changes { delete, add } = Changes::of(&identity.routes, &attached.routes, &identity.given_gateways);
+    let known = (&*identity.given_gateways, another);
+    let Changes { delete, add } = Changes::of(&identity.routes, &attached.routes, known);
     for route in &delete {
         self::delete(netns, rtnl, &attached.interfaces, route)?;
     }
@@ -210,7 +211,12 @@ mod tests {
     }
 
     fn changes(asked: &[Route], there: &[Route]) -> (Vec<Route>, Vec<Route>) {
-        let Changes { delete, add } = Changes::of(asked, there, &[THEIRS.parse().unwrap()]);
+        let Changes { delete, add } = Changes::of(asked, there, (&[THEIRS.parse().unwrap()], false));
+        (delete, add)
+    }
+
+    fn changes_of_another(asked: &[Route], there: &[Route]) -> (Vec<Route>, Vec<Route>) {
+        let Changes { delete, add } = Changes::of(asked, there, (&[THEIRS.parse().unwrap()], true));
         (delete, add)
     }
 
@@ -218,7 +224,7 @@ mod tests {
     fn an_engine_s_gateway_stands_for_that_of_another() {
         let there = [default(OURS, 100, "eth0")];
         for asked in [default(THEIRS, 100, "eth0"), default(THEIRS, 0, "eth0"), default(THEIRS, 0, "eth1")] {
-            assert_eq!(changes(&[asked], &there), (vec![], vec![]));
+            assert_eq!(changes_of_another(&[asked], &there), (vec![], vec![]));
         }
     }
 
@@ -228,6 +234,12 @@ mod tests {
         let of_program = default("10.1.0.7", 0, "eth0");
         assert_eq!(changes(std::slice::from_ref(&of_program), &there), (there.to_vec(), vec![of_program.clone()]));
         assert_eq!(changes(&[], &there), (there.to_vec(), vec![]));
+        // By another interface, or with another metric.
+        for changed in [default(THEIRS, 0, "eth1"), default(THEIRS, 50, "eth0")] {
+            let gateway = if changed.interface == "eth0" { OURS } else { THEIRS };
+            let expected = default(gateway, changed.metric, &changed.interface);
+            assert_eq!(changes(&[changed], &there), (there.to_vec(), vec![expected]));
+        }
         // Beside the engine's.
         let second = default("10.1.0.7", 50, "eth0");
         assert_eq!(changes(&[default(THEIRS, 0, "eth0"), second.clone()], &there), (vec![], vec![second]));
@@ -243,10 +255,10 @@ mod tests {
 
     #[test]
     fn where_the_engine_gives_no_gateway_there_is_none() {
-        assert_eq!(changes(&[default(THEIRS, 0, "eth0")], &[]), (vec![], vec![]));
+        assert_eq!(changes_of_another(&[default(THEIRS, 0, "eth0")], &[]), (vec![], vec![]));
         // It is not known which are the engine's.
         let asked = [default(THEIRS, 0, "eth0")];
         let there = [default(OURS, 0, "eth0"), default(OURS, 9, "eth1")];
-        assert_eq!(Changes::of(&asked, &there, &[]), Changes::default());
+        assert_eq!(Changes::of(&asked, &there, (&[], false)), Changes::default());
     }
 }

@@ -111,18 +111,18 @@ pub fn is_master(terminal: impl AsFd) -> bool {
     unsafe { libc::ioctl(terminal.as_fd().as_raw_fd(), libc::TIOCGPTN, &raw mut number) == 0 }
 }
 
-/// Whether anything waits to be read at either side of a pseudo-terminal whose slaves all are closed, by its master: bytes,
-/// or at the slave's side complete lines. A slave is opened for that and closed again.
+/// Whether anything waits to be read at the master's and at the slave's side of a pseudo-terminal whose slaves all are
+/// closed, by its master: bytes, and at the slave's side complete lines. A slave is opened for that and closed again.
 ///
 /// # Errors
 /// The system's.
-pub fn has_content(master: impl AsFd) -> io::Result<bool> {
+pub fn content_of(master: impl AsFd) -> io::Result<[bool; 2]> {
     let waits = |fd: BorrowedFd<'_>| {
         let mut bytes: libc::c_int = 0;
         // SAFETY: the kernel writes an int, which is ours.
         checked(unsafe { libc::ioctl(fd.as_raw_fd(), libc::FIONREAD, &raw mut bytes) }).map(|_| bytes > 0)
     };
-    Ok(waits(master.as_fd())? || waits(slave_of(master.as_fd())?.as_fd())?)
+    Ok([waits(master.as_fd())?, waits(slave_of(master.as_fd())?.as_fd())?])
 }
 
 /// Makes a pseudo-terminal by its master one whose slaves all have been closed.

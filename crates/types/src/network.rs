@@ -19,6 +19,9 @@ pub struct NetworkIdentity {
     /// engine has attached it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub given_gateways: Vec<IpAddr>,
+    /// The engine that has given them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub given_by: Option<String>,
     /// The policy rules besides those that every new namespace has, in their order.
     #[serde(default)]
     pub rules: Vec<Rule>,

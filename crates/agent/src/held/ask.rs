@@ -102,20 +102,24 @@ impl<'n> Links<'n> {
         };
         let state = ask(&mut link, record)?;
         self.links.insert(peer.clone(), Some(link));
-        Ok(state)
+        state
     }
 }
 
-fn ask(link: &mut Connection, record: &HeldRecord) -> Result<AddressState, Failure> {
+/// The answer of a node, which may be that it cannot tell.
+///
+/// # Errors
+/// The link is of no use any more.
+fn ask(link: &mut Connection, record: &HeldRecord) -> Result<Result<AddressState, Failure>, Failure> {
     if link.version() < Versions::ADDRESSES {
-        return Ok(AddressState::Unknown);
+        return Ok(Ok(AddressState::Unknown));
     }
     link.set_timeout(Some(ANSWER)).map_err(failed)?;
     let HeldRecord { container, engine, addresses, .. } = record.clone();
     tranship_wire::write_message(link, &Request::Addresses { container, engine, addresses }).map_err(failed)?;
     match tranship_wire::read_message(link).map_err(failed)? {
-        Response::Addresses { state } => Ok(state),
-        Response::Failed { message, .. } => Err(Failure::new(message)),
+        Response::Addresses { state } => Ok(Ok(state)),
+        Response::Failed { message, .. } => Ok(Err(Failure::new(message))),
         other => Err(failed(format!("node {} gave an answer that does not fit: {other:?}", link.peer()))),
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use tranship_engine::LogFiles;
@@ -12,6 +12,10 @@ use super::{Part, Sending, read_full};
 
 /// Bytes that are read at a time.
 const PIECE: usize = 256 << 10;
+/// So many rotations are followed at once; what comes after them waits for the next look.
+const ROTATIONS: usize = 16;
+/// By so many bytes of its beginning a file is told from another one that the engine has begun in its place.
+const BEGINNING: usize = 64;
 
 /// Those of one container.
 pub struct Original {
@@ -24,6 +28,10 @@ pub struct Original {
     inode: u64,
     /// How far it was read.
     at: u64,
+    /// How it begins, as far as it was read, up to [`BEGINNING`].
+    beginning: Vec<u8>,
+    /// Whether what was sent of it ends in the middle of a line.
+    is_torn: bool,
     /// The newest compressed file when rotations were looked for the last time.
     newest_compressed: Option<u64>,
     missed: bool,
@@ -36,6 +44,11 @@ fn open(path: &Path) -> io::Result<File> {
 
 fn inode(path: &Path) -> Option<u64> {
     path.symlink_metadata().ok().map(|found| found.ino())
+}
+
+/// Whether the current file is one that can be followed: it is there under its name, and no link.
+pub fn is_there(files: &LogFiles) -> bool {
+    open(&files.current).and_then(|file| file.metadata()).is_ok_and(|found| found.is_file())
 }
 
 impl Original {
@@ -62,6 +75,8 @@ impl Original {
                         current,
                         inode: opened,
                         at: 0,
+                        beginning: Vec::new(),
+                        is_torn: false,
                         newest_compressed,
                         missed: false,
                         buffer,
@@ -105,7 +120,10 @@ impl Original {
         }
         sent += self.send_current(sink)?;
         // Between the two steps of a rotation there is none.
-        while inode(&self.files.current).is_some_and(|inode| inode != self.inode) {
+        for _ in 0..ROTATIONS {
+            if inode(&self.files.current).is_none_or(|inode| inode == self.inode) {
+                break;
+            }
             // The engine writes no more to what it has rotated.
             sent += self.send_current(sink)?;
             let newer = self.successors();
@@ -113,7 +131,7 @@ impl Original {
                 break;
             }
             for file in newer {
-                (self.inode, self.at, self.current) = (file.metadata()?.ino(), 0, file);
+                self.begin(file)?;
                 sent += self.send_current(sink)?;
             }
         }
@@ -121,27 +139,57 @@ impl Original {
         Ok(sent)
     }
 
-    /// Sends what was added to the current file.
+    /// Another file is the current one.
+    fn begin(&mut self, file: File) -> io::Result<()> {
+        (self.inode, self.at, self.current) = (file.metadata()?.ino(), 0, file);
+        self.beginning.clear();
+        self.is_torn = false;
+        Ok(())
+    }
+
+    /// Whether the engine has begun anew in the same file, as it does where it may have one only, or somebody has
+    /// emptied it.
+    fn was_emptied(&self, bytes: u64) -> io::Result<bool> {
+        let mut now = vec![0; self.beginning.len()];
+        Ok(bytes < self.at || self.current.read_at(&mut now, 0)? < now.len() || now != self.beginning)
+    }
+
+    /// Sends what there is of the current file by now and was not sent yet.
     fn send_current(&mut self, sink: &mut impl Write) -> io::Result<u64> {
-        if self.current.metadata()?.len() < self.at {
-            // Somebody has emptied it.
+        let (bytes, mut sent) = (self.current.metadata()?.len(), 0);
+        if self.was_emptied(bytes)? {
+            // What came between the last look and that is gone.
+            self.missed = true;
+            if self.is_torn {
+                sink.write_all(b"\n")?;
+                sent += 1;
+            }
             self.at = 0;
+            self.beginning.clear();
         }
         self.current.seek(SeekFrom::Start(self.at))?;
-        let mut sent = 0;
-        loop {
-            let read = read_full(&mut self.current, &mut self.buffer)?;
-            sink.write_all(&self.buffer[..read])?;
+        while self.at < bytes {
+            let wanted = (bytes - self.at).min(PIECE as u64) as usize;
+            let read = read_full(&mut self.current, &mut self.buffer[..wanted])?;
+            let piece = &self.buffer[..read];
+            sink.write_all(piece)?;
+            if self.at < BEGINNING as u64 {
+                let lacking = BEGINNING - self.beginning.len();
+                self.beginning.extend(piece.iter().take(lacking));
+            }
+            self.is_torn = self.files.driver == "json-file" && piece.last().is_some_and(|last| *last != b'\n');
             (self.at, sent) = (self.at + read as u64, sent + read as u64);
-            if read < self.buffer.len() {
-                return Ok(sent);
+            if read < wanted {
+                break;
             }
         }
+        Ok(sent)
     }
 
     /// The files that were made after the one that was sent last, the oldest first.
     fn successors(&mut self) -> Vec<File> {
         let mut newer: Vec<File> = open(&self.files.current).into_iter().collect();
+        let mut before = newer.first().and_then(|file| file.metadata().ok()).map(|found| found.ino());
         for number in 1..self.files.most {
             let Ok(file) = open(&self.files.rotated(number, false)) else { continue };
             match file.metadata() {
@@ -149,7 +197,12 @@ impl Original {
                     newer.reverse();
                     return newer;
                 }
-                _ => newer.push(file),
+                // It was rotated between the two.
+                Ok(found) if Some(found.ino()) == before => {}
+                found => {
+                    before = found.ok().map(|found| found.ino());
+                    newer.push(file);
+                }
             }
         }
         // It was compressed, removed, or made way for others.
@@ -158,6 +211,8 @@ impl Original {
             let compressed = (1..self.files.most).map_while(|number| inode(&self.files.rotated(number, true)));
             let new = compressed.take_while(|inode| Some(*inode) != self.newest_compressed).count();
             self.missed |= new > 1;
+        } else {
+            self.missed |= self.files.most > 1;
         }
         newer
     }
@@ -174,7 +229,7 @@ mod tests {
         while inode(&original.files.current) != Some(original.inode) {
             original.send_current(&mut got).unwrap();
             for file in original.successors() {
-                (original.inode, original.at, original.current) = (file.metadata().unwrap().ino(), 0, file);
+                original.begin(file).unwrap();
                 original.send_current(&mut got).unwrap();
             }
         }
@@ -213,9 +268,14 @@ mod tests {
         rotate();
         write("6 ");
         assert_eq!(read(&mut original), "4 5 6 ");
+        assert!(!original.missed());
+        // Emptied, and longer again than it was; in the middle of a line.
+        write("67");
+        assert_eq!(read(&mut original), "67");
         File::create(path(0)).unwrap();
-        write("7");
-        assert_eq!(read(&mut original), "7");
+        write("89 10 11\n");
+        assert_eq!(read(&mut original), "\n89 10 11\n");
+        assert!(original.missed());
         std::fs::remove_dir_all(directory).unwrap();
     }
 }

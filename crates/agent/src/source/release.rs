@@ -57,7 +57,6 @@ impl SourceRun {
             tranship_network::stand_aside(namespace).map_err(failed)?;
         }
         container.freezer.kill_frozen(FREEZE).map_err(failed)?;
-        self.end_log();
         // Stragglers: what was sent here before its sender had heard of the move. That they are lost is no reason to stop.
         if let Err(failure) = self.forward_held() {
             tracing::info!(id = %self.id, %failure, "the last held packets were not delivered");
@@ -65,12 +64,20 @@ impl SourceRun {
         if let Some(hold) = self.hold.take() {
             self.report_dropped(&hold);
         }
+        // The engine's files go with the container.
+        self.end_log();
         self.gate = None;
         if let Some(namespace) = namespace.filter(|_| !self.engine.attaches_network()) {
             // As long as its interfaces tell what is CNI's of it.
             if namespace.exists() {
                 let attached = cni::attachments(&self.name, &namespace).map_err(failed)?;
-                held::leave(&self.node, &self.id, &self.peer, (&self.name, self.engine.name()), &attached)?;
+                let own = (self.name.as_str(), self.engine.name());
+                // The container runs elsewhere: that its addresses are not held here is no reason not to end.
+                if let Err(failure) = held::leave(&self.node, &self.id, &self.peer, own, &attached) {
+                    tracing::error!(id = %self.id, %failure, "the addresses are not held");
+                    let way = format!("network: the container's addresses are not held on this node: {failure}");
+                    self.report.change(|r| r.ways.push(way));
+                }
                 cni::detach(&namespace, &attached).map_err(failed)?;
             }
             tranship_network::remove(&namespace).map_err(failed)?;

@@ -291,10 +291,9 @@ impl SourceRun {
         })
     }
 
-    /// Lists what criu is not to see, or to be told, of processes that have ended. They are looked for once more: some may
-    /// have come or gone since.
-    fn list_zombies(&mut self, pids: &[u32]) -> Result<(), Failure> {
-        self.find_zombies(pids)?;
+    /// Lists what criu is not to see, or to be told, of processes that have ended.
+    fn list_zombies(&mut self) -> Result<(), Failure> {
+        self.check_zombies()?;
         let listed = self.zombies.list(&self.layout.images()).map_err(failed)?;
         if listed > 0 {
             self.report.change(|r| r.ways.push(format!("tasks: {listed} zombies are made without criu")));
@@ -305,12 +304,22 @@ impl SourceRun {
     /// Looks which processes have ended.
     ///
     /// # Errors
-    /// The destination's criu would change how one of them ended.
+    /// It would not be kept how one of them ended.
     pub(super) fn find_zombies(&mut self, pids: &[u32]) -> Result<(), Failure> {
-        if crate::layout::preload().is_none() || self.control()?.version() < Versions::ZOMBIES {
-            return Ok(());
-        }
-        self.zombies.find(pids);
+        let may_hide = self.may_hide_zombies()?;
+        self.zombies.find(pids, may_hide);
+        self.check_zombies()
+    }
+
+    /// Whether criu need not see all of them.
+    fn may_hide_zombies(&mut self) -> Result<bool, Failure> {
+        Ok(crate::layout::preload().is_some() && self.control()?.version() >= Versions::ZOMBIES)
+    }
+
+    /// What is in the way of those that were found.
+    fn check_zombies(&mut self) -> Result<(), Failure> {
+        let (blockers, _) = self.report.read().options.allow.part(self.zombies.with_core_files().collect());
+        Failure::blocked(blockers).map_or(Ok(()), Err)?;
         let changed = self.zombies.to_be_told();
         if changed == 0 || self.control()?.version() >= Versions::ENDS {
             return Ok(());
@@ -331,7 +340,8 @@ impl SourceRun {
         let pids = self.inspected()?.0.processes().map_err(failed)?;
         let (others, there) = (self.others_in_memory(), self.shared_segments()?);
         let segments = self.segments(others.clone(), there.clone());
-        let Self { tracker, shared, files, smaps, node, layout, .. } = self;
+        let may_hide = self.may_hide_zombies()?;
+        let Self { tracker, shared, files, smaps, node, layout, zombies, .. } = self;
         let (round, described, told, files) = std::thread::scope(|scope| {
             let described = threads::beside(scope, "shared", || -> Result<_, Failure> {
                 schedule::stand(Standing::Realtime);
@@ -353,7 +363,10 @@ impl SourceRun {
                 let begun = monotonic_ns();
                 (told, files.as_mut().map(|files| (files.decide(&pids, &others), begun, monotonic_ns())))
             });
+            // Once more: some may have come or gone since.
+            let ended = threads::beside(scope, "zombies", || zombies.find(&pids, may_hide));
             let round = last_round(tracker.as_mut(), &pids);
+            ended.join();
             let (told, files) = rest.join();
             (round, described.join(), told, files)
         });
@@ -362,7 +375,7 @@ impl SourceRun {
         let reader = self.node.mapping_flags.as_ref();
         let joined = |space: &&survey::Space| told.get(&space.pid).copied().unwrap_or_else(|| is_joined(reader, space));
         let joined: Vec<u32> = round.spaces.iter().filter(joined).map(|space| space.id.0).collect();
-        self.list_zombies(&pids)?;
+        self.list_zombies()?;
         tranship_criu::hidden::list_joined(&self.layout.images(), &joined).map_err(failed)?;
         self.describe_shared(&described?)?;
         let objects = self.shared.as_ref().map(SharedMemory::hidden).unwrap_or_default();

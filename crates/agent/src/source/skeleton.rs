@@ -220,9 +220,9 @@ impl SourceRun {
         self.timeline.note("skeleton: dump", start, dumped);
         if !tranship_criu::hidden::was_used(&self.layout.hidden()) {
             // Nobody has hidden them from criu.
-            for list in [zombies::FILE, zombies::ENDS] {
-                let _ = std::fs::remove_file(self.layout.images().join(list));
-            }
+            let _ = std::fs::remove_file(self.layout.images().join(zombies::FILE));
+            self.zombies.show();
+            self.zombies.list(&self.layout.images()).map_err(failed)?;
         }
         self.send_images(&written.rest()?, false, needs_files)?;
         self.timeline.note("skeleton: sent", dumped, monotonic_ns());

@@ -1,6 +1,7 @@
 //! Rules about open files, devices, pipes and the kernel's anonymous files (CRIU: files.c, `dump_one_file`).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::os::fd::AsRawFd;
 
 use rustix::fs::FileType;
 use tranship_sys::kcmp::{self, EpollTarget};
@@ -102,7 +103,7 @@ fn place(container: &Container, d: &Descriptor<'_>) -> Option<Blocker> {
         return None;
     }
     // Anonymous shared memory that was opened by `/proc/PID/map_files`. The device of that name has names.
-    if d.link == "/dev/zero (deleted)" && d.kind.kind == FileType::RegularFile {
+    if d.link == "/dev/zero (deleted)" && memory_device() == Some(d.kind.device) {
         return None;
     }
     if container.mount_ids.contains(&d.info.mount) {
@@ -127,6 +128,12 @@ fn place(container: &Container, d: &Descriptor<'_>) -> Option<Blocker> {
         _ => ("file", "close it before the program is started, or mount it into the container"),
     };
     Some(blocker(d, &format!("is the host {thing} {path}"), remedy))
+}
+
+/// The device of files in memory alone: of the kernel's own tmpfs.
+fn memory_device() -> Option<(u32, u32)> {
+    let file = rustix::fs::memfd_create("device", rustix::fs::MemfdFlags::CLOEXEC).ok()?;
+    Kind::of(format!("/proc/self/fd/{}", file.as_raw_fd())).map(|kind| kind.device)
 }
 
 fn terminal(d: &Descriptor<'_>) -> bool {

@@ -71,11 +71,9 @@ fn entered(task: &Task) -> Blocker {
     )
 }
 
-/// CRIU kills a process of its own for a zombie, so that it writes no core file.
 fn core_file(task: &Task, look: &mut Look) {
     if zombies::has_core_file(task.pid) {
-        let what = "has ended with a core file, which its parent would not be told after a move";
-        look.block(task.blocker(what, "let its parent wait for it (waitpid)").allowable("core-files"));
+        look.block(zombies::core_file(task.pid, &task.status.name));
     }
 }
 

@@ -8,6 +8,9 @@ use tranship_sys::process::{OpenFiles, signal_owner, text};
 
 use super::procfs::FdInfo;
 
+/// Names of what the kernel signals a process for (`F_SETOWN`) begin so.
+const STREAMS: [&str; 7] = ["socket:", "pipe:", "anon_inode:", "/dev/pts/", "/dev/ptmx", "/dev/tty", "/dev/console"];
+
 /// Pids that descriptors refer to.
 #[derive(Debug, Default)]
 pub(super) struct References {
@@ -36,8 +39,10 @@ impl References {
             let info = FdInfo::parse(&text(format!("/proc/{process}/fdinfo/{number}")).ok()?);
             self.node.extend(info.number("Pid").and_then(|pid| u32::try_from(pid).ok()));
         }
-        let file = files?.take(number).ok()?;
-        self.node.extend(signal_owner(&file));
+        // To close a file of a filesystem with a server asks that; and whoever is signalled for a file has it as a stream.
+        if STREAMS.iter().any(|stream| kind.starts_with(stream)) {
+            self.node.extend(signal_owner(&files?.take(number).ok()?));
+        }
         Some(())
     }
 }

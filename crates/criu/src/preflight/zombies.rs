@@ -17,6 +17,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use tranship_sys::process::children;
+use tranship_types::{Blocker, BlockerKind};
 
 use super::{procfs, references};
 
@@ -32,6 +33,8 @@ pub const ENDS: &str = "ends";
 const FEW: usize = 16;
 const SIGCHLD: i64 = 17;
 const LAST_SIGNAL: i64 = 64;
+/// In an exit code: a core file was written.
+const CORE_FILE: i64 = 0x80;
 /// More bytes than a container's pids could fill.
 const LONGEST_LIST: u64 = 64 << 20;
 
@@ -98,7 +101,15 @@ impl Stat {
 
 /// Whether this process has ended, and written a core file.
 pub(super) fn has_core_file(pid: u32) -> bool {
-    Stat::read(pid).is_some_and(|stat| stat.state == b'Z' && stat.exit_code() & 0x80 != 0)
+    Stat::read(pid).is_some_and(|stat| stat.state == b'Z' && stat.exit_code() & CORE_FILE != 0)
+}
+
+/// CRIU kills a process of its own for a zombie, so that it writes no core file.
+pub(super) fn core_file(pid: u32, name: &str) -> Blocker {
+    let cause =
+        format!("{name} (pid {pid}) has ended with a core file, which its parent would not be told after a move");
+    let remedy = "let its parent wait for it (waitpid)";
+    Blocker::new(BlockerKind::Process, cause, remedy).at(pid, None).allowable("core-files")
 }
 
 /// One that has ended. But for its parent nothing of it changes any more.
@@ -137,8 +148,9 @@ pub struct Zombies {
 }
 
 impl Zombies {
-    /// Looks which there are. In the freeze that costs little where they are known from before.
-    pub fn find(&mut self, processes: &[u32]) {
+    /// Looks which there are, and which of them CRIU need not see, if any may be `hidden`. In the freeze that costs little
+    /// where they are known from before.
+    pub fn find(&mut self, processes: &[u32], hidden: bool) {
         let mut known = std::mem::take(&mut self.ended);
         // A number may have become another process's; one that lives has a program.
         known.retain(|pid, _| fs::read_link(format!("/proc/{pid}/exe")).is_err());
@@ -153,7 +165,7 @@ impl Zombies {
                 self.ended.extend(again.or_else(|| Ended::read(pid, *parent)).map(|ended| (pid, ended)));
             }
         }
-        self.hidden = self.plain(&living);
+        self.hidden = if hidden { self.plain(&living) } else { Vec::new() };
     }
 
     /// Those that CRIU need not see; none where they are few, or CRIU would make helpers.
@@ -209,6 +221,17 @@ impl Zombies {
         let hidden: HashSet<u32> = self.hidden.iter().map(|zombie| zombie.pid).collect();
         let left = self.ended.iter().filter(move |(pid, ended)| !hidden.contains(pid) && !ended.is_kept());
         left.map(|(_, ended)| ended)
+    }
+
+    /// CRIU makes all of them: nobody has hidden any.
+    pub fn show(&mut self) {
+        self.hidden.clear();
+    }
+
+    /// What is in the way of those that have ended with a core file.
+    pub fn with_core_files(&self) -> impl Iterator<Item = Blocker> {
+        let with_core = self.ended.iter().filter(|(_, ended)| ended.stat.exit_code() & CORE_FILE != 0);
+        with_core.map(|(pid, ended)| core_file(*pid, &String::from_utf8_lossy(&ended.stat.name)))
     }
 
     /// How many there are of which CRIU would change how they ended, if nobody told it.
@@ -298,6 +321,9 @@ pub fn changed(images: &Path, living: impl Iterator<Item = u32>) -> io::Result<u
     let none = || io::Error::new(io::ErrorKind::InvalidData, "the list of how zombies ended is none");
     let mut listed = parse_ends(&text).ok_or_else(none)?;
     for parent in living {
+        if listed.is_empty() {
+            break;
+        }
         for ended in children(parent).into_iter().filter_map(|pid| Ended::read(pid, parent)) {
             if listed.get(&ended.inner) == Some(&ended.stat.exit_code()) {
                 listed.remove(&ended.inner);
@@ -328,7 +354,7 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
         let mut zombies = Zombies::default();
-        zombies.find(&processes);
+        zombies.find(&processes, true);
         let of =
             |zombies: &Zombies, child: &Child| {
                 zombies.hidden.iter().find(|zombie| zombie.pid == child.id()).map(|zombie| {
@@ -341,12 +367,12 @@ mod tests {
         all[3].wait().unwrap();
         let process = OpenFiles::of(all[4].id()).unwrap();
         let entry = fs::File::open(format!("/proc/{}/comm", all[5].id())).unwrap();
-        zombies.find(&processes);
+        zombies.find(&processes, true);
         for (n, child) in all.iter().enumerate() {
             assert_eq!(of(&zombies, child).is_none(), (3..=5).contains(&n), "{n}");
         }
         drop((process, entry));
-        zombies.find(&processes);
+        zombies.find(&processes, true);
         assert!(of(&zombies, &all[4]).is_some());
         let images = tempfile::tempdir().unwrap();
         let count = zombies.list(images.path()).unwrap();

@@ -11,6 +11,11 @@ use super::Docker;
 use crate::described;
 use crate::logs::{self, LogFiles};
 
+/// What dockerd takes for yes (strconv.ParseBool of Go).
+const TRUE: [&str; 6] = ["1", "t", "T", "true", "TRUE", "True"];
+/// More files than these of one log are not looked for.
+const MOST: usize = 1000;
+
 /// The files of a container's log, below Docker's directory `root`; `None` for drivers that keep it elsewhere. They
 /// are not there before the first start.
 pub fn files(described: &Value, root: &Path) -> Option<LogFiles> {
@@ -18,7 +23,8 @@ pub fn files(described: &Value, root: &Path) -> Option<LogFiles> {
     let directory = root.join("containers").join(id);
     let log = &described["HostConfig"]["LogConfig"];
     let option = |name: &str| log["Config"][name].as_str();
-    let most = |default| option("max-file").map_or(Some(default), |most| most.parse().ok());
+    let most = |default| option("max-file").map_or(Some(default), |most| most.parse().ok()).map(|most| MOST.min(most));
+    let compress = |default| option("compress").map_or(default, |text| TRUE.contains(&text));
     let driver = log["Type"].as_str()?.to_owned();
     match driver.as_str() {
         "json-file" => Some(LogFiles {
@@ -26,14 +32,14 @@ pub fn files(described: &Value, root: &Path) -> Option<LogFiles> {
             current: directory.join(format!("{id}-json.log")),
             most: most(1)?,
             max_bytes: option("max-size").and_then(logs::bytes),
-            compressed: option("compress") == Some("true"),
+            compressed: compress(false),
         }),
         "local" => Some(LogFiles {
             driver,
             current: directory.join("local-logs/container.log"),
             most: most(5)?,
             max_bytes: logs::bytes(option("max-size").unwrap_or("20m")),
-            compressed: option("compress") != Some("false"),
+            compressed: compress(true),
         }),
         _ => None,
     }
