@@ -9,8 +9,8 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, from_value, json};
 use tranship_api::{ContainerState, Keep, Leftover, LeftoverKind, PeerState};
 use tranship_types::{
-    Attachment, Blocker, BlockerKind, Compress, EngineName, GroupOrder, MemberOutcome, Mode, OnTimeout, Original,
-    Outcome, Phase, RuleVerdict, SharedKind, Side, StdioKind, TreeKind, WaitKind,
+    AddressState, Attachment, Blocker, BlockerKind, Compress, EngineName, GroupOrder, Logs, MemberOutcome, Mode,
+    OnTimeout, Original, Outcome, Phase, RuleVerdict, SharedKind, Side, StdioKind, TreeKind, WaitKind,
 };
 use tranship_wire::message::{Holding, Known, Request, Response};
 
@@ -18,7 +18,7 @@ const UNKNOWN: &str = "a-kind-of-tomorrow";
 
 /// How an enum reads a kind that it does not know: shows it as `T`'s variant for that, or refuses it.
 fn read<T: DeserializeOwned + Debug>() -> Result<String, String> {
-    let tagged = json!({ "kind": UNKNOWN, "request": UNKNOWN, "response": UNKNOWN });
+    let tagged = json!({ "kind": UNKNOWN, "request": UNKNOWN, "response": UNKNOWN, "state": UNKNOWN });
     let read = [json!(UNKNOWN), tagged].map(from_value::<T>);
     let shown = read.iter().find_map(|one| one.as_ref().ok()).map(|value| format!("{value:?}"));
     shown.ok_or_else(|| format!("{read:?}"))
@@ -28,7 +28,8 @@ fn read<T: DeserializeOwned + Debug>() -> Result<String, String> {
 type Enum = (&'static str, fn() -> Result<String, String>);
 
 /// Enums that only report something: what is unknown must not hide the rest of an answer.
-const SHOWN: [(Enum, &str); 8] = [
+const SHOWN: [(Enum, &str); 9] = [
+    (("AddressState", read::<AddressState>), "Unknown"),
     (("BlockerKind", read::<BlockerKind>), "Other"),
     (("WaitKind", read::<WaitKind>), "Other"),
     (("Original", read::<Original>), "Unknown"),
@@ -40,13 +41,14 @@ const SHOWN: [(Enum, &str); 8] = [
 ];
 
 /// Enums that something is done by: what is unknown must not be taken for anything else.
-const REFUSED: [Enum; 17] = [
+const REFUSED: [Enum; 18] = [
     ("Attachment", read::<Attachment>),
     ("Compress", read::<Compress>),
     ("EngineName", read::<EngineName>),
     ("GroupOrder", read::<GroupOrder>),
     ("Holding", read::<Holding>),
     ("Keep", read::<Keep>),
+    ("Logs", read::<Logs>),
     ("MemberOutcome", read::<MemberOutcome>),
     ("Mode", read::<Mode>),
     ("OnTimeout", read::<OnTimeout>),

@@ -61,10 +61,11 @@ fn is_own(lab: &Lab, node: &str) -> Result<()> {
     Ok(())
 }
 
-/// The nodes that have the container by what a node says it holds. What other containers have left goes by itself.
+/// The nodes that have the container by what a node says it holds in this network. What others have left goes by itself.
 fn listed(lab: &Lab, node: &str) -> Result<Vec<String>> {
     let list: Vec<Value> = serde_json::from_str(&lab.check(node, &["tranship", "release", "--json"])?)?;
-    let own = list.iter().filter(|one| one["container"] == NAME);
+    let is_own = |one: &&Value| one["container"] == NAME && one["addresses"][0]["network"] == NETWORK;
+    let own = list.iter().filter(is_own);
     Ok(own.map(|one| one["node"].as_str().unwrap_or_default().to_owned()).collect())
 }
 
@@ -80,7 +81,7 @@ fn set_holding(lab: &Lab, node: &str, on: bool) -> Result<()> {
 fn forget(lab: &Lab) -> Result<()> {
     for node in ["a", "b"] {
         lab.check(node, &["rm", "-rf", RESERVATIONS])?;
-        let own = format!("! grep -l '\"{NAME}\"' /var/lib/tranship/held/*.json");
+        let own = format!("! grep -l '\"network\":\"{NETWORK}\"' /var/lib/tranship/held/*.json");
         lab.check(node, &["sh", "-c", &own]).context(node.to_owned())?;
     }
     Ok(())
