@@ -430,8 +430,7 @@ impl SourceRun {
 
     fn freeze(&mut self) -> Result<(), Failure> {
         if self.joins_network() {
-            let pids = self.inspected()?.0.processes().map_err(failed)?;
-            self.find_zombies(&pids)?;
+            self.find_zombies()?;
             return self.frozen_by_owner();
         }
         let (node, looks, kinds) = (Arc::clone(&self.node), self.last_looks()?, pods::shared_kinds(self.pod.as_ref()));
@@ -449,8 +448,7 @@ impl SourceRun {
         });
         Failure::blocked(joined).map_or(Ok(()), Err)?;
         self.let_entered_end()?;
-        let pids = self.inspected()?.0.processes().map_err(failed)?;
-        self.find_zombies(&pids)?;
+        self.find_zombies()?;
         // Those that are opened after this are looked at beside criu's dump.
         let allowed = self.report.read().options.allow;
         let queues = Queues::of(self.unit_containers().iter().chain([&self.inspected()?.0]), &allowed);

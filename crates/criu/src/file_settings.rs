@@ -164,27 +164,22 @@ pub fn content(pid: u32, descriptor: i32) -> Option<Blocker> {
 
 /// Of a terminal whose slaves all have been closed, and in which lines wait that no process can read.
 fn left_input(pid: u32, descriptor: i32) -> Blocker {
-    let name = tranship_sys::process::name(pid).unwrap_or_default();
-    let cause = format!(
-        "descriptor {descriptor} of {name} (pid {pid}) is the master of a terminal whose other side all processes have \
-         closed before they had read all that was written to it, which CRIU does not carry"
-    );
-    let remedy = "let the program close the terminal";
-    Blocker::new(BlockerKind::Descriptor, cause, remedy).at(pid, Some(descriptor)).allowable("closed-terminals")
+    let what = "closed before they had read all that was written to it, which CRIU does not carry";
+    of_closed_terminal((pid, descriptor), what, "let the program close the terminal")
 }
 
 /// Of a terminal whose slaves all have been closed, and in which something waits.
 pub(crate) fn closed_terminal(pid: u32, descriptor: i32) -> Blocker {
+    let what = "closed, and in which something waits to be read, which CRIU does not carry";
+    of_closed_terminal((pid, descriptor), what, "let the program read it, and try again").passing()
+}
+
+fn of_closed_terminal((pid, descriptor): (u32, i32), what: &str, remedy: &str) -> Blocker {
     let name = tranship_sys::process::name(pid).unwrap_or_default();
     let cause = format!(
-        "descriptor {descriptor} of {name} (pid {pid}) is the master of a terminal whose other side all processes have \
-         closed, and in which something waits to be read, which CRIU does not carry"
+        "descriptor {descriptor} of {name} (pid {pid}) is the master of a terminal whose other side all processes have {what}"
     );
-    let remedy = "let the program read it, and try again";
-    Blocker::new(BlockerKind::Descriptor, cause, remedy)
-        .at(pid, Some(descriptor))
-        .passing()
-        .allowable("closed-terminals")
+    Blocker::new(BlockerKind::Descriptor, cause, remedy).at(pid, Some(descriptor)).allowable("closed-terminals")
 }
 
 #[cfg(test)]

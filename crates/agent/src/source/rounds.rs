@@ -305,9 +305,10 @@ impl SourceRun {
     ///
     /// # Errors
     /// It would not be kept how one of them ended.
-    pub(super) fn find_zombies(&mut self, pids: &[u32]) -> Result<(), Failure> {
+    pub(super) fn find_zombies(&mut self) -> Result<(), Failure> {
+        let pids = self.inspected()?.0.processes().map_err(failed)?;
         let may_hide = self.may_hide_zombies()?;
-        self.zombies.find(pids, may_hide);
+        self.zombies.find(&pids, may_hide);
         self.check_zombies()
     }
 

@@ -185,9 +185,7 @@ impl Outbox {
             let second = range.end.min(range.start + PAGE_SIZE);
             let around = PageRange { start: second, end: range.end };
             for piece in [PageRange { end: second, ..*range }].into_iter().chain(around.cut(CHUNK)) {
-                for chunk in self.take_wanted(space, piece) {
-                    stream.send(&chunk, Version::Later, counters, None)?;
-                }
+                self.send_left(space, piece, stream, counters)?;
                 stream.link().flush().map_err(WriteError::from)?;
             }
         }
@@ -203,10 +201,21 @@ impl Outbox {
         counters: &Counters,
     ) -> Result<(), SendError> {
         for range in ranges {
-            for chunk in self.take_wanted(space, *range) {
-                stream.send(&chunk, Version::Later, counters, None)?;
-            }
+            self.send_left(space, *range, stream, counters)?;
         }
         Ok(stream.link().flush().map_err(WriteError::from)?)
+    }
+
+    /// Sends what is left or on its way of `range`.
+    fn send_left<W: Write>(
+        &self,
+        space: AddressSpaceId,
+        range: PageRange,
+        stream: &mut Stream<W>,
+        counters: &Counters,
+    ) -> Result<(), SendError> {
+        self.take_wanted(space, range)
+            .iter()
+            .try_for_each(|chunk| stream.send(chunk, Version::Later, counters, None).map(drop))
     }
 }
