@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
 use tranship_api::{GroupPlan, Plan};
 use tranship_lab::Lab;
 
@@ -122,7 +123,16 @@ impl Managed {
         lab.check("b", &back)?;
         goes_on("a").context("back again, one after the other")?;
 
-        (self.command)(lab, "a", &["rm", "--force", "app", "db", "idle"])?;
+        // Whoever empties the node need not know who talks to whom.
+        let said = lab.check("a", &["tranship", "evacuate", "--to", "b", "--json"])?;
+        let rows: Vec<Value> = serde_json::from_str(&said).with_context(|| said.clone())?;
+        for (name, with) in [("app", json!(["db"])), ("db", json!(["app"])), ("idle", Value::Null)] {
+            let row = rows.iter().find(|row| row["container"] == name).with_context(|| said.clone())?;
+            ensure!(row["fate"] == "moved" && row["together_with"] == with, "{row}");
+        }
+        goes_on("b").context("on the node that took all")?;
+
+        (self.command)(lab, "b", &["rm", "--force", "app", "db", "idle"])?;
         ["a", "b"].iter().try_for_each(|node| Ok((self.command)(lab, node, &["network", "rm", NETWORK]).map(drop)?))
     }
 

@@ -8,8 +8,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use tranship_e2e::{Log, Stage, exactly_one_runs, move_container, remove, scenarios, send, wait_until};
-use tranship_lab::{Lab, RunOptions, redis_command};
+use tranship_e2e::{
+    Log, Stage, connection_alive, exactly_one_runs, move_container, remove, run_beside, scenarios, send, wait_until,
+};
+use tranship_lab::{CounterClient, Lab, REDIS_PORT, RunOptions, redis_command};
 use tranship_types::{Mode, Report};
 
 const NAME: &str = "operated";
@@ -116,6 +118,46 @@ fn a_node_is_evacuated(stage: &mut Stage) -> Result<()> {
     names.iter().try_for_each(|name| remove(lab, name))
 }
 
+/// Containers that share a network namespace leave a node together, or not at all.
+fn what_belongs_together_leaves_together(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let ip = Ipv4Addr::new(10, 77, 0, 48);
+    lab.run("a", NAME, &RunOptions::new(ip, redis_command()))?;
+    lab.run("a", "alone", &RunOptions::new(Ipv4Addr::new(10, 77, 0, 47), SLEEP))?;
+    run_beside(lab, NAME, "side", &SLEEP.map(str::to_owned), |_| {})?;
+    let mut counter = CounterClient::start(lab, (ip, REDIS_PORT).into(), "counter", Duration::from_micros(500))?;
+
+    let (status, looked, said) = tranship(lab, "a", &["evacuate", "--to", "b", "--dry-run"])?;
+    ensure!(status == 0 && looked.contains("3 of 3 containers can be moved from a"), "{looked}{said}");
+    ensure!(looked.contains("TOGETHER WITH"), "{looked}");
+    // One of them cannot go, and so both stay.
+    lab.check("b", &["mkdir", "-p", "/run/containers"])?;
+    lab.run("b", "side", &RunOptions::new(Ipv4Addr::new(10, 77, 0, 49), SLEEP))?;
+    let rows = |(status, printed, said): (i32, String, String), expected: i32| -> Result<Vec<Value>> {
+        ensure!(status == expected, "{status}: {printed}{said}");
+        serde_json::from_str(&printed).with_context(|| printed.clone())
+    };
+    let stay = rows(tranship(lab, "a", &["evacuate", "--to", "b", "--json"])?, 1)?;
+    for row in &stay {
+        let expected = if row["container"] == "alone" { "moved" } else { "blocked" };
+        ensure!(row["fate"] == expected && row["error"].is_null() == (expected == "moved"), "{row}");
+    }
+    ensure!(stay.len() == 3 && exactly_one_runs(lab, NAME)? == "a", "{stay:?}");
+    connection_alive(&mut counter)?;
+
+    lab.check("b", &["runc", "delete", "-f", "side"])?;
+    lab.check("b", &["ip", "netns", "delete", "side"])?;
+    let moved = rows(tranship(lab, "b", &["evacuate", "a", "--to", "b", "--json"])?, 0)?;
+    for row in &moved {
+        ensure!(row["fate"] == "moved" && row["together_with"].as_array().is_some_and(|with| with.len() == 1), "{row}");
+    }
+    ensure!(moved.len() == 2 && exactly_one_runs(lab, NAME)? == "b" && exactly_one_runs(lab, "side")? == "b");
+    connection_alive(&mut counter)?;
+    drop(counter);
+    lab.check("b", &["runc", "delete", "-f", "side"])?;
+    [NAME, "alone"].iter().try_for_each(|name| remove(lab, name))
+}
+
 fn reload(lab: &Lab, node: &str, text: &str) -> Result<()> {
     let log = Log::mark(lab, node)?;
     fs::write(lab.path(node, CONFIGURATION)?, text)?;
@@ -130,5 +172,6 @@ fn main() -> ExitCode {
         ("both_nodes_have_the_account", both_nodes_have_the_account),
         ("a_node_is_controlled_from_another", a_node_is_controlled_from_another),
         ("a_node_is_evacuated", a_node_is_evacuated),
+        ("what_belongs_together_leaves_together", what_belongs_together_leaves_together),
     ])
 }

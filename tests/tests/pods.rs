@@ -161,9 +161,13 @@ fn a_pod_moves_as_a_whole(stage: &mut Stage) -> Result<()> {
         let said = lab.podman(to, &[&joined[..], &ping.iter().map(String::as_str).collect::<Vec<_>>()].concat())?;
         ensure!(said.contains("PONG"), "{said}");
     }
+    let text = lab.check("a", &["tranship", "evacuate", "--to", "b"])?;
+    ensure!(text.contains("\n3 of 3 containers were moved from a\n"), "{text}");
+    shop.is_whole().context("evacuated")?;
+    all_run(lab, "b", "a").context("evacuated")?;
     drop(shop);
-    remove(lab, "a")?;
-    gone(lab, "a")
+    remove(lab, "b")?;
+    gone(lab, "b")
 }
 
 /// Before the decision all stay; after it all move.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use tranship_api::{LocalNetwork, NetworkNeighbour};
 use tranship_coordinator::Failure;
-use tranship_engine::{AttachedNetwork, Engine};
+use tranship_engine::{AttachedNetwork, Engine, Summary};
 use tranship_network::{BridgePort, NetworkError, NodeConntrack, bridge_ports, connected_addresses, leads_beyond_node};
 use tranship_types::NodeName;
 
@@ -104,6 +104,60 @@ pub fn find(
         Some(LocalNetwork { name, bridge: (*bridge).to_owned(), neighbours, together })
     };
     Ok(bridges.iter().filter_map(network).collect())
+}
+
+/// Two containers on one network that ends at this node.
+pub struct Link<'a> {
+    /// Their names.
+    pub ends: [&'a str; 2],
+    /// Whether they have open connections with each other; else one can find the other by name.
+    pub is_connected: bool,
+}
+
+/// The links between running containers, as far as these would be parted where one of them moves to one of the nodes `to`.
+pub fn links<'a>(
+    node: &Node,
+    running: &'a [(Arc<dyn Engine>, Summary)],
+    to: &[NodeName],
+) -> Result<Vec<Link<'a>>, Failure> {
+    let mut ends_here: BTreeMap<String, bool> = BTreeMap::new();
+    let mut found: Vec<(&str, Other)> = Vec::new();
+    for (engine, one) in running {
+        let path = namespace(one.init);
+        let looked = (|| Ok((bridge_ports(&path)?, connected_addresses(&path)?)))();
+        let (mut ports, peers) = match looked {
+            Ok(looked) => looked,
+            // It has ended meanwhile.
+            Err(_) if identity(&path).is_none() => continue,
+            Err(error) => return Err(failed::<NetworkError>(error)),
+        };
+        for BridgePort { bridge, .. } in &ports {
+            if !ends_here.contains_key(bridge) {
+                let leads = |to: &NodeName| leads_beyond_node(bridge, address_of(node, to)).map_err(failed);
+                let leads: Vec<bool> = to.iter().map(leads).collect::<Result<_, Failure>>()?;
+                ends_here.insert(bridge.clone(), leads.contains(&false));
+            }
+        }
+        ports.retain(|port| ends_here[&port.bridge]);
+        if !ports.is_empty() {
+            found.push((&one.name, Other { name: one.name.clone(), engine: Arc::clone(engine), ports, peers }));
+        }
+    }
+    let mut links = Vec::new();
+    for bridge in ends_here.keys() {
+        let here = |(_, other): &&(&str, Other)| other.ports.iter().any(|port| port.bridge == *bridge);
+        let here: Vec<_> = found.iter().filter(here).map(|(name, other)| (*name, neighbour(other, bridge, &[]), other)).collect();
+        for (number, (name, own, container)) in here.iter().enumerate() {
+            for (other_name, other, other_container) in &here[number + 1..] {
+                let connections = count(&container.peers, &other.addresses) + count(&other_container.peers, &own.addresses);
+                let is_connected = connections > 0;
+                if is_connected || !own.names.is_empty() || !other.names.is_empty() {
+                    links.push(Link { ends: [name, other_name], is_connected });
+                }
+            }
+        }
+    }
+    Ok(links)
 }
 
 /// How many of the container's connections have addresses that this node translates.

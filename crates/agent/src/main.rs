@@ -15,6 +15,7 @@ mod admission;
 mod arrivals;
 mod cancel;
 mod claims;
+mod companions;
 mod config;
 mod control;
 mod copying;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tranship_api::{
-    AgentService, Begun, ContainerInfo, ContainerState, ErrorKind, GroupPlan, GroupRequest, HeldAddresses, Leftover,
+    AgentService, Begun, Companions, ContainerInfo, ContainerState, ErrorKind, GroupPlan, GroupRequest, HeldAddresses, Leftover,
     MoveRequest, NodeInfo, PassedAnswer, PassedCall, PeerInfo, PeerState, Plan, PlanRequest, Problem, RecoverRequest,
     ServiceError, ToolInfo,
 };
@@ -17,7 +17,7 @@ use tranship_wire::Purpose;
 
 use crate::node::Node;
 use crate::registry::unix_ms;
-use crate::{cancel, control, doctor, groups, held, moves, options, plan, recovery, stdio};
+use crate::{cancel, companions, control, doctor, groups, held, moves, options, plan, recovery, stdio};
 
 /// The agent as its API sees it.
 pub struct Service(pub Arc<Node>);
@@ -27,7 +27,7 @@ fn problem(blocker: Blocker) -> Problem {
 }
 
 /// An engine that does not answer as it should.
-fn unusable(error: &EngineError) -> ServiceError {
+pub fn unusable(error: &EngineError) -> ServiceError {
     let (cause, remedy) = error.told("");
     ServiceError::new(ErrorKind::Unusable, cause, remedy)
 }
@@ -137,6 +137,10 @@ impl AgentService for Service {
         }
         all.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(all)
+    }
+
+    fn companions(&self, to: &[NodeName]) -> Result<Vec<Companions>, ServiceError> {
+        companions::find(&self.0, to)
     }
 
     fn begin_move(&self, request: MoveRequest) -> Result<Begun, ServiceError> {

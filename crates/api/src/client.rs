@@ -13,7 +13,7 @@ use tokio::net::UnixStream;
 use tranship_types::{GroupId, GroupReport, MigrationId, NodeName, Outcome, Report};
 
 use crate::{
-    ApiError, Begun, ContainerInfo, ErrorBody, GroupPlan, GroupRequest, HeldAddresses, Leftover, MoveRequest, NodeInfo,
+    ApiError, Begun, Companions, ContainerInfo, ErrorBody, GroupPlan, GroupRequest, HeldAddresses, Leftover, MoveRequest, NodeInfo,
     Plan, PlanRequest, RecoverRequest, Watched,
 };
 
@@ -130,6 +130,12 @@ impl Client {
     /// `GET /v1/containers`.
     pub async fn containers(&self) -> Result<Vec<ContainerInfo>, ClientError> {
         self.question("/v1/containers").await
+    }
+
+    /// `GET /v1/companions`.
+    pub async fn companions(&self, to: &[NodeName]) -> Result<Vec<Companions>, ClientError> {
+        let to: Vec<&str> = to.iter().map(NodeName::as_str).collect();
+        self.question(&format!("/v1/companions?to={}", to.join(","))).await
     }
 
     /// `GET /v1/migrations`: newest first.

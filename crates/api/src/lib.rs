@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `GET /v1/node` | [`NodeInfo`] |
 //! | `GET /v1/containers` | [`ContainerInfo`]s |
+//! | `GET /v1/companions?to=NODE` | [`Companions`] |
 //! | `POST /v1/migrations` ([`MoveRequest`]) | 202 [`Report`], or 200 [`Plan`] for a dry run |
 //! | `POST /v1/plans` ([`PlanRequest`]) | [`Plan`] with a prediction |
 //! | `POST /v1/recoveries` ([`RecoverRequest`]) | 202 [`Report`] |
@@ -33,6 +34,7 @@
 mod accept;
 pub mod blocking;
 mod client;
+mod companions;
 mod exchange;
 mod group;
 mod held;
@@ -46,6 +48,7 @@ mod socket;
 mod watched;
 
 pub use client::{Client, ClientError, Events, NODE_HEADER};
+pub use companions::Companions;
 pub use exchange::{
     ApiError, Begun, ContainerInfo, ContainerState, ErrorBody, Keep, MoveRequest, NodeInfo, PeerInfo, PeerState, Plan,
     PlanRequest, Problem, RecoverRequest, ToolInfo,

@@ -10,6 +10,7 @@ use utoipa::OpenApi;
         crate::server::node,
         crate::server::peers,
         crate::server::containers,
+        crate::server::companions,
         crate::server::begin_move,
         crate::server::plan,
         crate::server::recover,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::rejection::JsonRejection;
+use axum::extract::rejection::{JsonRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::middleware;
@@ -23,7 +23,7 @@ use tranship_types::{GroupId, GroupReport, MigrationId, NodeName, Outcome, Repor
 use crate::accept::Accepting;
 use crate::passed;
 use crate::{
-    AgentService, ApiError, Begun, ContainerInfo, ErrorKind, GroupPlan, GroupRequest, HeldAddresses, Leftover,
+    AgentService, ApiError, Begun, Companions, ContainerInfo, ErrorKind, GroupPlan, GroupRequest, HeldAddresses, Leftover,
     MoveRequest, NodeInfo, Plan, PlanRequest, RecoverRequest, ServiceError, Watched,
 };
 
@@ -56,6 +56,7 @@ pub(crate) fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
         ("/v1/node", get(node)),
         ("/v1/peers", get(peers)),
         ("/v1/containers", get(containers)),
+        ("/v1/companions", get(companions)),
         ("/v1/plans", post(plan)),
         ("/v1/recoveries", post(recover)),
         ("/v1/leftovers", get(leftovers).delete(remove_leftovers)),
@@ -173,6 +174,31 @@ pub(crate) async fn peers(State(service): State<Service>) -> Result<Json<Vec<Nod
 ))]
 pub(crate) async fn containers(State(service): State<Service>) -> Result<Json<Vec<ContainerInfo>>, ServiceError> {
     ask(service, AgentService::containers).await.map(Json)
+}
+
+/// Where containers leave for.
+#[derive(Debug, serde::Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct CompanionsQuery {
+    /// The nodes, separated by commas.
+    to: String,
+}
+
+/// Those of the node's running containers that belong together.
+#[utoipa::path(get, path = "/v1/companions", params(CompanionsQuery), responses(
+    (status = 200, body = [Companions]),
+    (status = 400, body = ApiError, description = "no name of a node"),
+    (status = 503, body = ApiError, description = "no engine on this node is usable"),
+))]
+pub(crate) async fn companions(
+    State(service): State<Service>,
+    query: Result<Query<CompanionsQuery>, QueryRejection>,
+) -> Result<Json<Vec<Companions>>, ServiceError> {
+    let invalid = |why: String| ServiceError::new(ErrorKind::Invalid, why, SEE_OPENAPI);
+    let Query(query) = query.map_err(|error| invalid(error.body_text()))?;
+    let to: Result<Vec<NodeName>, _> = query.to.split(',').map(str::parse).collect();
+    let to = to.map_err(|error| invalid(error.to_string()))?;
+    ask(service, move |s| s.companions(&to)).await.map(Json)
 }
 
 /// What was asked, or why it cannot be read.

@@ -2,7 +2,7 @@ use tokio::sync::watch;
 use tranship_types::{Blocker, BlockerKind, GroupId, GroupReport, MigrationId, NodeName, Report};
 
 use crate::{
-    Begun, ContainerInfo, ErrorBody, GroupPlan, GroupRequest, HeldAddresses, Leftover, MoveRequest, NodeInfo,
+    Begun, Companions, ContainerInfo, ErrorBody, GroupPlan, GroupRequest, HeldAddresses, Leftover, MoveRequest, NodeInfo,
     PassedAnswer, PassedCall, Plan, PlanRequest, RecoverRequest,
 };
 
@@ -19,6 +19,9 @@ pub trait AgentService: Send + Sync + 'static {
 
     /// The node's containers, by name.
     fn containers(&self) -> Result<Vec<ContainerInfo>, ServiceError>;
+
+    /// Those of them that belong together where they leave for these nodes; of those that run.
+    fn companions(&self, to: &[NodeName]) -> Result<Vec<Companions>, ServiceError>;
 
     /// Begins a move and returns at once, or, for a dry run, says what it would do. A dry run with blockers is a success
     /// whose plan lists them.

@@ -8,7 +8,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tranship_api::{
-    AgentService, Begun, Client, ClientError, ContainerInfo, ContainerState, ErrorKind, GroupPlan, GroupRequest,
+    AgentService, Begun, Client, ClientError, Companions, ContainerInfo, ContainerState, ErrorKind, GroupPlan, GroupRequest,
     HeldAddress, HeldAddresses, Leftover, LeftoverKind, MemberPlan, MoveRequest, NodeInfo, PassedAnswer, PassedCall,
     PeerInfo, PeerState, Plan, PlanRequest, RecoverRequest, ServiceError, ToolInfo, bind, router, serve,
 };
@@ -88,6 +88,11 @@ impl AgentService for Script {
             created_unix_ms: None,
             migration: None,
         }])
+    }
+
+    fn companions(&self, to: &[NodeName]) -> Result<Vec<Companions>, ServiceError> {
+        let containers = vec!["redis".to_owned(), to[0].to_string()];
+        Ok(vec![Companions { as_a_whole: vec![containers.clone()], containers, made_anew: Vec::new() }])
     }
 
     fn begin_move(&self, request: MoveRequest) -> Result<Begun, ServiceError> {
@@ -272,6 +277,8 @@ async fn what_the_service_says_arrives() {
     let agent = agent();
     assert_eq!(agent.client.node().await.unwrap(), node());
     assert_eq!(agent.client.containers().await.unwrap()[0].pid, Some(812));
+    let companions = agent.client.companions(&["c".parse().unwrap(), "b".parse().unwrap()]).await.unwrap();
+    assert_eq!(companions[0].containers, ["redis", "c"]);
     assert_eq!(agent.client.reports().await.unwrap(), [running("m-2"), running("m-1")]);
     let _sender = agent.migration(running("m-1"));
     assert_eq!(agent.client.report(&id("m-1")).await.unwrap(), running("m-1"));

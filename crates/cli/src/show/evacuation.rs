@@ -6,31 +6,37 @@ use crate::units::{bytes, duration};
 
 const NOTHING: &str = "-";
 
-/// `tranship evacuate`: a table of the containers, and how many stay.
+/// `tranship evacuate`: a table of the containers, with whom they move where that matters, and how many stay.
 pub fn evacuation(rows: &[Row], node: &NodeName, dry_run: bool) -> String {
     if rows.is_empty() {
         return format!("no containers on {node}\n");
     }
-    let columns = [
-        Column::Text("CONTAINER"),
-        Column::Number("MEMORY"),
-        Column::Text("TO"),
+    let any_together = rows.iter().any(|row| !row.together_with.is_empty());
+    let together = any_together.then_some(Column::Text("TOGETHER WITH"));
+    let first = [Column::Text("CONTAINER"), Column::Number("MEMORY"), Column::Text("TO")];
+    let last = [
         Column::Text("OUTCOME"),
         Column::Number("BLACKOUT"),
         Column::Number("TOTAL"),
         Column::Text("WHY"),
     ];
+    let columns: Vec<Column> = first.into_iter().chain(together).chain(last).collect();
     let or_nothing = |text: Option<String>| text.unwrap_or_else(|| NOTHING.to_owned());
     let row = |r: &Row| {
-        vec![
+        let first = [
             r.container.clone(),
             or_nothing(r.memory_bytes.map(bytes)),
             or_nothing(r.to.as_ref().map(ToString::to_string)),
+        ];
+        let together = (!r.together_with.is_empty()).then(|| r.together_with.join(", "));
+        let last = [
             fate(r.fate).to_owned(),
             or_nothing(r.report.as_ref().and_then(|report| report.blackout_ms).map(duration)),
             or_nothing(r.report.as_ref().and_then(|report| report.total_ms).map(duration)),
             r.error.as_ref().map(ToString::to_string).unwrap_or_default(),
-        ]
+        ];
+        let together = any_together.then(|| or_nothing(together));
+        first.into_iter().chain(together).chain(last).collect::<Vec<_>>()
     };
     table("", &columns, rows.iter().map(row)) + &summary(rows, node, dry_run)
 }
@@ -91,6 +97,7 @@ mod tests {
             migration: None,
             memory_bytes: Some(1 << 20),
             to: Some("b".parse().unwrap()),
+            together_with: Vec::new(),
             fate,
             error: None,
             report: (fate == Fate::Moved).then(moved),
@@ -112,6 +119,19 @@ job        1.0 MiB  b   blocked         -       -  it has a GPU; stop it
 old              -  -   skipped         -       -
 
 1 of 3 containers were moved from a, 1 skipped, 1 were not; repeat the command to try them again
+"
+        );
+        let with = |name: &str, other: &str| Row { together_with: vec![other.to_owned()], ..row(name, Fate::Movable) };
+        let all = evacuation(&[with("app", "db"), with("db", "app"), row("redis", Fate::Movable)], &node, true);
+        assert_eq!(
+            all,
+            "\
+CONTAINER   MEMORY  TO  TOGETHER WITH  OUTCOME       BLACKOUT  TOTAL  WHY
+app        1.0 MiB  b   db             can be moved         -      -
+db         1.0 MiB  b   app            can be moved         -      -
+redis      1.0 MiB  b   -              can be moved         -      -
+
+3 of 3 containers can be moved from a
 "
         );
         let all = evacuation(&[row("redis", Fate::Movable)], &node, true);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tranship_api::{
-    AgentService, Begun, ContainerInfo, ContainerState, ErrorKind, GroupContainer, GroupPlan, GroupRequest,
+    AgentService, Begun, Companions, ContainerInfo, ContainerState, ErrorKind, GroupContainer, GroupPlan, GroupRequest,
     HeldAddress, HeldAddresses, Leftover, LeftoverKind, MemberPlan, MoveRequest, NodeInfo, PassedAnswer, PassedCall,
     PeerInfo, PeerState, Plan, PlanRequest, Problem, RecoverRequest, ServiceError, ToolInfo, bind, router, serve,
 };
@@ -67,6 +67,10 @@ impl AgentService for Service {
             created_unix_ms: None,
             migration: None,
         }])
+    }
+
+    fn companions(&self, _: &[NodeName]) -> Result<Vec<Companions>, ServiceError> {
+        Ok(Vec::new())
     }
 
     fn begin_move(&self, request: MoveRequest) -> Result<Begun, ServiceError> {
