@@ -1,11 +1,17 @@
 use std::fs;
 use std::path::Path;
 use std::process::Stdio;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::statfs::{CGROUP_SUPER_MAGIC, CGROUP2_SUPER_MAGIC, statfs};
 use serde_json::{Value, json};
 use tranship_lab::{Lab, runc_root};
+
+use crate::runner::wait_until;
+
+/// How long an agent may take to tidy up what no move waits for.
+const TIDIED: Duration = Duration::from_secs(5);
 
 /// What there is of a container on one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,11 +55,21 @@ pub fn exactly_one_runs(lab: &Lab, name: &str) -> Result<String> {
     }
 }
 
-/// Checks that a node, which has not got the container `name`, has nothing that a migration of it could have left.
+/// Checks that a node, which has not got the container `name`, has nothing that a migration of it could have left. What the node's agent does after it
+/// has told the outcome is waited for.
 ///
 /// # Errors
 /// If there is something, with all of it.
 pub fn nothing_left(lab: &Lab, node: &str, name: &str) -> Result<()> {
+    let mut left = Vec::new();
+    wait_until("nothing to be left", TIDIED, || {
+        left = all_left(lab, node, name)?;
+        Ok(left.is_empty().then_some(()))
+    })
+    .with_context(|| format!("node {node} still has something of {name}:\n  {}", left.join("\n  ")))
+}
+
+fn all_left(lab: &Lab, node: &str, name: &str) -> Result<Vec<String>> {
     let mut left: Vec<String> = Vec::new();
     left.extend(copies(lab, name)?.into_iter().filter(|c| c.node == node).map(|c| format!("{c:?}")));
     let mut look = |path: String| -> Result<()> {
@@ -93,8 +109,7 @@ pub fn nothing_left(lab: &Lab, node: &str, name: &str) -> Result<()> {
             || (["transhipd", "exe"].contains(&program) && words.next() == Some("pager"))
     };
     left.extend(processes.lines().filter(strange).map(|line| format!("process {}", line.trim())));
-    ensure!(left.is_empty(), "node {node} still has something of {name}:\n  {}", left.join("\n  "));
-    Ok(())
+    Ok(left)
 }
 
 /// Removes a container from wherever it is now, with what belongs to its owner on the nodes that it has left: bundles.
