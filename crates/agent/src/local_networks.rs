@@ -124,12 +124,12 @@ pub fn links<'a>(
     let mut found: Vec<(&str, Other)> = Vec::new();
     for (engine, one) in running {
         let path = namespace(one.init);
-        let looked = (|| Ok((bridge_ports(&path)?, connected_addresses(&path)?)))();
-        let (mut ports, peers) = match looked {
+        let looked = || -> Result<_, NetworkError> { Ok((bridge_ports(&path)?, connected_addresses(&path)?)) };
+        let (mut ports, peers) = match looked() {
             Ok(looked) => looked,
             // It has ended meanwhile.
             Err(_) if identity(&path).is_none() => continue,
-            Err(error) => return Err(failed::<NetworkError>(error)),
+            Err(error) => return Err(failed(error)),
         };
         for BridgePort { bridge, .. } in &ports {
             if !ends_here.contains_key(bridge) {
@@ -146,10 +146,12 @@ pub fn links<'a>(
     let mut links = Vec::new();
     for bridge in ends_here.keys() {
         let here = |(_, other): &&(&str, Other)| other.ports.iter().any(|port| port.bridge == *bridge);
-        let here: Vec<_> = found.iter().filter(here).map(|(name, other)| (*name, neighbour(other, bridge, &[]), other)).collect();
+        let here: Vec<_> =
+            found.iter().filter(here).map(|(name, other)| (*name, neighbour(other, bridge, &[]), other)).collect();
         for (number, (name, own, container)) in here.iter().enumerate() {
             for (other_name, other, other_container) in &here[number + 1..] {
-                let connections = count(&container.peers, &other.addresses) + count(&other_container.peers, &own.addresses);
+                let connections =
+                    count(&container.peers, &other.addresses) + count(&other_container.peers, &own.addresses);
                 let is_connected = connections > 0;
                 if is_connected || !own.names.is_empty() || !other.names.is_empty() {
                     links.push(Link { ends: [name, other_name], is_connected });

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tranship_api::{
-    AgentService, Begun, Companions, ContainerInfo, ContainerState, ErrorKind, GroupPlan, GroupRequest, HeldAddresses, Leftover,
-    MoveRequest, NodeInfo, PassedAnswer, PassedCall, PeerInfo, PeerState, Plan, PlanRequest, Problem, RecoverRequest,
-    ServiceError, ToolInfo,
+    AgentService, Begun, Companions, ContainerInfo, ContainerState, ErrorKind, GroupPlan, GroupRequest, HeldAddresses,
+    Leftover, MoveRequest, NodeInfo, PassedAnswer, PassedCall, PeerInfo, PeerState, Plan, PlanRequest, Problem,
+    RecoverRequest, ServiceError, ToolInfo,
 };
 use tranship_engine::{Engine, EngineError, State, Summary};
 use tranship_sys::launch;

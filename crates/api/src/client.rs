@@ -13,8 +13,8 @@ use tokio::net::UnixStream;
 use tranship_types::{GroupId, GroupReport, MigrationId, NodeName, Outcome, Report};
 
 use crate::{
-    ApiError, Begun, Companions, ContainerInfo, ErrorBody, GroupPlan, GroupRequest, HeldAddresses, Leftover, MoveRequest, NodeInfo,
-    Plan, PlanRequest, RecoverRequest, Watched,
+    ApiError, Begun, Companions, ContainerInfo, ErrorBody, GroupPlan, GroupRequest, HeldAddresses, Leftover,
+    MoveRequest, NodeInfo, Plan, PlanRequest, RecoverRequest, Watched,
 };
 
 /// The header that names the node whose agent is to answer.

@@ -23,8 +23,8 @@ use tranship_types::{GroupId, GroupReport, MigrationId, NodeName, Outcome, Repor
 use crate::accept::Accepting;
 use crate::passed;
 use crate::{
-    AgentService, ApiError, Begun, Companions, ContainerInfo, ErrorKind, GroupPlan, GroupRequest, HeldAddresses, Leftover,
-    MoveRequest, NodeInfo, Plan, PlanRequest, RecoverRequest, ServiceError, Watched,
+    AgentService, ApiError, Begun, Companions, ContainerInfo, ErrorKind, GroupPlan, GroupRequest, HeldAddresses,
+    Leftover, MoveRequest, NodeInfo, Plan, PlanRequest, RecoverRequest, ServiceError, Watched,
 };
 
 /// Requests are small; anything longer is a mistake.

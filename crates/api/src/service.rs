@@ -2,8 +2,8 @@ use tokio::sync::watch;
 use tranship_types::{Blocker, BlockerKind, GroupId, GroupReport, MigrationId, NodeName, Report};
 
 use crate::{
-    Begun, Companions, ContainerInfo, ErrorBody, GroupPlan, GroupRequest, HeldAddresses, Leftover, MoveRequest, NodeInfo,
-    PassedAnswer, PassedCall, Plan, PlanRequest, RecoverRequest,
+    Begun, Companions, ContainerInfo, ErrorBody, GroupPlan, GroupRequest, HeldAddresses, Leftover, MoveRequest,
+    NodeInfo, PassedAnswer, PassedCall, Plan, PlanRequest, RecoverRequest,
 };
 
 /// What the API asks of an agent. The calls may block (each runs on a thread of its own) and may come at the same time.

@@ -8,9 +8,9 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tranship_api::{
-    AgentService, Begun, Client, ClientError, Companions, ContainerInfo, ContainerState, ErrorKind, GroupPlan, GroupRequest,
-    HeldAddress, HeldAddresses, Leftover, LeftoverKind, MemberPlan, MoveRequest, NodeInfo, PassedAnswer, PassedCall,
-    PeerInfo, PeerState, Plan, PlanRequest, RecoverRequest, ServiceError, ToolInfo, bind, router, serve,
+    AgentService, Begun, Client, ClientError, Companions, ContainerInfo, ContainerState, ErrorKind, GroupPlan,
+    GroupRequest, HeldAddress, HeldAddresses, Leftover, LeftoverKind, MemberPlan, MoveRequest, NodeInfo, PassedAnswer,
+    PassedCall, PeerInfo, PeerState, Plan, PlanRequest, RecoverRequest, ServiceError, ToolInfo, bind, router, serve,
 };
 use tranship_types::{
     Blocker, BlockerKind, GroupId, GroupOrder, GroupReport, MigrationId, Mode, NodeName, Outcome, Phase, Report,

@@ -134,7 +134,10 @@ impl Calls<'_> {
             Ok(companions) => companions,
             // An agent that does not know the call.
             Err(ClientError::Refused { status: 404, .. }) => {
-                self.screen.error(&format!("the agent of node {} is older, and does not tell which containers belong together", node.name));
+                self.screen.error(&format!(
+                    "the agent of node {} is older, and does not tell which containers belong together",
+                    node.name
+                ));
                 Vec::new()
             }
             Err(e) => return self.refused(&e, json),
@@ -183,7 +186,9 @@ impl Calls<'_> {
                 Ok(looked) => looked,
                 Err(error) => {
                     let NotMoved(_, error) = NotMoved::from(&error);
-                    whole.all().for_each(|place| (rows[place].fate, rows[place].error) = (Fate::Blocked, Some(error.clone())));
+                    whole
+                        .all()
+                        .for_each(|place| (rows[place].fate, rows[place].error) = (Fate::Blocked, Some(error.clone())));
                     continue;
                 }
             };
@@ -228,7 +233,8 @@ impl Calls<'_> {
                         moves.spawn(one(client, *place, request(evacuation, &rows[*place]), under_way))
                     }
                     _ => {
-                        let members = whole.movers.iter().map(|place| (rows[*place].container.clone(), *place)).collect();
+                        let members =
+                            whole.movers.iter().map(|place| (rows[*place].container.clone(), *place)).collect();
                         moves.spawn(several(client, members, group(evacuation, rows, whole)))
                     }
                 };
@@ -275,7 +281,8 @@ impl Whole {
         if let Some(stays) = stays {
             let (fate, name) = (rows[*stays].fate, rows[*stays].container.clone());
             let remedy = "see what is said of that one".to_owned();
-            let error = ErrorBody { message: format!("it moves with {name}, which does not"), remedy, blockers: Vec::new() };
+            let error =
+                ErrorBody { message: format!("it moves with {name}, which does not"), remedy, blockers: Vec::new() };
             for place in self.all().filter(|place| place != stays && rows[*place].error.is_none()).collect::<Vec<_>>() {
                 if !matches!(rows[place].fate, Fate::Moved | Fate::Ended) {
                     (rows[place].fate, rows[place].error) = (fate, Some(error.clone()));
@@ -294,7 +301,8 @@ fn placed(containers: Vec<ContainerInfo>, companions: &[Companions], to: &[NodeN
     let mut names: BTreeMap<&str, usize> = BTreeMap::new();
     containers.iter().for_each(|one| *names.entry(one.name.as_str()).or_default() += 1);
     // Of two engines' containers with one name, it is not said which one is meant.
-    let twice: BTreeSet<String> = names.into_iter().filter(|(_, times)| *times > 1).map(|(name, _)| name.to_owned()).collect();
+    let twice: BTreeSet<String> =
+        names.into_iter().filter(|(_, times)| *times > 1).map(|(name, _)| name.to_owned()).collect();
     let set_of = |name: &str| {
         let is_in = |companions: &Companions| companions.containers.iter().any(|one| one == name);
         companions.iter().position(is_in).filter(|_| !twice.contains(name))
@@ -373,7 +381,11 @@ fn wholes(rows: &mut [Row], companions: &[Companions], twice: &BTreeSet<String>)
         let is_made_anew = |place: &usize| companions.iter().any(|one| one.made_anew.contains(&rows[*place].container));
         let (made_anew, movers): (Vec<usize>, Vec<usize>) = all.iter().partition(|place| is_made_anew(place));
         // A pod of which nothing else runs.
-        let whole = if movers.is_empty() { Whole { movers: made_anew, made_anew: movers } } else { Whole { movers, made_anew } };
+        let whole = if movers.is_empty() {
+            Whole { movers: made_anew, made_anew: movers }
+        } else {
+            Whole { movers, made_anew }
+        };
         let names: Vec<String> = all.iter().map(|place| rows[*place].container.clone()).collect();
         for (place, own) in all.iter().zip(&names) {
             rows[*place].together_with = names.iter().filter(|name| *name != own).cloned().collect();
@@ -452,7 +464,8 @@ fn not_moved(member: &GroupMember) -> NotMoved {
 /// Takes up the group's moves that are under way, or begins them once the agent is there.
 async fn begin_group(client: &Client, request: &GroupRequest) -> Result<GroupReport, ClientError> {
     let is_it = |group: &GroupReport| {
-        group.outcome == Outcome::Running && group.members.iter().any(|one| request.containers.contains_key(&one.container))
+        group.outcome == Outcome::Running
+            && group.members.iter().any(|one| request.containers.contains_key(&one.container))
     };
     let asked = Instant::now();
     loop {
@@ -588,7 +601,8 @@ mod tests {
     #[test]
     fn what_belongs_together_goes_to_one_node_and_what_is_linked_as_a_whole() {
         let running = |name, memory| container(name, Some(memory), ContainerState::Running);
-        let list = vec![running("alone", 50), running("app", 30), running("db", 20), running("infra", 1), running("web", 9)];
+        let list =
+            vec![running("alone", 50), running("app", 30), running("db", 20), running("infra", 1), running("web", 9)];
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let companions = [Companions {
             containers: names(&["app", "db", "infra", "web"]),
@@ -596,9 +610,11 @@ mod tests {
             made_anew: names(&["infra"]),
         }];
         let (mut rows, wholes) = placed(list, &companions, &["b".parse().unwrap(), "c".parse().unwrap()]);
-        let order: Vec<_> = rows.iter().map(|row| (row.container.as_str(), row.to.as_ref().unwrap().as_str())).collect();
+        let order: Vec<_> =
+            rows.iter().map(|row| (row.container.as_str(), row.to.as_ref().unwrap().as_str())).collect();
         assert_eq!(order, [("app", "b"), ("db", "b"), ("web", "b"), ("infra", "b"), ("alone", "c")]);
-        let whole = |movers: &[usize], made_anew: &[usize]| Whole { movers: movers.into(), made_anew: made_anew.into() };
+        let whole =
+            |movers: &[usize], made_anew: &[usize]| Whole { movers: movers.into(), made_anew: made_anew.into() };
         assert_eq!(wholes, [whole(&[0, 1], &[3]), whole(&[2], &[]), whole(&[4], &[])]);
         assert_eq!(rows[0].together_with, ["db", "infra"]);
         assert!(rows[2].together_with.is_empty());

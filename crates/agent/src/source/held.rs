@@ -24,6 +24,9 @@ const HANDSHAKE: Duration = Duration::from_millis(200);
 const FINISH: Duration = Duration::from_secs(1);
 const FINISH_FROZEN: Duration = Duration::from_millis(10);
 
+/// What `--allow` calls connections that cannot send all before the freeze.
+const CLOSED_CONNECTIONS: &str = "closed-connections";
+
 /// No processor carries a packet past the gate for longer, also where it is a virtual one.
 const CARRIED: Duration = Duration::from_millis(50);
 
@@ -64,16 +67,25 @@ impl SourceRun {
         if self.unfinished_after(FINISH_FROZEN, Duration::from_micros(100)) == 0 {
             return Ok(());
         }
-        let left = self.backlog.as_mut().map_or(Ok(0), Backlog::unsent).map_err(failed)?;
+        let left = self.unsent()?;
         if left == 0 {
             return Ok(());
         }
         let cause = format!("{left} connections that programs have closed have not sent all that was written to them");
         let remedy = "try again when their peers have taken it";
-        let blocker = Blocker::new(BlockerKind::Socket, cause, remedy).passing().allowable("closed-connections");
+        let blocker = Blocker::new(BlockerKind::Socket, cause, remedy).passing().allowable(CLOSED_CONNECTIONS);
         let (blockers, allowed) = self.report.read().options.allow.part(vec![blocker]);
         self.report.change(|r| r.allowed.extend(allowed));
         Failure::blocked(blockers).map_or(Ok(()), Err)
+    }
+
+    /// How many of them have something that was never sent, or was lost on its way.
+    fn unsent(&mut self) -> Result<u32, Failure> {
+        let Some(backlog) = &mut self.backlog else { return Ok(0) };
+        match backlog.unfinished().map_err(failed)? {
+            0 => Ok(0),
+            _ => backlog.unsent().map_err(failed),
+        }
     }
 
     /// How many of them there still are when there are none, or after so long a time; `look` lies between two looks.
@@ -148,6 +160,8 @@ impl SourceRun {
         mut drained: bool,
     ) -> Result<(), Failure> {
         let (mut left, mut left_for_events) = (ATTEMPTS, EVENTS);
+        let is_allowed = self.report.read().options.allow.permits(CLOSED_CONNECTIONS);
+        let mut left_for_closed = if is_allowed { 0 } else { ATTEMPTS };
         loop {
             let (start, frozen) = self.freeze_between_vforks(freezer)?;
             if let Some(unread) = queues.unread() {
@@ -160,6 +174,13 @@ impl SourceRun {
                 while queues.unread().is_some() && Instant::now() < deadline {
                     std::thread::sleep(Duration::from_micros(200));
                 }
+                continue;
+            }
+            if left_for_closed > 0 && self.unsent()? > 0 {
+                tracing::info!(id = %self.id, "connections that programs have just closed have not sent all; the container runs until they have");
+                self.thaw_unit(freezer)?;
+                left_for_closed -= 1;
+                self.unfinished_after(FINISH, Duration::from_millis(1));
                 continue;
             }
             left -= 1;

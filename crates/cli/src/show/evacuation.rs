@@ -14,12 +14,7 @@ pub fn evacuation(rows: &[Row], node: &NodeName, dry_run: bool) -> String {
     let any_together = rows.iter().any(|row| !row.together_with.is_empty());
     let together = any_together.then_some(Column::Text("TOGETHER WITH"));
     let first = [Column::Text("CONTAINER"), Column::Number("MEMORY"), Column::Text("TO")];
-    let last = [
-        Column::Text("OUTCOME"),
-        Column::Number("BLACKOUT"),
-        Column::Number("TOTAL"),
-        Column::Text("WHY"),
-    ];
+    let last = [Column::Text("OUTCOME"), Column::Number("BLACKOUT"), Column::Number("TOTAL"), Column::Text("WHY")];
     let columns: Vec<Column> = first.into_iter().chain(together).chain(last).collect();
     let or_nothing = |text: Option<String>| text.unwrap_or_else(|| NOTHING.to_owned());
     let row = |r: &Row| {
