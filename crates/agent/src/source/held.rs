@@ -17,7 +17,7 @@ use crate::unread::Queues;
 const HELD_MESSAGE: usize = 512 << 10;
 
 /// How long programs may take to accept the connections that have come before the freeze.
-const ACCEPT: Duration = Duration::from_millis(50);
+const ACCEPT: Duration = Duration::from_millis(150);
 /// How long connections that had been asked for by then may take to be made: a round trip to the client.
 const HANDSHAKE: Duration = Duration::from_millis(200);
 /// How long connections that programs have closed may take to send what is left: while the container runs, and in the freeze.
@@ -126,7 +126,10 @@ impl SourceRun {
                 if left.0 > 0 {
                     made = Instant::now();
                 }
-                let over = begun.elapsed() >= HANDSHAKE || (left.0 == 0 && made.elapsed() >= ACCEPT);
+                let over = match left.0 {
+                    0 => made.elapsed() >= ACCEPT,
+                    _ => begun.elapsed() >= HANDSHAKE,
+                };
                 if left == (0, 0) || over {
                     return Ok(left);
                 }
