@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use libtest_mimic::{Arguments, Completion, Trial};
-use tranship_lab::{Lab, Snapshot, UpOptions, find_program, patience};
+use tranship_lab::{Lab, Snapshot, UpOptions, find_program, patience, slowness};
 
 /// How long to wait for another test's lab on this machine to be taken down.
 const LAB_PATIENCE: Duration = Duration::from_secs(600);
@@ -140,7 +140,7 @@ fn play(scenario: Scenario, stage: &Mutex<Option<Stage>>, before: &Mutex<Option<
 /// none: its scenarios are as long as they are told to be.)
 fn watch(name: &'static str) -> Sender<()> {
     let (done, waits) = channel();
-    let limit = if env::var_os("TRANSHIP_SEED").is_some() { Duration::MAX } else { SCENARIO };
+    let limit = if env::var_os("TRANSHIP_SEED").is_some() { Duration::MAX } else { SCENARIO.mul_f64(slowness()) };
     std::thread::spawn(move || {
         if waits.recv_timeout(limit) != Err(RecvTimeoutError::Timeout) {
             return;

@@ -243,6 +243,7 @@ impl DestinationRun {
                 self.offer.container
             )));
         }
+        tranship_network::close_attached(path, &identity.names()).map_err(failed)?;
         let by_another = identity.given_by.as_ref().is_some_and(|engine| *engine != self.offer.engine);
         tranship_network::configure(path, identity, &attached, by_another).map_err(failed)?;
         self.prepare_network()

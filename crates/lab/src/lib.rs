@@ -61,7 +61,7 @@ pub use error::{LabError, Result};
 pub use hold::hold;
 pub use lab::{Lab, UpOptions};
 pub use podman::PROGRAM as PODMAN;
-pub use process::patience;
+pub use process::{patience, slowness};
 pub use program::{find_program, program_directory, working_copies};
 pub use redis::{REDIS_PORT, Redis, redis_command};
 pub use snapshot::Snapshot;

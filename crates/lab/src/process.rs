@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::process::Command;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -113,13 +115,30 @@ pub(crate) fn inhabitants(namespaces: &BTreeSet<String>) -> Vec<Process> {
     pids().into_iter().filter(inside).filter_map(Process::of).collect()
 }
 
-/// How long to wait for what takes no longer than `limit` on a machine that is not busy: as many times longer as there are
-/// runnable tasks for each CPU, on the average of the last minute, at most 12 times. Of no time it makes none.
+/// How many times slower than an ordinary machine this one is, for being emulated, say: by the shortest of five starts of a process, which is
+/// below 2 ms elsewhere. From 1 to 20.
+pub fn slowness() -> f64 {
+    static FOUND: OnceLock<f64> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        let start = |_| {
+            let begun = Instant::now();
+            // One that fails takes as long.
+            let _ = Command::new("/bin/true").status();
+            begun.elapsed()
+        };
+        let shortest = (0..5).map(start).min().unwrap_or_default();
+        (shortest.as_secs_f64() / 0.002).clamp(1.0, 20.0)
+    })
+}
+
+/// How long to wait for what takes no longer than `limit` on an ordinary machine that is not busy: as many times longer as this one is
+/// [slower](slowness), and as there are runnable tasks for each CPU, on the average of the last minute, at most 12; at most 40 times in all. Of no
+/// time it makes none.
 pub fn patience(limit: Duration) -> Duration {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load: f64 = text.split(' ').next().and_then(|field| field.parse().ok()).unwrap_or(0.0);
     let cpus = std::thread::available_parallelism().map_or(1.0, |cpus| cpus.get() as f64);
-    limit.mul_f64((load / cpus).clamp(1.0, 12.0))
+    limit.mul_f64((slowness() * (load / cpus).clamp(1.0, 12.0)).min(40.0))
 }
 
 /// Looks every few milliseconds whether something has come true; `None` when the time is over, which on a busy machine is

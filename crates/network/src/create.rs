@@ -16,6 +16,7 @@ use crate::inject::LOOPBACK;
 use crate::link::{self, Link};
 use crate::namespace::{self, Presence};
 use crate::neighbours;
+use crate::reply::Refusal;
 use crate::routes;
 use crate::rtnl::Rtnl;
 use crate::ruleset;
@@ -60,8 +61,8 @@ pub fn attachable(identity: &NetworkIdentity) -> Result<(), NetworkError> {
 /// already.
 ///
 /// # Errors
-/// [`NetworkError::Exists`] if there is something at that path, which is left alone; the kernel's refusals: one before 6.16 takes no
-/// gate for an interface that is not there yet. On any error nothing of what was made remains.
+/// [`NetworkError::Exists`] if there is something at that path, which is left alone; the kernel's refusals. On any error nothing of what
+/// was made remains.
 pub fn reserve(netns: &Path, interfaces: &[String]) -> Result<(), NetworkError> {
     namespace::share_names(netns)?;
     namespace::make(netns)?;
@@ -69,7 +70,7 @@ pub fn reserve(netns: &Path, interfaces: &[String]) -> Result<(), NetworkError> 
         let mut rtnl = open_rtnl(netns)?;
         link::set_up(&mut rtnl, 1)
             .map_err(|e| NetworkError::refused(format!("set lo up in network namespace {}", netns.display()), e))?;
-        Gate::ahead(netns, interfaces)?.close_still()
+        Gate::ahead(netns, interfaces)?.close_ahead()
     });
     if built.is_err()
         && let Err(e) = remove(netns)
@@ -77,6 +78,14 @@ pub fn reserve(netns: &Path, interfaces: &[String]) -> Result<(), NetworkError> 
         tracing::warn!("after a failed creation: {e}");
     }
     built
+}
+
+/// Closes the gate of a [reserved](reserve) network namespace for good, once the interfaces are there.
+///
+/// # Errors
+/// An interface that is not there; the kernel's refusals.
+pub fn close_attached(netns: &Path, interfaces: &[String]) -> Result<(), NetworkError> {
+    Gate::prepare(netns, interfaces)?.close_attached()
 }
 
 /// Gives a network namespace, into which somebody else has put the interfaces, what there is of an identity beyond what is `attached`:
@@ -232,7 +241,14 @@ fn build(netns: &Path, identity: &NetworkIdentity, plans: &[Plan<'_>], node: &mu
     let failed =
         |what: String| move |e| NetworkError::refused(format!("{what} in network namespace {}", netns.display()), e);
     for plan in plans {
-        make_interface(&mut rtnl, plan, node).map_err(failed(format!("make interface {}", plan.interface.name)))?;
+        let made = match make_interface(&mut rtnl, plan, node) {
+            // A new namespace has none of that name or index, so it is the node that has one.
+            Err(e) if e.errno == Errno::EEXIST && matches!(plan.interface.attachment, Attachment::Macvlan { .. }) => {
+                make_macvlan_apart(plan, node)?
+            }
+            made => made,
+        };
+        made.map_err(failed(format!("make interface {}", plan.interface.name)))?;
     }
     let names: Vec<String> = identity.interfaces.iter().map(|i| i.name.clone()).collect();
     Gate::here(netns, &names)?.close_still()?;
@@ -278,7 +294,7 @@ fn add_address(
     })
 }
 
-fn make_interface(rtnl: &mut Rtnl, plan: &Plan<'_>, node: &Node) -> Result<(), crate::reply::Refusal> {
+fn make_interface(rtnl: &mut Rtnl, plan: &Plan<'_>, node: &Node) -> Result<(), Refusal> {
     let Interface { name, index, mac, mtu, attachment, .. } = plan.interface;
     let mut attributes =
         vec![LinkAttribute::IfName(name.clone()), LinkAttribute::Address(mac.to_vec()), LinkAttribute::Mtu(*mtu)];
@@ -310,10 +326,40 @@ fn make_interface(rtnl: &mut Rtnl, plan: &Plan<'_>, node: &Node) -> Result<(), c
     rtnl.change(RouteNetlinkMessage::NewLink(link::message(*index, attributes)), NLM_F_CREATE | NLM_F_EXCL)
 }
 
+/// Makes a macvlan for the calling thread's namespace by way of a namespace that nobody else sees. Kernels before 6.15 look at the node's
+/// names and indices, or make it among the node's interfaces first: there it cannot have a name or an index that is in use on the node.
+fn make_macvlan_apart(plan: &Plan<'_>, node: &mut Node) -> Result<Result<(), Refusal>, NetworkError> {
+    let (Interface { name, index, mac, mtu, .. }, (interim, _)) = (plan.interface, &plan.end);
+    let target = namespace::own()?;
+    namespace::in_a_new_one(|| {
+        let apart = namespace::own()?;
+        let made = [
+            LinkAttribute::IfName(interim.clone()),
+            LinkAttribute::Address(mac.to_vec()),
+            LinkAttribute::Mtu(*mtu),
+            LinkAttribute::Link(plan.parent.index),
+            LinkAttribute::NetNsFd(apart.as_raw_fd()),
+            link::macvlan(MacVlanMode::Vepa),
+        ];
+        let moved = [
+            LinkAttribute::NetNsFd(target.as_raw_fd()),
+            LinkAttribute::NewIfIndex(index.cast_signed()),
+            LinkAttribute::IfName(name.clone()),
+        ];
+        let make = || -> Result<(), Refusal> {
+            node.rtnl.change(RouteNetlinkMessage::NewLink(link::message(0, made)), NLM_F_CREATE | NLM_F_EXCL)?;
+            let mut rtnl = Rtnl::open()?;
+            let link = link::by_name(&mut rtnl, interim)?.ok_or_else(|| Refusal::nonsense("it is gone"))?;
+            rtnl.change(RouteNetlinkMessage::SetLink(link::message(link.index, moved)), 0)
+        };
+        Ok(make())
+    })
+}
+
 fn attach_to_bridge(node: &mut Rtnl, plan: &Plan<'_>) -> Result<(), NetworkError> {
     let (end, _) = &plan.end;
     let attach = |node: &mut Rtnl| {
-        let link = link::by_name(node, end)?.ok_or_else(|| crate::reply::Refusal::nonsense("it is gone"))?;
+        let link = link::by_name(node, end)?.ok_or_else(|| Refusal::nonsense("it is gone"))?;
         let port = link::message(link.index, [LinkAttribute::Controller(plan.parent.index)]);
         node.change(RouteNetlinkMessage::SetLink(port), 0)?;
         link::set_up(node, link.index)
@@ -362,5 +408,38 @@ mod tests {
         assert_eq!(of("10.1.2.3", 30), "10.1.2.3");
         assert_eq!(of("10.1.2.3", 0), "255.255.255.255");
         assert_eq!(of("10.1.2.3", 32), "10.1.2.3");
+    }
+
+    #[test]
+    fn a_macvlan_gets_a_name_and_an_index_that_the_node_uses() {
+        if !nix::unistd::geteuid().is_root() {
+            eprintln!("skipped: network namespaces need root");
+            return;
+        }
+        let made = namespace::in_a_new_one(|| {
+            let mut node = Node { namespace: namespace::own()?, rtnl: Rtnl::open().unwrap() };
+            for ends in [["eth0", "switch0"], ["eth1", "switch1"]] {
+                let pair = ["link", "add", ends[0], "type", "veth", "peer", "name", ends[1]];
+                assert!(std::process::Command::new("ip").args(pair).status().unwrap().success());
+            }
+            let parent = link::by_name(&mut node.rtnl, "eth0").unwrap().unwrap();
+            let taken = link::by_name(&mut node.rtnl, "eth1").unwrap().unwrap().index;
+            let interface = Interface {
+                name: "eth0".to_owned(),
+                index: taken,
+                mac: [2, 0, 0, 0, 0, 7],
+                mtu: 1400,
+                attachment: Attachment::Macvlan { parent: "eth0".to_owned() },
+                addresses: Vec::new(),
+            };
+            let plan = Plan { interface: &interface, parent, end: ("interim0".to_owned(), [0; 6]) };
+            namespace::in_a_new_one(|| {
+                make_macvlan_apart(&plan, &mut node)?.unwrap();
+                Ok(link::by_index(&mut Rtnl::open().unwrap(), taken).unwrap().unwrap())
+            })
+        });
+        let link = made.unwrap();
+        assert_eq!((link.name.as_str(), link.mac, link.mtu), ("eth0", Some([2, 0, 0, 0, 0, 7]), 1400));
+        assert_eq!(link.macvlan_mode, Some(MacVlanMode::Vepa));
     }
 }

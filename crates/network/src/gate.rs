@@ -68,8 +68,8 @@ impl Gate {
         Ok(Self { nftables, netns: netns.to_owned(), interfaces: interfaces.to_vec() })
     }
 
-    /// The gate for interfaces that are not there yet, for a thread that is inside already: closed now, it is closed
-    /// when they come. Kernels before 6.16 refuse to close it.
+    /// The gate for interfaces that are not there yet, for a thread that is inside already, to be closed by
+    /// [`close_ahead`](Self::close_ahead).
     pub(crate) fn ahead(netns: &Path, interfaces: &[String]) -> Result<Self, NetworkError> {
         let nftables = Nftables::open().map_err(|e| {
             NetworkError::refused(format!("prepare the gate of network namespace {}", netns.display()), e)
@@ -94,14 +94,54 @@ impl Gate {
     /// # Errors
     /// As [`close`](Self::close).
     pub fn close_still(&mut self) -> Result<(), NetworkError> {
+        let closed = self.try_close_still();
+        closed.map_err(|e| self.refused("close the gate", &e))
+    }
+
+    fn try_close_still(&mut self) -> Result<(), Refusal> {
         let interfaces = &self.interfaces;
-        let closed = self.nftables.transact(|batch| {
+        self.nftables.transact(|batch| {
             batch.new_table(TABLE);
             interfaces.iter().for_each(|device| close(batch, device));
             batch.new_chain(TABLE, LOOPBACK, Place::Segments);
             batch.drop_segments(TABLE, LOOPBACK);
-        });
+        })
+    }
+
+    /// Closes the gate of interfaces that are not there yet, so that it is closed when they come.
+    ///
+    /// Kernels before 6.16 take no chain for a device that is not there. On these IPv4, IPv6 and ARP are dropped at their own hooks, of all
+    /// devices, until [`close_attached`](Self::close_attached): that is all that the kernel sends by itself, and all that it would answer. What
+    /// passes is what a packet socket sends, and nobody lives in the namespace yet.
+    ///
+    /// # Errors
+    /// As [`close`](Self::close).
+    pub(crate) fn close_ahead(&mut self) -> Result<(), NetworkError> {
+        match self.try_close_still() {
+            Err(e) if e.errno == Errno::ENOENT => self.close_protocols(),
+            closed => closed.map_err(|e| self.refused("close the gate", &e)),
+        }
+    }
+
+    /// The part of [`close_ahead`](Self::close_ahead) for kernels before 6.16.
+    pub(crate) fn close_protocols(&mut self) -> Result<(), NetworkError> {
+        let closed = self.nftables.transact(|batch| batch.drop_protocols(TABLE));
         closed.map_err(|e| self.refused("close the gate", &e))
+    }
+
+    /// Closes the gate of interfaces that have come since it was [closed ahead](Self::close_ahead).
+    ///
+    /// # Errors
+    /// As [`close`](Self::close).
+    pub(crate) fn close_attached(&mut self) -> Result<(), NetworkError> {
+        self.close_still()?;
+        match self.nftables.transact(|batch| batch.pass_protocols(TABLE)) {
+            // Without the families of protocols there is no such table.
+            Err(e) if ![Errno::EOPNOTSUPP, Errno::EAFNOSUPPORT].contains(&e.errno) => {
+                Err(self.refused("open the gate to protocols", &e))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Lets everything pass but what CRIU cannot carry once it has arrived: segments that ask for a new TCP connection, and
@@ -219,4 +259,49 @@ impl Gate {
 fn close(batch: &mut Batch, device: &str) {
     batch.new_chain(TABLE, device, Place::Ingress);
     batch.new_chain(TABLE, device, Place::Egress);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::process::Command;
+
+    use super::*;
+    use crate::namespace;
+
+    #[test]
+    fn what_comes_into_a_namespace_closed_by_protocols_is_mute_until_its_gate_is_opened() {
+        if !nix::unistd::geteuid().is_root() {
+            eprintln!("skipped: network namespaces need root");
+            return;
+        }
+        let run = |program: &str, arguments: &str| {
+            Command::new(program).args(arguments.split(' ')).output().unwrap().status.success()
+        };
+        let ip = |arguments: &str| assert!(run("ip", arguments), "ip {arguments}");
+        let answers = |seconds: u8| run("busybox", &format!("ping -c 1 -W {seconds} 10.9.8.2"));
+        let played = namespace::in_a_new_one(|| {
+            let file = namespace::in_a_new_one(namespace::own)?;
+            let inner = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()));
+            let names = ["eth0".to_owned()];
+            inside(&inner, || Gate::ahead(&inner, &names)?.close_protocols())?;
+            ip(&format!("link add out0 type veth peer name eth0 netns {}", inner.display()));
+            ip("address add 10.9.8.1/24 dev out0");
+            ip("link set out0 up");
+            inside(&inner, || {
+                ip("address add 10.9.8.2/24 dev eth0");
+                ip("link set eth0 up");
+                Ok(())
+            })?;
+            assert!(!answers(1), "it answers before it has a gate");
+            let mut gate = Gate::prepare(&inner, &names)?;
+            gate.close_attached()?;
+            assert!(gate.is_closed()?);
+            assert!(!answers(1), "it answers behind its gate");
+            gate.open()?;
+            assert!(answers(20), "it does not answer");
+            Ok(())
+        });
+        played.unwrap();
+    }
 }

@@ -55,7 +55,7 @@ pub use backlog::Backlog;
 pub use capture::capture;
 pub use conntrack::node::{NodeConntrack, track as track_on_node};
 pub use conntrack::{Conntrack, track};
-pub use create::{attachable, configure, create, processes, remove, rename, reserve, unname};
+pub use create::{attachable, close_attached, configure, create, processes, remove, rename, reserve, unname};
 pub use error::NetworkError;
 pub use gate::Gate;
 pub use hold::{HELD_BYTES, HeldFrame, Hold};

@@ -22,6 +22,9 @@ const GETCHAIN: u16 = SUBSYSTEM << 8 | 4;
 const NEWRULE: u16 = SUBSYSTEM << 8 | 6;
 const DELRULE: u16 = SUBSYSTEM << 8 | 8;
 const NFPROTO_NETDEV: u8 = 5;
+/// The families whose hooks are those of a protocol, and need no device, with the hooks of what comes in and of what goes out: `inet`, which is
+/// IPv4 and IPv6, and `arp`.
+const OF_PROTOCOLS: [(u8, [(&str, u32); 2]); 2] = [(1, [("ingress", 0), ("egress", 3)]), (3, [("ingress", 0), ("egress", 1)])];
 
 const TABLE_NAME: u16 = 1;
 const CHAIN_TABLE: u16 = 1;
@@ -158,6 +161,27 @@ impl Batch {
         self.message(DELTABLE, NLM_F_REQUEST | NLM_F_ACK, NFPROTO_NETDEV, 0, |b| string(b, TABLE_NAME, table));
     }
 
+    /// Makes the table in the families of protocols, with chains that drop whatever IPv4, IPv6 or ARP receives or sends, loopback included.
+    pub(crate) fn drop_protocols(&mut self, table: &str) {
+        for (family, hooks) in OF_PROTOCOLS {
+            let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE;
+            self.message(NEWTABLE, flags, family, 0, |b| string(b, TABLE_NAME, table));
+            for (name, hook) in hooks {
+                self.base_chain(flags, family, (table, name), (hook, Place::Ingress.priority(), None), DROP);
+            }
+        }
+    }
+
+    /// Takes [`Self::drop_protocols`] back, also where that was not done.
+    pub(crate) fn pass_protocols(&mut self, table: &str) {
+        for (family, _) in OF_PROTOCOLS {
+            // One that is not there cannot be deleted.
+            let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE;
+            self.message(NEWTABLE, flags, family, 0, |b| string(b, TABLE_NAME, table));
+            self.message(DELTABLE, NLM_F_REQUEST | NLM_F_ACK, family, 0, |b| string(b, TABLE_NAME, table));
+        }
+    }
+
     /// Makes a base chain on `device`, if it is not there.
     pub(crate) fn new_chain(&mut self, table: &str, device: &str, place: Place) {
         self.chain(table, device, place, 0);
@@ -170,15 +194,29 @@ impl Batch {
 
     fn chain(&mut self, table: &str, device: &str, place: Place, flags: u16) {
         let flags = flags | NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE;
-        self.message(NEWCHAIN, flags, NFPROTO_NETDEV, 0, |b| {
+        let hook = (place.hook(), place.priority(), Some(device));
+        self.base_chain(flags, NFPROTO_NETDEV, (table, &place.chain(device)), hook, place.policy());
+    }
+
+    fn base_chain(
+        &mut self,
+        flags: u16,
+        family: u8,
+        (table, name): (&str, &str),
+        (hook, priority, device): (u32, i32, Option<&str>),
+        policy: u32,
+    ) {
+        self.message(NEWCHAIN, flags, family, 0, |b| {
             string(b, CHAIN_TABLE, table);
-            string(b, CHAIN_NAME, &place.chain(device));
+            string(b, CHAIN_NAME, name);
             attribute(b, CHAIN_HOOK | NESTED, |b| {
-                number(b, HOOK_NUMBER, place.hook());
-                number(b, HOOK_PRIORITY, place.priority() as u32);
-                string(b, HOOK_DEVICE, device);
+                number(b, HOOK_NUMBER, hook);
+                number(b, HOOK_PRIORITY, priority as u32);
+                if let Some(device) = device {
+                    string(b, HOOK_DEVICE, device);
+                }
             });
-            number(b, CHAIN_POLICY, place.policy());
+            number(b, CHAIN_POLICY, policy);
             string(b, CHAIN_TYPE, "filter");
         });
     }
