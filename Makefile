@@ -1,5 +1,5 @@
 # The only commands one has to know. All need root on a Debian machine, but build and lint.
-.PHONY: demo test test-all test-engines test-trackers test-skew soak fuzz miri bench lint setup build clean
+.PHONY: demo test test-all test-engines test-trackers test-vm test-skew soak fuzz miri bench lint setup build clean
 
 # Moves a busy Redis between two nodes on this machine under a connected client, and shows what the client noticed.
 demo: setup build
@@ -16,7 +16,7 @@ test: setup build
 test-all: export TRANSHIP_ENGINES = all
 test-all: setup build
 	target/release/suites run --all --jobs $(JOBS) $(SUITES)
-	$(MAKE) --no-print-directory test-trackers test-skew soak
+	$(MAKE) --no-print-directory test-trackers test-vm test-skew soak
 
 # The suites of all engines besides runc, with their real daemons and programs; with what takes too long for `make test`.
 test-engines: export TRANSHIP_ENGINES = all
@@ -28,6 +28,13 @@ test-engines: setup build
 # first time.
 test-trackers:
 	scripts/test-trackers
+
+# Moves under the kernels of Debian 12 and 13, with version 2 of cgroups and all its controllers, in virtual machines; 120 MB of downloads the
+# first time. make test-vm [KERNELS=6.1] [VM_SUITES="redis docker:published"]
+KERNELS ?= 6.1 6.12
+VM_SUITES ?= kernel charged watchers:limits docker:docker_manages
+test-vm: setup build
+	for kernel in $(KERNELS); do scripts/test-vm $$kernel $(VM_SUITES) || exit 1; done
 
 # An agent of an older commit at either end, and its journals, which today's agent takes over. Builds that agent first: minutes, of which the second
 # run takes none. test-skew [OLD=COMMIT]

@@ -47,7 +47,7 @@ pub use containers::{Copy, copies, exactly_one_runs, nothing_left, remove, run_b
 pub use dialogue::Dialogue;
 pub use engines::{CONTAINERD, DOCKER, PODMAN};
 pub use guest::{Guest, ZooLine};
-pub use limits::{limits, set_limit};
+pub use limits::{has_limits, is_version_2, limits, set_limit};
 pub use lives::Lives;
 pub use managed::{Dialect, Managed, Run};
 pub use moves::{

@@ -1,5 +1,4 @@
 use std::net::Ipv4Addr;
-use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use tranship_types::BlockerKind;
 
 use crate::agents::{Log, restart_agent};
 use crate::bridged::dry_run;
-use crate::limits::{limits, set_limit};
+use crate::limits::{has_limits, limits, set_limit};
 use crate::moves::{Refusal, connection_alive, move_container};
 use crate::runner::wait_until;
 
@@ -249,7 +248,7 @@ impl Managed {
     /// # Errors
     /// If not.
     pub fn keeps_changed_limits(&self, lab: &Lab, number: u8, update: &[&str]) -> Result<()> {
-        if !Path::new("/sys/fs/cgroup/pids").exists() {
+        if !has_limits() {
             eprintln!("skipped: version 2 of cgroups has no controllers here");
             return Ok(());
         }
@@ -258,8 +257,9 @@ impl Managed {
         if !update.is_empty() {
             (self.command)(lab, "a", &[update, &[self.name]].concat())?;
         }
-        set_limit(lab, "a", &pid("a")?, ("pids", "pids.max"), "77")?;
-        set_limit(lab, "a", &pid("a")?, ("memory", "memory.soft_limit_in_bytes"), "52428800")?;
+        set_limit(lab, "a", &pid("a")?, ("pids", &["pids.max"]), "77")?;
+        let reservation = ["memory.soft_limit_in_bytes", "memory.low"];
+        set_limit(lab, "a", &pid("a")?, ("memory", &reservation), "52428800")?;
         let before = limits(lab, "a", &pid("a")?)?;
         self.moves(lab, &mut counter, "a", "b")?;
         let now = limits(lab, "b", &pid("b")?)?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tranship_e2e::{
-    Guest, Moving, Stage, connection_alive, exactly_one_runs, is_gone, limits, move_with, nothing_left, remove,
+    Guest, Moving, Stage, connection_alive, exactly_one_runs, has_limits, is_gone, is_version_2, limits, move_with, nothing_left, remove,
     restart_agent, scenarios, wait_until,
 };
 use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, find_program, redis_command, report_of};
@@ -98,7 +98,7 @@ fn a_limit_that_is_reached_on_the_destination_fails_the_move(stage: &mut Stage) 
 /// A Redis with so little of the CPUs that a restore would take half a second: its client and its limits. `None` where cgroups have no
 /// controllers.
 fn with_a_small_share(lab: &Lab, host: u8) -> Result<Option<(CounterClient, String)>> {
-    if !Path::new("/sys/fs/cgroup/cpu").exists() {
+    if !has_limits() {
         eprintln!("skipped: version 2 of cgroups has no controllers here");
         return Ok(None);
     }
@@ -107,7 +107,11 @@ fn with_a_small_share(lab: &Lab, host: u8) -> Result<Option<(CounterClient, Stri
     Redis::connect(lab, ip, Duration::from_secs(10))?;
     lab.check("a", &["runc", "update", "--cpu-period", "100000", "--cpu-quota", "5000", "--cpu-share", "2", NAME])?;
     let small = limits_on(lab, "a")?;
-    ensure!(small.contains("cpu.cfs_quota_us 5000\n") && small.contains("cpu.shares 2\n"), "{small}");
+    let expected = match is_version_2() {
+        true => ["cpu.max 5000 100000\n", "cpu.weight 1\n"],
+        false => ["cpu.cfs_quota_us 5000\n", "cpu.shares 2\n"],
+    };
+    ensure!(expected.iter().all(|line| small.contains(line)), "{small}");
     Ok(Some((CounterClient::start(lab, (ip, REDIS_PORT).into(), "counter", Duration::from_millis(50))?, small)))
 }
 

@@ -1,13 +1,12 @@
 //! Who watches files, or holds leases on them, is told nothing of a plan, a move or a failed one; limits that were changed stay changed.
 
 use std::net::Ipv4Addr;
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tranship_e2e::{
-    Moving, Stage, exactly_one_runs, limits, move_with, refused_move, remove, restart_agent, scenarios, set_limit,
+    Moving, Stage, exactly_one_runs, has_limits, is_version_2, limits, move_with, refused_move, remove, restart_agent, scenarios, set_limit,
     wait_until,
 };
 use tranship_lab::{Lab, RunOptions};
@@ -177,7 +176,7 @@ fn neither_a_plan_nor_a_failed_move_nor_a_move_is_noticed(stage: &mut Stage) -> 
 }
 
 fn limits_that_were_changed_stay_changed(stage: &mut Stage) -> Result<()> {
-    if !Path::new("/sys/fs/cgroup/pids").exists() {
+    if !has_limits() {
         eprintln!("skipped: version 2 of cgroups has no controllers here");
         return Ok(());
     }
@@ -190,9 +189,11 @@ fn limits_that_were_changed_stay_changed(stage: &mut Stage) -> Result<()> {
         let state: serde_json::Value = serde_json::from_str(&lab.check(node, &["runc", "state", NAME])?)?;
         Ok(state["pid"].to_string())
     };
-    let written = [("memory", "memory.swappiness", "7"), ("memory", "memory.soft_limit_in_bytes", "52428800")];
-    for (controller, file, value) in written {
-        set_limit(lab, "a", &pid("a")?, (controller, file), value)?;
+    let reservation = ["memory.soft_limit_in_bytes", "memory.low"];
+    set_limit(lab, "a", &pid("a")?, ("memory", &reservation), "52428800")?;
+    // Version 2 has none of its own for a cgroup.
+    if !is_version_2() {
+        set_limit(lab, "a", &pid("a")?, ("memory", &["memory.swappiness"]), "7")?;
     }
     let before = limits(lab, "a", &pid("a")?)?;
     for (from, to) in [("a", "b"), ("b", "a")] {
@@ -200,8 +201,10 @@ fn limits_that_were_changed_stay_changed(stage: &mut Stage) -> Result<()> {
         let now = limits(lab, to, &pid(to)?)?;
         ensure!(now == before, "the limits were\n{before}\nand on {to} they are\n{now}");
     }
-    let expected =
-        ["pids.max 10\n", "cpu.cfs_quota_us 50000\n", "memory.memsw.limit_in_bytes 209715200\n", "swappiness 7\n"];
+    let expected = match is_version_2() {
+        true => ["pids.max 10\n", "cpu.max 50000 100000\n", "memory.swap.max 104857600\n", "memory.low 52428800\n"],
+        false => ["pids.max 10\n", "cpu.cfs_quota_us 50000\n", "memory.memsw.limit_in_bytes 209715200\n", "swappiness 7\n"],
+    };
     ensure!(expected.iter().all(|line| before.contains(line)), "{before}");
     told(lab).context("the program does not answer")?;
 
