@@ -254,7 +254,8 @@ impl DestinationRun {
         let bundle = self.bundle();
         std::fs::create_dir_all(&bundle)
             .map_err(|e| Failure::new(format!("the bundle {} cannot be made: {e}", bundle.display())))?;
-        self.engine.create(&self.offer.container, &bundle, &config, &self.offer.parameters).map_err(failed)
+        let create = || self.engine.create(&self.offer.container, &bundle, &config, &self.offer.parameters);
+        held::beside(&self.node, &*self.engine, create).map_err(failed)
     }
 
     fn start_pager(&mut self) -> Result<(), Failure> {
@@ -301,6 +302,9 @@ impl DestinationRun {
             self.engine.share_memory(&bundle, &shared).map_err(failed)?;
         }
         let network = self.offer.network.as_ref().map(|(path, _)| path.as_path());
+        if let Some((_, identity)) = &self.offer.network {
+            held::make_way(&self.node, name, &identity.addresses())?;
+        }
         let restore = |images: tranship_engine::Images<'_>| self.engine.restore(name, &bundle, images, network);
         let command = self.layout.with_images(Role::Restore, restore).map_err(failed)?;
         let mut front = self.layout.start_front(Role::Restore, command, None)?;
@@ -386,7 +390,7 @@ impl DestinationRun {
             tranship_network::unname(path).map_err(failed)?;
         }
         if let Some((_, identity)) = &self.offer.network {
-            held::returned(&self.node, &self.offer.container, &identity.cni);
+            held::returned(&self.node, &self.offer.container, identity);
         }
         self.layout.remove()?;
         self.reap_pager()
@@ -522,10 +526,7 @@ impl DestinationPort for DestinationRun {
                 match &self.offer.network {
                     Some(_) if self.foreign_network => Ok(()),
                     Some((path, identity)) => {
-                        let held = match identity.cni.is_empty() {
-                            true => Ok(()),
-                            false => held::hold_again(&self.node, &self.offer.container),
-                        };
+                        let held = held::hold_again(&self.node, &self.offer.container, identity);
                         cni::detach(path, &identity.cni).map_err(failed)?;
                         tranship_network::remove(path).map_err(failed).and(held)
                     }

@@ -28,7 +28,7 @@ use tranship_types::{MigrationId, Side};
 use crate::arrivals::Context;
 use crate::damaged::DamagedMove;
 use crate::destination;
-use crate::held;
+use crate::held::{self, StrayHolder};
 use crate::layout::{Layout, Role};
 use crate::node::{Node, failed};
 use crate::trees::Note;
@@ -59,6 +59,8 @@ enum Thing {
     Frozen(String),
     /// Of which there is no record.
     Held(HeldReservation),
+    /// The same in an engine.
+    Holder(StrayHolder),
     /// In a process of the container of this name, under this number.
     Userfaultfd {
         container: String,
@@ -78,7 +80,7 @@ impl Thing {
             Self::Namespace(_) => LeftoverKind::Namespace,
             Self::Gate(..) => LeftoverKind::Gate,
             Self::Frozen(_) => LeftoverKind::Container,
-            Self::Held(_) => LeftoverKind::Address,
+            Self::Held(_) | Self::Holder(_) => LeftoverKind::Address,
             Self::Userfaultfd { .. } => LeftoverKind::Userfaultfd,
         }
     }
@@ -103,6 +105,9 @@ impl Thing {
             Self::Mark(name, _) | Self::Gate(name, _) | Self::Frozen(name) => name.clone(),
             Self::Held(HeldReservation { network, address, container }) => {
                 format!("{address} in CNI's network {network}, held for {container}")
+            }
+            Self::Holder(StrayHolder { engine, name, container, .. }) => {
+                format!("container {name} of {engine}, which holds addresses for {container}")
             }
             Self::Userfaultfd { container, pid, number } => {
                 format!("descriptor {number} of process {pid} of container {container}")
@@ -151,7 +156,7 @@ impl Thing {
                 "it stands in the way of every move of {container}: restart the container, or have the process close it (`gdb -p {pid} -batch \
                  -ex 'call (int) close({number})'`)"
             )),
-            Self::Mark(..) | Self::Gate(..) | Self::Held(_) => None,
+            Self::Mark(..) | Self::Gate(..) | Self::Held(_) | Self::Holder(_) => None,
         }
     }
 
@@ -192,6 +197,7 @@ impl Thing {
             Self::Held(HeldReservation { network, address, container }) => {
                 cni::release_held(container, network, *address).map_err(failed)
             }
+            Self::Holder(stray) => held::remove_stray(node, stray),
             Self::Gate(_, path) => Gate::prepare(path, &[]).and_then(|mut gate| gate.open()).map_err(failed),
             Self::Journal(_) | Self::Frozen(_) | Self::Userfaultfd { .. } => Ok(()),
         }
@@ -255,7 +261,7 @@ impl Owned {
 
     fn has(&self, thing: &Thing) -> bool {
         match thing {
-            Thing::Journal(_) | Thing::Held(_) => false,
+            Thing::Journal(_) | Thing::Held(_) | Thing::Holder(_) => false,
             Thing::Migration(id) | Thing::Copy(id) => self.ids.contains(id.as_str()),
             Thing::Mark(_, directory) => {
                 directory.file_name().is_some_and(|name| self.ids.contains(&*name.to_string_lossy()))
@@ -315,6 +321,7 @@ fn everything(node: &Node) -> Result<Vec<Thing>, EngineError> {
     all.extend(Mark::all().into_iter().map(|(id, mark)| Thing::Mark(id, directory(&mark))));
     all.extend(Note::all(node).into_iter().map(Thing::Copy));
     all.extend(held::unrecorded(node).into_iter().map(Thing::Held));
+    all.extend(held::strays(node).into_iter().map(Thing::Holder));
     let mut known = Vec::new();
     for engine in node.engines() {
         // One that its engine takes for one that was never started may run.
@@ -339,6 +346,8 @@ fn everything(node: &Node) -> Result<Vec<Thing>, EngineError> {
         inhabited.insert(namespace);
     }
     let namespaces = entries(Path::new(NAMESPACES)).map(|name| Path::new(NAMESPACES).join(name));
+    // Those of holders are there while these are started.
+    let namespaces = namespaces.filter(|path| !tranship_engine::is_holder_namespace(path));
     all.extend(namespaces.filter(|path| !inhabited.contains(path) && gated(path)).map(Thing::Namespace));
     Ok(all)
 }

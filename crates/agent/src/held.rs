@@ -2,10 +2,12 @@
 //!
 //! A record is written before the original's reservations go, and each reservation is put into a holder's name (`tranship-holds-NAME`). The record
 //! goes when the container comes back, when the node that has it answers that it has the addresses no more, or on `tranship release`.
+//! An engine with an IPAM of its own has no such names: there a holder, a container that does nothing else, has the addresses ([`holders`]).
 //! Nodes are asked: one that is away is asked again later. A container that moves on leaves a record on each node, also where that
 //! holds nothing, which leads on to the next one.
 
 mod ask;
+mod holders;
 mod record;
 
 use std::net::IpAddr;
@@ -13,12 +15,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tranship_api::{ErrorKind, HeldAddresses, Leftover, LeftoverKind, ServiceError};
 use tranship_coordinator::Failure;
+use tranship_engine::{Container, Engine};
 use tranship_network::cni::{self, HeldReservation};
 use tranship_sys::threads;
-use tranship_types::{AddressState, CniAttachment, EngineName, MigrationId, NodeName, ReservedAddress};
+use tranship_types::{
+    AddressState, CniAttachment, EngineName, MigrationId, NetworkIdentity, NodeName, ReservedAddress,
+};
 
 use crate::node::{Node, failed};
 use crate::registry::unix_ms;
+pub use holders::{StrayHolder, beside, hold_left, make_way, note, remove_stray, strays};
 use record::HeldRecord;
 
 /// Whoever changes records or reservations in a holder's name has it.
@@ -33,7 +39,15 @@ fn reserved(attachments: &[CniAttachment]) -> Vec<ReservedAddress> {
 }
 
 /// What a plan says will be held.
-pub fn remark(node: &Node, attachments: &[CniAttachment]) -> Option<String> {
+pub fn remark(
+    node: &Node,
+    engine: &dyn Engine,
+    container: &Container,
+    attachments: &[CniAttachment],
+) -> Option<String> {
+    if engine.holders().is_some() {
+        return holders::remark(node, engine, container);
+    }
     let addresses: Vec<String> =
         reserved(attachments).iter().map(|one| format!("{} of CNI's network {}", one.address, one.network)).collect();
     (node.config.network.hold_addresses && !addresses.is_empty()).then(|| {
@@ -68,6 +82,8 @@ pub fn leave(
                 node: to.clone(),
                 since_unix_ms: unix_ms(),
                 addresses: reserved(attachments),
+                others: Vec::new(),
+                not_held: None,
                 held: node.config.network.hold_addresses,
             };
             if record.addresses.is_empty() {
@@ -93,21 +109,28 @@ fn hold(record: &HeldRecord) -> Result<(), Failure> {
 /// The container does not come after all: what was held for it is held again.
 ///
 /// # Errors
-/// Records that cannot be read, the system's refusals.
-pub fn hold_again(node: &Node, container: &str) -> Result<(), Failure> {
+/// Records that cannot be read, the system's refusals. That an engine cannot hold an address is noted, and no error.
+pub fn hold_again(node: &Node, container: &str, identity: &NetworkIdentity) -> Result<(), Failure> {
     let _changing = changing();
-    HeldRecord::all(node)?.iter().filter(|record| record.container == container).try_for_each(hold)
+    for record in HeldRecord::all(node)?.into_iter().filter(|record| record.container == container) {
+        if holders::is_of_engine(node, &record) {
+            holders::hold(node, record)?;
+        } else if !identity.cni.is_empty() {
+            hold(&record)?;
+        }
+    }
+    Ok(())
 }
 
-/// The container has come back with these attachments: nothing is held for it any more.
-pub fn returned(node: &Node, container: &str, attachments: &[CniAttachment]) {
-    let own = reserved(attachments);
-    if own.is_empty() {
-        return;
-    }
+/// The container has come back with this network: nothing is held for it any more.
+pub fn returned(node: &Node, container: &str, identity: &NetworkIdentity) {
+    let (own, addresses) = (reserved(&identity.cni), identity.addresses());
     let _changing = changing();
     let ended = HeldRecord::all(node).and_then(|records| {
-        let back = |record: &&HeldRecord| record.container == container && record.is_about(&own);
+        let back = |record: &&HeldRecord| match holders::is_of_engine(node, record) {
+            true => record.is_of(container, &addresses),
+            false => record.container == container && record.is_about(&own),
+        };
         records.iter().filter(back).try_for_each(|record| end(node, record))
     });
     if let Err(failure) = ended {
@@ -118,17 +141,28 @@ pub fn returned(node: &Node, container: &str, attachments: &[CniAttachment]) {
 
 /// Gives back what is held, and then removes the record.
 fn end(node: &Node, record: &HeldRecord) -> Result<(), Failure> {
+    if holders::is_of_engine(node, record) {
+        holders::release(node, record)?;
+        return record.remove(node);
+    }
     for ReservedAddress { network, address, .. } in &record.addresses {
         cni::release_held(&record.container, network, *address).map_err(failed)?;
     }
     record.remove(node)
 }
 
-/// Whether a container that had these addresses has them here still, for a node that holds them.
+/// Whether a container that had these addresses in this engine has them here still, for a node that holds them.
 ///
 /// # Errors
-/// Reservations or records that cannot be read.
-pub fn state(node: &Node, container: &str, addresses: &[ReservedAddress]) -> Result<AddressState, Failure> {
+/// Reservations or records that cannot be read, an engine that cannot be asked.
+pub fn state(
+    node: &Node,
+    (container, engine): (&str, &str),
+    addresses: &[ReservedAddress],
+) -> Result<AddressState, Failure> {
+    if engine.parse().is_ok_and(|engine| node.engine(engine).holders().is_some()) {
+        return holders::state(node, container, addresses);
+    }
     for ReservedAddress { network, owner, address, .. } in addresses {
         // A peer's names become names of files.
         if network.contains(['/', '\0']) || network.starts_with('.') {
@@ -138,6 +172,11 @@ pub fn state(node: &Node, container: &str, addresses: &[ReservedAddress]) -> Res
             return Ok(AddressState::Here);
         }
     }
+    state_by_records(node, container, addresses)
+}
+
+/// Where a container went that does not have these addresses here.
+fn state_by_records(node: &Node, container: &str, addresses: &[ReservedAddress]) -> Result<AddressState, Failure> {
     let left = |record: &&HeldRecord| record.container == container && record.is_about(addresses);
     let newest = HeldRecord::all(node)?;
     let newest = newest.iter().filter(left).max_by_key(|record| record.since_unix_ms);
@@ -149,20 +188,29 @@ pub fn start(node: &Arc<Node>) -> std::io::Result<()> {
     if let Err(failure) = restore(node) {
         tracing::error!(%failure, "not all addresses of containers that have left are held");
     }
-    for leftover in notices(node) {
-        tracing::warn!(address = leftover.name, "{}", leftover.note);
-    }
     for HeldReservation { network, address, container } in unrecorded(node) {
         tracing::warn!(%address, network, container, "the address is held, and there is no record of that; see `tranship doctor`");
     }
     let node = Arc::clone(node);
-    threads::start("held addresses", move || ask::watch(&node)).map(drop)
+    // Engines may be late when a host starts.
+    let watch = move || {
+        holders::sweep();
+        if let Err(failure) = holders::restore(&node) {
+            tracing::error!(%failure, "not all addresses of containers that have left are held");
+        }
+        for leftover in notices(&node) {
+            tracing::warn!(address = leftover.name, "{}", leftover.note);
+        }
+        ask::watch(&node);
+    };
+    threads::start("held addresses", watch).map(drop)
 }
 
 /// Holds again what nobody has, such as what somebody has removed from CNI's directory.
 fn restore(node: &Node) -> Result<(), Failure> {
     let _changing = changing();
-    for record in HeldRecord::all(node)?.iter().filter(|record| record.held) {
+    let of_cni = |record: &&HeldRecord| record.held && !holders::is_of_engine(node, record);
+    for record in HeldRecord::all(node)?.iter().filter(of_cni) {
         for reserved in &record.addresses {
             cni::hold_if_free(&record.container, reserved).map_err(failed)?;
         }
@@ -195,7 +243,9 @@ pub fn notices(node: &Node) -> Vec<Leftover> {
         })
     };
     let held = records.iter().filter(|record| record.held);
-    held.flat_map(|record| record.addresses.iter().filter_map(move |one| lost(record, one))).collect()
+    let (of_engines, of_cni): (Vec<_>, Vec<_>) = held.partition(|record| holders::is_of_engine(node, record));
+    let lost = of_cni.iter().flat_map(|record| record.addresses.iter().filter_map(|one| lost(record, one)));
+    lost.chain(of_engines.iter().flat_map(|record| holders::notices(node, record))).collect()
 }
 
 /// Reservations in a holder's name of which there is no record.

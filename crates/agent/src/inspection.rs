@@ -160,7 +160,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions, unit: Option<&Uni
             match captured {
                 Ok((joined, identity)) => {
                     findings.notes.extend(cni::remarks(&identity.cni));
-                    findings.notes.extend(held::remark(node, &identity.cni));
+                    findings.notes.extend(held::remark(node, &*engine, &container, &identity.cni));
                     blockers.extend(joined);
                     Some((path, identity))
                 }

@@ -135,6 +135,11 @@ impl Node {
         self.engines.iter().filter(|engine| engine.is_present())
     }
 
+    /// All engines, whether or not there is anything of them.
+    pub fn all_engines(&self) -> impl Iterator<Item = &Arc<dyn Engine>> {
+        self.engines.iter()
+    }
+
     /// The engine of this name, whether or not there is anything of it.
     pub fn engine(&self, name: EngineName) -> &Arc<dyn Engine> {
         self.engines.iter().find(|engine| engine.name() == name).unwrap_or(&self.engines[0])

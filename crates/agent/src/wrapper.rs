@@ -10,6 +10,8 @@
 //!  start   ─▶  takes the mark off; there is nothing left to do
 //! ```
 //!
+//! The `create` of a holder of addresses attaches its network in the same way, and then deletes the interface ([`silence`]).
+//!
 //! So everything that takes time is done before the freeze. Where there is no agent there is no mark, and this is runc.
 
 use std::ffi::{OsStr, OsString};
@@ -23,7 +25,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
-use tranship_engine::{EtcFiles, Limits, Mark, MountTree, has_cgroups_2, write_as_configured};
+use tranship_engine::{EtcFiles, Limits, Mark, MountTree, has_cgroups_2, holder_namespace, write_as_configured};
 use tranship_storage::overlay::{Overlay, PointKind};
 use tranship_sys::launch::Program;
 
@@ -81,11 +83,16 @@ impl<'a> Call<'a> {
 
 /// Runs the wrapper with what runc was to be run with. Where it passes something on it does not return.
 pub fn run(arguments: &[OsString]) -> anyhow::Result<i32> {
-    if let Some(call) = Call::parse(arguments)
+    let call = Call::parse(arguments);
+    if let Some(call) = call.as_ref().filter(|call| call.command == "create")
+        && let Some(namespace) = holder_namespace(call.id).filter(|namespace| namespace.exists())
+    {
+        silence(call, &namespace)?;
+    } else if let Some(call) = &call
         && let Some(mark) = Mark::on(call.id)
     {
         match call.command {
-            "create" => return restore(&call, &mark),
+            "create" => return restore(call, &mark),
             "start" => {
                 // The container is restored: its start has not failed.
                 if let Err(error) = put_configuration_back(&mark.bundle) {
@@ -109,11 +116,26 @@ fn runc() -> anyhow::Result<PathBuf> {
     runc.find(|file| file.canonicalize().is_ok_and(|file| file != own)).context("there is no runc on PATH; install it")
 }
 
-fn restore(call: &Call<'_>, mark: &Mark) -> anyhow::Result<i32> {
+/// The engine's bundle, the file of the configuration in it, and what that says.
+fn configuration(call: &Call<'_>) -> anyhow::Result<(PathBuf, PathBuf, Value)> {
     let bundle = PathBuf::from(call.option("--bundle").context("create without --bundle")?);
     let file = bundle.join("config.json");
     let text = std::fs::read(&file).with_context(|| format!("{} cannot be read", file.display()))?;
-    let mut config: Value = serde_json::from_slice(&text)?;
+    Ok((bundle, file, serde_json::from_slice(&text)?))
+}
+
+/// Has the engine attach a holder's network behind the closed gate of the namespace that the agent has made, and deletes the interface:
+/// the engine keeps the address for as long as the holder runs, and nothing answers for it.
+fn silence(call: &Call<'_>, namespace: &Path) -> anyhow::Result<()> {
+    let (bundle, file, mut config) = configuration(call)?;
+    ensure!(!is_attached(&config), "the engine has attached the network before");
+    attach(&mut config, namespace, call.id, &bundle)?;
+    replace(&file, &config.to_string())?;
+    Ok(tranship_network::remove(namespace)?)
+}
+
+fn restore(call: &Call<'_>, mark: &Mark) -> anyhow::Result<i32> {
+    let (bundle, file, mut config) = configuration(call)?;
     if let Some(namespace) = mark.network.as_ref().filter(|_| !is_attached(&config)) {
         attach(&mut config, namespace, call.id, &bundle)?;
     }

@@ -17,6 +17,9 @@ pub struct HeldAddresses {
     pub since_unix_ms: u64,
     /// Networks and addresses.
     pub addresses: Vec<HeldAddress>,
+    /// Why some of them are not held, and may be given to another container nevertheless.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_held: Option<String>,
 }
 
 /// One of them.

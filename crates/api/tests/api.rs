@@ -62,6 +62,7 @@ fn held() -> HeldAddresses {
         migration: "m-1".parse().unwrap(),
         since_unix_ms: 1_700_000_000_000,
         addresses: vec![HeldAddress { network: "lan".into(), address: "10.77.0.53".parse().unwrap() }],
+        not_held: None,
     }
 }
 

@@ -14,6 +14,7 @@ mod etc_files;
 mod freezer;
 #[doc(hidden)]
 pub mod fuzz;
+mod holders;
 mod installed;
 mod json;
 mod limits;
@@ -43,6 +44,7 @@ pub use described::keep_what_was_made;
 pub use docker::{Docker, start as start_docker};
 pub use etc_files::EtcFiles;
 pub use freezer::{Freezer, FreezerError, OpenFreezer};
+pub use holders::{Endpoint, Holders, holder_name, holder_namespace, is_holder_namespace};
 pub use limits::{Limits, others_were_changed as other_limits_were_changed, were_changed as limits_were_changed};
 pub use logs::LogFiles;
 pub use mark::Mark;
@@ -463,6 +465,11 @@ pub trait Engine: Send + Sync {
     fn networks(&self, container: &Container) -> Vec<AttachedNetwork> {
         let _ = container;
         Vec::new()
+    }
+
+    /// The engine's holders of addresses; `None` where it has no IPAM of its own.
+    fn holders(&self) -> Option<&dyn Holders> {
+        None
     }
 
     /// The parameters with which another engine makes a container like this one, which is this engine's.

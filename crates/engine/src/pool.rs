@@ -107,7 +107,7 @@ impl fmt::Display for Subnet {
 }
 
 /// FNV-1a: the same on every node and in every version.
-fn hash(name: &str) -> u64 {
+pub(crate) fn hash(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 

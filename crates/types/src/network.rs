@@ -108,6 +108,11 @@ impl NetworkIdentity {
         self.interfaces.iter().map(|interface| interface.name.clone()).collect()
     }
 
+    /// The addresses of its interfaces.
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        self.interfaces.iter().flat_map(|interface| &interface.addresses).map(|(address, _)| *address).collect()
+    }
+
     /// Whether it has policy rules, or routes outside of the main table.
     pub fn has_policy_routing(&self) -> bool {
         !self.rules.is_empty() || self.routes.iter().any(|route| route.table != MAIN_TABLE)

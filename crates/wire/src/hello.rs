@@ -24,7 +24,7 @@ pub struct Versions {
 
 impl Versions {
     /// What this release speaks.
-    pub const OURS: Versions = Versions { min: 1, max: 14 };
+    pub const OURS: Versions = Versions { min: 1, max: 15 };
     /// The first in which pages may travel compressed ([`crate::Kind::Packed`]), and in which a source may ask why a stream
     /// failed ([`crate::message::Request::Streams`]).
     pub const PACKED: u16 = 2;
@@ -61,6 +61,8 @@ impl Versions {
     pub const ENDS: u16 = 13;
     /// The first in which a node may be asked whether a container has its addresses still ([`crate::message::Request::Addresses`]).
     pub const ADDRESSES: u16 = 14;
+    /// The first in which the addresses may be those of an engine with an IPAM of its own.
+    pub const ENGINE_ADDRESSES: u16 = 15;
 }
 
 impl fmt::Display for Versions {

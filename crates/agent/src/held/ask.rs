@@ -10,7 +10,7 @@ use tranship_wire::message::{Request, Response};
 use tranship_wire::{Purpose, Versions};
 
 use super::record::HeldRecord;
-use super::{changing, end, restore};
+use super::{changing, end, holders, restore};
 use crate::node::{Node, failed};
 
 /// How often they are asked.
@@ -26,7 +26,8 @@ pub fn watch(node: &Node) {
         let asked = HeldRecord::all(node).and_then(|records| {
             let mut links = Links::new(node);
             records.into_iter().for_each(|record| follow(node, &mut links, record));
-            restore(node)
+            restore(node)?;
+            holders::restore(node)
         });
         if let Err(failure) = asked {
             tracing::warn!(%failure, "addresses of containers that have left");
@@ -100,22 +101,27 @@ impl<'n> Links<'n> {
             Some(Some(link)) => link,
             None => self.node.dial_within(ANSWER, peer, Purpose::Control, None)?,
         };
-        let state = ask(&mut link, record)?;
+        let since = match holders::is_of_engine(self.node, record) {
+            true => Versions::ENGINE_ADDRESSES,
+            false => Versions::ADDRESSES,
+        };
+        let state = ask(&mut link, record, since)?;
         self.links.insert(peer.clone(), Some(link));
         state
     }
 }
 
-/// The answer of a node, which may be that it cannot tell.
+/// The answer of a node, which may be that it cannot tell: it does not before this version of the protocol.
 ///
 /// # Errors
 /// The link is of no use any more.
-fn ask(link: &mut Connection, record: &HeldRecord) -> Result<Result<AddressState, Failure>, Failure> {
-    if link.version() < Versions::ADDRESSES {
+fn ask(link: &mut Connection, record: &HeldRecord, since: u16) -> Result<Result<AddressState, Failure>, Failure> {
+    if link.version() < since {
         return Ok(Ok(AddressState::Unknown));
     }
     link.set_timeout(Some(ANSWER)).map_err(failed)?;
-    let HeldRecord { container, engine, addresses, .. } = record.clone();
+    let (container, engine) = (record.container.clone(), record.engine.clone());
+    let addresses = record.all_addresses().cloned().collect();
     tranship_wire::write_message(link, &Request::Addresses { container, engine, addresses }).map_err(failed)?;
     match tranship_wire::read_message(link).map_err(failed)? {
         Response::Addresses { state } => Ok(Ok(state)),

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -23,8 +24,14 @@ pub struct HeldRecord {
     pub node: NodeName,
     pub since_unix_ms: u64,
     pub addresses: Vec<ReservedAddress>,
+    /// Its other addresses, which this node gives to no container by itself, so that they need not be held.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<ReservedAddress>,
     /// Whether they are held here. Otherwise the record only says where the container went.
     pub held: bool,
+    /// Why some are not held nevertheless.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_held: Option<String>,
 }
 
 /// Where the records are.
@@ -90,7 +97,17 @@ impl HeldRecord {
     /// Whether some of these addresses are its own.
     pub fn is_about(&self, addresses: &[ReservedAddress]) -> bool {
         let same = |a: &ReservedAddress, b: &ReservedAddress| a.network == b.network && a.address == b.address;
-        self.addresses.iter().any(|own| addresses.iter().any(|other| same(own, other)))
+        self.all_addresses().any(|own| addresses.iter().any(|other| same(own, other)))
+    }
+
+    /// All addresses of the container, held or not.
+    pub fn all_addresses(&self) -> impl Iterator<Item = &ReservedAddress> {
+        self.addresses.iter().chain(&self.others)
+    }
+
+    /// Whether it is about a container of this name with some of these addresses.
+    pub fn is_of(&self, container: &str, addresses: &[IpAddr]) -> bool {
+        self.container == container && self.all_addresses().any(|own| addresses.contains(&own.address))
     }
 
     /// As the API tells it.
@@ -102,6 +119,7 @@ impl HeldRecord {
             migration: self.migration.clone(),
             since_unix_ms: self.since_unix_ms,
             addresses: self.addresses.iter().map(told).collect(),
+            not_held: self.not_held.clone(),
         }
     }
 }

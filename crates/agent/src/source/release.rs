@@ -51,6 +51,7 @@ impl SourceRun {
         // Its owner removes a namespace that is shared.
         let own = container.network_namespace().filter(|_| !self.joins_network());
         let namespace = own.filter(|path| path.exists());
+        let held = held::note(&self.node, (&self.id, &self.peer), &*self.engine, container);
         self.engine.retire(&self.name).map_err(failed)?;
         if let Some(namespace) = &namespace {
             // Another node's containers shall find the new copy from now on.
@@ -72,18 +73,25 @@ impl SourceRun {
             if namespace.exists() {
                 let attached = cni::attachments(&self.name, &namespace).map_err(failed)?;
                 let own = (self.name.as_str(), self.engine.name());
-                // The container runs elsewhere: that its addresses are not held here is no reason not to end.
                 if let Err(failure) = held::leave(&self.node, &self.id, &self.peer, own, &attached) {
-                    tracing::error!(id = %self.id, %failure, "the addresses are not held");
-                    let way = format!("network: the container's addresses are not held on this node: {failure}");
-                    self.report.change(|r| r.ways.push(way));
+                    self.report_not_held(&failure);
                 }
                 cni::detach(&namespace, &attached).map_err(failed)?;
             }
             tranship_network::remove(&namespace).map_err(failed)?;
         }
         self.engine.remove(&self.name).map_err(failed)?;
+        if let Err(failure) = held.and_then(|()| held::hold_left(&self.node, &self.id)) {
+            self.report_not_held(&failure);
+        }
         tranship_storage::remove_tree(&self.node.bundle(&self.name)).map_err(failed)
+    }
+
+    /// The container runs elsewhere: that its addresses are not held here is no reason not to end.
+    fn report_not_held(&self, failure: &Failure) {
+        tracing::error!(id = %self.id, %failure, "the addresses are not held");
+        let way = format!("network: the container's addresses are not held on this node: {failure}");
+        self.report.change(|r| r.ways.push(way));
     }
 
     /// Has the destination's word that every page is in place, which lets it forget the migration.

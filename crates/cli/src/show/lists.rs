@@ -152,7 +152,8 @@ pub fn held_addresses(list: &[HeldAddresses], now_unix_ms: u64) -> String {
     let columns = [Column::Text("CONTAINER"), Column::Text("NODE"), Column::Number("SINCE"), Column::Text("HELD HERE")];
     let row = |held: &HeldAddresses| {
         let since = since(held.since_unix_ms, now_unix_ms);
-        vec![held.container.clone(), held.node.to_string(), since, addresses(held)]
+        let not_held = held.not_held.as_ref().map(|why| format!("; not held: {why}"));
+        vec![held.container.clone(), held.node.to_string(), since, addresses(held) + &not_held.unwrap_or_default()]
     };
     table("", &columns, list.iter().map(row))
 }
@@ -233,7 +234,10 @@ migration  /run/tranship/migrations/m-1  its pager is at work; wait for it
             migration: "m-1".parse().unwrap(),
             since_unix_ms: 0,
             addresses: vec![address("10.77.0.53"), address("fd77::35")],
+            not_held: None,
         };
+        let lost = HeldAddresses { not_held: Some("docker does not answer".into()), ..held.clone() };
+        assert!(held_addresses(&[lost], 0).ends_with("fd77::35 (lan); not held: docker does not answer\n"));
         assert_eq!(
             held_addresses(std::slice::from_ref(&held), 3_600_000),
             "\

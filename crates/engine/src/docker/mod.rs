@@ -16,6 +16,7 @@
 //! The runtime is named in the container's own configuration, so that no Docker without the wrapper can start it by
 //! mistake, as a second copy with the same addresses.
 
+mod holders;
 mod http;
 mod log;
 mod networks;
@@ -37,7 +38,7 @@ use crate::described::{self, is_plain};
 use crate::installed;
 use crate::logs::LogFiles;
 use crate::{
-    AttachedNetwork, Container, Engine, EngineError, EtcFiles, Images, Limits, MissingImage, MountTree, Runc, State,
+    AttachedNetwork, Container, Engine, EngineError, EtcFiles, Holders, Images, Limits, MissingImage, MountTree, Runc, State,
     Summary, TreePlace,
 };
 use http::Answer;
@@ -137,7 +138,8 @@ impl Docker {
         }
         let found = self.get(&format!("/containers/{name}/json"))?;
         // Docker also takes the beginning of an id for a name.
-        Ok(found.filter(|c| c["Name"].as_str() == Some(&format!("/{name}")) || c["Id"] == name))
+        let found = found.filter(|c| c["Name"].as_str() == Some(&format!("/{name}")) || c["Id"] == name);
+        Ok(found.filter(|c| holders::held_for(&c["Config"]["Labels"]).is_none()))
     }
 
     fn there(&self, name: &str) -> Result<Value, EngineError> {
@@ -360,7 +362,8 @@ impl Engine for Docker {
             let init = self.runc.inspect(row["Id"].as_str()?).map_or(0, |container| container.init);
             Some(Summary { name, state, init, created: row["Created"].to_string() })
         };
-        Ok(rows.as_array().into_iter().flatten().filter_map(summary).collect())
+        let own = rows.as_array().into_iter().flatten().filter(|row| holders::held_for(&row["Labels"]).is_none());
+        Ok(own.filter_map(summary).collect())
     }
 
     fn inspect(&self, name: &str) -> Result<Container, EngineError> {
@@ -382,6 +385,10 @@ impl Engine for Docker {
     fn remarks(&self, container: &Container) -> Vec<String> {
         described::parameters::<Parameters>(&container.name, &container.parameters)
             .map_or_else(|_| Vec::new(), |parameters| parameters.remarks(&container.name))
+    }
+
+    fn holders(&self) -> Option<&dyn Holders> {
+        Some(self)
     }
 
     fn log(&self, name: &str) -> Result<Option<LogFiles>, EngineError> {

@@ -11,6 +11,7 @@ use tranship_types::{Blocker, BlockerKind};
 use super::parameters::{Network, Parameters, subnets};
 use super::{Docker, refused, unnoted};
 use crate::described::is_plain;
+use crate::holders::{Endpoint, Holders};
 use crate::json::{list, said};
 use crate::pool::{DRIVERS, Subnet, host_name, subnets_of_node};
 use crate::{Engine, EngineError};
@@ -101,7 +102,7 @@ fn offered(network: &Network) -> Option<Value> {
 }
 
 /// An address that Docker writes alone or with its prefix length.
-fn address(value: &Value) -> Option<IpAddr> {
+pub(super) fn address(value: &Value) -> Option<IpAddr> {
     said(value)?.split('/').next()?.parse().ok()
 }
 
@@ -146,33 +147,80 @@ fn may_be_chosen_by_docker(network: &Value) -> bool {
     list(&network["IPAM"]["Config"]).iter().all(|pool| said(&pool["Gateway"]).is_some() && alone(pool))
 }
 
-/// Who has an address on a network that Docker describes: a running container, or the network itself.
-fn owner(network: &Value, wanted: IpAddr, except: &str) -> Option<String> {
-    let containers = network["Containers"].as_object().into_iter().flatten();
-    let mut others = containers.map(|(_, one)| one).filter(|one| one["Name"] != except);
-    let has = |one: &Value| ["IPv4Address", "IPv6Address"].iter().any(|key| address(&one[*key]) == Some(wanted));
-    if let Some(other) = others.find(|one| has(one)) {
-        return Some(format!("container {}", other["Name"].as_str().unwrap_or_default()));
+/// The range of a network that Docker describes from which its node gives out this address by itself. `None` where no range of this node's
+/// has it.
+pub(super) fn range_of(network: &Value, address: IpAddr) -> Option<Subnet> {
+    let is_of_node = network["Scope"] == "local" && network["IPAM"]["Driver"] == "default";
+    let pools = list(&network["IPAM"]["Config"]).iter().filter(|_| is_of_node);
+    let range = |pool: &Value| said(&pool["IPRange"]).or(said(&pool["Subnet"])).and_then(Subnet::parse);
+    let subnet = |pool: &Value| said(&pool["Subnet"]).and_then(Subnet::parse);
+    let mut its_own = pools.filter(|pool| subnet(pool).is_some_and(|subnet| subnet.contains(address)));
+    its_own.find_map(range).filter(|range| range.contains(address))
+}
+
+/// Who has an address on a network that Docker describes.
+#[derive(Debug, PartialEq, Eq)]
+enum Owner {
+    /// A running container.
+    Container(String),
+    /// A container that has left this node, which holds its addresses.
+    Held(String),
+    /// The network itself, for this.
+    Network(String),
+}
+
+/// Who has an address on a network that Docker describes, other than the container `except`, for whom it may also be held.
+fn owner(network: &Value, endpoints: &[Endpoint], wanted: IpAddr, except: &str) -> Option<Owner> {
+    let there = endpoints.iter().filter(|one| one.runs && network["Name"] == one.network.as_str());
+    let mut others = there.filter(|one| one.holds_for.as_ref().unwrap_or(&one.container) != except);
+    if let Some(other) = others.find(|one| one.addresses.contains(&wanted)) {
+        let held = other.holds_for.clone().map(Owner::Held);
+        return Some(held.unwrap_or_else(|| Owner::Container(other.container.clone())));
     }
     list(&network["IPAM"]["Config"]).iter().find_map(|pool| {
         let reserved = pool["AuxiliaryAddresses"].as_object().into_iter().flatten();
         match address(&pool["Gateway"]) == Some(wanted) {
-            true => Some("the gateway".to_owned()),
+            true => Some(Owner::Network("the gateway".to_owned())),
             false => reserved
                 .into_iter()
-                .find_map(|(name, one)| (address(one)? == wanted).then(|| format!("{name} (reserved)"))),
+                .find_map(|(name, one)| (address(one)? == wanted).then(|| Owner::Network(format!("{name} (reserved)")))),
         }
     })
+}
+
+/// The container's addresses on a network that others have here.
+fn taken_addresses(name: &str, network: &Network, here: &Value, endpoints: &[Endpoint]) -> Vec<Blocker> {
+    let taken = |ip: IpAddr| {
+        let (owner, remedy) = match owner(here, endpoints, ip, name)? {
+            Owner::Held(other) => (
+                format!("container {other}, which has left that node"),
+                format!("give one of them another address; where {other} is gone, `tranship release {other}` there"),
+            ),
+            Owner::Container(other) => (
+                format!("container {other}"),
+                "stop that container, or give one of them another address (`docker network disconnect`, `connect --ip`)"
+                    .to_owned(),
+            ),
+            Owner::Network(what) => (what, "give the container another address".to_owned()),
+        };
+        let cause = format!(
+            "address {ip} of container {name} is that of {owner} in Docker's network {} there",
+            network.name
+        );
+        Some(Blocker::new(BlockerKind::Network, cause, remedy))
+    };
+    wanted(network).into_iter().filter_map(taken).collect()
 }
 
 impl Docker {
     /// What of the container's networks keeps it from coming here.
     pub(super) fn network_obstacles(&self, name: &str, parameters: &Parameters) -> Result<Vec<Blocker>, EngineError> {
         let mut found = Vec::new();
+        let endpoints = self.endpoints()?;
         for network in &parameters.networks {
             match self.network(&network.name)? {
                 Some(here) if here["Driver"] == network.driver.as_str() && subnets(&here) == network.subnets => {
-                    found.extend(self.taken_addresses(name, network, &here));
+                    found.extend(taken_addresses(name, network, &here, &endpoints));
                 }
                 Some(here) => found.push(another(network, &here)),
                 None if offered(network).is_none() => found.push(not_made(network)),
@@ -223,10 +271,15 @@ impl Docker {
             || wanted.is_empty()
             || !may_be_chosen_by_docker(here)
             || takes_any_address(&self.version()?)
-            || !self.filtered("network", name)?.is_empty()
         {
             return Ok(());
         }
+        let there: Vec<Endpoint> = self.endpoints()?.into_iter().filter(|one| one.network == name).collect();
+        if there.iter().any(|one| one.holds_for.is_none()) {
+            return Ok(());
+        }
+        // The agent has them made again.
+        there.iter().try_for_each(|holder| self.remove_holder(&holder.id))?;
         // Where Docker does not remove it, somebody has it; then the start says what Docker thinks of the address.
         if self.call("DELETE", &format!("/networks/{id}"), None)?.status != 204 {
             return Ok(());
@@ -250,25 +303,12 @@ impl Docker {
     }
 
     /// A network by its name; `None` if there is none.
-    fn network(&self, name: &str) -> Result<Option<Value>, EngineError> {
+    pub(super) fn network(&self, name: &str) -> Result<Option<Value>, EngineError> {
         if !is_name(name) {
             return Ok(None);
         }
         // Docker also takes the beginning of an id for a name.
         Ok(self.get(&format!("/networks/{name}"))?.filter(|network| network["Name"] == name))
-    }
-
-    fn taken_addresses(&self, name: &str, network: &Network, here: &Value) -> Vec<Blocker> {
-        let taken = |ip: IpAddr| {
-            let owner = owner(here, ip, name)?;
-            let cause = format!(
-                "address {ip} of container {name} is that of {owner} in Docker's network {} there",
-                network.name
-            );
-            let remedy = "stop that container, or give one of them another address (`docker network disconnect`, `connect --ip`)";
-            Some(Blocker::new(BlockerKind::Network, cause, remedy))
-        };
-        wanted(network).into_iter().filter_map(taken).collect()
     }
 
     /// What keeps this Docker from making a network that it does not have.
@@ -486,11 +526,40 @@ mod tests {
         let mut network = described();
         network["IPAM"]["Config"][0]["Gateway"] = "172.18.0.1".into();
         network["IPAM"]["Config"][0]["AuxiliaryAddresses"] = json!({"router": "172.18.0.7"});
-        let owner = |ip: &str, except: &str| owner(&network, ip.parse().unwrap(), except);
-        assert_eq!(owner("172.18.0.3", "web").as_deref(), Some("container db"));
+        let endpoint = |container: &str, holds_for: Option<&str>, ip: &str, runs| Endpoint {
+            id: container.to_owned(),
+            container: container.to_owned(),
+            holds_for: holds_for.map(str::to_owned),
+            network: "shop_default".to_owned(),
+            addresses: vec![ip.parse().unwrap()],
+            runs,
+        };
+        let mut endpoints = vec![endpoint("web", None, "172.18.0.2", true), endpoint("db", None, "172.18.0.3", true)];
+        endpoints.push(endpoint("holder", Some("mail"), "172.18.0.8", true));
+        endpoints.push(endpoint("ended", None, "172.18.0.9", false));
+        let elsewhere = Endpoint { network: "another".to_owned(), ..endpoint("other", None, "172.18.0.30", true) };
+        endpoints.push(elsewhere);
+        let owner = |ip: &str, except: &str| owner(&network, &endpoints, ip.parse().unwrap(), except);
+        assert_eq!(owner("172.18.0.9", "web"), None);
+        assert_eq!(owner("172.18.0.3", "web"), Some(Owner::Container("db".to_owned())));
         assert_eq!(owner("172.18.0.2", "web"), None);
-        assert_eq!(owner("172.18.0.1", "web").as_deref(), Some("the gateway"));
-        assert_eq!(owner("172.18.0.7", "web").as_deref(), Some("router (reserved)"));
+        assert_eq!(owner("172.18.0.1", "web"), Some(Owner::Network("the gateway".to_owned())));
+        assert_eq!(owner("172.18.0.7", "web"), Some(Owner::Network("router (reserved)".to_owned())));
         assert_eq!(owner("172.18.0.30", "web"), None);
+        assert_eq!(owner("172.18.0.8", "web"), Some(Owner::Held("mail".to_owned())));
+        assert_eq!(owner("172.18.0.8", "mail"), None, "held for itself");
+    }
+
+    #[test]
+    fn a_node_gives_out_the_addresses_of_its_range() {
+        let mut network = described();
+        let range = |network: &Value, ip: &str| range_of(network, ip.parse().unwrap()).map(|range| range.to_string());
+        assert_eq!(range(&network, "172.18.9.9").as_deref(), Some("172.18.0.0/16"));
+        assert_eq!(range(&network, "172.19.0.1"), None);
+        network["IPAM"]["Config"][0]["IPRange"] = "172.18.64.0/20".into();
+        assert_eq!(range(&network, "172.18.65.1").as_deref(), Some("172.18.64.0/20"));
+        assert_eq!(range(&network, "172.18.9.9"), None);
+        network["Scope"] = "swarm".into();
+        assert_eq!(range(&network, "172.18.65.1"), None);
     }
 }

@@ -1,0 +1,169 @@
+//! Holders in Docker, which reserves an address for a container while that runs.
+
+use std::net::IpAddr;
+
+use serde_json::{Value, json};
+use tranship_types::ReservedAddress;
+
+use super::networks::{address, range_of};
+use super::parameters::Parameters;
+use super::{Docker, UNPACK, http, refused, unpacked};
+use crate::holders::{self, Endpoint, Holders, IMAGE, LABEL, NOBODY, PROGRAM};
+use crate::json::said;
+use crate::pool::{hash, host_name};
+use crate::{Container, EngineError, described};
+
+/// For which container one is a holder, by its labels.
+pub(super) fn held_for(labels: &Value) -> Option<&str> {
+    said(&labels[LABEL])
+}
+
+/// The endpoints of a container, as a row of `GET /containers/json` shows them.
+fn endpoints(row: &Value) -> Vec<Endpoint> {
+    let runs = matches!(row["State"].as_str(), Some("running" | "paused"));
+    let endpoint = |(network, one): (&String, &Value)| {
+        let fixed = &one["IPAMConfig"];
+        let has = [(&one["IPAddress"], &fixed["IPv4Address"]), (&one["GlobalIPv6Address"], &fixed["IPv6Address"])];
+        Some(Endpoint {
+            id: row["Id"].as_str()?.to_owned(),
+            container: row["Names"][0].as_str()?.trim_start_matches('/').to_owned(),
+            holds_for: held_for(&row["Labels"]).map(str::to_owned),
+            network: network.clone(),
+            addresses: has.iter().filter_map(|(now, made_with)| address(now).or_else(|| address(made_with))).collect(),
+            runs,
+        })
+    };
+    row["NetworkSettings"]["Networks"].as_object().into_iter().flatten().filter_map(endpoint).collect()
+}
+
+/// The body of `POST /containers/create` for a holder with this MAC.
+fn creation(runtime: &str, (container, network): (&str, &str), addresses: &[IpAddr], mac: &str) -> Value {
+    let mut fixed = json!({});
+    for ip in addresses {
+        fixed[if ip.is_ipv4() { "IPv4Address" } else { "IPv6Address" }] = ip.to_string().into();
+    }
+    json!({
+        "Image": IMAGE, "Entrypoint": [PROGRAM], "Cmd": [], "User": NOBODY, "StopSignal": "SIGKILL",
+        "Labels": {LABEL: container}, "MacAddress": mac,
+        "HostConfig": {
+            "NetworkMode": network, "Runtime": runtime, "ReadonlyRootfs": true, "CapDrop": ["ALL"],
+            "SecurityOpt": ["no-new-privileges"], "IpcMode": "none", "Init": false, "LogConfig": {"Type": "none"},
+            "RestartPolicy": {"Name": "no"},
+        },
+        "NetworkingConfig": {"EndpointsConfig": {network: {"IPAMConfig": fixed, "MacAddress": mac}}},
+    })
+}
+
+/// A MAC of a holder's own: Docker would give it that of the container that it holds addresses for.
+fn mac(holder: &str) -> String {
+    let [a, b, c, d, e, ..] = hash(&format!("{} {holder}", host_name())).to_be_bytes();
+    format!("02:{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}")
+}
+
+impl Docker {
+    /// Makes the image of holders, if it is not there.
+    fn make_image(&self) -> Result<(), EngineError> {
+        if self.get(&format!("/images/{IMAGE}/json"))?.is_some() {
+            return Ok(());
+        }
+        let (repository, tag) = IMAGE.split_once(':').unwrap_or((IMAGE, "latest"));
+        let path = format!("/images/create?fromSrc=-&repo={repository}&tag={tag}");
+        let made = holders::image().and_then(|image| http::upload(&self.socket, &path, &mut image.as_slice(), UNPACK));
+        made.map_err(|error| unpacked("make the image", IMAGE, &error))
+    }
+}
+
+impl Holders for Docker {
+    fn given_out(&self, container: &Container) -> Result<(Vec<ReservedAddress>, Vec<ReservedAddress>), EngineError> {
+        let parameters = described::parameters::<Parameters>(&container.name, &container.parameters)?;
+        let (mut given, mut others) = (Vec::new(), Vec::new());
+        for network in parameters.attached(&container.name) {
+            let here = self.network(&network.name)?.unwrap_or_default();
+            for address in network.addresses {
+                let reserved = ReservedAddress {
+                    network: network.name.clone(),
+                    owner: container.name.clone(),
+                    interface: String::new(),
+                    address,
+                };
+                match range_of(&here, address) {
+                    Some(_) => given.push(reserved),
+                    None => others.push(reserved),
+                }
+            }
+        }
+        Ok((given, others))
+    }
+
+    fn endpoints(&self) -> Result<Vec<Endpoint>, EngineError> {
+        let rows = self.get("/containers/json?all=1")?.unwrap_or_default();
+        Ok(rows.as_array().into_iter().flatten().flat_map(endpoints).collect())
+    }
+
+    fn make_holder(&self, name: &str, holds: (&str, &str), addresses: &[IpAddr]) -> Result<String, EngineError> {
+        if !described::is_plain(name) {
+            return Err(described::not_made(Self::NAME, name, "that is no name for a container"));
+        }
+        if !self.has_wrapper()? {
+            let why = format!(
+                "Docker does not know the runtime {}, which keeps holders mute; register it as for containers that come",
+                self.runtime
+            );
+            return Err(described::not_made(Self::NAME, name, why));
+        }
+        self.make_image()?;
+        let body = creation(&self.runtime, holds, addresses, &mac(name));
+        let answer = self.call("POST", &format!("/containers/create?name={name}"), Some(&body))?;
+        let id = answer.body["Id"].as_str().filter(|_| answer.status == 201);
+        id.map(str::to_owned).ok_or_else(|| refused("make", name, &answer))
+    }
+
+    fn start_holder(&self, id: &str) -> Result<(), EngineError> {
+        let answer = self.call("POST", &format!("/containers/{id}/start"), None)?;
+        if answer.status == 204 { Ok(()) } else { Err(refused("start", id, &answer)) }
+    }
+
+    fn remove_holder(&self, id: &str) -> Result<(), EngineError> {
+        self.order("remove", id, "DELETE", &format!("/containers/{id}?force=1&v=1"))?;
+        // Docker keeps it for others.
+        self.call("DELETE", &format!("/images/{IMAGE}"), None).map(drop)
+    }
+
+    fn refuses_choice(&self, error: &EngineError) -> bool {
+        error.to_string().contains("user configured subnets")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_read_from_a_list() {
+        let row = |state: &str, labels: Value, endpoint: Value| {
+            json!({"Id": "1c", "Names": ["/web"], "State": state, "Labels": labels,
+                "NetworkSettings": {"Networks": {"lan": endpoint}}})
+        };
+        let has = |row: &Value| {
+            let one = endpoints(row).remove(0);
+            (one.addresses.iter().map(ToString::to_string).collect::<Vec<_>>(), one.runs, one.holds_for)
+        };
+        let running = json!({"IPAddress": "10.1.0.2", "GlobalIPv6Address": "fd00::2", "IPAMConfig": null});
+        assert_eq!(has(&row("running", json!({}), running)), (vec!["10.1.0.2".to_owned(), "fd00::2".into()], true, None));
+        let stopped = json!({"IPAddress": "", "GlobalIPv6Address": "", "IPAMConfig": {"IPv4Address": "10.1.0.3"}});
+        let holder = row("exited", json!({LABEL: "db"}), stopped);
+        assert_eq!(has(&holder), (vec!["10.1.0.3".to_owned()], false, Some("db".to_owned())));
+        assert!(endpoints(&json!({"Id": "1c", "Names": ["/web"], "NetworkSettings": {"Networks": {}}})).is_empty());
+        assert!(endpoints(&json!([])).is_empty());
+    }
+
+    #[test]
+    fn a_holder_has_nothing_but_addresses_and_a_mac_of_its_own() {
+        let addresses = ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
+        let body = creation("tranship", ("web", "lan"), &addresses, &mac("tranship-holds-web.lan"));
+        let endpoint = &body["NetworkingConfig"]["EndpointsConfig"]["lan"];
+        assert_eq!(endpoint["IPAMConfig"], json!({"IPv4Address": "10.1.0.2", "IPv6Address": "fd00::2"}));
+        assert_eq!((&body["HostConfig"]["Runtime"], held_for(&body["Labels"])), (&json!("tranship"), Some("web")));
+        assert!(mac("x").starts_with("02:") && mac("x") != mac("y") && endpoint["MacAddress"] == body["MacAddress"]);
+    }
+}
