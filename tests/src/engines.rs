@@ -10,6 +10,9 @@ use crate::managed::{Dialect, Managed};
 use crate::moving::{Ended, Moving};
 use crate::runner::wait_until;
 
+/// The label of a container that holds addresses of another one that has left its node: that one's name.
+pub const HOLDS: &str = "tranship.holds-addresses-for";
+
 /// Docker, and a container of its own.
 pub const DOCKER: Managed = Managed {
     engine: "Docker",
@@ -49,8 +52,18 @@ pub const CONTAINERD: Managed = Managed {
     is_gone: gone_from_containerd,
 };
 
+/// The names of all containers of Docker's or Podman's on a node but those that hold addresses of others.
+///
+/// # Errors
+/// The engine's refusal.
+pub fn containers_of(engine: &Managed, lab: &Lab, node: &str) -> Result<String> {
+    let format = format!("{{{{.Label \"{HOLDS}\"}}}} {{{{.Names}}}}");
+    let all = (engine.command)(lab, node, &["ps", "--all", "--format", &format])?;
+    Ok(all.lines().filter_map(|line| line.strip_prefix(' ')).collect::<Vec<_>>().join("\n"))
+}
+
 fn gone_from_docker(lab: &Lab, node: &str, name: &str) -> Result<()> {
-    let there = lab.docker(node, &["ps", "--all", "--format", "{{.Names}}"])?;
+    let there = containers_of(&DOCKER, lab, node)?;
     ensure!(there.is_empty(), "Docker on {node} still has {there}");
     nothing_left(lab, node, name)
 }

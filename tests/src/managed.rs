@@ -155,15 +155,20 @@ impl Managed {
         Ok((self.command)(lab, node, &[execute, &shell].concat())?)
     }
 
-    /// Removes the container.
+    /// Removes the container, and has the nodes release its addresses, which they would do by themselves within 10 s.
     ///
     /// # Errors
     /// The engine's refusal.
     pub fn remove(&self, lab: &Lab, node: &str) -> Result<()> {
-        Ok(match self.dialect {
-            Dialect::Docker => (self.command)(lab, node, &["rm", "--force", self.name]).map(drop),
-            Dialect::Ctr => lab.ctr_remove(node, self.name),
-        }?)
+        match self.dialect {
+            Dialect::Docker => (self.command)(lab, node, &["rm", "--force", self.name]).map(drop)?,
+            Dialect::Ctr => return Ok(lab.ctr_remove(node, self.name)?),
+        }
+        for node in lab.nodes() {
+            // One that holds none refuses.
+            lab.exec(&node, &["tranship", "release", "--even-if-alive", self.name])?;
+        }
+        Ok(())
     }
 
     /// Moves the container, and checks that the client has hardly seen it, that the one engine has it and that nothing of it is

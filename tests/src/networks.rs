@@ -49,7 +49,7 @@ impl Managed {
     }
 
     /// Runs a container on a network, with an address that the engine chooses, where the lab puts those of the node.
-    fn run_on(&self, lab: &Lab, node: &str, (name, network): (&str, &str), command: &[&str]) -> Result<()> {
+    pub(crate) fn run_on(&self, lab: &Lab, node: &str, (name, network): (&str, &str), command: &[&str]) -> Result<()> {
         let mut run = vec!["run", "--detach", "--name", name, "--network", network];
         run.extend(MOUNTS);
         let parent = format!("/tranship-lab/{node}");
@@ -62,7 +62,7 @@ impl Managed {
     }
 
     /// Starts a container that does nothing on a network, with an address that the engine chooses; the address.
-    fn start_next(&self, lab: &Lab, node: &str, network: &str) -> Result<Ipv4Addr> {
+    pub(crate) fn start_next(&self, lab: &Lab, node: &str, network: &str) -> Result<Ipv4Addr> {
         self.run_on(lab, node, ("next", network), &["sleep", "1000"])?;
         let told = (self.command)(lab, node, &["inspect", "--format", ADDRESS, "next"])?;
         Ok(told.split_whitespace().next().context("next has no address")?.parse()?)
@@ -112,7 +112,10 @@ impl Managed {
         engine("a", &CHOSEN_BY_ENGINE)?;
         let redis = redis_command();
         let command: Vec<&str> = redis.iter().map(String::as_str).collect();
+        // Another one has the lowest address, which is free when this one leaves.
+        self.run_on(lab, "a", ("first", "shop_default"), &["sleep", "1000"])?;
         self.run_on(lab, "a", (self.name, "shop_default"), &command)?;
+        engine("a", &["rm", "--force", "first"])?;
         let before = self.told(lab, "a", ADDRESS)?;
         let set = "for n in 1 2 3 4 5 6 7 8 9; do redis-cli set kept moved && break; sleep 1; done";
         self.execute(lab, "a", set)?;
@@ -123,6 +126,10 @@ impl Managed {
             ensure!(now == before, "its address was {before}, and on {to} it is {now}");
             let kept = self.execute(lab, to, "redis-cli get kept")?;
             ensure!(kept.trim() == "moved", "on {to} Redis has {kept:?}");
+            if from == "a" {
+                let ip = before.split_whitespace().next().context("it has no address")?;
+                self.is_held(lab, "a", ip.parse()?)?;
+            }
             let (network, has_range) = self.network(lab, to, "shop_default")?;
             ensure!(
                 network == original && (has_range || to == "a"),

@@ -79,6 +79,7 @@ pub fn leave(
                 migration: id.clone(),
                 container: container.to_owned(),
                 engine: engine.to_string(),
+                to_engine: None,
                 node: to.clone(),
                 since_unix_ms: unix_ms(),
                 addresses: reserved(attachments),
@@ -151,7 +152,7 @@ fn end(node: &Node, record: &HeldRecord) -> Result<(), Failure> {
     record.remove(node)
 }
 
-/// Whether a container that had these addresses in this engine has them here still, for a node that holds them.
+/// Whether a container that has come to this engine with these addresses, as far as the asker knows, has them here still, for a node that holds them.
 ///
 /// # Errors
 /// Reservations or records that cannot be read, an engine that cannot be asked.
@@ -161,7 +162,7 @@ pub fn state(
     addresses: &[ReservedAddress],
 ) -> Result<AddressState, Failure> {
     if engine.parse().is_ok_and(|engine| node.engine(engine).holders().is_some()) {
-        return holders::state(node, container, addresses);
+        return holders::state(node, (container, engine), addresses);
     }
     for ReservedAddress { network, owner, address, .. } in addresses {
         // A peer's names become names of files.

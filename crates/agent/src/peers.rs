@@ -337,8 +337,10 @@ fn reply(
         (Request::Api { .. } | Request::Stdio { .. }, _) => {
             failure_response(Failure::new("the request has an answer of its own"))
         }
-        (Request::Addresses { container, engine, addresses }, _) => held::state(node, (&container, &engine), &addresses)
-            .map_or_else(failure_response, |state| Response::Addresses { state }),
+        (Request::Addresses { container, engine, addresses }, _) => {
+            held::state(node, (&container, &engine), &addresses)
+                .map_or_else(failure_response, |state| Response::Addresses { state })
+        }
         (Request::Probe { bytes }, _) => match probed.receive(link, bytes) {
             Ok(()) => Response::Probed,
             Err(error) => return Err(error),

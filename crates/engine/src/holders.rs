@@ -4,8 +4,10 @@ use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
 use tranship_types::ReservedAddress;
 
+use crate::json::said;
 use crate::{Container, EngineError};
 
 /// The label of a holder: the name of the container that it holds addresses for.
@@ -57,6 +59,11 @@ pub struct Endpoint {
     pub runs: bool,
 }
 
+/// For which container one is a holder, by its labels.
+pub(crate) fn held_for(labels: &Value) -> Option<&str> {
+    said(&labels[LABEL])
+}
+
 /// An engine with an IPAM of its own, in which a container reserves an address by running.
 pub trait Holders {
     /// The container's addresses: those that the engine would give to another container of this node by itself, if this one were gone, and all
@@ -78,11 +85,15 @@ pub trait Holders {
     /// The engine's refusal.
     fn make_holder(&self, name: &str, holds: (&str, &str), addresses: &[IpAddr]) -> Result<String, EngineError>;
 
-    /// Starts a holder. The runtime wrapper has its network attached to the namespace of this id, and removes it from there.
+    /// The path at which a network namespace with closed gate has to be when a holder is started: the runtime wrapper has its network
+    /// attached there, and then takes the interface and this name away. `None` where a holder gets no interface.
+    fn namespace(&self, id: &str) -> Option<PathBuf>;
+
+    /// Starts a holder. `program` is the agent's.
     ///
     /// # Errors
     /// The engine's refusal.
-    fn start_holder(&self, id: &str) -> Result<(), EngineError>;
+    fn start_holder(&self, id: &str, program: &Path) -> Result<(), EngineError>;
 
     /// Removes a holder; its image, too, if it was the last one. Success if it is gone.
     ///

@@ -49,7 +49,7 @@ pub use limits::{Limits, others_were_changed as other_limits_were_changed, were_
 pub use logs::LogFiles;
 pub use mark::Mark;
 pub use mounts::{MountTree, behind_links, misplaced as misplaced_mount, write_as_configured};
-pub use podman::{NETWORK_VARIABLE, Podman};
+pub use podman::{HOLDER_VARIABLE, NETWORK_VARIABLE, Podman, holder_attached};
 
 pub use runc::{Runc, has_cgroups_2};
 

@@ -230,7 +230,7 @@ pub enum Request {
     Addresses {
         /// The container.
         container: String,
-        /// The engine that it ran in at the asker.
+        /// The engine that it ran in at the asker, or went to from there.
         engine: String,
         /// What the asker's IPAM had given it.
         addresses: Vec<ReservedAddress>,

@@ -120,7 +120,7 @@ fn ask(link: &mut Connection, record: &HeldRecord, since: u16) -> Result<Result<
         return Ok(Ok(AddressState::Unknown));
     }
     link.set_timeout(Some(ANSWER)).map_err(failed)?;
-    let (container, engine) = (record.container.clone(), record.engine.clone());
+    let (container, engine) = (record.container.clone(), record.to_engine.as_ref().unwrap_or(&record.engine).clone());
     let addresses = record.all_addresses().cloned().collect();
     tranship_wire::write_message(link, &Request::Addresses { container, engine, addresses }).map_err(failed)?;
     match tranship_wire::read_message(link).map_err(failed)? {

@@ -1,21 +1,25 @@
 //! Addresses that an engine gives out by itself: each network's are held by a holder, a container that does nothing else.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use tranship_api::{Leftover, LeftoverKind};
 use tranship_coordinator::Failure;
-use tranship_engine::{Container, Endpoint, Engine, EngineError, Holders, holder_name, holder_namespace};
+use tranship_engine::{Container, Endpoint, Engine, EngineError, Holders, holder_name};
 use tranship_types::{AddressState, EngineName, MigrationId, NodeName, ReservedAddress};
 
 use super::record::HeldRecord;
 use super::{changing, state_by_records};
 use crate::node::{Node, failed};
+use crate::program;
 use crate::registry::unix_ms;
 
 /// The interface of a holder.
 const INTERFACE: &str = "eth0";
+/// How long a list of endpoints shows that an address is in use. That it is not in use only a new one shows.
+const FRESH: Duration = Duration::from_secs(5);
 /// How many holders are made at most until an engine that takes no chosen address has given one the address.
 const TRIES: usize = 8;
 
@@ -60,7 +64,7 @@ pub fn remark(node: &Node, engine: &dyn Engine, container: &Container) -> Option
 /// A record that cannot be written, an engine that cannot be asked.
 pub fn note(
     node: &Node,
-    (id, to): (&MigrationId, &NodeName),
+    (id, to, to_engine): (&MigrationId, &NodeName, Option<EngineName>),
     engine: &dyn Engine,
     container: &Container,
 ) -> Result<(), Failure> {
@@ -77,6 +81,7 @@ pub fn note(
         migration: id.clone(),
         container: container.name.clone(),
         engine: engine.name().to_string(),
+        to_engine: to_engine.filter(|to| *to != engine.name()).map(|to| to.to_string()),
         node: to.clone(),
         since_unix_ms: unix_ms(),
         held: node.config.network.hold_addresses && !addresses.is_empty(),
@@ -102,16 +107,25 @@ pub fn hold_left(node: &Node, id: &MigrationId) -> Result<(), Failure> {
 
 /// Holds the addresses of a record that nobody has, and notes why others are not held. Says that.
 pub(super) fn hold(node: &Node, record: HeldRecord) -> Result<Option<String>, Failure> {
-    let Some(holders) = engine_of(node, &record).and_then(|engine| engine.holders()).filter(|_| record.held) else {
-        return Ok(None);
-    };
-    let not_held = match holders.endpoints() {
-        Err(error) => Some(error.to_string()),
+    hold_by(node, record, &mut HashMap::new())
+}
+
+/// The same. `listed` are the endpoints of the engines that were asked for them already, or why these could not be.
+fn hold_by(
+    node: &Node,
+    record: HeldRecord,
+    listed: &mut HashMap<EngineName, Result<Vec<Endpoint>, String>>,
+) -> Result<Option<String>, Failure> {
+    let Some(engine) = engine_of(node, &record).filter(|_| record.held) else { return Ok(None) };
+    let Some(holders) = engine.holders() else { return Ok(None) };
+    let endpoints = listed.entry(engine.name()).or_insert_with(|| holders.endpoints().map_err(|e| e.to_string()));
+    let not_held = match endpoints {
+        Err(why) => Some(why.clone()),
         Ok(endpoints) => {
             let mut networks: BTreeMap<&str, Vec<IpAddr>> = BTreeMap::new();
             record.addresses.iter().for_each(|one| networks.entry(&one.network).or_default().push(one.address));
             let missing = networks.iter().filter_map(|(network, wanted)| {
-                hold_in(holders, &endpoints, (&record.container, network), wanted).err()
+                hold_in(holders, endpoints, (&record.container, network), wanted).err()
             });
             Some(missing.collect::<Vec<_>>().join("; ")).filter(|why| !why.is_empty())
         }
@@ -159,22 +173,20 @@ fn hold_in(
 }
 
 /// Starts a holder behind a closed gate; its id.
-fn start(
-    holders: &dyn Holders,
-    name: &str,
-    holds: (&str, &str),
-    addresses: &[IpAddr],
-) -> Result<String, EngineError> {
+fn start(holders: &dyn Holders, name: &str, holds: (&str, &str), addresses: &[IpAddr]) -> Result<String, EngineError> {
     let id = holders.make_holder(name, holds, addresses)?;
     let refused = |why: String| EngineError::Refused { engine: "tranship", what: "start", name: name.to_owned(), why };
-    let started = holder_namespace(&id).ok_or_else(|| refused(format!("{id:?} is no id"))).and_then(|namespace| {
+    let starting = || -> Result<(), EngineError> {
+        let program = program::path().map_err(|error| refused(error.to_string()))?;
+        let Some(namespace) = holders.namespace(&id) else { return holders.start_holder(&id, &program) };
         let reserved = tranship_network::reserve(&namespace, &[INTERFACE.to_owned()]);
-        let started = reserved.map_err(|error| refused(error.to_string())).and_then(|()| holders.start_holder(&id));
+        let started =
+            reserved.map_err(|error| refused(error.to_string())).and_then(|()| holders.start_holder(&id, &program));
         // It has lost this name where all went well.
         let removed = tranship_network::remove(&namespace).map_err(|error| refused(error.to_string()));
         started.and(removed)
-    });
-    match started {
+    };
+    match starting() {
         Ok(()) => Ok(id),
         Err(error) => {
             holders.remove_holder(&id)?;
@@ -218,7 +230,12 @@ pub(super) fn release(node: &Node, record: &HeldRecord) -> Result<(), Failure> {
 /// Holds again whatever is not held, such as after a restart of an engine.
 pub(super) fn restore(node: &Node) -> Result<(), Failure> {
     let _changing = changing();
-    HeldRecord::all(node)?.into_iter().try_for_each(|record| hold(node, record).map(drop))
+    hold_all(node)
+}
+
+fn hold_all(node: &Node) -> Result<(), Failure> {
+    let mut listed = HashMap::new();
+    HeldRecord::all(node)?.into_iter().try_for_each(|record| hold_by(node, record, &mut listed).map(drop))
 }
 
 /// Removes what an agent that died has left of holders that it was starting.
@@ -246,8 +263,7 @@ pub fn beside<T>(
     }
     let _changing = changing();
     let made = make();
-    let again = HeldRecord::all(node).and_then(|all| all.into_iter().try_for_each(|one| hold(node, one).map(drop)));
-    if let Err(failure) = again {
+    if let Err(failure) = hold_all(node) {
         tracing::warn!(%failure, "addresses of containers that have left");
     }
     made
@@ -263,18 +279,39 @@ pub fn make_way(node: &Node, container: &str, addresses: &[IpAddr]) -> Result<()
     records.iter().filter(|record| record.is_of(container, addresses)).try_for_each(|record| release(node, record))
 }
 
+/// The endpoints of this node's containers, but for holders, and when they were listed: a node asks for all its records at a time.
+static LISTED: Mutex<Option<(Instant, Vec<Endpoint>)>> = Mutex::new(None);
+
 /// [`super::state`] for the addresses of an engine with holders. Any container that has one of them has it, whatever its name and engine.
-pub(super) fn state(node: &Node, container: &str, addresses: &[ReservedAddress]) -> Result<AddressState, Failure> {
-    for holders in node.all_engines().filter_map(|engine| engine.holders()) {
-        let endpoints = holders.endpoints().map_err(failed)?;
-        let has = |one: &Endpoint, reserved: &ReservedAddress| {
-            one.network == reserved.network && one.addresses.contains(&reserved.address)
-        };
-        let mut others = endpoints.iter().filter(|one| one.holds_for.is_none());
-        if others.any(|one| addresses.iter().any(|reserved| has(one, reserved))) {
-            return Ok(AddressState::Here);
+pub(super) fn state(
+    node: &Node,
+    (container, engine): (&str, &str),
+    addresses: &[ReservedAddress],
+) -> Result<AddressState, Failure> {
+    let in_use = |endpoints: &[Endpoint]| {
+        let is_it =
+            |one: &Endpoint, a: &ReservedAddress| one.network == a.network && one.addresses.contains(&a.address);
+        endpoints.iter().any(|one| addresses.iter().any(|reserved| is_it(one, reserved)))
+    };
+    let mut listed = LISTED.lock().unwrap_or_else(PoisonError::into_inner);
+    if listed.as_ref().is_some_and(|(at, endpoints)| at.elapsed() < FRESH && in_use(endpoints)) {
+        return Ok(AddressState::Here);
+    }
+    let at = Instant::now();
+    let mut all = Vec::new();
+    for one in node.all_engines() {
+        match one.holders().map(|holders| holders.endpoints()) {
+            Some(Ok(endpoints)) => all.extend(endpoints.into_iter().filter(|one| one.holds_for.is_none())),
+            // Its daemon may be on its way.
+            Some(Err(error)) if one.name().as_str() == engine => return Err(failed(error)),
+            _ => {}
         }
     }
+    let (_, endpoints) = listed.insert((at, all));
+    if in_use(endpoints) {
+        return Ok(AddressState::Here);
+    }
+    drop(listed);
     state_by_records(node, container, addresses)
 }
 
@@ -327,7 +364,8 @@ pub fn strays(node: &Node) -> Vec<StrayHolder> {
             let is_of = |record: &&HeldRecord| {
                 record.held && record.container == container && record.engine == engine.name().as_str()
             };
-            if !records.iter().any(|record| is_of(&record) && record.addresses.iter().any(|a| a.network == one.network)) {
+            if !records.iter().any(|record| is_of(&record) && record.addresses.iter().any(|a| a.network == one.network))
+            {
                 found.push(StrayHolder { engine: engine.name(), id: one.id, name: one.container, container });
             }
         }

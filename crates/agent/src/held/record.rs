@@ -20,6 +20,9 @@ pub struct HeldRecord {
     pub container: String,
     /// The engine that it ran in here.
     pub engine: String,
+    /// The engine that it went to, where that is another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to_engine: Option<String>,
     /// Where it is, as far as is known.
     pub node: NodeName,
     pub since_unix_ms: u64,

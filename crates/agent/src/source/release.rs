@@ -51,7 +51,8 @@ impl SourceRun {
         // Its owner removes a namespace that is shared.
         let own = container.network_namespace().filter(|_| !self.joins_network());
         let namespace = own.filter(|path| path.exists());
-        let held = held::note(&self.node, (&self.id, &self.peer), &*self.engine, container);
+        let to_engine = self.report.read().options.to_engine;
+        let held = held::note(&self.node, (&self.id, &self.peer, to_engine), &*self.engine, container);
         self.engine.retire(&self.name).map_err(failed)?;
         if let Some(namespace) = &namespace {
             // Another node's containers shall find the new copy from now on.

@@ -1,6 +1,7 @@
 //! Holders in Docker, which reserves an address for a container while that runs.
 
 use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use tranship_types::ReservedAddress;
@@ -8,15 +9,9 @@ use tranship_types::ReservedAddress;
 use super::networks::{address, range_of};
 use super::parameters::Parameters;
 use super::{Docker, UNPACK, http, refused, unpacked};
-use crate::holders::{self, Endpoint, Holders, IMAGE, LABEL, NOBODY, PROGRAM};
-use crate::json::said;
+use crate::holders::{self, Endpoint, Holders, IMAGE, LABEL, NOBODY, PROGRAM, held_for};
 use crate::pool::{hash, host_name};
-use crate::{Container, EngineError, described};
-
-/// For which container one is a holder, by its labels.
-pub(super) fn held_for(labels: &Value) -> Option<&str> {
-    said(&labels[LABEL])
-}
+use crate::{Container, EngineError, described, holder_namespace};
 
 /// The endpoints of a container, as a row of `GET /containers/json` shows them.
 fn endpoints(row: &Value) -> Vec<Endpoint> {
@@ -118,7 +113,11 @@ impl Holders for Docker {
         id.map(str::to_owned).ok_or_else(|| refused("make", name, &answer))
     }
 
-    fn start_holder(&self, id: &str) -> Result<(), EngineError> {
+    fn namespace(&self, id: &str) -> Option<PathBuf> {
+        holder_namespace(id)
+    }
+
+    fn start_holder(&self, id: &str, _: &Path) -> Result<(), EngineError> {
         let answer = self.call("POST", &format!("/containers/{id}/start"), None)?;
         if answer.status == 204 { Ok(()) } else { Err(refused("start", id, &answer)) }
     }
@@ -149,7 +148,10 @@ mod tests {
             (one.addresses.iter().map(ToString::to_string).collect::<Vec<_>>(), one.runs, one.holds_for)
         };
         let running = json!({"IPAddress": "10.1.0.2", "GlobalIPv6Address": "fd00::2", "IPAMConfig": null});
-        assert_eq!(has(&row("running", json!({}), running)), (vec!["10.1.0.2".to_owned(), "fd00::2".into()], true, None));
+        assert_eq!(
+            has(&row("running", json!({}), running)),
+            (vec!["10.1.0.2".to_owned(), "fd00::2".into()], true, None)
+        );
         let stopped = json!({"IPAddress": "", "GlobalIPv6Address": "", "IPAMConfig": {"IPv4Address": "10.1.0.3"}});
         let holder = row("exited", json!({LABEL: "db"}), stopped);
         assert_eq!(has(&holder), (vec!["10.1.0.3".to_owned()], false, Some("db".to_owned())));

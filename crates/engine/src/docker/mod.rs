@@ -35,11 +35,12 @@ use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 use crate::archive::{self, Known};
 use crate::crossing;
 use crate::described::{self, is_plain};
+use crate::holders::held_for;
 use crate::installed;
 use crate::logs::LogFiles;
 use crate::{
-    AttachedNetwork, Container, Engine, EngineError, EtcFiles, Holders, Images, Limits, MissingImage, MountTree, Runc, State,
-    Summary, TreePlace,
+    AttachedNetwork, Container, Engine, EngineError, EtcFiles, Holders, Images, Limits, MissingImage, MountTree, Runc,
+    State, Summary, TreePlace,
 };
 use http::Answer;
 pub(crate) use networks::NETWORKS;
@@ -139,7 +140,7 @@ impl Docker {
         let found = self.get(&format!("/containers/{name}/json"))?;
         // Docker also takes the beginning of an id for a name.
         let found = found.filter(|c| c["Name"].as_str() == Some(&format!("/{name}")) || c["Id"] == name);
-        Ok(found.filter(|c| holders::held_for(&c["Config"]["Labels"]).is_none()))
+        Ok(found.filter(|c| held_for(&c["Config"]["Labels"]).is_none()))
     }
 
     fn there(&self, name: &str) -> Result<Value, EngineError> {
@@ -362,7 +363,7 @@ impl Engine for Docker {
             let init = self.runc.inspect(row["Id"].as_str()?).map_or(0, |container| container.init);
             Some(Summary { name, state, init, created: row["Created"].to_string() })
         };
-        let own = rows.as_array().into_iter().flatten().filter(|row| holders::held_for(&row["Labels"]).is_none());
+        let own = rows.as_array().into_iter().flatten().filter(|row| held_for(&row["Labels"]).is_none());
         Ok(own.filter_map(summary).collect())
     }
 

@@ -181,9 +181,9 @@ fn owner(network: &Value, endpoints: &[Endpoint], wanted: IpAddr, except: &str) 
         let reserved = pool["AuxiliaryAddresses"].as_object().into_iter().flatten();
         match address(&pool["Gateway"]) == Some(wanted) {
             true => Some(Owner::Network("the gateway".to_owned())),
-            false => reserved
-                .into_iter()
-                .find_map(|(name, one)| (address(one)? == wanted).then(|| Owner::Network(format!("{name} (reserved)")))),
+            false => reserved.into_iter().find_map(|(name, one)| {
+                (address(one)? == wanted).then(|| Owner::Network(format!("{name} (reserved)")))
+            }),
         }
     })
 }
@@ -203,10 +203,8 @@ fn taken_addresses(name: &str, network: &Network, here: &Value, endpoints: &[End
             ),
             Owner::Network(what) => (what, "give the container another address".to_owned()),
         };
-        let cause = format!(
-            "address {ip} of container {name} is that of {owner} in Docker's network {} there",
-            network.name
-        );
+        let cause =
+            format!("address {ip} of container {name} is that of {owner} in Docker's network {} there", network.name);
         Some(Blocker::new(BlockerKind::Network, cause, remedy))
     };
     wanted(network).into_iter().filter_map(taken).collect()
@@ -267,10 +265,7 @@ impl Docker {
     fn choose_subnet(&self, here: &Value, wanted: &[IpAddr]) -> Result<(), EngineError> {
         let (name, body) = (here["Name"].as_str().unwrap_or_default(), creation(here, &Value::Null));
         let id = here["Id"].as_str().unwrap_or_default();
-        if body.is_null()
-            || wanted.is_empty()
-            || !may_be_chosen_by_docker(here)
-            || takes_any_address(&self.version()?)
+        if body.is_null() || wanted.is_empty() || !may_be_chosen_by_docker(here) || takes_any_address(&self.version()?)
         {
             return Ok(());
         }

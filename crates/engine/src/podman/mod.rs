@@ -15,6 +15,7 @@
 //! was noted when it was made.
 
 mod command;
+mod holders;
 mod networks;
 mod parameters;
 mod pod;
@@ -28,13 +29,15 @@ use tranship_sys::launch::Program;
 use tranship_types::{Blocker, BlockerKind, CarriedTree, EngineName, TreeKind};
 
 use crate::archive::{self, Known};
+use crate::holders::held_for;
 use crate::logs::LogFiles;
 use crate::{
-    AttachedNetwork, Container, Engine, EngineError, EtcFiles, Images, Limits, Mark, MissingImage, MountTree, Pod,
-    Runc, State, Summary, TreePlace,
+    AttachedNetwork, Container, Engine, EngineError, EtcFiles, Holders, Images, Limits, Mark, MissingImage, MountTree,
+    Pod, Runc, State, Summary, TreePlace,
 };
 use crate::{crossing, described, installed, mounts};
 use command::is_unknown;
+pub use holders::{HOLDER_VARIABLE, attached as holder_attached};
 pub(crate) use networks::NETWORKS;
 use parameters::{Parameters, is_word};
 
@@ -79,12 +82,13 @@ impl Podman {
             return Ok(None);
         }
         let is_it = |container: &Value| container["Name"] == name || container["Id"] == name;
+        let is_holder = |container: &Value| held_for(&container["Config"]["Labels"]).is_some();
         if let Some(arriving) = Self::arriving().into_iter().find(is_it) {
             return Ok(Some(arriving));
         }
         match self.json(&["container", "inspect", name], "show", name) {
             // It also takes the beginning of an id for a name.
-            Ok(mut found) => Ok(Some(found[0].take()).filter(is_it)),
+            Ok(mut found) => Ok(Some(found[0].take()).filter(|one| is_it(one) && !is_holder(one))),
             Err(error) if is_unknown(&error) => Ok(None),
             Err(error) => Err(error),
         }
@@ -300,7 +304,8 @@ impl Engine for Podman {
         let arriving = Self::arriving();
         let mut found = Vec::new();
         for rows in self.rows()? {
-            found.extend(rows.as_array().into_iter().flatten().filter_map(|row| {
+            let own = rows.as_array().into_iter().flatten().filter(|row| held_for(&row["Labels"]).is_none());
+            found.extend(own.filter_map(|row| {
                 let state = match row["State"].as_str()? {
                     "created" | "configured" | "initialized" => State::Created,
                     "running" | "stopping" => State::Running,
@@ -356,6 +361,10 @@ impl Engine for Podman {
     fn log_left(&self, container: &Container) -> Option<String> {
         let parameters = described::parameters::<Parameters>(&container.name, &container.parameters).ok()?;
         parameters.log_left(&container.name)
+    }
+
+    fn holders(&self) -> Option<&dyn Holders> {
+        Some(self)
     }
 
     fn networks(&self, container: &Container) -> Vec<AttachedNetwork> {

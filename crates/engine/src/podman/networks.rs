@@ -11,13 +11,14 @@ use tranship_types::{Blocker, BlockerKind};
 use super::Podman;
 use super::parameters::{Network, Parameters, is_word};
 use crate::EngineError;
+use crate::holders::held_for;
 use crate::json::{list, said};
 use crate::pool::{DRIVERS, Subnet, host_name, subnets_of_node};
 
 /// In a bundle: which networks were made for the container.
 pub(crate) const NETWORKS: &str = "podman-networks";
 
-fn address(value: &Value) -> Option<IpAddr> {
+pub(super) fn address(value: &Value) -> Option<IpAddr> {
     said(value)?.parse().ok()
 }
 
@@ -115,18 +116,31 @@ fn blocker(cause: String, remedy: String) -> Blocker {
 /// The addresses of a container on a network that others have there which run.
 fn taken_addresses<'a>(name: &str, network: &Network, others: impl Iterator<Item = &'a Value>) -> Vec<Blocker> {
     let mut found = Vec::new();
-    for other in others.filter(|other| other["State"]["Running"] == true && other["Name"] != name) {
+    let running = others.filter(|other| other["State"]["Running"] == true && other["Name"] != name);
+    for other in running {
+        let held = held_for(&other["Config"]["Labels"]);
+        if held == Some(name) {
+            continue;
+        }
         let endpoint = &other["NetworkSettings"]["Networks"][&network.name];
         let theirs = [&endpoint["IPAddress"], &endpoint["GlobalIPv6Address"]].map(address);
         for ip in network.addresses().iter().filter(|ip| theirs.contains(&Some(**ip))) {
-            let (other, network) = (other["Name"].as_str().unwrap_or_default(), &network.name);
-            found.push(blocker(
-                format!(
-                    "address {ip} of container {name} is that of container {other} in Podman's network {network} there"
+            let (owner, remedy) = match held {
+                Some(other) => (
+                    format!("{other}, which has left that node"),
+                    format!("give one of them another address; where {other} is gone, `tranship release {other}` there"),
                 ),
-                "stop that container, or give one of them another address (`podman network disconnect`, `connect --ip`)"
-                    .to_owned(),
-            ));
+                None => (
+                    other["Name"].as_str().unwrap_or_default().to_owned(),
+                    "stop that container, or give one of them another address (`podman network disconnect`, `connect --ip`)"
+                        .to_owned(),
+                ),
+            };
+            let network = &network.name;
+            let cause = format!(
+                "address {ip} of container {name} is that of container {owner} in Podman's network {network} there"
+            );
+            found.push(blocker(cause, remedy));
         }
     }
     found
