@@ -70,13 +70,22 @@ fn gone_from_docker(lab: &Lab, node: &str, name: &str) -> Result<()> {
 
 /// Neither in Podman nor in runc, no network namespace of it, no cgroup.
 fn gone_from_podman(lab: &Lab, node: &str, name: &str) -> Result<()> {
-    let there = lab.podman(node, &["ps", "--all", "--format", "{{.Names}}"])?;
+    let there = containers_of(&PODMAN, lab, node)?;
     ensure!(there.is_empty(), "Podman on {node} still has {there}");
-    let left = lab.check(node, &["sh", "-c", "runc list -q; ls -d /run/netns/netns-* 2>/dev/null; true"])?;
-    ensure!(left.is_empty(), "left on {node}: {left}");
+    let filter = format!("label={HOLDS}");
+    let ids = lab.podman(node, &["ps", "--all", "--no-trunc", "--quiet", "--filter", &filter])?;
+    let mut own: Vec<String> = ids.lines().map(str::to_owned).collect();
+    for id in ids.lines() {
+        own.push(lab.podman(node, &["inspect", "--format", "{{.NetworkSettings.SandboxKey}}", id])?.trim().to_owned());
+    }
+    let others = |text: String| -> Vec<String> {
+        text.lines().filter(|line| !own.iter().any(|own| line.contains(own.as_str()))).map(str::to_owned).collect()
+    };
+    let left = others(lab.check(node, &["sh", "-c", "runc list -q; ls -d /run/netns/netns-* 2>/dev/null; true"])?);
+    ensure!(left.is_empty(), "left on {node}: {left:?}");
     let cgroups = format!("find /sys/fs/cgroup -path '*/tranship-lab/{node}/libpod-*' -prune -print");
-    let left = lab.check(node, &["sh", "-c", &cgroups])?;
-    ensure!(left.is_empty(), "cgroups left on {node}: {left}");
+    let left = others(lab.check(node, &["sh", "-c", &cgroups])?);
+    ensure!(left.is_empty(), "cgroups left on {node}: {left:?}");
     nothing_left(lab, node, name)
 }
 

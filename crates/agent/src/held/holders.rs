@@ -50,7 +50,7 @@ pub fn remark(node: &Node, engine: &dyn Engine, container: &Container) -> Option
     let all: Vec<String> = given.iter().map(|one| format!("{} of network {}", one.address, one.network)).collect();
     (node.config.network.hold_addresses && !all.is_empty()).then(|| {
         format!(
-            "node {} keeps {} reserved for it until it comes back or is removed: a container of {}'s holds each",
+            "node {} keeps {} reserved for it until it comes back or is removed: a container of {} holds each",
             node.config.node,
             all.join(", "),
             engine.name()

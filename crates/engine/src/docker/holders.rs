@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tranship_types::ReservedAddress;
@@ -12,6 +13,9 @@ use super::{Docker, UNPACK, http, refused, unpacked};
 use crate::holders::{self, Endpoint, Holders, IMAGE, LABEL, NOBODY, PROGRAM, held_for};
 use crate::pool::{hash, host_name};
 use crate::{Container, EngineError, described, holder_namespace};
+
+/// How long a list may take: moves wait for it, also those of other engines' containers.
+const LIST: Duration = Duration::from_secs(5);
 
 /// The endpoints of a container, as a row of `GET /containers/json` shows them.
 fn endpoints(row: &Value) -> Vec<Endpoint> {
@@ -91,7 +95,7 @@ impl Holders for Docker {
     }
 
     fn endpoints(&self) -> Result<Vec<Endpoint>, EngineError> {
-        let rows = self.get("/containers/json?all=1")?.unwrap_or_default();
+        let rows = self.call_within(LIST, "GET", "/containers/json?all=1", None)?.body;
         Ok(rows.as_array().into_iter().flatten().flat_map(endpoints).collect())
     }
 

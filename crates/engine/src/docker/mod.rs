@@ -109,8 +109,18 @@ impl Docker {
     const NAME: &'static str = "docker";
 
     fn call(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Answer, EngineError> {
+        self.call_within(PATIENCE, method, path, body)
+    }
+
+    fn call_within(
+        &self,
+        patience: Duration,
+        method: &str,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<Answer, EngineError> {
         let silent = |source| EngineError::Silent { engine: Self::NAME, socket: self.socket.clone(), source };
-        http::call(&self.socket, method, path, body, Some(PATIENCE)).map_err(silent)
+        http::call(&self.socket, method, path, body, Some(patience)).map_err(silent)
     }
 
     /// What there is at a path; `None` if nothing is.
