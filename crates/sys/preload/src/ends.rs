@@ -35,11 +35,16 @@ pub(crate) fn begins() {
     IS_TASK.store(true, Ordering::Relaxed);
 }
 
+/// Whether this process is one that criu makes.
+pub(crate) fn is_task() -> bool {
+    IS_TASK.load(Ordering::Relaxed)
+}
+
 /// How this process is to end, if that is listed.
 fn own() -> Option<i32> {
     // SAFETY: no arguments.
     let own = unsafe { libc::getpid() };
-    listed().get(&(own as u32)).copied().filter(|_| IS_TASK.load(Ordering::Relaxed))
+    listed().get(&(own as u32)).copied().filter(|_| is_task())
 }
 
 /// Stands in for libc's function of this name.

@@ -5,6 +5,7 @@
 //! Whether a task's sockets are those in its epoll sets it finds out faster than the kernel ([`epoll`]).
 //! Segments that the containers of a pod share are made once ([`ipc`]).
 //! Mappings that were parts of one it restores so that they can be one again ([`joined`]).
+//! In nested tasks it replaces criu's own memory by copies ([`lineage`]).
 //! At the end of a restore it keeps criu from waiting for each thread by itself ([`trace`]).
 //!
 //! System calls that a dump interrupts begin again where they can ([`interrupted`]), and end when they would have ended ([`waits`]).
@@ -37,6 +38,7 @@ mod epoll;
 mod interrupted;
 mod ipc;
 mod joined;
+mod lineage;
 mod map_files;
 mod mount_points;
 mod queues;

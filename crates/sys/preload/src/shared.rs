@@ -150,6 +150,7 @@ macro_rules! mmap {
             }
             if mapped != libc::MAP_FAILED {
                 crate::joined::prepare(mapped, protection, flags);
+                crate::lineage::mapped(mapped as usize, len, protection, flags);
             }
             mapped
         }

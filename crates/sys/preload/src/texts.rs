@@ -175,6 +175,47 @@ pub fn waits(text: &str) -> HashMap<u32, (i64, u64)> {
     text.lines().filter_map(wait).collect()
 }
 
+/// A private mapping that is readable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Private {
+    pub start: usize,
+    pub end: usize,
+    pub is_writable: bool,
+}
+
+/// The private mappings in `/proc/PID/smaps` that have pages of their own and can be replaced by a copy: they are readable, without code, and do not grow
+/// by themselves as a stack does.
+pub fn private_mappings(text: &str) -> Vec<Private> {
+    const EXCLUDED: [&str; 7] = ["gd", "lo", "ht", "io", "pf", "um", "uw"];
+    let mut found = Vec::new();
+    let (mut mapping, mut anonymous) = (None, false);
+    for line in text.lines() {
+        let mut words = line.split_ascii_whitespace();
+        match words.next() {
+            Some("Anonymous:") => anonymous = words.next().is_some_and(|kib| kib != "0"),
+            Some("VmFlags:") => {
+                found.extend(mapping.take().filter(|_| anonymous && !words.any(|flag| EXCLUDED.contains(&flag))));
+            }
+            Some(word) if !word.ends_with(':') => {
+                anonymous = false;
+                let address = |text: &str| usize::from_str_radix(text, 16).ok();
+                let range = word.split_once('-').and_then(|(start, end)| Some((address(start)?, address(end)?)));
+                let is_writable = match words.next() {
+                    Some("r--p") => Some(false),
+                    Some("rw-p") => Some(true),
+                    _ => None,
+                };
+                mapping = range
+                    .zip(is_writable)
+                    .map(|((start, end), is_writable)| Private { start, end, is_writable })
+                    .filter(|mapping| mapping.start < mapping.end);
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -193,6 +234,22 @@ mod tests {
         assert_eq!((key_of(b"pagemap-shmem-12.img"), key_of(b"pagemap-12.img")), (Some(12), None));
         let smaps = "007f00-7f10 rw-p 0 00:00 0 \nSize: 4 kB\n7f10-7f20 r--p 0 08:01 5 /x\n";
         assert_eq!(without_file(smaps), HashSet::from(["7f00-7f10".to_owned()]));
+        let anonymous = |range: &str, kib: u32, flags: &str| {
+            format!("{range} 0 00:00 0 \nAnonymous: {kib} kB\nVmFlags: {flags} \n")
+        };
+        let smaps = [
+            anonymous("1000-3000 rw-p", 4, "rd wr mr mw me ac"),
+            anonymous("3000-4000 rw-p", 0, "rd wr mr mw me ac"),
+            anonymous("4000-5000 r--p", 4, "rd mr mw me ac"),
+            anonymous("5000-6000 r-xp", 4, "rd ex mr mw me"),
+            anonymous("6000-7000 rw-s", 4, "rd wr sh mr mw me ms"),
+            anonymous("7000-9000 rw-p", 8, "rd wr mr mw me gd ac"),
+        ];
+        let [first, second] = *private_mappings(&smaps.concat()) else {
+            panic!("{:?}", private_mappings(&smaps.concat()))
+        };
+        assert_eq!(first, Private { start: 0x1000, end: 0x3000, is_writable: true });
+        assert_eq!(second, Private { start: 0x4000, end: 0x5000, is_writable: false });
         let set = "tfd:        5 events: 19 data: 5  pos:0 ino:2f sdev:8\ntfd: 5 events: 19 data: 5 pos:0 ino:30 sdev:100002\n";
         let files = [((5, 0), (0, 8, 0x2f)), ((5, 1), (1, 2, 0x30))];
         assert_eq!(watched_files(set), HashMap::from(files));
