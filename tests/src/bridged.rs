@@ -133,6 +133,7 @@ impl Managed {
         goes_on("b").context("on the node that took all")?;
 
         (self.command)(lab, "b", &["rm", "--force", "app", "db", "idle"])?;
+        self.release(lab, &["app", "db", "idle"])?;
         ["a", "b"].iter().try_for_each(|node| Ok((self.command)(lab, node, &["network", "rm", NETWORK]).map(drop)?))
     }
 

@@ -164,9 +164,17 @@ impl Managed {
             Dialect::Docker => (self.command)(lab, node, &["rm", "--force", self.name]).map(drop)?,
             Dialect::Ctr => return Ok(lab.ctr_remove(node, self.name)?),
         }
-        for node in lab.nodes() {
+        self.release(lab, &[self.name])
+    }
+
+    /// Has the nodes release the addresses of containers that were removed.
+    ///
+    /// # Errors
+    /// If a node cannot be asked.
+    pub fn release(&self, lab: &Lab, containers: &[&str]) -> Result<()> {
+        for (node, container) in lab.nodes().iter().flat_map(|node| containers.iter().map(move |one| (node, one))) {
             // One that holds none refuses.
-            lab.exec(&node, &["tranship", "release", "--even-if-alive", self.name])?;
+            lab.exec(node, &["tranship", "release", "--even-if-alive", container])?;
         }
         Ok(())
     }

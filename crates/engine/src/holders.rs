@@ -101,6 +101,9 @@ pub trait Holders {
     /// The engine's refusal.
     fn remove_holder(&self, id: &str) -> Result<(), EngineError>;
 
+    /// Whether [`Engine::create`](crate::Engine::create) may remove holders, to make their network again.
+    fn loses_holders(&self) -> bool;
+
     /// Whether the engine has refused an address because nobody has chosen the network's subnet.
     fn refuses_choice(&self, error: &EngineError) -> bool;
 }

@@ -249,7 +249,7 @@ pub(super) fn sweep() {
     }
 }
 
-/// Has an engine make what may be in the way of holders or lose them, such as networks, and holds again what was lost.
+/// Has an engine make a container, and holds again what was lost by that.
 ///
 /// # Errors
 /// Those of `make`.
@@ -258,7 +258,7 @@ pub fn beside<T>(
     engine: &dyn Engine,
     make: impl FnOnce() -> Result<T, EngineError>,
 ) -> Result<T, EngineError> {
-    if engine.holders().is_none() {
+    if !engine.holders().is_some_and(|holders| holders.loses_holders()) {
         return make();
     }
     let _changing = changing();

@@ -132,6 +132,10 @@ impl Holders for Docker {
         self.call("DELETE", &format!("/images/{IMAGE}"), None).map(drop)
     }
 
+    fn loses_holders(&self) -> bool {
+        true
+    }
+
     fn refuses_choice(&self, error: &EngineError) -> bool {
         error.to_string().contains("user configured subnets")
     }

@@ -181,6 +181,10 @@ impl Holders for Podman {
         Ok(())
     }
 
+    fn loses_holders(&self) -> bool {
+        false
+    }
+
     /// Podman takes any address.
     fn refuses_choice(&self, _: &EngineError) -> bool {
         false
