@@ -19,7 +19,7 @@ use tranship_engine::{Container, Engine};
 use tranship_network::cni::{self, HeldReservation};
 use tranship_sys::threads;
 use tranship_types::{
-    AddressState, CniAttachment, EngineName, MigrationId, NetworkIdentity, NodeName, ReservedAddress,
+    AddressState, CniAttachment, EngineName, MigrationId, NetworkIdentity, NodeName, Outcome, Report, ReservedAddress,
 };
 
 use crate::node::{Node, failed};
@@ -180,8 +180,24 @@ pub fn state(
 fn state_by_records(node: &Node, container: &str, addresses: &[ReservedAddress]) -> Result<AddressState, Failure> {
     let left = |record: &&HeldRecord| record.container == container && record.is_about(addresses);
     let newest = HeldRecord::all(node)?;
-    let newest = newest.iter().filter(left).max_by_key(|record| record.since_unix_ms);
-    Ok(newest.map_or(AddressState::Gone, |record| AddressState::Moved { to: record.node.clone() }))
+    match newest.iter().filter(left).max_by_key(|record| record.since_unix_ms) {
+        Some(record) => Ok(AddressState::Moved { to: record.node.clone() }),
+        None => Ok(state_by_history(&node.registry.reports(), node.registry.is_full(), &node.config.node, container)),
+    }
+}
+
+/// The same by the reports of a node that has no record of it, the newest first: an older agent wrote no records, and a node can have lost them. A
+/// history that `is_full` no longer has all moves.
+fn state_by_history(reports: &[Report], is_full: bool, here: &NodeName, container: &str) -> AddressState {
+    let moved = |report: &&Report| {
+        report.container == container && matches!(report.outcome, Outcome::Moved | Outcome::Ended)
+    };
+    match reports.iter().find(moved) {
+        Some(last) if last.source == *here => AddressState::Moved { to: last.destination.clone() },
+        Some(_) => AddressState::Gone,
+        None if is_full => AddressState::Gone,
+        None => AddressState::Unknown,
+    }
 }
 
 /// Holds again what was lost, and asks the other nodes from now on.
@@ -295,4 +311,31 @@ pub fn release(node: &Node, container: &str, even_if_alive: bool) -> Result<Vec<
         tracing::info!(container, migration = %record.migration, "its addresses were released by command");
     }
     Ok(records.iter().filter(|record| record.held).map(HeldRecord::info).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tranship_types::Mode;
+
+    #[test]
+    fn a_node_without_a_record_answers_by_its_history() {
+        let node = |text: &str| -> NodeName { text.parse().unwrap() };
+        let moved = |id: &str, name: &str, from: &str, to: &str, outcome| {
+            let report = Report::new(id.parse().unwrap(), name.into(), node(from), node(to), Mode::Auto, 0);
+            Report { outcome, ..report }
+        };
+        let came = moved("m-1", "web", "a", "b", Outcome::Moved);
+        let failed = moved("m-2", "web", "b", "c", Outcome::Failed);
+        let left = moved("m-3", "web", "b", "c", Outcome::Moved);
+        let other = moved("m-4", "db", "b", "c", Outcome::Moved);
+        let state = |reports: &[&Report], is_full| {
+            let reports: Vec<Report> = reports.iter().map(|one| (*one).clone()).collect();
+            state_by_history(&reports, is_full, &node("b"), "web")
+        };
+        assert_eq!(state(&[&failed, &came], false), AddressState::Gone);
+        assert_eq!(state(&[&left, &came], false), AddressState::Moved { to: node("c") });
+        assert_eq!(state(&[&came, &left], false), AddressState::Gone);
+        assert_eq!((state(&[&other], false), state(&[&other], true)), (AddressState::Unknown, AddressState::Gone));
+    }
 }

@@ -128,6 +128,11 @@ impl<R: Watched> Registry<R> {
         all
     }
 
+    /// Whether the history has its most reports, so that older ones may have been removed.
+    pub fn is_full(&self) -> bool {
+        self.files().len() >= HISTORY
+    }
+
     fn path(&self, id: &R::Id) -> PathBuf {
         self.directory.join(format!("{id}.json"))
     }
