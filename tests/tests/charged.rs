@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tranship_e2e::{
-    Guest, Moving, Stage, connection_alive, exactly_one_runs, has_limits, is_gone, is_version_2, limits, move_with, nothing_left, remove,
-    restart_agent, scenarios, wait_until,
+    Guest, Moving, Stage, connection_alive, exactly_one_runs, has_limits, is_gone, is_version_2, limits, move_with,
+    nothing_left, remove, restart_agent, scenarios, wait_until,
 };
 use tranship_lab::{CounterClient, Lab, REDIS_PORT, Redis, RunOptions, find_program, redis_command, report_of};
 use tranship_types::{Mode, Outcome, Report};

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tranship_e2e::{
-    Moving, Stage, exactly_one_runs, has_limits, is_version_2, limits, move_with, refused_move, remove, restart_agent, scenarios, set_limit,
-    wait_until,
+    Moving, Stage, exactly_one_runs, has_limits, is_version_2, limits, move_with, refused_move, remove, restart_agent,
+    scenarios, set_limit, wait_until,
 };
 use tranship_lab::{Lab, RunOptions};
 
@@ -203,7 +203,9 @@ fn limits_that_were_changed_stay_changed(stage: &mut Stage) -> Result<()> {
     }
     let expected = match is_version_2() {
         true => ["pids.max 10\n", "cpu.max 50000 100000\n", "memory.swap.max 104857600\n", "memory.low 52428800\n"],
-        false => ["pids.max 10\n", "cpu.cfs_quota_us 50000\n", "memory.memsw.limit_in_bytes 209715200\n", "swappiness 7\n"],
+        false => {
+            ["pids.max 10\n", "cpu.cfs_quota_us 50000\n", "memory.memsw.limit_in_bytes 209715200\n", "swappiness 7\n"]
+        }
     };
     ensure!(expected.iter().all(|line| before.contains(line)), "{before}");
     told(lab).context("the program does not answer")?;

@@ -24,7 +24,8 @@ const DELRULE: u16 = SUBSYSTEM << 8 | 8;
 const NFPROTO_NETDEV: u8 = 5;
 /// The families whose hooks are those of a protocol, and need no device, with the hooks of what comes in and of what goes out: `inet`, which is
 /// IPv4 and IPv6, and `arp`.
-const OF_PROTOCOLS: [(u8, [(&str, u32); 2]); 2] = [(1, [("ingress", 0), ("egress", 3)]), (3, [("ingress", 0), ("egress", 1)])];
+const OF_PROTOCOLS: [(u8, [(&str, u32); 2]); 2] =
+    [(1, [("ingress", 0), ("egress", 3)]), (3, [("ingress", 0), ("egress", 1)])];
 
 const TABLE_NAME: u16 = 1;
 const CHAIN_TABLE: u16 = 1;
