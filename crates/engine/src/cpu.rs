@@ -49,6 +49,12 @@ impl Cpu {
         (!others.iter().any(is_own)).then_some(own)
     }
 
+    /// That of a container whose cgroup of version 2 this is. `None` where the CPU controller is not enabled for it, as runc leaves it for a
+    /// container without limits: then nothing of the CPUs is limited there, or can be.
+    pub(crate) fn of_version_2(directory: PathBuf) -> Option<Self> {
+        directory.join("cpu.max").exists().then_some(Cpu::V2(directory))
+    }
+
     /// CPU time that its tasks have had so far.
     pub fn used(&self) -> Result<Duration, FreezerError> {
         match self {
@@ -195,7 +201,7 @@ fn of_cgroups(cgroups: &str, root: &Path) -> Option<Cpu> {
         return Some(Cpu::V1(limits, accounting));
     }
     let path = cgroups.lines().find_map(|line| line.strip_prefix("0::"))?;
-    within(path, &["", "unified"]).filter(|directory| directory.join("cpu.max").exists()).map(Cpu::V2)
+    within(path, &["", "unified"]).and_then(Cpu::of_version_2)
 }
 
 fn read(path: &Path) -> Result<String, FreezerError> {
@@ -281,7 +287,7 @@ mod tests {
     fn the_cgroup_of_a_process_is_found_in_both_versions() {
         let root = tempfile::tempdir().unwrap();
         let own = |path: &str| root.path().join(path);
-        for path in ["cpu,cpuacct/docker/a", "docker/b"] {
+        for path in ["cpu,cpuacct/docker/a", "docker/b", "docker/unlimited"] {
             std::fs::create_dir_all(own(path)).unwrap();
         }
         std::fs::write(own("docker/b/cpu.max"), "max 100000\n").unwrap();
@@ -290,6 +296,7 @@ mod tests {
         assert_eq!(of_cgroups(v1, root.path()), Some(Cpu::V1(expected.clone(), expected)));
         assert_eq!(of_cgroups("0::/docker/b\n", root.path()), Some(Cpu::V2(own("docker/b"))));
         assert_eq!(of_cgroups("0::/docker/c\n", root.path()), None);
+        assert_eq!(of_cgroups("0::/docker/unlimited\n", root.path()), None);
         assert_eq!(Cpu::of_process(std::process::id(), &[std::process::id()]), None);
     }
 }

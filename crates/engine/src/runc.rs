@@ -293,7 +293,7 @@ impl Engine for Runc {
         let memory_cgroup = if matches!(freezer, Freezer::V1(_)) { cgroup("memory") } else { cgroup("") };
         let cpu = match (cgroup("cpu"), cgroup("cpuacct"), cgroup("")) {
             (Some(limits), Some(accounting), _) => Some(Cpu::V1(limits, accounting)),
-            (_, _, Some(path)) => Some(Cpu::V2(path)),
+            (_, _, Some(path)) => Cpu::of_version_2(path),
             _ => None,
         };
         let (state, init, created, bundle) = (row.status, row.pid, row.created, row.bundle);
