@@ -57,9 +57,10 @@ pub const CONTAINERD: Managed = Managed {
 /// # Errors
 /// The engine's refusal.
 pub fn containers_of(engine: &Managed, lab: &Lab, node: &str) -> Result<String> {
-    let format = format!("{{{{.Label \"{HOLDS}\"}}}} {{{{.Names}}}}");
-    let all = (engine.command)(lab, node, &["ps", "--all", "--format", &format])?;
-    Ok(all.lines().filter_map(|line| line.strip_prefix(' ')).collect::<Vec<_>>().join("\n"))
+    let (all, filter) = (["--all"], format!("label={HOLDS}"));
+    let holders = engine.names(lab, node, &[&all[..], &["--filter", &filter]].concat())?;
+    let all = engine.names(lab, node, &all)?;
+    Ok(all.lines().filter(|name| holders.lines().all(|holder| holder != *name)).collect::<Vec<_>>().join("\n"))
 }
 
 fn gone_from_docker(lab: &Lab, node: &str, name: &str) -> Result<()> {

@@ -152,7 +152,7 @@ fn hold_in(
         return Ok(());
     }
     let has_one = |one: &&Endpoint| wanted.iter().any(|ip| one.addresses.contains(ip));
-    for other in there.iter().filter(|one| !own(one) && has_one(one)) {
+    if let Some(other) = there.iter().find(|one| !own(one) && has_one(one)) {
         return match &other.holds_for {
             // It is there still, or comes back.
             None if other.container == container => Ok(()),
@@ -258,7 +258,7 @@ pub fn beside<T>(
     engine: &dyn Engine,
     make: impl FnOnce() -> Result<T, EngineError>,
 ) -> Result<T, EngineError> {
-    if !engine.holders().is_some_and(|holders| holders.loses_holders()) {
+    if !engine.holders().is_some_and(Holders::loses_holders) {
         return make();
     }
     let _changing = changing();
@@ -300,7 +300,7 @@ pub(super) fn state(
     let at = Instant::now();
     let mut all = Vec::new();
     for one in node.all_engines() {
-        match one.holders().map(|holders| holders.endpoints()) {
+        match one.holders().map(Holders::endpoints) {
             Some(Ok(endpoints)) => all.extend(endpoints.into_iter().filter(|one| one.holds_for.is_none())),
             // Its daemon may be on its way.
             Some(Err(error)) if one.name().as_str() == engine => return Err(failed(error)),
@@ -318,7 +318,7 @@ pub(super) fn state(
 /// Addresses of a record that its holders do not have, for an operator.
 pub(super) fn notices(node: &Node, record: &HeldRecord) -> Vec<Leftover> {
     let Some(engine) = engine_of(node, record).filter(|_| record.held) else { return Vec::new() };
-    let endpoints = engine.holders().map(|holders| holders.endpoints());
+    let endpoints = engine.holders().map(Holders::endpoints);
     let lost = |one: &ReservedAddress| {
         let note = match &endpoints {
             Some(Ok(endpoints)) => {
@@ -358,7 +358,7 @@ pub fn strays(node: &Node) -> Vec<StrayHolder> {
     let mut found = Vec::new();
     for engine in node.engines() {
         // One that cannot be asked is told of elsewhere.
-        let Some(Ok(endpoints)) = engine.holders().map(|holders| holders.endpoints()) else { continue };
+        let Some(Ok(endpoints)) = engine.holders().map(Holders::endpoints) else { continue };
         for one in endpoints {
             let Some(container) = one.holds_for else { continue };
             let is_of = |record: &&HeldRecord| {
@@ -380,4 +380,125 @@ pub fn strays(node: &Node) -> Vec<StrayHolder> {
 pub fn remove_stray(node: &Node, stray: &StrayHolder) -> Result<(), Failure> {
     let _changing = changing();
     node.engine(stray.engine).holders().map_or(Ok(()), |holders| holders.remove_holder(&stray.id)).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::path::{Path, PathBuf};
+
+    use super::*;
+
+    /// An engine that gives out the lowest free address, or the one that is asked for, unless it refuses that.
+    #[derive(Default)]
+    struct Fake {
+        endpoints: RefCell<Vec<Endpoint>>,
+        refuses_choice: bool,
+    }
+
+    const REFUSAL: &str = "only on chosen subnets";
+
+    fn ip(last: u8) -> IpAddr {
+        [10, 1, 0, last].into()
+    }
+
+    impl Fake {
+        fn with(self, container: &str, holds_for: Option<&str>, last: u8, runs: bool) -> Self {
+            self.endpoints.borrow_mut().push(Endpoint {
+                id: container.to_owned(),
+                container: container.to_owned(),
+                holds_for: holds_for.map(str::to_owned),
+                network: "lan".to_owned(),
+                addresses: vec![ip(last)],
+                runs,
+            });
+            self
+        }
+
+        /// Holds address 3 for `web`. What came of it, and who has which address afterwards.
+        fn hold(&self) -> (Result<(), String>, Vec<(String, IpAddr)>) {
+            let before = self.endpoints.borrow().clone();
+            let held = hold_in(self, &before, ("web", "lan"), &[ip(3)]);
+            let all = self.endpoints.borrow();
+            (held, all.iter().filter(|one| one.runs).map(|one| (one.container.clone(), one.addresses[0])).collect())
+        }
+    }
+
+    impl Holders for Fake {
+        fn given_out(&self, _: &Container) -> Result<(Vec<ReservedAddress>, Vec<ReservedAddress>), EngineError> {
+            Ok((Vec::new(), Vec::new()))
+        }
+
+        fn endpoints(&self) -> Result<Vec<Endpoint>, EngineError> {
+            Ok(self.endpoints.borrow().clone())
+        }
+
+        fn make_holder(&self, name: &str, holds: (&str, &str), addresses: &[IpAddr]) -> Result<String, EngineError> {
+            let mut all = self.endpoints.borrow_mut();
+            let lowest = (2..).map(ip).find(|ip| all.iter().all(|one| !one.runs || one.addresses[0] != *ip));
+            all.push(Endpoint {
+                id: name.to_owned(),
+                container: name.to_owned(),
+                holds_for: Some(holds.0.to_owned()),
+                network: holds.1.to_owned(),
+                addresses: addresses.first().copied().or(lowest).into_iter().collect(),
+                runs: !self.refuses_choice || addresses.is_empty(),
+            });
+            Ok(name.to_owned())
+        }
+
+        fn namespace(&self, _: &str) -> Option<PathBuf> {
+            None
+        }
+
+        fn start_holder(&self, id: &str, _: &Path) -> Result<(), EngineError> {
+            let runs = self.endpoints.borrow().iter().any(|one| one.id == id && one.runs);
+            let (name, why) = (id.to_owned(), REFUSAL.to_owned());
+            if runs { Ok(()) } else { Err(EngineError::Refused { engine: "fake", what: "start", name, why }) }
+        }
+
+        fn remove_holder(&self, id: &str) -> Result<(), EngineError> {
+            self.endpoints.borrow_mut().retain(|one| one.id != id);
+            Ok(())
+        }
+
+        fn loses_holders(&self) -> bool {
+            false
+        }
+
+        fn refuses_choice(&self, error: &EngineError) -> bool {
+            error.to_string().contains(REFUSAL)
+        }
+    }
+
+    #[test]
+    fn an_address_is_held_unless_somebody_has_it() {
+        let directory = tempfile::tempdir().unwrap();
+        program::keep(vec![directory.path().to_owned()]).unwrap();
+        let holder = || ("tranship-holds-web.lan".to_owned(), ip(3));
+
+        assert_eq!(Fake::default().hold(), (Ok(()), vec![holder()]));
+        let held = Fake::default().with("own", Some("web"), 3, true);
+        assert_eq!(held.hold(), (Ok(()), vec![("own".to_owned(), ip(3))]));
+        let ended = Fake::default().with("own", Some("web"), 3, false);
+        assert_eq!(ended.hold(), (Ok(()), vec![holder()]));
+        let itself = Fake::default().with("web", None, 3, false);
+        assert_eq!(itself.hold(), (Ok(()), vec![]), "it is coming back");
+        let taken = Fake::default().with("other", None, 3, true);
+        assert_eq!(taken.hold().0, Err("container other of this node has [10.1.0.3] in network lan".to_owned()));
+        let for_another = Fake::default().with("holder", Some("db"), 3, true);
+        assert_eq!(for_another.hold().0, Err("[10.1.0.3] in network lan is held for container db".to_owned()));
+
+        // Where no address can be chosen, holders are made until one gets it; the others go.
+        let mut unchosen = Fake { refuses_choice: true, ..Fake::default() };
+        assert_eq!(unchosen.hold(), (Ok(()), vec![("tranship-holds-web.lan.2".to_owned(), ip(3))]));
+        unchosen = Fake { refuses_choice: true, ..Fake::default() }.with("other", None, 4, true);
+        assert_eq!(unchosen.hold().1.len(), 2);
+        let full = (4..12).fold(Fake { refuses_choice: true, ..Fake::default() }, |fake, last| {
+            fake.with(&last.to_string(), None, last, true)
+        });
+        let before = hold_in(&full, &[], ("web", "lan"), &[ip(40)]);
+        assert!(before.unwrap_err().contains(REFUSAL));
+        assert_eq!(full.endpoints.borrow().len(), 8, "holders without the address are left");
+    }
 }
