@@ -321,6 +321,7 @@ fn what_a_container_has_written_moves_with_it(stage: &mut Stage) -> Result<()> {
     ensure!(said == count, "the counter was {count}, and is {said}");
     ensure!(sh(lab, "b", "cat /opt/written")? == "layer\n", "the layer is another one after stop and start");
     lab.docker("b", &["rm", "--force", "--volumes", NAME])?;
+    DOCKER.release(lab, &[NAME])?;
     for node in ["a", "b"] {
         lab.docker(node, &["volume", "rm", "log"])?;
         ensure!(volumes(lab, node)?.is_empty(), "{:?} is left on {node}", volumes(lab, node)?);
@@ -374,6 +375,7 @@ fn volumes_that_are_there_already_are_left_alone(stage: &mut Stage) -> Result<()
     DOCKER.moves(lab, &mut counter, "a", "b").context("into a volume that was there, and empty")?;
     drop(counter);
     lab.docker("b", &["rm", "--force", "--volumes", NAME])?;
+    DOCKER.release(lab, &[NAME])?;
     for node in ["a", "b"] {
         lab.docker(node, &["volume", "rm", "log"])?;
     }
