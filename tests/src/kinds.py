@@ -6,7 +6,7 @@
 #
 # A kind is a generator: what comes before its `yield` sets it up, what comes after it fails if anything is not what it was. The process of the
 # kind with number N is called `kN-NAME`.
-import ctypes, fcntl, mmap, os, select, signal, socket, struct, sys, threading, time, traceback
+import ctypes, fcntl, mmap, os, select, signal, socket, struct, sys, threading, time, traceback, zlib
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
@@ -1324,6 +1324,35 @@ def orphaned(reaper):
 
 KINDS['orphan'] = lambda: orphaned(False)
 KINDS['orphan_of_a_subreaper'] = lambda: orphaned(True)
+
+
+@kind
+def nested_processes():
+    """Each is the child of the one before. Each has what the ones above have written, and a page of its own."""
+    depth, page = 40, 4096
+    answer, answered = os.pipe()
+    written = bytearray(b'all' * depth * page)
+    level = 0
+    def tell(*_):
+        os.write(answered, struct.pack('IIII', level, os.getpid(), os.getppid(), zlib.crc32(written)))
+    while level < depth and os.fork() == 0:
+        level += 1
+        written[level * page] = level
+        signal.signal(signal.SIGUSR1, tell)
+        tell()
+    if level:
+        while True:
+            signal.pause()
+    told = lambda: sorted(struct.unpack('IIII', os.read(answer, 16)) for _ in range(depth))
+    before = told()
+    def ask():
+        for _, pid, _, _ in before:
+            os.kill(pid, signal.SIGUSR1)
+        return told()
+    same(ask(), before)
+    same(len({sum for _, _, _, sum in before}), depth)
+    yield
+    same(ask(), before)
 
 
 @kind

@@ -342,6 +342,7 @@ impl Inbox {
         let mut streams = self.streams();
         streams.need_no_memory();
         streams.store = None;
+        self.changed.notify_all();
     }
 
     /// Bytes of memory that were promised for files in memory and have not come: what criu carries of them is among its images.

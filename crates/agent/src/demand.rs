@@ -21,6 +21,9 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// How often a link on which nothing is wanted is looked after.
 const IDLE: Duration = Duration::from_secs(1);
 
+/// The longest time from the opening of the link until all pages are named: that of the rounds, which may go on for days. A stream that breaks ends it.
+const NAMING: Duration = Duration::from_secs(365 * 86_400);
+
 /// Tells the source, over one of its links, what is wanted; first, where it begins again, everything that is lacking. Ends
 /// when nothing is lacking any more, or the link breaks, or the source has opened another one.
 pub fn tell(node: &Node, id: &MigrationId, resume: bool, link: &mut Connection) -> Result<(), Failure> {
@@ -47,6 +50,11 @@ pub fn tell(node: &Node, id: &MigrationId, resume: bool, link: &mut Connection) 
     schedule::stand(schedule::Standing::Realtime);
     let wishes = pager()?;
     wishes.subscribe().map_err(failed)?;
+    if !resume && all_named(node, id) {
+        // Nothing is wanted before. The source now sends the pages that restored threads use first.
+        tranship_wire::write_header(link, &FrameHeader::Named).map_err(failed)?;
+        link.flush().map_err(failed)?;
+    }
     loop {
         // The pager hangs up when nothing is lacking, or another link has taken over.
         let Ok(wanted) = wishes.wanted(IDLE) else { return Ok(()) };
@@ -55,6 +63,12 @@ pub fn tell(node: &Node, id: &MigrationId, resume: bool, link: &mut Connection) 
             link.flush().map_err(failed)?;
         }
     }
+}
+
+/// Waits until all pages that come later are named; false if they never will be.
+fn all_named(node: &Node, id: &MigrationId) -> bool {
+    let Some(inbox) = node.arrivals.inbox(id) else { return false };
+    inbox.wait_named(NAMING).is_ok()
 }
 
 /// Ends the pager of a copy that nobody will need: tasks that wait in it for pages see zeros, and are ended before they run.

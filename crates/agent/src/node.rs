@@ -10,7 +10,7 @@ use tranship_engine::{Container, Engine, EngineError};
 use tranship_memory::tracker::Method;
 use tranship_sys::awake::Awake;
 use tranship_sys::mapping_flags::FlagsReader;
-use tranship_sys::rseq::Areas;
+use tranship_sys::thread_memory::ThreadMemory;
 use tranship_sys::{reserve, restart_blocks, threads};
 use tranship_transport::{Connection, Connector, Link};
 use tranship_types::{
@@ -59,8 +59,8 @@ pub struct Node {
     pub relays: crate::stdio::Sessions,
     /// Tells the flags of mappings, where the kernel lets that be asked for.
     pub mapping_flags: Option<FlagsReader>,
-    /// Tells where threads have areas for restartable sequences, where the kernel lets that be asked for.
-    pub sequence_areas: Option<Areas>,
+    /// Reads which memory each restored thread uses first, where the kernel allows it.
+    pub thread_memory: Option<ThreadMemory>,
     /// How writes to memory are found.
     pub tracking: Method,
     /// Containers that a migration of this node has to do with.
@@ -108,9 +108,9 @@ impl Node {
                     |error| tracing::info!(%error, "criu reads smaps itself: mappings' flags cannot be read by BPF"),
                 )
                 .ok(),
-            sequence_areas: Areas::load()
+            thread_memory: ThreadMemory::load()
                 .inspect_err(|error| {
-                    tracing::info!(%error, "a restore after which pages follow waits for some: threads' areas cannot be read by BPF");
+                    tracing::info!(%error, "in post-copy each restored thread requests its first page: BPF cannot read where it is");
                 })
                 .ok(),
             tracking,

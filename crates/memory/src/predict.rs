@@ -72,9 +72,7 @@ impl Tasks {
         let count = |n: usize, ms: f64| n as f64 * ms;
         let further = self.processes.saturating_sub(1);
         let threads = self.threads.saturating_sub(self.processes);
-        // Each level's fork takes as long as there are levels above it.
-        let nested = count(self.depth, 0.25).powi(2);
-        let ms = 20.0 + count(further, 3.9) + count(threads, 0.65) + count(self.zombies, 0.045) + nested;
+        let ms = 20.0 + count(further, 3.9) + count(threads, 0.65) + count(self.zombies, 0.045);
         Duration::from_secs_f64(ms / 1e3)
     }
 }

@@ -50,7 +50,7 @@ mod remote;
 pub mod reserve;
 pub mod restart_blocks;
 #[cfg(target_arch = "x86_64")]
-pub mod rseq;
+mod rseq;
 pub mod sched_attr;
 pub mod schedule;
 mod scratch;
@@ -65,6 +65,7 @@ pub mod soft_dirty;
 pub mod standstill;
 mod task_iterator;
 pub mod thaw;
+pub mod thread_memory;
 pub mod threads;
 mod tracee;
 mod tracepoint;

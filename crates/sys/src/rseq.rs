@@ -3,9 +3,6 @@
 
 use std::io;
 
-use crate::bpf::{Assembler, If, R6, R9};
-use crate::btf::Btf;
-use crate::task_iterator::TaskIterator;
 use crate::tracee::Tracee;
 
 const GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
@@ -52,74 +49,4 @@ pub(crate) fn resumption(tracee: Tracee, pointer: u64) -> io::Result<u64> {
         return Err(io::Error::other("a restartable sequence of the thread is malformed"));
     }
     Ok(abort)
-}
-
-/// Reads where the threads of a process have registered their areas for restartable sequences (`struct rseq`).
-#[derive(Debug)]
-pub struct Areas(TaskIterator<1>);
-
-impl Areas {
-    /// Hands the kernel the program that reads them. Needs CAP_BPF and CAP_PERFMON, and a kernel since 6.1 that describes its types.
-    ///
-    /// # Errors
-    /// The kernel has no such iterator or no such areas, or this process may not load one.
-    pub fn load() -> io::Result<Self> {
-        const ROW: i16 = -8;
-        let btf = Btf::of_kernel()?;
-        let [seq] = btf.offsets("bpf_iter_meta", ["seq"])?;
-        let seq = i16::try_from(seq).map_err(|_| io::ErrorKind::Unsupported)?;
-        // Newer kernels have a structure there, which begins with the pointer.
-        let [area] = btf.offsets("task_struct", ["rseq"])?;
-        let mut a = Assembler::default();
-        a.copy(R9, 1);
-        // The context is {meta, task}; at the end of the iteration there is no task.
-        a.argument(R6, R9, 1);
-        a.go_if(R6, If::Equal, 0, "end");
-        a.read(ROW, 8, (R6, area), "end");
-        a.write(R9, seq, (ROW, 8));
-        a.place("end");
-        a.end();
-        TaskIterator::load(&btf, "bpf_iter_task", &a.finish()).map(Self)
-    }
-
-    /// The addresses of the areas of all threads of a process that have one, in no order; none of a process that has ended.
-    ///
-    /// # Errors
-    /// The iterator cannot be made.
-    pub fn read(&self, pid: u32) -> io::Result<Vec<u64>> {
-        Ok(self.0.rows(pid)?.into_iter().map(|[area]| area).filter(|area| *area != 0).collect())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::mpsc::channel;
-
-    use super::*;
-
-    #[test]
-    fn each_thread_of_libc_has_an_area() {
-        let areas = match Areas::load() {
-            Ok(areas) => areas,
-            Err(error) => {
-                println!("skipped: areas for restartable sequences cannot be read by BPF here: {error}");
-                return;
-            }
-        };
-        let before = areas.read(std::process::id()).unwrap();
-        let (hold, held) = channel::<()>();
-        let (say, said) = channel();
-        let thread = std::thread::spawn(move || {
-            let local = 0u8;
-            say.send(&raw const local as u64).unwrap();
-            held.recv().unwrap_err();
-        });
-        let stack = said.recv().unwrap();
-        let after = areas.read(std::process::id()).unwrap();
-        drop(hold);
-        thread.join().unwrap();
-        // The C library puts it above the thread's stack. Others of this process's threads may come and go.
-        let new: Vec<u64> = after.into_iter().filter(|area| !before.contains(area)).collect();
-        assert!(new.iter().any(|area| (stack..stack + (16 << 20)).contains(area)), "{new:x?}, the stack at {stack:x}");
-    }
 }

@@ -95,7 +95,7 @@ pub fn crew(streams: u8) -> Result<Vec<Waiting>, Failure> {
 
 impl Push {
     /// Answers demands from now on; sends the rest over all the streams once [`Self::begin`] is called. The pages that
-    /// `ahead` finds are sent after the first answer, without being asked for.
+    /// `ahead` finds are sent without being asked for, once the destination knows of all that follow.
     ///
     /// # Panics
     /// If the [`crew`] is not one for so many streams.
@@ -210,8 +210,8 @@ impl Drop for Push {
     }
 }
 
-/// Sends what is asked for until the destination has ended the link in good order: when it has everything. Whoever asks has
-/// heard of all pages that follow, and takes those that it has not asked for, too.
+/// Sends what is asked for until the destination has ended the link in good order: when it has everything. The first frame, with which the destination confirms that all
+/// pages that follow are named (older peers ask for a page), starts the sending of those that a restore touches: before it, the destination would go on waiting for them.
 fn answer(
     mut wants: Connection,
     mut urgent: Stream<Connection>,
@@ -222,13 +222,14 @@ fn answer(
     let mut ahead = ahead();
     loop {
         match tranship_wire::runs::read_wants(&mut wants) {
-            Ok(Some((space, ranges))) => {
-                outbox.send_wanted(space, &ranges, &mut urgent, counters).map_err(|e| e.to_string())?;
+            Ok(wanted) => {
+                if let Some((space, ranges)) = wanted {
+                    outbox.send_wanted(space, &ranges, &mut urgent, counters).map_err(|e| e.to_string())?;
+                }
                 for (space, ranges) in std::mem::take(&mut ahead) {
                     outbox.send_ahead(space, &ranges, &mut urgent, counters).map_err(|e| e.to_string())?;
                 }
             }
-            Ok(None) => {}
             Err(ReadError::Closed) => return Ok(()),
             Err(error) => return Err(format!("the destination's wishes cannot be read: {error}")),
         }

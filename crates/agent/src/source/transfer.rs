@@ -21,13 +21,18 @@ use super::{LIMITS_CHANGED, STREAM_BUFFERS, SourceRun, failed};
 use crate::node::Node;
 use crate::tmpfs;
 
-/// The pages that a restore writes to itself, while the tasks stand still: each thread's area for restartable sequences,
-/// which the kernel writes when it is registered. To wait for one at a time takes about a millisecond each.
-fn touched_by_restore(node: &Node, spaces: &[(u32, AddressSpaceId)]) -> Pages {
-    let Some(areas) = &node.sequence_areas else { return Vec::new() };
-    let page = |area: u64| PageRange { start: area & !(PAGE_SIZE - 1), end: (area & !(PAGE_SIZE - 1)) + PAGE_SIZE };
+/// The pages that a restored thread uses first: the kernel accesses its area for restartable sequences in the restore, and its stack as soon as it runs. Without them each
+/// thread requests these pages by itself, and its faults compete with the resume of the other threads.
+fn used_first(node: &Node, spaces: &[(u32, AddressSpaceId)]) -> Pages {
+    let Some(memory) = &node.thread_memory else { return Vec::new() };
     let pages = |(pid, space): &(u32, AddressSpaceId)| {
-        (*space, areas.read(*pid).unwrap_or_default().into_iter().map(page).collect())
+        let addresses = memory.read(*pid).unwrap_or_default();
+        let mut pages: Vec<u64> = addresses.into_iter().map(|address| address & !(PAGE_SIZE - 1)).collect();
+        pages.sort_unstable();
+        pages.dedup();
+        let runs = pages.chunk_by(|page, next| next - page == PAGE_SIZE);
+        let range = |run: &[u64]| PageRange::new(run[0], run[run.len() - 1].saturating_add(PAGE_SIZE));
+        (*space, runs.filter_map(range).collect())
     };
     spaces.iter().map(pages).collect()
 }
@@ -132,7 +137,7 @@ impl SourceRun {
                 send::name(&plan, &mut streams)?;
                 send::named(&mut streams)?;
                 let named = monotonic_ns();
-                let push = Push::start(outbox, streams, demand, move || touched_by_restore(&node, &spaces), crew);
+                let push = Push::start(outbox, streams, demand, move || used_first(&node, &spaces), crew);
                 if early.is_none() {
                     push.begin(Standing::Favoured);
                 }
