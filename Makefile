@@ -32,7 +32,7 @@ test-trackers:
 # Moves under the kernels of Debian 12 and 13, with version 2 of cgroups and all its controllers, in virtual machines; 120 MB of downloads the
 # first time. make test-vm [KERNELS=6.1] [VM_SUITES="redis docker:published"]
 KERNELS ?= 6.1 6.12
-VM_SUITES ?= kernel charged watchers:limits docker:docker_manages
+VM_SUITES ?= kernel charged watchers:limits podman:podman_manages
 test-vm: setup build
 	for kernel in $(KERNELS); do scripts/test-vm $$kernel $(VM_SUITES) || exit 1; done
 

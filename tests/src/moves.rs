@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use tranship_api::ApiError;
-use tranship_lab::{CounterClient, CounterReport, Lab, report_of};
+use tranship_lab::{CounterClient, CounterReport, Lab, report_of, slowness};
 use tranship_types::{Blocker, GroupReport, Outcome, Phase, Report};
 
 use crate::containers::exactly_one_runs;
@@ -23,7 +23,13 @@ pub fn move_container(lab: &Lab, from: &str, name: &str, to: &str) -> Result<Rep
 /// # Errors
 /// As [`move_container`].
 pub fn move_with(lab: &Lab, from: &str, name: &str, to: &str, options: &[&str]) -> Result<Report> {
-    let output = lab.move_command(from, name, to)?.args(options).stderr(Stdio::piped()).output()?;
+    let mut command = lab.move_command(from, name, to)?;
+    command.args(options);
+    // Where the processor is emulated a freeze may take longer than the usual limit of 10 s.
+    if slowness() > 2.0 && !options.contains(&"--freeze-timeout") {
+        command.arg("--freeze-timeout").arg(format!("{:.0}s", 10.0 * slowness()));
+    }
+    let output = command.stderr(Stdio::piped()).output()?;
     let said = || String::from_utf8_lossy(&output.stderr).into_owned();
     let report: Report = serde_json::from_value(report_of(&output.stdout).with_context(said)?).with_context(said)?;
     ensure!(report.outcome == Outcome::Moved, "the move ended as {:?}: {:?}", report.outcome, report.error);

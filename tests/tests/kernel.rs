@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tranship_e2e::{Stage, connection_alive, exactly_one_runs, move_with, nothing_left, remove, scenarios};
-use tranship_lab::{CounterClient, REDIS_PORT, Redis, RunOptions, redis_command, slowness};
+use tranship_lab::{CounterClient, REDIS_PORT, Redis, RunOptions, redis_command};
 
 const NAME: &str = "kernel";
 const KEYS: u64 = 20_000;
@@ -22,12 +22,9 @@ fn moves(stage: &Stage, host: u8, bridge: bool, modes: &[&str]) -> Result<()> {
     counter.pause()?;
     let before = redis.verify_without("counter")?;
     counter.resume()?;
-    // A processor that is emulated may take longer than the usual 10 s.
-    let freeze = format!("{:.0}s", 10.0 * slowness());
     let (mut from, mut to) = ("a", "b");
     for mode in modes {
-        let options = ["--mode", mode, "--freeze-timeout", &freeze];
-        let report = move_with(lab, from, NAME, to, &options).with_context(|| format!("mode {mode}"))?;
+        let report = move_with(lab, from, NAME, to, &["--mode", mode]).with_context(|| format!("mode {mode}"))?;
         connection_alive(&mut counter).with_context(|| format!("after a move in mode {mode}"))?;
         ensure!(exactly_one_runs(lab, NAME)? == to, "mode {mode} left the container where it was");
         nothing_left(lab, from, NAME).with_context(|| format!("after a move in mode {mode}"))?;
