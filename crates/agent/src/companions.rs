@@ -18,7 +18,7 @@ const SHARED: [&str; 3] = ["net", "ipc", "pid"];
 /// The containers that belong together where they leave for these nodes: of those that run, of all engines.
 ///
 /// # Errors
-/// An engine that does not answer, networks that cannot be looked at.
+/// An engine that does not answer, bridges that cannot be looked at.
 pub fn find(node: &Node, to: &[NodeName]) -> Result<Vec<Companions>, ServiceError> {
     let mut running: Vec<(Arc<dyn Engine>, Summary)> = Vec::new();
     for engine in node.engines().filter(|engine| engine.is_present()) {
@@ -26,20 +26,22 @@ pub fn find(node: &Node, to: &[NodeName]) -> Result<Vec<Companions>, ServiceErro
         let runs = |one: &Summary| matches!(one.state, State::Running | State::Paused) && one.init != 0;
         running.extend(list.into_iter().filter(runs).map(|one| (Arc::clone(engine), one)));
     }
-    let names: Vec<&str> = running.iter().map(|(_, one)| one.name.as_str()).collect();
+    // A name that two engines have is in no set: a group could not name its container.
+    let is_unique = |name: &str| running.iter().filter(|(_, one)| one.name == name).count() == 1;
+    let names: Vec<&str> = running.iter().map(|(_, one)| one.name.as_str()).filter(|name| is_unique(name)).collect();
     let mut whole = Sets::new(&names);
     let mut made_anew = BTreeSet::new();
-    for shared in sharing(&running) {
-        whole.join(&shared);
+    let sharing = sharing(&running);
+    for shared in &sharing {
+        whole.join(shared);
     }
-    for pod in pods(&running) {
+    for pod in pods(&running, &sharing) {
         let infra = pod.infra.map(|infra| infra.name);
         whole.join(&pod.members.iter().chain(&infra).map(String::as_str).collect::<Vec<_>>());
         made_anew.extend(infra);
     }
-    let links = local_networks::links(node, &running, to).map_err(|failure| {
-        ServiceError::new(ErrorKind::Internal, failure.message, "see `tranship node`, and try again")
-    })?;
+    let links = local_networks::links(node, &running, to)
+        .map_err(|failure| ServiceError::new(ErrorKind::Internal, failure.message, "see the agent's log"))?;
     for Link { ends: [one, other], .. } in links.iter().filter(|link| link.is_connected) {
         whole.join(&[one, other]);
     }
@@ -79,15 +81,20 @@ fn sharing(running: &[(Arc<dyn Engine>, Summary)]) -> Vec<Vec<&str>> {
     found
 }
 
-/// The pods of the running containers, each once.
-fn pods(running: &[(Arc<dyn Engine>, Summary)]) -> Vec<Pod> {
-    let mut found: BTreeMap<String, Pod> = BTreeMap::new();
-    for (engine, one) in running {
-        // One that has ended meanwhile is in none.
-        let pod = engine.inspect(&one.name).and_then(|container| engine.pod(&container));
-        found.extend(pod.ok().flatten().map(|pod| (pod.name.clone(), pod)));
+/// The pods of the containers that share namespaces, each once. To inspect a container takes Podman a second on a busy machine.
+fn pods(running: &[(Arc<dyn Engine>, Summary)], sharing: &[Vec<&str>]) -> Vec<Pod> {
+    let mut found: Vec<Pod> = Vec::new();
+    let mut inspected: BTreeSet<&str> = BTreeSet::new();
+    for name in sharing.iter().flatten().filter(|name| inspected.insert(name)) {
+        let is_known = |pod: &Pod| pod.members.iter().any(|member| member == name);
+        let Some((engine, _)) = running.iter().find(|(_, one)| one.name == *name) else { continue };
+        if !found.iter().any(is_known) {
+            // One that has ended meanwhile is in none; the infra container's own pod is found by its members.
+            let pod = engine.inspect(name).and_then(|container| engine.pod(&container)).ok().flatten();
+            found.extend(pod.filter(is_known));
+        }
     }
-    found.into_values().collect()
+    found
 }
 
 /// Names, each in one set.

@@ -189,9 +189,8 @@ fn state_by_records(node: &Node, container: &str, addresses: &[ReservedAddress])
 /// The same by the reports of a node that has no record of it, the newest first: an older agent wrote no records, and a node can have lost them. A
 /// history that `is_full` no longer has all moves.
 fn state_by_history(reports: &[Report], is_full: bool, here: &NodeName, container: &str) -> AddressState {
-    let moved = |report: &&Report| {
-        report.container == container && matches!(report.outcome, Outcome::Moved | Outcome::Ended)
-    };
+    let moved =
+        |report: &&Report| report.container == container && matches!(report.outcome, Outcome::Moved | Outcome::Ended);
     match reports.iter().find(moved) {
         Some(last) if last.source == *here => AddressState::Moved { to: last.destination.clone() },
         Some(_) => AddressState::Gone,

@@ -127,9 +127,11 @@ pub fn links<'a>(
         let looked = || -> Result<_, NetworkError> { Ok((bridge_ports(&path)?, connected_addresses(&path)?)) };
         let (mut ports, peers) = match looked() {
             Ok(looked) => looked,
-            // It has ended meanwhile.
-            Err(_) if identity(&path).is_none() => continue,
-            Err(error) => return Err(failed(error)),
+            // It has ended meanwhile, or is moved by itself, as if it had no links.
+            Err(error) => {
+                tracing::warn!(container = one.name, %error, "its network cannot be looked at");
+                continue;
+            }
         };
         for BridgePort { bridge, .. } in &ports {
             if !ends_here.contains_key(bridge) {

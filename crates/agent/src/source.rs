@@ -128,6 +128,8 @@ pub struct SourceRun {
     gate_closed: Option<Instant>,
     /// Tells which connections have ended for programs, and not for their peers.
     backlog: Option<Backlog>,
+    /// Whether all connections that programs had closed had sent all before the freeze.
+    closed_have_finished: bool,
     /// Has criu set breakpoints without a wait.
     breakpoints: Option<OwnedFd>,
     /// Nobody waits for a processor to wake up, from the freeze until the container runs and a little longer; but while pages are waited for.
@@ -231,6 +233,7 @@ impl SourceRun {
             has_groups: false,
             gate_closed: None,
             backlog: None,
+            closed_have_finished: false,
             breakpoints: None,
             awake: None,
             held: Vec::new(),

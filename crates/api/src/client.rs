@@ -132,10 +132,11 @@ impl Client {
         self.question("/v1/containers").await
     }
 
-    /// `GET /v1/companions`.
+    /// `GET /v1/companions`. Waits for as long as the agent inspects the containers.
     pub async fn companions(&self, to: &[NodeName]) -> Result<Vec<Companions>, ClientError> {
         let to: Vec<&str> = to.iter().map(NodeName::as_str).collect();
-        self.question(&format!("/v1/companions?to={}", to.join(","))).await
+        let call = Call { method: Method::GET, path: format!("/v1/companions?to={}", to.join(",")) };
+        read(&call, self.send(&call, Vec::new()).await?).await
     }
 
     /// `GET /v1/migrations`: newest first.

@@ -97,17 +97,20 @@ struct Whole {
     made_anew: Vec<usize>,
 }
 
-/// A move of an evacuation, as it ended: the place in the list, and the report or why there is none.
-type Ended = (usize, Result<Report, NotMoved>);
+/// A move of an evacuation, as it ended: the place in the list, and the report, or what is known without one.
+type Ended = (usize, Result<Report, Unreported>);
 
-/// Why a container was not moved.
+/// What happened to a container of whose move there is no report.
 #[derive(Debug, Clone)]
-struct NotMoved(Fate, ErrorBody);
+struct Unreported {
+    fate: Fate,
+    error: Option<ErrorBody>,
+}
 
-impl From<&ClientError> for NotMoved {
+impl From<&ClientError> for Unreported {
     fn from(error: &ClientError) -> Self {
         let refused = matches!(error, ClientError::Refused { .. });
-        Self(if refused { Fate::Blocked } else { Fate::Failed }, error_of(error))
+        Self { fate: if refused { Fate::Blocked } else { Fate::Failed }, error: Some(error_of(error)) }
     }
 }
 
@@ -185,10 +188,10 @@ impl Calls<'_> {
             let looked = match asked {
                 Ok(looked) => looked,
                 Err(error) => {
-                    let NotMoved(_, error) = NotMoved::from(&error);
+                    let Unreported { error, .. } = Unreported::from(&error);
                     whole
                         .all()
-                        .for_each(|place| (rows[place].fate, rows[place].error) = (Fate::Blocked, Some(error.clone())));
+                        .for_each(|place| (rows[place].fate, rows[place].error) = (Fate::Blocked, error.clone()));
                     continue;
                 }
             };
@@ -277,7 +280,8 @@ impl Whole {
 
     /// What is made anew shares the fate of what it is made for; where one cannot be moved, none of the others is.
     fn hold_together(&self, rows: &mut [Row]) {
-        let stays = self.movers.iter().find(|place| !matches!(rows[**place].fate, Fate::Movable | Fate::Moved));
+        let is_done = |fate: Fate| matches!(fate, Fate::Movable | Fate::Moved | Fate::Ended);
+        let stays = self.movers.iter().find(|place| !is_done(rows[**place].fate));
         if let Some(stays) = stays {
             let (fate, name) = (rows[*stays].fate, rows[*stays].container.clone());
             let remedy = "see what is said of that one".to_owned();
@@ -427,7 +431,7 @@ async fn one(client: Client, place: usize, request: MoveRequest, under_way: Opti
         Ok(id) => followed::<Report>(&client, &id).await,
         Err(error) => Err(error),
     };
-    vec![(place, ended.map_err(|error| NotMoved::from(&error)))]
+    vec![(place, ended.map_err(|error| Unreported::from(&error)))]
 }
 
 /// The same of a group, whose members have these places.
@@ -439,33 +443,42 @@ async fn several(client: Client, members: BTreeMap<String, usize>, request: Grou
     let report = match ended {
         Ok(report) => report,
         Err(error) => {
-            let why = NotMoved::from(&error);
+            let why = Unreported::from(&error);
             return members.into_values().map(|place| (place, Err(why.clone()))).collect();
         }
     };
     let mut all = Vec::new();
     for (member, place) in report.members.iter().filter_map(|one| Some((one, *members.get(&one.container)?))) {
         let own = match &member.migration {
-            Some(id) => client.report(id).await.ok(),
+            Some(id) => followed::<Report>(&client, id).await.ok(),
             None => None,
         };
-        all.push((place, own.ok_or_else(|| not_moved(member))));
+        all.push((place, own.ok_or_else(|| unreported(member))));
     }
     all
 }
 
-/// Of a member of whose move there is no report.
-fn not_moved(member: &GroupMember) -> NotMoved {
+/// What a group's report tells of a member.
+fn unreported(member: &GroupMember) -> Unreported {
+    let fate = match member.outcome {
+        MemberOutcome::Moved => return Unreported { fate: Fate::Moved, error: None },
+        MemberOutcome::Ended => Fate::Ended,
+        _ => Fate::Failed,
+    };
     let message = member.error.clone().unwrap_or_else(|| "one of those that move with it was not moved".to_owned());
-    let fate = if member.outcome == MemberOutcome::Ended { Fate::Ended } else { Fate::Failed };
-    NotMoved(fate, ErrorBody { message, remedy: "run the command again".to_owned(), blockers: Vec::new() })
+    let error = ErrorBody { message, remedy: "run the command again".to_owned(), blockers: Vec::new() };
+    Unreported { fate, error: Some(error) }
 }
 
-/// Takes up the group's moves that are under way, or begins them once the agent is there.
+/// Takes up the moves of just this group where they are under way, or begins them once the agent is there.
 async fn begin_group(client: &Client, request: &GroupRequest) -> Result<GroupReport, ClientError> {
+    let is_member = |one: &GroupMember| {
+        request.containers.contains_key(&one.container) && Some(&one.destination) == request.to.as_ref()
+    };
     let is_it = |group: &GroupReport| {
         group.outcome == Outcome::Running
-            && group.members.iter().any(|one| request.containers.contains_key(&one.container))
+            && group.members.len() == request.containers.len()
+            && group.members.iter().all(is_member)
     };
     let asked = Instant::now();
     loop {
@@ -520,11 +533,11 @@ async fn followed<R: Watched>(client: &Client, id: &R::Id) -> Result<R, ClientEr
 }
 
 /// Writes down how a move ended.
-fn settle(row: &mut Row, ended: Result<Report, NotMoved>, here: &NodeName) {
+fn settle(row: &mut Row, ended: Result<Report, Unreported>, here: &NodeName) {
     let report = match ended {
         Ok(report) => report,
-        Err(NotMoved(fate, error)) => {
-            (row.fate, row.error) = (fate, Some(error));
+        Err(Unreported { fate, error }) => {
+            (row.fate, row.error) = (fate, error);
             return;
         }
     };

@@ -23,6 +23,8 @@ const HANDSHAKE: Duration = Duration::from_millis(200);
 /// How long connections that programs have closed may take to send what is left: while the container runs, and in the freeze.
 const FINISH: Duration = Duration::from_secs(1);
 const FINISH_FROZEN: Duration = Duration::from_millis(10);
+/// How long those that were closed in the last moment may take, once, before the container is frozen again.
+const FINISH_JUST_CLOSED: Duration = Duration::from_millis(150);
 
 /// What `--allow` calls connections that cannot send all before the freeze.
 const CLOSED_CONNECTIONS: &str = "closed-connections";
@@ -58,7 +60,7 @@ impl SourceRun {
                 return;
             }
         }
-        self.unfinished_after(FINISH, Duration::from_millis(1));
+        self.closed_have_finished = self.unfinished_after(FINISH, Duration::from_millis(1)) == 0;
     }
 
     /// The same in the freeze, before the gate is closed: programs close no more of them. What was sent and only lacks its acknowledgement is
@@ -67,7 +69,7 @@ impl SourceRun {
         if self.unfinished_after(FINISH_FROZEN, Duration::from_micros(100)) == 0 {
             return Ok(());
         }
-        let left = self.unsent()?;
+        let left = self.backlog.as_mut().map_or(Ok(0), Backlog::unsent).map_err(failed)?;
         if left == 0 {
             return Ok(());
         }
@@ -79,13 +81,11 @@ impl SourceRun {
         Failure::blocked(blockers).map_or(Ok(()), Err)
     }
 
-    /// How many of them have something that was never sent, or was lost on its way.
-    fn unsent(&mut self) -> Result<u32, Failure> {
-        let Some(backlog) = &mut self.backlog else { return Ok(0) };
-        match backlog.unfinished().map_err(failed)? {
-            0 => Ok(0),
-            _ => backlog.unsent().map_err(failed),
-        }
+    /// Whether one of them has something that was never sent, or was lost on its way. A look that fails is repeated before the gate is closed.
+    fn have_unsent(&mut self) -> bool {
+        let Some(backlog) = &mut self.backlog else { return false };
+        let unsent = backlog.unfinished().and_then(|left| if left == 0 { Ok(0) } else { backlog.unsent() });
+        unsent.is_ok_and(|left| left > 0)
     }
 
     /// How many of them there still are when there are none, or after so long a time; `look` lies between two looks.
@@ -164,7 +164,8 @@ impl SourceRun {
     ) -> Result<(), Failure> {
         let (mut left, mut left_for_events) = (ATTEMPTS, EVENTS);
         let is_allowed = self.report.read().options.allow.permits(CLOSED_CONNECTIONS);
-        let mut left_for_closed = if is_allowed { 0 } else { ATTEMPTS };
+        // Of those that were closed long before, it was waited for already; the gate is closed to newcomers meanwhile.
+        let mut may_wait = self.closed_have_finished && !is_allowed;
         loop {
             let (start, frozen) = self.freeze_between_vforks(freezer)?;
             if let Some(unread) = queues.unread() {
@@ -179,11 +180,11 @@ impl SourceRun {
                 }
                 continue;
             }
-            if left_for_closed > 0 && self.unsent()? > 0 {
+            if may_wait && self.have_unsent() {
                 tracing::info!(id = %self.id, "connections that programs have just closed have not sent all; the container runs until they have");
                 self.thaw_unit(freezer)?;
-                left_for_closed -= 1;
-                self.unfinished_after(FINISH, Duration::from_millis(1));
+                may_wait = false;
+                self.unfinished_after(FINISH_JUST_CLOSED, Duration::from_millis(5));
                 continue;
             }
             left -= 1;

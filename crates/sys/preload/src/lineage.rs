@@ -22,6 +22,10 @@ use super::texts::{Private, private_mappings};
 /// Levels of processes between two replacements.
 const LEVELS: u32 = 16;
 
+/// The longest mapping of which a copy is made, in bytes: of a heap that holds the images of thousands of tasks each task on such a level would have its own, in the
+/// memory that its container is charged for. One list more to be copied costs little.
+const LARGEST: usize = 2 << 20;
+
 type Munmap = unsafe extern "C" fn(*mut c_void, usize) -> c_int;
 type Mremap = unsafe extern "C" fn(*mut c_void, usize, usize, c_int, *mut c_void) -> *mut c_void;
 type Readlinkat = unsafe extern "C" fn(c_int, *const c_char, *mut c_char, usize) -> isize;
@@ -156,7 +160,8 @@ fn replace_all(proc: c_int) -> io::Result<()> {
     file.read_to_string(&mut text)?;
     let areas = areas();
     let is_own = |mapping: &Private| areas.iter().all(|area| mapping.end <= area.start || area.end <= mapping.start);
-    let own: Vec<Private> = private_mappings(&text).into_iter().filter(is_own).collect();
+    let is_small = |mapping: &Private| mapping.end - mapping.start <= LARGEST;
+    let own: Vec<Private> = private_mappings(&text).into_iter().filter(is_small).filter(is_own).collect();
     // SAFETY: sets are plain integers, and all zeros is one; the calls fill them, or read them only. With all signals blocked
     // nothing but this thread writes to the mappings, and `replace` writes to its stack only, which is not among them.
     unsafe {

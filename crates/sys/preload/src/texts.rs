@@ -186,7 +186,8 @@ pub struct Private {
 /// The private mappings in `/proc/PID/smaps` that have pages of their own and can be replaced by a copy: they are readable, without code, and do not grow
 /// by themselves as a stack does.
 pub fn private_mappings(text: &str) -> Vec<Private> {
-    const EXCLUDED: [&str; 7] = ["gd", "lo", "ht", "io", "pf", "um", "uw"];
+    // What else a mapping may be, a shadow stack say (`ss`), a copy would not be.
+    const PLAIN: [&str; 8] = ["rd", "wr", "mr", "mw", "me", "ac", "nr", "sd"];
     let mut found = Vec::new();
     let (mut mapping, mut anonymous) = (None, false);
     for line in text.lines() {
@@ -194,7 +195,7 @@ pub fn private_mappings(text: &str) -> Vec<Private> {
         match words.next() {
             Some("Anonymous:") => anonymous = words.next().is_some_and(|kib| kib != "0"),
             Some("VmFlags:") => {
-                found.extend(mapping.take().filter(|_| anonymous && !words.any(|flag| EXCLUDED.contains(&flag))));
+                found.extend(mapping.take().filter(|_| anonymous && words.all(|flag| PLAIN.contains(&flag))));
             }
             Some(word) if !word.ends_with(':') => {
                 anonymous = false;
@@ -244,6 +245,7 @@ mod tests {
             anonymous("5000-6000 r-xp", 4, "rd ex mr mw me"),
             anonymous("6000-7000 rw-s", 4, "rd wr sh mr mw me ms"),
             anonymous("7000-9000 rw-p", 8, "rd wr mr mw me gd ac"),
+            anonymous("9000-a000 rw-p", 4, "rd wr mr mw me ss"),
         ];
         let [first, second] = *private_mappings(&smaps.concat()) else {
             panic!("{:?}", private_mappings(&smaps.concat()))
