@@ -103,8 +103,7 @@ fn with_a_small_share(lab: &Lab, host: u8) -> Result<Option<(CounterClient, Stri
         return Ok(None);
     }
     let ip = Ipv4Addr::new(10, 77, 0, host);
-    // On version 2 runc gives a container without any limit no controllers, and then cannot change its limits.
-    lab.run("a", NAME, &RunOptions { memory: Some(1 << 30), ..RunOptions::new(ip, redis_command()) })?;
+    lab.run("a", NAME, &RunOptions::new(ip, redis_command()))?;
     Redis::connect(lab, ip, Duration::from_secs(10))?;
     lab.check("a", &["runc", "update", "--cpu-period", "100000", "--cpu-quota", "5000", "--cpu-share", "2", NAME])?;
     let small = limits_on(lab, "a")?;

@@ -140,8 +140,7 @@ fn start(lab: &Lab, ways: &[&str]) -> Result<()> {
 
 fn start_program(lab: &Lab, program: &str, ways: &[&str]) -> Result<()> {
     let command = [&["python3", "-c", program][..], ways].concat();
-    // On version 2 runc gives a container without any limit no controllers, and then cannot change its limits.
-    lab.run("a", NAME, &RunOptions { memory: Some(1 << 30), ..RunOptions::new(IP, command) })?;
+    lab.run("a", NAME, &RunOptions::new(IP, command))?;
     let listens = || lab.exec("client", &["bash", "-c", "</dev/tcp/10.77.0.52/7000"]);
     wait_until("the program to listen", PATIENCE, || Ok(listens()?.status.success().then_some(())))
 }

@@ -49,8 +49,8 @@ impl Cpu {
         (!others.iter().any(is_own)).then_some(own)
     }
 
-    /// That of a container whose cgroup of version 2 this is. `None` where the CPU controller is not enabled for it, as runc leaves it for a
-    /// container without limits: then nothing of the CPUs is limited there, or can be.
+    /// That of a container whose cgroup of version 2 this is. `None` where the CPU controller is not enabled for it, as in a subtree that was
+    /// delegated without it: then nothing of the CPUs is limited there, or can be.
     pub(crate) fn of_version_2(directory: PathBuf) -> Option<Self> {
         directory.join("cpu.max").exists().then_some(Cpu::V2(directory))
     }

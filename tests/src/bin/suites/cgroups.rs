@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use nix::sched::{CloneFlags, unshare};
 
 /// What the names of all cgroups of suites begin with.
 const PREFIX: &str = "tranship-suite-";
@@ -54,7 +55,12 @@ fn options(all: &str) -> String {
     if controllers { words.join(",") } else { format!("none,{}", words.join(",")) }
 }
 
-/// Moves this process into a new cgroup of this name in every hierarchy.
+/// The cgroup of version 2, below that of a suite, for what stays outside of its namespaces: one with controllers for its children has no
+/// processes itself.
+const OUTSIDE: &str = "outside";
+
+/// Moves this process into a new cgroup of this name in every hierarchy: on version 2 into one below it, from which
+/// [`enter_namespace`] goes on.
 pub fn enter(name: &str) -> Result<()> {
     for Hierarchy { point, v1 } in hierarchies()? {
         let group = point.join(format!("{PREFIX}{name}"));
@@ -69,8 +75,23 @@ pub fn enter(name: &str) -> Result<()> {
                 return Err(error).with_context(|| format!("cannot enter the new cgroup {}", group.display()));
             }
         }
+        if v1.is_none() {
+            let outside = group.join(OUTSIDE);
+            enter_one(&group, &outside)
+                .with_context(|| format!("cannot enter the new cgroup {}", outside.display()))?;
+        }
     }
     Ok(())
+}
+
+/// Gives this process a cgroup namespace that has the cgroups of this name as its roots.
+pub fn enter_namespace(name: &str) -> Result<()> {
+    for Hierarchy { point, .. } in hierarchies()?.into_iter().filter(|hierarchy| hierarchy.v1.is_none()) {
+        let group = point.join(format!("{PREFIX}{name}"));
+        fs::write(group.join("cgroup.procs"), "0")
+            .with_context(|| format!("cannot enter the cgroup {}", group.display()))?;
+    }
+    unshare(CloneFlags::CLONE_NEWCGROUP).context("cannot make a cgroup namespace")
 }
 
 fn enter_one(above: &Path, group: &Path) -> io::Result<()> {

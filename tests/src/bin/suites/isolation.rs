@@ -95,12 +95,12 @@ fn arguments(what: &Isolate) -> Vec<std::ffi::OsString> {
     all
 }
 
-/// Enters new cgroups and executes unshare(1), so that the new cgroup namespace has them as its roots.
+/// Enters new cgroups and executes unshare(1).
 pub fn enter(what: &Isolate) -> Result<ExitCode> {
     set_pdeathsig(Signal::SIGKILL).context("cannot ask for a signal at the parent's death")?;
     cgroups::enter(&what.name)?;
     let mut command = Command::new("unshare");
-    command.args(["--mount", "--net", "--pid", "--fork", "--uts", "--ipc", "--cgroup", "--mount-proc", "--kill-child"]);
+    command.args(["--mount", "--net", "--pid", "--fork", "--uts", "--ipc", "--mount-proc", "--kill-child"]);
     command.arg("--").arg(crate::own_program()?).arg("init").args(arguments(what));
     Err(command.exec()).context("cannot execute unshare; is util-linux installed?")
 }
@@ -108,6 +108,7 @@ pub fn enter(what: &Isolate) -> Result<ExitCode> {
 /// Process 1 of the namespaces.
 pub fn init(what: &Isolate) -> Result<ExitCode> {
     ensure!(std::process::id() == 1, "`init` is for `suites isolate`");
+    cgroups::enter_namespace(&what.name)?;
     private_view(what)?;
     let up = Command::new("ip").args(["link", "set", "lo", "up"]).status().context("cannot run ip")?;
     ensure!(up.success(), "cannot set the loopback interface up");
