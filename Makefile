@@ -16,7 +16,7 @@ test: setup build
 test-all: export TRANSHIP_ENGINES = all
 test-all: setup build
 	target/release/suites run --all --jobs $(JOBS) $(SUITES)
-	$(MAKE) --no-print-directory test-trackers test-vm test-skew soak
+	$(MAKE) --no-print-directory test-trackers test-skew soak
 
 # The suites of all engines besides runc, with their real daemons and programs; with what takes too long for `make test`.
 test-engines: export TRANSHIP_ENGINES = all
@@ -30,9 +30,9 @@ test-trackers:
 	scripts/test-trackers
 
 # Moves under the kernels of Debian 12 and 13, with version 2 of cgroups and all its controllers, in virtual machines; 120 MB of downloads the
-# first time. make test-vm [KERNELS=6.1] [VM_SUITES="redis docker:published"]
+# first time. make test-vm [KERNELS=6.1] [VM_SUITES="kernel watchers:limits"]
 KERNELS ?= 6.1 6.12
-VM_SUITES ?= kernel charged watchers:limits podman:podman_manages
+VM_SUITES ?= kernel
 test-vm: setup build
 	for kernel in $(KERNELS); do scripts/test-vm $$kernel $(VM_SUITES) || exit 1; done
 
