@@ -179,7 +179,8 @@ pub fn state(
 /// Where a container went that does not have these addresses here.
 fn state_by_records(node: &Node, container: &str, addresses: &[ReservedAddress]) -> Result<AddressState, Failure> {
     let left = |record: &&HeldRecord| record.container == container && record.is_about(addresses);
-    let newest = HeldRecord::all(node)?;
+    // Without all records, a node that has lost one might say that the container is gone.
+    let newest = HeldRecord::every(node)?;
     match newest.iter().filter(left).max_by_key(|record| record.since_unix_ms) {
         Some(record) => Ok(AddressState::Moved { to: record.node.clone() }),
         None => Ok(state_by_history(&node.registry.reports(), node.registry.is_full(), &node.config.node, container)),
@@ -236,13 +237,11 @@ fn restore(node: &Node) -> Result<(), Failure> {
 
 /// Addresses that should be held and that another container has, for an operator.
 pub fn notices(node: &Node) -> Vec<Leftover> {
-    let records = match HeldRecord::all(node) {
-        Ok(records) => records,
-        Err(failure) => {
-            let name = record::directory(node).display().to_string();
-            let kind = LeftoverKind::Address;
-            return vec![Leftover { kind, name, removed: false, warning: false, note: failure.message }];
-        }
+    let (records, unreadable) =
+        HeldRecord::all_and_unreadable(node).unwrap_or_else(|failure| (Vec::new(), vec![failure]));
+    let told = |failure: Failure| {
+        let name = record::directory(node).display().to_string();
+        Leftover { kind: LeftoverKind::Address, name, removed: false, warning: false, note: failure.message }
     };
     let lost = |record: &HeldRecord, one: &ReservedAddress| {
         let other = cni::owner(&one.network, one.address).ok()??;
@@ -261,14 +260,15 @@ pub fn notices(node: &Node) -> Vec<Leftover> {
     let held = records.iter().filter(|record| record.held);
     let (of_engines, of_cni): (Vec<_>, Vec<_>) = held.partition(|record| holders::is_of_engine(node, record));
     let lost = of_cni.iter().flat_map(|record| record.addresses.iter().filter_map(|one| lost(record, one)));
-    lost.chain(of_engines.iter().flat_map(|record| holders::notices(node, record))).collect()
+    let lost = lost.chain(of_engines.iter().flat_map(|record| holders::notices(node, record)));
+    lost.chain(unreadable.into_iter().map(told)).collect()
 }
 
 /// Reservations in a holder's name of which there is no record.
 pub fn unrecorded(node: &Node) -> Vec<HeldReservation> {
     let _changing = changing();
-    // Without the records, nothing is to be given back.
-    let (Ok(held), Ok(records)) = (cni::held(), HeldRecord::all(node)) else { return Vec::new() };
+    // Without all records, nothing is to be given back.
+    let (Ok(held), Ok(records)) = (cni::held(), HeldRecord::every(node)) else { return Vec::new() };
     let has = |record: &HeldRecord, held: &HeldReservation| {
         let is_it = |one: &ReservedAddress| one.network == held.network && one.address == held.address;
         record.container == held.container && record.addresses.iter().any(is_it)

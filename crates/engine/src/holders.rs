@@ -12,6 +12,8 @@ use crate::{Container, EngineError};
 
 /// The label of a holder: the name of the container that it holds addresses for.
 pub(crate) const LABEL: &str = "tranship.holds-addresses-for";
+/// The label with the migration by which that container left.
+pub(crate) const MIGRATION: &str = "tranship.holds-addresses-since";
 /// The image of holders.
 pub(crate) const IMAGE: &str = "tranship-holder:1";
 /// The program in it.
@@ -24,10 +26,23 @@ const NAME: &str = "tranship-holds-";
 /// What the names of network namespaces for holders begin with.
 const NAMESPACE: &str = "tranship-holder-";
 
-/// The name of the holder of a container's addresses in a network.
-#[must_use]
-pub fn holder_name(container: &str, network: &str) -> String {
-    format!("{NAME}{container}.{network}")
+/// For what a holder has addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Holding<'a> {
+    /// The name of the container that has left.
+    pub container: &'a str,
+    /// The migration by which it left.
+    pub migration: &'a str,
+    /// The network's name.
+    pub network: &'a str,
+}
+
+impl Holding<'_> {
+    /// The holder's name.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("{NAME}{}.{}.{}", self.container, self.network, self.migration)
+    }
 }
 
 /// The network namespace, with closed gate, that the agent has made for the holder of this id: from before its start until the engine has
@@ -51,6 +66,10 @@ pub struct Endpoint {
     pub container: String,
     /// If the container is a holder, the name of the container that it holds addresses for.
     pub holds_for: Option<String>,
+    /// If it is one, the migration by which that container left.
+    pub migration: Option<String>,
+    /// Whether it is one with an interface: it answers for the addresses, which are elsewhere.
+    pub answers: bool,
     /// The network's name.
     pub network: String,
     /// The addresses that the container has there or, if it does not run, was made with.
@@ -59,9 +78,34 @@ pub struct Endpoint {
     pub runs: bool,
 }
 
-/// For which container one is a holder, by its labels.
-pub(crate) fn held_for(labels: &Value) -> Option<&str> {
-    said(&labels[LABEL])
+/// For which container the one of these labels, of this image and name is a holder. An image passes its labels on, so that these alone
+/// make none.
+pub(crate) fn held_for<'a>(labels: &'a Value, image: &Value, name: &Value) -> Option<&'a str> {
+    let is_named = said(name).is_some_and(|name| name.trim_start_matches('/').starts_with(NAME));
+    // Podman's name of it begins with a registry.
+    let is_of_image = said(image).is_some_and(|image| image.rsplit('/').next() == Some(IMAGE));
+    said(&labels[LABEL]).filter(|_| is_named && is_of_image)
+}
+
+/// Whether a process has an interface of the kind that engines make for their networks.
+pub(crate) fn has_interface(pid: &Value) -> bool {
+    let devices = pid.as_u64().filter(|pid| *pid > 0).and_then(|pid| {
+        let pid = u32::try_from(pid).ok()?;
+        tranship_sys::process::text(format!("/proc/{pid}/net/dev")).ok()
+    });
+    devices.is_some_and(|text| text.lines().any(|line| line.trim_start().starts_with("eth")))
+}
+
+/// Whether a container that is made from this configuration (OCI runtime specification) is a holder.
+#[must_use]
+pub fn is_holder(config: &Value) -> bool {
+    let process = &config["process"];
+    let (user, group) = NOBODY.split_once(':').unwrap_or_default();
+    let is = |id: &Value, wanted: &str| id.as_u64().is_some_and(|id| id.to_string() == wanted);
+    process["args"] == serde_json::json!([PROGRAM])
+        && is(&process["user"]["uid"], user)
+        && is(&process["user"]["gid"], group)
+        && config["root"]["readonly"] == true
 }
 
 /// An engine with an IPAM of its own, in which a container reserves an address by running.
@@ -83,7 +127,7 @@ pub trait Holders {
     ///
     /// # Errors
     /// The engine's refusal.
-    fn make_holder(&self, name: &str, holds: (&str, &str), addresses: &[IpAddr]) -> Result<String, EngineError>;
+    fn make_holder(&self, name: &str, holds: Holding<'_>, addresses: &[IpAddr]) -> Result<String, EngineError>;
 
     /// The path at which a network namespace with closed gate has to be when a holder is started: the runtime wrapper has its network
     /// attached there, and then takes the interface and this name away. `None` where a holder gets no interface.
@@ -177,6 +221,25 @@ mod tests {
         assert!(is_holder_namespace(&holder_namespace("0f3a").unwrap()));
         assert!(!is_holder_namespace(Path::new("/run/netns/web")));
         assert!(holder_namespace("../0f3a").is_none() && holder_namespace("").is_none());
+    }
+
+    #[test]
+    fn a_label_alone_makes_no_holder() {
+        let json = |text: &str| serde_json::json!(text);
+        let labels = serde_json::json!({LABEL: "web"});
+        let name = json(&format!("/{}", Holding { container: "web", migration: "m-1", network: "lan" }.name()));
+        let held = |image: &str, name: &Value| held_for(&labels, &json(image), name).map(str::to_owned);
+        assert_eq!(held(IMAGE, &name).as_deref(), Some("web"));
+        assert_eq!(held(&format!("localhost/{IMAGE}"), &name).as_deref(), Some("web"));
+        assert_eq!((held("shop:2", &name), held(IMAGE, &json("/shop"))), (None, None));
+        assert_eq!(held_for(&Value::Null, &json(IMAGE), &name), None);
+    }
+
+    #[test]
+    fn a_holder_is_known_by_its_configuration() {
+        let config = |program: &str, user: u32| serde_json::json!({"process": {"args": [program], "user": {"uid": user, "gid": user}}, "root": {"readonly": true}});
+        assert!(is_holder(&config(PROGRAM, 65534)));
+        assert!(!is_holder(&config("/bin/sh", 65534)) && !is_holder(&config(PROGRAM, 0)) && !is_holder(&Value::Null));
     }
 
     #[test]

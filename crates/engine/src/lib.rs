@@ -44,7 +44,7 @@ pub use described::keep_what_was_made;
 pub use docker::{Docker, start as start_docker};
 pub use etc_files::EtcFiles;
 pub use freezer::{Freezer, FreezerError, OpenFreezer};
-pub use holders::{Endpoint, Holders, holder_name, holder_namespace, is_holder_namespace};
+pub use holders::{Endpoint, Holders, Holding, holder_namespace, is_holder, is_holder_namespace};
 pub use limits::{Limits, others_were_changed as other_limits_were_changed, were_changed as limits_were_changed};
 pub use logs::LogFiles;
 pub use mark::Mark;

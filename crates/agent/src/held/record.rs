@@ -74,16 +74,34 @@ impl HeldRecord {
         }
     }
 
-    /// All of this node.
+    /// All of this node that can be read: one that cannot must not keep the others from their addresses.
     pub fn all(node: &Node) -> Result<Vec<Self>, Failure> {
+        Ok(Self::all_and_unreadable(node)?.0)
+    }
+
+    /// All of this node; none if one of them cannot be read.
+    pub fn every(node: &Node) -> Result<Vec<Self>, Failure> {
+        let (all, unreadable) = Self::all_and_unreadable(node)?;
+        unreadable.into_iter().next().map_or(Ok(all), Err)
+    }
+
+    /// All of this node, and why others cannot be read.
+    pub fn all_and_unreadable(node: &Node) -> Result<(Vec<Self>, Vec<Failure>), Failure> {
         let directory = directory(node);
         let entries = match fs::read_dir(&directory) {
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok((Vec::new(), Vec::new())),
             Err(e) => return Err(Failure::new(format!("{} cannot be read: {e}", directory.display()))),
             Ok(entries) => entries,
         };
         let ids = entries.flatten().filter_map(|e| e.file_name().to_str()?.strip_suffix(".json")?.parse().ok());
-        ids.filter_map(|id: MigrationId| Self::read(node, &id).transpose()).collect()
+        let (mut all, mut unreadable) = (Vec::new(), Vec::new());
+        for read in ids.filter_map(|id: MigrationId| Self::read(node, &id).transpose()) {
+            match read {
+                Ok(record) => all.push(record),
+                Err(failure) => unreadable.push(failure),
+            }
+        }
+        Ok((all, unreadable))
     }
 
     /// Removes it. Success if it is not there.

@@ -10,7 +10,10 @@ use tranship_types::ReservedAddress;
 use super::networks::{address, range_of};
 use super::parameters::Parameters;
 use super::{Docker, UNPACK, http, refused, unpacked};
-use crate::holders::{self, Endpoint, Holders, IMAGE, LABEL, NOBODY, PROGRAM, held_for};
+use crate::holders::{
+    self, Endpoint, Holders, Holding, IMAGE, LABEL, MIGRATION, NOBODY, PROGRAM, has_interface, held_for,
+};
+use crate::json::said;
 use crate::pool::{hash, host_name};
 use crate::{Container, EngineError, described, holder_namespace};
 
@@ -20,13 +23,16 @@ const LIST: Duration = Duration::from_secs(5);
 /// The endpoints of a container, as a row of `GET /containers/json` shows them.
 fn endpoints(row: &Value) -> Vec<Endpoint> {
     let runs = matches!(row["State"].as_str(), Some("running" | "paused"));
+    let holds_for = held_for(&row["Labels"], &row["Image"], &row["Names"][0]);
     let endpoint = |(network, one): (&String, &Value)| {
         let fixed = &one["IPAMConfig"];
         let has = [(&one["IPAddress"], &fixed["IPv4Address"]), (&one["GlobalIPv6Address"], &fixed["IPv6Address"])];
         Some(Endpoint {
             id: row["Id"].as_str()?.to_owned(),
             container: row["Names"][0].as_str()?.trim_start_matches('/').to_owned(),
-            holds_for: held_for(&row["Labels"]).map(str::to_owned),
+            holds_for: holds_for.map(str::to_owned),
+            migration: holds_for.and_then(|_| said(&row["Labels"][MIGRATION])).map(str::to_owned),
+            answers: false,
             network: network.clone(),
             addresses: has.iter().filter_map(|(now, made_with)| address(now).or_else(|| address(made_with))).collect(),
             runs,
@@ -36,14 +42,15 @@ fn endpoints(row: &Value) -> Vec<Endpoint> {
 }
 
 /// The body of `POST /containers/create` for a holder with this MAC.
-fn creation(runtime: &str, (container, network): (&str, &str), addresses: &[IpAddr], mac: &str) -> Value {
+fn creation(runtime: &str, holds: Holding<'_>, addresses: &[IpAddr], mac: &str) -> Value {
+    let Holding { container, migration, network } = holds;
     let mut fixed = json!({});
     for ip in addresses {
         fixed[if ip.is_ipv4() { "IPv4Address" } else { "IPv6Address" }] = ip.to_string().into();
     }
     json!({
         "Image": IMAGE, "Entrypoint": [PROGRAM], "Cmd": [], "User": NOBODY, "StopSignal": "SIGKILL",
-        "Labels": {LABEL: container}, "MacAddress": mac,
+        "Labels": {LABEL: container, MIGRATION: migration}, "MacAddress": mac,
         "HostConfig": {
             "NetworkMode": network, "Runtime": runtime, "ReadonlyRootfs": true, "CapDrop": ["ALL"],
             "SecurityOpt": ["no-new-privileges"], "IpcMode": "none", "Init": false, "LogConfig": {"Type": "none"},
@@ -96,10 +103,15 @@ impl Holders for Docker {
 
     fn endpoints(&self) -> Result<Vec<Endpoint>, EngineError> {
         let rows = self.call_within(LIST, "GET", "/containers/json?all=1", None)?.body;
-        Ok(rows.as_array().into_iter().flatten().flat_map(endpoints).collect())
+        let mut found: Vec<Endpoint> = rows.as_array().into_iter().flatten().flat_map(endpoints).collect();
+        for holder in found.iter_mut().filter(|one| one.holds_for.is_some() && one.runs) {
+            let described = self.call_within(LIST, "GET", &format!("/containers/{}/json", holder.id), None)?.body;
+            holder.answers = has_interface(&described["State"]["Pid"]);
+        }
+        Ok(found)
     }
 
-    fn make_holder(&self, name: &str, holds: (&str, &str), addresses: &[IpAddr]) -> Result<String, EngineError> {
+    fn make_holder(&self, name: &str, holds: Holding<'_>, addresses: &[IpAddr]) -> Result<String, EngineError> {
         if !described::is_plain(name) {
             return Err(described::not_made(Self::NAME, name, "that is no name for a container"));
         }
@@ -148,7 +160,7 @@ mod tests {
     #[test]
     fn endpoints_are_read_from_a_list() {
         let row = |state: &str, labels: Value, endpoint: Value| {
-            json!({"Id": "1c", "Names": ["/web"], "State": state, "Labels": labels,
+            json!({"Id": "1c", "Names": ["/tranship-holds-x"], "State": state, "Labels": labels, "Image": IMAGE,
                 "NetworkSettings": {"Networks": {"lan": endpoint}}})
         };
         let has = |row: &Value| {
@@ -170,10 +182,13 @@ mod tests {
     #[test]
     fn a_holder_has_nothing_but_addresses_and_a_mac_of_its_own() {
         let addresses = ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
-        let body = creation("tranship", ("web", "lan"), &addresses, &mac("tranship-holds-web.lan"));
+        let holds = Holding { container: "web", migration: "m-1", network: "lan" };
+        let body = creation("tranship", holds, &addresses, &mac(&holds.name()));
         let endpoint = &body["NetworkingConfig"]["EndpointsConfig"]["lan"];
         assert_eq!(endpoint["IPAMConfig"], json!({"IPv4Address": "10.1.0.2", "IPv6Address": "fd00::2"}));
-        assert_eq!((&body["HostConfig"]["Runtime"], held_for(&body["Labels"])), (&json!("tranship"), Some("web")));
+        let held_for = held_for(&body["Labels"], &body["Image"], &json!(holds.name()));
+        assert_eq!((&body["HostConfig"]["Runtime"], held_for), (&json!("tranship"), Some("web")));
+        assert_eq!(body["Labels"][MIGRATION], "m-1");
         assert!(mac("x").starts_with("02:") && mac("x") != mac("y") && endpoint["MacAddress"] == body["MacAddress"]);
     }
 }

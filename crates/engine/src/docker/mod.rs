@@ -150,7 +150,7 @@ impl Docker {
         let found = self.get(&format!("/containers/{name}/json"))?;
         // Docker also takes the beginning of an id for a name.
         let found = found.filter(|c| c["Name"].as_str() == Some(&format!("/{name}")) || c["Id"] == name);
-        Ok(found.filter(|c| held_for(&c["Config"]["Labels"]).is_none()))
+        Ok(found.filter(|c| held_for(&c["Config"]["Labels"], &c["Config"]["Image"], &c["Name"]).is_none()))
     }
 
     fn there(&self, name: &str) -> Result<Value, EngineError> {
@@ -373,7 +373,8 @@ impl Engine for Docker {
             let init = self.runc.inspect(row["Id"].as_str()?).map_or(0, |container| container.init);
             Some(Summary { name, state, init, created: row["Created"].to_string() })
         };
-        let own = rows.as_array().into_iter().flatten().filter(|row| held_for(&row["Labels"]).is_none());
+        let is_own = |row: &&Value| held_for(&row["Labels"], &row["Image"], &row["Names"][0]).is_none();
+        let own = rows.as_array().into_iter().flatten().filter(is_own);
         Ok(own.filter_map(summary).collect())
     }
 

@@ -525,6 +525,8 @@ mod tests {
             id: container.to_owned(),
             container: container.to_owned(),
             holds_for: holds_for.map(str::to_owned),
+            migration: None,
+            answers: false,
             network: "shop_default".to_owned(),
             addresses: vec![ip.parse().unwrap()],
             runs,

@@ -14,7 +14,7 @@ use super::parameters::is_word;
 use crate::EngineError;
 
 /// How long Podman may take for one command.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// How long it may take to pack or unpack a part of an image.
 const UNPACK: Duration = Duration::from_secs(600);
 /// Bytes of an archive that are handed over at a time.
@@ -77,20 +77,21 @@ impl Podman {
         what: &'static str,
         name: &str,
     ) -> Result<Vec<u8>, EngineError> {
-        self.run_in(&[], arguments, what, name)
+        self.run_in(&[], PATIENCE, arguments, what, name)
     }
 
-    /// The same with more in its environment.
+    /// The same with more in its environment, and with this patience.
     pub(super) fn run_in<S: AsRef<str>>(
         &self,
         environment: &[(&str, &OsStr)],
+        patience: Duration,
         arguments: &[S],
         what: &'static str,
         name: &str,
     ) -> Result<Vec<u8>, EngineError> {
         let mut child = self.begin(environment, arguments, Stream::Null, Stream::Piped)?;
         let output = reading(&mut child, |child| child.stdout.take()).map_err(|source| self.unusable(source))?;
-        self.conclude(&mut child, PATIENCE, what, name)?;
+        self.conclude(&mut child, patience, what, name)?;
         Ok(output.said())
     }
 
@@ -190,7 +191,17 @@ impl Podman {
         what: &'static str,
         name: &str,
     ) -> Result<Value, EngineError> {
-        let text = self.run(arguments, what, name)?;
+        self.json_within(PATIENCE, arguments, what, name)
+    }
+
+    fn json_within<S: AsRef<str>>(
+        &self,
+        patience: Duration,
+        arguments: &[S],
+        what: &'static str,
+        name: &str,
+    ) -> Result<Value, EngineError> {
+        let text = self.run_in(&[], patience, arguments, what, name)?;
         serde_json::from_slice(&text).map_err(|e| EngineError::Unreadable {
             path: "podman's answer".into(),
             name: name.to_owned(),
@@ -200,17 +211,22 @@ impl Podman {
 
     /// Podman's descriptions of all containers but those whose restore is under way.
     pub(super) fn all_described(&self) -> Result<Vec<Value>, EngineError> {
+        self.all_described_within(PATIENCE)
+    }
+
+    /// The same, where each of the commands may take so long.
+    pub(super) fn all_described_within(&self, patience: Duration) -> Result<Vec<Value>, EngineError> {
         let mut found = Vec::new();
-        for rows in self.rows()? {
+        for rows in self.rows(patience)? {
             let ids: Vec<&str> = rows.as_array().into_iter().flatten().filter_map(|row| row["Id"].as_str()).collect();
             if ids.is_empty() {
                 continue;
             }
             let arguments = [&["container", "inspect"], ids.as_slice()].concat();
-            let described = match self.json(&arguments, "show the containers", "") {
+            let described = match self.json_within(patience, &arguments, "show the containers", "") {
                 // One of them has gone meanwhile.
                 Err(error) if is_unknown(&error) => {
-                    let one = |id: &&str| self.json(&["container", "inspect", id], "show", id).ok();
+                    let one = |id: &&str| self.json_within(patience, &["container", "inspect", id], "show", id).ok();
                     ids.iter().filter_map(one).filter_map(|mut one| Some(one.get_mut(0)?.take())).collect()
                 }
                 other => other?.as_array().cloned().unwrap_or_default(),
@@ -221,7 +237,7 @@ impl Podman {
     }
 
     /// Podman's lists of its containers, but for those whose restore is under way: while one is, it is locked.
-    pub(super) fn rows(&self) -> Result<Vec<Value>, EngineError> {
+    pub(super) fn rows(&self, patience: Duration) -> Result<Vec<Value>, EngineError> {
         let arriving = Self::arriving();
         let ids: Vec<&str> = arriving.iter().filter_map(|container| container["Id"].as_str()).collect();
         // Those that are older than the first that is locked, those between it and the next …
@@ -231,7 +247,7 @@ impl Podman {
             let since = bound("since", after.checked_sub(1).and_then(|at| ids.get(at)));
             let mut arguments: Vec<String> = ["ps", "--all", "--no-trunc", "--format=json"].map(str::to_owned).to_vec();
             arguments.extend(since.into_iter().chain(before));
-            self.json(&arguments, "list containers in", "")
+            self.json_within(patience, &arguments, "list containers in", "")
         };
         (0..=ids.len()).map(between).collect()
     }

@@ -4,14 +4,18 @@ use std::ffi::OsStr;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tranship_types::ReservedAddress;
 
+use super::command::PATIENCE;
 use super::networks::address;
 use super::parameters::{Parameters, is_word};
 use super::{Podman, is_unknown};
-use crate::holders::{self, Endpoint, Holders, IMAGE, LABEL, NOBODY, PROGRAM, held_for};
+use crate::holders::{
+    self, Endpoint, Holders, Holding, IMAGE, LABEL, MIGRATION, NOBODY, PROGRAM, has_interface, held_for,
+};
 use crate::json::{list, said};
 use crate::pool::Subnet;
 use crate::{Container, EngineError, described};
@@ -21,26 +25,84 @@ pub const HOLDER_VARIABLE: &str = "TRANSHIP_HOLDER";
 /// Where Podman finds the stand-in.
 const HELPERS: &str = "/run/tranship/holders";
 
-/// The endpoints of a container that Podman describes. Of one that does not run it shows no addresses but in the command that made it:
-/// each in there counts for each network.
+/// How long a command of a list may take: moves wait for it, also those of other engines' containers.
+const LIST: Duration = Duration::from_secs(5);
+
+/// For which container one that Podman describes is a holder.
+pub(super) fn holds_for(described: &Value) -> Option<&str> {
+    held_for(&described["Config"]["Labels"], &described["ImageName"], &described["Name"])
+}
+
+/// Options whose value may be the same word as the image.
+const NAMES: [&str; 4] = ["--name", "--hostname", "-h", "--network-alias"];
+
+/// The part of a command before the image, of which Podman knows this name and id: what follows is the container's own.
+fn options<'a>(words: &'a [&'a str], image: &str, id: &str) -> &'a [&'a str] {
+    let is_image = |word: &str| {
+        let of = |name: &str| name == word || name.strip_suffix(word).is_some_and(|before| before.ends_with('/'));
+        !word.is_empty()
+            && (of(image) || image.strip_suffix(":latest").is_some_and(of) || word.len() >= 12 && id.starts_with(word))
+    };
+    let is_value = |at: usize| at > 0 && NAMES.contains(&words[at - 1]);
+    let end = (0..words.len()).find(|at| is_image(words[*at]) && !is_value(*at));
+    &words[..end.unwrap_or(words.len())]
+}
+
+/// The addresses that options ask for on a network: `--network=NAME:ip=ADDRESS,…`, of which `--net` is another name, and `--ip`, `--ip6`,
+/// which are for the only network.
+fn made_with(options: &[&str], network: &str, is_only: bool) -> Vec<IpAddr> {
+    let (mut found, mut unnamed, mut named) = (Vec::new(), Vec::new(), Vec::new());
+    let mut words = options.iter();
+    while let Some(word) = words.next() {
+        let (option, value) = word.split_once('=').map_or((*word, None), |(option, value)| (option, Some(value)));
+        if !matches!(option, "--network" | "--net" | "--ip" | "--ip6") {
+            continue;
+        }
+        let Some(value) = value.or_else(|| words.next().copied()) else { break };
+        if option.starts_with("--ip") {
+            unnamed.extend(value.parse::<IpAddr>().ok());
+            continue;
+        }
+        let (name, rest) = value.split_once(':').unwrap_or((value, ""));
+        // That of Podman's default network.
+        let name = if name == "bridge" { "podman" } else { name };
+        named.push(name);
+        let pairs = rest.split(',').filter_map(|pair| pair.split_once('=')).filter(|_| name == network);
+        found.extend(
+            pairs.filter(|(key, _)| matches!(*key, "ip" | "ip6")).filter_map(|(_, ip)| ip.parse::<IpAddr>().ok()),
+        );
+    }
+    if is_only || named == [network] {
+        found.append(&mut unnamed);
+    }
+    found
+}
+
+/// The endpoints of a container that Podman describes. Of one that does not run it shows no addresses but in the command that made it.
 fn endpoints(described: &Value) -> Vec<Endpoint> {
     let runs = matches!(described["State"]["Status"].as_str(), Some("running" | "paused"));
-    let words = list(&described["Config"]["CreateCommand"]).iter().filter(|_| !runs).filter_map(Value::as_str);
-    // ADDRESS, --ip=ADDRESS, --network=NAME:ip=ADDRESS,…
-    let made_with = words.flat_map(|word| word.split(',')).filter_map(|part| part.rsplit('=').next()?.parse().ok());
-    let made_with: Vec<IpAddr> = made_with.collect();
+    let words: Vec<&str> =
+        list(&described["Config"]["CreateCommand"]).iter().filter(|_| !runs).filter_map(Value::as_str).collect();
+    let [image, id] = ["ImageName", "Image"].map(|key| said(&described[key]).unwrap_or_default());
+    let options = options(&words, image, id);
+    let networks = described["NetworkSettings"]["Networks"].as_object();
+    let is_only = networks.is_some_and(|all| all.len() == 1);
+    let holds_for = holds_for(described);
+    let answers = holds_for.is_some() && runs && has_interface(&described["State"]["Pid"]);
     let endpoint = |(network, one): (&String, &Value)| {
         let now = [&one["IPAddress"], &one["GlobalIPv6Address"]].into_iter().filter_map(address);
         Some(Endpoint {
             id: described["Id"].as_str()?.to_owned(),
             container: described["Name"].as_str()?.to_owned(),
-            holds_for: held_for(&described["Config"]["Labels"]).map(str::to_owned),
+            holds_for: holds_for.map(str::to_owned),
+            migration: holds_for.and_then(|_| said(&described["Config"]["Labels"][MIGRATION])).map(str::to_owned),
+            answers,
             network: network.clone(),
-            addresses: now.chain(made_with.iter().copied()).collect(),
+            addresses: now.chain(made_with(options, network, is_only)).collect(),
             runs,
         })
     };
-    described["NetworkSettings"]["Networks"].as_object().into_iter().flatten().filter_map(endpoint).collect()
+    networks.into_iter().flatten().filter_map(endpoint).collect()
 }
 
 /// Whether a node gives out this address of a network, which Podman describes, by itself.
@@ -83,7 +145,7 @@ impl Podman {
     /// Runs a command on a holder, for which netavark only answers.
     fn run_on_holder(&self, arguments: &[&str], what: &'static str, id: &str) -> Result<(), EngineError> {
         let environment = [("CONTAINERS_HELPER_BINARY_DIR", OsStr::new(HELPERS)), (HOLDER_VARIABLE, OsStr::new("1"))];
-        self.run_in(&environment, arguments, what, id).map(drop)
+        self.run_in(&environment, PATIENCE, arguments, what, id).map(drop)
     }
 }
 
@@ -124,7 +186,7 @@ impl Holders for Podman {
             return Ok(Vec::new());
         }
         // While one arrives, Podman cannot be asked for it.
-        let all = self.all_described()?;
+        let all = self.all_described_within(LIST)?;
         Ok(all.iter().chain(&Self::arriving()).flat_map(endpoints).collect())
     }
 
@@ -135,7 +197,7 @@ impl Holders for Podman {
     fn make_holder(
         &self,
         name: &str,
-        (container, network): (&str, &str),
+        Holding { container, migration, network }: Holding<'_>,
         addresses: &[IpAddr],
     ) -> Result<String, EngineError> {
         if !is_word(network) {
@@ -147,6 +209,7 @@ impl Holders for Podman {
         }
         let ips: Vec<String> = addresses.iter().map(|ip| format!("ip={ip}")).collect();
         let mut arguments = vec!["create".to_owned(), format!("--name={name}"), format!("--label={LABEL}={container}")];
+        arguments.push(format!("--label={MIGRATION}={migration}"));
         arguments.push(format!("--network={network}:{}", ips.join(",")));
         arguments.extend(self.runc.cgroup_parent.iter().map(|parent| format!("--cgroup-parent={}", parent.display())));
         arguments.extend(
@@ -198,7 +261,8 @@ mod tests {
     #[test]
     fn endpoints_are_read_from_descriptions() {
         let described = json!({
-            "Id": "1c", "Name": "web", "State": {"Status": "running"}, "Config": {"Labels": {LABEL: "db"}},
+            "Id": "1c", "Name": "tranship-holds-db.lan.m-1", "State": {"Status": "running"}, "ImageName": format!("localhost/{IMAGE}"),
+            "Config": {"Labels": {LABEL: "db"}},
             "NetworkSettings": {"Networks": {"lan": {"IPAddress": "10.1.0.2", "GlobalIPv6Address": "", "IPAMConfig": null}}},
         });
         let found = endpoints(&described);
@@ -212,6 +276,35 @@ mod tests {
         let made_with: Vec<String> = endpoints(&stopped)[0].addresses.iter().map(ToString::to_string).collect();
         assert_eq!(made_with, ["10.1.0.3", "fd00::3"]);
         assert!(endpoints(&json!({"Id": "1c", "Name": "web"})).is_empty() && endpoints(&Value::Null).is_empty());
+    }
+
+    #[test]
+    fn only_options_of_a_network_are_its_addresses() {
+        let read = |command: &str, network: &str, is_only| -> Vec<String> {
+            let words: Vec<&str> = command.split(' ').collect();
+            let options = options(&words, "docker.io/library/shop:latest", "1c0ffee1c0ffee");
+            made_with(options, network, is_only).iter().map(ToString::to_string).collect()
+        };
+        let only = |command: &str| read(command, "lan", true);
+        assert!(only("podman run -e DB_HOST=10.1.0.3 --add-host=db:10.1.0.4 --dns=10.1.0.5 shop").is_empty());
+        assert!(only("podman run --network lan shop --ip 10.1.0.3 --network=lan:ip=10.1.0.4").is_empty());
+        assert!(only("podman run 1c0ffee1c0ff --ip=10.1.0.3").is_empty());
+        assert_eq!(only("podman run --net lan --ip 10.1.0.3 --ip6=fd00::3 shop"), ["10.1.0.3", "fd00::3"]);
+        assert_eq!(
+            only("podman run --name shop --network lan:ip=10.1.0.3,ip6=fd00::3 shop:latest"),
+            ["10.1.0.3", "fd00::3"]
+        );
+        let both = "podman run --network=lan:ip=10.1.0.3,mac=02:00:00:00:00:09 --network=wan:ip=10.2.0.3 shop";
+        assert_eq!(
+            (read(both, "lan", false), read(both, "wan", false)),
+            (vec!["10.1.0.3".to_owned()], vec!["10.2.0.3".to_owned()])
+        );
+        let connected = "podman run --network=lan --ip=10.1.0.3 shop";
+        assert_eq!(
+            (read(connected, "lan", false), read(connected, "wan", false)),
+            (vec!["10.1.0.3".to_owned()], vec![])
+        );
+        assert_eq!(read("podman run --network bridge:ip=10.88.0.3 shop", "podman", true), ["10.88.0.3"]);
     }
 
     #[test]

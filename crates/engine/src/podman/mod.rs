@@ -36,7 +36,8 @@ use crate::{
     Pod, Runc, State, Summary, TreePlace,
 };
 use crate::{crossing, described, installed, mounts};
-use command::is_unknown;
+use command::{PATIENCE, is_unknown};
+use holders::holds_for;
 pub use holders::{HOLDER_VARIABLE, attached as holder_attached};
 pub(crate) use networks::NETWORKS;
 use parameters::{Parameters, is_word};
@@ -82,7 +83,7 @@ impl Podman {
             return Ok(None);
         }
         let is_it = |container: &Value| container["Name"] == name || container["Id"] == name;
-        let is_holder = |container: &Value| held_for(&container["Config"]["Labels"]).is_some();
+        let is_holder = |container: &Value| holds_for(container).is_some();
         if let Some(arriving) = Self::arriving().into_iter().find(is_it) {
             return Ok(Some(arriving));
         }
@@ -303,8 +304,9 @@ impl Engine for Podman {
     fn list(&self) -> Result<Vec<Summary>, EngineError> {
         let arriving = Self::arriving();
         let mut found = Vec::new();
-        for rows in self.rows()? {
-            let own = rows.as_array().into_iter().flatten().filter(|row| held_for(&row["Labels"]).is_none());
+        for rows in self.rows(PATIENCE)? {
+            let is_own = |row: &&Value| held_for(&row["Labels"], &row["Image"], &row["Names"][0]).is_none();
+            let own = rows.as_array().into_iter().flatten().filter(is_own);
             found.extend(own.filter_map(|row| {
                 let state = match row["State"].as_str()? {
                     "created" | "configured" | "initialized" => State::Created,

@@ -9,9 +9,9 @@ use serde_json::Value;
 use tranship_types::{Blocker, BlockerKind};
 
 use super::Podman;
+use super::holders::holds_for;
 use super::parameters::{Network, Parameters, is_word};
 use crate::EngineError;
-use crate::holders::held_for;
 use crate::json::{list, said};
 use crate::pool::{DRIVERS, Subnet, host_name, subnets_of_node};
 
@@ -118,7 +118,7 @@ fn taken_addresses<'a>(name: &str, network: &Network, others: impl Iterator<Item
     let mut found = Vec::new();
     let running = others.filter(|other| other["State"]["Running"] == true && other["Name"] != name);
     for other in running {
-        let held = held_for(&other["Config"]["Labels"]);
+        let held = holds_for(other);
         if held == Some(name) {
             continue;
         }

@@ -16,6 +16,7 @@ use serde_json::Value;
 use tranship_types::{Blocker, BlockerKind};
 
 use super::Podman;
+use super::command::PATIENCE;
 use super::parameters::{Parameters, is_word, plain, texts};
 use crate::json::list;
 use crate::{Container, EngineError, Pod, described, note};
@@ -254,7 +255,7 @@ impl Podman {
     pub(super) fn start_infra(&self, bundle: &Path, environment: &[(&str, &OsStr)]) -> Result<bool, EngineError> {
         let made: Option<Made> = note::read(bundle, NOTE).map_err(Self::unmade("the pod"))?;
         let Some(made) = made else { return Ok(false) };
-        self.run_in(environment, &["start", &made.infra], "start the infra container of the pod", &made.pod)?;
+        self.run_in(environment, PATIENCE, &["start", &made.infra], "start the infra container of the pod", &made.pod)?;
         Ok(true)
     }
 
@@ -310,7 +311,7 @@ impl Podman {
             },
         };
         let of_it = |container: &Value| container["Pod"] == id.as_str() && container["IsInfra"] != true;
-        let rows = self.rows()?;
+        let rows = self.rows(PATIENCE)?;
         let mut rows = rows.iter().flat_map(list);
         if rows.any(of_it) || Self::arriving().iter().any(of_it) {
             return Ok(());
