@@ -25,7 +25,9 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
-use tranship_engine::{EtcFiles, Limits, Mark, MountTree, has_cgroups_2, holder_namespace, write_as_configured};
+use tranship_engine::{
+    EtcFiles, Limits, Mark, MountTree, has_cgroups_2, holder_namespace, is_holder, write_as_configured,
+};
 use tranship_storage::overlay::{Overlay, PointKind};
 use tranship_sys::launch::Program;
 
@@ -84,10 +86,15 @@ impl<'a> Call<'a> {
 /// Runs the wrapper with what runc was to be run with. Where it passes something on it does not return.
 pub fn run(arguments: &[OsString]) -> anyhow::Result<i32> {
     let call = Call::parse(arguments);
-    if let Some(call) = call.as_ref().filter(|call| call.command == "create")
+    let creation = call.as_ref().filter(|call| call.command == "create");
+    if let Some(call) = creation
         && let Some(namespace) = holder_namespace(call.id).filter(|namespace| namespace.exists())
     {
         silence(call, &namespace)?;
+    } else if creation.is_some_and(would_answer) {
+        bail!(
+            "it holds addresses for a container that has left; only the agent of Tranship starts it, which it does by itself"
+        );
     } else if let Some(call) = &call
         && let Some(mark) = Mark::on(call.id)
     {
@@ -122,6 +129,13 @@ fn configuration(call: &Call<'_>) -> anyhow::Result<(PathBuf, PathBuf, Value)> {
     let file = bundle.join("config.json");
     let text = std::fs::read(&file).with_context(|| format!("{} cannot be read", file.display()))?;
     Ok((bundle, file, serde_json::from_slice(&text)?))
+}
+
+/// Whether a call is for a holder that would answer for its addresses, as nobody has made a namespace for it. For Podman, which makes one
+/// before, a stand-in attaches nothing there.
+fn would_answer(call: &Call<'_>) -> bool {
+    // What cannot be read here is runc's to refuse.
+    configuration(call).is_ok_and(|(_, _, config)| is_holder(&config) && !is_attached(&config))
 }
 
 /// Has the engine attach a holder's network behind the closed gate of the namespace that the agent has made, and deletes the interface:
