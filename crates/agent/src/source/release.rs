@@ -51,8 +51,6 @@ impl SourceRun {
         // Its owner removes a namespace that is shared.
         let own = container.network_namespace().filter(|_| !self.joins_network());
         let namespace = own.filter(|path| path.exists());
-        let to_engine = self.report.read().options.to_engine;
-        let held = held::note(&self.node, (&self.id, &self.peer, to_engine), &*self.engine, container);
         self.engine.retire(&self.name).map_err(failed)?;
         if let Some(namespace) = &namespace {
             // Another node's containers shall find the new copy from now on.
@@ -66,6 +64,9 @@ impl SourceRun {
         if let Some(hold) = self.hold.take() {
             self.report_dropped(&hold);
         }
+        // Engines are asked for their networks, which takes Podman some time: nothing waits for that here.
+        let to_engine = self.report.read().options.to_engine;
+        let held = held::note(&self.node, (&self.id, &self.peer, to_engine), &*self.engine, container);
         // The engine's files go with the container.
         self.end_log();
         self.gate = None;

@@ -166,6 +166,10 @@ impl Holders for Podman {
     fn given_out(&self, container: &Container) -> Result<(Vec<ReservedAddress>, Vec<ReservedAddress>), EngineError> {
         let parameters = described::parameters::<Parameters>(&container.name, &container.parameters)?;
         let (mut given, mut others) = (Vec::new(), Vec::new());
+        if !parameters.pod().is_empty() {
+            // Its infra container has the addresses, which does not move.
+            return Ok((given, others));
+        }
         for network in parameters.attached(&container.name, |_| false) {
             let here = self.network(&network.name);
             for address in network.addresses {
