@@ -9,7 +9,7 @@ use tranship_e2e::{
     DOCKER, Stage, connection_alive, move_container, processes, quiet_under, refused_move, restart_agent, scenarios,
     wait_until,
 };
-use tranship_lab::{CLIENT, CounterClient, Lab, Redis, RunOptions};
+use tranship_lab::{CounterClient, Lab, Redis, RunOptions};
 use tranship_types::BlockerKind;
 
 const NAME: &str = "cache";
@@ -76,39 +76,6 @@ fn a_network_without_a_chosen_subnet_moves(stage: &mut Stage) -> Result<()> {
 
 fn addresses_that_collide_are_named(stage: &mut Stage) -> Result<()> {
     DOCKER.names_addresses_that_collide(&stage.lab, 111)
-}
-
-fn an_address_stays_reserved_until_the_container_comes_back_or_ends(stage: &mut Stage) -> Result<()> {
-    DOCKER.keeps_its_address_reserved(&stage.lab)
-}
-
-fn an_address_stays_reserved_unless_it_is_released(stage: &mut Stage) -> Result<()> {
-    DOCKER.keeps_its_address_unless_it_is_released(&stage.lab)
-}
-
-/// A holder ends with a daemon that keeps no containers, and is made again; one of a daemon that keeps them stays. A macvlan's neighbours
-/// find the container, and not the holder.
-fn an_address_stays_reserved_when_docker_is_restarted(stage: &mut Stage) -> Result<()> {
-    let lab = &stage.lab;
-    let ip = Ipv4Addr::new(10, 77, 0, 115);
-    let mut counter = DOCKER.start(lab, 115, &[], &[])?;
-    DOCKER.moves(lab, &mut counter, "a", "b")?;
-    DOCKER.is_held(lab, "a", ip)?;
-    for live_restore in [true, false] {
-        lab.restart_docker("a", live_restore)?;
-        wait_until("the address to be held again", Duration::from_secs(40), || Ok(DOCKER.is_held(lab, "a", ip).ok()))
-            .with_context(|| format!("with live-restore {live_restore}: {:?}", DOCKER.is_held(lab, "a", ip)))?;
-    }
-    let mac = DOCKER.told(lab, "b", "{{range .NetworkSettings.Networks}}{{.MacAddress}}{{end}}")?;
-    for node in ["b", CLIENT] {
-        lab.check(node, &["ip", "neigh", "flush", "all"])?;
-    }
-    connection_alive(&mut counter)?;
-    let neighbour = lab.check(CLIENT, &["ip", "neigh", "show", &ip.to_string()])?;
-    ensure!(neighbour.contains(&mac), "the client's neighbour is {neighbour}, not {mac}");
-    DOCKER.moves(lab, &mut counter, "b", "a").context("back again")?;
-    drop(counter);
-    DOCKER.remove(lab, "a")
 }
 
 fn a_move_that_fails_leaves_the_container_to_its_docker(stage: &mut Stage) -> Result<()> {
@@ -604,12 +571,6 @@ fn main() -> ExitCode {
         ("a_network_that_is_not_there_is_made", a_network_that_is_not_there_is_made),
         ("a_network_without_a_chosen_subnet_moves", a_network_without_a_chosen_subnet_moves),
         ("addresses_that_collide_are_named", addresses_that_collide_are_named),
-        (
-            "an_address_stays_reserved_until_the_container_comes_back_or_ends",
-            an_address_stays_reserved_until_the_container_comes_back_or_ends,
-        ),
-        ("an_address_stays_reserved_unless_it_is_released", an_address_stays_reserved_unless_it_is_released),
-        ("an_address_stays_reserved_when_docker_is_restarted", an_address_stays_reserved_when_docker_is_restarted),
         ("a_move_that_fails_leaves_the_container_to_its_docker", a_move_that_fails_leaves_the_container_to_its_docker),
         ("a_decided_move_is_finished_whatever_is_killed", a_decided_move_is_finished_whatever_is_killed),
         ("a_docker_that_is_restarted_in_the_middle_is_survived", a_docker_that_is_restarted_in_the_middle_is_survived),

@@ -125,14 +125,6 @@ fn a_network_without_a_chosen_subnet_moves(stage: &mut Stage) -> Result<()> {
     PODMAN.moves_from_a_network_without_a_chosen_subnet(&stage.lab)
 }
 
-fn an_address_stays_reserved_until_the_container_comes_back_or_ends(stage: &mut Stage) -> Result<()> {
-    PODMAN.keeps_its_address_reserved(&stage.lab)
-}
-
-fn an_address_stays_reserved_unless_it_is_released(stage: &mut Stage) -> Result<()> {
-    PODMAN.keeps_its_address_unless_it_is_released(&stage.lab)
-}
-
 fn addresses_that_collide_are_named(stage: &mut Stage) -> Result<()> {
     PODMAN.names_addresses_that_collide(&stage.lab, 111)
 }
@@ -352,11 +344,6 @@ fn main() -> ExitCode {
         ("a_network_that_is_not_there_is_made", a_network_that_is_not_there_is_made),
         ("a_network_without_a_chosen_subnet_moves", a_network_without_a_chosen_subnet_moves),
         ("addresses_that_collide_are_named", addresses_that_collide_are_named),
-        (
-            "an_address_stays_reserved_until_the_container_comes_back_or_ends",
-            an_address_stays_reserved_until_the_container_comes_back_or_ends,
-        ),
-        ("an_address_stays_reserved_unless_it_is_released", an_address_stays_reserved_unless_it_is_released),
         ("a_move_that_fails_leaves_the_container_to_its_podman", a_move_that_fails_leaves_the_container_to_its_podman),
         ("a_decided_move_is_finished_whatever_is_killed", a_decided_move_is_finished_whatever_is_killed),
         ("a_start_that_is_killed_at_the_commit_is_survived", a_start_that_is_killed_at_the_commit_is_survived),

@@ -34,8 +34,8 @@ const LONG: [&str; 12] = [
 ];
 /// Suites that use less than half of a processor (the table's columns of seconds and CPU seconds), the longest first. One of
 /// them runs beside those that `--jobs` allows.
-const WAITING: [&str; 9] =
-    ["group", "recover", "shared", "unchanged", "memory", "neighbours", "cancel", "drain", "journal"];
+const WAITING: [&str; 10] =
+    ["addresses", "group", "recover", "shared", "unchanged", "memory", "neighbours", "cancel", "drain", "journal"];
 
 /// A test program.
 #[derive(Debug, Clone)]
