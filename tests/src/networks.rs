@@ -126,10 +126,6 @@ impl Managed {
             ensure!(now == before, "its address was {before}, and on {to} it is {now}");
             let kept = self.execute(lab, to, "redis-cli get kept")?;
             ensure!(kept.trim() == "moved", "on {to} Redis has {kept:?}");
-            if from == "a" {
-                let ip = before.split_whitespace().next().context("it has no address")?;
-                self.is_held(lab, "a", ip.parse()?)?;
-            }
             let (network, has_range) = self.network(lab, to, "shop_default")?;
             ensure!(
                 network == original && (has_range || to == "a"),

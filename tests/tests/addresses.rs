@@ -1,12 +1,24 @@
 //! The address of a container of Docker or Podman stays reserved on the node that the container has left.
 
+use std::fs;
 use std::net::Ipv4Addr;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tranship_e2e::{DOCKER, PODMAN, Stage, connection_alive, scenarios, wait_until};
+use tranship_e2e::{DOCKER, PODMAN, Stage, connection_alive, restart_agent, scenarios, wait_until};
 use tranship_lab::CLIENT;
+
+/// Nodes hold no addresses of engines unless they are told to.
+fn nodes_hold_addresses(stage: &mut Stage) -> Result<()> {
+    for node in ["a", "b"] {
+        let file = stage.lab.path(node, "/etc/tranship/agent.toml")?;
+        let text = fs::read_to_string(&file)?;
+        fs::write(&file, text + "\n[network]\nhold_engine_addresses = true\n")?;
+        restart_agent(&stage.lab, node, "")?;
+    }
+    Ok(())
+}
 
 fn docker_reserves_it_until_the_container_comes_back_or_ends(stage: &mut Stage) -> Result<()> {
     DOCKER.keeps_its_address_reserved(&stage.lab)
@@ -51,6 +63,8 @@ fn docker_reserves_it_when_it_is_restarted(stage: &mut Stage) -> Result<()> {
 
 fn main() -> ExitCode {
     scenarios(&[
+        // The others need it.
+        ("nodes_hold_addresses", nodes_hold_addresses),
         (
             "docker_reserves_it_until_the_container_comes_back_or_ends",
             docker_reserves_it_until_the_container_comes_back_or_ends,

@@ -189,6 +189,8 @@ pub struct NetworkConfig {
     pub hold_mib: usize,
     /// Whether the addresses of a container that has left stay reserved on this node.
     pub hold_addresses: bool,
+    /// Whether this is also so of addresses that Docker and Podman have given: containers that do nothing else hold those.
+    pub hold_engine_addresses: bool,
 }
 
 /// More is more than any peers send in a blackout, and a mistake.
@@ -196,7 +198,7 @@ const MOST_HELD_MIB: usize = 1024;
 
 impl Default for NetworkConfig {
     fn default() -> Self {
-        Self { hold_mib: tranship_network::HELD_BYTES >> 20, hold_addresses: true }
+        Self { hold_mib: tranship_network::HELD_BYTES >> 20, hold_addresses: true, hold_engine_addresses: false }
     }
 }
 

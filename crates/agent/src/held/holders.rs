@@ -47,11 +47,19 @@ pub fn is_of_engine(node: &Node, record: &HeldRecord) -> bool {
     engine_of(node, record).is_some()
 }
 
+/// Whether this node holds addresses of engines with an IPAM of their own.
+fn is_on(node: &Node) -> bool {
+    node.config.network.hold_addresses && node.config.network.hold_engine_addresses
+}
+
 /// What a plan says will be held.
 pub fn remark(node: &Node, engine: &dyn Engine, container: &Container) -> Option<String> {
+    if !is_on(node) {
+        return None;
+    }
     let (given, _) = engine.holders()?.given_out(container).ok()?;
     let all: Vec<String> = given.iter().map(|one| format!("{} of network {}", one.address, one.network)).collect();
-    (node.config.network.hold_addresses && !all.is_empty()).then(|| {
+    (!all.is_empty()).then(|| {
         format!(
             "node {} keeps {} reserved for it until it comes back or is removed: a container of {} holds each",
             node.config.node,
@@ -71,7 +79,7 @@ pub fn note(
     engine: &dyn Engine,
     container: &Container,
 ) -> Result<(), Failure> {
-    let Some(holders) = engine.holders() else { return Ok(()) };
+    let Some(holders) = engine.holders().filter(|_| is_on(node)) else { return Ok(()) };
     let _changing = changing();
     if HeldRecord::read(node, id)?.is_some() {
         return Ok(());
@@ -87,7 +95,7 @@ pub fn note(
         to_engine: to_engine.filter(|to| *to != engine.name()).map(|to| to.to_string()),
         node: to.clone(),
         since_unix_ms: unix_ms(),
-        held: node.config.network.hold_addresses && !addresses.is_empty(),
+        held: !addresses.is_empty(),
         addresses,
         others,
         not_held: None,
@@ -400,7 +408,7 @@ pub fn beside<T>(
     engine: &dyn Engine,
     make: impl FnOnce() -> Result<T, EngineError>,
 ) -> Result<T, EngineError> {
-    if !engine.holders().is_some_and(Holders::loses_holders) {
+    if !is_on(node) || !engine.holders().is_some_and(Holders::loses_holders) {
         return make();
     }
     let _changing = changing();
