@@ -14,6 +14,17 @@ pub(crate) fn write(bundle: &Path, name: &str, note: &impl Serialize) -> io::Res
     std::fs::write(bundle.join(name), serde_json::to_vec(note)?)
 }
 
+/// Removes a note, if there is one.
+///
+/// # Errors
+/// If it cannot be removed.
+pub(crate) fn remove(bundle: &Path, name: &str) -> io::Result<()> {
+    match std::fs::remove_file(bundle.join(name)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// Reads a note; `None` if there is none.
 ///
 /// # Errors

@@ -394,6 +394,7 @@ impl Engine for Podman {
         let absent = || described::not_made(Self::NAME, name, format!("its image {} is gone", parameters.image_name));
         let image = self.image(&parameters).ok_or_else(absent)?;
         described::note(bundle, "").map_err(Self::unmade(name))?;
+        Self::forget_pod(bundle)?;
         MountTree::of(config).note(bundle).map_err(Self::unmade(name))?;
         Limits::of(config).note(bundle).map_err(Self::unmade(name))?;
         EtcFiles::of(config).note(bundle).map_err(Self::unmade(name))?;

@@ -219,6 +219,11 @@ impl Podman {
         }))
     }
 
+    /// Forgets the pod that an earlier container of this bundle's name was made with: its user has removed both.
+    pub(super) fn forget_pod(bundle: &Path) -> Result<(), EngineError> {
+        note::remove(bundle, NOTE).map_err(Self::unmade("the pod"))
+    }
+
     /// Makes a pod, for the container of this bundle, which brings it.
     pub(super) fn make_pod(&self, bundle: &Path, pod: &PodParameters) -> Result<(), EngineError> {
         let name = &pod.name;
