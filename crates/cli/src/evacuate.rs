@@ -148,7 +148,7 @@ impl Calls<'_> {
         let (mut rows, wholes) = placed(containers, &companions, &evacuation.to);
         let exit = match evacuation.dry_run {
             true => self.look(evacuation, &mut rows, &wholes).await,
-            false => self.move_all(evacuation, &node.name, (&mut rows, wholes), json).await,
+            false => self.move_all(evacuation, &node.name, (&mut rows, &wholes), json).await,
         };
         if json {
             let stay = rows.iter().filter(|row| !row.is_done()).count();
@@ -167,9 +167,8 @@ impl Calls<'_> {
     /// Looks what stands in the way of each move.
     async fn look(&self, evacuation: &Evacuation, rows: &mut [Row], wholes: &[Whole]) -> Exit {
         for whole in wholes {
-            if let Some(moving) = whole.movers.iter().find(|place| rows[**place].migration.is_some()) {
-                let error = rows[*moving].error.clone();
-                whole.all().for_each(|place| (rows[place].fate, rows[place].error) = (Fate::Moving, error.clone()));
+            if whole.movers.iter().any(|place| rows[*place].migration.is_some()) {
+                whole.all().for_each(|place| rows[place].fate = Fate::Moving);
                 continue;
             }
             let asked = match whole.movers.as_slice() {
@@ -213,43 +212,43 @@ impl Calls<'_> {
         &self,
         evacuation: &Evacuation,
         here: &NodeName,
-        (rows, wholes): (&mut [Row], Vec<Whole>),
+        (rows, wholes): (&mut [Row], &[Whole]),
         json: bool,
     ) -> Exit {
-        let mut waiting = wholes.iter().peekable();
-        let mut moves: JoinSet<Vec<Ended>> = JoinSet::new();
+        let mut waiting = wholes.iter().enumerate().peekable();
+        // With the number of the whole that has ended.
+        let mut moves: JoinSet<(usize, Vec<Ended>)> = JoinSet::new();
         let mut progress = EvacuationProgress::new(self.screen, json);
         let mut interrupt = std::pin::pin!(interrupted());
         let mut was_interrupted = false;
         loop {
-            let moving = |rows: &[Row]| rows.iter().filter(|row| row.fate == Fate::Moving).count();
-            let has_room = |whole: &&Whole, rows: &[Row]| {
-                let moving = moving(rows);
+            let has_room = |whole: &Whole, rows: &[Row]| {
+                let moving = rows.iter().filter(|row| row.fate == Fate::Moving).count();
                 moving == 0 || moving + whole.movers.len() <= evacuation.max_parallel as usize
             };
-            while !was_interrupted && let Some(whole) = waiting.next_if(|whole| has_room(whole, rows)) {
+            while !was_interrupted && let Some((number, whole)) = waiting.next_if(|(_, whole)| has_room(whole, rows)) {
                 whole.movers.iter().for_each(|place| rows[*place].fate = Fate::Moving);
                 let client = self.client.clone();
                 match whole.movers.as_slice() {
                     [place] => {
                         let under_way = rows[*place].migration.clone();
-                        moves.spawn(one(client, *place, request(evacuation, &rows[*place]), under_way))
+                        let moving = one(client, *place, request(evacuation, &rows[*place]), under_way);
+                        moves.spawn(async move { (number, moving.await) })
                     }
                     _ => {
                         let members =
                             whole.movers.iter().map(|place| (rows[*place].container.clone(), *place)).collect();
-                        moves.spawn(several(client, members, group(evacuation, rows, whole)))
+                        let moving = several(client, members, group(evacuation, rows, whole));
+                        moves.spawn(async move { (number, moving.await) })
                     }
                 };
             }
             progress.show(&plain(&rows.to_vec()));
             tokio::select! {
                 ended = moves.join_next() => match ended {
-                    Some(Ok(ended)) => {
-                        let first = ended.first().map(|(place, _)| *place);
+                    Some(Ok((number, ended))) => {
                         ended.into_iter().for_each(|(place, ended)| settle(&mut rows[place], ended, here));
-                        let whole = wholes.iter().find(|whole| first.is_some_and(|place| whole.movers.contains(&place)));
-                        whole.into_iter().for_each(|whole| whole.hold_together(rows));
+                        wholes[number].hold_together(rows);
                     }
                     Some(Err(error)) => self.screen.error(&format!("a move could not be followed: {error}")),
                     None => break,
@@ -313,8 +312,7 @@ fn placed(containers: Vec<ContainerInfo>, companions: &[Companions], to: &[NodeN
     };
     let mut sets: BTreeMap<Result<usize, usize>, Vec<ContainerInfo>> = BTreeMap::new();
     for (number, container) in containers.into_iter().enumerate() {
-        let runs = matches!(container.state, ContainerState::Running | ContainerState::Paused);
-        let set = set_of(&container.name).filter(|_| runs);
+        let set = set_of(&container.name).filter(|_| runs(&container));
         sets.entry(set.ok_or(number)).or_default().push(container);
     }
     // One byte more for each, so that containers whose memory is not known are shared out, too.

@@ -8,7 +8,7 @@ use serde_json::Value;
 use tranship_types::ReservedAddress;
 
 use crate::json::said;
-use crate::{Container, EngineError};
+use crate::{AttachedNetwork, Container, EngineError};
 
 /// The label of a holder: the name of the container that it holds addresses for.
 pub(crate) const LABEL: &str = "tranship.holds-addresses-for";
@@ -85,6 +85,21 @@ pub(crate) fn held_for<'a>(labels: &'a Value, image: &Value, name: &Value) -> Op
     // Podman's name of it begins with a registry.
     let is_of_image = said(image).is_some_and(|image| image.rsplit('/').next() == Some(IMAGE));
     said(&labels[LABEL]).filter(|_| is_named && is_of_image)
+}
+
+/// A container's addresses in one network: those that `gives_out` is true of, and all others.
+pub(crate) fn parted(
+    container: &str,
+    network: &AttachedNetwork,
+    gives_out: impl Fn(IpAddr) -> bool,
+) -> (Vec<ReservedAddress>, Vec<ReservedAddress>) {
+    let reserved = |address: &IpAddr| ReservedAddress {
+        network: network.name.clone(),
+        owner: container.to_owned(),
+        interface: String::new(),
+        address: *address,
+    };
+    network.addresses.iter().map(reserved).partition(|one| gives_out(one.address))
 }
 
 /// Whether a process has an interface of the kind that engines make for their networks.

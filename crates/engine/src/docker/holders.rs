@@ -85,18 +85,9 @@ impl Holders for Docker {
         let (mut given, mut others) = (Vec::new(), Vec::new());
         for network in parameters.attached(&container.name) {
             let here = self.network(&network.name)?.unwrap_or_default();
-            for address in network.addresses {
-                let reserved = ReservedAddress {
-                    network: network.name.clone(),
-                    owner: container.name.clone(),
-                    interface: String::new(),
-                    address,
-                };
-                match range_of(&here, address) {
-                    Some(_) => given.push(reserved),
-                    None => others.push(reserved),
-                }
-            }
+            let (own, rest) = holders::parted(&container.name, &network, |address| range_of(&here, address).is_some());
+            given.extend(own);
+            others.extend(rest);
         }
         Ok((given, others))
     }

@@ -172,15 +172,9 @@ impl Holders for Podman {
         }
         for network in parameters.attached(&container.name, |_| false) {
             let here = self.network(&network.name);
-            for address in network.addresses {
-                let reserved = ReservedAddress {
-                    network: network.name.clone(),
-                    owner: container.name.clone(),
-                    interface: String::new(),
-                    address,
-                };
-                if gives_out(&here, address) { given.push(reserved) } else { others.push(reserved) }
-            }
+            let (own, rest) = holders::parted(&container.name, &network, |address| gives_out(&here, address));
+            given.extend(own);
+            others.extend(rest);
         }
         Ok((given, others))
     }
