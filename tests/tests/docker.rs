@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tranship_e2e::{
-    DOCKER, Stage, connection_alive, move_container, processes, quiet_under, refused_move, restart_agent, scenarios,
-    wait_until,
+    Capture, DOCKER, Stage, connection_alive, move_container, processes, quiet_under, refused_move, restart_agent,
+    scenarios, wait_until,
 };
 use tranship_lab::{CounterClient, Lab, Redis, RunOptions};
 use tranship_types::BlockerKind;
@@ -43,6 +43,23 @@ fn docker_manages_the_moved_container(stage: &mut Stage) -> Result<()> {
     ensure!(DOCKER.names(lab, "b", &[])?.is_empty(), "docker stop on the destination did not stop it");
     lab.docker("b", &["start", NAME])?;
     Redis::connect(lab, ip, Duration::from_secs(10)).context("after docker stop and start on the destination")?;
+    DOCKER.remove(lab, "b")
+}
+
+/// The destination's Docker may have announced them while it made the copy.
+fn its_addresses_are_announced_again_before_the_freeze(stage: &mut Stage) -> Result<()> {
+    let lab = &stage.lab;
+    let counter = DOCKER.start(lab, 79, &[], &[])?;
+    let capture = Capture::begin("arp and host 10.77.0.79")?;
+    let mut seen = Vec::new();
+    let ended = DOCKER.moved_while(lab, "source.arm.before", |_| {
+        seen = capture.end()?;
+        Ok(())
+    })?;
+    ensure!(ended.success, "the move failed: {}", ended.error());
+    let of_itself = |line: &String| line.contains("who-has 10.77.0.79") && line.contains("tell 10.77.0.79");
+    ensure!(seen.iter().any(|line| of_itself(line) || line.contains("Announcement 10.77.0.79")), "seen: {seen:?}");
+    drop(counter);
     DOCKER.remove(lab, "b")
 }
 
@@ -564,6 +581,7 @@ fn main() -> ExitCode {
         ("inotify_watches_on_an_overlay_move", inotify_watches_on_an_overlay_move),
         ("limits_that_were_changed_stay_changed", limits_that_were_changed_stay_changed),
         ("docker_manages_the_moved_container", docker_manages_the_moved_container),
+        ("its_addresses_are_announced_again_before_the_freeze", its_addresses_are_announced_again_before_the_freeze),
         (
             "what_cannot_be_carried_over_is_refused_before_the_freeze",
             what_cannot_be_carried_over_is_refused_before_the_freeze,

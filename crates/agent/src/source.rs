@@ -375,9 +375,23 @@ impl SourceRun {
                 self.peer_keeps_datagrams = keeps_datagrams;
                 self.peer_keeps_log = keeps_log;
                 self.slots.of_peer(gives_slots);
+                self.claim_attached();
                 self.arm_shared(shared)
             }
             other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// Announces addresses that an engine attaches: on a kernel before 6.16 the destination's engine may have announced them while it
+    /// made the copy, by a packet socket, which the gate there does not stop yet.
+    fn claim_attached(&self) {
+        let Some((path, identity)) = self.inspection.as_ref().and_then(|(_, offer)| offer.network.as_ref()) else {
+            return;
+        };
+        if identity.given_by.is_some()
+            && let Err(failure) = undo::announce(path)
+        {
+            tracing::warn!(id = %self.id, %failure, "the network may take the addresses for moved until the container sends");
         }
     }
 

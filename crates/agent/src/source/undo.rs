@@ -31,7 +31,7 @@ const UNDO: Duration = Duration::from_secs(15);
 const AT_ONCE: (Duration, Duration) = (Duration::from_millis(300), Duration::from_millis(500));
 
 /// Claims the addresses of the container with this network namespace.
-fn announce(namespace: &Path) -> Result<(), Failure> {
+pub(super) fn announce(namespace: &Path) -> Result<(), Failure> {
     let identity = tranship_network::capture(namespace).map_err(failed)?;
     Announcer::prepare(namespace, &identity).and_then(|mut announcer| announcer.announce()).map_err(failed)
 }
