@@ -30,6 +30,7 @@ const ALLOWED: [&str; 2] = ["--allow", "unread-packets"];
 
 /// Kinds that are refused, and words of what is said. The other kinds are carried, but for those of [`CHANGED`].
 const REFUSED: &[(&str, &str)] = &[
+    ("cpuid_fault", "has forbidden itself the instruction CPUID"),
     ("empty_datagram_of_unix", "has a datagram without data to read"),
     ("fanotify_of_a_filesystem", "watches a whole filesystem by fanotify"),
     ("fanotify_of_a_removed_file", "watches a file by fanotify whose path is not found"),

@@ -18,6 +18,8 @@ use crate::state::{BIN, ROOTFS, STAGE, SWITCH};
 const NOTHING: Option<&str> = None;
 /// Where directories are kept while what they are in gets hidden, below a node's /run.
 const KEPT: &str = "tranship-lab/kept";
+/// The file system of security modules; a directory where the kernel has it.
+const SECURITY: &str = "/sys/kernel/security";
 /// What a node has for itself: what the host has there is not seen in it.
 const PRIVATE: [&str; 7] =
     ["/run", "/tmp", "/srv", "/var/lib/tranship", "/var/lib/containers", "/var/lib/cni", "/etc/tranship"];
@@ -87,6 +89,11 @@ fn private_view(programs: &Path, disk: &Path, common: &[PathBuf]) -> Result<()> 
     fs::create_dir(&cgroups).map_err(LabError::file("make", &cgroups))?;
     bind(Path::new("/sys/fs/cgroup"), &cgroups, MsFlags::MS_REC)?;
     fresh("/sys", "sysfs", quiet | MsFlags::MS_NOEXEC)?;
+    // Engines look there for AppArmor, and confine containers where they find it.
+    if Path::new(SECURITY).is_dir() {
+        mount(Some("securityfs"), SECURITY, Some("securityfs"), quiet | MsFlags::MS_NOEXEC, NOTHING)
+            .map_err(failed("mount", SECURITY))?;
+    }
     relocate(&cgroups, Path::new("/sys/fs/cgroup"))?;
     fs::remove_dir(&cgroups).map_err(LabError::file("remove", &cgroups))?;
 

@@ -61,6 +61,8 @@ pub struct RunOptions {
     pub capabilities: Vec<String>,
     /// Labels: annotations in the OCI configuration.
     pub labels: Vec<(String, String)>,
+    /// The AppArmor profile that confines it.
+    pub apparmor: Option<String>,
 }
 
 impl RunOptions {
@@ -79,6 +81,7 @@ impl RunOptions {
             environment: Vec::new(),
             capabilities: Vec::new(),
             labels: Vec::new(),
+            apparmor: None,
         }
     }
 
@@ -99,6 +102,7 @@ pub(crate) fn config(name: &str, cgroup_parent: &str, options: &RunOptions) -> V
     let own = [(IP_ANNOTATION, options.ip.to_string()), (ATTACHMENT_ANNOTATION, options.attachment().to_owned())];
     let own = own.map(|(key, value)| (key.to_owned(), value));
     let annotations: BTreeMap<String, String> = own.into_iter().chain(options.labels.clone()).collect();
+    let apparmor = options.apparmor.as_deref().unwrap_or_default();
     let mut resources = json!({"devices": [{"allow": false, "access": "rwm"}]});
     if let Some(bytes) = options.memory {
         resources["memory"] = json!({"limit": bytes});
@@ -117,6 +121,7 @@ pub(crate) fn config(name: &str, cgroup_parent: &str, options: &RunOptions) -> V
                 "bounding": capabilities, "effective": capabilities, "permitted": capabilities,
             },
             "noNewPrivileges": false,
+            "apparmorProfile": apparmor,
         },
         "root": {"path": options.rootfs.as_deref().unwrap_or(Path::new(ROOTFS)), "readonly": true},
         "mounts": mounts(options),
