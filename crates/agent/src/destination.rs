@@ -321,7 +321,9 @@ impl DestinationRun {
         if self.engine.attaches_network() {
             self.take_attached()?;
         }
-        self.allowed = Some(self.allowed()?);
+        let allowed = self.allowed()?;
+        self.check_profiles(&allowed)?;
+        self.allowed = Some(allowed);
         self.breakpoints = breakpoints::prepare().ok();
         // It was taken beside the engine's start.
         let there = match self.inbox.store() {

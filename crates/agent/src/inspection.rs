@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use tranship_coordinator::Failure;
-use tranship_criu::{cpu, preflight};
+use tranship_criu::{apparmor, cpu, preflight};
 use tranship_engine::{AttachedNetwork, Container, Engine, Pod, State};
 use tranship_memory::survey::survey;
 use tranship_memory::{hugetlb, unreadable};
@@ -228,6 +228,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions, unit: Option<&Uni
         streams_of_node: findings.streams.clone(),
         stdio_target: options.stdio.clone(),
         log: choice.log,
+        profiles: apparmor::profiles(&subject.pids),
     };
     if !(joins && offer.shares_memory && pod.as_ref().is_some_and(|pod| pod.shared_memory(&container).is_some())) {
         blockers.extend(crate::tmpfs::left_behind(&container, &offer));

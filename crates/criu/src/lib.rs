@@ -2,6 +2,7 @@
 //! cannot carry (preflight), and where a working one is found.
 
 pub mod affinity;
+pub mod apparmor;
 pub mod cpu;
 pub mod file_settings;
 pub mod find;

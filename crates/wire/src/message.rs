@@ -105,6 +105,9 @@ pub struct Offer {
     /// Its log, which comes on a link of its own where [`Response::Prepared`] takes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<CarriedLog>,
+    /// The AppArmor profiles that confine its processes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub profiles: Vec<String>,
 }
 
 /// The log of a container that moves with it.

@@ -1,9 +1,9 @@
 //! The check of CRIU's images before they are restored: a peer has sent them.
 
 use tranship_coordinator::Failure;
-use tranship_criu::hidden;
 use tranship_criu::images::{self, Allowed, Finding, Images};
 use tranship_criu::preflight::zombies;
+use tranship_criu::{apparmor, hidden};
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::restart_blocks;
 use tranship_types::{Blocker, BlockerKind};
@@ -39,6 +39,28 @@ impl DestinationRun {
         allowed.in_network = self.offer.network_path().is_some();
         allowed.external = tmpfs::places(&self.offer)?;
         Ok(allowed)
+    }
+
+    /// Whether the profiles of AppArmor that confine the container's processes are there, and those of the container that the engine has made.
+    ///
+    /// # Errors
+    /// The first that is not.
+    pub(super) fn check_profiles(&self, allowed: &Allowed) -> Result<(), Failure> {
+        let (name, here, profiles) = (&self.offer.container, &self.node.config.node, &self.offer.profiles);
+        let other = allowed.profile.as_ref().and_then(|own| Some((own, profiles.iter().find(|name| !own.has(name))?)));
+        let (cause, remedy) = match other {
+            Some((own, theirs)) => {
+                let cause =
+                    format!("is confined by {theirs}, and would be by {own} as {} makes it", self.engine.name());
+                (cause, "give it the same profile on both nodes: the same version of the engine, or a profile by name")
+            }
+            None => match apparmor::obstacle(profiles) {
+                Some(obstacle) => obstacle,
+                None => return Ok(()),
+            },
+        };
+        let cause = format!("container {name} {cause} on node {here}");
+        Failure::blocked(vec![Blocker::new(BlockerKind::Process, cause, remedy.to_owned())]).map_or(Ok(()), Err)
     }
 
     /// Compares the images with what the container may have. None come from now on.

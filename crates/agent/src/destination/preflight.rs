@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use tranship_criu::apparmor;
 use tranship_criu::cpu::{self, CpuFeatures};
 use tranship_engine::{Engine, EngineError};
 use tranship_memory::hugetlb;
@@ -114,6 +115,12 @@ pub fn check(node: &Node, offer: &Offer) -> Vec<Blocker> {
                 "choose a node whose CPU has them".to_owned(),
             );
         }
+    }
+    // An engine that makes the container loads its own profile when it does.
+    if !(engine.makes_root() && apparmor::is_on())
+        && let Some((cause, remedy)) = apparmor::obstacle(&offer.profiles)
+    {
+        add(BlockerKind::Process, format!("container {name} {cause} (on node {here})"), remedy.to_owned());
     }
     for path in offer.binds.iter().filter(|p| !p.exists()) {
         add(

@@ -1,6 +1,7 @@
 //! What a container may have by the OCI configuration that it is made from on this node.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::path::Path;
 
 use serde_json::Value;
@@ -192,6 +193,15 @@ impl Allowed {
     }
 }
 
+impl fmt::Display for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AppArmor(name) => write!(f, "the AppArmor profile {name}"),
+            Self::SeLinux(label) => write!(f, "the SELinux label {label}"),
+        }
+    }
+}
+
 impl Profile {
     fn of(process: &Value) -> Option<Self> {
         let text = |key: &str| process[key].as_str().filter(|text| !text.is_empty() && *text != "unconfined");
@@ -210,7 +220,7 @@ impl Profile {
     }
 
     /// Whether a task with this profile is confined as the container is.
-    pub(super) fn has(&self, label: &str) -> bool {
+    pub fn has(&self, label: &str) -> bool {
         match self {
             Self::AppArmor(name) => {
                 label == name || label.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with("//"))
