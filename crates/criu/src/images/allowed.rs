@@ -193,6 +193,11 @@ impl Allowed {
     }
 }
 
+/// Whether an engine gives this profile of AppArmor to containers for which no other is asked for: Docker, or Podman in some version.
+fn is_engine_s(profile: &str) -> bool {
+    profile == "docker-default" || profile.starts_with("containers-default-")
+}
+
 impl fmt::Display for Profile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -219,11 +224,15 @@ impl Profile {
         }
     }
 
-    /// Whether a task with this profile is confined as the container is.
+    /// Whether a task with this profile is confined as the container is: by the same, by one below it, or by another engine's own where the
+    /// container has an engine's own.
     pub fn has(&self, label: &str) -> bool {
         match self {
             Self::AppArmor(name) => {
-                label == name || label.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with("//"))
+                let below = label.strip_prefix(name.as_str());
+                let profile = label.split_once("//").map_or(label, |(profile, _)| profile);
+                below.is_some_and(|rest| rest.is_empty() || rest.starts_with("//"))
+                    || (is_engine_s(name) && is_engine_s(profile))
             }
             Self::SeLinux(own) => label == own,
         }

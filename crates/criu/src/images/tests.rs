@@ -149,6 +149,10 @@ fn protections_of_the_configuration_are_those_of_processes() {
         label(&mut images, other);
         refused(&images, &allowed, "security profile");
     }
+    let of = |name: &str| Profile::AppArmor(name.to_owned());
+    assert!(of("docker-default").has("containers-default-0.50.1//child"));
+    assert!(of("docker-default").has("docker-default//child") && of("a//b").has("a//b"));
+    assert!(!of("docker-default").has("own") && !of("own").has("docker-default") && !of("own").has("own-too"));
 }
 
 #[test]
