@@ -10,6 +10,7 @@ use crate::cgroup;
 use crate::daemon::WRAPPER;
 use crate::error::{LabError, Result};
 use crate::lab::Lab;
+use crate::process::slowness;
 use crate::state::ROOTFS;
 
 /// Docker's own client: another one on PATH may be too new for this daemon.
@@ -19,11 +20,14 @@ const CONFIG: &str = "/run/docker.json";
 /// Where a node's Docker daemon keeps all that it has.
 pub const DOCKER_DATA: &str = "/run/docker-data";
 const LOG: &str = "/run/dockerd.log";
-/// Docker's containerd: a service of its own, as in Debian. One that Docker starts by itself has 15 s for that, which is little on a busy machine.
+/// A containerd that is there before Docker, as Debian has it: one that Docker starts by itself has 15 s for that, too little for an emulated
+/// processor.
 const CONTAINERD: &str = "/usr/bin/containerd";
 const CONTAINERD_CONFIG: &str = "/run/docker-containerd.toml";
 const CONTAINERD_SOCKET: &str = "/run/docker-containerd/containerd.sock";
 const CONTAINERD_LOG: &str = "/run/docker-containerd.log";
+/// A machine is emulated, or as slow, from this [`slowness`] on.
+const SLOW: f64 = 4.0;
 const IMAGE: &str = "tranship-lab";
 const NETWORK: &str = "lab";
 /// What the lab's image needs of the host.
@@ -66,7 +70,9 @@ impl Lab {
         for node in &nodes {
             let file = self.path(node, CONFIG)?;
             fs::write(&file, configuration).map_err(LabError::file("write", &file))?;
-            self.start_containerd_of_docker(node, path)?;
+            if slowness() > SLOW {
+                self.start_containerd_of_docker(node, path)?;
+            }
             self.start_dockerd(node, path)?;
         }
         let mut image: Option<Vec<u8>> = None;
@@ -188,16 +194,24 @@ impl Lab {
     /// # Errors
     /// If none runs.
     pub fn kill_docker(&self, node: &str) -> Result<()> {
+        // A containerd that it has started dies with it.
         self.check(node, &["sh", "-c", "kill -KILL $(cat /run/docker.pid) && rm /run/docker.pid"]).map(drop)
     }
 
     /// Starts a node's Docker daemon again after [`kill_docker`](Lab::kill_docker).
     ///
     /// # Errors
-    /// If it does not answer within 30 s; the error has the end of its log.
+    /// If it does not answer within 30 s, twice where its containerd was late; the error has the end of its log.
     pub fn revive_docker(&self, node: &str) -> Result<()> {
-        self.start_dockerd(node, None)?;
-        self.await_daemon(node, "Docker", LOG, || self.docker(node, &["version"]).is_ok())
+        let start = || {
+            self.start_dockerd(node, None)?;
+            self.await_daemon(node, "Docker", LOG, || self.docker(node, &["version"]).is_ok())
+        };
+        match start() {
+            // On a busy machine; systemd starts it again then.
+            Err(LabError::Deadline { ref detail, .. }) if detail.contains("timeout waiting for containerd") => start(),
+            other => other,
+        }
     }
 
     fn start_containerd_of_docker(&self, node: &str, path: Option<&str>) -> Result<()> {
@@ -224,7 +238,9 @@ impl Lab {
         daemon.extend([DAEMON, "--config-file", CONFIG, "--data-root", DOCKER_DATA]);
         daemon.extend(["--exec-root", "/run/docker", "--pidfile", "/run/docker.pid"]);
         daemon.extend(["--host", "unix:///run/docker.sock", "--exec-opt", "native.cgroupdriver=cgroupfs"]);
-        daemon.extend(["--containerd", CONTAINERD_SOCKET]);
+        if self.path(node, CONTAINERD_SOCKET)?.exists() {
+            daemon.extend(["--containerd", CONTAINERD_SOCKET]);
+        }
         daemon.extend(["--cgroup-parent", &parent, "--bridge", "none", "--add-runtime", &runtime]);
         self.start_daemon(node, &daemon, LOG)
     }
