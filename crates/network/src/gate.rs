@@ -299,7 +299,8 @@ mod tests {
             assert!(gate.is_closed()?);
             assert!(!answers(1), "it answers behind its gate");
             gate.open()?;
-            assert!(answers(20), "it does not answer");
+            // A question that nobody answered is asked again only when there is another packet.
+            assert!((0..20).any(|_| answers(1)), "it does not answer");
             Ok(())
         });
         played.unwrap();
