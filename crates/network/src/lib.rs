@@ -49,6 +49,7 @@ mod sockets;
 mod sysctls;
 mod takeover;
 mod unread;
+mod vxlan;
 
 pub use announce::{Announcer, stand_aside, step_forward};
 pub use backlog::Backlog;
@@ -69,3 +70,6 @@ pub use sockets::{
 };
 pub use takeover::{Takeover, reopen};
 pub use unread::{Unread, unread};
+pub use vxlan::{
+    Bridge, VXLAN_BITS, Vxlan, bridges, is_own_address, remove_vxlan, try_vxlan, vxlan_id, vxlan_name, vxlans,
+};

@@ -1,6 +1,8 @@
 //! The little of nftables' netlink protocol that the gate needs: one table, base chains of the netdev family, a few rules,
 //! and the transaction around them. Formats after the kernel's `include/uapi/linux/netfilter/nf_tables.h` and `nfnetlink.h`.
 
+mod segment;
+
 use std::io;
 
 use netlink_sys::Socket;
@@ -13,6 +15,8 @@ use crate::nfnetlink::{
     NLM_F_REQUEST, NLMSG_DONE, attribute, message, number, string,
 };
 use crate::reply::{HEADER, Messages, Refusal, value};
+
+pub(crate) use segment::OF_SEGMENT;
 
 const SUBSYSTEM: u16 = nfnetlink::NFTABLES;
 const NEWTABLE: u16 = SUBSYSTEM << 8;
@@ -298,9 +302,19 @@ impl Batch {
 
     /// Adds a rule to a chain of `device` with a verdict on packets that meet the conditions.
     fn rule(&mut self, table: &str, device: &str, place: Place, verdict: u32, conditions: impl FnOnce(&mut Vec<u8>)) {
-        self.message(NEWRULE, NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_APPEND, NFPROTO_NETDEV, 0, |b| {
+        self.rule_of((NFPROTO_NETDEV, table, &place.chain(device)), verdict, conditions);
+    }
+
+    /// Adds a rule to a chain of a table of this family.
+    fn rule_of(
+        &mut self,
+        (family, table, chain): (u8, &str, &str),
+        verdict: u32,
+        conditions: impl FnOnce(&mut Vec<u8>),
+    ) {
+        self.message(NEWRULE, NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_APPEND, family, 0, |b| {
             string(b, RULE_TABLE, table);
-            string(b, RULE_CHAIN, &place.chain(device));
+            string(b, RULE_CHAIN, chain);
             attribute(b, RULE_EXPRESSIONS | NESTED, |b| {
                 conditions(b);
                 expression(b, "immediate", |b| {

@@ -13,6 +13,7 @@ use crate::link::{self, Link};
 use crate::namespace::{self, inside};
 use crate::reply::Refusal;
 use crate::rtnl::Rtnl;
+use crate::vxlan::is_vxlan;
 
 /// An interface of a container that is attached to a bridge of the node by a veth.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,7 +68,9 @@ pub fn leads_beyond_node(bridge: &str, peer: Option<IpAddr>) -> Result<bool, Net
     let mut rtnl = Rtnl::open().map_err(|e| refused(e.into()))?;
     let links = link::links(&mut rtnl).map_err(refused)?;
     let Some(own) = links.iter().find(|link| link.name == bridge).map(|link| link.index) else { return Ok(false) };
-    let leads_out = |port: &Link| port.controller == Some(own) && !["veth", "tun"].contains(&port.kind.as_str());
+    // A path that was kept for a container that has moved leads to the other node's bridge alone.
+    let is_local = |port: &Link| ["veth", "tun"].contains(&port.kind.as_str()) || is_vxlan(port);
+    let leads_out = |port: &Link| port.controller == Some(own) && !is_local(port);
     if links.iter().any(leads_out) {
         return Ok(true);
     }
