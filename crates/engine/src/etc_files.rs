@@ -1,19 +1,23 @@
 //! `/etc/hosts`, `/etc/resolv.conf` and `/etc/hostname` where an engine makes them for a container and binds them into it: what programs have
 //! written to them moves along. The engine at the destination makes files of its own; they get this content, and stay that engine's.
 
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tranship_types::{Blocker, BlockerKind};
+use tranship_types::{Blocker, BlockerKind, PathEnd};
 
 use crate::{Container, note};
 
+/// Where names of hosts are.
+const HOSTS: &str = "/etc/hosts";
 /// Those that Docker and Podman make.
-const FILES: [&str; 3] = ["/etc/hosts", "/etc/resolv.conf", "/etc/hostname"];
+const FILES: [&str; 3] = [HOSTS, "/etc/resolv.conf", "/etc/hostname"];
 /// Bytes of one that can be carried: it travels in a message.
 const LIMIT: u64 = 64 << 10;
 /// Where they are noted in a bundle.
@@ -79,6 +83,8 @@ impl EtcFiles {
     fn now(config: &Value, id: &str) -> Self {
         let file = |(inside, source): (PathBuf, PathBuf)| {
             let (content, modified_ns) = read(&source).ok()?;
+            // Names of those on the other node of a kept path are no program's, and others elsewhere.
+            let content = if inside == Path::new(HOSTS) { without_beyond(&content) } else { content };
             (content.len() as u64 <= LIMIT).then(|| EtcFile { inside, content: to_digits(&content), modified_ns })
         };
         Self(made_by_engine(config, id).into_iter().filter_map(file).collect())
@@ -89,6 +95,19 @@ impl EtcFiles {
         let now = Self::now(config, id);
         if !now.0.is_empty() {
             config[KEY] = serde_json::to_value(now).unwrap_or_default();
+        }
+    }
+
+    /// Adds the names of containers on another node to `/etc/hosts` in a configuration that travels.
+    pub fn add_beyond(config: &mut Value, beyond: &[PathEnd]) {
+        let mut files = Self::of(config);
+        let hosts = files.0.iter_mut().find(|file| file.inside == Path::new(HOSTS));
+        let lines = lines(beyond);
+        if let Some(file) = hosts.filter(|_| !lines.is_empty())
+            && let Some(content) = from_digits(&file.content)
+        {
+            file.content = to_digits(&with_beyond(&content, &lines));
+            config[KEY] = serde_json::to_value(files).unwrap_or_default();
         }
     }
 
@@ -147,6 +166,64 @@ impl EtcFiles {
     }
 }
 
+/// What ends the lines of `/etc/hosts` that name containers on the other node of a kept path.
+const MARK: &str = "# tranship: on another node";
+
+/// The lines for these containers. Names are the peer's, and nothing else gets into the file.
+fn lines(beyond: &[PathEnd]) -> String {
+    let is_name = |name: &&String| {
+        !name.is_empty() && name.len() < 256 && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    };
+    let of = |end: &PathEnd| {
+        let names: Vec<&str> = end.names.iter().filter(is_name).map(String::as_str).collect();
+        let line = |address| format!("{address}\t{} {MARK}\n", names.join(" "));
+        if names.is_empty() { Vec::new() } else { end.addresses.iter().map(line).collect() }
+    };
+    let all: BTreeSet<String> = beyond.iter().flat_map(of).collect();
+    all.into_iter().collect()
+}
+
+fn without_beyond(content: &[u8]) -> Vec<u8> {
+    let is_own = |line: &[u8]| line.trim_ascii_end().ends_with(MARK.as_bytes());
+    content.split_inclusive(|byte| *byte == b'\n').filter(|line| !is_own(line)).flatten().copied().collect()
+}
+
+/// The content with these lines, and no others of theirs, at its end.
+fn with_beyond(content: &[u8], lines: &str) -> Vec<u8> {
+    let mut content = without_beyond(content);
+    if !lines.is_empty() && content.last().is_some_and(|last| *last != b'\n') {
+        content.push(b'\n');
+    }
+    content.extend_from_slice(lines.as_bytes());
+    content
+}
+
+/// Has `/etc/hosts` of a container that runs name those on another node, and no others, where its engine has made that
+/// file. When the file was last written stays as it was.
+///
+/// # Errors
+/// If it cannot be read or written.
+pub fn name_beyond(container: &Container, beyond: &[PathEnd]) -> io::Result<()> {
+    let lines = lines(beyond);
+    for (inside, source) in made_by_engine(&container.config, &container.id) {
+        if inside != Path::new(HOSTS) {
+            continue;
+        }
+        let (before, modified_ns) = read(&source)?;
+        let after = with_beyond(&before, &lines);
+        if after == before || before.len() as u64 > LIMIT {
+            continue;
+        }
+        // In place, as it is mounted; what is the same before and after is never away for who reads it meanwhile.
+        let same = before.iter().zip(&after).take_while(|(one, other)| one == other).count();
+        let target = OpenOptions::new().write(true).open(source)?;
+        target.write_all_at(&after[same..], same as u64)?;
+        target.set_len(after.len() as u64)?;
+        target.set_modified(SystemTime::UNIX_EPOCH + Duration::from_nanos(modified_ns))?;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -200,6 +277,36 @@ mod tests {
         std::fs::write(node.path().join("one/hosts"), vec![b'x'; 65537]).unwrap();
         let found = EtcFiles::obstacles(&container);
         assert!(found.len() == 1 && found[0].to_string().contains("/etc/hosts of container web"), "{found:?}");
+    }
+
+    #[test]
+    fn those_beyond_are_named_as_long_as_they_are_there() {
+        let node = tempfile::tempdir().unwrap();
+        let config = config(node.path(), "one", "127.0.0.1 localhost");
+        let mut container = Container { id: "one".into(), ..Container::at_rest("web", crate::State::Running) };
+        container.config = config.clone();
+        let end = |address: &str, names: &[&str]| PathEnd {
+            container: "db".to_owned(),
+            names: names.iter().map(|name| (*name).to_owned()).collect(),
+            addresses: vec![address.parse().unwrap()],
+        };
+        let file = node.path().join("one/hosts");
+        let (text, written) =
+            (|| std::fs::read_to_string(&file).unwrap(), || file.metadata().unwrap().modified().unwrap());
+        let before = written();
+        let named = "127.0.0.1 localhost\n10.79.0.5\tdb sql # tranship: on another node\n";
+        name_beyond(&container, &[end("10.79.0.5", &["db", "sql", "a b", "c\n"]), end("10.79.0.9", &[])]).unwrap();
+        assert_eq!((text().as_str(), written()), (named, before));
+        // They stay behind.
+        let mut travels = config.clone();
+        EtcFiles::add_to(&mut travels, "one");
+        let content =
+            |config: &Value| String::from_utf8(from_digits(&EtcFiles::of(config).0[0].content).unwrap()).unwrap();
+        assert_eq!(content(&travels), "127.0.0.1 localhost\n");
+        EtcFiles::add_beyond(&mut travels, &[end("10.79.0.6", &["app"])]);
+        assert_eq!(content(&travels), "127.0.0.1 localhost\n10.79.0.6\tapp # tranship: on another node\n");
+        name_beyond(&container, &[]).unwrap();
+        assert_eq!((text().as_str(), written()), ("127.0.0.1 localhost\n", before));
     }
 
     #[test]

@@ -42,7 +42,7 @@ pub use containerd::Containerd;
 pub use cpu::{Cpu, Share};
 pub use described::keep_what_was_made;
 pub use docker::{Docker, start as start_docker};
-pub use etc_files::EtcFiles;
+pub use etc_files::{EtcFiles, name_beyond};
 pub use freezer::{Freezer, FreezerError, OpenFreezer};
 pub use holders::{Endpoint, Holders, Holding, holder_namespace, is_holder, is_holder_namespace};
 pub use limits::{Limits, others_were_changed as other_limits_were_changed, were_changed as limits_were_changed};

@@ -14,6 +14,7 @@ mod mode;
 mod network;
 mod options;
 mod pages;
+mod path;
 mod phase;
 mod prediction;
 mod report;
@@ -37,6 +38,7 @@ pub use network::{
 };
 pub use options::{Bandwidth, Compress, InvalidBandwidth, Logs, MoveOptions, OnTimeout, SenselessOptions};
 pub use pages::{AddressSpaceId, PAGE_SIZE, PageRange};
+pub use path::{OfferedPath, PathEnd};
 pub use phase::{Outcome, Phase};
 pub use prediction::Prediction;
 pub use report::{Compressed, FaultReport, Original, Part, Progress, Report, RoundReport, Side, WaitKind, Waiting};
