@@ -24,6 +24,17 @@ const GOES_ON_WITHIN: Duration = Duration::from_secs(24 * 3600);
 /// Parts of an answer that wait for a slow reader.
 const WAITING: usize = 4;
 
+/// A response as a peer reads it that speaks this version: an older one cannot read the kind `policy` of a blocker.
+pub fn understood(mut response: Response, version: u16) -> Response {
+    if let Response::Checked { blockers, .. } | Response::Failed { blockers, .. } = &mut response
+        && version < Versions::OPTIONS
+    {
+        let unknown = blockers.iter_mut().filter(|blocker| blocker.kind == BlockerKind::Policy);
+        unknown.for_each(|blocker| blocker.kind = BlockerKind::Engine);
+    }
+    response
+}
+
 /// Passes a call on to the agent of `to`; `None` where that is this node.
 pub fn pass_on(node: &Node, to: &NodeName, call: PassedCall) -> Result<Option<PassedAnswer>, ServiceError> {
     if *to == node.config.node {

@@ -32,6 +32,7 @@ use crate::held;
 use crate::layout::{Front, Layout, Role};
 use crate::logs;
 use crate::node::{self, Node, failed};
+use crate::paths;
 use crate::policy;
 use crate::space;
 use crate::stdio;
@@ -209,6 +210,7 @@ impl DestinationRun {
     /// Takes the gate of a network that is there, and is closed.
     fn prepare_network(&mut self) -> Result<(), Failure> {
         let Some((path, identity)) = &self.offer.network else { return Ok(()) };
+        paths::arrive(&self.node, &self.id, &self.peer, &self.offer, path)?;
         self.gate = Some(Gate::prepare(path, &identity.names()).map_err(failed)?);
         self.announcer = Some(Announcer::prepare(path, identity).map_err(failed)?);
         let bound = self.node.config.network.hold_bytes();
@@ -393,6 +395,7 @@ impl DestinationRun {
         }
         if let Some((_, identity)) = &self.offer.network {
             held::returned(&self.node, &self.offer.container, identity);
+            paths::arrived(&self.node, &self.id, &self.offer.container);
         }
         self.layout.remove()?;
         self.reap_pager()
@@ -499,6 +502,8 @@ impl DestinationPort for DestinationRun {
             DestinationStep::OpenGate => self.silence(),
             DestinationStep::Engine => {
                 stdio::end(&stdio::of_arrived(&self.node, self.id.as_str()));
+                // An engine removes a bridge that has no ports any more.
+                paths::undo(&self.node, &self.id)?;
                 self.sweep_engine()
             }
             DestinationStep::Pager => {
@@ -525,6 +530,7 @@ impl DestinationPort for DestinationRun {
             DestinationStep::Network => {
                 (self.gate, self.announcer) = (None, None);
                 self.inbox.deliver_by(None);
+                paths::undo(&self.node, &self.id)?;
                 match &self.offer.network {
                     Some(_) if self.foreign_network => Ok(()),
                     Some((path, identity)) => {

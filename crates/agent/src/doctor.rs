@@ -31,6 +31,7 @@ use crate::destination;
 use crate::held::{self, StrayHolder};
 use crate::layout::{Layout, Role};
 use crate::node::{Node, failed};
+use crate::paths;
 use crate::trees::Note;
 use crate::wrapper;
 
@@ -61,6 +62,8 @@ enum Thing {
     Held(HeldReservation),
     /// The same in an engine.
     Holder(StrayHolder),
+    /// The VXLAN device of this number, of which there is no record.
+    Path(u32),
     /// In a process of the container of this name, under this number.
     Userfaultfd {
         container: String,
@@ -81,6 +84,7 @@ impl Thing {
             Self::Gate(..) => LeftoverKind::Gate,
             Self::Frozen(_) => LeftoverKind::Container,
             Self::Held(_) | Self::Holder(_) => LeftoverKind::Address,
+            Self::Path(_) => LeftoverKind::Path,
             Self::Userfaultfd { .. } => LeftoverKind::Userfaultfd,
         }
     }
@@ -109,6 +113,7 @@ impl Thing {
             Self::Holder(StrayHolder { engine, name, container, .. }) => {
                 format!("container {name} of {engine}, which holds addresses for {container}")
             }
+            Self::Path(id) => tranship_network::vxlan_name(*id),
             Self::Userfaultfd { container, pid, number } => {
                 format!("descriptor {number} of process {pid} of container {container}")
             }
@@ -156,7 +161,7 @@ impl Thing {
                 "it stands in the way of every move of {container}: restart the container, or have the process close it (`gdb -p {pid} -batch \
                  -ex 'call (int) close({number})'`)"
             )),
-            Self::Mark(..) | Self::Gate(..) | Self::Held(_) | Self::Holder(_) => None,
+            Self::Mark(..) | Self::Gate(..) | Self::Held(_) | Self::Holder(_) | Self::Path(_) => None,
         }
     }
 
@@ -198,6 +203,7 @@ impl Thing {
                 cni::release_held(container, network, *address).map_err(failed)
             }
             Self::Holder(stray) => held::remove_stray(node, stray),
+            Self::Path(id) => tranship_network::remove_vxlan(*id).map_err(failed),
             Self::Gate(_, path) => Gate::prepare(path, &[]).and_then(|mut gate| gate.open()).map_err(failed),
             Self::Journal(_) | Self::Frozen(_) | Self::Userfaultfd { .. } => Ok(()),
         }
@@ -261,7 +267,7 @@ impl Owned {
 
     fn has(&self, thing: &Thing) -> bool {
         match thing {
-            Thing::Journal(_) | Thing::Held(_) | Thing::Holder(_) => false,
+            Thing::Journal(_) | Thing::Held(_) | Thing::Holder(_) | Thing::Path(_) => false,
             Thing::Migration(id) | Thing::Copy(id) => self.ids.contains(id.as_str()),
             Thing::Mark(_, directory) => {
                 directory.file_name().is_some_and(|name| self.ids.contains(&*name.to_string_lossy()))
@@ -322,6 +328,7 @@ fn everything(node: &Node) -> Result<Vec<Thing>, EngineError> {
     all.extend(Note::all(node).into_iter().map(Thing::Copy));
     all.extend(held::unrecorded(node).into_iter().map(Thing::Held));
     all.extend(held::strays(node).into_iter().map(Thing::Holder));
+    all.extend(paths::strays(node).into_iter().map(Thing::Path));
     let mut known = Vec::new();
     for engine in node.engines() {
         // One that its engine takes for one that was never started may run.

@@ -229,6 +229,7 @@ pub fn inspect(node: &Node, name: &str, options: &MoveOptions, unit: Option<&Uni
         stdio_target: options.stdio.clone(),
         log: choice.log,
         profiles: apparmor::profiles(&subject.pids),
+        paths: Vec::new(),
     };
     if !(joins && offer.shares_memory && pod.as_ref().is_some_and(|pod| pod.shared_memory(&container).is_some())) {
         blockers.extend(crate::tmpfs::left_behind(&container, &offer));

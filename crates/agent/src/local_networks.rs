@@ -11,7 +11,7 @@ use tranship_api::{LocalNetwork, NetworkNeighbour};
 use tranship_coordinator::Failure;
 use tranship_engine::{AttachedNetwork, Engine, Summary};
 use tranship_network::{BridgePort, NetworkError, NodeConntrack, bridge_ports, connected_addresses, leads_beyond_node};
-use tranship_types::NodeName;
+use tranship_types::{NodeName, PathEnd};
 
 use crate::inspection::Inspection;
 use crate::node::{Node, failed};
@@ -37,16 +37,16 @@ fn addresses(ports: &[BridgePort], bridge: &str) -> Vec<IpAddr> {
     here.flat_map(|port| &port.addresses).filter(|address| !is_link_local(address)).copied().collect()
 }
 
-fn is_link_local(address: &IpAddr) -> bool {
+pub fn is_link_local(address: &IpAddr) -> bool {
     matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
 }
 
 /// How many of a container's connections are with one that has these addresses.
-fn count(peers: &[IpAddr], addresses: &[IpAddr]) -> u64 {
+pub fn count(peers: &[IpAddr], addresses: &[IpAddr]) -> u64 {
     peers.iter().filter(|peer| addresses.contains(peer)).count() as u64
 }
 
-fn namespace(pid: u32) -> PathBuf {
+pub fn namespace(pid: u32) -> PathBuf {
     format!("/proc/{pid}/ns/net").into()
 }
 
@@ -79,7 +79,7 @@ pub fn find(
         return Ok(Vec::new());
     }
     let peers = connected_addresses(&own).map_err(failed)?;
-    let others = others(node, &own, &bridges)?;
+    let others = others(node, Some(&own), &bridges)?;
     let network = |bridge: &&str| {
         let here = |other: &&Other| other.ports.iter().any(|port| port.bridge == *bridge);
         let others: Vec<&Other> = others.iter().filter(here).collect();
@@ -101,7 +101,7 @@ pub fn find(
         };
         together.insert(0, container.name.clone());
         let name = name(found, &ports, bridge);
-        Some(LocalNetwork { name, bridge: (*bridge).to_owned(), neighbours, together })
+        Some(LocalNetwork { name, bridge: (*bridge).to_owned(), neighbours, together, kept: false })
     };
     Ok(bridges.iter().filter_map(network).collect())
 }
@@ -172,13 +172,13 @@ pub fn translated(found: &Inspection) -> Result<u64, NetworkError> {
 }
 
 /// The address of another node's agent; `None` where it has a name that does not resolve.
-fn address_of(node: &Node, peer: &NodeName) -> Option<IpAddr> {
+pub fn address_of(node: &Node, peer: &NodeName) -> Option<IpAddr> {
     let table = node.peers();
     Some(table.address(peer)?.to_socket_addrs().ok()?.next()?.ip())
 }
 
 /// What the engine calls the network on a bridge, or else CNI, or else the node.
-fn name(found: &Inspection, ports: &[BridgePort], bridge: &str) -> String {
+pub fn name(found: &Inspection, ports: &[BridgePort], bridge: &str) -> String {
     let here = addresses(ports, bridge);
     let of_engine =
         found.networks.iter().find(|network| network.addresses.iter().any(|address| here.contains(address)));
@@ -193,12 +193,13 @@ fn name(found: &Inspection, ports: &[BridgePort], bridge: &str) -> String {
 
 /// The running containers of all engines with interfaces on these bridges, but for those in the network namespace
 /// `own`.
-fn others(node: &Node, own: &Path, bridges: &BTreeSet<&str>) -> Result<Vec<Other>, Failure> {
+fn others(node: &Node, own: Option<&Path>, bridges: &BTreeSet<&str>) -> Result<Vec<Other>, Failure> {
     let mut others = Vec::new();
     for engine in node.engines().filter(|engine| engine.is_present()) {
         for one in engine.list().map_err(failed)? {
             let path = namespace(one.init);
-            if one.init == 0 || identity(&path).is_none_or(|other| Some(other) == identity(own)) {
+            let is_own = |other| own.is_some_and(|own| identity(own) == Some(other));
+            if one.init == 0 || identity(&path).is_none_or(is_own) {
                 continue;
             }
             let looked = || -> Result<_, NetworkError> {
@@ -218,6 +219,16 @@ fn others(node: &Node, own: &Path, bridges: &BTreeSet<&str>) -> Result<Vec<Other
         }
     }
     Ok(others)
+}
+
+/// The running containers with interfaces on a bridge, but for those in the network namespace `own`, each with its
+/// engine.
+pub fn ends(node: &Node, bridge: &str, own: Option<&Path>) -> Result<Vec<(Arc<dyn Engine>, PathEnd)>, Failure> {
+    let end = |other: Other| {
+        let NetworkNeighbour { container, names, addresses, .. } = neighbour(&other, bridge, &[]);
+        (other.engine, PathEnd { container, names, addresses })
+    };
+    Ok(others(node, own, &BTreeSet::from([bridge]))?.into_iter().map(end).collect())
 }
 
 fn neighbour(other: &Other, bridge: &str, peers: &[IpAddr]) -> NetworkNeighbour {

@@ -44,6 +44,7 @@ mod netavark;
 mod node;
 mod notify;
 mod options;
+mod paths;
 mod peers;
 mod plan;
 mod pods;
@@ -271,6 +272,7 @@ fn agent(arguments: &Arguments) -> anyhow::Result<()> {
     groups::recover(&node);
     stdio::recover(&node);
     held::start(&node)?;
+    paths::start(&node)?;
     let closer = listener.closer()?;
     let (peers_node, peers_listener) = (Arc::clone(&node), Arc::clone(&listener));
     let peers = tranship_sys::threads::start("peers", move || peers::serve(&peers_node, &peers_listener))?;

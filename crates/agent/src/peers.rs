@@ -15,7 +15,7 @@ use tranship_sys::{reserve, schedule, threads};
 use tranship_transport::{Connection, Incoming, Link, Listener};
 use tranship_types::{Blocker, BlockerKind, MigrationId, NodeName, Phase, SharedObject, Side};
 use tranship_wire::message::{Offer, Request, Response};
-use tranship_wire::{Hello, Purpose, ReadError, Versions};
+use tranship_wire::{Hello, Purpose, ReadError};
 
 use crate::admission::{HandshakePlace, Handshakes, LinkPlace, Links};
 use crate::arrivals::{Arrival, Context, Inbox, Standing, lock};
@@ -27,6 +27,7 @@ use crate::draining;
 use crate::freeze_slots::Owner;
 use crate::held;
 use crate::node::{Node, sentence};
+use crate::paths;
 use crate::policy;
 use crate::probes::Probed;
 use crate::registry::unix_ms;
@@ -201,7 +202,13 @@ fn control(
         use Request as R;
         let of_no_migration = matches!(
             request,
-            R::Clock | R::Check(_) | R::Probe { .. } | R::Api { .. } | R::Stdio { .. } | R::Addresses { .. }
+            R::Clock
+                | R::Check(_)
+                | R::Probe { .. }
+                | R::Api { .. }
+                | R::Stdio { .. }
+                | R::Addresses { .. }
+                | R::Path { .. }
         );
         if !of_no_migration && (of_another() || !covered(&rights)) {
             tracing::warn!(%peer, "asked about a migration of another node, or over a link from before its offer");
@@ -239,7 +246,7 @@ fn control(
                 failure_response(failure)
             }
         };
-        let response = understood(response, link.version());
+        let response = control::understood(response, link.version());
         if let Err(error) = tranship_wire::write_message(&mut link, &response) {
             break Err(ReadError::Io(io::Error::other(error.to_string())));
         }
@@ -341,6 +348,9 @@ fn reply(
             held::state(node, (&container, &engine), &addresses)
                 .map_or_else(failure_response, |state| Response::Addresses { state })
         }
+        (Request::Path { id }, _) => {
+            paths::state(node, peer, id).map_or_else(failure_response, |state| state.response())
+        }
         (Request::Probe { bytes }, _) => match probed.receive(link, bytes) {
             Ok(()) => Response::Probed,
             Err(error) => return Err(error),
@@ -348,17 +358,6 @@ fn reply(
         (_, None) => failure_response(Failure::new("the request belongs to no migration")),
     };
     Ok(Some(response))
-}
-
-/// A response as a peer reads it that speaks this version: an older one cannot read the kind `policy` of a blocker.
-fn understood(mut response: Response, version: u16) -> Response {
-    if let Response::Checked { blockers, .. } | Response::Failed { blockers, .. } = &mut response
-        && version < Versions::OPTIONS
-    {
-        let unknown = blockers.iter_mut().filter(|blocker| blocker.kind == BlockerKind::Policy);
-        unknown.for_each(|blocker| blocker.kind = BlockerKind::Engine);
-    }
-    response
 }
 
 pub fn failure_response(failure: Failure) -> Response {
@@ -587,13 +586,16 @@ fn take_over(inbox: Arc<Inbox>, id: MigrationId, groups: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tranship_wire::Versions;
 
     #[test]
     fn an_older_peer_is_sent_a_kind_that_it_can_read() {
         let refused = || Failure::blocked(vec![Blocker::new(BlockerKind::Policy, "a", "b")]).unwrap();
         for (version, kind) in [(Versions::OPTIONS - 1, BlockerKind::Engine), (Versions::OPTIONS, BlockerKind::Policy)]
         {
-            let Response::Failed { blockers, .. } = understood(failure_response(refused()), version) else { panic!() };
+            let Response::Failed { blockers, .. } = control::understood(failure_response(refused()), version) else {
+                panic!()
+            };
             assert_eq!(blockers[0].kind, kind, "version {version}");
         }
     }

@@ -13,9 +13,9 @@ use tranship_memory::tracker::TrackError;
 use tranship_types::{MoveOptions, NodeName, Outcome, Report, Side};
 
 use crate::groups::Unit;
-use crate::inspection::{self, Inspection};
+use crate::inspection::Inspection;
 use crate::node::Node;
-use crate::{local_networks, options, probes, source};
+use crate::{local_networks, options, paths, probes, source};
 
 /// Rate at which memory is assumed to travel where the link was not measured, in bytes per second.
 const ASSUMED_RATE: f64 = 900_000_000.0;
@@ -156,7 +156,7 @@ fn look(
     if let Some(holder) = node.busy_with(name) {
         return Err(ServiceError::blocked(name, vec![holder]));
     }
-    let found = inspection::inspect(node, name, options, unit).map_err(|f| refused(f, name))?;
+    let found = paths::inspect(node, name, (to, options), unit).map_err(|f| refused(f, name))?;
     let mut blockers = found.blockers.clone();
     let mut allowed = found.allowed.clone();
     let mut notes = [&found.findings.notes[..], &found.findings.changes].concat();
@@ -176,10 +176,18 @@ fn look(
     } else {
         blockers.push(node.unknown_peer(to));
     }
-    let local_networks = local_networks::find(node, &found, to, others).unwrap_or_else(|failure| {
+    let mut local_networks = local_networks::find(node, &found, to, others).unwrap_or_else(|failure| {
         notes.push(format!("it is not known from which containers the move would part it: {failure}"));
         Vec::new()
     });
+    for path in &found.offer.paths {
+        match local_networks.iter_mut().find(|network| network.name == path.network) {
+            Some(network) => network.kept = true,
+            None => {
+                notes.push(format!("network {}: those that stay are reached by a VXLAN, not encrypted", path.network))
+            }
+        }
+    }
     let translated_connections = local_networks::translated(&found).unwrap_or_else(|error| {
         notes.push(format!("it is not known which of its connections this node translates: {error}"));
         0

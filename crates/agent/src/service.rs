@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tranship_api::{
     AgentService, Begun, Companions, ContainerInfo, ContainerState, ErrorKind, GroupPlan, GroupRequest, HeldAddresses,
-    Leftover, MoveRequest, NodeInfo, PassedAnswer, PassedCall, PeerInfo, PeerState, Plan, PlanRequest, Problem,
-    RecoverRequest, ServiceError, ToolInfo,
+    KeptPath, Leftover, MoveRequest, NodeInfo, PassedAnswer, PassedCall, PeerInfo, PeerState, Plan, PlanRequest,
+    Problem, RecoverRequest, ServiceError, ToolInfo,
 };
 use tranship_engine::{Engine, EngineError, State, Summary};
 use tranship_sys::launch;
@@ -17,7 +17,7 @@ use tranship_wire::Purpose;
 
 use crate::node::Node;
 use crate::registry::unix_ms;
-use crate::{cancel, companions, control, doctor, groups, held, moves, options, plan, recovery, stdio};
+use crate::{cancel, companions, control, doctor, groups, held, moves, options, paths, plan, recovery, stdio};
 
 /// The agent as its API sees it.
 pub struct Service(pub Arc<Node>);
@@ -79,6 +79,7 @@ impl Service {
         let mut all = self.0.live.notices((unix_ms() / 1000) as i64);
         all.extend(stdio::notices(&self.0));
         all.extend(held::notices(&self.0));
+        all.extend(paths::notices(&self.0));
         all
     }
 
@@ -191,7 +192,15 @@ impl AgentService for Service {
     }
 
     fn release(&self, container: &str, even_if_alive: bool) -> Result<Vec<HeldAddresses>, ServiceError> {
-        held::release(&self.0, container, even_if_alive)
+        let ended = paths::release(&self.0, container)?;
+        match held::release(&self.0, container, even_if_alive) {
+            Err(error) if ended && error.kind == ErrorKind::NotFound => Ok(Vec::new()),
+            released => released,
+        }
+    }
+
+    fn kept_paths(&self) -> Result<Vec<KeptPath>, ServiceError> {
+        paths::list(&self.0).map_err(|failure| ServiceError::new(ErrorKind::Internal, failure.message, ""))
     }
 
     fn reports(&self) -> Result<Vec<Report>, ServiceError> {

@@ -53,7 +53,6 @@ pub use fits::{pages_rate, too_slow, zeros};
 use push::{Demand, Push};
 
 use crate::groups::Turn;
-use crate::inspection;
 use crate::interrupt::Interrupt;
 use crate::layout::{Front, Layout, Role};
 use crate::neighbours;
@@ -65,7 +64,7 @@ use crate::stdio;
 use crate::timeline::{ClockOffset, Timeline};
 use crate::tmpfs;
 use crate::unread::Queues;
-use crate::{logs, trees};
+use crate::{logs, paths, trees};
 
 /// Why a move ends whose container is to have other limits than the destination has been told.
 const LIMITS_CHANGED: &str = "limits of the container's cgroup were changed during the move; try again";
@@ -319,7 +318,8 @@ impl SourceRun {
         // It looks into large trees and asks engines.
         let inspect = || {
             let (node, name, options, unit) = (Arc::clone(&node), name.clone(), options.clone(), unit.clone());
-            self.interrupt.aside(move || inspection::inspect(&node, &name, &options, unit.as_ref()))
+            let peer = self.peer.clone();
+            self.interrupt.aside(move || paths::inspect(&node, &name, (&peer, &options), unit.as_ref()))
         };
         let found = self.inspected_without_entered(inspect)?;
         if !self.node.peers().has(&self.peer) {
@@ -404,6 +404,7 @@ impl SourceRun {
         self.note_freezer(&container.freezer)?;
         stdio::note(self.layout.root(), &offer.streams_of_node, &offer.stdio_target)?;
         self.freezer = container.freezer.open().ok();
+        paths::arm(&self.node, &self.id, &self.peer, &offer, container.init)?;
         self.layout.write_plan(Role::Dump, &offer, &criu, (self.node.config.criu.log_level, Vec::new()))?;
         let command = self.layout.with_images(Role::Dump, |images| self.engine.dump(&container, images));
         self.front = Some(self.layout.start_front(Role::Dump, command, Some(&self.interrupt))?);

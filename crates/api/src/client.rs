@@ -13,7 +13,7 @@ use tokio::net::UnixStream;
 use tranship_types::{GroupId, GroupReport, MigrationId, NodeName, Outcome, Report};
 
 use crate::{
-    ApiError, Begun, Companions, ContainerInfo, ErrorBody, GroupPlan, GroupRequest, HeldAddresses, Leftover,
+    ApiError, Begun, Companions, ContainerInfo, ErrorBody, GroupPlan, GroupRequest, HeldAddresses, KeptPath, Leftover,
     MoveRequest, NodeInfo, Plan, PlanRequest, RecoverRequest, Watched,
 };
 
@@ -208,6 +208,11 @@ impl Client {
     /// `GET /v1/held-addresses`.
     pub async fn held_addresses(&self) -> Result<Vec<HeldAddresses>, ClientError> {
         self.question("/v1/held-addresses").await
+    }
+
+    /// `GET /v1/paths`.
+    pub async fn kept_paths(&self) -> Result<Vec<KeptPath>, ClientError> {
+        self.question("/v1/paths").await
     }
 
     /// `DELETE /v1/held-addresses/CONTAINER`.

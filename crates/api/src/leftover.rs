@@ -48,6 +48,8 @@ pub enum LeftoverKind {
     Address,
     /// Standard streams of a container that are not linked with the node that they are of.
     Stream,
+    /// A VXLAN device between bridges of two nodes, or a network that is held together by one.
+    Path,
     /// A kind that this version does not know: name and note tell what it is.
     #[serde(other)]
     Other,
@@ -69,6 +71,7 @@ impl std::fmt::Display for LeftoverKind {
             Self::Configuration => "configuration",
             Self::Address => "held address",
             Self::Stream => "standard streams",
+            Self::Path => "path between nodes",
             Self::Other => "other",
         })
     }

@@ -10,6 +10,7 @@
 //! | `POST /v1/recoveries` ([`RecoverRequest`]) | 202 [`Report`] |
 //! | `GET /v1/leftovers`, `DELETE /v1/leftovers` | [`Leftover`]s: those found, and what became of them |
 //! | `GET /v1/held-addresses` | [`HeldAddresses`] |
+//! | `GET /v1/paths` | [`KeptPath`]s |
 //! | `DELETE /v1/held-addresses/CONTAINER` | [`HeldAddresses`]: those that were given back |
 //! | `GET /v1/migrations` | [`Report`]s, newest first |
 //! | `GET /v1/migrations/ID` | [`Report`] |
@@ -42,6 +43,7 @@ mod leftover;
 mod local_network;
 mod openapi;
 mod passed;
+mod path;
 mod server;
 mod service;
 mod socket;
@@ -59,6 +61,7 @@ pub use leftover::{Leftover, LeftoverKind};
 pub use local_network::{LocalNetwork, NetworkNeighbour};
 pub use openapi::description;
 pub use passed::{PassedAnswer, PassedCall, answer};
+pub use path::{KeptContainer, KeptPath};
 pub use server::{router, serve};
 pub use service::{AgentService, ErrorKind, ServiceError};
 pub use socket::{BindError, bind};

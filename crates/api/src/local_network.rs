@@ -18,6 +18,10 @@ pub struct LocalNetwork {
     /// itself included: all that are linked to it by connections, directly or through others; where there are none, all
     /// of `neighbours`.
     pub together: Vec<String>,
+    /// Whether the move keeps the path to them, by a VXLAN between the two nodes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    pub kept: bool,
 }
 
 /// Another container on such a network.
@@ -47,6 +51,16 @@ impl LocalNetwork {
             lost.push(format!("the {word} that it resolves here ({})", names.join(", ")));
         }
         format!("network {self} ends at this node: on {to}, {container} would lose {}", join(&lost))
+    }
+
+    /// What the move of `container` from `from` to `to` keeps, where it keeps the path; without a full stop.
+    pub fn kept(&self, container: &str, (from, to): (&NodeName, &NodeName)) -> String {
+        let others: Vec<String> = self.neighbours.iter().map(|neighbour| neighbour.container.clone()).collect();
+        let others = if others.is_empty() { "those that stay".to_owned() } else { join(&others) };
+        format!(
+            "network {self}: on {to}, {container} goes on reaching {others} on {from}, by a VXLAN between the nodes, which is not encrypted, until \
+             they are on one node"
+        )
     }
 
     /// What to type so that the containers stay together.
@@ -95,6 +109,7 @@ mod tests {
             bridge: "br-15a3".into(),
             neighbours: vec![neighbour("db", 2, &["db", "postgres"]), neighbour("web", 1, &[])],
             together: vec!["app".into(), "db".into(), "web".into()],
+            kept: false,
         };
         assert_eq!(
             network.cause("app", &to),
@@ -102,6 +117,12 @@ mod tests {
              with web and the names that it resolves here (db, postgres)"
         );
         assert_eq!(network.remedy(&to), "tranship move-group --containers app db web --to b --atomic");
+        let from = "a".parse().unwrap();
+        assert_eq!(
+            network.kept("app", (&from, &to)),
+            "network shop (bridge br-15a3): on b, app goes on reaching db and web on a, by a VXLAN between the nodes, which is not encrypted, \
+             until they are on one node"
+        );
         network.neighbours = vec![neighbour("web", 0, &["web"])];
         network.bridge = "shop".into();
         assert_eq!(

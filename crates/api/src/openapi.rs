@@ -18,6 +18,7 @@ use utoipa::OpenApi;
         crate::server::remove_leftovers,
         crate::server::held_addresses,
         crate::server::release,
+        crate::server::kept_paths,
         crate::server::reports,
         crate::server::report,
         crate::server::cancel,

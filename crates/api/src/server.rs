@@ -24,7 +24,7 @@ use crate::accept::Accepting;
 use crate::passed;
 use crate::{
     AgentService, ApiError, Begun, Companions, ContainerInfo, ErrorKind, GroupPlan, GroupRequest, HeldAddresses,
-    Leftover, MoveRequest, NodeInfo, Plan, PlanRequest, RecoverRequest, ServiceError, Watched,
+    KeptPath, Leftover, MoveRequest, NodeInfo, Plan, PlanRequest, RecoverRequest, ServiceError, Watched,
 };
 
 /// Requests are small; anything longer is a mistake.
@@ -62,6 +62,7 @@ pub(crate) fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
         ("/v1/leftovers", get(leftovers).delete(remove_leftovers)),
         ("/v1/held-addresses", get(held_addresses)),
         ("/v1/held-addresses/{container}", delete(release)),
+        ("/v1/paths", get(kept_paths)),
         ("/v1/migrations", get(reports).post(begin_move)),
         ("/v1/migrations/{id}", get(report).delete(cancel)),
         ("/v1/migrations/{id}/events", get(events)),
@@ -291,6 +292,15 @@ pub(crate) async fn remove_leftovers(State(service): State<Service>) -> Result<J
 ))]
 pub(crate) async fn held_addresses(State(service): State<Service>) -> Result<Json<Vec<HeldAddresses>>, ServiceError> {
     ask(service, AgentService::held_addresses).await.map(Json)
+}
+
+/// The bridge networks of the node that are held together with other nodes'.
+#[utoipa::path(get, path = "/v1/paths", responses(
+    (status = 200, body = [KeptPath]),
+    (status = 500, body = ApiError),
+))]
+pub(crate) async fn kept_paths(State(service): State<Service>) -> Result<Json<Vec<KeptPath>>, ServiceError> {
+    ask(service, AgentService::kept_paths).await.map(Json)
 }
 
 /// How addresses are given back.

@@ -2,8 +2,8 @@ use tokio::sync::watch;
 use tranship_types::{Blocker, BlockerKind, GroupId, GroupReport, MigrationId, NodeName, Report};
 
 use crate::{
-    Begun, Companions, ContainerInfo, ErrorBody, GroupPlan, GroupRequest, HeldAddresses, Leftover, MoveRequest,
-    NodeInfo, PassedAnswer, PassedCall, Plan, PlanRequest, RecoverRequest,
+    Begun, Companions, ContainerInfo, ErrorBody, GroupPlan, GroupRequest, HeldAddresses, KeptPath, Leftover,
+    MoveRequest, NodeInfo, PassedAnswer, PassedCall, Plan, PlanRequest, RecoverRequest,
 };
 
 /// What the API asks of an agent. The calls may block (each runs on a thread of its own) and may come at the same time.
@@ -53,6 +53,9 @@ pub trait AgentService: Send + Sync + 'static {
 
     /// Gives back what is held for a container. Refuses, unless told otherwise, where the node that has the container answers.
     fn release(&self, container: &str, even_if_alive: bool) -> Result<Vec<HeldAddresses>, ServiceError>;
+
+    /// The bridge networks of this node that are held together with other nodes'.
+    fn kept_paths(&self) -> Result<Vec<KeptPath>, ServiceError>;
 
     /// All migrations that this node knows, newest first.
     fn reports(&self) -> Result<Vec<Report>, ServiceError>;

@@ -9,8 +9,9 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tranship_api::{
     AgentService, Begun, Client, ClientError, Companions, ContainerInfo, ContainerState, ErrorKind, GroupPlan,
-    GroupRequest, HeldAddress, HeldAddresses, Leftover, LeftoverKind, MemberPlan, MoveRequest, NodeInfo, PassedAnswer,
-    PassedCall, PeerInfo, PeerState, Plan, PlanRequest, RecoverRequest, ServiceError, ToolInfo, bind, router, serve,
+    GroupRequest, HeldAddress, HeldAddresses, KeptContainer, KeptPath, Leftover, LeftoverKind, MemberPlan, MoveRequest,
+    NodeInfo, PassedAnswer, PassedCall, PeerInfo, PeerState, Plan, PlanRequest, RecoverRequest, ServiceError, ToolInfo,
+    bind, router, serve,
 };
 use tranship_types::{
     Blocker, BlockerKind, GroupId, GroupOrder, GroupReport, MigrationId, Mode, NodeName, Outcome, Phase, Report,
@@ -52,6 +53,18 @@ fn node() -> NodeInfo {
         criu: tool("criu"),
         engines: vec![tool("runc")],
         peers: vec![PeerInfo { name: "b".parse().unwrap(), address, state: PeerState::Unknown, problem: None }],
+    }
+}
+
+fn kept() -> KeptPath {
+    let container = KeptContainer { container: "app".into(), node: "b".parse().unwrap() };
+    KeptPath {
+        network: "shop".into(),
+        bridge: "br-15a3".into(),
+        peer: "b".parse().unwrap(),
+        device: "tship-00000a".into(),
+        containers: vec![container],
+        trouble: None,
     }
 }
 
@@ -186,6 +199,10 @@ impl AgentService for Script {
 
     fn held_addresses(&self) -> Result<Vec<HeldAddresses>, ServiceError> {
         Ok(vec![held()])
+    }
+
+    fn kept_paths(&self) -> Result<Vec<KeptPath>, ServiceError> {
+        Ok(vec![kept()])
     }
 
     fn release(&self, container: &str, even_if_alive: bool) -> Result<Vec<HeldAddresses>, ServiceError> {
@@ -354,6 +371,11 @@ async fn held_addresses_are_listed_and_released() {
         let Err(ClientError::Refused { status, .. }) = agent.client.release(container, false).await else { panic!() };
         assert_eq!(status, expected, "{container}");
     }
+}
+
+#[tokio::test]
+async fn kept_paths_are_listed() {
+    assert_eq!(agent().client.kept_paths().await.unwrap(), [kept()]);
 }
 
 #[tokio::test]

@@ -29,6 +29,7 @@ const MOVE_EXAMPLES: &str = "\
 Examples:
     tranship move redis --to b
     tranship move redis --to b --dry-run          what stands in the way; nothing is touched
+    tranship move app --to b --keep-path          those that stay on its bridge network go on reaching it
     tranship move redis --from a --to b           from any node that may control node a
     tranship move job --to b --safe --timeout 30min
     tranship move web --to b --bandwidth 500mbit --blackout-budget 50ms";
@@ -298,6 +299,10 @@ pub struct How {
     /// What becomes of what the container has logged so far (Docker, Podman): keep (it moves along) or none (it is removed)
     #[arg(long, value_enum, value_name = "WHAT", default_value = "keep")]
     pub logs: LogsName,
+    /// Keep the path to the containers that stay on a bridge network of the node: a VXLAN between the two nodes, not
+    /// encrypted, until all are on one node [default: as the node is configured]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub keep_path: Option<bool>,
     /// The longest freeze, e.g. 500ms or 30s; a move that takes longer is undone [default: 10s]
     #[arg(long, value_name = "TIME", value_parser = units::milliseconds, allow_hyphen_values = true)]
     pub freeze_timeout: Option<u32>,

@@ -58,7 +58,9 @@ impl Calls<'_> {
     /// `tranship status`.
     pub async fn under_way(&self, json: bool) -> Exit {
         let reports = self.patiently(self.client.reports()).await.map(|list| ended(list, false));
-        self.print(reports, json, |list| show::under_way(list, now_unix_ms()))
+        // An older agent keeps none.
+        let paths = if json { Vec::new() } else { self.client.kept_paths().await.unwrap_or_default() };
+        self.print(reports, json, |list| show::under_way(list, now_unix_ms()) + &show::kept_paths(&paths))
     }
 
     /// A migration by its id; or the one of a container that is under way, or else that ended last.
@@ -133,7 +135,10 @@ impl Calls<'_> {
     /// `tranship release NAME`.
     pub async fn release(&self, container: &str, even_if_alive: bool, json: bool) -> Exit {
         let released = self.patiently(self.client.release(container, even_if_alive)).await;
-        self.print(released, json, |list| show::released(list))
+        self.print(released, json, |list| match list.as_slice() {
+            [] => format!("the path that was kept for {container} has ended\n"),
+            list => show::released(list),
+        })
     }
 
     /// Waits for an answer, and reports it when that takes more than a second.

@@ -260,6 +260,7 @@ fn options(how: &args::How) -> Result<MoveOptions, String> {
         },
         allow: how.allow.iter().copied().collect(),
         stdio: how.stdio.clone(),
+        keep_path: how.keep_path,
         logs: match how.logs {
             LogsName::Keep => Logs::Keep,
             LogsName::None => Logs::None,
@@ -338,7 +339,7 @@ mod tests {
         let line = "tranship move redis --to b --mode auto --blackout-budget 0.1s --safe --max-rounds 7 --no-throttle \
                     --bandwidth 500mbit --compress zstd --engine docker --to-engine podman --with-binds --verify-files \
                     --freeze-timeout 3s --timeout 5min --allow eventfd-semaphore --allow deadline-scheduling \
-                    --stdio file:/var/log/redis --logs none";
+                    --stdio file:/var/log/redis --logs none --keep-path";
         let Command::Move { request, .. } = parse(line).unwrap() else { panic!("not a move") };
         let expected = MoveOptions {
             mode: Mode::Auto,
@@ -358,8 +359,13 @@ mod tests {
             allow: ["deadline-scheduling", "eventfd-semaphore"].map(|kind| kind.parse().unwrap()).into_iter().collect(),
             stdio: tranship_types::StdioTarget::File("/var/log/redis".into()),
             logs: Logs::None,
+            keep_path: Some(true),
         };
         assert_eq!(request.options, expected);
+        let Command::Move { request, .. } = parse("tranship move --keep-path=false redis --to b").unwrap() else {
+            panic!()
+        };
+        assert_eq!((request.options.keep_path, request.container.as_str()), (Some(false), "redis"));
         let Command::Move { request, .. } =
             parse("tranship move redis --to b --timeout 90s --on-timeout postcopy").unwrap()
         else {

@@ -36,6 +36,8 @@ pub struct GroupFile {
     /// Names in levels, in which containers are frozen where all move or none does.
     #[serde(default)]
     stop_levels: Vec<Vec<String>>,
+    /// Whether paths to those that stay on a bridge are kept.
+    keep_path: Option<bool>,
 }
 
 /// What a group file says of a container.
@@ -62,6 +64,7 @@ pub fn add_file(request: &mut GroupRequest, path: &Path) -> Result<(), String> {
     }));
     (request.levels, request.stop_levels) = (file.levels, file.stop_levels);
     request.to = request.to.take().or(file.to);
+    request.options.keep_path = request.options.keep_path.or(file.keep_path);
     Ok(())
 }
 

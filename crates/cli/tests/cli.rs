@@ -232,7 +232,8 @@ fn an_agent_that_forgot_the_move_ends_the_waiting() {
 #[test]
 fn lists_and_reports() {
     let agent = Agent::start();
-    assert_eq!(out(&agent.run("status")), "no move is under way\n");
+    let kept = "network shop (bridge br-15a3) is held together with node b by VXLAN tship-00000a, not encrypted, for app (on b)";
+    assert_eq!(out(&agent.run("status")), format!("no move is under way\n{kept}\n"));
     assert_eq!(out(&agent.run("history")), "no move has ended on this node yet\n");
     assert!(out(&agent.run("ls")).contains("redis  runc    running  812  4.0 KiB"));
     assert!(out(&agent.run("ls --json")).starts_with(r#"[{"name":"redis""#));

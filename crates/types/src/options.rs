@@ -74,6 +74,10 @@ pub struct MoveOptions {
     #[serde(default, skip_serializing_if = "Logs::is_keep")]
     #[cfg_attr(feature = "openapi", schema(required = false))]
     pub logs: Logs,
+    /// Whether the container goes on reaching those that stay on a bridge network of its node, by a VXLAN between the
+    /// two nodes, which is not encrypted; as the node is configured where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_path: Option<bool>,
 }
 
 /// What becomes of the log of a container before the move.

@@ -24,7 +24,7 @@ pub struct Versions {
 
 impl Versions {
     /// What this release speaks.
-    pub const OURS: Versions = Versions { min: 1, max: 15 };
+    pub const OURS: Versions = Versions { min: 1, max: 16 };
     /// The first in which pages may travel compressed ([`crate::Kind::Packed`]), and in which a source may ask why a stream
     /// failed ([`crate::message::Request::Streams`]).
     pub const PACKED: u16 = 2;
@@ -63,6 +63,9 @@ impl Versions {
     pub const ADDRESSES: u16 = 14;
     /// The first in which the addresses may be those of an engine with an IPAM of its own.
     pub const ENGINE_ADDRESSES: u16 = 15;
+    /// The first in which the path between a container and those that stay may be kept
+    /// ([`crate::message::Offer::paths`]).
+    pub const PATHS: u16 = 16;
 }
 
 impl fmt::Display for Versions {

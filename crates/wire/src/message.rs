@@ -18,6 +18,7 @@
 //!   Known? ──▶ Known                     by an agent whose journal is damaged, also of a destination; from version 8 on
 //!   Stdio ──▶ Stdio │ Failed             then frames of standard streams; belongs to no migration; from version 11 on
 //!   Addresses ▶ Addresses │ Failed       by a node that holds addresses; belongs to no migration; from version 14 on
+//!   Path ────▶ Path │ Failed             by a node that keeps a path; belongs to no migration; from version 16 on
 //!   Probe ──▶ Probed │ Failed            to measure the link; belongs to no migration
 //!   Api ────▶ Api … Api │ Failed         a call of a user of the peer; belongs to no migration; from version 10 on
 //! ```
@@ -27,7 +28,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use tranship_types::{
     AddressState, Allowances, Blocker, CarriedTree, GroupId, HugePages, ImageToSend, Latencies, Mode, NetworkIdentity,
-    Part, Report, ReservedAddress, RoundReport, SharedObject, Side, StdioStream, StdioTarget, Waiting,
+    OfferedPath, Part, PathEnd, Report, ReservedAddress, RoundReport, SharedObject, Side, StdioStream, StdioTarget,
+    Waiting,
 };
 
 /// What a source offers: everything that the destination must know before the freeze.
@@ -108,6 +110,9 @@ pub struct Offer {
     /// The AppArmor profiles that confine its processes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub profiles: Vec<String>,
+    /// The networks whose path between the two nodes is kept. From version [`crate::Versions::PATHS`] on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub paths: Vec<OfferedPath>,
 }
 
 /// The log of a container that moves with it.
@@ -237,6 +242,11 @@ pub enum Request {
         engine: String,
         /// What the asker's IPAM had given it.
         addresses: Vec<ReservedAddress>,
+    },
+    /// How does the path with this number stand with you? From version [`crate::Versions::PATHS`] on.
+    Path {
+        /// The number of its VXLAN.
+        id: u32,
     },
     /// So many bytes of noise follow, in frames of pages: say when they are in memory. They belong to nothing.
     Probe {
@@ -446,6 +456,15 @@ pub enum Response {
     Addresses {
         /// Whether.
         state: AddressState,
+    },
+    /// How the path stands.
+    Path {
+        /// Whether there is a record of it.
+        kept: bool,
+        /// Whether somebody is on the network's bridge, or was and is only stopped.
+        occupied: bool,
+        /// The containers on the bridge, and those that moved and are there, also where they do not run.
+        ends: Vec<PathEnd>,
     },
     /// The noise was received, and forgotten.
     Probed,

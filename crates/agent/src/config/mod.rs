@@ -191,14 +191,29 @@ pub struct NetworkConfig {
     pub hold_addresses: bool,
     /// Whether this is also so of addresses that Docker and Podman have given: containers that do nothing else hold those.
     pub hold_engine_addresses: bool,
+    /// Whether moves keep the path to those that stay on a bridge of a node, where they are not told.
+    pub keep_path: bool,
+    /// Whether the bridges of this node may be joined with another node's.
+    pub allow_paths: bool,
+    /// The UDP port of the VXLAN devices that keep paths.
+    pub path_port: u16,
 }
 
+/// The UDP port of VXLAN devices: the number that agents listen at by TCP in all examples.
+const PATH_PORT: u16 = 7077;
 /// More is more than any peers send in a blackout, and a mistake.
 const MOST_HELD_MIB: usize = 1024;
 
 impl Default for NetworkConfig {
     fn default() -> Self {
-        Self { hold_mib: tranship_network::HELD_BYTES >> 20, hold_addresses: true, hold_engine_addresses: false }
+        Self {
+            hold_mib: tranship_network::HELD_BYTES >> 20,
+            hold_addresses: true,
+            hold_engine_addresses: false,
+            keep_path: false,
+            allow_paths: true,
+            path_port: PATH_PORT,
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use tranship_wire::message::Offer;
 
 use crate::inspection::mount_points;
 use crate::node::Node;
-use crate::{stdio, tmpfs, trees};
+use crate::{paths, stdio, tmpfs, trees};
 
 /// Memory that a node keeps for itself.
 const SPARE_MEMORY: u64 = 64 << 20;
@@ -136,6 +136,7 @@ pub fn check(node: &Node, offer: &Offer) -> Vec<Blocker> {
     blockers.extend(
         attached.map(|(cause, remedy)| Blocker::new(BlockerKind::Network, format!("{cause} (on node {here})"), remedy)),
     );
+    blockers.extend(paths::obstacles(node, offer));
     blockers.extend(stdio::obstacles(node, offer));
     blockers.extend(trees::check(node, engine.as_ref(), offer));
     if engine.makes_root() {

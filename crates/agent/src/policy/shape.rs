@@ -4,7 +4,8 @@ use std::path::Path;
 
 use tranship_coordinator::Failure;
 use tranship_engine::misplaced_mount;
-use tranship_types::{Attachment, EngineName, MigrationId, TreeKind};
+use tranship_network::VXLAN_BITS;
+use tranship_types::{Attachment, EngineName, MigrationId, OfferedPath, TreeKind};
 use tranship_wire::message::Offer;
 
 use super::keys;
@@ -109,11 +110,23 @@ fn network(offer: &Offer) -> Option<String> {
     if identity.interfaces.len() > MANY {
         return Some("it has too many interfaces".to_owned());
     }
+    if let Some(why) = offer.paths.iter().find_map(path) {
+        return Some(why.to_owned());
+    }
     let outer = |attachment: &Attachment| match attachment {
         Attachment::Macvlan { parent: name } | Attachment::Bridge { bridge: name } => name.clone(),
     };
     let names = identity.interfaces.iter().flat_map(|one| [one.name.clone(), outer(&one.attachment)]);
     names.into_iter().find(|name| !is_interface(name)).map(|name| format!("{name:?} is no name of an interface"))
+}
+
+/// What is wrong with a path that is to be kept.
+fn path(path: &OfferedPath) -> Option<&'static str> {
+    if path.id == 0 || path.id >> VXLAN_BITS != 0 || path.port == 0 {
+        return Some("the number of a VXLAN, or its port, is none");
+    }
+    let is_long = path.ends.len() > MANY || path.guarded.len() > MANY || path.names.len() > MANY;
+    is_long.then_some("too many containers, names or addresses are on one of its networks")
 }
 
 /// As the kernel has it (`dev_valid_name`).

@@ -11,6 +11,7 @@ use super::{FREEZE, SourceRun, failed};
 use crate::held;
 use crate::layout::Front;
 use crate::node;
+use crate::paths;
 
 impl SourceRun {
     /// Removes the original, and then asks whether the destination has every page. May be begun again after a restart of
@@ -69,6 +70,9 @@ impl SourceRun {
         let held = held::note(&self.node, (&self.id, &self.peer, to_engine), &*self.engine, container);
         // The engine's files go with the container.
         self.end_log();
+        if let Err(failure) = paths::left(&self.node, &self.id, &self.name, namespace.as_deref()) {
+            tracing::error!(id = %self.id, %failure, "whether its paths are needed is looked at later");
+        }
         self.gate = None;
         if let Some(namespace) = namespace.filter(|_| !self.engine.attaches_network()) {
             // As long as its interfaces tell what is CNI's of it.

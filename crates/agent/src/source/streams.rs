@@ -157,6 +157,11 @@ pub(super) fn understands_states(version: u16, peer: &NodeName, newer: Option<&s
 pub(super) fn understands_network(version: u16, peer: &NodeName, offer: &Offer) -> Result<(), Failure> {
     understands_options(version, peer, &offer.socket_options)?;
     understands_socket_files(version, peer, offer.renamed_sockets)?;
+    if version < Versions::PATHS && !offer.paths.is_empty() {
+        return Err(Failure::new(format!(
+            "node {peer} speaks version {version} of the protocol, in which no path can be kept; update its agent, or leave out --keep-path"
+        )));
+    }
     if let Some(stream) = offer.streams_of_node.first().filter(|_| version < Versions::STDIO) {
         return Err(Failure::new(format!(
             "{stream} of the container is the {} {}, and node {peer} speaks version {version} of the protocol, in which that cannot be \
@@ -222,6 +227,28 @@ mod tests {
         understands_network(Versions::LINKED_MOUNTS - 1, &peer, &offer(&[])).unwrap();
         let refused = understands_network(Versions::LINKED_MOUNTS - 1, &peer, &offer(&[&mount])).unwrap_err().message;
         for word in ["\"/var/run/x\"", "node b", "version 10", "update its agent"] {
+            assert!(refused.contains(word), "{word}: {refused}");
+        }
+    }
+
+    #[test]
+    fn a_path_that_an_older_node_would_not_keep_is_refused() {
+        let offer = |paths: serde_json::Value| -> Offer {
+            serde_json::from_value(serde_json::json!({
+                "container": "web", "engine": "docker", "mode": "auto", "memory_bytes": 1, "shared_bytes": 0, "rootfs": null,
+                "cpu": null, "binds": [], "streams": 1, "criu": "", "config": {}, "network": null, "paths": paths,
+            }))
+            .unwrap()
+        };
+        let kept = offer(serde_json::json!([{
+            "id": 7, "port": 7077, "network": "shop", "interface": "eth0", "source": "10.0.0.1", "destination": "10.0.0.2",
+            "guarded": [], "ends": [],
+        }]));
+        let peer = "b".parse::<NodeName>().unwrap();
+        understands_network(Versions::PATHS, &peer, &kept).unwrap();
+        understands_network(Versions::PATHS - 1, &peer, &offer(serde_json::json!([]))).unwrap();
+        let refused = understands_network(Versions::PATHS - 1, &peer, &kept).unwrap_err().message;
+        for word in ["node b", "version 15", "update its agent", "--keep-path"] {
             assert!(refused.contains(word), "{word}: {refused}");
         }
     }

@@ -16,6 +16,7 @@ use crate::cpu_share;
 use crate::groups::Turn;
 use crate::layout::Role;
 use crate::node;
+use crate::paths;
 use crate::stdio;
 
 /// How long a dump that is under way is let finish when it is no longer wanted.
@@ -54,6 +55,7 @@ impl SourceRun {
                 self.unthrottle()
             }
             SourceStep::Arm => {
+                let parted = paths::undo(&self.node, &self.id);
                 let ended = self.layout.end_front(Role::Dump, DUMP_END);
                 self.end_engine(DUMP_END);
                 self.streams.clear();
@@ -61,7 +63,7 @@ impl SourceRun {
                 (self.demand, self.files, self.trees, self.log) = (None, None, None, None);
                 // It is noted there what is still to be given back.
                 let given = cpu_share::give_back(&self.layout);
-                ended.and(given.and_then(|()| self.layout.remove()))
+                ended.and(parted).and(given.and_then(|()| self.layout.remove()))
             }
             SourceStep::Freeze => {
                 self.turn.iter().for_each(Turn::leaves_unit);

@@ -1,5 +1,5 @@
 use jiff::tz::TimeZone;
-use tranship_api::{ContainerInfo, ContainerState, HeldAddresses, Leftover};
+use tranship_api::{ContainerInfo, ContainerState, HeldAddresses, KeptPath, Leftover};
 use tranship_types::{Outcome, Report};
 
 use super::table::{Column, table};
@@ -83,6 +83,11 @@ pub fn under_way(list: &[Report], now_unix_ms: u64) -> String {
     let lines = |r: &Report| [super::report::depends(r), super::report::waits(r, now_unix_ms), doubt(r)];
     let below: String = list.iter().flat_map(lines).flatten().collect();
     table("", &columns, running.map(row)) + &below
+}
+
+/// The networks that are held together with other nodes', below `tranship status` without an id.
+pub fn kept_paths(list: &[KeptPath]) -> String {
+    list.iter().map(|path| format!("{path}\n")).collect()
 }
 
 /// `tranship history`.

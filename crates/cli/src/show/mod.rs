@@ -11,7 +11,7 @@ mod trace;
 
 pub use evacuation::{evacuated, evacuation};
 pub use group::{bars, group};
-pub use lists::{containers, held_addresses, history, leftovers, released, under_way};
+pub use lists::{containers, held_addresses, history, kept_paths, leftovers, released, under_way};
 pub use node::{node, usable};
 pub use plan::{group_plan, plan};
 pub use report::{details, ending, failure, report, timing};

@@ -57,8 +57,13 @@ pub fn plan(p: &Plan, paint: Paint) -> String {
 /// From whom the move would part the container, each network with what to type instead, and which connections depend on
 /// the node.
 fn local_networks(p: &Plan) -> String {
-    let warning = |network: &LocalNetwork| {
-        format!("\nwarning: {}\n    {}\n", network.cause(&p.container, &p.to), network.remedy(&p.to))
+    let warning = |network: &LocalNetwork| match network.kept {
+        true => format!("\n{}\n", network.kept(&p.container, (&p.from, &p.to))),
+        false => format!(
+            "\nwarning: {}\n    {}\n    or add --keep-path: a VXLAN between the nodes, not encrypted, until they are on one node\n",
+            network.cause(&p.container, &p.to),
+            network.remedy(&p.to)
+        ),
     };
     let mut text: String = p.local_networks.iter().map(warning).collect();
     let (container, from) = (&p.container, &p.from);
@@ -240,11 +245,20 @@ redis can be moved from a to b (cold); nothing was touched
             names: vec!["db".into()],
         };
         let (neighbours, together) = (vec![neighbour], vec!["redis".into(), "db".into()]);
-        p.local_networks = vec![LocalNetwork { name: "shop".into(), bridge: "br-1".into(), neighbours, together }];
+        p.local_networks =
+            vec![LocalNetwork { name: "shop".into(), bridge: "br-1".into(), neighbours, together, kept: false }];
         let text = plan(&p, Paint(false));
         let warning = "\nwarning: network shop (bridge br-1) ends at this node: on b, redis would lose the connection with db and the name \
-                       that it resolves here (db)\n    tranship move-group --containers redis db --to b --atomic\n";
+                       that it resolves here (db)\n    tranship move-group --containers redis db --to b --atomic\n    or add --keep-path: \
+                       a VXLAN between the nodes, not encrypted, until they are on one node\n";
         assert!(text.ends_with(warning), "{text}");
+        p.local_networks[0].kept = true;
+        let text = plan(&p, Paint(false));
+        assert!(
+            text.contains("\nnetwork shop (bridge br-1): on b, redis goes on reaching db on a")
+                && !text.contains("warning"),
+            "{text}"
+        );
         p.local_networks.clear();
         p.translated_connections = 2;
         let warning = "\nwarning: 2 connections of redis have addresses that a translates, and end with the move\n    published ports";

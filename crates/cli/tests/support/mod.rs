@@ -10,8 +10,9 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tranship_api::{
     AgentService, Begun, Companions, ContainerInfo, ContainerState, ErrorKind, GroupContainer, GroupPlan, GroupRequest,
-    HeldAddress, HeldAddresses, Leftover, LeftoverKind, MemberPlan, MoveRequest, NodeInfo, PassedAnswer, PassedCall,
-    PeerInfo, PeerState, Plan, PlanRequest, Problem, RecoverRequest, ServiceError, ToolInfo, bind, router, serve,
+    HeldAddress, HeldAddresses, KeptContainer, KeptPath, Leftover, LeftoverKind, MemberPlan, MoveRequest, NodeInfo,
+    PassedAnswer, PassedCall, PeerInfo, PeerState, Plan, PlanRequest, Problem, RecoverRequest, ServiceError, ToolInfo,
+    bind, router, serve,
 };
 use tranship_types::{
     Blocker, BlockerKind, GroupId, GroupMember, GroupReport, MemberOutcome, MigrationId, Mode, NodeName, Outcome,
@@ -24,6 +25,18 @@ const DEADLINE: Duration = Duration::from_secs(20);
 #[derive(Default)]
 pub struct Service {
     migrations: Mutex<HashMap<MigrationId, watch::Sender<Report>>>,
+}
+
+fn kept() -> KeptPath {
+    let container = KeptContainer { container: "app".into(), node: "b".parse().unwrap() };
+    KeptPath {
+        network: "shop".into(),
+        bridge: "br-15a3".into(),
+        peer: "b".parse().unwrap(),
+        device: "tship-00000a".into(),
+        containers: vec![container],
+        trouble: None,
+    }
 }
 
 fn held() -> HeldAddresses {
@@ -182,6 +195,10 @@ impl AgentService for Service {
 
     fn held_addresses(&self) -> Result<Vec<HeldAddresses>, ServiceError> {
         Ok(vec![held()])
+    }
+
+    fn kept_paths(&self) -> Result<Vec<KeptPath>, ServiceError> {
+        Ok(vec![kept()])
     }
 
     fn release(&self, container: &str, even_if_alive: bool) -> Result<Vec<HeldAddresses>, ServiceError> {
