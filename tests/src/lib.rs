@@ -26,6 +26,7 @@ mod dialogue;
 mod engines;
 mod guest;
 mod holders;
+mod kept;
 mod limits;
 mod lives;
 mod managed;
@@ -48,6 +49,7 @@ pub use containers::{Copy, copies, exactly_one_runs, nothing_left, remove, run_b
 pub use dialogue::Dialogue;
 pub use engines::{CONTAINERD, DOCKER, HOLDS, PODMAN, containers_of};
 pub use guest::{Guest, ZooLine};
+pub use kept::{ASK, ECHO, Talk};
 pub use limits::{has_limits, is_version_2, limits, set_limit};
 pub use lives::Lives;
 pub use managed::{Dialect, Managed, Run};
