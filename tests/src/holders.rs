@@ -137,8 +137,9 @@ impl Managed {
         self.ask(lab, "b", &["rm", "--force", self.name])?;
         wait_until("a to release the address", LOOKED, || Ok(self.listed(lab, "a")?.is_empty().then_some(())))?;
         self.is_free(lab, "a")?;
-        let images = self.ask(lab, "a", &["images"])?;
-        ensure!(!images.contains("tranship-holder"), "the image of holders is left: {images}");
+        wait_until("the image of holders to go", LOOKED, || {
+            Ok((!self.ask(lab, "a", &["images"])?.contains("tranship-holder")).then_some(()))
+        })?;
         let given: Vec<Ipv4Addr> = (0..6).map(|_| self.next(lab, "a")).collect::<Result<_>>()?;
         ensure!(given.contains(&ip), "nobody gets {ip} any more: {given:?}");
         self.forget(lab)

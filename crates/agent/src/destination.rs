@@ -305,7 +305,7 @@ impl DestinationRun {
         }
         let network = self.offer.network.as_ref().map(|(path, _)| path.as_path());
         if let Some((_, identity)) = &self.offer.network {
-            held::make_way(&self.node, name, &identity.addresses())?;
+            held::make_way(&self.node, &*self.engine, name, &identity.addresses())?;
         }
         let restore = |images: tranship_engine::Images<'_>| self.engine.restore(name, &bundle, images, network);
         let command = self.layout.with_images(Role::Restore, restore).map_err(failed)?;

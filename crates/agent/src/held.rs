@@ -2,16 +2,20 @@
 //!
 //! A record is written before the original's reservations go, and each reservation is put into a holder's name (`tranship-holds-NAME`). The record
 //! goes when the container comes back, when the node that has it answers that it has the addresses no more, or on `tranship release`.
-//! An engine with an IPAM of its own has no such names: there a holder, a container that does nothing else, has the addresses ([`holders`]).
+//! An engine with an IPAM of its own has no such names: there a *holder*, a container that does nothing else, has the
+//! addresses ([`holders`], [`making`]).
 //! Nodes are asked: one that is away is asked again later. A container that moves on leaves a record on each node, also where that
 //! holds nothing, which leads on to the next one.
 
 mod ask;
+mod engine_lock;
 mod holders;
+mod making;
 mod record;
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tranship_api::{ErrorKind, HeldAddresses, Leftover, LeftoverKind, ServiceError};
 use tranship_coordinator::Failure;
@@ -24,10 +28,11 @@ use tranship_types::{
 
 use crate::node::{Node, failed};
 use crate::registry::unix_ms;
-pub use holders::{StrayHolder, beside, hold_left, make_way, note, remove_stray, strays};
+pub use holders::{StrayHolder, beside, make_way, note, remove_stray, strays};
+pub use making::{PendingHolders, hold_left};
 use record::HeldRecord;
 
-/// Whoever changes records or reservations in a holder's name has it.
+/// Protects the records, and reservations in a holder's name. It is not held while an engine is asked.
 static CHANGING: Mutex<()> = Mutex::new(());
 
 fn changing() -> MutexGuard<'static, ()> {
@@ -111,12 +116,16 @@ fn hold(record: &HeldRecord) -> Result<(), Failure> {
 ///
 /// # Errors
 /// Records that cannot be read, the system's refusals. That an engine cannot hold an address is noted, and no error.
-pub fn hold_again(node: &Node, container: &str, identity: &NetworkIdentity) -> Result<(), Failure> {
-    let _changing = changing();
+pub fn hold_again(node: &Arc<Node>, container: &str, identity: &NetworkIdentity) -> Result<(), Failure> {
     for record in HeldRecord::all(node)?.into_iter().filter(|record| record.container == container) {
         if holders::is_of_engine(node, &record) {
-            holders::hold(node, record)?;
+            if let Err(failure) =
+                hold_left(node, &record.migration).and_then(|made| made.map_or(Ok(()), PendingHolders::wait))
+            {
+                tracing::info!(container, %failure, "an address is not held yet");
+            }
         } else if !identity.cni.is_empty() {
+            let _changing = changing();
             hold(&record)?;
         }
     }
@@ -126,13 +135,12 @@ pub fn hold_again(node: &Node, container: &str, identity: &NetworkIdentity) -> R
 /// The container has come back with this network: nothing is held for it any more.
 pub fn returned(node: &Node, container: &str, identity: &NetworkIdentity) {
     let (own, addresses) = (reserved(&identity.cni), identity.addresses());
-    let _changing = changing();
     let ended = HeldRecord::all(node).and_then(|records| {
         let back = |record: &&HeldRecord| match holders::is_of_engine(node, record) {
             true => record.is_of(container, &addresses),
             false => record.container == container && record.is_about(&own),
         };
-        records.iter().filter(back).try_for_each(|record| end(node, record))
+        records.iter().filter(back).try_for_each(|record| end(node, record, holders::COMMAND_PATIENCE))
     });
     if let Err(failure) = ended {
         // The record leads to the node that it came from, which leads back here.
@@ -140,12 +148,12 @@ pub fn returned(node: &Node, container: &str, identity: &NetworkIdentity) {
     }
 }
 
-/// Gives back what is held, and then removes the record.
-fn end(node: &Node, record: &HeldRecord) -> Result<(), Failure> {
+/// Gives back what is held, and then removes the record. `patience` limits the wait for an engine's lock.
+fn end(node: &Node, record: &HeldRecord, patience: Duration) -> Result<(), Failure> {
     if holders::is_of_engine(node, record) {
-        holders::release(node, record)?;
-        return record.remove(node);
+        return holders::end(node, record, patience);
     }
+    let _changing = changing();
     for ReservedAddress { network, address, .. } in &record.addresses {
         cni::release_held(&record.container, network, *address).map_err(failed)?;
     }
@@ -212,7 +220,8 @@ pub fn start(node: &Arc<Node>) -> std::io::Result<()> {
     // Engines may be late when a host starts.
     let watch = move || {
         holders::sweep();
-        if let Err(failure) = holders::restore(&node) {
+        holders::look_for_images(&node);
+        if let Err(failure) = making::restore(&node) {
             tracing::error!(%failure, "not all addresses of containers that have left are held");
         }
         for leftover in notices(&node) {
@@ -260,7 +269,7 @@ pub fn notices(node: &Node) -> Vec<Leftover> {
     let held = records.iter().filter(|record| record.held);
     let (of_engines, of_cni): (Vec<_>, Vec<_>) = held.partition(|record| holders::is_of_engine(node, record));
     let lost = of_cni.iter().flat_map(|record| record.addresses.iter().filter_map(|one| lost(record, one)));
-    let lost = lost.chain(of_engines.iter().flat_map(|record| holders::notices(node, record)));
+    let lost = lost.chain(holders::notices(node, &of_engines));
     lost.chain(unreadable.into_iter().map(told)).collect()
 }
 
@@ -304,9 +313,8 @@ pub fn release(node: &Node, container: &str, even_if_alive: bool) -> Result<Vec<
             return Err(ServiceError::new(ErrorKind::Blocked, message, remedy));
         }
     }
-    let _changing = changing();
     for record in &records {
-        end(node, record).map_err(internal)?;
+        end(node, record, holders::COMMAND_PATIENCE).map_err(internal)?;
         tracing::info!(container, migration = %record.migration, "its addresses were released by command");
     }
     Ok(records.iter().filter(|record| record.held).map(HeldRecord::info).collect())

@@ -154,11 +154,18 @@ pub trait Holders {
     /// The engine's refusal.
     fn start_holder(&self, id: &str, program: &Path) -> Result<(), EngineError>;
 
-    /// Removes a holder; its image, too, if it was the last one. Success if it is gone.
+    /// Removes a holder. Its image stays, for [`remove_image`](Self::remove_image). Success if it is gone.
     ///
     /// # Errors
     /// The engine's refusal.
     fn remove_holder(&self, id: &str) -> Result<(), EngineError>;
+
+    /// Removes the image of holders, unless a holder uses it. False: a container is arriving, for which the engine
+    /// would wait.
+    ///
+    /// # Errors
+    /// The engine's refusal.
+    fn remove_image(&self) -> Result<bool, EngineError>;
 
     /// Whether [`Engine::create`](crate::Engine::create) may remove holders, to make their network again.
     fn loses_holders(&self) -> bool;

@@ -209,7 +209,7 @@ impl Default for NetworkConfig {
         Self {
             hold_mib: tranship_network::HELD_BYTES >> 20,
             hold_addresses: true,
-            hold_engine_addresses: false,
+            hold_engine_addresses: true,
             keep_path: false,
             allow_paths: true,
             path_port: PATH_PORT,

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use tranship_coordinator::Failure;
 use tranship_transport::{Connection, Link};
-use tranship_types::{AddressState, NodeName};
+use tranship_types::{AddressState, MigrationId, NodeName};
 use tranship_wire::message::{Request, Response};
 use tranship_wire::{Purpose, Versions};
 
 use super::record::HeldRecord;
-use super::{changing, end, holders, restore};
+use super::{changing, end, holders, making, restore};
 use crate::node::{Node, failed};
 
 /// How often they are asked.
@@ -27,11 +27,12 @@ pub fn watch(node: &Node) {
             let mut links = Links::new(node);
             records.into_iter().for_each(|record| follow(node, &mut links, record));
             restore(node)?;
-            holders::restore(node)
+            making::restore(node)
         });
         if let Err(failure) = asked {
             tracing::warn!(%failure, "addresses of containers that have left");
         }
+        holders::remove_images(node);
     }
 }
 
@@ -41,23 +42,24 @@ fn follow(node: &Node, links: &mut Links<'_>, record: HeldRecord) {
     if let Err(failure) = &state {
         tracing::debug!(container = record.container, %place, %failure, "the node does not answer whether it has the addresses");
     }
-    let _changing = changing();
     let noted = match state {
         Ok(AddressState::Gone) => {
             let (container, migration) = (&record.container, &record.migration);
             tracing::info!(container, %migration, "it is gone from node {place}: its addresses are released");
-            end(node, &record)
+            end(node, &record, holders::COMMAND_PATIENCE)
         }
         _ if place == record.node => Ok(()),
-        // It may have come back, or its addresses may have been released, meanwhile.
-        _ => match HeldRecord::read(node, &record.migration) {
-            Ok(Some(_)) => HeldRecord { node: place, ..record }.write(node),
-            other => other.map(drop),
-        },
+        _ => note_place(node, &record.migration, place),
     };
     if let Err(failure) = noted {
         tracing::warn!(%failure, "what became of addresses of a container that has left was not noted");
     }
+}
+
+/// Notes where a container is, unless it has come back, or its addresses have been released, meanwhile.
+fn note_place(node: &Node, id: &MigrationId, place: NodeName) -> Result<(), Failure> {
+    let _changing = changing();
+    HeldRecord::read(node, id)?.map_or(Ok(()), |record| HeldRecord { node: place, ..record }.write(node))
 }
 
 /// Follows a container from the node `first` on: the last one that it is known to have been on, and what that answers. What `here`

@@ -8,7 +8,7 @@ use tranship_network::cni;
 
 use super::streams::show_tally;
 use super::{FREEZE, SourceRun, failed};
-use crate::held;
+use crate::held::{self, PendingHolders};
 use crate::layout::Front;
 use crate::node;
 use crate::paths;
@@ -31,10 +31,14 @@ impl SourceRun {
             (Ok(_), _) => tracing::info!(id = %self.id, "the original is gone already"),
             (Err(error), _) => return Err(failed(error)),
         }
+        let held = held::hold_left(&self.node, &self.id);
         self.leave_directories();
         self.layout.remove()?;
         drop(preparation);
         self.await_drained();
+        if let Err(failure) = held.and_then(|pending| pending.map_or(Ok(()), PendingHolders::wait)) {
+            self.report_not_held(&failure);
+        }
         Ok(())
     }
 
@@ -87,7 +91,7 @@ impl SourceRun {
             tranship_network::remove(&namespace).map_err(failed)?;
         }
         self.engine.remove(&self.name).map_err(failed)?;
-        if let Err(failure) = held.and_then(|()| held::hold_left(&self.node, &self.id)) {
+        if let Err(failure) = held {
             self.report_not_held(&failure);
         }
         tranship_storage::remove_tree(&self.node.bundle(&self.name)).map_err(failed)

@@ -14,16 +14,26 @@ use crate::holders::{
     self, Endpoint, Holders, Holding, IMAGE, LABEL, MIGRATION, NOBODY, PROGRAM, has_interface, held_for,
 };
 use crate::json::said;
+use crate::mark::Mark;
 use crate::pool::{hash, host_name};
 use crate::{Container, EngineError, described, holder_namespace};
 
 /// How long a list may take: moves wait for it, also those of other engines' containers.
 const LIST: Duration = Duration::from_secs(5);
+/// How long the making, the start or the removal of a holder may take.
+const ORDER: Duration = Duration::from_secs(30);
+
+/// The image's name in a row of `GET /containers/json`. Docker shows the image's id where the name means another image
+/// by now, or none; a holder is then recognised by its program.
+pub(super) fn image_of(row: &Value) -> Value {
+    let is_id = row["Image"].as_str().is_some_and(|image| image.starts_with("sha256:"));
+    if is_id && row["Command"] == PROGRAM { IMAGE.into() } else { row["Image"].clone() }
+}
 
 /// The endpoints of a container, as a row of `GET /containers/json` shows them.
 fn endpoints(row: &Value) -> Vec<Endpoint> {
     let runs = matches!(row["State"].as_str(), Some("running" | "paused"));
-    let holds_for = held_for(&row["Labels"], &row["Image"], &row["Names"][0]);
+    let holds_for = held_for(&row["Labels"], &image_of(row), &row["Names"][0]);
     let endpoint = |(network, one): (&String, &Value)| {
         let fixed = &one["IPAMConfig"];
         let has = [(&one["IPAddress"], &fixed["IPv4Address"]), (&one["GlobalIPv6Address"], &fixed["IPv6Address"])];
@@ -115,7 +125,7 @@ impl Holders for Docker {
         }
         self.make_image()?;
         let body = creation(&self.runtime, holds, addresses, &mac(name));
-        let answer = self.call("POST", &format!("/containers/create?name={name}"), Some(&body))?;
+        let answer = self.call_within(ORDER, "POST", &format!("/containers/create?name={name}"), Some(&body))?;
         let id = answer.body["Id"].as_str().filter(|_| answer.status == 201);
         id.map(str::to_owned).ok_or_else(|| refused("make", name, &answer))
     }
@@ -125,14 +135,30 @@ impl Holders for Docker {
     }
 
     fn start_holder(&self, id: &str, _: &Path) -> Result<(), EngineError> {
-        let answer = self.call("POST", &format!("/containers/{id}/start"), None)?;
+        let answer = self.call_within(ORDER, "POST", &format!("/containers/{id}/start"), None)?;
         if answer.status == 204 { Ok(()) } else { Err(refused("start", id, &answer)) }
     }
 
     fn remove_holder(&self, id: &str) -> Result<(), EngineError> {
-        self.order("remove", id, "DELETE", &format!("/containers/{id}?force=1&v=1"))?;
-        // Docker keeps it for others.
-        self.call("DELETE", &format!("/images/{IMAGE}"), None).map(drop)
+        let answer = self.call_within(ORDER, "DELETE", &format!("/containers/{id}?force=1&v=1"), None)?;
+        if matches!(answer.status, 200..=299 | 404) { Ok(()) } else { Err(refused("remove", id, &answer)) }
+    }
+
+    /// Docker locks each container in turn before it removes an image (moby, `checkImageDeleteConflict`), and keeps a
+    /// container locked while it starts: an arriving one until its move has committed. A removal during a move would
+    /// wait for that move, which may wait for the caller in turn.
+    fn remove_image(&self) -> Result<bool, EngineError> {
+        if !Mark::all().is_empty() {
+            return Ok(false);
+        }
+        if self.endpoints()?.iter().all(|one| one.holds_for.is_none()) {
+            let answer = self.call_within(LIST, "DELETE", &format!("/images/{IMAGE}"), None)?;
+            // In use: a holder on no network.
+            if !matches!(answer.status, 200..=299 | 404 | 409) {
+                return Err(refused("remove the image", IMAGE, &answer));
+            }
+        }
+        Ok(true)
     }
 
     fn loses_holders(&self) -> bool {
@@ -166,6 +192,12 @@ mod tests {
         let stopped = json!({"IPAddress": "", "GlobalIPv6Address": "", "IPAMConfig": {"IPv4Address": "10.1.0.3"}});
         let holder = row("exited", json!({LABEL: "db"}), stopped);
         assert_eq!(has(&holder), (vec!["10.1.0.3".to_owned()], false, Some("db".to_owned())));
+        // The image's name has been taken away from it.
+        let mut unnamed = holder.clone();
+        unnamed["Image"] = "sha256:4f".into();
+        assert_eq!(has(&unnamed).2, None);
+        unnamed["Command"] = PROGRAM.into();
+        assert_eq!(has(&unnamed).2.as_deref(), Some("db"));
         assert!(endpoints(&json!({"Id": "1c", "Names": ["/web"], "NetworkSettings": {"Networks": {}}})).is_empty());
         assert!(endpoints(&json!([])).is_empty());
     }

@@ -39,8 +39,8 @@ use crate::holders::held_for;
 use crate::installed;
 use crate::logs::LogFiles;
 use crate::{
-    AttachedNetwork, Container, Engine, EngineError, EtcFiles, Holders, Images, Limits, MissingImage, MountTree, Runc,
-    State, Summary, TreePlace,
+    AttachedNetwork, Container, Engine, EngineError, EtcFiles, Holders, Images, Limits, Mark, MissingImage, MountTree,
+    Runc, State, Summary, TreePlace,
 };
 use http::Answer;
 pub(crate) use networks::NETWORKS;
@@ -69,17 +69,6 @@ pub struct Docker {
 /// Whether Docker takes a container for one that was never started.
 fn was_never_started(described: &Value) -> bool {
     described["State"]["Status"] == "created"
-}
-
-/// Ends what containerd keeps of a start that Docker has lost.
-fn end_left(name: &str, id: &str) -> Result<(), EngineError> {
-    let refused = |error: io::Error| EngineError::Refused {
-        engine: Docker::NAME,
-        what: "end",
-        name: name.to_owned(),
-        why: error.to_string(),
-    };
-    shim::end_left(id).map_err(refused)
 }
 
 /// Has Docker start a container, and waits for as long as that takes.
@@ -305,10 +294,11 @@ impl Docker {
         Ok(found)
     }
 
-    /// Docker's descriptions of all containers.
+    /// Docker's descriptions of all containers but arriving ones, which Docker does not describe until they run.
     fn all_described(&self) -> Result<Vec<Value>, EngineError> {
         let rows = self.get("/containers/json?all=1")?.unwrap_or_default();
         let ids = rows.as_array().into_iter().flatten().filter_map(|row| row["Id"].as_str());
+        let ids = ids.filter(|id| Mark::on(id).is_none());
         // One that has gone meanwhile has none.
         ids.filter_map(|id| self.get(&format!("/containers/{id}/json")).transpose()).collect()
     }
@@ -373,7 +363,7 @@ impl Engine for Docker {
             let init = self.runc.inspect(row["Id"].as_str()?).map_or(0, |container| container.init);
             Some(Summary { name, state, init, created: row["Created"].to_string() })
         };
-        let is_own = |row: &&Value| held_for(&row["Labels"], &row["Image"], &row["Names"][0]).is_none();
+        let is_own = |row: &&Value| held_for(&row["Labels"], &holders::image_of(row), &row["Names"][0]).is_none();
         let own = rows.as_array().into_iter().flatten().filter(is_own);
         Ok(own.filter_map(summary).collect())
     }
@@ -499,7 +489,7 @@ impl Engine for Docker {
     fn end(&self, name: &str, bundle: &Path) -> Result<(), EngineError> {
         let kill = |id: &str| self.order("end", name, "POST", &format!("/containers/{id}/kill"));
         described::end(Self::NAME, (name, bundle), &self.runc, |id| self.described(id), kill)?;
-        described::noted(bundle).filter(|id| !id.is_empty()).map_or(Ok(()), |id| end_left(name, &id))
+        described::noted(bundle).filter(|id| !id.is_empty()).map_or(Ok(()), |id| shim::end_left(name, &id))
     }
 
     fn notices(&self, name: &str) -> Result<bool, EngineError> {
@@ -523,7 +513,7 @@ impl Engine for Docker {
         let overlooked = self.described(name)?.filter(was_never_started);
         self.order("remove", name, "DELETE", &format!("/containers/{name}?force=1&v=1"))?;
         let Some(id) = overlooked.as_ref().and_then(|described| described["Id"].as_str()) else { return Ok(()) };
-        end_left(name, id)
+        shim::end_left(name, id)
     }
 
     fn missing_image(&self, name: &str, parameters: &Value) -> Result<Option<MissingImage>, EngineError> {

@@ -13,6 +13,9 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use super::Docker;
+use crate::EngineError;
+
 /// How long a shim may take to end by itself.
 const END: Duration = Duration::from_millis(500);
 /// How long containerd may take to remove what is left of one.
@@ -21,11 +24,22 @@ const REMOVAL: Duration = Duration::from_secs(10);
 /// More than the arguments of any shim, in bytes.
 const LONGEST: u64 = 64 << 10;
 
+/// Ends what containerd keeps of a start that Docker has lost.
+pub(super) fn end_left(name: &str, id: &str) -> Result<(), EngineError> {
+    let why = |error: io::Error| EngineError::Refused {
+        engine: Docker::NAME,
+        what: "end",
+        name: name.to_owned(),
+        why: error.to_string(),
+    };
+    end_shims(id).map_err(why)
+}
+
 /// Ends the shims of a container that does not run and that nobody is starting, and waits until containerd has removed what they leave.
 ///
 /// # Errors
 /// If one cannot be ended, or containerd removes nothing for 10 s.
-pub(super) fn end_left(container: &str) -> io::Result<()> {
+fn end_shims(container: &str) -> io::Result<()> {
     if await_true(END, || shims(container).is_empty()) {
         return Ok(());
     }

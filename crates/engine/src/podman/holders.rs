@@ -9,7 +9,6 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tranship_types::ReservedAddress;
 
-use super::command::PATIENCE;
 use super::networks::address;
 use super::parameters::{Parameters, is_word};
 use super::{Podman, is_unknown};
@@ -27,6 +26,8 @@ const HELPERS: &str = "/run/tranship/holders";
 
 /// How long a command of a list may take: moves wait for it, also those of other engines' containers.
 const LIST: Duration = Duration::from_secs(5);
+/// How long the making, the start or the removal of a holder may take.
+const ORDER: Duration = Duration::from_secs(30);
 
 /// For which container one that Podman describes is a holder.
 pub(super) fn holds_for(described: &Value) -> Option<&str> {
@@ -145,7 +146,7 @@ impl Podman {
     /// Runs a command on a holder, for which netavark only answers.
     fn run_on_holder(&self, arguments: &[&str], what: &'static str, id: &str) -> Result<(), EngineError> {
         let environment = [("CONTAINERS_HELPER_BINARY_DIR", OsStr::new(HELPERS)), (HOLDER_VARIABLE, OsStr::new("1"))];
-        self.run_in(&environment, PATIENCE, arguments, what, id).map(drop)
+        self.run_in(&environment, ORDER, arguments, what, id).map(drop)
     }
 }
 
@@ -223,7 +224,7 @@ impl Holders for Podman {
         );
         arguments.extend(["--security-opt=no-new-privileges".to_owned(), format!("--user={NOBODY}")]);
         arguments.extend(["--stop-signal=KILL".to_owned(), format!("--entrypoint=[{PROGRAM:?}]"), IMAGE.to_owned()]);
-        let said = self.run(&arguments, "make", name)?;
+        let said = self.run_in(&[], ORDER, &arguments, "make", name)?;
         Ok(String::from_utf8_lossy(&said).lines().next_back().unwrap_or_default().trim().to_owned())
     }
 
@@ -234,12 +235,20 @@ impl Holders for Podman {
 
     fn remove_holder(&self, id: &str) -> Result<(), EngineError> {
         match self.run_on_holder(&["rm", "--force", "--time", "0", id], "remove", id) {
-            Err(error) if !is_unknown(&error) => return Err(error),
-            _ => {}
+            Err(error) if !is_unknown(&error) => Err(error),
+            _ => Ok(()),
         }
-        // Podman keeps it for other holders.
-        let _ = self.run(&["rmi", IMAGE], "remove the image", IMAGE);
-        Ok(())
+    }
+
+    fn remove_image(&self) -> Result<bool, EngineError> {
+        if !Self::arriving().is_empty() {
+            return Ok(false);
+        }
+        let is_used = || self.endpoints().map(|all| all.iter().any(|one| one.holds_for.is_some()));
+        if self.storage.exists() && !self.image_of(IMAGE).is_null() && !is_used()? {
+            self.run_in(&[], ORDER, &["rmi", IMAGE], "remove the image", IMAGE)?;
+        }
+        Ok(true)
     }
 
     fn loses_holders(&self) -> bool {
