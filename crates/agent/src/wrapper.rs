@@ -131,11 +131,15 @@ fn configuration(call: &Call<'_>) -> anyhow::Result<(PathBuf, PathBuf, Value)> {
     Ok((bundle, file, serde_json::from_slice(&text)?))
 }
 
-/// Whether a call is for a holder that would answer for its addresses, as nobody has made a namespace for it. For Podman, which makes one
-/// before, a stand-in attaches nothing there.
+/// Whether a call is for a holder that would answer for its addresses: its network namespace does not exist yet, or has
+/// interfaces. (Podman makes the namespace first; when the agent starts a holder, the stand-in for netavark adds none.)
 fn would_answer(call: &Call<'_>) -> bool {
     // What cannot be read here is runc's to refuse.
-    configuration(call).is_ok_and(|(_, _, config)| is_holder(&config) && !is_attached(&config))
+    configuration(call).is_ok_and(|(_, _, config)| {
+        let has_interfaces =
+            |path: &str| tranship_network::capture(Path::new(path)).map_or(true, |found| !found.names().is_empty());
+        is_holder(&config) && attached_namespace(&config).is_none_or(has_interfaces)
+    })
 }
 
 /// Has the engine attach a holder's network behind the closed gate of the namespace that the agent has made, and deletes the interface:
@@ -251,8 +255,13 @@ fn mount_points(config: &Value) -> Vec<(PathBuf, PointKind)> {
 
 /// Whether the engine has made a network namespace, and attached it, before it calls the runtime.
 fn is_attached(config: &Value) -> bool {
+    attached_namespace(config).is_some()
+}
+
+/// The network namespace that the engine has made, and attached, before it calls the runtime.
+fn attached_namespace(config: &Value) -> Option<&str> {
     let namespaces = config["linux"]["namespaces"].as_array();
-    namespaces.is_some_and(|all| all.iter().any(|n| n["type"] == "network" && n["path"].is_string()))
+    namespaces.into_iter().flatten().filter(|n| n["type"] == "network").find_map(|n| n["path"].as_str())
 }
 
 /// Has the engine attach its network to the agent's namespace, as its hooks do it in the course of a start, and names

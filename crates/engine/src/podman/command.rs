@@ -194,7 +194,7 @@ impl Podman {
         self.json_within(PATIENCE, arguments, what, name)
     }
 
-    fn json_within<S: AsRef<str>>(
+    pub(super) fn json_within<S: AsRef<str>>(
         &self,
         patience: Duration,
         arguments: &[S],

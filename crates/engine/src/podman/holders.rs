@@ -143,6 +143,17 @@ pub fn attached(asked: &Value) -> Option<Value> {
 }
 
 impl Podman {
+    /// The runtime wrapper, if this Podman knows it.
+    fn wrapper(&self) -> Option<String> {
+        // While a container arrives, which it does by this runtime, `podman info` waits for it.
+        let knows = || {
+            let arguments = ["--runtime", &self.runtime, "info", "--format", "json"];
+            let info = self.json_within(LIST, &arguments, "use the runtime", &self.runtime).unwrap_or_default();
+            described::is_wrapper(Path::new(info["host"]["ociRuntime"]["path"].as_str().unwrap_or_default()))
+        };
+        (!Self::arriving().is_empty() || knows()).then(|| self.runtime.clone())
+    }
+
     /// Runs a command on a holder, for which netavark only answers.
     fn run_on_holder(&self, arguments: &[&str], what: &'static str, id: &str) -> Result<(), EngineError> {
         let environment = [("CONTAINERS_HELPER_BINARY_DIR", OsStr::new(HELPERS)), (HOLDER_VARIABLE, OsStr::new("1"))];
@@ -207,7 +218,10 @@ impl Holders for Podman {
             self.take_in(&["import", "--quiet", "-", IMAGE], "make the image", IMAGE, &mut image.as_slice())?;
         }
         let ips: Vec<String> = addresses.iter().map(|ip| format!("ip={ip}")).collect();
-        let mut arguments = vec!["create".to_owned(), format!("--name={name}"), format!("--label={LABEL}={container}")];
+        // When a user starts it, netavark attaches it, and then the runtime wrapper refuses it.
+        let mut arguments: Vec<String> =
+            self.wrapper().into_iter().flat_map(|runtime| ["--runtime".to_owned(), runtime]).collect();
+        arguments.extend(["create".to_owned(), format!("--name={name}"), format!("--label={LABEL}={container}")]);
         arguments.push(format!("--label={MIGRATION}={migration}"));
         arguments.push(format!("--network={network}:{}", ips.join(",")));
         arguments.extend(self.runc.cgroup_parent.iter().map(|parent| format!("--cgroup-parent={}", parent.display())));
