@@ -59,6 +59,20 @@ pub fn restart_agent(lab: &Lab, node: &str, faults: &str) -> Result<()> {
     Ok(lab.start_agent(node, &[("TRANSHIP_FAULTS", faults)])?)
 }
 
+/// Adds this to the configuration of each node's agent, and starts it again.
+///
+/// # Errors
+/// If a configuration cannot be written, or an agent does not start with it.
+pub fn configure(lab: &Lab, more: &str) -> Result<()> {
+    for node in lab.nodes() {
+        let file = lab.path(&node, "/etc/tranship/agent.toml")?;
+        let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        fs::write(&file, format!("{text}\n{more}")).with_context(|| format!("cannot write {}", file.display()))?;
+        restart_agent(lab, &node, "")?;
+    }
+    Ok(())
+}
+
 /// Has the agents of all nodes find writes to memory in this way (`[memory] tracker`), from now on.
 ///
 /// # Errors

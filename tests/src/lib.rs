@@ -41,7 +41,7 @@ mod status;
 mod switch;
 mod torture;
 
-pub use agents::{Log, is_gone, restart_agent, send, state, track_by};
+pub use agents::{Log, configure, is_gone, restart_agent, send, state, track_by};
 pub use asked::{arguments, asked, asked_modes};
 pub use bridged::dry_run;
 pub use computation::{Computation, Progress};

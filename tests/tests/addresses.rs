@@ -5,8 +5,13 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use tranship_e2e::{DOCKER, PODMAN, Stage, connection_alive, move_with, remove, scenarios, wait_until};
+use tranship_e2e::{DOCKER, PODMAN, Stage, configure, connection_alive, move_with, remove, scenarios, wait_until};
 use tranship_lab::{CLIENT, RunOptions, patience};
+
+/// Nodes hold no addresses of engines unless they are told to.
+fn nodes_hold_addresses(stage: &mut Stage) -> Result<()> {
+    configure(&stage.lab, "[network]\nhold_engine_addresses = true\n")
+}
 
 fn docker_reserves_it_until_the_container_comes_back_or_ends(stage: &mut Stage) -> Result<()> {
     DOCKER.keeps_its_address_reserved(&stage.lab)
@@ -79,6 +84,8 @@ fn a_docker_that_hangs_holds_up_nobody(stage: &mut Stage) -> Result<()> {
 
 fn main() -> ExitCode {
     scenarios(&[
+        // The others need it.
+        ("nodes_hold_addresses", nodes_hold_addresses),
         (
             "docker_reserves_it_until_the_container_comes_back_or_ends",
             docker_reserves_it_until_the_container_comes_back_or_ends,

@@ -4,8 +4,13 @@ use std::net::Ipv4Addr;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use tranship_e2e::{ASK, DOCKER, ECHO, PODMAN, Stage, Talk, remove, scenarios};
+use tranship_e2e::{ASK, DOCKER, ECHO, PODMAN, Stage, Talk, configure, remove, scenarios};
 use tranship_lab::RunOptions;
+
+/// Nodes have no bridges of theirs joined unless they are told to.
+fn nodes_allow_paths(stage: &mut Stage) -> Result<()> {
+    configure(&stage.lab, "[network]\nallow_paths = true\n")
+}
 
 fn docker_keeps_the_path_to_those_that_stay(stage: &mut Stage) -> Result<()> {
     DOCKER.keeps_its_path(&stage.lab, true, &[])
@@ -42,6 +47,8 @@ fn runc_keeps_the_path_to_those_that_stay(stage: &mut Stage) -> Result<()> {
 
 fn main() -> ExitCode {
     scenarios(&[
+        // The others need it.
+        ("nodes_allow_paths", nodes_allow_paths),
         ("runc_keeps_the_path_to_those_that_stay", runc_keeps_the_path_to_those_that_stay),
         ("docker_keeps_the_path_to_those_that_stay", docker_keeps_the_path_to_those_that_stay),
         ("podman_keeps_the_path_to_those_that_stay", podman_keeps_the_path_to_those_that_stay),

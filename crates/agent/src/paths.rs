@@ -71,9 +71,13 @@ fn offer(node: &Node, found: &mut Inspection, to: &NodeName, options: &MoveOptio
     if found.offer.network.is_none() || !node.peers().has(to) {
         return Ok(Vec::new());
     }
+    let records = PathRecord::readable(node);
+    // A move that has nothing to do with paths asks neither engines nor the kernel about them.
+    if !is_asked && records.is_empty() {
+        return Ok(Vec::new());
+    }
     let own = local_networks::namespace(found.container.init);
     let ports = bridge_ports(&own).map_err(failed)?;
-    let records = PathRecord::readable(node);
     let mut notes = Vec::new();
     let peer = local_networks::address_of(node, to);
     for bridge in ports.iter().map(|port| port.bridge.as_str()).collect::<BTreeSet<_>>() {
@@ -90,9 +94,12 @@ fn offer(node: &Node, found: &mut Inspection, to: &NodeName, options: &MoveOptio
             (false, Some(cause)) => notes.push(cause),
             _ => {}
         }
+        if !is_asked {
+            continue;
+        }
         let ends: Vec<PathEnd> =
             local_networks::ends(node, bridge, Some(&own))?.into_iter().map(|(_, end)| end).collect();
-        if !is_asked || ends.is_empty() {
+        if ends.is_empty() {
             continue;
         }
         match offered(node, found, (to, peer), (bridge, &network, &ports), (&records, ends))? {
@@ -165,6 +172,10 @@ fn offered(
             "write it into [peers]",
         )));
     };
+    if destination.is_loopback() {
+        let cause = format!("node {to} is called at {destination}, which leads to node {here} itself");
+        return Ok(Err(blocker(cause, "write its own address into [peers], or leave out --keep-path")));
+    }
     let source = match address_towards(destination) {
         Ok(address) => address,
         Err(error) => {
@@ -272,6 +283,11 @@ fn obstacle(
         let cause =
             format!("the path cannot be kept: node {here} is called at {}, which is not its own", path.destination);
         return Ok(Some(blocker(cause, "addresses are translated between the nodes; leave out --keep-path")));
+    }
+    if tranship_network::is_own_address(path.source).map_err(failed)? {
+        let cause =
+            format!("the path cannot be kept: {}, from which it would come, is an address of node {here}", path.source);
+        return Ok(Some(blocker(cause, "write the nodes' own addresses into [peers], or leave out --keep-path")));
     }
     let Some(bridge) = bridge else { return Ok(None) };
     if let Err(blocker) = joinable(node, bridge) {

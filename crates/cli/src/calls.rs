@@ -60,7 +60,7 @@ impl Calls<'_> {
         let reports = self.patiently(self.client.reports()).await.map(|list| ended(list, false));
         // An older agent keeps none.
         let paths = if json { Vec::new() } else { self.client.kept_paths().await.unwrap_or_default() };
-        self.print(reports, json, |list| show::under_way(list, now_unix_ms()) + &show::kept_paths(&paths))
+        self.print(reports, json, |list| show::under_way(list, now_unix_ms()) + &show::kept_paths(&plain(&paths)))
     }
 
     /// A migration by its id; or the one of a container that is under way, or else that ended last.

@@ -209,9 +209,9 @@ impl Default for NetworkConfig {
         Self {
             hold_mib: tranship_network::HELD_BYTES >> 20,
             hold_addresses: true,
-            hold_engine_addresses: true,
+            hold_engine_addresses: false,
             keep_path: false,
-            allow_paths: true,
+            allow_paths: false,
             path_port: PATH_PORT,
         }
     }

@@ -1,5 +1,6 @@
 //! What no offer may have, whatever is configured: names in it become parts of paths here, and paths are opened as root.
 
+use std::net::IpAddr;
 use std::path::Path;
 
 use tranship_coordinator::Failure;
@@ -120,10 +121,24 @@ fn network(offer: &Offer) -> Option<String> {
     names.into_iter().find(|name| !is_interface(name)).map(|name| format!("{name:?} is no name of an interface"))
 }
 
+const FIRST_UNPRIVILEGED_PORT: u16 = 1024;
+const LONGEST_NAME: usize = 255;
+
 /// What is wrong with a path that is to be kept.
 fn path(path: &OfferedPath) -> Option<&'static str> {
-    if path.id == 0 || path.id >> VXLAN_BITS != 0 || path.port == 0 {
+    if path.id == 0 || path.id >> VXLAN_BITS != 0 || path.port < FIRST_UNPRIVILEGED_PORT {
         return Some("the number of a VXLAN, or its port, is none");
+    }
+    let is_host = |address: IpAddr| !address.is_loopback() && !address.is_unspecified() && !address.is_multicast();
+    let (source, destination) = (path.source, path.destination);
+    let is_pair = source != destination && source.is_ipv4() == destination.is_ipv4();
+    if !is_pair || !is_host(source) || !is_host(destination) {
+        return Some("the addresses of a path are not those of two nodes");
+    }
+    let is_name = |text: &String| text.len() <= LONGEST_NAME && !text.contains(char::is_control);
+    let containers = path.ends.iter().map(|end| &end.container);
+    if !is_interface(&path.interface) || !path.names.iter().chain([&path.network]).chain(containers).all(is_name) {
+        return Some("a name on one of its networks is none");
     }
     let is_long = path.ends.len() > MANY || path.guarded.len() > MANY || path.names.len() > MANY;
     is_long.then_some("too many containers, names or addresses are on one of its networks")

@@ -34,6 +34,22 @@ pub(super) struct Sent {
     chunks: Vec<(u64, Hashes)>,
 }
 
+impl Sent {
+    /// Notes that the peer's file has zeros in these whole pages now.
+    pub fn zeroed(&mut self, start: u64, end: u64) {
+        for (chunk, hashes) in &mut self.chunks {
+            let first = *chunk * CHUNK;
+            let pages = (0..).map(|number| first + number * PAGE as u64);
+            hashes
+                .iter_mut()
+                .zip(pages)
+                .filter(|(_, page)| (start..end).contains(page))
+                .for_each(|(hash, _)| *hash = ZEROS);
+        }
+        self.chunks.retain(|(_, hashes)| *hashes != [ZEROS; _]);
+    }
+}
+
 /// What came of sending a file.
 pub(super) struct Outcome {
     /// Bytes that had to be sent.
@@ -93,7 +109,10 @@ pub(super) fn send(
             while position < stop {
                 let want = (stop - position).min(READ) as usize;
                 let got = fill(file, &mut buffer[..want], position).map_err(Trouble::Read)?;
-                compare(&buffer[..got], position, &mut known, &mut writer).map_err(Trouble::Link)?;
+                // What a file that was cut meanwhile has lost of its last chunk is zeros, for the peer, too, whose copy has the size of before.
+                let full = got.next_multiple_of(CHUNK as usize).min(want);
+                buffer[got..full].fill(0);
+                compare(&buffer[..full], position, &mut known, &mut writer).map_err(Trouble::Link)?;
                 position += want as u64;
                 if got < want {
                     // It was cut meanwhile; the next pass sees that.
@@ -327,4 +346,56 @@ fn fill(file: &OwnedFd, buffer: &mut [u8], position: u64) -> io::Result<usize> {
         }
     }
     Ok(got)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    /// The peer's copy of one file.
+    #[derive(Default)]
+    struct Copy(Vec<u8>);
+
+    impl Sink for Copy {
+        fn op(&mut self, op: &Op) -> io::Result<()> {
+            match op {
+                Op::Content { size, .. } => self.0.resize(*size as usize, 0),
+                Op::Zero { offset, length } => self.0[*offset as usize..(*offset + *length) as usize].fill(0),
+                other => panic!("{other:?}"),
+            }
+            Ok(())
+        }
+
+        fn data(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+            self.0[offset as usize..offset as usize + bytes.len()].copy_from_slice(bytes);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_cut_while_it_is_read_and_grows_again_leaves_nothing_of_before() {
+        const SIZE: u64 = 187 * PAGE as u64;
+        // In the middle of a chunk, and of a page.
+        for cut in [98 * PAGE as u64, 98 * PAGE as u64 + 100, 1, CHUNK] {
+            let file = tempfile::tempfile().unwrap();
+            file.write_all_at(&vec![7; SIZE as usize], 0).unwrap();
+            let descriptor = OwnedFd::from(file.try_clone().unwrap());
+            let (mut sent, mut copy) = (Sent::default(), Copy::default());
+            let mut pass = || {
+                send(&descriptor, 1, SIZE, &mut sent, None, &mut copy).map_err(|_| "it cannot be sent").unwrap();
+            };
+            pass();
+            file.set_len(cut).unwrap();
+            // Its size was asked for before.
+            pass();
+            file.set_len(SIZE).unwrap();
+            pass();
+            let mut is = vec![1; SIZE as usize];
+            file.read_exact_at(&mut is, 0).unwrap();
+            let wrong = (0..is.len()).find(|at| is[*at] != copy.0[*at]);
+            assert_eq!(wrong, None, "cut at {cut}");
+        }
+    }
 }

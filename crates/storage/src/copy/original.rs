@@ -433,7 +433,7 @@ impl Pass<'_> {
                 };
                 // The peer's file may have blocks that this one has not any more.
                 if let Some(before) = before.filter(|before| *before != parts) {
-                    self.release(&file, ino, size, &before)?;
+                    self.release(&file, (ino, size), &before, &mut sent)?;
                     touched.insert(ino);
                 }
             }
@@ -448,7 +448,14 @@ impl Pass<'_> {
     }
 
     /// Has the peer release blocks that were allocated without content: beyond the end of the file, and where it has no content.
-    fn release(&mut self, file: &OwnedFd, ino: u64, size: u64, parts: &[(u64, u64)]) -> Result<(), CopyError> {
+    /// What became a hole since its content was sent counts as zeros in `sent` then.
+    fn release(
+        &mut self,
+        file: &OwnedFd,
+        (ino, size): (u64, u64),
+        parts: &[(u64, u64)],
+        sent: &mut Sent,
+    ) -> Result<(), CopyError> {
         self.op(&Op::Content { ino, size })?;
         let holes = content::holes(file, size).unwrap_or_default();
         for (offset, length) in parts {
@@ -456,6 +463,7 @@ impl Pass<'_> {
                 let (start, end) = ((*offset).max(*hole), size.min(offset + length).min(hole + hole_length));
                 if start < end {
                     self.op(&Op::Zero { offset: start, length: end - start })?;
+                    sent.zeroed(start, end);
                 }
             }
         }
