@@ -140,7 +140,15 @@ pub fn returned(node: &Node, container: &str, identity: &NetworkIdentity) {
             true => record.is_of(container, &addresses),
             false => record.container == container && record.is_about(&own),
         };
-        records.iter().filter(back).try_for_each(|record| end(node, record, holders::COMMAND_PATIENCE))
+        records.iter().filter(back).try_for_each(|record| {
+            end(node, record, holders::COMMAND_PATIENCE).or_else(|failure| {
+                // An engine that does not answer now. The container has its address, so that no holder has: what is left of one
+                // `doctor` finds. A record that stayed would hold the address for ever, once the container is removed here.
+                tracing::warn!(container, %failure, "holders of its addresses may be left");
+                let _changing = changing();
+                record.remove(node)
+            })
+        })
     });
     if let Err(failure) = ended {
         // The record leads to the node that it came from, which leads back here.
