@@ -31,9 +31,9 @@ const RULES: &str = "flags=(attach_disconnected,mediate_deleted) {
 ";
 
 /// Moves a Redis of this address to and fro, once in each of the modes. Before the first and after each, `check` looks at its processes.
-fn moves(stage: &Stage, options: RunOptions, modes: &[&str], check: impl Fn(u32) -> Result<()>) -> Result<()> {
+fn moves(stage: &Stage, options: &RunOptions, modes: &[&str], check: impl Fn(u32) -> Result<()>) -> Result<()> {
     let (lab, ip) = (&stage.lab, options.ip);
-    lab.run("a", NAME, &options)?;
+    lab.run("a", NAME, options)?;
     let all = || copies(lab, NAME)?.iter().flat_map(|copy| &copy.pids).try_for_each(|pid| check(*pid));
     all()?;
     let mut redis = Redis::connect(lab, ip, Duration::from_secs(10))?;
@@ -67,11 +67,11 @@ fn at(host: u8) -> RunOptions {
 }
 
 fn a_redis_on_a_macvlan_moves_there_and_back(stage: &mut Stage) -> Result<()> {
-    moves(stage, at(21), &["auto", "auto"], |_| Ok(()))
+    moves(stage, &at(21), &["auto", "auto"], |_| Ok(()))
 }
 
 fn a_redis_on_a_bridge_moves_in_every_mode(stage: &mut Stage) -> Result<()> {
-    moves(stage, RunOptions { bridge: true, ..at(22) }, &["cold", "precopy", "postcopy", "hybrid"], |_| Ok(()))
+    moves(stage, &RunOptions { bridge: true, ..at(22) }, &["cold", "precopy", "postcopy", "hybrid"], |_| Ok(()))
 }
 
 fn a_container_that_apparmor_confines_moves_and_stays_confined(stage: &mut Stage) -> Result<()> {
@@ -83,7 +83,7 @@ fn a_container_that_apparmor_confines_moves_and_stays_confined(stage: &mut Stage
     let load = "printf '%s' \"$0\" > /run/profile && apparmor_parser --replace --skip-cache /run/profile";
     stage.lab.check("a", &["sh", "-c", load, &format!("profile {PROFILE} {RULES}")])?;
     let options = RunOptions { apparmor: Some(PROFILE.into()), ..at(23) };
-    moves(stage, options, &["precopy", "postcopy"], |pid| {
+    moves(stage, &options, &["precopy", "postcopy"], |pid| {
         let label = fs::read_to_string(format!("/proc/{pid}/attr/current"))?;
         ensure!(label.trim_end() == format!("{PROFILE} (enforce)"), "process {pid} is confined as {label:?}");
         Ok(())

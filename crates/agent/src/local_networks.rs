@@ -221,9 +221,12 @@ fn others(node: &Node, own: Option<&Path>, bridges: &BTreeSet<&str>) -> Result<V
     Ok(others)
 }
 
+/// A container with an interface on a bridge, and its engine.
+pub type End = (Arc<dyn Engine>, PathEnd);
+
 /// The running containers with interfaces on a bridge, but for those in the network namespace `own`, each with its
 /// engine.
-pub fn ends(node: &Node, bridge: &str, own: Option<&Path>) -> Result<Vec<(Arc<dyn Engine>, PathEnd)>, Failure> {
+pub fn ends(node: &Node, bridge: &str, own: Option<&Path>) -> Result<Vec<End>, Failure> {
     let end = |other: Other| {
         let NetworkNeighbour { container, names, addresses, .. } = neighbour(&other, bridge, &[]);
         (other.engine, PathEnd { container, names, addresses })

@@ -428,9 +428,9 @@ fn change(node: &Node, mut with: impl FnMut(&mut PathRecord) -> bool) -> Result<
             continue;
         }
         if record.is_unused() {
-            end(node, &record)?
+            end(node, &record)?;
         } else {
-            record.write(node)?
+            record.write(node)?;
         }
         watch::look_soon();
     }

@@ -184,7 +184,7 @@ fn look(
         match local_networks.iter_mut().find(|network| network.name == path.network) {
             Some(network) => network.kept = true,
             None => {
-                notes.push(format!("network {}: those that stay are reached by a VXLAN, not encrypted", path.network))
+                notes.push(format!("network {}: those that stay are reached by a VXLAN, not encrypted", path.network));
             }
         }
     }

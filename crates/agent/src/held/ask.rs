@@ -25,7 +25,7 @@ pub fn watch(node: &Node) {
     while node.pause(INTERVAL) {
         let asked = HeldRecord::all(node).and_then(|records| {
             let mut links = Links::new(node);
-            records.into_iter().for_each(|record| follow(node, &mut links, record));
+            records.iter().for_each(|record| follow(node, &mut links, record));
             restore(node)?;
             making::restore(node)
         });
@@ -37,8 +37,8 @@ pub fn watch(node: &Node) {
 }
 
 /// Asks for one, and notes the answer.
-fn follow(node: &Node, links: &mut Links<'_>, record: HeldRecord) {
-    let (place, state) = locate(&node.config.node, &record.node, |peer| links.ask(peer, &record));
+fn follow(node: &Node, links: &mut Links<'_>, record: &HeldRecord) {
+    let (place, state) = locate(&node.config.node, &record.node, |peer| links.ask(peer, record));
     if let Err(failure) = &state {
         tracing::debug!(container = record.container, %place, %failure, "the node does not answer whether it has the addresses");
     }
@@ -46,7 +46,7 @@ fn follow(node: &Node, links: &mut Links<'_>, record: HeldRecord) {
         Ok(AddressState::Gone) => {
             let (container, migration) = (&record.container, &record.migration);
             tracing::info!(container, %migration, "it is gone from node {place}: its addresses are released");
-            end(node, &record, holders::COMMAND_PATIENCE)
+            end(node, record, holders::COMMAND_PATIENCE)
         }
         _ if place == record.node => Ok(()),
         _ => note_place(node, &record.migration, place),

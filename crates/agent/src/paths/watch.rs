@@ -145,7 +145,7 @@ fn look(node: &Node, record: &PathRecord) -> Result<(), Failure> {
                 record = settled;
             }
             Some(Err(failure)) => {
-                tracing::debug!(peer = %record.peer, %failure, "the other end of a path does not answer")
+                tracing::debug!(peer = %record.peer, %failure, "the other end of a path does not answer");
             }
             None => {}
         }
@@ -247,6 +247,8 @@ pub fn name_all(node: &Node, bridge: &str) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::super::record::Member;
+    use std::slice;
+
     use super::*;
 
     fn end(name: &str, address: &str) -> PathEnd {
@@ -291,23 +293,23 @@ mod tests {
         let stopped = PathEnd { addresses: Vec::new(), ..app.clone() };
         let others = [db.clone()];
         // It is on b, and db has stayed.
-        assert!(is_kept("a", &others, (true, true, std::slice::from_ref(&app)), Some(false)));
+        assert!(is_kept("a", &others, (true, true, slice::from_ref(&app)), Some(false)));
         assert!(is_kept("a", &others, (true, true, &[stopped]), Some(false)));
-        assert!(
-            !is_kept("a", &[], (true, true, std::slice::from_ref(&app)), Some(false)),
-            "db has followed, or is gone"
-        );
+        assert!(!is_kept("a", &[], (true, true, slice::from_ref(&app)), Some(false)), "db has followed, or is gone");
         assert!(!is_kept("a", &others, (true, false, &[]), Some(false)), "it is gone from b");
         assert!(!is_kept("a", &others, (false, false, &[]), Some(false)), "b keeps no path");
-        assert!(!is_kept("a", &[db.clone(), app.clone()], (true, true, &[app.clone()]), Some(true)), "it is back");
+        assert!(
+            !is_kept("a", &[db.clone(), app.clone()], (true, true, slice::from_ref(&app)), Some(true)),
+            "it is back"
+        );
         let other = end("app", "10.79.0.9");
         assert!(
-            is_kept("a", &[db.clone(), other], (true, true, &[app.clone()]), Some(true)),
+            is_kept("a", &[db.clone(), other], (true, true, slice::from_ref(&app)), Some(true)),
             "another one of its name"
         );
         // It came from b.
-        assert!(is_kept("b", &[app.clone()], (true, true, &others), Some(true)));
-        assert!(is_kept("b", &[app.clone()], (true, true, &others), None), "its engine does not answer");
+        assert!(is_kept("b", slice::from_ref(&app), (true, true, &others), Some(true)));
+        assert!(is_kept("b", slice::from_ref(&app), (true, true, &others), None), "its engine does not answer");
         assert!(!is_kept("b", &[], (true, true, &others), Some(false)), "it is gone");
         assert!(!is_kept("b", &[app], (true, false, &[]), Some(true)), "nobody is on b any more");
     }
