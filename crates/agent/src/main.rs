@@ -51,6 +51,7 @@ mod pods;
 mod policy;
 mod probes;
 mod program;
+mod record_files;
 mod recovery;
 mod registry;
 mod rights;

@@ -1,7 +1,5 @@
 //! Records of addresses of containers that have left: a file for each migration in the state directory.
 
-use std::fs::{self, File};
-use std::io::{ErrorKind, Write};
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -11,6 +9,7 @@ use tranship_coordinator::Failure;
 use tranship_types::{MigrationId, NodeName, ReservedAddress};
 
 use crate::node::Node;
+use crate::record_files;
 
 /// The addresses of a container that has left.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,29 +48,12 @@ impl HeldRecord {
 
     /// Writes it, or replaces it, so that it outlasts the host.
     pub fn write(&self, node: &Node) -> Result<(), Failure> {
-        let file = Self::file(node, &self.migration);
-        let written = || -> std::io::Result<()> {
-            fs::create_dir_all(directory(node))?;
-            let new = file.with_extension("new");
-            let mut to = File::create(&new)?;
-            to.write_all(&serde_json::to_vec(self)?)?;
-            to.sync_all()?;
-            fs::rename(new, &file)?;
-            File::open(directory(node))?.sync_all()
-        };
-        written().map_err(|e| Failure::new(format!("the record {} cannot be written: {e}", file.display())))
+        record_files::write(&directory(node), &Self::file(node, &self.migration), self)
     }
 
     /// That of a migration, if there is one.
     pub fn read(node: &Node, id: &MigrationId) -> Result<Option<Self>, Failure> {
-        let file = Self::file(node, id);
-        let unreadable =
-            |e: &dyn std::fmt::Display| Failure::new(format!("the record {} cannot be read: {e}", file.display()));
-        match fs::read(&file) {
-            Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
-            Err(e) => Err(unreadable(&e)),
-            Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|e| unreadable(&e)),
-        }
+        record_files::read(&Self::file(node, id))
     }
 
     /// All of this node that can be read: one that cannot must not keep the others from their addresses.
@@ -87,13 +69,8 @@ impl HeldRecord {
 
     /// All of this node, and why others cannot be read.
     pub fn all_and_unreadable(node: &Node) -> Result<(Vec<Self>, Vec<Failure>), Failure> {
-        let directory = directory(node);
-        let entries = match fs::read_dir(&directory) {
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok((Vec::new(), Vec::new())),
-            Err(e) => return Err(Failure::new(format!("{} cannot be read: {e}", directory.display()))),
-            Ok(entries) => entries,
-        };
-        let ids = entries.flatten().filter_map(|e| e.file_name().to_str()?.strip_suffix(".json")?.parse().ok());
+        let names = record_files::names(&directory(node))?;
+        let ids = names.iter().filter_map(|name| name.parse().ok());
         let (mut all, mut unreadable) = (Vec::new(), Vec::new());
         for read in ids.filter_map(|id: MigrationId| Self::read(node, &id).transpose()) {
             match read {
@@ -106,13 +83,7 @@ impl HeldRecord {
 
     /// Removes it. Success if it is not there.
     pub fn remove(&self, node: &Node) -> Result<(), Failure> {
-        let file = Self::file(node, &self.migration);
-        match fs::remove_file(&file) {
-            Err(e) if e.kind() != ErrorKind::NotFound => {
-                Err(Failure::new(format!("the record {} cannot be removed: {e}", file.display())))
-            }
-            _ => Ok(()),
-        }
+        record_files::remove(&Self::file(node, &self.migration))
     }
 
     /// Whether some of these addresses are its own.

@@ -1,7 +1,5 @@
 //! Records of kept paths: a file for each VXLAN in the state directory, written before its device is made.
 
-use std::fs::{self, File};
-use std::io::{ErrorKind, Write};
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -12,6 +10,7 @@ use tranship_network::{Vxlan, vxlan_name};
 use tranship_types::{MigrationId, NodeName, PathEnd};
 
 use crate::node::Node;
+use crate::record_files;
 
 /// A container for which a path is kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,29 +58,12 @@ impl PathRecord {
 
     /// Writes it, or replaces it, so that it outlasts the host.
     pub fn write(&self, node: &Node) -> Result<(), Failure> {
-        let file = Self::file(node, self.id);
-        let written = || -> std::io::Result<()> {
-            fs::create_dir_all(directory(node))?;
-            let new = file.with_extension("new");
-            let mut to = File::create(&new)?;
-            to.write_all(&serde_json::to_vec(self)?)?;
-            to.sync_all()?;
-            fs::rename(new, &file)?;
-            File::open(directory(node))?.sync_all()
-        };
-        written().map_err(|e| Failure::new(format!("the record {} cannot be written: {e}", file.display())))
+        record_files::write(&directory(node), &Self::file(node, self.id), self)
     }
 
     /// That of a number, if there is one.
     pub fn read(node: &Node, id: u32) -> Result<Option<Self>, Failure> {
-        let file = Self::file(node, id);
-        let unreadable =
-            |e: &dyn std::fmt::Display| Failure::new(format!("the record {} cannot be read: {e}", file.display()));
-        match fs::read(&file) {
-            Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
-            Err(e) => Err(unreadable(&e)),
-            Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|e| unreadable(&e)),
-        }
+        record_files::read(&Self::file(node, id))
     }
 
     /// All of this node that can be read: one that cannot is no reason not to move other containers.
@@ -98,26 +80,14 @@ impl PathRecord {
     }
 
     fn each(node: &Node) -> Result<Vec<Result<Self, Failure>>, Failure> {
-        let directory = directory(node);
-        let entries = match fs::read_dir(&directory) {
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(e) => return Err(Failure::new(format!("{} cannot be read: {e}", directory.display()))),
-            Ok(entries) => entries,
-        };
-        let id = |name: &str| u32::from_str_radix(name.strip_suffix(".json")?, 16).ok();
-        let ids = entries.flatten().filter_map(|entry| id(entry.file_name().to_str()?));
+        let names = record_files::names(&directory(node))?;
+        let ids = names.iter().filter_map(|name| u32::from_str_radix(name, 16).ok());
         Ok(ids.filter_map(|id| Self::read(node, id).transpose()).collect())
     }
 
     /// Removes it. Success if it is not there.
     pub fn remove(&self, node: &Node) -> Result<(), Failure> {
-        let file = Self::file(node, self.id);
-        match fs::remove_file(&file) {
-            Err(e) if e.kind() != ErrorKind::NotFound => {
-                Err(Failure::new(format!("the record {} cannot be removed: {e}", file.display())))
-            }
-            _ => Ok(()),
-        }
+        record_files::remove(&Self::file(node, self.id))
     }
 
     /// Its device.
