@@ -7,20 +7,9 @@ use serde_json::{Value, json};
 use tranship_api::{GroupPlan, Plan};
 use tranship_lab::Lab;
 
+use crate::kept::ECHO;
 use crate::managed::Managed;
 use crate::runner::wait_until;
-
-/// Sends back whatever it receives on port 7000.
-const ECHO: &str = "
-import socket, threading
-server = socket.socket()
-server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-server.bind(('', 7000))
-server.listen()
-def serve(peer):
-    while data := peer.recv(100): peer.sendall(data)
-while True: threading.Thread(target=serve, args=server.accept()[:1], daemon=True).start()
-";
 
 /// Has bytes sent back over one connection, and counts them in a file; ends where the connection does.
 const ASK: &str = "

@@ -199,7 +199,8 @@ fn interfaces(netns: &Path) -> Result<Vec<(String, Vec<IpAddr>)>, NetworkError> 
             |e| NetworkError::refused(format!("read the addresses in network namespace {}", netns.display()), e);
         let links = link::links(&mut rtnl).map_err(refused)?;
         let addresses = link::addresses(&mut rtnl).map_err(refused)?;
-        let of = |index: u32| addresses.iter().filter(|(of, _)| *of == index).map(|(_, address)| *address).collect();
+        let of =
+            |index: u32| addresses.iter().filter(|(of, ..)| *of == index).map(|(_, address, _)| *address).collect();
         Ok(links.into_iter().filter(|l| !l.loopback).map(|l| (l.name, of(l.index))).collect())
     })
 }

@@ -96,8 +96,8 @@ pub(crate) fn links(rtnl: &mut Rtnl) -> Result<Vec<Link>, Refusal> {
     Ok(links)
 }
 
-/// All addresses, each with the index of its interface.
-pub(crate) fn addresses(rtnl: &mut Rtnl) -> Result<Vec<(u32, IpAddr)>, Refusal> {
+/// All addresses, each with the index of its interface and the length of its prefix.
+pub(crate) fn addresses(rtnl: &mut Rtnl) -> Result<Vec<(u32, IpAddr, u8)>, Refusal> {
     let answers = rtnl.list(&RouteNetlinkMessage::GetAddress(AddressMessage::default()))?;
     let address = |answer: &RouteNetlinkMessage| {
         let RouteNetlinkMessage::NewAddress(message) = answer else { return None };
@@ -105,7 +105,7 @@ pub(crate) fn addresses(rtnl: &mut Rtnl) -> Result<Vec<(u32, IpAddr)>, Refusal> 
             AddressAttribute::Local(address) | AddressAttribute::Address(address) => Some(*address),
             _ => None,
         });
-        Some((message.header.index, address?))
+        Some((message.header.index, address?, message.header.prefix_len))
     };
     Ok(answers.iter().filter_map(address).collect())
 }

@@ -52,7 +52,7 @@ pub fn bridge_ports(netns: &Path) -> Result<Vec<BridgePort>, NetworkError> {
         else {
             continue;
         };
-        let own = addresses.iter().filter(|(index, _)| *index == link.index).map(|(_, address)| *address);
+        let own = addresses.iter().filter(|(index, ..)| *index == link.index).map(|(_, address, _)| *address);
         ports.push(BridgePort { interface: link.name.clone(), bridge: bridge.name, addresses: own.collect() });
     }
     Ok(ports)

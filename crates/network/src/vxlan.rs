@@ -13,7 +13,6 @@ use std::net::IpAddr;
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 use netlink_packet_route::link::{
     BridgeStpState, InfoBridge, InfoBridgePort, InfoData, InfoKind, InfoPortData, InfoPortKind, InfoVxlan,
     LinkAttribute, LinkInfo, LinkMessage,
@@ -296,7 +295,7 @@ pub fn bridges() -> Result<Vec<Bridge>, NetworkError> {
     let mut rtnl = open()?;
     let mut read = || -> Result<Vec<Bridge>, Refusal> {
         let messages = rtnl.list(&RouteNetlinkMessage::GetLink(LinkMessage::default()))?;
-        let addresses = addresses(&mut rtnl)?;
+        let addresses = link::addresses(&mut rtnl)?;
         let read = |answer: &RouteNetlinkMessage| match answer {
             RouteNetlinkMessage::NewLink(message) => Some((Link::read(message), settings(message))),
             _ => None,
@@ -343,26 +342,12 @@ fn settings(message: &LinkMessage) -> Settings {
     found
 }
 
-/// All addresses of the node: the interface's index, the address and the length of its prefix.
-fn addresses(rtnl: &mut Rtnl) -> Result<Vec<(u32, IpAddr, u8)>, Refusal> {
-    let answers = rtnl.list(&RouteNetlinkMessage::GetAddress(AddressMessage::default()))?;
-    let address = |answer: &RouteNetlinkMessage| {
-        let RouteNetlinkMessage::NewAddress(message) = answer else { return None };
-        let address = message.attributes.iter().find_map(|attribute| match attribute {
-            AddressAttribute::Local(address) | AddressAttribute::Address(address) => Some(*address),
-            _ => None,
-        });
-        Some((message.header.index, address?, message.header.prefix_len))
-    };
-    Ok(answers.iter().filter_map(address).collect())
-}
-
 /// Whether an address is one of the node's own.
 ///
 /// # Errors
 /// The kernel's refusals.
 pub fn is_own_address(address: IpAddr) -> Result<bool, NetworkError> {
-    let all = addresses(&mut open()?).map_err(|e| NetworkError::refused("list the node's addresses", e))?;
+    let all = link::addresses(&mut open()?).map_err(|e| NetworkError::refused("list the node's addresses", e))?;
     Ok(all.iter().any(|(_, own, _)| *own == address))
 }
 
