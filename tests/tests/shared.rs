@@ -56,23 +56,28 @@ fn content_is_right_in_every_mode(stage: &mut Stage) -> Result<()> {
 
 fn a_gigabyte_does_not_show_in_the_blackout(stage: &mut Stage) -> Result<()> {
     const MOVES: usize = 4;
+    // How many moves it may take until one meets no other work: suites run side by side.
+    const TRIES: usize = 12;
+    // To write, send and read a GiB takes a second and more on the machines that this runs on.
+    const MORE_MS: f64 = 150.0;
     let lab = &stage.lab;
-    let mut shortest = Vec::new();
+    let mut of_little = f64::MAX;
     for (mib, host) in [(1, 32), (1024, 33)] {
         let mut guest = run(lab, "shared_rewritten", mib, Ipv4Addr::new(10, 77, 0, host))?;
-        let mut blackouts = Vec::new();
-        for _ in 0..MOVES {
+        let (mut blackouts, mut shortest) = (Vec::new(), f64::MAX);
+        while blackouts.len() < MOVES || (shortest - of_little >= MORE_MS && blackouts.len() < TRIES) {
             guest.zoo_goes_on(20, PATIENCE)?;
-            blackouts.push(moved_ahead(lab, "precopy")?.blackout_ms.context("no blackout")?);
+            let blackout = moved_ahead(lab, "precopy")?.blackout_ms.context("no blackout")?;
+            blackouts.push(blackout);
+            shortest = shortest.min(blackout);
         }
         guest.zoo_goes_on(CHECKS, PATIENCE).context("after the last move")?;
         eprintln!("{mib} MiB: blackouts of {blackouts:.0?} ms");
-        shortest.push(blackouts.into_iter().fold(f64::MAX, f64::min));
+        let more = shortest - of_little;
+        ensure!(more < MORE_MS, "a GiB makes the blackout longer by {more:.0} ms");
+        of_little = shortest;
         remove(lab, NAME)?;
     }
-    // To write, send and read a GiB takes a second and more on the machines that this runs on, which are busy at times.
-    let more = shortest[1] - shortest[0];
-    ensure!(more < 150.0, "a GiB makes the blackout longer by {more:.0} ms");
     Ok(())
 }
 

@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 
 use crate::cgroups;
 use crate::discovery::{Kind, Suite};
-use crate::table::{Counts, Row, cpu_seconds, end, skips, table};
+use crate::table::{Counts, Row, cpu_seconds, end, failures, skips, table};
 
 /// Where the logs are.
 const LOGS: &str = "target/suites";
@@ -67,6 +67,7 @@ pub fn all(suites: Vec<Suite>, jobs: usize, limit: Duration) -> Result<ExitCode>
             fs::rename(&first.log, &kept).with_context(|| format!("cannot rename {}", first.log.display()))?;
             let again = play(&kinds[&name], limit)?;
             println!("{}", line(&name, &again));
+            tell_failures(&name, &again);
             row.counts = again.counts;
             row.seconds += again.seconds;
             if again.success {
@@ -112,6 +113,7 @@ fn side_by_side(suites: Vec<Suite>, jobs: usize, limit: Duration, begun: Instant
                     running.remove(&name);
                     let outcome = outcome.with_context(|| format!("cannot run {name}"))?;
                     println!("{}", line(&name, &outcome));
+                    tell_failures(&name, &outcome);
                     skips(&outcome.text).iter().for_each(|skip| println!("{skip}"));
                     outcomes.insert(name, outcome);
                 }
@@ -161,6 +163,18 @@ fn line(name: &str, outcome: &Outcome) -> String {
     let word = if outcome.success { "ok    " } else { "FAILED" };
     let seconds = outcome.seconds;
     format!("{word} {seconds:6.1} s  {name}: {passed} passed, {failed} failed, {skipped} skipped")
+}
+
+/// Says which tests of a suite failed, so that also a run that is ended before its table is there tells why.
+fn tell_failures(name: &str, outcome: &Outcome) {
+    if outcome.success {
+        return;
+    }
+    let failures = failures(&outcome.text);
+    failures.iter().for_each(|failure| println!("failed in {name}: {failure}"));
+    if failures.is_empty() {
+        println!("failed in {name}: no test says so: its log is {}", outcome.log.display());
+    }
 }
 
 /// Runs a suite to its end.

@@ -44,6 +44,29 @@ pub fn skips(log: &str) -> Vec<&str> {
     found
 }
 
+/// The tests that failed, with the first words of what each says: `NAME: MESSAGE`, of one line.
+pub fn failures(log: &str) -> Vec<String> {
+    const WORDS: usize = 300;
+    let lines: Vec<&str> = log.lines().collect();
+    let mut found = Vec::new();
+    for (at, line) in lines.iter().enumerate() {
+        if line.starts_with("scenario ") && line.contains(" did not end within ") {
+            found.push((*line).to_owned());
+        }
+        let Some(name) = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" ----")) else { continue };
+        let says: Vec<&str> = lines[at + 1..]
+            .iter()
+            .take_while(|line| !line.starts_with("---- ") && **line != "failures:")
+            .map(|line| line.trim())
+            .filter(|line| !line.is_empty())
+            .take(3)
+            .collect();
+        let message: String = says.join(" ").chars().take(WORDS).collect();
+        found.push(format!("{}: {message}", name.strip_suffix(" stdout").unwrap_or(name)));
+    }
+    found
+}
+
 /// The end of a log.
 pub fn end(log: &str, lines: usize) -> String {
     let all: Vec<&str> = log.lines().collect();
@@ -108,6 +131,33 @@ test result: FAILED. 10 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out;
     #[test]
     fn what_was_left_out_is_told_once() {
         assert_eq!(skips(LOG), ["skipped: needs root", "test b ... ignored, no such tool"]);
+    }
+
+    #[test]
+    fn each_test_that_failed_is_named_with_what_it_says() {
+        let log = "\
+failures:
+
+---- moves_twice ----
+the second move: no space
+---- tests::counts stdout ----
+
+thread 'tests::counts' panicked at src/lib.rs:3:5:
+left is not right
+
+failures:
+    moves_twice
+    tests::counts
+scenario hangs did not end within 600 s; what runs on this machine:
+";
+        assert_eq!(
+            failures(log),
+            [
+                "moves_twice: the second move: no space",
+                "tests::counts: thread 'tests::counts' panicked at src/lib.rs:3:5: left is not right",
+                "scenario hangs did not end within 600 s; what runs on this machine:",
+            ]
+        );
     }
 
     #[test]
