@@ -33,11 +33,16 @@ impl Managed {
         Ok(ids.lines().map(str::to_owned).collect())
     }
 
-    /// Checks that its address is held on a node, by a container that nothing can hear.
+    /// Waits until its address is held on a node, by a container that nothing can hear: on a busy node the end of a move does not wait for it.
     ///
     /// # Errors
-    /// If not.
+    /// If it is not.
     pub fn is_held(&self, lab: &Lab, node: &str, ip: Ipv4Addr) -> Result<()> {
+        wait_until("the address to be held", LOOKED, || Ok(self.is_held_now(lab, node, ip).ok()))
+            .or_else(|late| self.is_held_now(lab, node, ip).with_context(|| late.to_string()))
+    }
+
+    fn is_held_now(&self, lab: &Lab, node: &str, ip: Ipv4Addr) -> Result<()> {
         let holders = self.holders(lab, node)?;
         let [holder] = holders.as_slice() else { bail!("on {node} {} containers hold its address", holders.len()) };
         let telling = "{{.State.Pid}} {{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}";
@@ -47,11 +52,6 @@ impl Managed {
         let links = lab.check(node, &["nsenter", "--net", "--target", pid, "ip", "-o", "link"])?;
         ensure!(links.lines().all(|line| line.starts_with("1: lo:")), "the holder has the interfaces {links}");
         Ok(())
-    }
-
-    fn is_held_again(&self, lab: &Lab, node: &str, ip: Ipv4Addr, after: &str) -> Result<()> {
-        wait_until("the address to be held again", LOOKED, || Ok(self.is_held(lab, node, ip).ok()))
-            .with_context(|| format!("after {after}: {:?}", self.is_held(lab, node, ip)))
     }
 
     fn is_free(&self, lab: &Lab, node: &str) -> Result<()> {
@@ -114,7 +114,7 @@ impl Managed {
 
         // Somebody removes the holder.
         self.ask(lab, "a", &["rm", "--force", &self.holders(lab, "a")?[0]])?;
-        self.is_held_again(lab, "a", ip, "the holder's removal")?;
+        self.is_held(lab, "a", ip).context("after the holder's removal")?;
 
         // It does not come back after all.
         restart_agent(lab, "a", "destination.restore.after.error")?;
@@ -158,7 +158,7 @@ impl Managed {
         wait_until("the move to end", PATIENCE, || {
             Ok(lab.check("a", &["tranship", "status", self.name])?.contains("moved").then_some(()))
         })?;
-        self.is_held_again(lab, "a", ip, "the agent's death")?;
+        self.is_held(lab, "a", ip).context("after the agent's death")?;
 
         // The address is lost while nobody looks.
         lab.kill_agent("a")?;
@@ -189,7 +189,7 @@ impl Managed {
         let taken = format!("address {ip} of container {} is that of container next", self.name);
         refused_move(lab, "b", self.name, "a")?.names(BlockerKind::Network, &taken)?;
         self.ask(lab, "a", &["rm", "--force", "next"])?;
-        self.is_held_again(lab, "a", ip, "the other's end")?;
+        self.is_held(lab, "a", ip).context("after the other's end")?;
 
         // It lives there, and its node says so.
         let refused = lab.exec("a", &["tranship", "release", self.name])?;

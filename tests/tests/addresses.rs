@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use tranship_e2e::{DOCKER, PODMAN, Stage, configure, connection_alive, move_with, remove, scenarios, wait_until};
+use tranship_e2e::{DOCKER, PODMAN, Stage, configure, connection_alive, move_with, remove, scenarios};
 use tranship_lab::{CLIENT, RunOptions, patience};
 
 /// Nodes hold no addresses of engines unless they are told to.
@@ -39,8 +39,7 @@ fn docker_reserves_it_when_it_is_restarted(stage: &mut Stage) -> Result<()> {
     DOCKER.is_held(lab, "a", ip)?;
     for live_restore in [true, false] {
         lab.restart_docker("a", live_restore)?;
-        wait_until("the address to be held again", Duration::from_secs(40), || Ok(DOCKER.is_held(lab, "a", ip).ok()))
-            .with_context(|| format!("with live-restore {live_restore}: {:?}", DOCKER.is_held(lab, "a", ip)))?;
+        DOCKER.is_held(lab, "a", ip).with_context(|| format!("with live-restore {live_restore}"))?;
     }
     let mac = DOCKER.told(lab, "b", "{{range .NetworkSettings.Networks}}{{.MacAddress}}{{end}}")?;
     for node in ["b", CLIENT] {

@@ -129,8 +129,12 @@ pub struct SourceRun {
     backlog: Option<Backlog>,
     /// Whether all connections that programs had closed had sent all before the freeze.
     closed_have_finished: bool,
+    /// Whether the freeze has found none of them.
+    none_is_unfinished: bool,
     /// Has criu set breakpoints without a wait.
     breakpoints: Option<OwnedFd>,
+    /// What has watched criu write its images. To close it takes up to 15 ms (fs/notify waits for a grace period of SRCU), which are not the freeze's.
+    written: Option<skeleton::Written>,
     /// Nobody waits for a processor to wake up, from the freeze until the container runs and a little longer; but while pages are waited for.
     awake: Option<Awake>,
     /// Packets that were held and not delivered yet.
@@ -233,7 +237,9 @@ impl SourceRun {
             gate_closed: None,
             backlog: None,
             closed_have_finished: false,
+            none_is_unfinished: false,
             breakpoints: None,
+            written: None,
             awake: None,
             held: Vec::new(),
             clock: ClockOffset::default(),
@@ -481,7 +487,6 @@ impl SourceRun {
         }
         self.awake = Awake::keep().ok();
         self.freeze_after_stragglers(&freezer, &queues, drained)?;
-        self.note_stopped(&freezer)?;
         self.note_stopped_of_unit()
     }
 

@@ -134,6 +134,27 @@ impl<T> Beside<'_, T> {
     }
 }
 
+/// Does work with all items, in at most so many parts of neighbours side by side, of which the caller does the first. Parts for which there is no thread
+/// are done one after the other.
+///
+/// # Errors
+/// The first of a part.
+pub fn in_parts<I: Sync, E: Send>(
+    name: &str,
+    items: &[I],
+    parts: usize,
+    work: impl Fn(&[I]) -> Result<(), E> + Sync,
+) -> Result<(), E> {
+    let mut shares = items.chunks(items.len().div_ceil(parts.max(1)).max(1));
+    let Some(own) = shares.next() else { return Ok(()) };
+    std::thread::scope(|scope| {
+        let work = &work;
+        let others: Vec<_> = shares.map(|share| beside(scope, name, move || work(share))).collect();
+        let done = work(own);
+        others.into_iter().map(Beside::join).fold(done, Result::and)
+    })
+}
+
 type Work = Box<dyn FnOnce() + Send>;
 
 /// A thread that was made ahead, and waits for its work. Without any it ends with this value.
@@ -196,6 +217,22 @@ mod tests {
     use nix::sys::resource::{Resource, setrlimit};
     use nix::sys::wait::{WaitStatus, waitpid};
     use nix::unistd::{ForkResult, Uid, fork};
+
+    #[test]
+    fn every_part_is_done_and_an_error_is_told() {
+        let done = Mutex::new(Vec::new());
+        let work = |part: &[u32]| {
+            done.lock().unwrap().extend_from_slice(part);
+            if part.contains(&4) { Err("four") } else { Ok(()) }
+        };
+        assert_eq!(in_parts("part", &[1, 2, 3], 2, work), Ok(()));
+        assert_eq!(in_parts("part", &[4, 5, 6, 7, 8], 3, work), Err("four"));
+        assert_eq!(in_parts("part", &[], 3, work), Ok(()));
+        assert_eq!(in_parts("part", &[9], 0, work), Ok(()));
+        let mut done = done.into_inner().unwrap();
+        done.sort_unstable();
+        assert_eq!(done, [1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    }
 
     /// Does something in a process that can start no thread; its exit status is 0 if it returns true.
     fn without_threads(work: impl FnOnce() -> bool) -> bool {

@@ -18,7 +18,7 @@ use tranship_sys::awake::Awake;
 use tranship_sys::clock::monotonic_ns;
 use tranship_sys::process;
 use tranship_sys::schedule::{self, Standing};
-use tranship_sys::threads::{self, Beside};
+use tranship_sys::threads;
 use tranship_wire::message::Offer;
 
 use super::{DestinationRun, RESTORE};
@@ -218,12 +218,7 @@ impl DestinationRun {
             })
         };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        std::thread::scope(|scope| {
-            let shares = objects.chunks(objects.len().div_ceil(cores));
-            let work = |share: &'_ [(u32, PathBuf)]| share.iter().try_for_each(place);
-            let workers: Vec<_> = shares.map(|share| threads::beside(scope, "pages", move || work(share))).collect();
-            workers.into_iter().try_for_each(Beside::join)
-        })?;
+        threads::in_parts("pages", &objects, cores, |part| part.iter().try_for_each(place))?;
         self.timeline.note("memory: pages of files", start, monotonic_ns());
         Ok(())
     }

@@ -66,7 +66,8 @@ impl SourceRun {
     /// The same in the freeze, before the gate is closed: programs close no more of them. What was sent and only lacks its acknowledgement is
     /// with the peer, or on its way to it.
     pub(super) fn let_last_connections_finish(&mut self) -> Result<(), Failure> {
-        if self.unfinished_after(FINISH_FROZEN, Duration::from_micros(100)) == 0 {
+        // Of each look the kernel walks through all connections of the node.
+        if self.none_is_unfinished || self.unfinished_after(FINISH_FROZEN, Duration::from_micros(100)) == 0 {
             return Ok(());
         }
         let left = self.backlog.as_mut().map_or(Ok(0), Backlog::unsent).map_err(failed)?;
@@ -84,7 +85,9 @@ impl SourceRun {
     /// Whether one of them has something that was never sent, or was lost on its way. A look that fails is repeated before the gate is closed.
     fn have_unsent(&mut self) -> bool {
         let Some(backlog) = &mut self.backlog else { return false };
-        let unsent = backlog.unfinished().and_then(|left| if left == 0 { Ok(0) } else { backlog.unsent() });
+        let unfinished = backlog.unfinished();
+        self.none_is_unfinished = matches!(unfinished, Ok(0));
+        let unsent = unfinished.and_then(|left| if left == 0 { Ok(0) } else { backlog.unsent() });
         unsent.is_ok_and(|left| left > 0)
     }
 
@@ -183,6 +186,7 @@ impl SourceRun {
             if may_wait && self.have_unsent() {
                 tracing::info!(id = %self.id, "connections that programs have just closed have not sent all; the container runs until they have");
                 self.thaw_unit(freezer)?;
+                self.none_is_unfinished = false;
                 may_wait = false;
                 self.unfinished_after(FINISH_JUST_CLOSED, Duration::from_millis(5));
                 continue;
@@ -199,6 +203,7 @@ impl SourceRun {
             }
             tracing::info!(id = %self.id, waiting, "packets came at the last moment; the container takes them first");
             self.thaw_unit(freezer)?;
+            self.none_is_unfinished = false;
             drained = self.let_backlog_drain();
         }
     }

@@ -13,11 +13,6 @@ use crate::layout::Layout;
 use crate::registry::write_whole;
 
 impl SourceRun {
-    /// Notes which processes of the frozen container a signal has stopped.
-    pub(super) fn note_stopped(&self, freezer: &Freezer) -> Result<(), Failure> {
-        note_stopped(freezer, &self.layout)
-    }
-
     /// Notes where the container is frozen, for an agent that finds it half frozen and can ask no engine then.
     pub(super) fn note_freezer(&self, freezer: &Freezer) -> Result<(), Failure> {
         let note = serde_json::to_vec(freezer).map_err(failed)?;

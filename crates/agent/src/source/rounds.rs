@@ -21,6 +21,7 @@ use tranship_transport::Link;
 use tranship_types::{AddressSpaceId, Blocker, BlockerKind, MigrationId, PageRange, RoundReport};
 use tranship_wire::Versions;
 
+use super::original;
 use super::shared::Settling;
 use super::showing::shown_on;
 use super::streams::{await_arrival, show_tally};
@@ -342,6 +343,9 @@ impl SourceRun {
         let (others, there) = (self.others_in_memory(), self.shared_segments()?);
         let segments = self.segments(others.clone(), there.clone());
         let may_hide = self.may_hide_zombies()?;
+        // The owner of a network has noted them of those that join it, which it has frozen.
+        let freezer = (!self.joins_network()).then(|| self.inspected().map(|(container, _)| container.freezer.clone()));
+        let freezer = freezer.transpose()?;
         let Self { tracker, shared, files, smaps, node, layout, zombies, .. } = self;
         let (round, described, told, files) = std::thread::scope(|scope| {
             let described = threads::beside(scope, "shared", || -> Result<_, Failure> {
@@ -365,11 +369,14 @@ impl SourceRun {
                 (told, files.as_mut().map(|files| (files.decide(&pids, &others), begun, monotonic_ns())))
             });
             // Once more: some may have come or gone since.
-            let ended = threads::beside(scope, "zombies", || zombies.find(&pids, may_hide));
+            let ended = threads::beside(scope, "ended", || {
+                zombies.find(&pids, may_hide);
+                freezer.map_or(Ok(()), |freezer| original::note_stopped(&freezer, layout))
+            });
             let round = last_round(tracker.as_mut(), &pids);
-            ended.join();
+            let noted = ended.join();
             let (told, files) = rest.join();
-            (round, described.join(), told, files)
+            (round.and_then(|round| noted.map(|()| round)), described.join(), told, files)
         });
         let round = round?;
         let told = told?;

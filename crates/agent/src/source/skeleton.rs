@@ -33,7 +33,8 @@ use crate::tmpfs;
 use crate::uncarried::{self, Network, Uncarried};
 
 /// The images that criu has written completely. It opens each of them once.
-struct Written {
+#[derive(Debug)]
+pub(super) struct Written {
     closed: Inotify,
     directory: PathBuf,
     /// What was sent, as it was then.
@@ -225,6 +226,7 @@ impl SourceRun {
             self.zombies.list(&self.layout.images()).map_err(failed)?;
         }
         self.send_images(&written.rest()?, false, needs_files)?;
+        self.written = Some(written);
         self.timeline.note("skeleton: sent", dumped, monotonic_ns());
         // Said now, so that the destination restores while memory is still on its way.
         self.say(&Request::Ready { all_pages })

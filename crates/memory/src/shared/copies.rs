@@ -17,7 +17,7 @@ use std::os::unix::fs::FileExt;
 use nix::sys::uio::{RemoteIoVec, process_vm_writev};
 use nix::unistd::Pid;
 use tranship_sys::pagemap::{Copied, Pagemap};
-use tranship_sys::threads::{self, Beside};
+use tranship_sys::threads;
 use tranship_types::{AddressSpaceId, PageRange, SharedKind, SharedObject};
 use tranship_wire::USER_ADDRESS_END;
 
@@ -227,10 +227,9 @@ pub fn place(file: &File, pid: u32) -> io::Result<u64> {
         pieces.extend(run.cut(PIECE));
     }
     let workers = std::thread::available_parallelism().map_or(1, usize::from).min(pieces.len().div_ceil(FEW));
-    // Runs of neighbours, so that no two work on the same huge page but at their ends.
-    let shares = pieces.chunks(pieces.len().div_ceil(workers.max(1)).max(1));
-    let place = |pieces: &[PageRange]| {
-        let mut buffer = vec![0; PIECE as usize];
+    // Parts of neighbours, so that no two work on the same huge page but at their ends.
+    threads::in_parts("place", &pieces, workers, |pieces| {
+        let mut buffer = vec![0; pieces.iter().map(PageRange::len).max().unwrap_or(0) as usize];
         pieces.iter().try_for_each(|piece| {
             let pages = &mut buffer[..piece.len() as usize];
             file.read_exact_at(pages, piece.start)?;
@@ -241,11 +240,6 @@ pub fn place(file: &File, pid: u32) -> io::Result<u64> {
                 _ => memory.write_all_at(pages, piece.start),
             }
         })
-    };
-    std::thread::scope(|scope| {
-        let place = &place;
-        let workers: Vec<_> = shares.map(|share| threads::beside(scope, "place", move || place(share))).collect();
-        workers.into_iter().try_for_each(Beside::join)
     })?;
     Ok(pieces.iter().map(PageRange::len).sum())
 }
