@@ -6,6 +6,7 @@ use tranship_coordinator::Failure;
 use tranship_engine::Freezer;
 use tranship_network::{Backlog, HeldFrame, Hold, Injector, NetworkError, Unread};
 use tranship_sys::clock::monotonic_ns;
+use tranship_sys::threads;
 use tranship_types::{Blocker, BlockerKind};
 use tranship_wire::message::Request;
 
@@ -357,14 +358,20 @@ impl SourceRun {
         let Some((path, identity)) = self.inspection.as_ref().and_then(|(_, offer)| offer.network.as_ref()) else {
             return;
         };
-        let delivered = Injector::prepare(path, identity).and_then(|mut way_in| {
-            way_in.inject(&std::mem::take(&mut self.held))?;
-            way_in.inject(&hold.finish())
-        });
+        // In their order; the way in is made only if it is needed, since its end waits for grace periods of the kernel.
+        let mut way_in = None;
+        let mut deliver = |frames: Vec<HeldFrame>| match (frames.is_empty(), &mut way_in) {
+            (true, _) => Ok(0),
+            (false, Some(way_in)) => Injector::inject(way_in, &frames),
+            (false, none) => none.insert(Injector::prepare(path, identity)?).inject(&frames),
+        };
+        let delivered = deliver(std::mem::take(&mut self.held)).and_then(|_| deliver(hold.finish()));
         if let Err(error) = delivered {
             tracing::warn!(id = %self.id, %error, "held packets could not be delivered; they will be sent again");
         }
         self.report_dropped(&hold);
+        // So does the end of each of its sockets, and the container is frozen still.
+        let _ = threads::start("hold", move || drop(hold));
     }
 
     /// Puts into the report how many packets were more than can be held.
