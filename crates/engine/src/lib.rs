@@ -1,7 +1,6 @@
 //! Container engines: what Tranship asks of them, and runc, Docker, Podman and containerd.
 //!
-//! Engines stay stock. For a dump and for a restore the engine is run by its own command line with the CRIU front on
-//! its PATH, so that before and afterwards it is the engine that manages the container.
+//! Engines stay stock, and manage their containers: dump and restore run an engine's own command line, with the CRIU front on its PATH.
 
 mod archive;
 mod attached;
@@ -50,7 +49,6 @@ pub use logs::LogFiles;
 pub use mark::Mark;
 pub use mounts::{MountTree, behind_links, misplaced as misplaced_mount, write_as_configured};
 pub use podman::{HOLDER_VARIABLE, NETWORK_VARIABLE, Podman, holder_attached};
-
 pub use runc::{Runc, has_cgroups_2};
 
 /// What an engine says of a container's state.
@@ -72,6 +70,8 @@ pub enum State {
 pub struct Summary {
     /// The container's name.
     pub name: String,
+    /// As [`Container::id`].
+    pub id: String,
     /// Its state.
     pub state: State,
     /// Pid of its init on this node; 0 where there is none.

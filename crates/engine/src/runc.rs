@@ -265,7 +265,8 @@ impl Engine for Runc {
         let text = self.run(self.command().args(["list", "--format", "json"]), "list containers in", "")?;
         let rows: Option<Vec<Row>> =
             serde_json::from_slice(&text).map_err(|e| self.unreadable("runc list", "", &e.to_string()))?;
-        let summary = |r: Row| Summary { name: r.id, state: r.status, init: r.pid, created: r.created };
+        let summary =
+            |r: Row| Summary { id: r.id.clone(), name: r.id, state: r.status, init: r.pid, created: r.created };
         // Podman has its containers in the same place.
         let own = rows.unwrap_or_default().into_iter().filter(|row| !is_podman_s(&row.annotations));
         Ok(own.map(summary).collect())

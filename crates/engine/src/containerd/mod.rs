@@ -321,7 +321,7 @@ impl Engine for Containerd {
                 let root = options_of(options.map_or(&[], |options| &options.value), &record.id)?.root;
                 let there = self.runc(&namespace, &root).inspect(&record.id);
                 let (state, init) = there.map_or((State::Created, 0), |container| (container.state, container.init));
-                found.push(Summary { created: created(&record), name: record.id, state, init });
+                found.push(Summary { created: created(&record), id: record.id.clone(), name: record.id, state, init });
             }
         }
         Ok(found)

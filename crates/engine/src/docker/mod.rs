@@ -360,8 +360,9 @@ impl Engine for Docker {
                 _ => State::Stopped,
             };
             let name = row["Names"][0].as_str()?.trim_start_matches('/').to_owned();
-            let init = self.runc.inspect(row["Id"].as_str()?).map_or(0, |container| container.init);
-            Some(Summary { name, state, init, created: row["Created"].to_string() })
+            let id = row["Id"].as_str()?.to_owned();
+            let init = self.runc.inspect(&id).map_or(0, |container| container.init);
+            Some(Summary { name, id, state, init, created: row["Created"].to_string() })
         };
         let is_own = |row: &&Value| held_for(&row["Labels"], &holders::image_of(row), &row["Names"][0]).is_none();
         let own = rows.as_array().into_iter().flatten().filter(is_own);

@@ -316,13 +316,14 @@ impl Engine for Podman {
                 };
                 let init = row["Pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0);
                 let name = row["Names"][0].as_str()?.to_owned();
-                Some(Summary { name, state, init, created: row["CreatedAt"].as_str().unwrap_or_default().to_owned() })
+                let text = |key: &str| row[key].as_str().unwrap_or_default().to_owned();
+                Some(Summary { name, id: text("Id"), state, init, created: text("CreatedAt") })
             }));
         }
         for container in &arriving {
             let name = container["Name"].as_str().unwrap_or_default();
-            let Container { name, state, init, created, .. } = self.container(name, container)?;
-            found.push(Summary { name, state, init, created });
+            let Container { name, id, state, init, created, .. } = self.container(name, container)?;
+            found.push(Summary { name, id, state, init, created });
         }
         Ok(found)
     }
