@@ -20,6 +20,10 @@ const HOSTS: &str = "/etc/hosts";
 const FILES: [&str; 3] = [HOSTS, "/etc/resolv.conf", "/etc/hostname"];
 /// Bytes of one that can be carried: it travels in a message.
 const LIMIT: u64 = 64 << 10;
+/// Bytes of one that is read. The lines of Tranship's own are not counted by [`LIMIT`].
+const MOST: u64 = 16 << 20;
+/// Bytes of such lines in one file.
+const MOST_LINES: usize = 64 << 10;
 /// Where they are noted in a bundle.
 const NOTE: &str = "etc-files.json";
 /// Where they are in a configuration that travels. No runtime sees it: engines that make these files make the configuration, too.
@@ -60,8 +64,18 @@ fn read(source: &Path) -> io::Result<(Vec<u8>, u64)> {
     let file = File::open(source)?;
     let modified = file.metadata()?.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
     let mut content = Vec::new();
-    file.take(LIMIT + 1).read_to_end(&mut content)?;
+    file.take(MOST + 1).read_to_end(&mut content)?;
+    if content.len() as u64 > MOST {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it has more than {} MiB", MOST >> 20)));
+    }
     Ok((content, u64::try_from(modified.as_nanos()).unwrap_or_default()))
+}
+
+/// The content of one without the names of those on the other node of a kept path, which are no program's, and others
+/// elsewhere.
+fn own_content(inside: &Path, source: &Path) -> io::Result<(Vec<u8>, u64)> {
+    let (content, modified_ns) = read(source)?;
+    Ok((if inside == Path::new(HOSTS) { without_beyond(&content) } else { content }, modified_ns))
 }
 
 pub(crate) fn to_digits(bytes: &[u8]) -> String {
@@ -82,9 +96,7 @@ impl EtcFiles {
     /// Those of a container that its engine has started, as they are now. One that is too large is left out.
     fn now(config: &Value, id: &str) -> Self {
         let file = |(inside, source): (PathBuf, PathBuf)| {
-            let (content, modified_ns) = read(&source).ok()?;
-            // Names of those on the other node of a kept path are no program's, and others elsewhere.
-            let content = if inside == Path::new(HOSTS) { without_beyond(&content) } else { content };
+            let (content, modified_ns) = own_content(&inside, &source).ok()?;
             (content.len() as u64 <= LIMIT).then(|| EtcFile { inside, content: to_digits(&content), modified_ns })
         };
         Self(made_by_engine(config, id).into_iter().filter_map(file).collect())
@@ -125,7 +137,10 @@ impl EtcFiles {
 
     /// Those that are too large to travel.
     pub fn obstacles(container: &Container) -> Vec<Blocker> {
-        let large = |(_, source): &(PathBuf, PathBuf)| source.metadata().is_ok_and(|m| m.len() > LIMIT);
+        let large = |(inside, source): &(PathBuf, PathBuf)| {
+            source.metadata().is_ok_and(|m| m.len() > LIMIT)
+                && !own_content(inside, source).is_ok_and(|(content, _)| content.len() as u64 <= LIMIT)
+        };
         let blocker = |(inside, _): (PathBuf, PathBuf)| {
             let (inside, name, kib) = (inside.display(), &container.name, LIMIT >> 10);
             let cause = format!("{inside} of container {name} has more than {kib} KiB, which do not move along");
@@ -180,7 +195,12 @@ fn lines(beyond: &[PathEnd]) -> String {
         if names.is_empty() { Vec::new() } else { end.addresses.iter().map(line).collect() }
     };
     let all: BTreeSet<String> = beyond.iter().flat_map(of).collect();
-    all.into_iter().collect()
+    let mut bytes = 0;
+    let fits = |line: &String| {
+        bytes += line.len();
+        bytes <= MOST_LINES
+    };
+    all.into_iter().take_while(fits).collect()
 }
 
 fn without_beyond(content: &[u8]) -> Vec<u8> {
@@ -211,7 +231,7 @@ pub fn name_beyond(container: &Container, beyond: &[PathEnd]) -> io::Result<()> 
         }
         let (before, modified_ns) = read(&source)?;
         let after = with_beyond(&before, &lines);
-        if after == before || before.len() as u64 > LIMIT {
+        if after == before {
             continue;
         }
         // In place, as it is mounted; what is the same before and after is never away for who reads it meanwhile.
@@ -307,6 +327,44 @@ mod tests {
         assert_eq!(content(&travels), "127.0.0.1 localhost\n10.79.0.6\tapp # tranship: on another node\n");
         name_beyond(&container, &[]).unwrap();
         assert_eq!((text().as_str(), written()), ("127.0.0.1 localhost\n", before));
+    }
+
+    #[test]
+    fn names_of_those_beyond_do_not_count_as_content_and_do_not_depend_on_its_size() {
+        let node = tempfile::tempdir().unwrap();
+        let own = "x".repeat(LIMIT as usize - 1) + "\n";
+        let config = config(node.path(), "one", &own);
+        let mut container = Container { id: "one".into(), ..Container::at_rest("web", crate::State::Running) };
+        container.config = config.clone();
+        let end = |number: u8| PathEnd {
+            container: "db".to_owned(),
+            names: vec![format!("db{number}")],
+            addresses: vec![std::net::Ipv4Addr::new(10, 79, 0, number).into()],
+        };
+        name_beyond(&container, &[end(5)]).unwrap();
+        let text = || std::fs::read_to_string(node.path().join("one/hosts")).unwrap();
+        assert!(text().len() > own.len());
+        assert!(EtcFiles::obstacles(&container).is_empty(), "lines of Tranship's own keep the container from moving");
+        let mut travels = config.clone();
+        EtcFiles::add_to(&mut travels, "one");
+        assert_eq!(from_digits(&EtcFiles::of(&travels).0[0].content).unwrap(), own.as_bytes());
+        // A program has made it longer meanwhile.
+        std::fs::write(node.path().join("one/hosts"), text() + &own).unwrap();
+        assert_eq!(EtcFiles::obstacles(&container).len(), 1);
+        name_beyond(&container, &[]).unwrap();
+        assert_eq!(text(), own.repeat(2));
+    }
+
+    #[test]
+    fn a_peer_s_names_are_limited() {
+        let many: Vec<PathEnd> = (0..u16::MAX)
+            .map(|number| PathEnd {
+                container: String::new(),
+                names: vec!["n".repeat(200)],
+                addresses: vec![std::net::Ipv4Addr::from(u32::from(number)).into()],
+            })
+            .collect();
+        assert!((MOST_LINES / 2..=MOST_LINES).contains(&lines(&many).len()));
     }
 
     #[test]
