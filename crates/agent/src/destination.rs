@@ -210,7 +210,7 @@ impl DestinationRun {
     /// Takes the gate of a network that is there, and is closed.
     fn prepare_network(&mut self) -> Result<(), Failure> {
         let Some((path, identity)) = &self.offer.network else { return Ok(()) };
-        paths::arrive(&self.node, &self.id, &self.peer, &self.offer, path)?;
+        paths::arrive(&self.node, &self.id, (&self.peer, self.engine.name()), &self.offer, path)?;
         self.gate = Some(Gate::prepare(path, &identity.names()).map_err(failed)?);
         self.announcer = Some(Announcer::prepare(path, identity).map_err(failed)?);
         let bound = self.node.config.network.hold_bytes();
@@ -395,7 +395,8 @@ impl DestinationRun {
         }
         if let Some((_, identity)) = &self.offer.network {
             held::returned(&self.node, &self.offer.container, identity);
-            paths::arrived(&self.node, &self.id, &self.offer.container);
+            let came = (self.offer.container.as_str(), identity.addresses());
+            paths::arrived(&self.node, &self.id, (&self.peer, self.engine.name()), came);
         }
         self.layout.remove()?;
         self.reap_pager()

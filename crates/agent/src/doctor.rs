@@ -203,7 +203,7 @@ impl Thing {
                 cni::release_held(container, network, *address).map_err(failed)
             }
             Self::Holder(stray) => held::remove_stray(node, stray),
-            Self::Path(id) => tranship_network::remove_vxlan(*id).map_err(failed),
+            Self::Path(id) => paths::remove_stray(node, *id),
             Self::Gate(_, path) => Gate::prepare(path, &[]).and_then(|mut gate| gate.open()).map_err(failed),
             Self::Journal(_) | Self::Frozen(_) | Self::Userfaultfd { .. } => Ok(()),
         }

@@ -134,6 +134,11 @@ impl FreezeSlots {
         Place { shared: Arc::clone(&self.0), number, owner }
     }
 
+    /// Whether no slot is taken that counts.
+    pub fn is_quiet(&self) -> bool {
+        self.0.state().is_quiet()
+    }
+
     /// Waits, for a short time at most or until `ends`, until no container is frozen. Until what it returns is dropped,
     /// others wait for a short time with their freeze.
     pub fn prepare(&self, ends: &dyn Fn() -> bool) -> Preparation {

@@ -93,8 +93,9 @@ pub fn plan(node: &Arc<Node>, request: &GroupRequest) -> Result<GroupPlan, Servi
             options: request.options.clone(),
             ..PlanRequest::new(own.name.clone(), to.clone())
         };
-        let together = arranged.going_to(to);
-        let (blockers, plan) = match plan::plan_member(node, &wish, (units[rank].as_ref(), &together)) {
+        let (unit, at_once) = (units[rank].as_ref(), request.order == GroupOrder::Atomic);
+        let company = plan::Company { unit, others: arranged.going_to(to), at_once };
+        let (blockers, plan) = match plan::plan_member(node, &wish, company) {
             Ok(plan) => (plan.blockers.clone(), Some(plan)),
             Err(error) if !error.body.blockers.is_empty() => (error.body.blockers, None),
             Err(error) => return Err(error),

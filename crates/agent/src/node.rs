@@ -125,6 +125,11 @@ impl Node {
         self.live.peers()
     }
 
+    /// Whether no container is being frozen, neither one that leaves nor one that arrives.
+    pub fn is_quiet(&self) -> bool {
+        self.leaving_slots.is_quiet() && self.arriving_slots.is_quiet()
+    }
+
     /// The runtime of the API.
     pub fn timers(&self) -> &tokio::runtime::Handle {
         &self.timers
@@ -454,6 +459,29 @@ pub fn kill(pid: u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Node {
+        /// Node a, with its state in a directory and these lines in its configuration. Nobody listens.
+        pub fn for_test(directory: &std::path::Path, more: &str, engines: Vec<Arc<dyn Engine>>) -> Arc<Self> {
+            use tranship_transport::{Files, Identity, pki};
+            let pki = directory.join("pki");
+            pki::init(&pki, &["a".parse().unwrap()], false).unwrap();
+            let [ca, cert, key] = ["ca.crt", "node.crt", "node.key"].map(|file| pki.join("a").join(file));
+            let identity = || Identity::load_files(&Files { ca: &ca, cert: &cert, key: &key, crl: None }).unwrap();
+            let text = format!(
+                "node = \"a\"\nlisten = \"127.0.0.1:0\"\nrun_dir = {directory:?}\nstate_dir = {directory:?}\n\
+                 [tls]\nca = {ca:?}\ncert = {cert:?}\nkey = {key:?}\n{more}\n"
+            );
+            let config: Config = toml::from_str(&text).unwrap();
+            let live = Live::new(directory.join("agent.toml"), &config, Box::new(identity()));
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+            let timers = runtime.handle().clone();
+            // For as long as the test runs.
+            std::mem::forget(runtime);
+            let faults = FaultPlan::parse("").unwrap();
+            Self::new((config, live), engines, Connector::new(identity()), faults, Method::best(), timers)
+        }
+    }
 
     #[derive(Debug, thiserror::Error)]
     #[error("{what}")]

@@ -348,10 +348,7 @@ fn reply(
             held::state(node, (&container, &engine), &addresses)
                 .map_or_else(failure_response, |state| Response::Addresses { state })
         }
-        (Request::Path { id }, _) => match paths::state(node, peer, id) {
-            Ok(state) => state.response(),
-            Err(failure) => failure_response(failure),
-        },
+        (Request::Path { id }, _) => paths::answer(node, peer, id).unwrap_or_else(failure_response),
         (Request::Probe { bytes }, _) => match probed.receive(link, bytes) {
             Ok(()) => Response::Probed,
             Err(error) => return Err(error),

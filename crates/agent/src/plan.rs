@@ -34,7 +34,7 @@ pub fn refused(failure: Failure, container: &str) -> ServiceError {
 
 /// A dry run: looks for what stands in the way, measures nothing.
 pub fn dry_run(node: &Arc<Node>, request: &MoveRequest) -> Result<Plan, ServiceError> {
-    let (mut plan, found) = look(node, &request.container, &request.to, &request.options, (None, &BTreeSet::new()))?;
+    let (mut plan, found) = look(node, &request.container, &request.to, &request.options, Company::default())?;
     if plan.blockers.is_empty() {
         let seen = predict(&assumed(node, &plan, &found), &request.options, options::limits(&request.options));
         plan.estimated_blackout_ms = Some(seen.blackout_ms);
@@ -83,15 +83,22 @@ fn bytes_ahead(plan: &Plan) -> u64 {
 
 /// Looks for what stands in the way; if nothing does, watches the container and probes the link.
 pub fn plan(node: &Arc<Node>, request: &PlanRequest) -> Result<Plan, ServiceError> {
-    plan_member(node, request, (None, &BTreeSet::new()))
+    plan_member(node, request, Company::default())
 }
 
-/// The same for a container that would move as a member of a unit, or with these others to the same node.
-pub fn plan_member(
-    node: &Arc<Node>,
-    request: &PlanRequest,
-    with: (Option<&Unit>, &BTreeSet<String>),
-) -> Result<Plan, ServiceError> {
+/// Who moves with a container.
+#[derive(Default)]
+pub struct Company<'a> {
+    /// The unit that it is a member of.
+    pub unit: Option<&'a Unit>,
+    /// Those that move to the same node.
+    pub others: BTreeSet<String>,
+    /// Whether they do so at the same moment.
+    pub at_once: bool,
+}
+
+/// The same for a container that would move in company.
+pub fn plan_member(node: &Arc<Node>, request: &PlanRequest, with: Company<'_>) -> Result<Plan, ServiceError> {
     let name = &request.container;
     let (mut plan, found) = look(node, name, &request.to, &request.options, with)?;
     if !plan.blockers.is_empty() {
@@ -151,12 +158,14 @@ fn look(
     name: &str,
     to: &NodeName,
     options: &MoveOptions,
-    (unit, others): (Option<&Unit>, &BTreeSet<String>),
+    Company { unit, others, at_once }: Company<'_>,
 ) -> Result<(Plan, Inspection), ServiceError> {
     if let Some(holder) = node.busy_with(name) {
         return Err(ServiceError::blocked(name, vec![holder]));
     }
-    let found = paths::inspect(node, name, (to, options), unit).map_err(|f| refused(f, name))?;
+    let none = BTreeSet::new();
+    let at_once = if at_once { &others } else { &none };
+    let found = paths::inspect(node, name, (to, options), (unit, at_once)).map_err(|f| refused(f, name))?;
     let mut blockers = found.blockers.clone();
     let mut allowed = found.allowed.clone();
     let mut notes = [&found.findings.notes[..], &found.findings.changes].concat();
@@ -176,7 +185,7 @@ fn look(
     } else {
         blockers.push(node.unknown_peer(to));
     }
-    let mut local_networks = local_networks::find(node, &found, to, others).unwrap_or_else(|failure| {
+    let mut local_networks = local_networks::find(node, &found, to, &others).unwrap_or_else(|failure| {
         notes.push(format!("it is not known from which containers the move would part it: {failure}"));
         Vec::new()
     });

@@ -192,11 +192,8 @@ impl AgentService for Service {
     }
 
     fn release(&self, container: &str, even_if_alive: bool) -> Result<Vec<HeldAddresses>, ServiceError> {
-        let ended = paths::release(&self.0, container)?;
-        match held::release(&self.0, container, even_if_alive) {
-            Err(error) if ended && error.kind == ErrorKind::NotFound => Ok(Vec::new()),
-            released => released,
-        }
+        let released = held::release(&self.0, container, even_if_alive);
+        paths::release(&self.0, container, released)
     }
 
     fn kept_paths(&self) -> Result<Vec<KeptPath>, ServiceError> {

@@ -321,11 +321,12 @@ impl SourceRun {
     fn inspect(&mut self) -> Result<(), Failure> {
         let (node, name, options) = (Arc::clone(&self.node), self.name.clone(), self.report.read().options);
         let unit = self.turn.as_ref().and_then(Turn::unit).cloned();
+        let at_once = self.turn.as_ref().map(Turn::at_once).unwrap_or_default();
         // It looks into large trees and asks engines.
         let inspect = || {
             let (node, name, options, unit) = (Arc::clone(&node), name.clone(), options.clone(), unit.clone());
-            let peer = self.peer.clone();
-            self.interrupt.aside(move || paths::inspect(&node, &name, (&peer, &options), unit.as_ref()))
+            let (peer, at_once) = (self.peer.clone(), at_once.clone());
+            self.interrupt.aside(move || paths::inspect(&node, &name, (&peer, &options), (unit.as_ref(), &at_once)))
         };
         let found = self.inspected_without_entered(inspect)?;
         if !self.node.peers().has(&self.peer) {
@@ -410,7 +411,7 @@ impl SourceRun {
         self.note_freezer(&container.freezer)?;
         stdio::note(self.layout.root(), &offer.streams_of_node, &offer.stdio_target)?;
         self.freezer = container.freezer.open().ok();
-        paths::arm(&self.node, &self.id, &self.peer, &offer, container.init)?;
+        paths::arm(&self.node, &self.id, &self.peer, &offer, (self.engine.name(), &container))?;
         self.layout.write_plan(Role::Dump, &offer, &criu, (self.node.config.criu.log_level, Vec::new()))?;
         let command = self.layout.with_images(Role::Dump, |images| self.engine.dump(&container, images));
         self.front = Some(self.layout.start_front(Role::Dump, command, Some(&self.interrupt))?);

@@ -18,6 +18,7 @@
 
 mod announce;
 mod backlog;
+mod bridge;
 mod capture;
 pub mod cni;
 mod conntrack;
@@ -53,6 +54,7 @@ mod vxlan;
 
 pub use announce::{Announcer, stand_aside, step_forward};
 pub use backlog::Backlog;
+pub use bridge::{Bridge, bridges};
 pub use capture::capture;
 pub use conntrack::node::{NodeConntrack, track as track_on_node};
 pub use conntrack::{Conntrack, track};
@@ -70,6 +72,4 @@ pub use sockets::{
 };
 pub use takeover::{Takeover, reopen};
 pub use unread::{Unread, unread};
-pub use vxlan::{
-    Bridge, VXLAN_BITS, Vxlan, bridges, is_own_address, remove_vxlan, try_vxlan, vxlan_id, vxlan_name, vxlans,
-};
+pub use vxlan::{VXLAN_BITS, Vxlan, VxlanState, is_own_address, remove_vxlan, try_vxlan, vxlan_id, vxlan_name, vxlans};

@@ -24,8 +24,9 @@ const DELTABLE: u16 = SUBSYSTEM << 8 | 2;
 const NEWCHAIN: u16 = SUBSYSTEM << 8 | 3;
 const GETCHAIN: u16 = SUBSYSTEM << 8 | 4;
 const NEWRULE: u16 = SUBSYSTEM << 8 | 6;
+const GETRULE: u16 = SUBSYSTEM << 8 | 7;
 const DELRULE: u16 = SUBSYSTEM << 8 | 8;
-const NFPROTO_NETDEV: u8 = 5;
+pub(crate) const NFPROTO_NETDEV: u8 = 5;
 /// The families whose hooks are those of a protocol, and need no device, with the hooks of what comes in and of what goes out: `inet`, which is
 /// IPv4 and IPv6, and `arp`.
 const OF_PROTOCOLS: [(u8, [(&str, u32); 2]); 2] =

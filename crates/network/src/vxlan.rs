@@ -14,15 +14,14 @@ use std::net::IpAddr;
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{
-    BridgeStpState, InfoBridge, InfoBridgePort, InfoData, InfoKind, InfoPortData, InfoPortKind, InfoVxlan,
-    LinkAttribute, LinkInfo, LinkMessage,
+    InfoBridgePort, InfoData, InfoKind, InfoPortData, InfoPortKind, InfoVxlan, LinkAttribute, LinkInfo, LinkMessage,
 };
 use nix::errno::Errno;
 
 use crate::NetworkError;
 use crate::link::{self, Link};
 use crate::namespace;
-use crate::nftables::Nftables;
+use crate::nftables::{Batch, NFPROTO_NETDEV, Nftables, OF_SEGMENT};
 use crate::reply::Refusal;
 use crate::rtnl::Rtnl;
 
@@ -65,7 +64,7 @@ pub(crate) fn is_vxlan(link: &Link) -> bool {
     link.kind == KIND && vxlan_id(&link.name).is_some()
 }
 
-fn open() -> Result<Rtnl, NetworkError> {
+pub(crate) fn open() -> Result<Rtnl, NetworkError> {
     Rtnl::open().map_err(|e| NetworkError::refused("open a netlink socket", e))
 }
 
@@ -114,6 +113,10 @@ impl Vxlan {
         let made = link::message(0, attributes);
         rtnl.change(RouteNetlinkMessage::NewLink(made), NLM_F_CREATE | NLM_F_EXCL).map_err(refused)?;
         self.guard()?;
+        if let Err(error) = self.drop_others() {
+            // A kernel without the family inet. The device takes what comes, as VXLAN does anywhere.
+            tracing::warn!(%error, device = name, "packets of the VXLAN from other nodes are not dropped");
+        }
         // Addresses of its own would be asked for on the other node.
         let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1");
         let mut attach = || -> Result<(), Refusal> {
@@ -149,32 +152,125 @@ impl Vxlan {
         ])
     }
 
+    /// Replaces the filter of what crosses the device.
     fn guard(&self) -> Result<(), NetworkError> {
-        let name = self.name();
-        let refused = |e: Refusal| NetworkError::refused(format!("make the filter of {name}"), e);
-        let mut nftables =
-            Nftables::open().map_err(|e| NetworkError::refused(format!("make the filter of {name}"), e))?;
-        nftables.transact(|batch| batch.guard_segment(&name, &self.guarded)).map_err(refused)?;
-        let from_remote = nftables.transact(|batch| batch.drop_vxlan_of_others(&name, self.id, self.port, self.remote));
-        if let Err(error) = from_remote {
-            // A kernel without the family inet. The device takes what comes, as VXLAN does anywhere.
-            tracing::warn!(%error, device = name, "packets of the VXLAN from other nodes are not dropped");
-        }
-        Ok(())
+        self.filter(|batch| batch.guard_segment(&self.name(), &self.guarded))
     }
 
-    /// Whether the device is there, up, and a port of its bridge.
+    /// Replaces the filter of what comes into the device.
+    fn drop_others(&self) -> Result<(), NetworkError> {
+        self.filter(|batch| batch.drop_vxlan_of_others(&self.name(), self.id, self.port, self.remote))
+    }
+
+    fn filter(&self, fill: impl FnOnce(&mut Batch)) -> Result<(), NetworkError> {
+        let refused = |e: Refusal| NetworkError::refused(format!("make the filter of {}", self.name()), e);
+        Nftables::open().map_err(Refusal::from).and_then(|mut nftables| nftables.transact(fill)).map_err(refused)
+    }
+
+    /// Compares the kernel's device and filters with this.
     ///
     /// # Errors
     /// The kernel's refusals.
-    pub fn is_there(&self) -> Result<bool, NetworkError> {
+    pub fn state(&self) -> Result<VxlanState, NetworkError> {
+        if !self.is_there()? {
+            return Ok(VxlanState::Missing);
+        }
+        Ok(if self.unfiltered()?.is_empty() { VxlanState::Whole } else { VxlanState::Unfiltered })
+    }
+
+    /// Makes again what the kernel lacks of the device and its filters; what it had lacked. The device itself stays where only a filter is made.
+    ///
+    /// # Errors
+    /// As of [`Self::make`].
+    pub fn ensure(&self) -> Result<VxlanState, NetworkError> {
+        if !self.is_there()? {
+            self.make()?;
+            return Ok(VxlanState::Missing);
+        }
+        let mut lacked = VxlanState::Whole;
+        for family in self.unfiltered()? {
+            let made = if family == NFPROTO_NETDEV { self.guard() } else { self.drop_others() };
+            match made {
+                Ok(()) => lacked = VxlanState::Unfiltered,
+                Err(error) if family == NFPROTO_NETDEV => return Err(error),
+                Err(error) => tracing::debug!(%error, device = self.name(), "a kernel without the family inet"),
+            }
+        }
+        Ok(lacked)
+    }
+
+    /// Whether the device is there as it is made: its addresses, up, and an isolated port of its bridge.
+    fn is_there(&self) -> Result<bool, NetworkError> {
         let mut rtnl = open()?;
         let mut look = || -> Result<bool, Refusal> {
             let Some(bridge) = link::by_name(&mut rtnl, &self.bridge)? else { return Ok(false) };
-            let own = link::by_name(&mut rtnl, &self.name())?;
-            Ok(own.is_some_and(|own| own.kind == KIND && own.up && own.controller == Some(bridge.index)))
+            let question = link::message(0, [LinkAttribute::IfName(self.name())]);
+            let message = match rtnl.get(RouteNetlinkMessage::GetLink(question)) {
+                Ok(RouteNetlinkMessage::NewLink(message)) => message,
+                Ok(_) => return Err(Refusal::nonsense("an answer that is no link")),
+                Err(e) if e.errno == Errno::ENODEV => return Ok(false),
+                Err(e) => return Err(e),
+            };
+            let own = Link::read(&message);
+            Ok(own.kind == KIND && own.up && own.controller == Some(bridge.index) && self.fits(&message))
         };
         look().map_err(|e| NetworkError::refused(format!("look for {}", self.name()), e))
+    }
+
+    /// Whether the kernel's device has these addresses, and is isolated.
+    fn fits(&self, message: &LinkMessage) -> bool {
+        let InfoData::Vxlan(wanted) = self.data() else { return false };
+        let (mut found, mut isolated) = (Vec::new(), false);
+        for info in message.attributes.iter().filter_map(infos).flatten() {
+            match info {
+                LinkInfo::Data(InfoData::Vxlan(all)) => found.extend(all),
+                LinkInfo::PortData(InfoPortData::BridgePort(port)) => {
+                    isolated = port.contains(&InfoBridgePort::Isolated(true));
+                }
+                _ => {}
+            }
+        }
+        isolated && wanted.iter().all(|one| found.contains(&one))
+    }
+
+    /// The families in which the filter is not as it is made.
+    fn unfiltered(&self) -> Result<Vec<u8>, NetworkError> {
+        let name = self.name();
+        let mut wanted = Batch::new(0);
+        wanted.guard_segment(&name, &self.guarded);
+        let crossing = wanted.rules();
+        let mut wanted = Batch::new(0);
+        wanted.drop_vxlan_of_others(&name, self.id, self.port, self.remote);
+        let [first, second] = OF_SEGMENT;
+        let look = || -> Result<Vec<u8>, Refusal> {
+            let mut nftables = Nftables::open()?;
+            let mut differs = Vec::new();
+            for (family, rules) in [(first, crossing), (second, wanted.rules())] {
+                if nftables.rules(family, &name)? != rules {
+                    differs.push(family);
+                }
+            }
+            Ok(differs)
+        };
+        look().map_err(|e| NetworkError::refused(format!("read the filter of {name}"), e))
+    }
+}
+
+/// How the kernel's device and filters compare with a [`Vxlan`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VxlanState {
+    /// Nothing is lacking.
+    Whole,
+    /// A filter is not there, or is another one.
+    Unfiltered,
+    /// The device is not there, or is another one.
+    Missing,
+}
+
+pub(crate) fn infos(attribute: &LinkAttribute) -> Option<&Vec<LinkInfo>> {
+    match attribute {
+        LinkAttribute::LinkInfo(infos) => Some(infos),
+        _ => None,
     }
 }
 
@@ -205,7 +301,7 @@ pub fn remove_vxlan(id: u32) -> Result<(), NetworkError> {
     let refused = |e: Refusal| NetworkError::refused(format!("remove the filter of {name}"), e);
     let mut nftables =
         Nftables::open().map_err(|e| NetworkError::refused(format!("remove the filter of {name}"), e))?;
-    for family in crate::nftables::OF_SEGMENT {
+    for family in OF_SEGMENT {
         match nftables.transact(|batch| batch.delete_table_of(family, &name)) {
             Err(e) if ![Errno::ENOENT, Errno::EOPNOTSUPP, Errno::EAFNOSUPPORT].contains(&e.errno) => {
                 return Err(refused(e));
@@ -251,97 +347,6 @@ fn bridge(rtnl: &mut Rtnl, name: &str) -> Result<Link, NetworkError> {
     })
 }
 
-/// A bridge of the node, as far as another one can be joined with it.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Bridge {
-    /// Its name.
-    pub name: String,
-    /// Its own addresses with their prefix lengths, those of the kernel's own making included.
-    pub addresses: Vec<(IpAddr, u8)>,
-    /// Whether it takes part in the spanning tree protocol.
-    pub spanning_tree: bool,
-    /// Whether it tells VLANs apart.
-    pub vlans: bool,
-    /// Its ports but for devices of this module: the name, and whether it leads out of the node as far as can be told.
-    pub ports: Vec<(String, bool)>,
-}
-
-impl Bridge {
-    /// The first port that leads out of the node.
-    pub fn way_out(&self) -> Option<&str> {
-        self.ports.iter().find(|(_, leads_out)| *leads_out).map(|(name, _)| name.as_str())
-    }
-
-    /// Whether the address is in a subnet of the bridge.
-    pub fn has_subnet_of(&self, address: IpAddr) -> bool {
-        self.addresses.iter().any(|(own, prefix)| shares_prefix(*own, address, *prefix))
-    }
-}
-
-fn shares_prefix(one: IpAddr, other: IpAddr, prefix: u8) -> bool {
-    let bits = |address: IpAddr| match address {
-        IpAddr::V4(address) => (u128::from(address.to_bits()) << 96, 32),
-        IpAddr::V6(address) => (address.to_bits(), 128),
-    };
-    let ((one, length), (other, others)) = (bits(one), bits(other));
-    length == others && (prefix == 0 || (one ^ other) >> (128 - u32::from(prefix.min(128))) == 0)
-}
-
-/// All bridges of the node.
-///
-/// # Errors
-/// The kernel's refusals.
-pub fn bridges() -> Result<Vec<Bridge>, NetworkError> {
-    let mut rtnl = open()?;
-    let mut read = || -> Result<Vec<Bridge>, Refusal> {
-        let messages = rtnl.list(&RouteNetlinkMessage::GetLink(LinkMessage::default()))?;
-        let addresses = link::addresses(&mut rtnl)?;
-        let read = |answer: &RouteNetlinkMessage| match answer {
-            RouteNetlinkMessage::NewLink(message) => Some((Link::read(message), settings(message))),
-            _ => None,
-        };
-        let links: Vec<(Link, Settings)> = messages.iter().filter_map(read).collect();
-        let bridge = |(bridge, settings): &(Link, Settings)| Bridge {
-            name: bridge.name.clone(),
-            addresses: addresses.iter().filter(|(of, ..)| *of == bridge.index).map(|(_, at, p)| (*at, *p)).collect(),
-            spanning_tree: settings.spanning_tree,
-            vlans: settings.vlans,
-            ports: links
-                .iter()
-                .filter(|(port, _)| port.controller == Some(bridge.index) && !is_vxlan(port))
-                .map(|(port, _)| (port.name.clone(), !["veth", "tun"].contains(&port.kind.as_str())))
-                .collect(),
-        };
-        Ok(links.iter().filter(|(link, _)| link.kind == "bridge").map(bridge).collect())
-    };
-    read().map_err(|e| NetworkError::refused("read the node's bridges", e))
-}
-
-#[derive(Default)]
-struct Settings {
-    spanning_tree: bool,
-    vlans: bool,
-}
-
-fn settings(message: &LinkMessage) -> Settings {
-    let mut found = Settings::default();
-    let infos = message.attributes.iter().filter_map(|attribute| match attribute {
-        LinkAttribute::LinkInfo(infos) => Some(infos),
-        _ => None,
-    });
-    for info in infos.flatten() {
-        let LinkInfo::Data(InfoData::Bridge(all)) = info else { continue };
-        for one in all {
-            match one {
-                InfoBridge::StpState(state) => found.spanning_tree = *state != BridgeStpState::Disabled,
-                InfoBridge::VlanFiltering(filters) => found.vlans = *filters,
-                _ => {}
-            }
-        }
-    }
-    found
-}
-
 /// Whether an address is one of the node's own.
 ///
 /// # Errors
@@ -356,6 +361,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+    use crate::bridges;
 
     #[test]
     fn names_are_told_from_those_of_others() {
@@ -364,15 +370,6 @@ mod tests {
         for other in ["tship-1a2b3", "tship-+1a2b3", "tship-01A2B3", "vxlan0", "tship-01a2b3c", "tship-é1"] {
             assert_eq!(vxlan_id(other), None, "{other}");
         }
-    }
-
-    #[test]
-    fn subnets_are_told_by_their_prefixes() {
-        let at = |text: &str| -> IpAddr { text.parse().unwrap() };
-        assert!(shares_prefix(at("10.79.0.1"), at("10.79.0.77"), 24));
-        assert!(!shares_prefix(at("10.79.0.1"), at("10.79.1.77"), 24));
-        assert!(shares_prefix(at("fd79::1"), at("fd79::77"), 64) && !shares_prefix(at("fd79::1"), at("fd78::1"), 64));
-        assert!(!shares_prefix(at("10.79.0.1"), at("fd79::1"), 0));
     }
 
     fn ip(words: &str) {
@@ -414,10 +411,10 @@ mod tests {
                 bridge: "br7".to_owned(),
                 guarded: vec!["10.7.0.1".parse().unwrap(), "fd07::1".parse().unwrap()],
             };
-            assert!(!own.is_there()?);
+            assert_eq!(own.state()?, VxlanState::Missing);
             own.make()?;
             own.make()?;
-            assert!(own.is_there()? && vxlans()? == [7]);
+            assert_eq!((own.state()?, vxlans()?), (VxlanState::Whole, vec![7]));
             let link = shown("ip", "-d link show tship-000007");
             for word in ["mtu 1500", "master br7", "isolated on", "id 7 remote 127.0.0.2 local 127.0.0.1", "nolearning"]
             {
@@ -433,12 +430,75 @@ mod tests {
             assert!(is_own_address("10.7.0.1".parse().unwrap())? && !is_own_address("10.7.0.2".parse().unwrap())?);
             remove_vxlan(7)?;
             remove_vxlan(7)?;
-            assert!(vxlans()?.is_empty() && !own.is_there()?);
+            assert!(vxlans()?.is_empty() && own.state()? == VxlanState::Missing);
             let mut nftables = Nftables::open().unwrap();
             assert!(!nftables.has_chains("tship-000007").unwrap(), "its filter is there");
             let lost = Vxlan { bridge: "br8".to_owned(), ..own };
             assert!(lost.make().unwrap_err().to_string().contains("br8") && vxlans()?.is_empty());
             Ok(())
+        });
+        played.unwrap();
+    }
+
+    #[test]
+    fn what_the_kernel_has_lost_of_a_device_is_made_again() {
+        if !nix::unistd::geteuid().is_root() || try_vxlan().is_err() {
+            eprintln!("skipped: network namespaces and VXLAN need root and a kernel with vxlan");
+            return;
+        }
+        let nft = |words: &str| {
+            assert!(Command::new("nft").args(words.split(' ')).status().unwrap().success(), "nft {words}");
+        };
+        let index = || shown("ip", "-o link show tship-000007").split(':').next().map(str::to_owned);
+        let played = namespace::in_a_new_one(|| {
+            ["link set lo up", "link add br7 type bridge", "link set br7 up"].iter().for_each(|words| ip(words));
+            let mut own = Vxlan {
+                id: 7,
+                port: 7077,
+                local: "127.0.0.1".parse().unwrap(),
+                remote: "127.0.0.2".parse().unwrap(),
+                bridge: "br7".to_owned(),
+                guarded: vec!["10.7.0.1".parse().unwrap(), "fd07::1".parse().unwrap()],
+            };
+            let check = |own: &Vxlan, lacks: VxlanState| -> Result<(), NetworkError> {
+                assert_eq!((own.state()?, own.ensure()?), (lacks, lacks));
+                assert_eq!((own.state()?, own.ensure()?), (VxlanState::Whole, VxlanState::Whole));
+                Ok(())
+            };
+            check(&own, VxlanState::Missing)?;
+            let first = shown("ip", "-o link show tship-000007");
+            for words in [
+                "flush ruleset",
+                "flush table netdev tship-000007",
+                "flush chain netdev tship-000007 egress",
+                "delete table inet tship-000007",
+                "add rule inet tship-000007 input accept",
+            ] {
+                nft(words);
+                check(&own, VxlanState::Unfiltered)?;
+            }
+            own.guarded = vec!["10.7.0.2".parse().unwrap(), "fd07::1".parse().unwrap()];
+            check(&own, VxlanState::Unfiltered)?;
+            own.guarded.clear();
+            check(&own, VxlanState::Unfiltered)?;
+            assert_eq!(shown("ip", "-o link show tship-000007"), first, "a filter has cost the device");
+            for words in [
+                "link set tship-000007 down",
+                "link set tship-000007 nomaster",
+                "link set tship-000007 type bridge_slave isolated off",
+                "link set tship-000007 type vxlan remote 127.0.0.3",
+                "link delete tship-000007",
+            ] {
+                ip(words);
+                check(&own, VxlanState::Missing)?;
+            }
+            let before = index();
+            own.port = 7078;
+            check(&own, VxlanState::Missing)?;
+            own.remote = "127.0.0.3".parse().unwrap();
+            check(&own, VxlanState::Missing)?;
+            assert_ne!(index(), before);
+            remove_vxlan(7)
         });
         played.unwrap();
     }

@@ -167,6 +167,15 @@ impl Turn {
         self.group.live.read().id
     }
 
+    /// The other members that move to the same node at the same moment.
+    pub fn at_once(&self) -> BTreeSet<String> {
+        let report = self.group.live.read();
+        let own = &report.members[self.rank];
+        let moves_along = |one: &&GroupMember| one.destination == own.destination && one.container != own.container;
+        let all = report.members.iter().filter(|_| self.is_shared()).filter(moves_along);
+        all.map(|one| one.container.clone()).collect()
+    }
+
     /// Its unit, if it shares its network namespace with others.
     pub fn unit(&self) -> Option<&Unit> {
         self.group.units.get(self.rank)?.as_ref()

@@ -1,18 +1,19 @@
-//! Keeps paths as long as they are needed: asks the other node of each, and removes what nobody needs.
+//! Keeps paths as long as they are needed. Each turn compares the answers of engines and of the other nodes with the records, and the
+//! records with the kernel.
 
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tranship_coordinator::Failure;
-use tranship_engine::name_beyond;
-use tranship_transport::Link;
-use tranship_types::{BlockerKind, NodeName, PathEnd};
+use tranship_transport::{Connection, Link};
+use tranship_types::{MigrationId, NodeName, PathEnd};
 use tranship_wire::message::{Request, Response};
 use tranship_wire::{Purpose, Versions};
 
-use super::record::PathRecord;
-use super::{changing, end, ensure};
-use crate::local_networks;
+use super::listing::{Listing, Presence};
+use super::record::{Member, PathRecord, Resident};
+use super::{apply, changing, is_back, names};
 use crate::node::{Node, failed};
 
 /// How often the other nodes are asked, in steps of a [`STEP`].
@@ -31,25 +32,38 @@ pub fn look_soon() {
 
 /// Looks at all paths, again and again, until the agent stops.
 pub fn watch(node: &Node) {
-    let mut left = 0u32;
+    let (mut left, mut listing) = (0u32, Listing::default());
     while node.pause(STEP) {
         left = if CHANGED.swap(false, Ordering::Relaxed) { 0 } else { left.saturating_sub(1) };
-        if left > 0 {
+        // A container that is frozen needs the processors.
+        if left > 0 || !node.is_quiet() {
             continue;
         }
         left = INTERVAL;
-        match PathRecord::all(node) {
-            Ok(records) => records.iter().for_each(|record| {
-                if let Err(failure) = look(node, record) {
-                    tracing::warn!(network = record.network, peer = %record.peer, %failure, "a kept path was not looked at");
-                }
-            }),
-            Err(failure) => tracing::warn!(%failure, "kept paths are not looked at"),
-        }
+        turn(node, &mut listing);
     }
 }
 
-/// How a path stands at one of its ends.
+/// Looks at all paths. `listing` is that of the turn before.
+pub fn turn(node: &Node, listing: &mut Listing) {
+    let records = PathRecord::readable(node);
+    if records.is_empty() {
+        *listing = Listing::default();
+        return;
+    }
+    let bridges: BTreeSet<&str> = records.iter().map(|record| record.bridge.as_str()).collect();
+    let Some(now) = Listing::take(node, &bridges, listing) else { return look_soon() };
+    let mut peers = Peers { node, links: HashMap::new() };
+    for record in &records {
+        if let Err(failure) = look(node, record, &now, &mut peers) {
+            tracing::warn!(network = record.network, peer = %record.peer, %failure, "a kept path was not looked at");
+        }
+    }
+    names::write(node, &records, &now);
+    *listing = now;
+}
+
+/// How a path stands at the other node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathState {
     /// There is a record.
@@ -60,194 +74,171 @@ pub struct PathState {
     pub ends: Vec<PathEnd>,
 }
 
-impl PathState {
-    /// As it is told to the other node.
-    pub fn response(self) -> Response {
-        let Self { kept, occupied, ends } = self;
-        Response::Path { kept, occupied, ends }
-    }
-}
-
-/// Whether a container is there; `None` where that cannot be told.
-pub fn exists(node: &Node, container: &str) -> Option<bool> {
-    match node.find(container, None) {
-        Ok(_) => Some(true),
-        Err(blocker) if blocker.kind == BlockerKind::NoSuchContainer => Some(false),
-        Err(_) => None,
-    }
-}
-
 /// How many ports the bridge has that belong to no path.
 pub fn ports(bridge: &str) -> Result<usize, Failure> {
     let all = tranship_network::bridges().map_err(failed)?;
     Ok(all.iter().find(|one| one.name == bridge).map_or(0, |one| one.ports.len()))
 }
 
-/// Whether somebody is on this node's bridge, or was and is only stopped.
-fn is_occupied(node: &Node, record: &PathRecord) -> Result<bool, Failure> {
-    let may_return = |name: &String| exists(node, name) != Some(false);
-    Ok(ports(&record.bridge)? > 0 || record.here.iter().any(may_return))
+/// Links to the nodes that are asked in a turn, each dialled once. One that has failed is not dialled again.
+struct Peers<'n> {
+    node: &'n Node,
+    links: HashMap<NodeName, Option<Connection>>,
 }
 
-/// How a path stands at this node, for the other one.
-pub fn state(node: &Node, peer: &NodeName, id: u32) -> Result<PathState, Failure> {
-    let Some(record) = PathRecord::read(node, id)?.filter(|record| record.peer == *peer) else {
-        return Ok(PathState { kept: false, occupied: false, ends: Vec::new() });
-    };
-    let mut ends = ends(node, &record)?;
-    // Those that went there and are stopped, or are about to come.
-    for member in record.members.iter().chain(&record.pending).filter(|member| member.home == *peer) {
-        let name = &member.end.container;
-        if !ends.iter().any(|end| end.container == *name) && exists(node, name) != Some(false) {
-            ends.push(PathEnd { addresses: Vec::new(), ..member.end.clone() });
+impl Peers<'_> {
+    fn ask(&mut self, record: &PathRecord) -> Result<PathState, Failure> {
+        let mut link = match self.links.insert(record.peer.clone(), None) {
+            Some(None) => return Err(Failure::new(format!("node {} has not answered just now", record.peer))),
+            Some(Some(link)) => link,
+            None => self.node.dial_within(ANSWER, &record.peer, Purpose::Control, None)?,
+        };
+        if link.version() < Versions::PATHS {
+            return Err(Failure::new(format!("the agent of node {} is too old to answer", record.peer)));
+        }
+        link.set_timeout(Some(ANSWER)).map_err(failed)?;
+        tranship_wire::write_message(&mut link, &Request::Path { id: record.id }).map_err(failed)?;
+        let answer = tranship_wire::read_message(&mut link).map_err(failed)?;
+        self.links.insert(record.peer.clone(), Some(link));
+        match answer {
+            Response::Path { kept, occupied, ends } => Ok(PathState { kept, occupied, ends }),
+            Response::Failed { message, .. } => Err(Failure::new(message)),
+            other => Err(failed(format!("node {} gave an answer that does not fit: {other:?}", record.peer))),
         }
     }
-    Ok(PathState { kept: true, occupied: is_occupied(node, &record)?, ends })
-}
-
-fn ends(node: &Node, record: &PathRecord) -> Result<Vec<PathEnd>, Failure> {
-    let found = local_networks::ends(node, &record.bridge, None)?;
-    Ok(found.into_iter().map(|(_, end)| end).collect())
-}
-
-fn ask(node: &Node, record: &PathRecord) -> Result<PathState, Failure> {
-    let mut link = node.dial_within(ANSWER, &record.peer, Purpose::Control, None)?;
-    if link.version() < Versions::PATHS {
-        return Err(Failure::new(format!("the agent of node {} is too old to answer", record.peer)));
-    }
-    link.set_timeout(Some(ANSWER)).map_err(failed)?;
-    tranship_wire::write_message(&mut link, &Request::Path { id: record.id }).map_err(failed)?;
-    match tranship_wire::read_message(&mut link).map_err(failed)? {
-        Response::Path { kept, occupied, ends } => Ok(PathState { kept, occupied, ends }),
-        Response::Failed { message, .. } => Err(Failure::new(message)),
-        other => Err(failed(format!("node {} gave an answer that does not fit: {other:?}", record.peer))),
-    }
-}
-
-/// Looks at one path: makes its device again where somebody has removed it, removes it where nobody needs it, and has
-/// the names of those on the other node known.
-fn look(node: &Node, record: &PathRecord) -> Result<(), Failure> {
-    let here = ends(node, record)?;
-    let occupied = is_occupied(node, record)?;
-    // A move under way has it in any case, also one that brings a container back.
-    let asked = (!is_in_use(node, record)).then(|| ask(node, record));
-    let changing = changing();
-    let Some(mut record) = PathRecord::read(node, record.id)? else { return Ok(()) };
-    let before = record.clone();
-    settle_pending(node, &mut record);
-    if !here.is_empty() {
-        record.here = here.iter().map(|end| end.container.clone()).collect();
-    }
-    if !is_in_use(node, &record) {
-        match asked {
-            Some(Ok(beyond)) => {
-                let settled = settle(&node.config.node, record, (&here, occupied), &beyond, |name| exists(node, name));
-                record = settled;
-            }
-            Some(Err(failure)) => {
-                tracing::debug!(peer = %record.peer, %failure, "the other end of a path does not answer");
-            }
-            None => {}
-        }
-    }
-    if record.is_unused() {
-        tracing::info!(network = record.network, peer = %record.peer, "nobody needs the path any more");
-        end(node, &record)?;
-    } else {
-        if record != before {
-            record.write(node)?;
-        }
-        ensure(&record)?;
-    }
-    drop(changing);
-    name_all(node, &record.bridge)
 }
 
 /// Whether a move of a container that the path is for is under way.
 fn is_in_use(node: &Node, record: &PathRecord) -> bool {
-    let is_moving = |member: &super::Member| node.busy_with(&member.end.container).is_some();
+    let is_moving = |member: &Member| node.busy_with(&member.end.container).is_some();
     !record.pending.is_empty() || record.members.iter().any(is_moving)
 }
 
-/// Takes moves that have ended without a word for what they have become: an agent may have died.
-fn settle_pending(node: &Node, record: &mut PathRecord) {
-    let ended: Vec<_> = record
-        .pending
-        .iter()
-        .filter(|one| {
-            let journal = node.journals().join(format!("{}.jsonl", one.migration));
-            node.busy_with(&one.end.container).is_none() && !journal.exists()
-        })
-        .cloned()
-        .collect();
-    for one in ended {
-        // It is where it went, or still at home.
-        let here = exists(node, &one.end.container);
-        let has_moved = if one.home == node.config.node { Some(false) } else { Some(true) };
-        if here.is_none() || here == has_moved {
-            record.confirm(&one.migration);
-        } else {
-            record.pending.retain(|other| other.migration != one.migration);
-        }
+/// Looks at one path: asks the other node, writes what has changed, and makes the kernel's device match.
+fn look(node: &Node, record: &PathRecord, listing: &Listing, peers: &mut Peers<'_>) -> Result<(), Failure> {
+    // A move under way needs it in any case, also one that brings a container back.
+    let asked = (!record.is_unused() && !is_in_use(node, record)).then(|| peers.ask(record));
+    if let Some(Err(failure)) = &asked {
+        tracing::debug!(peer = %record.peer, %failure, "the other end of a path does not answer");
     }
+    let answer = asked.and_then(Result::ok);
+    let has_ended = |one: &&Member| {
+        let journal = node.journals().join(format!("{}.jsonl", one.migration));
+        node.busy_with(&one.end.container).is_none() && !journal.exists()
+    };
+    let ended: Vec<MigrationId> = record.pending.iter().filter(has_ended).map(|one| one.migration.clone()).collect();
+    let seen = Seen {
+        on: listing.on(&record.bridge),
+        ports: ports(&record.bridge)?,
+        ended: &ended,
+        presence: &|resident| listing.presence(resident),
+    };
+    let after = next(&node.config.node, record, &seen, answer.as_ref());
+    let _changing = changing();
+    let is_as_it_was = PathRecord::read(node, record.id)?.as_ref() == Some(record);
+    if !is_as_it_was || (answer.is_some() && is_in_use(node, record)) {
+        // What was seen may be from before that.
+        look_soon();
+        return Ok(());
+    }
+    if after != *record {
+        if after.is_unused() && !record.is_unused() {
+            tracing::info!(network = record.network, peer = %record.peer, "nobody needs the path any more");
+        }
+        after.write(node)?;
+    }
+    apply(&after)
 }
 
-/// What becomes of a record by what is `here` and `beyond`; without members where nobody needs it.
-fn settle(
-    own: &NodeName,
-    mut record: PathRecord,
-    (here, occupied): (&[PathEnd], bool),
-    beyond: &PathState,
-    exists: impl Fn(&str) -> Option<bool>,
-) -> PathRecord {
-    record.beyond.clone_from(&beyond.ends);
-    if !beyond.kept {
-        record.members.clear();
-        return record;
+/// What a turn has seen of a path on this node.
+struct Seen<'a> {
+    /// Who runs on the bridge.
+    on: Vec<Resident>,
+    ports: usize,
+    /// Moves that are pending in the record, and have ended: an agent died before it had noted how.
+    ended: &'a [MigrationId],
+    presence: &'a dyn Fn(&Resident) -> Presence,
+}
+
+/// What becomes of a record of node `own`; without members and moves where nobody needs the path. Without an answer of the other node,
+/// members stay.
+fn next(own: &NodeName, record: &PathRecord, seen: &Seen<'_>, answer: Option<&PathState>) -> PathRecord {
+    let mut after = record.clone();
+    after.residents = residents(record, seen);
+    after.occupied = seen.ports > 0 || !after.residents.is_empty();
+    for migration in seen.ended {
+        settle_pending(own, &mut after, seen, migration);
     }
-    record.members.retain(|member| {
-        let is_it = |end: &PathEnd| end.container == member.end.container;
-        if member.home == *own {
-            let is_back = |end: &PathEnd| is_it(end) && end.addresses.iter().any(|a| member.end.addresses.contains(a));
-            occupied && beyond.ends.iter().any(is_it) && !here.iter().any(is_back)
-        } else {
-            beyond.occupied && exists(&member.end.container) != Some(false)
+    let Some(answer) = answer else { return after };
+    after.beyond.clone_from(&answer.ends);
+    if !answer.kept {
+        after.members.clear();
+        return after;
+    }
+    let PathRecord { residents, occupied, .. } = &after;
+    let (occupied, residents) = (*occupied, residents.clone());
+    after.members.retain(|member| match member.home == *own {
+        true => {
+            let has_it = answer.ends.iter().any(|end| end.container == member.end.container);
+            let is_back = |one: &Resident| is_back(member, &one.end.container, &one.end.addresses);
+            occupied && has_it && !residents.iter().any(is_back)
         }
+        false => answer.occupied && residents.iter().any(|one| one.is_member(member)),
     });
-    record
+    after
 }
 
-/// Has the containers on a bridge know the names of those on other nodes that they can reach: one that moved those that
-/// stayed, and the others the one that moved.
-pub fn name_all(node: &Node, bridge: &str) -> Result<(), Failure> {
-    let own = &node.config.node;
-    let records: Vec<PathRecord> =
-        PathRecord::all(node)?.into_iter().filter(|record| record.bridge == bridge).collect();
-    for (engine, end) in local_networks::ends(node, bridge, None)? {
-        if node.busy_with(&end.container).is_some() {
+/// Who is on the bridge by now, or was and may come back.
+fn residents(record: &PathRecord, seen: &Seen<'_>) -> Vec<Resident> {
+    let mut residents = seen.on.clone();
+    for before in &record.residents {
+        if residents.iter().any(|one| one.is(before)) {
             continue;
         }
-        let mut beyond = Vec::new();
-        for record in &records {
-            let has_come = |one: &super::Member| one.home != *own && one.end.container == end.container;
-            if record.members.iter().any(has_come) {
-                beyond.extend(record.beyond.clone());
+        match (seen.presence)(before) {
+            Presence::Unknown => residents.push(before.clone()),
+            Presence::Stopped => {
+                let end = PathEnd { addresses: Vec::new(), ..before.end.clone() };
+                residents.push(Resident { end, ..before.clone() });
             }
-            let away = record.members.iter().filter(|one| one.home == *own && one.end.container != end.container);
-            beyond.extend(away.map(|one| one.end.clone()));
-        }
-        let Ok(container) = engine.inspect(&end.container) else { continue };
-        if let Err(error) = name_beyond(&container, &beyond) {
-            tracing::warn!(container = end.container, %error, "names of containers on another node are not in its /etc/hosts");
+            // One that runs is on another network.
+            Presence::Running | Presence::Gone => {}
         }
     }
-    Ok(())
+    residents.sort_by(|one, other| {
+        let key = |one: &Resident| (one.engine.as_str(), one.end.container.clone(), one.id.clone());
+        key(one).cmp(&key(other))
+    });
+    residents
+}
+
+/// Takes a move that has ended without a word for what it has become: the container is where it went, or still at home.
+fn settle_pending(own: &NodeName, record: &mut PathRecord, seen: &Seen<'_>, migration: &MigrationId) {
+    let Some(member) = record.pending.iter().find(|one| one.migration == *migration).cloned() else { return };
+    let Some(engine) = member.engine else { return };
+    let container = Resident { engine, id: member.id.clone(), end: member.end.clone() };
+    let is_here = match (seen.presence)(&container) {
+        // It is looked at again.
+        Presence::Unknown => return,
+        Presence::Gone => false,
+        Presence::Stopped | Presence::Running => true,
+    };
+    let has_come = member.home != *own && is_here;
+    if has_come && !record.residents.iter().any(|one| one.is_member(&member)) {
+        record.residents.push(container);
+    }
+    if has_come || (member.home == *own && !is_here) {
+        record.confirm(migration);
+    } else {
+        record.pending.retain(|one| one.migration != *migration);
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::record::Member;
     use std::slice;
+
+    use tranship_types::EngineName;
 
     use super::*;
 
@@ -259,59 +250,97 @@ mod tests {
         name.parse().unwrap()
     }
 
-    /// On node a, of `app`, which has this home.
-    fn record(home: &str) -> PathRecord {
-        let peer = node("b");
-        let member = Member { end: end("app", "10.79.0.6"), home: node(home), migration: "m-1".parse().unwrap() };
-        let at: std::net::IpAddr = "10.0.0.1".parse().unwrap();
-        PathRecord {
-            id: 1,
-            port: 7077,
-            peer,
-            network: "shop".into(),
-            bridge: "br1".into(),
-            local: at,
-            remote: at,
-            guarded: Vec::new(),
-            members: vec![member],
-            pending: Vec::new(),
-            here: Vec::new(),
-            beyond: Vec::new(),
-        }
+    fn resident(name: &str, address: &str) -> Resident {
+        Resident { engine: EngineName::Docker, id: format!("id of {name}"), end: end(name, address) }
     }
 
-    fn is_kept(home: &str, here: &[PathEnd], beyond: (bool, bool, &[PathEnd]), exists: Option<bool>) -> bool {
+    /// On node a, of `app`, which has this home.
+    fn record(home: &str) -> PathRecord {
+        let mut record = PathRecord::for_test("b", &["app"]);
+        record.members[0].home = node(home);
+        record
+    }
+
+    fn seen<'a>(on: &[Resident], presence: &'a dyn Fn(&Resident) -> Presence) -> Seen<'a> {
+        Seen { on: on.to_vec(), ports: on.len(), ended: &[], presence }
+    }
+
+    fn is_kept(home: &str, here: &[Resident], beyond: (bool, bool, &[PathEnd])) -> bool {
         let (kept, occupied, ends) = beyond;
         let beyond = PathState { kept, occupied, ends: ends.to_vec() };
-        let own = (here, !here.is_empty());
-        !settle(&node("a"), record(home), own, &beyond, |_| exists).is_unused()
+        !next(&node("a"), &record(home), &seen(here, &|_| Presence::Gone), Some(&beyond)).is_unused()
     }
 
     #[test]
     fn a_path_is_kept_while_one_has_moved_and_others_have_stayed() {
         let (app, db) = (end("app", "10.79.0.6"), end("db", "10.79.0.5"));
+        let (app_here, db_here) = (resident("app", "10.79.0.6"), resident("db", "10.79.0.5"));
         let stopped = PathEnd { addresses: Vec::new(), ..app.clone() };
-        let others = [db.clone()];
+        let here = slice::from_ref(&db_here);
         // It is on b, and db has stayed.
-        assert!(is_kept("a", &others, (true, true, slice::from_ref(&app)), Some(false)));
-        assert!(is_kept("a", &others, (true, true, &[stopped]), Some(false)));
-        assert!(!is_kept("a", &[], (true, true, slice::from_ref(&app)), Some(false)), "db has followed, or is gone");
-        assert!(!is_kept("a", &others, (true, false, &[]), Some(false)), "it is gone from b");
-        assert!(!is_kept("a", &others, (false, false, &[]), Some(false)), "b keeps no path");
-        assert!(
-            !is_kept("a", &[db.clone(), app.clone()], (true, true, slice::from_ref(&app)), Some(true)),
-            "it is back"
-        );
-        let other = end("app", "10.79.0.9");
-        assert!(
-            is_kept("a", &[db.clone(), other], (true, true, slice::from_ref(&app)), Some(true)),
-            "another one of its name"
-        );
+        assert!(is_kept("a", here, (true, true, slice::from_ref(&app))));
+        assert!(is_kept("a", here, (true, true, &[stopped])));
+        assert!(!is_kept("a", &[], (true, true, slice::from_ref(&app))), "db has followed, or is gone");
+        assert!(!is_kept("a", here, (true, false, &[])), "it is gone from b");
+        assert!(!is_kept("a", here, (false, false, &[])), "b keeps no path");
+        let back = [db_here.clone(), app_here.clone()];
+        assert!(!is_kept("a", &back, (true, true, slice::from_ref(&app))), "it is back");
+        let other = [db_here, resident("app", "10.79.0.9")];
+        assert!(is_kept("a", &other, (true, true, slice::from_ref(&app))), "another one of its name");
         // It came from b.
-        assert!(is_kept("b", slice::from_ref(&app), (true, true, &others), Some(true)));
-        assert!(is_kept("b", slice::from_ref(&app), (true, true, &others), None), "its engine does not answer");
-        assert!(!is_kept("b", &[], (true, true, &others), Some(false)), "it is gone");
-        assert!(!is_kept("b", &[app], (true, false, &[]), Some(true)), "nobody is on b any more");
+        let (here, others) = (slice::from_ref(&app_here), slice::from_ref(&db));
+        assert!(is_kept("b", here, (true, true, others)));
+        assert!(!is_kept("b", &[], (true, true, others)), "it is gone");
+        assert!(!is_kept("b", here, (true, false, others)), "nobody is on b any more");
+        assert!(!is_kept("b", &[resident("web", "10.79.0.6")], (true, true, others)), "another one");
+    }
+
+    #[test]
+    fn a_container_whose_engine_is_away_or_that_is_stopped_counts_as_there() {
+        let mut record = record("b");
+        let here = resident("app", "10.79.0.6");
+        record.residents = vec![here.clone()];
+        let beyond = PathState { kept: true, occupied: true, ends: vec![end("db", "10.79.0.5")] };
+        let after = |presence: Presence| next(&node("a"), &record, &seen(&[], &move |_| presence), Some(&beyond));
+        assert_eq!(after(Presence::Unknown).residents, slice::from_ref(&here));
+        assert!(!after(Presence::Unknown).is_unused() && after(Presence::Unknown).occupied);
+        let stopped = after(Presence::Stopped);
+        assert!(!stopped.is_unused() && stopped.ends()[0].addresses.is_empty(), "{stopped:?}");
+        for gone in [Presence::Gone, Presence::Running] {
+            assert!(after(gone).is_unused() && !after(gone).occupied, "{gone:?}");
+        }
+        // Another container has its name now.
+        let new = Resident { id: "another id".to_owned(), ..here.clone() };
+        record.residents = vec![here];
+        let after = next(&node("a"), &record, &seen(slice::from_ref(&new), &|_| Presence::Gone), None);
+        assert_eq!(after.residents, [new]);
+    }
+
+    #[test]
+    fn a_node_that_does_not_answer_decides_nothing() {
+        let before = record("a");
+        let after = next(&node("a"), &before, &seen(&[], &|_| Presence::Gone), None);
+        assert_eq!((after.members, after.occupied), (before.members, false));
+    }
+
+    #[test]
+    fn a_move_whose_agent_died_is_what_the_engine_shows() {
+        let of = |home: &str, presence: Presence| {
+            let mut before = record(home);
+            before.pending = std::mem::take(&mut before.members);
+            let ended = [before.pending[0].migration.clone()];
+            let seen = Seen { on: Vec::new(), ports: 1, ended: &ended, presence: &move |_| presence };
+            let after = next(&node("a"), &before, &seen, None);
+            (after.members.len(), after.pending.len())
+        };
+        // It was to leave a.
+        assert_eq!(of("a", Presence::Gone), (1, 0));
+        assert_eq!(of("a", Presence::Running), (0, 0));
+        assert_eq!(of("a", Presence::Unknown), (0, 1));
+        // It was to come to a.
+        assert_eq!(of("b", Presence::Gone), (0, 0));
+        assert_eq!(of("b", Presence::Stopped), (1, 0));
+        assert_eq!(of("b", Presence::Unknown), (0, 1));
     }
 
     #[test]

@@ -74,7 +74,8 @@ impl SourceRun {
         let held = held::note(&self.node, (&self.id, &self.peer, to_engine), &*self.engine, container);
         // The engine's files go with the container.
         self.end_log();
-        if let Err(failure) = paths::left(&self.node, &self.id, &self.name, namespace.as_deref()) {
+        if let Err(failure) = paths::left(&self.node, &self.id, (self.engine.name(), &self.name), namespace.as_deref())
+        {
             tracing::error!(id = %self.id, %failure, "whether its paths are needed is looked at later");
         }
         self.gate = None;

@@ -55,7 +55,6 @@ impl SourceRun {
                 self.unthrottle()
             }
             SourceStep::Arm => {
-                let parted = paths::undo(&self.node, &self.id);
                 let ended = self.layout.end_front(Role::Dump, DUMP_END);
                 self.end_engine(DUMP_END);
                 self.streams.clear();
@@ -63,6 +62,7 @@ impl SourceRun {
                 (self.demand, self.files, self.trees, self.log) = (None, None, None, None);
                 // It is noted there what is still to be given back.
                 let given = cpu_share::give_back(&self.layout);
+                let parted = paths::undo(&self.node, &self.id);
                 ended.and(parted).and(given.and_then(|()| self.layout.remove()))
             }
             SourceStep::Freeze => {

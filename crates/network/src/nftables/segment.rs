@@ -5,11 +5,14 @@ use std::net::IpAddr;
 use tranship_sys::packet::{IPV6, IPV6_PROTOCOL_AT};
 
 use super::{
-    ACCEPT, Batch, COMPARE_EQUAL, COMPARE_UNEQUAL, DELTABLE, DROP, META_L4PROTO, META_PROTOCOL, NEWTABLE,
-    NFPROTO_NETDEV, PAYLOAD_LINK, PAYLOAD_TRANSPORT, TABLE_NAME, UDP, compare, expression, meta, payload,
+    ACCEPT, Batch, COMPARE_DATA, COMPARE_EQUAL, COMPARE_UNEQUAL, DATA_VALUE, DELTABLE, DROP, EXPRESSION_DATA,
+    EXPRESSION_NAME, GETRULE, META_L4PROTO, META_PROTOCOL, NEWRULE, NEWTABLE, NFPROTO_NETDEV, Nftables, PAYLOAD_LINK,
+    PAYLOAD_TRANSPORT, RULE_CHAIN, RULE_EXPRESSIONS, RULE_TABLE, TABLE_NAME, UDP, compare, expression, meta, payload,
+    text,
 };
 use crate::hold::{ICMP6, ICMP6_TYPE_AT};
-use crate::nfnetlink::{NLM_F_ACK, NLM_F_CREATE, NLM_F_REQUEST, string};
+use crate::nfnetlink::{self, GENERAL, NLM_F_ACK, NLM_F_CREATE, NLM_F_REQUEST, string};
+use crate::reply::{Attributes, Message, Messages, Refusal, value};
 
 const NFPROTO_INET: u8 = 1;
 /// The families in which a device has a table of its name.
@@ -31,18 +34,21 @@ const NEIGHBOUR: [u8; 2] = [135, 136];
 const ROUTER: [u8; 3] = [133, 134, 137];
 
 impl Batch {
-    /// Gives a device a table of its name that drops, in both directions, ARP and neighbour discovery for these
-    /// addresses, and router discovery.
+    /// Replaces the table of a device's name, which drops, in both directions, ARP and neighbour discovery for these
+    /// addresses, and router discovery. Without addresses there is no table.
     pub(crate) fn guard_segment(&mut self, device: &str, guarded: &[IpAddr]) {
         let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE;
+        self.remove_table_of(NFPROTO_NETDEV, device);
+        if guarded.is_empty() {
+            return;
+        }
         self.message(NEWTABLE, flags, NFPROTO_NETDEV, 0, |b| string(b, TABLE_NAME, device));
         for (chain, hook) in [("ingress", 0), ("egress", 1)] {
             self.base_chain(flags, NFPROTO_NETDEV, (device, chain), (hook, PRIORITY, Some(device)), ACCEPT);
             let place = (NFPROTO_NETDEV, device, chain);
             guarded.iter().for_each(|address| self.drop_questions(place, *address));
             // Where one bridge alone has routers, they are those of both.
-            let routers = ROUTER.into_iter().filter(|_| !guarded.is_empty());
-            routers.for_each(|kind| self.rule_of(place, DROP, |b| discovery(b, kind)));
+            ROUTER.into_iter().for_each(|kind| self.rule_of(place, DROP, |b| discovery(b, kind)));
         }
     }
 
@@ -68,7 +74,7 @@ impl Batch {
         }
     }
 
-    /// Gives the node a table of a device's name that drops packets of this VXLAN which do not come from its remote.
+    /// Replaces the node's table of a device's name, which drops packets of this VXLAN which do not come from its remote.
     pub(crate) fn drop_vxlan_of_others(&mut self, device: &str, id: u32, port: u16, remote: IpAddr) {
         const LOCAL_IN: u32 = 1;
         // From the beginning of UDP's header: its target port, and the VXLAN's number (RFC 7348, section 5).
@@ -78,6 +84,7 @@ impl Batch {
         const V4: u8 = 2;
         const V6: u8 = 10;
         let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE;
+        self.remove_table_of(NFPROTO_INET, device);
         self.message(NEWTABLE, flags, NFPROTO_INET, 0, |b| string(b, TABLE_NAME, device));
         self.base_chain(flags, NFPROTO_INET, (device, "input"), (LOCAL_IN, PRIORITY, None), ACCEPT);
         for family in [V4, V6] {
@@ -95,9 +102,61 @@ impl Batch {
         }
     }
 
+    /// Deletes a table of this family, also where it is not there.
+    fn remove_table_of(&mut self, family: u8, table: &str) {
+        let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE;
+        // One that is not there cannot be deleted.
+        self.message(NEWTABLE, flags, family, 0, |b| string(b, TABLE_NAME, table));
+        self.delete_table_of(family, table);
+    }
+
+    /// The rules that it adds.
+    pub(crate) fn rules(&self) -> Vec<Rule> {
+        let new = |m: &Message| m.kind == NEWRULE;
+        Messages(&self.bytes).filter(new).filter_map(|m| Rule::read(m.payload.get(GENERAL..)?)).collect()
+    }
+
     /// Deletes a table of this family.
     pub(crate) fn delete_table_of(&mut self, family: u8, table: &str) {
         self.message(DELTABLE, NLM_F_REQUEST | NLM_F_ACK, family, 0, |b| string(b, TABLE_NAME, table));
+    }
+}
+
+/// A rule, as far as rules of these tables differ from each other.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Rule {
+    table: String,
+    chain: String,
+    /// The values that its expressions compare with.
+    compared: Vec<Vec<u8>>,
+}
+
+impl Rule {
+    /// Reads one from its attributes, as they are sent to the kernel and as the kernel lists them.
+    fn read(attributes: &[u8]) -> Option<Self> {
+        let compared = |expression: &[u8]| {
+            let comparison =
+                value(expression, EXPRESSION_DATA).filter(|_| text(expression, EXPRESSION_NAME) == Some("cmp"))?;
+            Some(value(value(comparison, COMPARE_DATA)?, DATA_VALUE)?.to_vec())
+        };
+        let expressions = Attributes(value(attributes, RULE_EXPRESSIONS)?);
+        Some(Self {
+            table: text(attributes, RULE_TABLE)?.to_owned(),
+            chain: text(attributes, RULE_CHAIN)?.to_owned(),
+            compared: expressions.filter_map(|(_, expression)| compared(expression)).collect(),
+        })
+    }
+}
+
+impl Nftables {
+    /// The rules of a table of this family; none where there is no such table.
+    pub(crate) fn rules(&mut self, family: u8, table: &str) -> Result<Vec<Rule>, Refusal> {
+        let listed =
+            nfnetlink::list(&self.socket, &mut self.sequence, GETRULE, family, |b| string(b, RULE_TABLE, table))?;
+        self.sequence += 1;
+        let of_table = |rule: &Rule| rule.table == table;
+        let rules = listed.iter().filter(|one| one.kind == NEWRULE && one.family == family);
+        Ok(rules.filter_map(|one| Rule::read(&one.attributes)).filter(of_table).collect())
     }
 }
 
