@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use tranship_lab::{Lab, LabError};
 
-use crate::agents::restart_agent;
+use crate::agents::{Log, restart_agent};
 use crate::bridged::dry_run;
 use crate::managed::Managed;
 use crate::moves::refused_move_with;
@@ -61,6 +61,7 @@ const NETWORK: &str = "shop";
 const SUBNET: [&str; 7] = ["network", "create", "--driver", "bridge", "--subnet", "10.79.0.0/24", NETWORK];
 const OPTIONS: [&str; 6] =
     ["--volume", "/usr:/usr:ro", "--volume", "/etc/alternatives:/etc/alternatives:ro", "--tmpfs", "/tmp"];
+const DELETE_DEVICE: &str = "ip link delete $(ip -o link show type vxlan | cut -d: -f2)";
 /// How long what follows a move may take: the nodes ask each other every 10 s.
 const SETTLED: Duration = Duration::from_secs(60);
 
@@ -88,7 +89,7 @@ impl Talk<'_> {
     pub fn goes_on(&self, node: &str) -> Result<()> {
         let before = wait_until("a count", Duration::from_secs(20), || Ok(self.count(node).ok().filter(|n| *n > 0)))?;
         let more = || Ok((self.count(node)? > before + 50).then_some(()));
-        wait_until("blocks on the connection", Duration::from_secs(20), more)
+        wait_until("blocks on the connection", SETTLED, more)
             .with_context(|| format!("the connection stands still on {node} at {before}"))
     }
 
@@ -159,10 +160,19 @@ impl Talk<'_> {
         ensure!(said.contains("goes on reaching db on a, by a VXLAN") && !said.contains("warning"), "{said}");
         self.nothing_is_left().context("after plans")?;
 
-        for (node, fault) in [("a", "source.transfer.before.error"), ("b", "destination.restore.before.error")] {
+        for (node, fault) in [
+            ("a", "source.transfer.before.error"),
+            ("b", "destination.restore.before.error"),
+            ("a", "source.arm.after.die"),
+            ("b", "destination.engine.after.die"),
+        ] {
             restart_agent(lab, node, fault)?;
             let output = lab.exec("a", &["tranship", "move", "app", "--to", "b", "--keep-path"])?;
-            ensure!(output.status.code() == Some(1), "with {fault} the move ended with {}", output.status);
+            ensure!(!output.status.success(), "with {fault} the move ended with {}", output.status);
+            if fault.ends_with("die") {
+                // As of an agent that dies before it has made the device of its record.
+                lab.check(node, &["sh", "-c", DELETE_DEVICE])?;
+            }
             restart_agent(lab, node, "")?;
             self.goes_on("a").context(fault)?;
             self.nothing_is_left().context(fault)?;
@@ -178,28 +188,106 @@ impl Talk<'_> {
         }
         self.is_kept().context("with new agents")?;
         // What the kernel has lost, as after a restart of the host, is made again.
-        lab.check("a", &["sh", "-c", "ip link delete $(ip -o link show type vxlan | cut -d: -f2)"])?;
+        lab.check("a", &["sh", "-c", DELETE_DEVICE])?;
         self.goes_on("b").context("without a device for a while")?;
+        self.filters_come_back()?;
+
+        // A move back that is undone leaves the devices as they are.
+        let before = self.devices()?;
+        restart_agent(lab, "a", "destination.restore.before.error")?;
+        let output = lab.exec("b", &["tranship", "move", "app", "--to", "a", "--keep-path"])?;
+        ensure!(output.status.code() == Some(1), "the move back ended with {}", output.status);
+        restart_agent(lab, "a", "")?;
+        ensure!(self.devices()? == before, "the devices are {:?}, not {before:?}", self.devices()?);
+        self.goes_on("b").context("after a move back that was undone")?;
+        self.is_kept().context("after a move back that was undone")?;
 
         self.move_it("app", "b", "a", &[])?;
         self.goes_on("a").context("back again")?;
         self.nothing_is_left().context("back again")?;
 
+        self.has_no_names("a", "db").context("back again")?;
+
         self.move_it("app", "a", "b", &["--keep-path"])?;
         self.goes_on("b").context("apart again")?;
+        lab.check("a", &["tranship", "release", "app"])?;
+        self.nothing_is_left().context("released")?;
+        self.has_no_names("a", "db").context("released")?;
+        self.has_no_names("b", "app").context("released")?;
+        self.move_it("app", "b", "a", &[])?;
+        self.goes_on("a").context("back again after the release")?;
+
+        self.move_it("app", "a", "b", &["--keep-path"])?;
+        self.goes_on("b").context("apart once more")?;
         self.move_it("db", "a", "b", &[])?;
         self.goes_on("b").context("both on b")?;
-        self.nothing_is_left().context("both on b")
+        self.nothing_is_left().context("both on b")?;
+
+        let group = |from: &str, to: &str, order: &str| {
+            let group = ["tranship", "move-group", "--containers", "app", "db", "--to", to, order, "--keep-path"];
+            lab.check(from, &group).map(drop).with_context(|| format!("a group that moves {order}"))
+        };
+        group("b", "a", "--all-at-once")?;
+        self.goes_on("a").context("both on a")?;
+        self.nothing_is_left().context("both on a")?;
+        let logs = [Log::mark(lab, "a")?, Log::mark(lab, "b")?];
+        group("a", "b", "--atomic")?;
+        let made = logs.iter().any(|log| log.text().contains("a kept path was made"));
+        ensure!(!made, "a group that moves as a whole makes a path");
+        self.goes_on("b").context("both on b again")?;
+        self.nothing_is_left().context("both on b again")
+    }
+
+    /// The number, the UDP port and the addresses of each node's device.
+    fn devices(&self) -> Result<Vec<String>> {
+        let device = |node: &&str| {
+            Ok(self.lab.check(
+                node,
+                &["sh", "-c", "ip -d -o link show type vxlan | grep -o '^[0-9]*\\|vxlan id .* dstport [0-9]*'"],
+            )?)
+        };
+        ["a", "b"].iter().map(device).collect()
+    }
+
+    /// Filters that somebody has removed are made again.
+    ///
+    /// # Errors
+    /// If not.
+    fn filters_come_back(&self) -> Result<()> {
+        const TABLES: &str = "nft list tables | grep tship-";
+        for node in ["a", "b"] {
+            let before = self.lab.check(node, &["sh", "-c", TABLES])?;
+            self.lab.check(node, &["sh", "-c", &format!("{TABLES} | while read line; do nft delete $line; done")])?;
+            wait_until("the filters", SETTLED, || {
+                let now = self.lab.exec(node, &["sh", "-c", TABLES])?;
+                Ok((String::from_utf8_lossy(&now.stdout) == before).then_some(()))
+            })
+            .with_context(|| format!("node {node} had {before}"))?;
+        }
+        Ok(())
+    }
+
+    /// A container has no names of those on the other node.
+    fn has_no_names(&self, node: &str, name: &str) -> Result<()> {
+        let hosts = (self.exec)(node, name, &["cat", "/etc/hosts"])?;
+        ensure!(!hosts.contains("on another node"), "{name} on {node} has {hosts}");
+        Ok(())
     }
 }
 
 impl Managed {
     /// Two containers of an engine talk on a bridge of node a; one moves with its path kept, and comes back. `resolves`
-    /// says whether the engine resolves names there; `more` are options of `run`.
+    /// says whether the engine resolves names there; `more` are options of `run`. `while_away` plays while they are apart.
     ///
     /// # Errors
     /// If not.
-    pub fn keeps_its_path(&self, lab: &Lab, resolves: bool, more: &[&str]) -> Result<()> {
+    pub fn keeps_its_path(
+        &self,
+        lab: &Lab,
+        resolves: bool,
+        more: &[&str],
+        while_away: impl Fn(&Talk) -> Result<()>,
+    ) -> Result<()> {
         (self.prepare)(lab)?;
         let engine = |node: &str, arguments: &[&str]| (self.command)(lab, node, arguments);
         for node in ["a", "b"] {
@@ -241,7 +329,7 @@ impl Managed {
                 let mac = lab.check(node, &["cat", &format!("/sys/class/net/{}/address", own.trim())])?;
                 ensure!(said.trim() == mac.trim(), "{container} on {node} has the gateway {said}, not {mac}");
             }
-            Ok(())
+            while_away(&talk)
         };
         talk.goes_on_with_its_path_kept(apart)?;
         let hosts = exec("b", "app", &["cat", "/etc/hosts"])? + &exec("b", "db", &["cat", "/etc/hosts"])?;

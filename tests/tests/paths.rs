@@ -2,23 +2,44 @@
 
 use std::net::Ipv4Addr;
 use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
-use tranship_e2e::{ASK, DOCKER, ECHO, PODMAN, Stage, Talk, configure, remove, scenarios};
+use anyhow::{Result, ensure};
+use tranship_e2e::{ASK, DOCKER, ECHO, PODMAN, Stage, Talk, configure, remove, restart_agent, scenarios};
 use tranship_lab::RunOptions;
 
 /// Nodes have no bridges of theirs joined unless they are told to.
 fn nodes_allow_paths(stage: &mut Stage) -> Result<()> {
-    configure(&stage.lab, "[network]\nallow_paths = true\n")
+    let lab = &stage.lab;
+    configure(lab, "[network]\nallow_paths = true\n")?;
+    // Paths that are there keep their own.
+    let file = lab.path("b", "/etc/tranship/agent.toml")?;
+    std::fs::write(&file, std::fs::read_to_string(&file)? + "path_port = 7078\n")?;
+    restart_agent(lab, "b", "")
 }
 
 fn docker_keeps_the_path_to_those_that_stay(stage: &mut Stage) -> Result<()> {
-    DOCKER.keeps_its_path(&stage.lab, true, &[])
+    DOCKER.keeps_its_path(&stage.lab, true, &[], |talk: &Talk| {
+        // A daemon that is away, as at boot, has its containers still.
+        talk.lab.check("b", &["mv", "/run/docker.sock", "/run/docker.away"])?;
+        let turns = Instant::now() + Duration::from_secs(25);
+        while Instant::now() < turns {
+            for node in ["a", "b"] {
+                let devices = talk.lab.check(node, &["ip", "-o", "link", "show", "type", "vxlan"])?;
+                ensure!(devices.contains("tship-"), "node {node} has no path any more");
+            }
+            sleep(Duration::from_millis(500));
+        }
+        talk.lab.check("b", &["mv", "/run/docker.away", "/run/docker.sock"])?;
+        talk.goes_on("b")?;
+        talk.is_kept()
+    })
 }
 
 fn podman_keeps_the_path_to_those_that_stay(stage: &mut Stage) -> Result<()> {
     // Without aardvark-dns, which the lab lacks, Podman resolves no names.
-    PODMAN.keeps_its_path(&stage.lab, false, &["--cgroup-parent"])
+    PODMAN.keeps_its_path(&stage.lab, false, &["--cgroup-parent"], |_| Ok(()))
 }
 
 /// The same for runc, on bridges that somebody has made by hand and that have no addresses.
