@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use tranship_coordinator::Failure;
+use tranship_coordinator::{self as coordinator, Failure};
 use tranship_transport::{Connection, Link};
 use tranship_types::{AddressState, MigrationId, NodeName};
 use tranship_wire::message::{Request, Response};
@@ -23,16 +23,17 @@ const HOPS: usize = 8;
 /// Asks for all records, again and again, until the agent stops. A node that does not answer is asked again.
 pub fn watch(node: &Node) {
     while node.pause(INTERVAL) {
-        let asked = HeldRecord::all(node).and_then(|records| {
+        let asked = coordinator::caught("the care of addresses of containers that have left", || {
             let mut links = Links::new(node);
-            records.iter().for_each(|record| follow(node, &mut links, record));
+            HeldRecord::all(node)?.iter().for_each(|record| follow(node, &mut links, record));
             restore(node)?;
-            making::restore(node)
+            making::restore(node)?;
+            holders::remove_images(node);
+            Ok(())
         });
         if let Err(failure) = asked {
             tracing::warn!(%failure, "addresses of containers that have left");
         }
-        holders::remove_images(node);
     }
 }
 

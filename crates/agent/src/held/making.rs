@@ -13,7 +13,7 @@ use tranship_types::{EngineName, MigrationId};
 
 use super::changing;
 use super::engine_lock::EngineLock;
-use super::holders::engine_of;
+use super::holders::{COMMAND_PATIENCE, engine_of};
 use super::record::HeldRecord;
 use crate::node::{Node, failed};
 use crate::program;
@@ -47,7 +47,7 @@ pub fn hold_left(node: &Arc<Node>, id: &MigrationId) -> Result<Option<PendingHol
     let Some(engine) = record.as_ref().and_then(|record| engine_of(node, record)) else { return Ok(None) };
     let (sender, made) = mpsc::channel();
     let (of_thread, id) = (Arc::clone(node), id.clone());
-    threads::start("holder", move || sender.send(hold_noted(&of_thread, &id))).map_err(failed)?;
+    threads::start("holder", move || sender.send(hold_noted(&of_thread, &id, LOCK_PATIENCE))).map_err(failed)?;
     Ok(Some(PendingHolders { engine: engine.name(), made }))
 }
 
@@ -70,11 +70,12 @@ impl PendingHolders {
     }
 }
 
-/// Holds the addresses of a record, if there is one. Returns why some are not held.
-fn hold_noted(node: &Node, id: &MigrationId) -> Result<Option<String>, Failure> {
+/// Holds the addresses of a record, if there is one. Returns why some are not held. `patience` limits the wait for the
+/// engine's lock.
+fn hold_noted(node: &Node, id: &MigrationId, patience: Duration) -> Result<Option<String>, Failure> {
     let record = HeldRecord::read(node, id)?.filter(|record| record.held);
     let Some(engine) = record.as_ref().and_then(|record| engine_of(node, record)) else { return Ok(None) };
-    let lock = EngineLock::take(engine.name(), LOCK_PATIENCE)?;
+    let lock = EngineLock::take(engine.name(), patience)?;
     // A frozen container's move needs the processors. Freezes wait for a short time until the holders run.
     let _until_made = [&node.leaving_slots, &node.arriving_slots].map(|slots| slots.prepare(&|| false));
     // The container may have come back meanwhile.
@@ -82,7 +83,7 @@ fn hold_noted(node: &Node, id: &MigrationId) -> Result<Option<String>, Failure> 
     record.map_or(Ok(None), |record| hold(&lock, node, &record))
 }
 
-/// When holders that could not be made are made again.
+/// When holders that could not be made, or did not stay, are made again.
 static RETRIES: Mutex<Option<Retries>> = Mutex::new(None);
 
 /// By the record: when it is tried again, and how long after that once more.
@@ -94,12 +95,8 @@ impl Retries {
         self.0.get(id).is_none_or(|(at, _)| *at <= now)
     }
 
-    /// Notes what came of an attempt.
-    fn note(&mut self, id: &MigrationId, made: bool, now: Instant) {
-        if made {
-            self.0.remove(id);
-            return;
-        }
+    /// Notes an attempt. Whether its holders stay, the next look at them shows.
+    fn note_attempt(&mut self, id: &MigrationId, now: Instant) {
         let (at, next) = self.0.entry(id.clone()).or_insert((now, FIRST_RETRY));
         *at = now + *next;
         *next = (*next * 2).min(LAST_RETRY);
@@ -109,9 +106,10 @@ impl Retries {
 fn retries<T>(with: impl FnOnce(&mut Retries) -> T) -> T {
     with(RETRIES.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
 }
-/// Forgets that holders of a record could not be made.
+
+/// Forgets that holders of a record could not be made, or did not stay.
 pub(super) fn clear_retries(id: &MigrationId) {
-    retries(|retries| retries.note(id, true, Instant::now()));
+    retries(|retries| retries.0.remove(id));
 }
 
 /// What there is of a record's addresses in one network.
@@ -182,36 +180,16 @@ pub(super) fn hold(_: &EngineLock, node: &Node, record: &HeldRecord) -> Result<O
     let not_held = match holders.endpoints() {
         Err(error) => Some(error.to_string()),
         Ok(endpoints) => {
-            let mut made = true;
-            let mut missing = Vec::new();
-            for (holding, wanted) in networks(record) {
-                let held = hold_in(holders, &endpoints, holding, &wanted);
-                made &= !matches!(&held, Err(NotHeld::Unmade(_)));
-                missing.extend(held.err().map(NotHeld::why));
-            }
-            retries(|retries| retries.note(&record.migration, made, Instant::now()));
+            retries(|retries| retries.note_attempt(&record.migration, Instant::now()));
+            let hold = |(holding, wanted): (Holding<'_>, Vec<IpAddr>)| {
+                hold_in(holders, &endpoints, holding, &wanted).err()
+            };
+            let missing: Vec<String> = networks(record).into_iter().filter_map(hold).collect();
             Some(missing.join("; ")).filter(|why| !why.is_empty())
         }
     };
     note_not_held(node, &record.migration, not_held.clone())?;
     Ok(not_held)
-}
-
-/// Why addresses are not held.
-#[derive(Debug, PartialEq, Eq)]
-enum NotHeld {
-    /// Another has them.
-    Elsewhere(String),
-    /// There could be no holder.
-    Unmade(String),
-}
-
-impl NotHeld {
-    fn why(self) -> String {
-        match self {
-            Self::Elsewhere(why) | Self::Unmade(why) => why,
-        }
-    }
 }
 
 /// Notes why addresses of a record are not held, if that is not known yet.
@@ -224,13 +202,13 @@ fn note_not_held(node: &Node, id: &MigrationId, not_held: Option<String>) -> Res
     HeldRecord { not_held, ..record }.write(node)
 }
 
-/// Holds a container's addresses in one network.
+/// Holds a container's addresses in one network. The error says why they are not held.
 fn hold_in(
     holders: &dyn Holders,
     endpoints: &[Endpoint],
     holding: Holding<'_>,
     wanted: &[IpAddr],
-) -> Result<(), NotHeld> {
+) -> Result<(), String> {
     // Those that an agent that died has made, one that has ended, one that answers.
     let surplus = own(endpoints, holding, wanted).1.into_iter().map(|one| one.id.as_str());
     let hold = || -> Result<(), EngineError> {
@@ -246,8 +224,8 @@ fn hold_in(
         }
     };
     match look(endpoints, holding, wanted) {
-        Found::Elsewhere(why) => Err(NotHeld::Elsewhere(why)),
-        _ => hold().map_err(|error| NotHeld::Unmade(format!("{wanted:?} in network {}: {error}", holding.network))),
+        Found::Elsewhere(why) => Err(why),
+        _ => hold().map_err(|error| format!("{wanted:?} in network {}: {error}", holding.network)),
     }
 }
 
@@ -311,13 +289,15 @@ pub(super) fn restore(node: &Node) -> Result<(), Failure> {
         }
         match listed.entry(engine.name()).or_insert_with(|| holders.endpoints().map_err(|e| e.to_string())) {
             Err(unlisted) => note_not_held(node, &record.migration, Some(unlisted.clone()))?,
-            Ok(endpoints) if is_as_noted(endpoints, &record) => {}
-            Ok(_) => {
-                if let Err(failure) = hold_noted(node, &record.migration) {
+            Ok(endpoints) if is_as_noted(endpoints, &record) => clear_retries(&record.migration),
+            Ok(_) => match hold_noted(node, &record.migration, COMMAND_PATIENCE) {
+                Ok(_) => drop(listed.remove(&engine.name())),
+                // Others of this engine would wait as long; they have their turn the next time.
+                Err(failure) => {
                     tracing::warn!(container = record.container, %failure, "the addresses are not held");
+                    listed.insert(engine.name(), Err(failure.message));
                 }
-                listed.remove(&engine.name());
-            }
+            },
         }
     }
     Ok(())
@@ -376,7 +356,7 @@ mod tests {
         }
 
         /// Holds address 3 for `web`. What came of it, and who has which address afterwards.
-        fn hold(&self) -> (Result<(), NotHeld>, Vec<(String, IpAddr)>) {
+        fn hold(&self) -> (Result<(), String>, Vec<(String, IpAddr)>) {
             let before = self.endpoints.borrow().clone();
             let held = hold_in(self, &before, WEB, &[ip(3)]);
             let all = self.endpoints.borrow();
@@ -438,20 +418,20 @@ mod tests {
     }
 
     #[test]
-    fn holders_that_cannot_be_made_are_tried_less_and_less() {
+    fn holders_that_do_not_stay_are_made_less_and_less_often() {
         let (mut retries, start) = (Retries::default(), Instant::now());
         let (id, other): (MigrationId, MigrationId) = ("m-1".parse().unwrap(), "m-2".parse().unwrap());
         let mut now = start;
         let mut waits = Vec::new();
         for _ in 0..8 {
-            retries.note(&id, false, now);
+            retries.note_attempt(&id, now);
             let wait = (1..=600).find(|s| retries.is_due(&id, now + Duration::from_secs(*s))).unwrap();
             waits.push(wait);
             now += Duration::from_secs(wait);
         }
         assert_eq!(waits, [10, 20, 40, 80, 160, 320, 600, 600]);
         assert!(retries.is_due(&other, start));
-        retries.note(&id, true, now);
+        retries.0.remove(&id);
         assert!(retries.is_due(&id, now));
     }
 
@@ -469,7 +449,7 @@ mod tests {
         let itself = Fake::default().with("web", None, 3, false);
         assert_eq!(itself.hold(), (Ok(()), vec![]), "it is coming back");
         let taken = Fake::default().with("other", None, 3, true);
-        let elsewhere = |why: &str| Err(NotHeld::Elsewhere(why.to_owned()));
+        let elsewhere = |why: &str| Err(why.to_owned());
         assert_eq!(taken.hold().0, elsewhere("container other of this node has [10.1.0.3] in network lan"));
         let for_another = Fake::default().with("holder", Some("db"), 3, true);
         assert_eq!(for_another.hold().0, elsewhere("[10.1.0.3] in network lan is held for container db"));
@@ -493,7 +473,7 @@ mod tests {
             fake.with(&last.to_string(), None, last, true)
         });
         let unmade = hold_in(&full, &[], WEB, &[ip(40)]);
-        assert!(matches!(unmade, Err(NotHeld::Unmade(why)) if why.contains(REFUSAL)));
+        assert!(unmade.is_err_and(|why| why.contains(REFUSAL)));
         assert_eq!(full.endpoints.borrow().len(), 8, "holders without the address are left");
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tranship_coordinator::Failure;
+use tranship_coordinator::{self as coordinator, Failure};
 use tranship_transport::{Connection, Link};
 use tranship_types::{MigrationId, NodeName, PathEnd};
 use tranship_wire::message::{Request, Response};
@@ -40,7 +40,13 @@ pub fn watch(node: &Node) {
             continue;
         }
         left = INTERVAL;
-        turn(node, &mut listing);
+        let done = coordinator::caught("the care of kept paths", || {
+            turn(node, &mut listing);
+            Ok(())
+        });
+        if let Err(failure) = done {
+            tracing::error!(%failure, "kept paths");
+        }
     }
 }
 
