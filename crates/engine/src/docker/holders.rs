@@ -106,8 +106,9 @@ impl Holders for Docker {
         let rows = self.call_within(LIST, "GET", "/containers/json?all=1", None)?.body;
         let mut found: Vec<Endpoint> = rows.as_array().into_iter().flatten().flat_map(endpoints).collect();
         for holder in found.iter_mut().filter(|one| one.holds_for.is_some() && one.runs) {
-            let described = self.call_within(LIST, "GET", &format!("/containers/{}/json", holder.id), None)?.body;
-            holder.answers = has_interface(&described["State"]["Pid"]);
+            // One that is just being removed, or that Docker keeps locked, says nothing of the others.
+            let described = self.call_within(LIST, "GET", &format!("/containers/{}/json", holder.id), None);
+            holder.answers = described.is_ok_and(|described| has_interface(&described.body["State"]["Pid"]));
         }
         Ok(found)
     }

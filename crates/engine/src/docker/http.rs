@@ -1,10 +1,12 @@
 //! Calls of Docker's HTTP API over its Unix socket. In HTTP/1.0, so that an answer is what comes until the end.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr};
 use serde_json::Value;
 
 /// Largest answer that is read.
@@ -29,6 +31,23 @@ impl Answer {
     }
 }
 
+/// A connection on which no read, no write and no wait to be accepted takes longer than `patience`. A daemon that stands still is behind a queue of
+/// those that were there before, which may be full.
+fn connect(path: &Path, patience: Option<Duration>) -> io::Result<UnixStream> {
+    let new = socket::socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    let stream = UnixStream::from(new);
+    stream.set_read_timeout(patience)?;
+    stream.set_write_timeout(patience)?;
+    match socket::connect(stream.as_raw_fd(), &UnixAddr::new(path)?) {
+        Ok(()) => Ok(stream),
+        Err(nix::Error::EAGAIN) => {
+            let why = format!("it has taken no connection for {:?}", patience.unwrap_or_default());
+            Err(io::Error::new(io::ErrorKind::TimedOut, why))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// Makes one call; `patience` is for each read, `None` for ever.
 pub(super) fn call(
     socket: &Path,
@@ -41,9 +60,7 @@ pub(super) fn call(
     if path.bytes().any(|byte| !byte.is_ascii_graphic()) {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{path:?} is no path of Docker's")));
     }
-    let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(patience)?;
-    stream.set_write_timeout(patience)?;
+    let mut stream = connect(socket, patience)?;
     let text = body.map(Value::to_string).unwrap_or_default();
     let head = format!(
         "{method} {path} HTTP/1.0\r\nHost: docker\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
@@ -58,8 +75,7 @@ pub(super) fn call(
 
 /// Asks for something of any length, which is read as it comes.
 pub(super) fn download(socket: &Path, path: &str, patience: Duration) -> io::Result<impl Read + use<>> {
-    let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(patience))?;
+    let mut stream = connect(socket, Some(patience))?;
     stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: docker\r\n\r\n").as_bytes())?;
     let mut answer = BufReader::with_capacity(PIECE, stream);
     let mut head = Vec::new();
@@ -77,9 +93,7 @@ pub(super) fn download(socket: &Path, path: &str, patience: Duration) -> io::Res
 
 /// Sends something of any length. An end that does not come is none for Docker either.
 pub(super) fn upload(socket: &Path, path: &str, body: &mut dyn Read, patience: Duration) -> io::Result<()> {
-    let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(patience))?;
-    stream.set_write_timeout(Some(patience))?;
+    let mut stream = connect(socket, Some(patience))?;
     let head = "Host: docker\r\nConnection: close\r\nContent-Type: application/x-tar\r\nTransfer-Encoding: chunked";
     stream.write_all(format!("POST {path} HTTP/1.1\r\n{head}\r\n\r\n").as_bytes())?;
     let mut piece = vec![0; PIECE];
@@ -113,7 +127,23 @@ pub(super) fn parse(answer: &[u8]) -> Option<Answer> {
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::socket::Backlog;
+
     use super::*;
+
+    #[test]
+    fn a_daemon_that_takes_no_connection_is_not_waited_for_without_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("docker.sock");
+        let daemon = socket::socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
+        socket::bind(daemon.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
+        socket::listen(&daemon, Backlog::new(0).unwrap()).unwrap();
+        let waiting = connect(&path, Some(Duration::from_millis(10)));
+        let refused = (0..4).find_map(|_| connect(&path, Some(Duration::from_millis(10))).err());
+        assert!(waiting.is_ok());
+        assert_eq!(refused.unwrap().kind(), io::ErrorKind::TimedOut);
+        assert!(call(&path, "GET", "/info", None, Some(Duration::from_millis(10))).is_err());
+    }
 
     #[test]
     fn an_answer_is_its_status_and_its_json() {
