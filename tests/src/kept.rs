@@ -257,7 +257,9 @@ impl Talk<'_> {
         const TABLES: &str = "nft list tables | grep tship-";
         for node in ["a", "b"] {
             let before = self.lab.check(node, &["sh", "-c", TABLES])?;
-            self.lab.check(node, &["sh", "-c", &format!("{TABLES} | while read line; do nft delete $line; done")])?;
+            let delete =
+                format!("set -e; for line in $({TABLES} | tr ' ' ,); do nft delete $(echo $line | tr , ' '); done");
+            self.lab.check(node, &["sh", "-c", &delete])?;
             wait_until("the filters", SETTLED, || {
                 let now = self.lab.exec(node, &["sh", "-c", TABLES])?;
                 Ok((String::from_utf8_lossy(&now.stdout) == before).then_some(()))

@@ -195,7 +195,17 @@ fn change(node: &Node, with: impl Fn(&mut PathRecord)) -> Result<bool, Failure> 
     let _changing = changing();
     let mut done = Ok(());
     for record in PathRecord::readable(node).iter().filter_map(changed) {
-        done = done.and(record.write(node).and_then(|()| if record.is_unused() { apply(&record) } else { Ok(()) }));
+        let mut written = record.write(node);
+        if record.is_unused() {
+            let removed = apply(&record);
+            // Where there is no space for a record that says that it has ended, none says so, too.
+            if let (Err(failure), Ok(())) = (&written, &removed) {
+                tracing::warn!(network = record.network, %failure, "names of a path that has ended may stay in containers");
+                written = record.remove(node);
+            }
+            written = written.and(removed);
+        }
+        done = done.and(written);
         watch::look_soon();
     }
     done.map(|()| true)
@@ -244,6 +254,7 @@ fn leave(
         engine,
         id: String::new(),
         end: PathEnd { container: container.to_owned(), names: Vec::new(), addresses: Vec::new() },
+        elsewhere: 0,
     };
     let before = record.clone();
     record.residents.retain(|one| !is_it(one));
@@ -270,7 +281,7 @@ pub fn arrived(
         if record.confirm(migration) {
             // Until the watch has seen it.
             let end = record.members.last().map(|member| member.end.clone());
-            record.residents.extend(end.map(|end| Resident { engine, id: String::new(), end }));
+            record.residents.extend(end.map(|end| Resident { engine, id: String::new(), end, elsewhere: 0 }));
         } else if record.peer == *peer {
             record.members.retain(|one| one.home != *here || !is_back(one, container, &addresses));
         }

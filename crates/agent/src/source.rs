@@ -530,6 +530,7 @@ impl SourceRun {
         self.timeline.note("commit and resume", start, monotonic_ns());
         schedule::stand(Standing::Ordinary);
         self.awake.take().into_iter().for_each(|awake| self.node.sleep_later(awake));
+        self.close_images();
         self.account(resumed_ns, parts);
         if let Err(failure) = self.hand_groups_over() {
             tracing::info!(id = %self.id, %failure, "the last datagrams to groups were not delivered");

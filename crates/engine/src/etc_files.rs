@@ -131,8 +131,11 @@ impl EtcFiles {
     /// Those that were written since the container was looked at: in the freeze, an empty list means that the destination has them as they are.
     pub fn changed(container: &Container) -> Vec<PathBuf> {
         let (then, now) = (Self::of(&container.config), Self::now(&container.config, &container.id));
-        let differs = |file: &&EtcFile| !then.0.contains(file);
-        now.0.iter().filter(differs).map(|file| file.inside.clone()).collect()
+        let is_new = |file: &&EtcFile| !then.0.contains(file);
+        // Such as one that has become too large.
+        let is_missing = |file: &&EtcFile| now.0.iter().all(|other| other.inside != file.inside);
+        let changed = now.0.iter().filter(is_new).chain(then.0.iter().filter(is_missing));
+        changed.map(|file| file.inside.clone()).collect()
     }
 
     /// Those that are too large to travel.
@@ -295,6 +298,7 @@ mod tests {
         std::fs::write(node.path().join("one/hosts"), "another").unwrap();
         assert_eq!(EtcFiles::changed(&container), [PathBuf::from("/etc/hosts")]);
         std::fs::write(node.path().join("one/hosts"), vec![b'x'; 65537]).unwrap();
+        assert_eq!(EtcFiles::changed(&container), [PathBuf::from("/etc/hosts")], "one that has become too large");
         let found = EtcFiles::obstacles(&container);
         assert!(found.len() == 1 && found[0].to_string().contains("/etc/hosts of container web"), "{found:?}");
     }

@@ -181,9 +181,8 @@ pub(super) fn hold(_: &EngineLock, node: &Node, record: &HeldRecord) -> Result<O
         Err(error) => Some(error.to_string()),
         Ok(endpoints) => {
             retries(|retries| retries.note_attempt(&record.migration, Instant::now()));
-            let hold = |(holding, wanted): (Holding<'_>, Vec<IpAddr>)| {
-                hold_in(holders, &endpoints, holding, &wanted).err()
-            };
+            let hold =
+                |(holding, wanted): (Holding<'_>, Vec<IpAddr>)| hold_in(holders, &endpoints, holding, &wanted).err();
             let missing: Vec<String> = networks(record).into_iter().filter_map(hold).collect();
             Some(missing.join("; ")).filter(|why| !why.is_empty())
         }

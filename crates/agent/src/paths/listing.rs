@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tranship_coordinator::Failure;
-use tranship_engine::{AttachedNetwork, Container, Engine, EngineError, Summary};
+use tranship_engine::{AttachedNetwork, Container, Engine, EngineError, State, Summary};
 use tranship_network::{BridgePort, bridge_ports};
 use tranship_types::{EngineName, PathEnd};
 
@@ -22,7 +22,7 @@ pub enum Presence {
     Stopped,
     /// It runs.
     Running,
-    /// Its engine does not answer.
+    /// Its engine does not answer, or says that it runs and not by which process.
     Unknown,
 }
 
@@ -49,7 +49,7 @@ impl Running {
         let network = self.networks.iter().find(|network| network.addresses.iter().any(|one| addresses.contains(one)));
         let names = network.map(|network| network.names.clone()).unwrap_or_default();
         let end = PathEnd { container: self.container.name.clone(), names, addresses };
-        Some(Resident { engine: self.engine, id: self.id.clone(), end })
+        Some(Resident { engine: self.engine, id: self.id.clone(), end, elsewhere: 0 })
     }
 }
 
@@ -100,6 +100,7 @@ impl Listing {
             |one: &&Summary| one.name == resident.end.container && (resident.id.is_empty() || one.id == resident.id);
         match all.iter().find(is_it) {
             None => Presence::Gone,
+            Some(one) if one.init == 0 && one.state == State::Running => Presence::Unknown,
             Some(one) if one.init == 0 => Presence::Stopped,
             Some(_) => Presence::Running,
         }
@@ -117,7 +118,7 @@ fn of_engine(engine: &dyn Engine, bridges: &BTreeSet<&str>, before: &Listing) ->
             Err(error) if Path::new(&namespace).exists() => return Err(failed(error)),
             Err(_) => {
                 // It has ended meanwhile.
-                one.init = 0;
+                (one.init, one.state) = (0, State::Stopped);
                 continue;
             }
         };
@@ -125,7 +126,9 @@ fn of_engine(engine: &dyn Engine, bridges: &BTreeSet<&str>, before: &Listing) ->
             continue;
         }
         let is_it = |known: &&Arc<Running>| {
-            known.engine == engine.name() && known.id == one.id && known.init == one.init && known.ports == ports
+            (known.engine, &known.id, &known.container.name) == (engine.name(), &one.id, &one.name)
+                && known.init == one.init
+                && known.ports == ports
         };
         if let Some(known) = before.running.iter().find(is_it) {
             running.push(Arc::clone(known));
@@ -137,7 +140,7 @@ fn of_engine(engine: &dyn Engine, bridges: &BTreeSet<&str>, before: &Listing) ->
                 let (id, init) = (one.id.clone(), one.init);
                 running.push(Arc::new(Running { engine: engine_name, id, init, ports, container, networks }));
             }
-            Err(EngineError::NoSuchContainer { .. }) => one.init = 0,
+            Err(EngineError::NoSuchContainer { .. }) => (one.init, one.state) = (0, State::Stopped),
             Err(error) => return Err(failed(error)),
         }
     }
@@ -180,6 +183,7 @@ mod tests {
             engine,
             id: String::new(),
             end: PathEnd { container: "db".to_owned(), names: Vec::new(), addresses: Vec::new() },
+            elsewhere: 0,
         };
         let take = || Listing::take(&node, &BTreeSet::from(["br7"]), &Listing::default()).unwrap();
         // At boot there is no socket, and later one at which nobody listens.

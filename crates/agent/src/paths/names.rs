@@ -94,7 +94,8 @@ mod tests {
     #[test]
     fn names_cross_a_path_in_both_directions() {
         let end = |name: &str| PathEnd { container: name.to_owned(), names: Vec::new(), addresses: Vec::new() };
-        let resident = |name: &str| Resident { engine: EngineName::Docker, id: String::new(), end: end(name) };
+        let resident =
+            |name: &str| Resident { engine: EngineName::Docker, id: String::new(), end: end(name), elsewhere: 0 };
         let mut record = PathRecord::for_test("b", &["app"]);
         record.beyond = vec![end("db"), end("web")];
         let of = |own: &str, name: &str, record: &PathRecord| -> Vec<String> {

@@ -81,13 +81,13 @@ fn offer(
             continue;
         }
         match offered(node, found, (to, peer), (bridge, &network, &ports), (&records, ends))? {
-            Ok(path) => {
-                EtcFiles::add_beyond(&mut found.offer.config, &path.ends);
-                found.offer.paths.push(path);
-            }
+            Ok(path) => found.offer.paths.push(path),
             Err(blocker) => found.blockers.push(blocker),
         }
     }
+    // All at once: they replace those that were there.
+    let beyond: Vec<PathEnd> = found.offer.paths.iter().flat_map(|path| path.ends.clone()).collect();
+    EtcFiles::add_beyond(&mut found.offer.config, &beyond);
     if !found.offer.paths.is_empty()
         && let Err(error) = tranship_network::try_vxlan()
     {

@@ -38,6 +38,9 @@ pub struct Resident {
     pub id: String,
     /// Without addresses where it is stopped.
     pub end: PathEnd,
+    /// In how many looks in a row it ran and was not on the bridge.
+    #[serde(default)]
+    pub elsewhere: u32,
 }
 
 impl Resident {

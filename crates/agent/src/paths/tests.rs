@@ -15,7 +15,7 @@ fn is_kept(node: &Node) -> bool {
 /// A resident of Docker, which is not on node a.
 fn resident(name: &str) -> Resident {
     let end = PathEnd { container: name.to_owned(), names: Vec::new(), addresses: vec!["10.79.0.5".parse().unwrap()] };
-    Resident { engine: EngineName::Docker, id: format!("id of {name}"), end }
+    Resident { engine: EngineName::Docker, id: format!("id of {name}"), end, elsewhere: 0 }
 }
 
 #[test]

@@ -21,6 +21,8 @@ const INTERVAL: u32 = 10;
 const STEP: Duration = Duration::from_secs(1);
 /// How long an answer may take.
 const ANSWER: Duration = Duration::from_secs(5);
+/// In how many looks in a row a container that runs and was on the bridge counts as there, though it is not on it.
+const ELSEWHERE: u32 = 3;
 
 /// Something has changed that may end a path, or the names that belong to it.
 static CHANGED: AtomicBool = AtomicBool::new(false);
@@ -205,9 +207,13 @@ fn residents(record: &PathRecord, seen: &Seen<'_>) -> Vec<Resident> {
             Presence::Unknown => residents.push(before.clone()),
             Presence::Stopped => {
                 let end = PathEnd { addresses: Vec::new(), ..before.end.clone() };
-                residents.push(Resident { end, ..before.clone() });
+                residents.push(Resident { end, elsewhere: 0, ..before.clone() });
             }
-            // One that runs is on another network.
+            // It is being started: Docker attaches networks when the first process is there. Or it was put on another network.
+            Presence::Running if before.elsewhere < ELSEWHERE => {
+                let end = PathEnd { addresses: Vec::new(), ..before.end.clone() };
+                residents.push(Resident { end, elsewhere: before.elsewhere + 1, ..before.clone() });
+            }
             Presence::Running | Presence::Gone => {}
         }
     }
@@ -222,7 +228,7 @@ fn residents(record: &PathRecord, seen: &Seen<'_>) -> Vec<Resident> {
 fn settle_pending(own: &NodeName, record: &mut PathRecord, seen: &Seen<'_>, migration: &MigrationId) {
     let Some(member) = record.pending.iter().find(|one| one.migration == *migration).cloned() else { return };
     let Some(engine) = member.engine else { return };
-    let container = Resident { engine, id: member.id.clone(), end: member.end.clone() };
+    let container = Resident { engine, id: member.id.clone(), end: member.end.clone(), elsewhere: 0 };
     let is_here = match (seen.presence)(&container) {
         // It is looked at again.
         Presence::Unknown => return,
@@ -257,7 +263,7 @@ mod tests {
     }
 
     fn resident(name: &str, address: &str) -> Resident {
-        Resident { engine: EngineName::Docker, id: format!("id of {name}"), end: end(name, address) }
+        Resident { engine: EngineName::Docker, id: format!("id of {name}"), end: end(name, address), elsewhere: 0 }
     }
 
     /// On node a, of `app`, which has this home.
@@ -312,9 +318,17 @@ mod tests {
         assert!(!after(Presence::Unknown).is_unused() && after(Presence::Unknown).occupied);
         let stopped = after(Presence::Stopped);
         assert!(!stopped.is_unused() && stopped.ends()[0].addresses.is_empty(), "{stopped:?}");
-        for gone in [Presence::Gone, Presence::Running] {
-            assert!(after(gone).is_unused() && !after(gone).occupied, "{gone:?}");
+        assert!(after(Presence::Gone).is_unused() && !after(Presence::Gone).occupied);
+        // It is being started, or was put on another network; that is seen after some looks.
+        let mut moved = record.clone();
+        for look in 0..ELSEWHERE {
+            moved = next(&node("a"), &moved, &seen(&[], &|_| Presence::Running), Some(&beyond));
+            assert!(!moved.is_unused() && moved.occupied, "look {look}");
         }
+        let back = next(&node("a"), &moved, &seen(slice::from_ref(&here), &|_| Presence::Running), Some(&beyond));
+        assert_eq!(back.residents, slice::from_ref(&here));
+        let elsewhere = next(&node("a"), &moved, &seen(&[], &|_| Presence::Running), Some(&beyond));
+        assert!(elsewhere.is_unused() && !elsewhere.occupied);
         // Another container has its name now.
         let new = Resident { id: "another id".to_owned(), ..here.clone() };
         record.residents = vec![here];

@@ -232,6 +232,13 @@ impl SourceRun {
         self.say(&Request::Ready { all_pages })
     }
 
+    /// Ends the watch over CRIU's images, which nobody waits for.
+    pub(super) fn close_images(&mut self) {
+        if let Some(written) = self.written.take() {
+            let _ = threads::start("images", move || drop(written));
+        }
+    }
+
     /// Asks whether there is anything to ask for. Nothing passes the gate meanwhile.
     fn trackers(&mut self) -> Result<Trackers, Failure> {
         let mut inside = self.conntrack.take();

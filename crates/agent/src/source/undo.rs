@@ -84,6 +84,7 @@ impl SourceRun {
                     return Ok(());
                 }
                 self.let_original_run(&freezer)?;
+                self.close_images();
                 // It may have been closed to new connections, and no further.
                 self.open_gate_again().and(given)
             }

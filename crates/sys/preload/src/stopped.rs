@@ -11,7 +11,7 @@
 //!     waits for the first task                 SEIZE, INTERRUPT of those that were put off
 //! ```
 //!
-//! A frozen task does not show that it is stopped. The agent has listed the stopped processes before the freeze, in the
+//! A frozen task does not show that it is stopped. The agent has listed the stopped processes when it had frozen them, in the
 //! file that `TRANSHIP_STOPPED` names.
 
 use std::collections::HashSet;
