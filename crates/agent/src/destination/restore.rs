@@ -132,6 +132,13 @@ impl DestinationRun {
         if !self.pager_serves() {
             return Err(failed("the pager was killed in the middle of the restore"));
         }
+        // The copy would not be its container: a daemon that was restarted knows nothing of it.
+        if !self.is_awaited() {
+            let (engine, here) = (self.engine.name(), &self.node.config.node);
+            return Err(Failure::new(format!(
+                "{engine} on node {here} has given up the start of the container, as it does when its daemon is restarted; try again"
+            )));
+        }
         self.timeline.note("memory: last pages", waited, monotonic_ns());
         Ok(())
     }

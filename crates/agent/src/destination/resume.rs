@@ -205,7 +205,7 @@ impl DestinationRun {
 
     /// Whether the engine waits for its restore, as far as this agent has started that: a copy whose start it has given up, or that was
     /// killed, would not be the engine's.
-    fn is_awaited(&mut self) -> bool {
+    pub(super) fn is_awaited(&mut self) -> bool {
         // One that was killed is a zombie for as long as its other threads take to end, and cannot be waited for yet.
         let waits =
             |restoring: &mut Started| matches!(restoring.try_wait(), Ok(None)) && node::is_alive(restoring.id());
