@@ -14,6 +14,12 @@ const END_TO_END: &str = "tranship-e2e";
 const WITH_CGROUP2: [&str; 2] = ["redis", "engine"];
 /// What the name of such a suite ends with.
 const CGROUP2: &str = "+cgroup2";
+/// The suite of which a part is also run with a containerd that is not Docker's child, as Debian's units have it.
+const WITH_CONTAINERD: &str = "docker";
+/// What the name of such a suite ends with, what the lab knows it by, and the scenarios to which it matters.
+const CONTAINERD: &str = "+containerd";
+const CONTAINERD_APART: &str = "TRANSHIP_CONTAINERD_APART";
+const RESTARTS: &[&str] = &["a_docker_that_is_restarted"];
 /// What the name of a crate's suite begins with.
 const UNIT: &str = "unit-";
 const DOCUMENTATION: &str = "documentation";
@@ -72,6 +78,8 @@ pub enum Kind {
         programs: Vec<Program>,
         /// Whether with version 2 of cgroups alone.
         cgroup2: bool,
+        /// A variable that is in the environment.
+        variable: Option<&'static str>,
         /// Arguments for each.
         arguments: &'static [&'static str],
     },
@@ -95,7 +103,7 @@ pub fn suites(wanted: &[String]) -> Result<Vec<Suite>> {
         }
     }
     let units = units.into_iter().map(|(name, programs)| {
-        Suite::new(name, Kind::Programs { programs, cgroup2: false, arguments: &["--show-output"] })
+        Suite::new(name, Kind::Programs { programs, cgroup2: false, variable: None, arguments: &["--show-output"] })
     });
     found.extend(units);
     found.push(Suite::new(DOCUMENTATION.into(), Kind::Documentation));
@@ -113,12 +121,15 @@ pub fn suites(wanted: &[String]) -> Result<Vec<Suite>> {
 }
 
 fn end_to_end(name: &str, program: &Program) -> Vec<Suite> {
-    let suite = |name: String, cgroup2| {
-        Suite::new(name, Kind::Programs { programs: vec![program.clone()], cgroup2, arguments: &[] })
+    let suite = |name: String, cgroup2, variable, arguments| {
+        Suite::new(name, Kind::Programs { programs: vec![program.clone()], cgroup2, variable, arguments })
     };
-    let mut suites = vec![suite(name.to_owned(), false)];
+    let mut suites = vec![suite(name.to_owned(), false, None, &[])];
     if WITH_CGROUP2.contains(&name) {
-        suites.push(suite(format!("{name}{CGROUP2}"), true));
+        suites.push(suite(format!("{name}{CGROUP2}"), true, None, &[]));
+    }
+    if name == WITH_CONTAINERD {
+        suites.push(suite(format!("{name}{CONTAINERD}"), false, Some(CONTAINERD_APART), RESTARTS));
     }
     suites
 }
@@ -130,7 +141,10 @@ fn selection(wanted: &[String]) -> Vec<String> {
         match name.strip_prefix(UNIT) {
             // Unit tests cannot be combined with single test programs.
             Some(_) => return vec!["--workspace".into()],
-            None => selected.extend(["--test".into(), name.trim_end_matches(CGROUP2).to_owned()]),
+            None => {
+                let (name, _variant) = name.split_once('+').unwrap_or((name, ""));
+                selected.extend(["--test".into(), name.to_owned()]);
+            }
         }
     }
     // Of the whole workspace, so that dependencies have the same features and are not built again.
@@ -185,8 +199,8 @@ mod tests {
     fn no_more_is_built_than_what_is_wanted() {
         let names = |list: &[&str]| list.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         assert_eq!(selection(&[]), ["--workspace"]);
-        let selected = selection(&names(&["zoo", "redis+cgroup2"]));
-        assert_eq!(selected, ["--workspace", "--test", "zoo", "--test", "redis"]);
+        let selected = selection(&names(&["zoo", "redis+cgroup2", "docker+containerd"]));
+        assert_eq!(selected, ["--workspace", "--test", "zoo", "--test", "redis", "--test", "docker"]);
         assert_eq!(selection(&names(&["zoo", "unit-sys"])), ["--workspace"]);
     }
 }

@@ -204,7 +204,7 @@ fn play(suite: &Suite, limit: Duration) -> Result<Outcome> {
 
 /// The command that runs a suite.
 fn command(suite: &Suite, limit: Duration) -> Result<Command> {
-    let Kind::Programs { programs, cgroup2, arguments } = &suite.kind else {
+    let Kind::Programs { programs, cgroup2, variable, arguments } = &suite.kind else {
         let mut cargo = Command::new("timeout");
         cargo.arg(limit.as_secs().to_string()).args(["cargo", "test", "--release", "--workspace", "--doc"]);
         return Ok(cargo);
@@ -228,6 +228,7 @@ fn command(suite: &Suite, limit: Duration) -> Result<Command> {
         command = Command::new("timeout");
         command.args([&limit.as_secs().to_string(), "sh", "-c", &script]);
     }
+    command.envs(variable.iter().map(|name| (name, "1")));
     Ok(command)
 }
 
