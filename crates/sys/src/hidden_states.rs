@@ -17,14 +17,17 @@ use crate::own_process::{self, Task, Worker};
 use crate::task_iterator::TaskIterator;
 
 /// Words of a row: flags of the thread, what it has the kernel do at system calls, default flags of mappings, flags of the memory, addresses of
-/// the bitmap of I/O ports and of the local descriptor table, and the words of the credentials that belong to security modules.
+/// the bitmap of I/O ports and of the local descriptor table, protection keys that are allocated, and which of them the kernel has taken for
+/// memory that can only be executed, and the words of the credentials that belong to security modules.
 const THREAD_FLAGS: usize = 0;
 const SYSCALL_WORK: usize = 1;
 const DEFAULT_FLAGS: usize = 2;
 const MEMORY_FLAGS: usize = 3;
 const PORTS: usize = 4;
 const DESCRIPTOR_TABLE: usize = 5;
-const MODULES: usize = 6;
+const KEYS: usize = 6;
+const EXECUTE_KEY: usize = 7;
+const MODULES: usize = 8;
 /// As many of these are looked at.
 const MODULE_WORDS: usize = 24;
 const WORDS: usize = MODULES + MODULE_WORDS;
@@ -54,6 +57,8 @@ pub enum HiddenState {
     IoPorts,
     /// The instruction CPUID is forbidden: `ARCH_SET_CPUID`.
     CpuidForbidden,
+    /// There are protection keys of its own for memory: `pkey_alloc`.
+    ProtectionKeys,
 }
 
 /// In the order in which the specimen enters them: none of them hinders those that follow, or shows in the same place.
@@ -104,6 +109,8 @@ struct Offsets {
     memory_flags: usize,
     /// Only x86 has one.
     descriptor_table: Option<usize>,
+    /// Of x86: the map of keys (`u16`) and the one for memory that can only be executed (`s16`).
+    keys: Option<[usize; 2]>,
     security: usize,
 }
 
@@ -117,6 +124,8 @@ impl Offsets {
         let [registers] = btf.offsets("task_struct", ["thread"])?;
         let ports = btf.offsets("thread_struct", ["io_bitmap"]).ok().map(|[bitmap]| registers + bitmap);
         let descriptor_table = btf.offsets("mm_context_t", ["ldt"]).ok().map(|[table]| context + table);
+        let keys = btf.offsets("mm_context_t", ["pkey_allocation_map", "execute_only_pkey"]).ok();
+        let keys = keys.map(|keys| keys.map(|key| context + key));
         let [security] = btf.offsets("cred", ["security"])?;
         let seq = i16::try_from(seq).map_err(|_| io::ErrorKind::Unsupported)?;
         let thread_flags = thread + flags;
@@ -130,6 +139,7 @@ impl Offsets {
             default_flags,
             memory_flags,
             descriptor_table,
+            keys,
             security,
         })
     }
@@ -160,6 +170,12 @@ fn program(at: &Offsets) -> Vec<Instruction> {
     match at.descriptor_table {
         Some(table) => a.read(word(DESCRIPTOR_TABLE), 8, (R7, table), "end"),
         None => a.store_number(word(DESCRIPTOR_TABLE), 0),
+    }
+    for (number, slot) in [KEYS, EXECUTE_KEY].into_iter().enumerate() {
+        a.store_number(word(slot), 0);
+        if let Some(keys) = at.keys {
+            a.read(word(slot), 2, (R7, keys[number]), "end");
+        }
     }
     a.read(POINTER, 8, (R6, at.cred), "end");
     a.load(R8, POINTER);
@@ -202,6 +218,9 @@ impl HiddenStates {
         if mappings.iter().any(|mapping| mapping.has_policy) {
             found.insert(HiddenState::MappingPolicy);
         }
+        if rows.iter().any(|row| own_keys(row) != 0) {
+            found.insert(HiddenState::ProtectionKeys);
+        }
         Ok(found)
     }
 
@@ -234,6 +253,16 @@ impl HiddenStates {
     }
 }
 
+/// The protection keys that the program has asked for: not the one that all memory has at first, nor that which the kernel takes where
+/// memory can only be executed.
+fn own_keys(row: &Row) -> u64 {
+    let execute = match row[EXECUTE_KEY] {
+        key @ 1..16 => 1 << key,
+        _ => 0,
+    };
+    row[KEYS] & !1 & !execute
+}
+
 /// What has changed where the state can show: one bit, or a pointer that was null.
 fn sign(state: HiddenState, before: &Row, after: &Row) -> Option<Sign> {
     let bit = |word: usize| {
@@ -250,7 +279,7 @@ fn sign(state: HiddenState, before: &Row, after: &Row) -> Option<Sign> {
         HiddenState::LocalDescriptors => pointer(DESCRIPTOR_TABLE),
         HiddenState::LandlockDomain => (MODULES..WORDS).find_map(pointer),
         // What mappings have is not in the row.
-        HiddenState::SealedMemory | HiddenState::MappingPolicy => None,
+        HiddenState::SealedMemory | HiddenState::MappingPolicy | HiddenState::ProtectionKeys => None,
     }
 }
 
@@ -329,8 +358,8 @@ fn enter(state: HiddenState) -> bool {
         HiddenState::IoPorts => port(),
         HiddenState::CpuidForbidden => forbid_cpuid(),
         HiddenState::DispatchesSyscalls => dispatch_syscalls(),
-        // Needs no specimen.
-        HiddenState::MappingPolicy => false,
+        // Need no specimen.
+        HiddenState::MappingPolicy | HiddenState::ProtectionKeys => false,
         // SAFETY: changes what later mappings of this process are like, which makes none.
         HiddenState::LocksFutureMemory => unsafe { libc::mlockall(libc::MCL_FUTURE) == 0 },
         HiddenState::LocalDescriptors => local_descriptor(),
@@ -410,6 +439,18 @@ fn landlock() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn keys_that_no_program_has_asked_for_do_not_count() {
+        let row = |keys: u64, execute: i16| {
+            let mut row = [0; WORDS];
+            (row[KEYS], row[EXECUTE_KEY]) = (keys, u64::from(execute.cast_unsigned()));
+            row
+        };
+        // Without keys of the processor; none; one for memory that can only be executed.
+        let own = [row(0, 0), row(1, -1), row(0b11, 1), row(0b111, 1), row(0b11, -1)].map(|row| own_keys(&row));
+        assert_eq!(own, [0, 0, 0, 0b100, 0b10]);
+    }
 
     #[test]
     fn states_are_seen_in_the_process_that_has_entered_them() {

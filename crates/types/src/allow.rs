@@ -91,6 +91,10 @@ pub const ALLOWABLE: &[Allowable] = &[
         meaning: "processes lose their personality (setarch): addresses may be drawn at random again, say",
     },
     Allowable {
+        name: "protection-keys",
+        meaning: "memory has no protection keys any more (pkey_alloc): all threads may use it, and calls that name a key fail",
+    },
+    Allowable {
         name: "raw-connections",
         meaning: "raw sockets that were connected without a port are not connected any more",
     },
@@ -114,6 +118,10 @@ pub const ALLOWABLE: &[Allowable] = &[
     Allowable {
         name: "socket-files",
         meaning: "Unix sockets whose file was renamed, or has other names, keep the name alone that they were bound to, or none",
+    },
+    Allowable {
+        name: "speculation-control",
+        meaning: "threads lose what they have asked for with PR_SET_SPECULATION_CTRL: their processor may speculate again",
     },
     Allowable { name: "stopped-terminals", meaning: "output of terminals that was stopped (TCOOFF, or ^S) goes on" },
     Allowable {

@@ -47,6 +47,11 @@ fn words(state: HiddenState) -> (&'static str, &'static str, Option<&'static str
         HiddenState::CpuidForbidden => {
             ("has forbidden itself the instruction CPUID (ARCH_SET_CPUID), which CRIU does not carry", WITHOUT, None)
         }
+        HiddenState::ProtectionKeys => (
+            "has protection keys for parts of its memory (pkey_alloc), which CRIU does not carry",
+            WITHOUT,
+            Some("protection-keys"),
+        ),
         HiddenState::SealedMemory => {
             ("has sealed memory (mseal), which CRIU does not carry", WITHOUT, Some("sealed-memory"))
         }

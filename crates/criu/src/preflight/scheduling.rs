@@ -17,6 +17,7 @@ const PF_IO_FLUSHER: u64 = 0x0008_0000 | 0x0010_0000;
 const SIGCHLD: u64 = 17;
 
 pub(super) fn check(container: &Container, look: &mut Look) {
+    let own = procfs::text("/proc/thread-self/status".to_owned()).unwrap_or_default();
     let usual = scheduling_attributes(0).ok().filter(|own| matches!(own.policy, SCHED_OTHER | SCHED_BATCH));
     for task in container.tasks.values().filter(|task| !task.ended()) {
         let tids = procfs::numbers(format!("/proc/{}/task", task.pid)).unwrap_or_default();
@@ -33,6 +34,13 @@ pub(super) fn check(container: &Container, look: &mut Look) {
         if let Some(personality) = personality(task.pid) {
             let what = format!("has a personality of its own ({personality}, setarch), which CRIU does not carry");
             look.block(task.blocker(&what, "run the program without it").allowable("personality"));
+        }
+        let status = |tid: u32| procfs::text(format!("/proc/{}/task/{tid}/status", task.pid)).unwrap_or_default();
+        if procfs::numbers(format!("/proc/{}/task", task.pid))
+            .is_ok_and(|tids| tids.into_iter().any(|tid| mitigates(&status(tid), &own)))
+        {
+            let what = "has limits of its own for what its processor may speculate on (PR_SET_SPECULATION_CTRL), which CRIU does not carry";
+            look.block(task.blocker(what, "run the program without it").allowable("speculation-control"));
         }
         if merges_memory(task.pid) {
             let what = "has equal pages of all its memory merged (PR_SET_MEMORY_MERGE), which CRIU does not carry";
@@ -76,6 +84,20 @@ fn personality(pid: u32) -> Option<String> {
     let text = procfs::text(format!("/proc/{pid}/personality")).ok()?;
     let digits = text.trim();
     digits.chars().any(|digit| digit != '0').then(|| digits.to_owned())
+}
+
+/// Whether the status of a thread shows what prctl(PR_SET_SPECULATION_CTRL) has set (fs/proc/array.c, `task_seccomp`). Filters of seccomp set it, too,
+/// for good, on some kernels, and do so again when CRIU installs them. `own` is the agent's status.
+fn mitigates(status: &str, own: &str) -> bool {
+    let of = |status: &str, key: &str| {
+        status.lines().find_map(|line| line.strip_prefix(key)).map(|value| value.trim().to_owned()).unwrap_or_default()
+    };
+    let [bypass, branch] = ["Speculation_Store_Bypass:", "SpeculationIndirectBranch:"].map(|key| of(status, key));
+    let by_itself = bypass == "thread mitigated" || branch == "conditional disabled";
+    let for_good = bypass == "thread force mitigated" || branch == "conditional force disabled";
+    // PR_SPEC_DISABLE_NOEXEC is shown so.
+    let until_exec = bypass == "vulnerable" && of(own, "Speculation_Store_Bypass:").starts_with("thread");
+    by_itself || until_exec || (for_good && of(status, "Seccomp:") != "2")
 }
 
 /// Told by Linux 6.16 and later.
@@ -146,6 +168,25 @@ pub(super) fn first_policy(maps: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_has_asked_for_less_speculation_is_known_by_its_status() {
+        let status = |seccomp: u8, bypass: &str, branch: &str| {
+            format!(
+                "Name:\tx\nSeccomp:\t{seccomp}\nSpeculation_Store_Bypass:\t{bypass}\nSpeculationIndirectBranch:\t{branch}\n"
+            )
+        };
+        let own = status(0, "thread vulnerable", "conditional enabled");
+        let asked = |seccomp, bypass, branch| mitigates(&status(seccomp, bypass, branch), &own);
+        assert!(asked(0, "thread mitigated", "conditional enabled") && asked(2, "thread mitigated", "always enabled"));
+        assert!(asked(0, "thread vulnerable", "conditional disabled"));
+        assert!(asked(0, "thread force mitigated", "not affected") && asked(0, "vulnerable", "not affected"));
+        // By a filter of seccomp.
+        assert!(!asked(2, "thread force mitigated", "conditional force disabled"));
+        let machine = status(0, "vulnerable", "always enabled");
+        assert!(!mitigates(&machine, &machine) && !mitigates("", "") && !mitigates(&own, &own));
+        assert!(!asked(0, "globally mitigated", "always disabled") && !asked(0, "not vulnerable", "not affected"));
+    }
 
     #[test]
     fn processes_that_have_asked_for_it_are_known_by_their_flags() {
