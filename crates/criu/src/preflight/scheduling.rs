@@ -17,7 +17,7 @@ const PF_IO_FLUSHER: u64 = 0x0008_0000 | 0x0010_0000;
 const SIGCHLD: u64 = 17;
 
 pub(super) fn check(container: &Container, look: &mut Look) {
-    let own = procfs::text("/proc/thread-self/status".to_owned()).unwrap_or_default();
+    let own = procfs::text("/proc/thread-self/status").unwrap_or_default();
     let usual = scheduling_attributes(0).ok().filter(|own| matches!(own.policy, SCHED_OTHER | SCHED_BATCH));
     for task in container.tasks.values().filter(|task| !task.ended()) {
         let tids = procfs::numbers(format!("/proc/{}/task", task.pid)).unwrap_or_default();
