@@ -403,14 +403,7 @@ mod tests {
             }
             let mac = || shown("ip", "-o link show br7").split("link/ether").nth(1).unwrap().to_owned();
             let before = mac();
-            let own = Vxlan {
-                id: 7,
-                port: 7077,
-                local: "127.0.0.1".parse().unwrap(),
-                remote: "127.0.0.2".parse().unwrap(),
-                bridge: "br7".to_owned(),
-                guarded: vec!["10.7.0.1".parse().unwrap(), "fd07::1".parse().unwrap()],
-            };
+            let own = on_br7();
             assert_eq!(own.state()?, VxlanState::Missing);
             own.make()?;
             own.make()?;
@@ -440,6 +433,17 @@ mod tests {
         played.unwrap();
     }
 
+    fn on_br7() -> Vxlan {
+        Vxlan {
+            id: 7,
+            port: 7077,
+            local: "127.0.0.1".parse().unwrap(),
+            remote: "127.0.0.2".parse().unwrap(),
+            bridge: "br7".to_owned(),
+            guarded: vec!["10.7.0.1".parse().unwrap(), "fd07::1".parse().unwrap()],
+        }
+    }
+
     #[test]
     fn what_the_kernel_has_lost_of_a_device_is_made_again() {
         if !nix::unistd::geteuid().is_root() || try_vxlan().is_err() {
@@ -452,14 +456,7 @@ mod tests {
         let index = || shown("ip", "-o link show tship-000007").split(':').next().map(str::to_owned);
         let played = namespace::in_a_new_one(|| {
             ["link set lo up", "link add br7 type bridge", "link set br7 up"].iter().for_each(|words| ip(words));
-            let mut own = Vxlan {
-                id: 7,
-                port: 7077,
-                local: "127.0.0.1".parse().unwrap(),
-                remote: "127.0.0.2".parse().unwrap(),
-                bridge: "br7".to_owned(),
-                guarded: vec!["10.7.0.1".parse().unwrap(), "fd07::1".parse().unwrap()],
-            };
+            let mut own = on_br7();
             let check = |own: &Vxlan, lacks: VxlanState| -> Result<(), NetworkError> {
                 assert_eq!((own.state()?, own.ensure()?), (lacks, lacks));
                 assert_eq!((own.state()?, own.ensure()?), (VxlanState::Whole, VxlanState::Whole));

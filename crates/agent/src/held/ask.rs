@@ -25,11 +25,13 @@ pub fn watch(node: &Node) {
     while node.pause(INTERVAL) {
         let asked = coordinator::caught("the care of addresses of containers that have left", || {
             let mut links = Links::new(node);
-            HeldRecord::all(node)?.iter().for_each(|record| follow(node, &mut links, record));
-            restore(node)?;
-            making::restore(node)?;
+            let restored = HeldRecord::all(node).and_then(|records| {
+                records.iter().for_each(|record| follow(node, &mut links, record));
+                restore(node)?;
+                making::restore(node)
+            });
             holders::remove_images(node);
-            Ok(())
+            restored
         });
         if let Err(failure) = asked {
             tracing::warn!(%failure, "addresses of containers that have left");

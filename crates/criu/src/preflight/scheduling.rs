@@ -21,7 +21,7 @@ pub(super) fn check(container: &Container, look: &mut Look) {
     let usual = scheduling_attributes(0).ok().filter(|own| matches!(own.policy, SCHED_OTHER | SCHED_BATCH));
     for task in container.tasks.values().filter(|task| !task.ended()) {
         let tids = procfs::numbers(format!("/proc/{}/task", task.pid)).unwrap_or_default();
-        let odd = tids.into_iter().find_map(|tid| Some((tid, odd(&scheduling_attributes(tid).ok()?, usual.as_ref())?)));
+        let odd = tids.iter().find_map(|&tid| Some((tid, odd(&scheduling_attributes(tid).ok()?, usual.as_ref())?)));
         if let Some((tid, (what, kind))) = odd {
             let thread = if tid == task.pid { String::new() } else { format!("has a thread ({tid}) that ") };
             let remedy = "give it another scheduling policy (chrt)";
@@ -36,9 +36,7 @@ pub(super) fn check(container: &Container, look: &mut Look) {
             look.block(task.blocker(&what, "run the program without it").allowable("personality"));
         }
         let status = |tid: u32| procfs::text(format!("/proc/{}/task/{tid}/status", task.pid)).unwrap_or_default();
-        if procfs::numbers(format!("/proc/{}/task", task.pid))
-            .is_ok_and(|tids| tids.into_iter().any(|tid| mitigates(&status(tid), &own)))
-        {
+        if tids.iter().any(|&tid| mitigates(&status(tid), &own)) {
             let what = "has limits of its own for what its processor may speculate on (PR_SET_SPECULATION_CTRL), which CRIU does not carry";
             look.block(task.blocker(what, "run the program without it").allowable("speculation-control"));
         }
